@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import platform
 import re
+from contextlib import suppress
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -54,13 +55,8 @@ def machine_kind(device: torch.device) -> str:
 
     where = device_kind(device)
     if device.type == "cpu":
-        models = re.findall(r"^model name\s*: (.*)", _cpuinfo(), re.MULTILINE) or [platform.machine()]
+        models = [platform.machine()]
+        with suppress(OSError):  # a system without it
+            models = re.findall(r"^model name\s*: (.*)", Path("/proc/cpuinfo").read_text(), re.MULTILINE) or models
         where = f"{models[0]} ({torch.backends.cpu.get_cpu_capability()}), {torch.get_num_threads()} threads"
     return f"torch {torch.__version__} on {where}"
-
-
-def _cpuinfo() -> str:
-    try:
-        return Path("/proc/cpuinfo").read_text()
-    except OSError:  # a system without it
-        return ""

@@ -3,21 +3,15 @@
 MAX_COUNT = (1 << 32) - 1
 MAX_SEED = (1 << 64) - 1
 MAX_TEMPERATURE = 100.0
-# Euler steps in each block.
-MAX_STEPS = 64
-# Draft tokens of a sweep, and alternatives at a place.
-MAX_DRAFT, MAX_BRANCHES = 32, 8
-# Continuations in a step.
-MAX_CANDIDATES = 1024
+MAX_STEPS = 64  # Euler steps in each block
+MAX_DRAFT, MAX_BRANCHES = 32, 8  # draft tokens of a sweep, and alternatives at a place
+MAX_CANDIDATES = 1024  # continuations in a step
 # Most likely tokens that are told of, and biases: as OpenAI's API has it.
 MAX_LOGPROBS = 20
 MAX_BIASES, MAX_BIAS = 300, 100.0
 # Of frequency and presence: likewise.
 MAX_PENALTY = 2.0
 MAX_REPETITION_PENALTY = 10.0
-# Delay that a request may add to every hop.
-MAX_LINK_MS = 500
-# Characters of HOST:PORT.
-MAX_ADDRESS = 255
-# Processor threads of a process.
-MAX_THREADS = 1024
+MAX_LINK_MS = 500  # delay that a request may add to every hop
+MAX_ADDRESS = 255  # characters of HOST:PORT
+MAX_THREADS = 1024  # processor threads of a process

@@ -39,8 +39,7 @@ def require_memory(needed: int, what: str) -> None:
         )
 
 
-# How this process's C allocator treats what is freed.
-_M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3
+_M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3  # how this process's C allocator treats what is freed
 # A buffer of this size is given back when it is freed. 1 MB keeps less, and costs 12 % of a wide block's time.
 LARGE_BYTES = 4 << 20
 KEPT_BYTES = 8 << 20  # smaller ones are kept up to this much

@@ -247,7 +247,10 @@ class SetAction(argparse.Action):
                 f"--set {given}: unknown setting {name!r}{one_of(name, sorted(self._fields), 'there are')}"
             )
         f, kind, entry = self._fields[name]
-        convert = f.metadata["argument"].get("type") or (_listed(entry) if kind is tuple else kind)
+        if kind is Literal and text not in entry:
+            raise InputError(f"unknown {name} {text!r}{one_of(text, entry)}")
+        plain = str if kind is Literal else _listed(entry) if kind is tuple else kind
+        convert = f.metadata["argument"].get("type", plain)
         try:
             setattr(options, name, convert(text))
         except ValueError:
@@ -337,10 +340,8 @@ def _expected(cls: type[S], f: Field[Any], value: object) -> str | None:
         return None if value in entry else f"one of {', '.join(map(str, entry))}"
     if kind is not tuple:
         return None if _fits(value, kind, bounds) else _described(kind, bounds, value)
-    if isinstance(value, tuple) and all(_fits(v, entry, bounds) for v in value):
-        return None
-    wrong = next((v for v in value if not _fits(v, entry, bounds)), 0) if isinstance(value, tuple) else 0
-    return f"a list, each {_described(entry, bounds, wrong)}"
+    wrong = [v for v in value if not _fits(v, entry, bounds)] if isinstance(value, tuple) else [0]
+    return f"a list, each {_described(entry, bounds, wrong[0])}" if wrong else None
 
 
 def _fits(value: object, kind: Any, bounds: Bounds) -> bool:  # noqa: ANN401 - a type

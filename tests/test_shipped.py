@@ -15,7 +15,7 @@ from stages.checkpoint.checkpoint import load_chain
 from stages.checkpoint.draft_head import read_draft_head
 from stages.checkpoint.inspect import verify
 from stages.checkpoint.manifest import Manifest, find_bundle, read_manifest
-from stages.model.llama import LlamaArchitecture
+from stages.model.architecture import LlamaArchitecture
 from trainer.blocks.data import load_corpus
 from trainer.blocks.losses import chain_diagnostics
 

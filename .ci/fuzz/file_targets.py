@@ -25,7 +25,8 @@ from stages.importing.families import FAMILIES
 from stages.importing.gguf_file import GgufSource
 from stages.importing.gguf_tokenizer import SPLITS, GgufVocabulary, tokenizer_json
 from stages.importing.source import expected_shapes, is_matrix, probe_tokens
-from stages.model.llama import LlamaArchitecture, LlamaStage
+from stages.model.architecture import LlamaArchitecture
+from stages.model.llama import LlamaStage
 from stages.settings import from_toml, read_toml
 from stages.wire.status import StatusError
 from tests.fuzz.readers import readers

@@ -1,16 +1,22 @@
 """From registrations to the hosts of a ring."""
 
+from __future__ import annotations
+
 import asyncio
 import logging
 from collections.abc import Callable, Collection, Iterable, Sequence
 from contextlib import aclosing
+from typing import TYPE_CHECKING
 
 from serving.router.topology import MAX_HOSTS, HostEntry, Topology, check_host_name
 from stages.errors import InputError, ServiceError
 from stages.wire.channel import check_target
 from stages.wire.flags import open_registry
-from stages.wire.registry import Registration, Registry, RegistrySettings
+from stages.wire.registry import Registration, RegistrySettings
 from stages.wire.tls import Security
+
+if TYPE_CHECKING:
+    from stages.wire.etcd import EtcdRegistry
 
 log = logging.getLogger(__name__)
 
@@ -21,7 +27,7 @@ def entries_of(registrations: Iterable[Registration]) -> list[HostEntry]:
 
 
 async def follow_hosts(
-    registry: Registry, blocks: int, security: Security, set_hosts: Callable[[Sequence[HostEntry]], None]
+    registry: EtcdRegistry, blocks: int, security: Security, set_hosts: Callable[[Sequence[HostEntry]], None]
 ) -> None:
     """Tell `set_hosts` which hosts there are, now and whenever that changes; for ever.
 
@@ -33,9 +39,9 @@ async def follow_hosts(
     known: Sequence[HostEntry] = ()
     async with aclosing(registry.follow()) as changes:
         async for registrations in changes:
-            shown = ", ".join(f"{host.name} ({_span(host)})" for host in registrations)
-            log.info("registered hosts: %s", shown or "none")
             entries = entries_of(registrations)
+            shown = ", ".join(f"{entry.name} ({entry.span})" for entry in entries)
+            log.info("registered hosts: %s", shown or "none")
             try:
                 hosts = Topology(tuple(fitting(entries, known, blocks, security))).hosts
                 set_hosts(hosts)
@@ -52,19 +58,17 @@ def fitting(
     :param entries: in the order of their blocks.
     :param known: hosts of the ring so far: they go before others where there are too many.
     """
-    found: dict[str, HostEntry] = {}
+    found = list[HostEntry]()
     for entry in sorted(entries, key=lambda entry: entry not in known):
         try:
             check_host_name(entry.name)
             check_target(entry.address, security)
-            if entry.address in found:
-                raise InputError(f"host {found[entry.address].name!r} has its address")
             if len(found) == MAX_HOSTS:
                 raise InputError(f"a ring has at most {MAX_HOSTS} hosts")
-            found[entry.address] = entry
+            found.append(entry)
         except InputError as error:
             log.warning("host %s is left out: %s", entry.name, error)
-    able = [entry for entry in entries if found.get(entry.address) is entry]
+    able = [entry for entry in entries if entry in found]
     due, begins = {0}, {blocks}
     for entry in able:
         if entry.blocks[0] in due and entry.blocks[-1] < blocks:
@@ -83,26 +87,21 @@ def fitting(
 
 def await_topology(settings: RegistrySettings, router: str, within_s: float | None = None) -> Topology:
     """The first set of registered hosts that makes a whole ring; waits for it. Raises OnesweepError."""
-    return asyncio.run(_first_topology(open_registry(settings), router, within_s))
 
+    async def first() -> Topology:
+        registry, reason = open_registry(settings), "the registry has not said which hosts there are"
+        await registry.check()
+        try:
+            async with asyncio.timeout(within_s), aclosing(registry.follow()) as changes:
+                async for registrations in changes:
+                    try:
+                        return Topology(tuple(entries_of(registrations)), router)
+                    except InputError as error:
+                        if str(error) != reason:
+                            log.info("waiting for hosts: %s", error)
+                        reason = str(error)
+        except TimeoutError:
+            raise ServiceError(f"no whole ring was registered within {within_s:.1f} s: {reason}") from None
+        raise ServiceError("the registry has no more to say")
 
-async def _first_topology(registry: Registry, router: str, within_s: float | None) -> Topology:
-    await registry.check()
-    reason = "the registry has not said which hosts there are"
-    try:
-        async with asyncio.timeout(within_s), aclosing(registry.follow()) as changes:
-            async for registrations in changes:
-                try:
-                    return Topology(tuple(entries_of(registrations)), router)
-                except InputError as error:
-                    if str(error) != reason:
-                        log.info("waiting for hosts: %s", error)
-                    reason = str(error)
-    except TimeoutError:
-        raise ServiceError(f"no whole ring was registered within {within_s:.1f} s: {reason}") from None
-    raise ServiceError("the registry has no more to say")
-
-
-def _span(host: Registration) -> str:
-    first, last = host.blocks[0], host.blocks[-1]
-    return str(first) if first == last else f"{first}-{last}"
+    return asyncio.run(first())

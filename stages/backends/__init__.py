@@ -89,10 +89,7 @@ DEFAULT_BACKEND = "torch"
 
 
 class TorchBackend(Backend):
-    """PyTorch, eager.
-
-    :param device: where the parts are that it is given, and their sessions' caches.
-    """
+    """PyTorch, eager."""
 
     name = "torch"
 

@@ -146,10 +146,7 @@ def attend_branches(
 
 
 def _attend_forked(shape: AttentionShape, q: Tensor, k: Tensor, v: Tensor, cache: LayerCache, branches: int) -> Tensor:
-    """Branches of one length. q: (rows, kv_heads, group, head_dim) -> (rows, heads x head_dim).
-
-    What they share is neither copied nor read once for each: it meets all rows in one product.
-    """
+    """Branches of one length. q: (rows, kv_heads, group, head_dim) -> (rows, heads x head_dim)."""
     q = q.permute(1, 2, 0, 3).unflatten(2, (branches, -1)).contiguous()
     k, v = (each.transpose(0, 1).unflatten(1, (branches, -1)) for each in (k, v))
     kv_heads, group, _, new, _ = q.shape

@@ -56,14 +56,11 @@ class GrowingPiece:
     grown: Growing
 
 
-# A layer on packed rows: what layers.py says, in fewer and cheaper operations.
-
-
 Angles = tuple[Tensor, Tensor]
 
 
 class PipelineLayer(ABC):
-    """A layer of any family: what it does before attention, and after it. x: (rows, width)."""
+    """A layer of any family on packed rows: what it does before attention, and after it. x: (rows, width)."""
 
     shape: AttentionShape
 
@@ -198,12 +195,10 @@ class PackedReader:
         return [x for group in groups([piece.source.shape[0] for piece in pieces]) for x in self._read(pieces[group])]
 
     def _read(self, pieces: Sequence[CleanPiece]) -> list[Tensor]:
-        starts = [piece.caches[0].length for piece in pieces]
-        counts = [piece.source.shape[0] for piece in pieces]
-        rows = self.rows_of(counts)
+        rows = self.rows_of([piece.source.shape[0] for piece in pieces])
         x = rows.pack([self.input(piece.source) for piece in pieces])
-        depths = [piece.depths for piece in pieces]
-        angles = [self.angles_of(rows, starts, depths, kind) for kind in self.kinds]
+        starts, depths = [piece.caches[0].length for piece in pieces], [piece.depths for piece in pieces]
+        angles = self.angles_at(self.positions(rows, starts, depths))
         seen = [[sight(piece, kind.window) for piece in pieces] for kind in self.kinds]
         held = zip(*(piece.caches for piece in pieces), strict=True)
         for layer, kind, caches in zip(self.layers, self.kind_of, held, strict=True):
@@ -227,21 +222,15 @@ class PackedReader:
     def _branch(self, pieces: Sequence[BranchPiece], counts: Sequence[int]) -> list[Tensor]:
         rows, shapes = self.rows_of(counts), [piece.source.shape[:2] for piece in pieces]
         x = rows.pack([self.input(piece.source.flatten(0, 1)) for piece in pieces])
-        angles, branches = [self._branch_angles(rows, pieces, kind) for kind in self.kinds], [n for n, _ in shapes]
+        branches = [count for count, _ in shapes]
+        along = [torch.arange(new, device=self.device).repeat(count) for count, new in shapes]
+        positions = [piece.caches[0].length + each for piece, each in zip(pieces, along, strict=True)]
+        angles = self.angles_at(rows.pack(positions, fresh=False))
         held = zip(*(piece.caches for piece in pieces), strict=True)
         for layer, kind, caches in zip(self.layers, self.kind_of, held, strict=True):
             qkv = layer.project(x, angles[kind])
             layer.finish_branches(x, attend_branches(qkv, rows, layer.shape, caches, branches))
         return [each.unflatten(0, shape) for each, shape in zip(rows.unpack(x), shapes, strict=True)]
-
-    def _branch_angles(self, rows: Rows, pieces: Sequence[BranchPiece], kind: LayerKind) -> Angles:
-        parts, rotary = [], kind.rotary
-        for piece in pieces:
-            start, (branches, positions) = piece.caches[0].length, piece.source.shape[:2]
-            along = rotary[start : start + positions]
-            parts.append(along.expand(branches, *along.shape).flatten(0, 1))
-        factors = kind.factors(torch.cat([*parts, rotary[:1].expand(rows.padding, *rotary.shape[1:])]))
-        return self.spread(factors)
 
     def grow(self, pieces: Sequence[GrowingPiece]) -> list[Tensor]:
         """See `PipelineRunner.grow`."""
@@ -251,8 +240,7 @@ class PackedReader:
     def _grow(self, pieces: Sequence[GrowingPiece], counts: Sequence[int]) -> list[Tensor]:
         rows, texts = self.rows_of(counts), [piece.grown for piece in pieces]
         x = rows.pack([self.input(piece.source) for piece in pieces])
-        positions, lengths = rows.pack([text.positions for text in texts], fresh=False), [text.length for text in texts]
-        angles = [self.spread(kind.factors(kind.rotary.index_select(0, positions))) for kind in self.kinds]
+        angles, lengths = self.angles_at(rows.pack([text.positions for text in texts])), [text.length for text in texts]
         held = zip(*(text.caches for text in texts), strict=True)
         for layer, kind, caches in zip(self.layers, self.kind_of, held, strict=True):
             layer.finish(x, attend_growing(layer.project(x, angles[kind]), rows, layer.shape, caches, lengths))
@@ -260,22 +248,19 @@ class PackedReader:
             text.grown()
         return rows.unpack(x)
 
-    def angles_of(self, rows: Rows, starts: Sequence[int], trees: Sequence[Sequence[int]], kind: LayerKind) -> Angles:
-        """Rotary factors of packed rows whose pieces begin at the positions `starts`, for `rotate_rows`.
-
-        :param trees: depths of each piece, where it is one.
-        """
-        rotary = kind.rotary
+    def positions(self, rows: Rows, starts: Sequence[int], trees: Sequence[Sequence[int]] = ()) -> Tensor:
+        """Positions of packed rows whose pieces begin at `starts`: (rows,). trees: depths of each piece that is one."""
         if rows.single:
-            positions = torch.tensor([*starts, *[0] * rows.padding], device=self.device)
-            along = rotary.index_select(0, positions)
-        else:
-            parts = [rotary[at : at + count] for at, count in zip(starts, rows.counts, strict=True)]
-            for i, depths in enumerate(trees):
-                if depths:
-                    parts[i] = rotary[starts[i] + torch.tensor(depths, device=self.device)]
-            along = torch.cat([*parts, rotary[:1].expand(rows.padding, *rotary.shape[1:])])
-        return self.spread(kind.factors(along))
+            return torch.tensor([*starts, *[0] * rows.padding], device=self.device)
+        parts = [torch.arange(at, at + count) for at, count in zip(starts, rows.counts, strict=True)]
+        for i, depths in enumerate(trees):
+            if depths:
+                parts[i] = starts[i] + torch.tensor(depths)
+        return rows.pack(parts).to(self.device)
+
+    def angles_at(self, positions: Tensor) -> list[Angles]:
+        """Rotary factors of rows at these positions, for each kind of layers."""
+        return [self.spread(kind.factors(kind.rotary.index_select(0, positions))) for kind in self.kinds]
 
     def input(self, source: Tensor) -> Tensor:
         """Input of the first layer. source: tokens (rows,) or hidden states (rows, width)."""
@@ -314,7 +299,7 @@ class PackedBlock(BlockRunner):
 
     def _denoise(self, pieces: Sequence[NoisyPiece]) -> list[Denoised]:
         rows = self.reader.rows_of([piece.z.shape[0] for piece in pieces])
-        angles = self.reader.angles_of(rows, [piece.start for piece in pieces], (), self.reader.kinds[0])
+        (angles,) = self.reader.angles_at(self.reader.positions(rows, [piece.start for piece in pieces]))
         x = self._added(self.block.slot, self._inputs(pieces, rows), self.inputs)
         modulations = self._modulation_rows([self.modulations(piece.sigma) for piece in pieces], rows)
         caches = zip(*(piece.caches for piece in pieces), strict=True)
@@ -381,10 +366,7 @@ class PipelineRunner(StageRunner):
         return self.reader.branch(pieces)
 
     def fork(self, shared: list[LayerCache], room: int, count: int) -> Growing:
-        """Begin `count` continuations of the text in `shared`, which has a position at least and is not changed.
-
-        :param room: most positions that will be read.
-        """
+        """Begin `count` continuations, of `room` positions at most, of the text in `shared`, which is not changed."""
         return Growing(shared, room, count)
 
     def grow(self, pieces: Sequence[GrowingPiece]) -> list[Tensor]:

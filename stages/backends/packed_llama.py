@@ -21,12 +21,10 @@ from stages.backends.packed import (
 from stages.backends.rows import Rows, in_slabs
 from stages.errors import CheckpointError
 from stages.memory import give_back, is_owned
-from stages.model.layers import GROUP, QuantLinear, TiedHead
-from stages.model.llama import ACTIVATIONS, Expert, LlamaArchitecture, LlamaLayer, LlamaStage, Mixture
+from stages.model.architecture import GROUP, LlamaArchitecture
+from stages.model.layers import QuantLinear, TiedHead
+from stages.model.llama import ACTIVATIONS, Expert, LlamaLayer, LlamaStage, Mixture
 from stages.model.pipeline import PipelineStage
-
-# Products with large matrices, which an AR step reads from memory once for each token.
-
 
 _ONEDNN: Any = torch.ops.mkldnn
 # oneDNN has a kernel of its own for one row, which adds in another order; from here on a row's result is the same in
@@ -38,23 +36,19 @@ USUAL_ROWS = 16  # what the layout is chosen for
 # oneDNN compiles a kernel for every shape and number of rows, and keeps it: 0.6 MB each, 2.4 for a model's four shapes.
 # So there are 16 numbers of rows: more than 128 go in slabs, within 5 % of the time of one product of all of them.
 PRODUCT_ROWS = 128
-# The head of SmolLM2 is 113 of its stage's 184 MB. Laid out whole it exists twice for a moment: 1.76 of the file; in
-# blocks of 32 MB, given back page by page, 1.36.
-# A larger matrix is laid out in blocks of rows, each of which is given back then: a head of 50,000 tokens may be most
-# of its stage, and would be there twice for a moment. What comes out is the same, to the last bit.
+# A larger matrix is laid out in blocks of rows, each of which is given back then. The head of SmolLM2 is 113 of its
+# stage's 184 MB: laid out whole it is there twice for a moment, 1.76 of the file, and in blocks 1.36.
 BLOCK_BYTES = 32 << 20
 
 
 # torch's plain product takes several times as long for four to sixteen rows as for one on some processors, and promises
-# nothing about last bits. In oneDNN's blocked layout four rows cost what one costs. The operators have no public name
-# in torch, so its version is exact.
+# nothing about last bits. In oneDNN's blocked layout four rows cost what one costs.
 class Product:
     """x @ weight.T + bias, with the weight in oneDNN's blocked layout: read in order, it is there in fewer accesses.
     With a weight in bfloat16 x and the product are rounded to it, sums are not.
 
     Takes the linear layer's weight over, which is empty afterwards; that of a tied head stays, for the embedding reads
-    it. The operators are those that torch's compiler uses, and have no public name: the exact version of torch that
-    this package asks for has them. On a device other than the processor the weight stays as it is.
+    it. The operators have no public name in torch, so its version is exact. On other devices the weight stays as it is.
     """
 
     is_packed = torch.backends.mkldnn.is_available()
@@ -82,14 +76,8 @@ class Product:
     def rows(counts: Sequence[int], hidden: int) -> Rows:
         """Rows such that the result of each depends on no other. hidden: numbers in a row of the widest layer."""
         last = sum(counts) % PRODUCT_ROWS
-        step = (
-            FEWEST_ROWS
-            if last <= PRODUCT_ROWS // 4
-            else 2 * FEWEST_ROWS
-            if last <= PRODUCT_ROWS // 2
-            else 4 * FEWEST_ROWS
-        )
-        return Rows.of(counts, hidden, step if Product.is_packed else 0)
+        times = 1 if last <= PRODUCT_ROWS // 4 else 2 if last <= PRODUCT_ROWS // 2 else 4
+        return Rows.of(counts, hidden, times * FEWEST_ROWS if Product.is_packed else 0)
 
     def __call__(self, x: Tensor) -> Tensor:
         """x: (rows, in) -> (rows, out)."""
@@ -169,14 +157,12 @@ class Int8Product:
     """x @ weight.T + bias in integers of 8 bits: the weight is rounded by its own rows, and x by its own. Sums of
     integers are exact, so a row's result is the same in any company.
 
-    The operators have no public name, as oneDNN's; `levels` tells whether they add up rightly here.
+    Takes the linear layer's weight over. The operators have no public name, as oneDNN's; `levels` tells whether they
+    add up rightly here.
     """
 
     def __init__(self, linear: nn.Linear | TiedHead, levels: int) -> None:
-        """Takes the linear layer's weight over, which is empty afterwards.
-
-        :param levels: largest of the integers that stand for x.
-        """
+        """:param levels: largest of the integers that stand for x."""
         weight, self._levels = linear.weight.detach(), levels
         if isinstance(linear, nn.Linear):
             linear.weight = nn.Parameter(torch.empty(0), requires_grad=False)
@@ -261,13 +247,13 @@ class QueryKeyNorm:
         assert layer.k_norm is not None
         self.norms = (PackedNorm(layer.q_norm), PackedNorm(layer.k_norm))
         self.sizes = (a.query_width, a.kv_heads * a.head_dim)
-        self.group = a.head_dim if a.qk_norm == "head" else -1
+        self.groups = (a.head_dim, a.head_dim) if a.qk_norm == "head" else self.sizes
 
     def __call__(self, qkv: Tensor) -> None:
         """In place. qkv: (rows, qkv_width)."""
         begin = 0
-        for norm, size in zip(self.norms, self.sizes, strict=True):
-            numbers = qkv.narrow(1, begin, size).unflatten(1, (-1, self.group if self.group > 0 else size))
+        for norm, size, group in zip(self.norms, self.sizes, self.groups, strict=True):
+            numbers = qkv.narrow(1, begin, size).unflatten(1, (-1, group))
             numbers.copy_(norm(numbers))
             begin += size
 
@@ -328,17 +314,13 @@ class LlamaReader(PackedReader):
         return cos, sin
 
 
-class PackedLlamaStage(PipelineRunner):
-    """Takes the stage's matrices over: each is freed when it is laid out anew, so that memory stays near one stage."""
-
-    def __init__(self, stage: LlamaStage, make: Make) -> None:
-        reader = LlamaReader(stage, make)
-        super().__init__(reader, normed_head(stage, None if stage.head is None else make(stage.head)))
-
-
 def packed_stage(stage: PipelineStage, make: Make = product) -> PipelineRunner:
-    """The runner of a stage of any family."""
-    return PackedLlamaStage(stage, make) if isinstance(stage, LlamaStage) else PackedStage(stage)
+    """The runner of a stage of any family. It takes a pretrained stage's matrices over: each is freed when it is laid
+    out anew, so that memory stays near one stage."""
+    if not isinstance(stage, LlamaStage):
+        return PackedStage(stage)
+    reader = LlamaReader(stage, make)
+    return PipelineRunner(reader, normed_head(stage, None if stage.head is None else make(stage.head)))
 
 
 def _by_rotated_head(factors: Tensor, a: LlamaArchitecture) -> Tensor:

@@ -115,10 +115,7 @@ def checked(runner: Runner, part: AnyPart) -> Runner:
 
 
 def check_rows(runner: AnyRunner, part: AnyPart) -> bool:
-    """Compute a few mixtures of pieces together and alone: whether every bit is the same.
-
-    It holds for this machine, this number of threads and these shapes. Takes a few steps' time.
-    """
+    """Compute a few mixtures of pieces together and alone: whether every bit is the same on this machine."""
     on_device = not isinstance(part, PicturePart) and not part.rotary.is_cpu
     return all(
         torch.equal(*both)
@@ -197,8 +194,7 @@ def _caches(part: Block | PipelineStage, length: int, room: int, generator: torc
         cache.keys.normal_(generator=generator)
         cache.values.normal_(generator=generator)
         cache.length = length
-    # the same numbers on every device: a generator is of one
-    device = part.rotary.device
+    device = part.rotary.device  # the same numbers on every device: a generator is of one
     return [LayerCache(cache.keys.to(device), cache.values.to(device), length) for cache in caches]
 
 

@@ -1,6 +1,5 @@
 """Checkpoints: a directory with a manifest and one safetensors file for each part. Nothing is ever unpickled."""
 
-import fcntl
 import hashlib
 import math
 import os
@@ -11,7 +10,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import cast
+from typing import TypeVar, cast
 
 import torch
 from safetensors import SafetensorError
@@ -23,10 +22,13 @@ from stages.checkpoint.weights import read_weights, write_weights
 from stages.errors import CheckpointError, InputError, regular
 from stages.memory import require_memory
 from stages.model.block import Block
+from stages.model.layers import CausalStage
 from stages.model.pipeline import ArModel, ArStage, PipelineStage, new_stage, without_memory
 from stages.pictures.experts import RouterNet
 from stages.pictures.part import PictureArchitecture, PicturePart
+from stages.wire.secret_files import lock_beside
 
+P = TypeVar("P")
 CPU = torch.device("cpu")
 DrawingPart = PicturePart | RouterNet
 AnyPart = Block | PipelineStage | DrawingPart
@@ -49,37 +51,30 @@ def load_part(directory: Path, index: int, device: torch.device = CPU) -> AnyPar
 
 def load_block(directory: Path, index: int, device: torch.device = CPU) -> Block:
     """One block of a chain that writes, as `load_part` does."""
-    if read_manifest(directory).kind != "chain":
-        raise CheckpointError(f"{directory} holds an AR model, not a chain of blocks")
-    block = load_part(directory, index, device)
-    if not isinstance(block, Block):
-        raise CheckpointError(f"{directory} holds blocks that draw, not blocks that write")
-    return block
+    return _of_kind(load_part(directory, index, device), Block, f"{directory} holds no chain of blocks that write")
 
 
 def load_stage(directory: Path, index: int, device: torch.device = CPU) -> PipelineStage:
     """One stage of an AR pipeline, as `load_part` does."""
-    if read_manifest(directory).kind != "ar":
-        raise CheckpointError(f"{directory} holds a chain of blocks, not an AR model")
-    return cast(PipelineStage, load_part(directory, index, device))
+    stage = _of_kind(load_part(directory, index, device), CausalStage, f"{directory} holds no AR model")
+    return cast(PipelineStage, stage)
 
 
 def load_picture_part(directory: Path, index: int) -> PicturePart:
     """One part of a model that draws, as `load_part` does."""
-    read_manifest(directory).picture_architecture  # noqa: B018 - raises for a model of text
-    part = load_part(directory, index)
-    if not isinstance(part, PicturePart):
-        raise CheckpointError(f"part {index} of {directory} is the router net, which draws nothing")
+    return _of_kind(load_part(directory, index), PicturePart, f"part {index} of {directory} draws nothing")
+
+
+def _of_kind(part: AnyPart, kind: type[P], otherwise: str) -> P:
+    if not isinstance(part, kind):
+        raise CheckpointError(otherwise)
     return part
 
 
 def load_router_net(directory: Path) -> RouterNet:
-    """The router net of experts, as `load_part` does. Raises CheckpointError unless it knows as many clusters as there
-    are experts in a noise range."""
-    manifest = read_manifest(directory)
-    if manifest.kind != "experts":
-        raise CheckpointError(f"{directory} holds no experts, and so no router net")
-    return cast(RouterNet, load_part(directory, manifest.architecture.parts))
+    """The router net of experts, as `load_part` does: their last part."""
+    index = read_manifest(directory).architecture.parts
+    return cast(RouterNet, load_part(directory, index))
 
 
 def new_part(manifest: Manifest, index: int) -> AnyPart:
@@ -117,19 +112,13 @@ def write_manifest(directory: Path, manifest: Manifest) -> None:
 
 
 def update_manifest(directory: Path, change: Callable[[Manifest], Manifest]) -> Manifest:
-    """Read, change and replace the manifest under a lock, so that workers on one directory lose nothing of each other.
-
-    Returns the changed manifest.
-    """
+    """Read, change and replace the manifest under a lock, so that workers on one directory lose nothing of each
+    other."""
     read_manifest(directory)  # says what is wrong with the directory, if anything
-    handle = os.open(directory, os.O_RDONLY)
-    try:
-        fcntl.flock(handle, fcntl.LOCK_EX)
+    with lock_beside(directory / MANIFEST_NAME):
         manifest = change(read_manifest(directory))
         write_manifest(directory, manifest)
         return manifest
-    finally:
-        os.close(handle)
 
 
 def save_ar(directory: Path, model: ArModel) -> None:
@@ -152,8 +141,7 @@ def save_part(directory: Path, part: AnyPart, hidden: Tensor | None = None, half
     probe = {PROBE_INPUT: hidden, PROBE_OUTPUT: out}
     extra = {name: tensor for name in probe_shapes(part, 0) if (tensor := probe[name]) is not None}
     noun = "block" if isinstance(part, Block) else "router-net" if isinstance(part, RouterNet) else "stage"
-    if isinstance(part, PicturePart):
-        noun = NOUNS[part.kind]
+    noun = NOUNS[part.kind] if isinstance(part, PicturePart) else noun
     _write_part(directory, part, noun, extra, measures, half)
     return None if isinstance(part, RouterNet) or (isinstance(part, PicturePart) and part.has_head) else out
 
@@ -180,10 +168,7 @@ def _round(part: AnyPart, half: bool) -> None:
 # A new part is written beside the old one, under a name that holds its digest, and the manifest is switched atomically:
 # a full disk or a crash leaves the previous checkpoint whole (tests/stages/checkpoint/test_saving.py).
 def replace_file(path: Path, write: Callable[[Path], object]) -> None:
-    """Write `path` through a temporary file beside it, so that a crash or a full disk leaves the old one whole.
-
-    Raises CheckpointError with the reason when it cannot be written.
-    """
+    """Write `path` through a temporary file beside it. Raises CheckpointError when it cannot be written."""
     with _staged(path, write) as staged:
         staged.replace(path)
 
@@ -274,9 +259,7 @@ def _drop_orphans(directory: Path, index: int, stem: str) -> None:
                 path.unlink(missing_ok=True)
 
 
-def _load(
-    directory: Path, manifest: Manifest, index: int, module: AnyPart, device: torch.device = CPU
-) -> dict[str, Tensor]:
+def _load(directory: Path, manifest: Manifest, index: int, module: AnyPart, device: torch.device) -> dict[str, Tensor]:
     """Fill `module` (of `new_part`) from the part's file and move it to `device`; return the probe's tensors there."""
     part = _part(directory, manifest, index)
     check_size(directory, part, module)

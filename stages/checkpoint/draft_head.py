@@ -16,7 +16,8 @@ from stages.checkpoint.checkpoint import file_digest, replace_file, update_manif
 from stages.checkpoint.manifest import Manifest, read_manifest
 from stages.checkpoint.weights import read_weights, write_weights
 from stages.errors import CheckpointError, ShapeError, regular
-from stages.model.llama import LlamaArchitecture, LlamaStage
+from stages.model.architecture import LlamaArchitecture
+from stages.model.llama import LlamaStage
 from stages.model.pipeline import without_memory
 
 # Names in a file that are not those of the module.
@@ -70,7 +71,7 @@ def takes_draft_head(manifest: Manifest) -> bool:
     return manifest.kind == "ar" and isinstance(a, LlamaArchitecture) and a.is_plain
 
 
-def read_draft_head(path: Path, manifest: Manifest) -> DraftHead:
+def read_draft_head(path: Path, manifest: Manifest, sha256: str = "") -> DraftHead:
     """The head in `path`, without the rows of its model's head. Raises CheckpointError for one of another model."""
     architecture = manifest.architecture
     if not takes_draft_head(manifest):
@@ -89,7 +90,7 @@ def read_draft_head(path: Path, manifest: Manifest) -> DraftHead:
     wanted = {name: tuple(tensor.shape) for name, tensor in head.stored().items()}
     types = {name: torch.int8 for name, shape in wanted.items() if len(shape) == 2}
     wanted |= {name + SCALES: wanted[name][:1] for name in types}
-    tensors = read_weights(path, size, file_digest(path), wanted, {"symbols": torch.int32, **types})
+    tensors = read_weights(path, size, sha256 or file_digest(path), wanted, {"symbols": torch.int32, **types})
     for name in types:
         tensors[name] = tensors[name] * tensors.pop(name + SCALES)[:, None]
     for name, stored in STORED.items():
@@ -104,13 +105,7 @@ def read_draft_head(path: Path, manifest: Manifest) -> DraftHead:
 
 def load_draft_head(directory: Path, manifest: Manifest) -> DraftHead:
     """That of a checkpoint. Raises CheckpointError where it is not the one that the manifest names."""
-    path = directory / DRAFT_HEAD_NAME
-    try:
-        if file_digest(path) != manifest.files[DRAFT_HEAD_NAME]:
-            raise CheckpointError(f"{path} does not have its manifest's SHA-256: it is damaged")
-    except OSError as error:
-        raise CheckpointError(f"cannot read {path}: {error.strerror}") from None
-    return read_draft_head(path, manifest)
+    return read_draft_head(directory / DRAFT_HEAD_NAME, manifest, manifest.files[DRAFT_HEAD_NAME])
 
 
 def add_draft_head(directory: Path, source: Path) -> None:

@@ -17,8 +17,8 @@ from stages.checkpoint.checkpoint import check_size, load_part, load_stage, new_
 from stages.checkpoint.gate import probe_tokens
 from stages.checkpoint.manifest import Manifest, find_bundle, read_manifest
 from stages.errors import CheckpointError, InputError, OnesweepError
+from stages.model.architecture import LlamaArchitecture
 from stages.model.layers import QuantLinear
-from stages.model.llama import LlamaArchitecture
 
 SHORT = 12  # hexadecimal digits of a digest that are shown to people: as many as in a file's name
 INDENT = 14
@@ -41,10 +41,7 @@ class Check:
 
 
 def record(directory: Path) -> dict[str, Any]:
-    """Name of each model in a bundle (or a single checkpoint) -> everything that its manifest says.
-
-    Reads manifests only. Raises CheckpointError when there is no checkpoint, or a manifest is damaged.
-    """
+    """Name of each model in a bundle (or a single checkpoint) -> what its manifest says. Raises CheckpointError."""
     return {name: _record(path, read_manifest(path)) for name, path in _models(directory).items()}
 
 

@@ -14,9 +14,8 @@ from pathlib import Path
 from typing import Any, Literal, get_args
 
 from stages.errors import CheckpointError, InputError, regular
-from stages.model.architecture import CONTEXT, VOCABULARY, Architecture
+from stages.model.architecture import CONTEXT, VOCABULARY, Architecture, LlamaArchitecture, drop_defaults
 from stages.model.block import Codes
-from stages.model.llama import LlamaArchitecture, drop_defaults
 from stages.model.partition import LogNormalPrior, NoisePartition
 from stages.model.pipeline import TextArchitecture, read_architecture
 from stages.pictures.part import FAMILY as PICTURES
@@ -90,14 +89,14 @@ class Manifest:
     def _record(self) -> dict[str, Any]:
         """All of it, without what goes without saying: where tokens are bytes, and options that are not used."""
         record = asdict(self)
-        drop_defaults(record["architecture"].get("base", record["architecture"]))
+        drop_defaults(record["architecture"])
         if isinstance(self.architecture, Architecture):
             record["architecture"]["context"] = CONTEXT
         if isinstance(self.architecture, PictureArchitecture):
             del record["codes"], record["probe_text"], record["probe_tokens"], record["tokenizer"], record["files"]
         elif self.tokenizer == "bytes":
             del record["probe_tokens"], record["files"]
-            record["architecture"].get("base", record["architecture"]).pop("vocabulary", None)
+            record["architecture"].pop("vocabulary", None)
             if self.codes is not None:
                 del record["codes"]["size"]
         return record
@@ -138,10 +137,7 @@ class Manifest:
 
 
 def read_manifest(directory: Path) -> Manifest:
-    """Read and validate `directory`/manifest.json.
-
-    Raises CheckpointError when it is missing, damaged, of a newer format, or contradicts itself.
-    """
+    """Read and validate `directory`/manifest.json. Raises CheckpointError."""
     path = directory / MANIFEST_NAME
     return _parse(read_json(path, f"no checkpoint in {directory}: {MANIFEST_NAME} is missing"), path)
 
@@ -197,56 +193,43 @@ def _parse(record: dict[str, Any], path: Path) -> Manifest:
 
 
 def _build(record: dict[str, Any]) -> Manifest:
-    kind = record["kind"]
+    kind, draws = record["kind"], record["architecture"].get("family") == PICTURES
     if kind not in KINDS:
         raise CheckpointError(f"kind {kind!r} is none of {', '.join(KINDS)}")
-    if record["architecture"].get("family") == PICTURES:
-        return _build_pictures(kind, record)
-    architecture = read_architecture(record["architecture"])
-    if kind in ("steps", "experts"):
-        raise CheckpointError(f"kind {kind!r} is for models of pictures")
-    reads_tokens = record["tokenizer"] == "tokens"
-    if kind == "chain" and isinstance(architecture, LlamaArchitecture):
+    if kind in (("ar",) if draws else ("steps", "experts")):
+        raise CheckpointError(f"kind {kind!r} is for models of {'text' if draws else 'pictures'}")
+    read = PictureArchitecture.from_record if draws else read_architecture
+    architecture: AnyArchitecture = read(record["architecture"])
+    parts = tuple(None if part is None else _part(part) for part in record["parts"])
+    if len(parts) != (count := architecture.parts + (kind == "experts")):
+        raise CheckpointError(f"{len(parts)} parts listed, the architecture has {count}")
+    text = {} if isinstance(architecture, PictureArchitecture) else _text(kind, architecture, parts, record)
+    partition = None
+    if kind == "chain" or draws:  # a chain's blocks have a range each; all other nets have all noise levels in common
+        partition = _partition(record["partition"], architecture.parts if kind == "chain" else 1)
+    return Manifest(kind, architecture, parts, partition=partition, **_notes(record), **text)
+
+
+def _text(
+    kind: Kind, architecture: TextArchitecture, parts: tuple[Part | None, ...], record: dict[str, Any]
+) -> dict[str, Any]:
+    """The fields of a model that writes."""
+    found = {name: record[name] for name in ("probe_text", "tokenizer")}
+    is_pretrained = isinstance(architecture, LlamaArchitecture)
+    if kind == "chain" and is_pretrained:
         raise CheckpointError("a pretrained model is an AR pipeline, not a chain of blocks")
-    parts = _parts(record, architecture.parts)
     if record["tokenizer"] not in ("bytes", "tokens"):
         raise CheckpointError(f"tokenizer {record['tokenizer']!r} is neither 'bytes' nor 'tokens'")
-    if not reads_tokens and (isinstance(architecture, LlamaArchitecture) or architecture.vocabulary != VOCABULARY):
+    if record["tokenizer"] == "bytes" and (is_pretrained or architecture.vocabulary != VOCABULARY):
         raise CheckpointError(f"tokenizer 'bytes' has {VOCABULARY} tokens, its architecture {architecture.vocabulary}")
     if len(record["probe_text"].encode()) < 2:
         raise CheckpointError("the probe text needs two bytes at least, or its gate holds nothing back")
-    codes = partition = None
-    if kind == "chain":
-        partition = _partition(record["partition"], architecture.parts)
     if kind == "chain" and isinstance(architecture, Architecture):
-        codes = _codes(record["codes"], architecture, parts)
-    return Manifest(
-        kind=kind,
-        architecture=architecture,
-        parts=parts,
-        codes=codes,
-        partition=partition,
-        probe_text=record["probe_text"],
-        tokenizer=record["tokenizer"],
-        **_notes(record),
-        probe_tokens=_probe_tokens(record["probe_tokens"], architecture.vocabulary) if reads_tokens else (),
-        files=_files(record["files"]) if reads_tokens else {},
-    )
-
-
-def _build_pictures(kind: Kind, record: dict[str, Any]) -> Manifest:
-    if kind == "ar":
-        raise CheckpointError("kind 'ar' is for models of text")
-    architecture = PictureArchitecture.from_record(record["architecture"])
-    # A chain's blocks have a range each. All other nets have all noise levels in common.
-    partition = _partition(record["partition"], architecture.parts if kind == "chain" else 1)
-    return Manifest(
-        kind=kind,
-        architecture=architecture,
-        parts=_parts(record, architecture.parts + (kind == "experts")),
-        partition=partition,
-        **_notes(record),
-    )
+        found["codes"] = _codes(record["codes"], architecture, parts)
+    if record["tokenizer"] == "tokens":
+        found["probe_tokens"] = _probe_tokens(record["probe_tokens"], architecture.vocabulary)
+        found["files"] = _files(record["files"])
+    return found
 
 
 def _notes(record: dict[str, Any]) -> dict[str, Any]:
@@ -256,13 +239,6 @@ def _notes(record: dict[str, Any]) -> dict[str, Any]:
         if not isinstance(record[name], dict):
             raise CheckpointError(f"{name} must be an object, not {record[name]!r}")
     return {name: record[name] for name in ("probe_tolerance", "data", "training", "metrics")}
-
-
-def _parts(record: dict[str, Any], count: int) -> tuple[Part | None, ...]:
-    parts = tuple(None if part is None else _part(part) for part in record["parts"])
-    if len(parts) != count:
-        raise CheckpointError(f"{len(parts)} parts listed, the architecture has {count}")
-    return parts
 
 
 def _probe_tokens(tokens: list[int], vocabulary: int) -> tuple[int, ...]:
@@ -330,10 +306,10 @@ FRONTIER_NAME = "frontier.json"  # what mode `auto` chooses from; a bundle may h
 class Bundle:
     """Directory of each model of a bundle; None for one that is not there."""
 
-    chain: Path | None
-    ar: Path | None
-    scorer: Path | None
-    local: Path | None
+    chain: Path | None = None
+    ar: Path | None = None
+    scorer: Path | None = None
+    local: Path | None = None
     steps: Path | None = None
     experts: Path | None = None
 
@@ -344,20 +320,16 @@ def find_bundle(directory: Path) -> Bundle:
     Raises CheckpointError when there is neither.
     """
     if (directory / MANIFEST_NAME).exists():
-        kind, local = read_manifest(directory).kind, directory / "local"
-        return Bundle(
-            **{"chain": None, "ar": None, kind: directory},
-            scorer=None,
-            local=local if (local / MANIFEST_NAME).exists() else None,
-        )
-    names = [field.name for field in fields(Bundle)]
-    found = {name: directory / name for name in names if (directory / name / MANIFEST_NAME).exists()}
+        found = {read_manifest(directory).kind: directory, "local": directory / "local"}
+    else:
+        found = {field.name: directory / field.name for field in fields(Bundle)}
+    found = {name: path for name, path in found.items() if (path / MANIFEST_NAME).exists()}
     if not found:
         raise CheckpointError(
             f"no checkpoint in {directory}: it has neither {MANIFEST_NAME} nor one in chain/, ar/, scorer/, steps/, "
             "experts/ or local/"
         )
-    return Bundle(**{name: found.get(name) for name in names})
+    return Bundle(**found)
 
 
 def bundle_draws(directory: Path) -> bool:

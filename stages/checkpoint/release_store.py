@@ -41,14 +41,10 @@ LOCK_NAME = "lock"
 SIGNATURES_NAME = "signatures.json"  # of a bundle that was signed: pairs of a public key and its signature, hex
 MOST_SIGNATURES = 16
 COMING = ".coming-"
-# releases; a further one removes those that are not in use
-MOST_STORED = 4
-# bytes that stay free on the disk
-SPARE_BYTES = 64 << 20
-# for a file whose size no manifest has, such as a tokenizer
-MOST_BESIDE_BYTES = 64 << 20
-# a user who can write to the store chooses the weights that run
-OTHERS_WRITE = 0o022
+MOST_STORED = 4  # releases; a further one removes those that are not in use
+SPARE_BYTES = 64 << 20  # bytes that stay free on the disk
+MOST_BESIDE_BYTES = 64 << 20  # for a file whose size no manifest has, such as a tokenizer
+OTHERS_WRITE = 0o022  # a user who can write to the store chooses the weights that run
 
 # True for a part of a folder that a machine needs; BESIDE stands for a token model's files beside its parts.
 Wants = Callable[[str, int], bool]
@@ -114,13 +110,8 @@ def read_release_manifest(checkpoint: Path) -> ReleaseManifest:
     frontier = checkpoint / FRONTIER_NAME
     try:
         manifests = {folder: (path / MANIFEST_NAME).read_bytes() for folder, path in directories.items()}
-        return ReleaseManifest(
-            manifests,
-            regular(frontier).read_bytes() if frontier.exists() else b"",
-            _read_signatures(checkpoint),
-            directories,
-            checkpoint,
-        )
+        content = regular(frontier).read_bytes() if frontier.exists() else b""
+        return ReleaseManifest(manifests, content, _read_signatures(checkpoint), directories, checkpoint)
     except OSError as error:
         raise CheckpointError(f"cannot read {error.filename}: {error.strerror}") from None
 

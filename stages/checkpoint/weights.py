@@ -33,8 +33,7 @@ def read_weights(path: Path, size: int, sha256: str, expected: Shapes, types: Ty
     """The tensors of `path`, as float32 or as `types` says.
 
     Raises CheckpointError unless the file has `size` bytes, the digest `sha256`, and exactly the tensors of
-    `expected` (name -> shape), each float32 or float16 or as `types` says, and finite. Nothing is allocated before the
-    shapes are checked.
+    `expected` (name -> shape), each float32 or float16 or as `types` says, and finite.
     """
     try:
         with regular(path).open("rb") as file:
@@ -107,10 +106,10 @@ def _read_tensor(
     return tensor.view(shape)
 
 
-# Writing a part's safetensors file, tensor by tensor: safetensors' own writer holds all of them twice.
-ALIGNMENT = 8
+ALIGNMENT = 8  # of the tensors in a file that is written
 
 
+# Tensor by tensor: safetensors' own writer holds all of them twice.
 def write_weights(path: Path, tensors: Mapping[str, Tensor]) -> None:
     """A file that `read_weights` reads. tensors: of TYPES, on any device. Raises OSError."""
     names = {kind: name for name, kind in TYPES.items()}

@@ -17,8 +17,7 @@ from stages.checkpoint.manifest import Manifest, check_split, find_bundle, read_
 from stages.device import AUTO, check_device
 from stages.errors import InputError
 from stages.host.drafter import HeadDrafter
-from stages.model.architecture import WEIGHT_WORDS
-from stages.model.llama import LlamaArchitecture
+from stages.model.architecture import WEIGHT_WORDS, LlamaArchitecture
 from stages.model.pipeline import PipelineStage, cache_bytes
 from stages.model.prefill import max_new_tokens
 from stages.model.scoring import MAX_LOGITS, most_scored

@@ -2,14 +2,17 @@
 
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from stages.device import AUTO
 from stages.limits import MAX_THREADS
 from stages.settings import setting
 from stages.telemetry.observability import ObservabilitySettings
 from stages.wire.channel import DRAIN_S, KEEP_WARM_S, check_name
-from stages.wire.registry import Registry
 from stages.wire.tls import LOOPBACK_ONLY, Security
+
+if TYPE_CHECKING:
+    from stages.wire.etcd import EtcdRegistry
 
 
 @dataclass(frozen=True)
@@ -59,7 +62,7 @@ class StageSettings:
     security: Security = LOOPBACK_ONLY
     # Where releases are kept that are deployed to this host.
     shelf: Path | None = setting(None, "keep what is deployed there (none: takes nothing)", metavar="DIR")
-    registry: Registry | None = None
+    registry: "EtcdRegistry | None" = None
     advertise: str | None = None  # what others dial, where that is not what it listens on: for the registry
     # For probes, which have no certificate.
     health: str | None = setting(None, "answer health checks there too, in plain text", metavar="HOST:PORT")

@@ -61,8 +61,7 @@ MIXTRAL = replace(
 # Qwen 2 and 2.5: a bias on queries, keys and values; a window on the last layers, if it is switched on. Qwen 3: each
 # head's queries and keys are normed before they are rotated; also as a mixture of experts in every layer.
 
-# Layers below it see everything.
-FIRST_WINDOW_LAYER = 28
+FIRST_WINDOW_LAYER = 28  # layers below it see everything
 
 
 def _late_window(config: Config) -> dict[str, Any]:

@@ -1,17 +1,24 @@
 """A family of pretrained models as it is published: its names in files, and what its layers are."""
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
 from torch import Tensor
 
-from stages.errors import CheckpointError
-from stages.model.architecture import MAX_LAYERS, Activation, LinearScaling, RopeScaling, SlidingWindow, check_whole
-from stages.model.llama import LlamaArchitecture
+from stages.errors import CheckpointError, ShapeError
+from stages.model.architecture import (
+    MAX_LAYERS,
+    Activation,
+    LinearScaling,
+    LlamaArchitecture,
+    RopeScaling,
+    SlidingWindow,
+    check_whole,
+)
 
-# Settings by their names in config.json; those of a GGUF file are renamed so.
-Config = Mapping[str, Any]
+Config = Mapping[str, Any]  # settings by their names in config.json; those of a GGUF file are renamed so
 
 # Tensors of Llama's layers, in safetensors and in GGUF -> ours. Where a stored one holds several of ours, they stand in
 # the order of its rows; `*` is the number of an expert, and where the stored name has none, its first axis.
@@ -129,6 +136,17 @@ class ModelFamily:
             known = " and ".join(ACTIVATIONS)
             raise CheckpointError(f"the activation {named!r} is not supported; there are {known}")
         return ACTIVATIONS[named]
+
+
+@contextmanager
+def refused_with(what: str) -> Iterator[None]:
+    """A block that makes an architecture: what it cannot be made of is a CheckpointError that names `what`."""
+    try:
+        yield
+    except KeyError as error:
+        raise CheckpointError(f"{what} does not say {error.args[0]}") from None
+    except (TypeError, ValueError, AttributeError, ArithmeticError, ShapeError) as error:
+        raise CheckpointError(f"{what} cannot be read: {error}") from None
 
 
 def rotated_in_halves(tensor: Tensor, a: LlamaArchitecture) -> Tensor:

@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from functools import lru_cache
+from functools import lru_cache, partial
 
 import torch
 from torch import Tensor
@@ -14,9 +14,9 @@ from torch.nn import functional as F
 from stages.errors import CheckpointError
 from stages.importing.gguf_file import half_split, interleaved
 from stages.importing.source import EMBEDDING, HEAD, NORM, Source, expected_shapes, is_matrix
-from stages.model.architecture import RopeScaling
+from stages.model.architecture import LlamaArchitecture, RopeScaling
 from stages.model.layers import soft_capped
-from stages.model.llama import LlamaArchitecture, LlamaLayer, llama_rotary
+from stages.model.llama import LlamaLayer, llama_rotary
 
 # Readings of the same weights that differ in one thing: what a mis-mapped model most likely got wrong.
 Tensors = dict[str, Tensor]  # of one layer, by their names within it
@@ -38,11 +38,7 @@ class Variant:
     only: int | None = None  # the layer that the change is for; None for all
 
     def layer(self, tensors: Tensors, index: int, unchanged: Tensors) -> LlamaLayer:
-        """A layer of this reading.
-
-        :param tensors: the source's, of that layer.
-        :param unchanged: the same, `joined`.
-        """
+        """A layer of this reading. tensors: the source's, of that layer; unchanged: the same, `joined`."""
         if self.change is not None and self.only in (None, index):
             unchanged = joined(self.change(tensors, self.architecture))
         with torch.device("meta"):
@@ -55,8 +51,8 @@ def settings(source: Source) -> Iterator[Variant]:
     """The source's own reading, then those that change one thing in all layers that no shape betrays."""
     a = source.architecture
     yield Variant("", a)
-    yield Variant("the rows of each query and key head de-interleaved (head layout)", a, _heads(half_split))
-    yield Variant("the rows of each query and key head interleaved (head layout)", a, _heads(interleaved))
+    yield Variant("the rows of each query and key head de-interleaved (head layout)", a, partial(_heads, half_split))
+    yield Variant("the rows of each query and key head interleaved (head layout)", a, partial(_heads, interleaved))
     for theta in THETAS:
         if theta != a.rope_theta:
             yield Variant(f"rotary theta {theta:g} instead of {a.rope_theta:g}", replace(a, rope_theta=theta))
@@ -82,7 +78,7 @@ def omissions(source: Source) -> Iterator[Variant]:
         for name in ("attention_out.weight", "mlp_out.weight"):
             half = "q, k, v, attention_out, attention_norm" if name.startswith("att") else "gate, up, mlp_out, mlp_norm"
             what = f"one half of layer {i} left out (its tensors {half})"
-            yield Variant(what, a, _mend(name, torch.zeros_like), only=i)
+            yield Variant(what, a, partial(_mend, name, torch.zeros_like), only=i)
 
 
 def _kinds(a: LlamaArchitecture) -> Iterator[Variant]:
@@ -91,14 +87,14 @@ def _kinds(a: LlamaArchitecture) -> Iterator[Variant]:
     for one, other in (("gate", "up"), ("k", "v"), ("attention_norm", "mlp_norm")):
         names = f"{one}.weight", f"{other}.weight"
         if all(name in shapes for name in names):
-            yield Variant(f"the tensors layers.*.{names[0]} and layers.*.{names[1]} exchanged", a, _exchange(*names))
-    squares = [
-        name
-        for name, shape in shapes.items()
-        if len(shape) == 2 and shape[0] == shape[1] and not name.startswith("experts.")
-    ]
-    for name in squares:
-        yield Variant(f"the tensors layers.*.{name} transposed", a, _mend(name, lambda x: x.t().contiguous()))
+            yield Variant(
+                f"the tensors layers.*.{names[0]} and layers.*.{names[1]} exchanged", a, partial(_exchange, *names)
+            )
+    for name, shape in shapes.items():
+        if len(shape) == 2 and shape[0] == shape[1] and not name.startswith("experts."):
+            yield Variant(
+                f"the tensors layers.*.{name} transposed", a, partial(_mend, name, lambda x: x.t().contiguous())
+            )
 
 
 # The first tensor of each that is stored as one -> its name, and all of them.
@@ -125,36 +121,24 @@ def _layer_shapes(a: LlamaArchitecture) -> dict[str, tuple[int, ...]]:
     return {name.removeprefix(prefix): s for name, s in expected_shapes(a).items() if name.startswith(prefix)}
 
 
-def _heads(rearranged: Callable[[Tensor, int], Tensor]) -> Change:
-    def change(tensors: Tensors, a: LlamaArchitecture) -> Tensors:
-        counts = {"q": a.heads, "k": a.kv_heads}
-        return {
-            name: rearranged(x, counts[name[0]]) if name.partition(".")[0] in counts else x
-            for name, x in tensors.items()
-        }
-
-    return change
+def _heads(rearranged: Callable[[Tensor, int], Tensor], tensors: Tensors, a: LlamaArchitecture) -> Tensors:
+    counts = {"q": a.heads, "k": a.kv_heads}
+    kinds = ((name, name.partition(".")[0], x) for name, x in tensors.items())
+    return {name: rearranged(x, counts[kind]) if kind in counts else x for name, kind, x in kinds}
 
 
-def _exchange(one: str, other: str) -> Change:
-    def change(tensors: Tensors, _: LlamaArchitecture) -> Tensors:
-        if tensors[one].shape != tensors[other].shape:
-            return tensors
-        return {**tensors, one: tensors[other], other: tensors[one]}
-
-    return change
+def _exchange(one: str, other: str, tensors: Tensors, _: LlamaArchitecture) -> Tensors:
+    if tensors[one].shape != tensors[other].shape:
+        return tensors
+    return {**tensors, one: tensors[other], other: tensors[one]}
 
 
-def _mend(name: str, mended: Callable[[Tensor], Tensor]) -> Change:
-    def change(tensors: Tensors, _: LlamaArchitecture) -> Tensors:
-        return {each: mended(x) if each.endswith(name) else x for each, x in tensors.items()}
-
-    return change
+def _mend(name: str, mended: Callable[[Tensor], Tensor], tensors: Tensors, _: LlamaArchitecture) -> Tensors:
+    return {each: mended(x) if each.endswith(name) else x for each, x in tensors.items()}
 
 
-# One way through a model's layers, for many readings of them at once.
-#
-# A layer is read, run for every reading, and let go: memory holds one layer, however large the model is.
+# One way through a model's layers, for many readings of them at once. A layer is read, run for every reading, and let
+# go: memory holds one layer, however large the model is.
 @torch.inference_mode()
 def losses(
     source: Source,
@@ -199,21 +183,18 @@ def _one_thread_each() -> Iterator[ThreadPoolExecutor]:
         torch.set_num_threads(count)
 
 
-def layer_tensors(source: Source, index: int) -> Tensors:
-    """The tensors of one layer, by their names within it."""
-    prefix = f"layers.{index}."
-    return {name.removeprefix(prefix): source.tensor(name) for name in source.shapes() if name.startswith(prefix)}
-
-
-def four_bit_tensors(source: Source, index: int) -> Tensors:
-    """The same with each matrix as codes, scales and offsets."""
+def layer_tensors(source: Source, index: int, in_four_bits: bool = False) -> Tensors:
+    """The tensors of one layer, by their names within it. in_four_bits: each matrix as codes, scales and offsets."""
     prefix, found = f"layers.{index}.", Tensors()
     for name, shape in source.shapes().items():
-        if name.startswith(prefix) and is_matrix(name, shape):
-            stem = name.removeprefix(prefix).removesuffix("weight")
+        ours = name.removeprefix(prefix)
+        if ours == name:
+            continue
+        if in_four_bits and is_matrix(name, shape):
+            stem = ours.removesuffix("weight")
             found |= {f"{stem}{part}": tensor for part, tensor in source.four_bits(name).items()}
-        elif name.startswith(prefix):
-            found[name.removeprefix(prefix)] = source.tensor(name)
+        else:
+            found[ours] = source.tensor(name)
     return found
 
 

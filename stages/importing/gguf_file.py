@@ -12,14 +12,14 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from stages.errors import CheckpointError, InputError, ShapeError
+from stages.errors import CheckpointError, InputError
 from stages.importing.families import gguf_family
-from stages.importing.family import FULL, SLIDING, ModelFamily
+from stages.importing.family import FULL, SLIDING, ModelFamily, refused_with
 from stages.importing.gguf_tokenizer import gguf_speech
 from stages.importing.source import Shape, Source, expected_shapes, is_matrix, places_of
-from stages.model.architecture import RopeScaling
-from stages.model.layers import GROUP, LARGEST
-from stages.model.llama import LlamaArchitecture, stretch
+from stages.model.architecture import GROUP, LlamaArchitecture, RopeScaling
+from stages.model.layers import LARGEST
+from stages.model.llama import stretch
 
 # The reader of the package gguf, which by itself reads as many elements as a damaged file says it has.
 MAX_ELEMENTS = 1 << 22  # of an array: tokens of the largest vocabulary
@@ -127,7 +127,9 @@ class GgufSource(Source):
         if (count := self._fields.get("split.count", 1)) != 1:
             raise CheckpointError(f"{path} is one of {count} files of a model: join them with llama-gguf-split --merge")
         self._check_quantisations()
-        self.architecture = self._architecture()
+        with refused_with(str(path)):
+            a = self._shape_of()
+            self.architecture = a if self._factors is None else self._scaled(a)
         stored = {name: _shape(tensor) for name, tensor in self._tensors.items()}
         ours = partial(our_names, family=self.family)
         self._places = places_of(stored, ours, expected_shapes(self.architecture))
@@ -191,15 +193,6 @@ class GgufSource(Source):
                     f"{self.path}: tensor {tensor.name} is quantised as {kind.name}, which the package gguf cannot "
                     f"read ({error}); take a file in Q4, Q5, Q6, Q8, F16 or BF16"
                 ) from None
-
-    def _architecture(self) -> LlamaArchitecture:
-        try:
-            a = self._shape_of()
-            return a if self._factors is None else self._scaled(a)
-        except KeyError as error:
-            raise CheckpointError(f"{self.path} does not say {error.args[0]}") from None
-        except (TypeError, ValueError, ArithmeticError, ShapeError) as error:
-            raise CheckpointError(f"{self.path} cannot be read: {error}") from None
 
     def _shape_of(self) -> LlamaArchitecture:
         config = self._settings()

@@ -14,6 +14,7 @@ from stages.importing.source import Speech, end_tokens, licence_texts, read_text
 NORMAL, UNKNOWN, CONTROL, USER_DEFINED = 1, 2, 3, 4  # kinds of tokens, of those in `tokenizer.ggml.token_type`
 SENTENCEPIECE = "llama"  # what `tokenizer.ggml.model` calls SentencePiece
 SPACE = "▁"  # how SentencePiece writes a space
+_INSTEAD = "put the model's own tokenizer.json beside the file"
 # Of a SentencePiece model that does not name them, as llama.cpp has it.
 _PIECES_IDS = {"bos": 1, "eos": 2, "unknown": 0}
 
@@ -119,21 +120,20 @@ _LLAMA3 = (
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}"
     r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 )
+
+
+def _split(pattern: str) -> dict[str, Any]:
+    return {"type": "Split", "pattern": {"Regex": pattern}, "behavior": "Isolated", "invert": False}
+
+
 # How text is cut before merging, by `tokenizer.ggml.pre`; then its bytes are written as letters.
 SPLITS: dict[str, list[dict[str, Any]]] = {
     "smollm": [{"type": "Digits", "individual_digits": True}],
     "gpt-2": [],
-    "llama-bpe": [{"type": "Split", "pattern": {"Regex": _LLAMA3}, "behavior": "Isolated", "invert": False}],
+    "llama-bpe": [_split(_LLAMA3)],
     # OLMo 2's, say: cut as Llama 3's (llama-vocab.cpp of llama.cpp), and merged without exception
-    "dbrx": [{"type": "Split", "pattern": {"Regex": _LLAMA3}, "behavior": "Isolated", "invert": False}],
-    "qwen2": [
-        {
-            "type": "Split",
-            "pattern": {"Regex": _LLAMA3.replace(r"\p{N}{1,3}", r"\p{N}")},
-            "behavior": "Isolated",
-            "invert": False,
-        }
-    ],
+    "dbrx": [_split(_LLAMA3)],
+    "qwen2": [_split(_LLAMA3.replace(r"\p{N}{1,3}", r"\p{N}"))],
 }
 _OWN_WORDS = ("smollm", "gpt-2")  # those that leave the cutting into words to the last step
 
@@ -144,7 +144,7 @@ def byte_level(vocabulary: GgufVocabulary) -> dict[str, Any]:
     if pre not in SPLITS:
         raise CheckpointError(
             f"the tokenizer in this file ('gpt2', cut as {pre!r}) cannot be rebuilt from it; those cut as "
-            f"{', '.join(SPLITS)} can: put the model's own tokenizer.json beside the file"
+            f"{', '.join(SPLITS)} can: {_INSTEAD}"
         )
     words = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": pre in _OWN_WORDS}
     return {
@@ -163,7 +163,6 @@ def byte_level(vocabulary: GgufVocabulary) -> dict[str, Any]:
 # BPE as SentencePiece has it, in the format of the package tokenizers: Llama 1 and 2, Mistral and their kin.
 MAX_LETTERS = 512  # of a token, each place of which is tried as one where it was put together
 BYTES = [f"<0x{byte:02X}>" for byte in range(256)]  # the tokens that a character is spelled with which is none itself
-_INSTEAD = "put the model's own tokenizer.json beside the file"
 
 
 def sentencepiece(vocabulary: GgufVocabulary) -> dict[str, Any]:
@@ -237,10 +236,7 @@ STEPS = {"gpt2": byte_level, SENTENCEPIECE: sentencepiece}  # by `tokenizer.ggml
 
 
 def gguf_speech(path: Path, fields: Mapping[str, Any], size: int) -> Speech:
-    """One beside the file comes first. Raises CheckpointError for a tokenizer that cannot be told from either.
-
-    :param size: of the model's vocabulary.
-    """
+    """One beside the file comes first. Raises CheckpointError. size: of the model's vocabulary."""
     beside = path.parent / "tokenizer.json"
     vocabulary = read_vocabulary(fields)
     specials = {"bos_token": vocabulary.text(vocabulary.bos), "eos_token": vocabulary.text(vocabulary.eos)}
@@ -257,20 +253,12 @@ def tokenizer_json(vocabulary: GgufVocabulary) -> str:
     if vocabulary.model not in STEPS:
         raise CheckpointError(
             f"the tokenizer in this file ({vocabulary.model!r}) cannot be rebuilt from it; those of "
-            f"{', '.join(STEPS)} can: put the model's own tokenizer.json beside the file"
+            f"{', '.join(STEPS)} can: {_INSTEAD}"
         )
     vocabulary.require_unique()
-    steps = STEPS[vocabulary.model](vocabulary)
-    return json.dumps(
-        {
-            "version": "1.0",
-            "truncation": None,
-            "padding": None,
-            "added_tokens": _added(vocabulary),
-            "post_processor": _beginning(vocabulary) if vocabulary.begins else None,
-            **steps,
-        }
-    )
+    whole: dict[str, Any] = {"version": "1.0", "truncation": None, "padding": None, "added_tokens": _added(vocabulary)}
+    whole["post_processor"] = _beginning(vocabulary) if vocabulary.begins else None
+    return json.dumps({**whole, **STEPS[vocabulary.model](vocabulary)})
 
 
 def _added(vocabulary: GgufVocabulary) -> list[dict[str, Any]]:

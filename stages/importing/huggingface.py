@@ -11,9 +11,9 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from stages.checkpoint.manifest import read_json as read_object
-from stages.errors import CheckpointError, ShapeError
+from stages.errors import CheckpointError
 from stages.importing.families import family_named
-from stages.importing.family import NORMS, ModelFamily
+from stages.importing.family import NORMS, ModelFamily, refused_with
 from stages.importing.source import (
     Shape,
     Source,
@@ -25,7 +25,6 @@ from stages.importing.source import (
     places_of,
     read_text,
 )
-from stages.model.llama import LlamaArchitecture
 
 read_json = partial(read_object, most_bytes=64 << 20)
 INDEX, SINGLE = "model.safetensors.index.json", "model.safetensors"
@@ -44,7 +43,8 @@ class HuggingFaceSource(Source):
         self.folder = folder
         config = read_json(folder / "config.json")
         self.family = _family(config)
-        self.architecture = _architecture(config, self.family)
+        with refused_with("config.json"):
+            self.architecture = self.family.architecture(config)
         self._files = self._find()
         self.speech = _speech(folder, config, self.architecture.vocabulary)
         dtype = str(config.get("dtype") or config.get("torch_dtype") or "unknown")
@@ -126,15 +126,6 @@ def _family(config: Mapping[str, Any]) -> ModelFamily:
             "quantised safetensors (quantization_config) are not read: import the model unquantised, or as GGUF"
         )
     return family
-
-
-def _architecture(config: Mapping[str, Any], family: ModelFamily) -> LlamaArchitecture:
-    try:
-        return family.architecture(config)
-    except KeyError as error:
-        raise CheckpointError(f"config.json does not say {error.args[0]}") from None
-    except (TypeError, ValueError, AttributeError, ArithmeticError, ShapeError) as error:
-        raise CheckpointError(f"config.json cannot be read: {error}") from None
 
 
 def _speech(folder: Path, config: dict[str, Any], vocabulary: int) -> Speech:

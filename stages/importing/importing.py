@@ -16,25 +16,22 @@ from stages.checkpoint.checkpoint import new_directory, require_new, save_part, 
 from stages.checkpoint.gate import PROBE_TEXT
 from stages.checkpoint.manifest import TOKENIZER_NAME, Manifest, read_manifest
 from stages.errors import CheckpointError, InputError
-from stages.importing.gate import MAX_THREADS, check_loss, four_bit_tensors, joined, layer_tensors
+from stages.importing.gate import MAX_THREADS, check_loss, joined, layer_tensors
 from stages.importing.gguf_file import GgufSource
 from stages.importing.huggingface import HuggingFaceSource
 from stages.importing.source import EMBEDDING, HEAD, NORM, Source, Speech, expected_shapes, probe_tokens
 from stages.memory import require_memory
-from stages.model.architecture import WEIGHT_WORDS, Weights
+from stages.model.architecture import WEIGHT_WORDS, LlamaArchitecture, Weights
 from stages.model.layers import BYTES_EACH
-from stages.model.llama import LlamaArchitecture, LlamaStage
+from stages.model.llama import LlamaStage
 from stages.model.pipeline import without_memory
 from stages.progress import WorkProgress
 
 
-# Cutting a model into contiguous stages of about equal cost.
-#
-# The cost of a layer, and of the head, is the numbers in its matrices: each is read from memory once for a token and
-# multiplied once, whether the step waits for memory or for arithmetic. Counting them gives the same cut on every
-# machine, which timing them does not. The embedding costs a step nothing, for one row of it is read, but memory: among
-# equally fast cuts, the one whose largest stage is smallest wins.
-#
+# A model is cut into contiguous stages of about equal cost. The cost of a layer, and of the head, is the numbers in its
+# matrices: each is read from memory once for a token and multiplied once, whether the step waits for memory or for
+# arithmetic. Counting them gives the same cut on every machine, which timing them does not. The embedding costs a step
+# nothing, for one row of it is read, but memory: among equally fast cuts, the one whose largest stage is smallest wins.
 # Of a mixture, a step reads the experts that it uses.
 @dataclass(frozen=True)
 class StageCost:
@@ -144,14 +141,6 @@ class ImportSettings:
     weights: Weights = "float32"  # of the matrices in layers
 
 
-@dataclass(frozen=True)
-class Imported:
-    """Result of an import."""
-
-    manifest: Manifest
-    nats: float  # cross-entropy on the probe text, a token
-
-
 def open_source(path: Path) -> Source:
     """Raises InputError or CheckpointError."""
     if path.is_dir():
@@ -164,7 +153,7 @@ def open_source(path: Path) -> Source:
 # The model is read twice: layer by layer to measure its loss and that of some fifteen other readings of the same
 # tensors, then stage by stage to write. Memory stays near one stage, and a mis-mapped model is refused before anything
 # is written, with its cause.
-def import_model(settings: ImportSettings, progress: WorkProgress | None = None) -> Imported:
+def import_model(settings: ImportSettings, progress: WorkProgress | None = None) -> Manifest:
     """Make the checkpoint. Raises InputError or CheckpointError, and leaves nothing behind then."""
     progress = progress or WorkProgress()
     require_new(settings.out)
@@ -173,7 +162,8 @@ def import_model(settings: ImportSettings, progress: WorkProgress | None = None)
     source.check()
     architecture = _cut(source.architecture, settings)
     tokens = probe_tokens(source.speech.tokenizer, source.architecture, PROBE_TEXT)  # a short context tells too little
-    memory, disk, layers = _needed(architecture), _written(architecture), sum(architecture.layers)
+    memory, disk = _needed(architecture), sum(cost.held for cost in _costs(architecture))
+    layers = sum(architecture.layers)
     progress.say(
         f"{settings.source.name}: {layers} layers; this takes {disk / MEGABYTE:.0f} MB of disk and "
         f"{memory / MEGABYTE:.0f} MB of memory"
@@ -197,15 +187,12 @@ def import_model(settings: ImportSettings, progress: WorkProgress | None = None)
         manifest = Manifest("ar", architecture, nothing, probe_text=PROBE_TEXT, tokenizer="tokens", data=data)
         write_manifest(directory, replace(manifest, metrics=metrics, probe_tokens=tokens, files=files))
         hidden = None
-        for index, count in enumerate(architecture.layers):
-            done = sum(architecture.layers[:index])
-            what = f"writing stage {index + 1} of {architecture.parts}"
-            progress.at(what, CHECKING + (1 - CHECKING) * done / layers)
-            stage = build_stage(source, architecture, index)
-            progress.at(what, CHECKING + (1 - CHECKING) * (done + count / 2) / layers)
-            hidden = save_part(directory, stage, hidden)
+        for index in range(architecture.parts):
+            share = sum(architecture.layers[:index]) / layers
+            progress.at(f"writing stage {index + 1} of {architecture.parts}", CHECKING + (1 - CHECKING) * share)
+            hidden = save_part(directory, build_stage(source, architecture, index), hidden)
         progress.close()
-        return Imported(read_manifest(directory), nats)
+        return read_manifest(directory)
 
 
 @torch.inference_mode()
@@ -220,8 +207,7 @@ def build_stage(source: Source, architecture: LlamaArchitecture, index: int) -> 
         tensors["embedding.weight"] = source.tensor(EMBEDDING)
     begin = sum(architecture.layers[:index])
     for i in range(architecture.layers_in(index)):
-        stored = four_bit_tensors if architecture.weights == "q4" else layer_tensors
-        layer = joined(stored(source, begin + i))
+        layer = joined(layer_tensors(source, begin + i, architecture.weights == "q4"))
         tensors |= {f"layers.{i}.{name}": tensor.to(types[f"layers.{i}.{name}"]) for name, tensor in layer.items()}
     if stage.is_last:
         tensors["norm.weight"] = source.tensor(NORM)
@@ -251,18 +237,15 @@ def _cut(whole: LlamaArchitecture, settings: ImportSettings) -> LlamaArchitectur
 
 def _needed(a: LlamaArchitecture) -> int:
     """Bytes that an import takes: the largest stage, or the gate's copies of a layer, and a tensor's conversion."""
-    last = a.parts - 1
-    largest = max(stage_cost(a, a.layers_in(i), i == 0, i == last).held for i in range(a.parts))
     layer = stage_cost(replace(a, weights="float32"), 1, False, False).held
-    largest = max(largest, NUMBER_BYTES * a.vocabulary * a.width + (MAX_THREADS + 2) * layer)
-    tensor = max(shape[0] * (shape[1] if len(shape) > 1 else 1) for shape in expected_shapes(a).values())
-    return largest + NUMBER_BYTES * TEMPORARIES * tensor
+    checked = NUMBER_BYTES * a.vocabulary * a.width + (MAX_THREADS + 2) * layer
+    tensor = max(math.prod(shape) for shape in expected_shapes(a).values())
+    return max(checked, *(cost.held for cost in _costs(a))) + NUMBER_BYTES * TEMPORARIES * tensor
 
 
-def _written(a: LlamaArchitecture) -> int:
-    """Bytes of all stages' files."""
-    costs = (stage_cost(a, count, i == 0, i == a.parts - 1) for i, count in enumerate(a.layers))
-    return sum(cost.held for cost in costs)
+def _costs(a: LlamaArchitecture) -> list[StageCost]:
+    """The cost of each stage."""
+    return [stage_cost(a, count, i == 0, i == a.parts - 1) for i, count in enumerate(a.layers)]
 
 
 def _require_disk(needed: int, out: Path) -> None:
@@ -287,12 +270,9 @@ def _write_files(directory: Path, speech: Speech) -> dict[str, str]:
     return {name: hashlib.sha256(content).hexdigest() for name, content in contents.items()}
 
 
-# What an import made, for people.
-
-
 def _stages(a: LlamaArchitecture) -> list[str]:
     """A line for each stage: what its host will hold, and its part of the work."""
-    costs = [stage_cost(a, count, i == 0, i == a.parts - 1) for i, count in enumerate(a.layers)]
+    costs = _costs(a)
     whole = sum(cost.step for cost in costs)
     ends = [" with the embedding" * (i == 0) + " with the head" * (i == a.parts - 1) for i in range(a.parts)]
     return [
@@ -302,19 +282,15 @@ def _stages(a: LlamaArchitecture) -> list[str]:
     ]
 
 
-def summary(imported: Imported) -> str:
-    """A line on the gate, then one for each stage."""
-    manifest, a = imported.manifest, imported.manifest.architecture
+def summary(manifest: Manifest) -> str:
+    """An import for people: a line on the gate, then one for each stage."""
+    a, last = manifest.architecture, manifest.parts[-1]
     assert isinstance(a, LlamaArchitecture)
-    limit = math.log(a.vocabulary)
-    last = manifest.parts[-1]
     assert last is not None
-    nats = last.probe["next_token_nats"]
-    as_stored = f", {nats:.3f} with {WEIGHT_WORDS[a.weights]}" if a.weights in WEIGHT_WORDS else ""
-    lines = [
-        f"{imported.nats:.3f} nats a token on the probe text{as_stored} (ln({a.vocabulary}) = {limit:.2f} is no model)"
-    ]
-    for line, part in zip(_stages(a), manifest.parts, strict=True):
-        assert part is not None
-        lines.append(f"{line}, {part.file}")
+    stored = last.probe["next_token_nats"]
+    as_stored = f", {stored:.3f} with {WEIGHT_WORDS[a.weights]}" if a.weights in WEIGHT_WORDS else ""
+    nats = manifest.metrics["probe"]["next_token_nats"]
+    no_model = f"(ln({a.vocabulary}) = {math.log(a.vocabulary):.2f} is no model)"
+    lines = [f"{nats:.3f} nats a token on the probe text{as_stored} {no_model}"]
+    lines += [f"{line}, {part.file}" for line, part in zip(_stages(a), manifest.parts, strict=True) if part]
     return "\n".join(lines)

@@ -4,7 +4,7 @@ import math
 import re
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import accumulate
 from pathlib import Path
 from typing import Any
@@ -15,8 +15,10 @@ from torch import Tensor
 from stages.checkpoint.manifest import MAX_PROBE_TOKENS
 from stages.errors import CheckpointError, library_errors, regular
 from stages.importing.family import ModelFamily
+from stages.model.architecture import LlamaArchitecture
 from stages.model.layers import quantised
-from stages.model.llama import LlamaArchitecture
+from stages.model.llama import LlamaLayer
+from stages.model.pipeline import without_memory
 
 MAX_ENDS = 64
 EMBEDDING, NORM, HEAD = "embedding.weight", "norm.weight", "head.weight"
@@ -138,36 +140,20 @@ def places_of(
 
 
 def expected_shapes(architecture: LlamaArchitecture) -> dict[str, Shape]:
-    """Name and shape of every tensor of a model, by our names."""
-    a = architecture
-    queries, keys = a.query_width, a.kv_heads * a.head_dim
-    shapes: dict[str, Shape] = {EMBEDDING: (a.vocabulary, a.width)}
-    mlp: dict[str, Shape] = {"gate.weight": (a.mlp_width, a.width), "up.weight": (a.mlp_width, a.width)}
-    mlp["mlp_out.weight"] = (a.width, a.mlp_width)
-    if a.experts is not None:
-        mlp = {f"experts.{i}.{name}": shape for i in range(a.experts.count) for name, shape in mlp.items()}
-        mlp["router.weight"] = (a.experts.count, a.width)
-    for i in range(a.total_layers):
-        layer: dict[str, Shape] = {}
-        if a.norms != "after":
-            layer |= {"attention_norm.weight": (a.width,), "mlp_norm.weight": (a.width,)}
-        if a.norms != "before":
-            layer |= {"attention_after.weight": (a.width,), "mlp_after.weight": (a.width,)}
-        layer |= {"q.weight": (queries, a.width), "k.weight": (keys, a.width), "v.weight": (keys, a.width)}
-        if a.attention_bias != "none":
-            layer |= {"q.bias": (queries,), "k.bias": (keys,), "v.bias": (keys,)}
-        layer["attention_out.weight"] = (a.width, queries)
-        if a.attention_bias == "all":
-            layer["attention_out.bias"] = (a.width,)
-        if a.qk_norm != "none":
-            sizes = (a.head_dim, a.head_dim) if a.qk_norm == "head" else (queries, keys)
-            layer |= {"q_norm.weight": sizes[:1], "k_norm.weight": sizes[1:]}
-        layer |= mlp
-        shapes |= {f"layers.{i}.{name}": shape for name, shape in layer.items()}
-    shapes[NORM] = (a.width,)
-    if not a.tied_head:
-        shapes[HEAD] = (a.vocabulary, a.width)
-    return shapes
+    """Name and shape of every tensor of a model, by our names: those of the layers here, what is joined there apart."""
+    a = replace(architecture, weights="float32")
+    parts = {"qkv": {"q": a.query_width, "k": a.kv_heads * a.head_dim, "v": a.kv_heads * a.head_dim}}
+    parts["mlp_in"] = {"gate": a.mlp_width, "up": a.mlp_width}
+    with without_memory():
+        stored = LlamaLayer(a, 0).state_dict()
+    layer: dict[str, Shape] = {}
+    for name, tensor in stored.items():
+        *within, kind, end = name.removeprefix("mixture.").split(".")
+        for each, rows in parts.get(kind, {kind: len(tensor)}).items():
+            layer[".".join([*within, each, end])] = (rows, *tensor.shape[1:])
+    shapes: dict[str, Shape] = {EMBEDDING: (a.vocabulary, a.width), NORM: (a.width,)}
+    shapes |= {f"layers.{i}.{name}": shape for i in range(a.total_layers) for name, shape in layer.items()}
+    return shapes if a.tied_head else shapes | {HEAD: (a.vocabulary, a.width)}
 
 
 def is_matrix(name: str, shape: Shape) -> bool:
@@ -177,10 +163,7 @@ def is_matrix(name: str, shape: Shape) -> bool:
 
 
 def end_tokens(numbers: Iterable[object], vocabulary: int) -> list[int]:
-    """End tokens that the model can write: files name numbers beyond the vocabulary for none.
-
-    Raises CheckpointError for more than MAX_ENDS.
-    """
+    """End tokens that the model can write: files name numbers beyond the vocabulary for none."""
     ends = sorted({end for end in numbers if type(end) is int and 0 <= end < vocabulary})
     if len(ends) > MAX_ENDS:
         raise CheckpointError(f"{len(ends)} tokens are said to end a text; at most {MAX_ENDS} are read")
@@ -213,10 +196,7 @@ LEAST_SHARE = 0.85  # of the vocabulary that a tokenizer must know: models round
 
 
 def probe_tokens(tokenizer: str, architecture: LlamaArchitecture, text: str) -> tuple[int, ...]:
-    """`text` in tokens.
-
-    Raises CheckpointError for a tokenizer that cannot be the model's, InputError where its package is missing.
-    """
+    """`text` in tokens. Raises CheckpointError for a tokenizer that cannot be the model's."""
     made = open_tokenizer(tokenizer)
     ids = made.get_vocab(with_added_tokens=True).values()
     size, vocabulary = len(ids), architecture.vocabulary

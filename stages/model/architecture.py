@@ -1,10 +1,13 @@
-"""Shapes of models that are trained here, chains of diffusion blocks and AR pipelines; and all that families of
-pretrained decoders differ in, beside their sizes."""
+"""Shapes of models: of those that are trained here, chains of diffusion blocks and AR pipelines, and of pretrained
+decoders, Llama's with the options in which other families differ from it."""
+
+from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
 from functools import cached_property
-from typing import Literal
+from typing import Any, Literal, get_args
 
 from stages.errors import ShapeError
 
@@ -76,14 +79,14 @@ Bias = Literal["none", "qkv", "all"]
 QkNorm = Literal["none", "head", "projection"]
 # RMSNorm of what attention and the MLP read (Llama), of what they write (OLMo 2), or of both (Gemma).
 Norms = Literal["before", "after", "both"]
-# Of the MLP's gate; gelu in the form with a tanh.
-Activation = Literal["silu", "gelu_tanh"]
+Activation = Literal["silu", "gelu_tanh"]  # of the MLP's gate; gelu in the form with a tanh
 # Of the matrices in layers: numbers of 4 bytes, of 2, or of 4 bits with a scale and an offset for 32 of them.
 Weights = Literal["float32", "bfloat16", "q4"]
 WEIGHT_WORDS: dict[str, str] = {"bfloat16": "weights in bfloat16", "q4": "weights of 4 bits"}
 
 MAX_POSITIONS = 1 << 22
 MAX_EXPERTS = 1 << 15  # in all layers together
+GROUP = 32  # weights of 4 bits that share a scale and an offset
 
 
 @dataclass(frozen=True)
@@ -156,3 +159,160 @@ def check_number(name: str, value: object, least: float, most: float) -> None:
     """Raises ShapeError for what is no number from `least` to `most`."""
     if type(value) not in (int, float) or not math.isfinite(value) or not least <= value <= most:  # type: ignore[arg-type,operator]
         raise ShapeError(f"architecture: {name} must be a number from {least:g} to {most:g}, not {value!r}")
+
+
+_BOUNDS = {
+    "width": (2, 1 << 16),
+    "heads": (1, 1 << 12),
+    "kv_heads": (1, 1 << 12),
+    "head_dim": (2, 1 << 12),
+    "mlp_width": (1, 1 << 20),
+    "positions": (2, MAX_POSITIONS),
+    "vocabulary": (2, 1 << 22),
+}
+OUT_MULTIPLE = 16  # of the numbers out of a matrix in 4 bits: its kernel's
+_CHOICES = {"attention_bias": Bias, "qk_norm": QkNorm, "norms": Norms, "activation": Activation, "weights": Weights}
+
+
+@dataclass(frozen=True)
+class LlamaArchitecture:
+    """Sizes of a model of RMSNorm, grouped-query attention with rotary embedding, and SwiGLU, cut into stages.
+
+    Raises ShapeError for what cannot be. Where the head is `tied` to the embedding, a lone stage stores
+    that matrix once; of several stages the last has a copy of it, for a host holds its own stage only.
+    """
+
+    layers: tuple[int, ...]  # transformer layers of each stage: stages are cut by cost, the head's too
+    width: int
+    heads: int
+    kv_heads: int
+    head_dim: int
+    mlp_width: int  # of each expert, where there are several
+    positions: int
+    vocabulary: int
+    norm_epsilon: float = 1e-5
+    rope_theta: float = 10000.0
+    rope_scaling: RopeScaling | LinearScaling | None = None
+    tied_head: bool = False
+    attention_bias: Bias = "none"
+    family: Literal["llama"] = "llama"
+    # Options that Llama does without. A manifest has those that are not as here: see `drop_defaults`.
+    qk_norm: QkNorm = "none"
+    norms: Norms = "before"
+    activation: Activation = "silu"
+    rotary_dim: int | None = None  # numbers of a head that are rotated; None for all
+    query_scalar: float | None = None  # attention's scores are divided by its root; None for head_dim
+    attention_softcap: float | None = None
+    logit_softcap: float | None = None
+    window: SlidingWindow | None = None
+    experts: Experts | None = None
+    weights: Weights = "float32"
+
+    def __post_init__(self) -> None:
+        for name, (least, most) in _BOUNDS.items():
+            check_whole(name, getattr(self, name), least, most)
+        if not isinstance(self.layers, tuple) or not self.layers:
+            raise ShapeError(f"architecture: layers must list the layers of each stage, not {self.layers!r}")
+        for count in self.layers:
+            check_whole("layers of a stage", count, 1, MAX_LAYERS)
+        if self.total_layers > MAX_LAYERS:
+            raise ShapeError(f"architecture: {self.total_layers} layers; at most {MAX_LAYERS} are read")
+        if self.heads % self.kv_heads:
+            raise ShapeError(f"architecture: heads {self.heads} must be a multiple of kv_heads {self.kv_heads}")
+        if self.head_dim % 2:
+            raise ShapeError(f"architecture: head_dim {self.head_dim} must be even (rotary pairs)")
+        check_number("norm_epsilon", self.norm_epsilon, 1e-12, 0.1)
+        check_number("rope_theta", self.rope_theta, 1.0, 1e12)
+        if type(self.tied_head) is not bool:
+            raise ShapeError(f"architecture: tied_head must be true or false, not {self.tied_head!r}")
+        for name, kind in _CHOICES.items():
+            if (value := getattr(self, name)) not in get_args(kind):
+                raise ShapeError(f"architecture: {name} must be one of {', '.join(get_args(kind))}, not {value!r}")
+        self._check_options()
+
+    def _check_options(self) -> None:
+        for name in ("query_scalar", "attention_softcap", "logit_softcap"):
+            if getattr(self, name) is not None:
+                check_number(name, getattr(self, name), 1e-3, 1e6)
+        if self.rotary_dim is not None:
+            check_whole("rotary_dim", self.rotary_dim, 2, self.head_dim)
+            if self.rotary_dim % 2:
+                raise ShapeError(f"architecture: rotary_dim {self.rotary_dim} must be even (rotary pairs)")
+        if self.window is not None and self.window.layers[-1] >= self.total_layers:
+            raise ShapeError(f"architecture: layer {self.window.layers[-1]} slides; there are {self.total_layers}")
+        if self.experts is not None and self.experts.count * self.total_layers > MAX_EXPERTS:
+            count = self.experts.count * self.total_layers
+            raise ShapeError(f"architecture: {count} experts in all layers; at most {MAX_EXPERTS} are read")
+        if self.weights == "q4" and any(n % GROUP for n in (self.width, self.query_width, self.mlp_width)):
+            sizes = f"{self.width}, {self.query_width} and {self.mlp_width}"
+            raise ShapeError(f"architecture: rows of {sizes} numbers; weights of 4 bits need multiples of {GROUP}")
+        if self.weights == "q4" and self.qkv_width % OUT_MULTIPLE:
+            raise ShapeError(
+                f"architecture: {self.qkv_width} numbers in queries, keys and values; weights of 4 bits need a "
+                f"multiple of {OUT_MULTIPLE}"
+            )
+
+    @staticmethod
+    def from_record(record: Mapping[str, Any]) -> LlamaArchitecture:
+        """Architecture of a manifest's JSON object. Raises ShapeError or TypeError."""
+        given = dict(record)
+        if given["family"] != "llama":
+            raise ShapeError(f"architecture: family {given['family']!r} is unknown; this version has 'llama'")
+        layers, scaling = given.get("layers"), given.get("rope_scaling")
+        given["layers"] = tuple(layers) if isinstance(layers, list) else layers
+        if scaling is not None:
+            given["rope_scaling"] = LinearScaling(**scaling) if scaling.keys() == {"factor"} else RopeScaling(**scaling)
+        if (window := given.get("window")) is not None:
+            given["window"] = SlidingWindow(**{**window, "layers": tuple(window["layers"])})
+        if (experts := given.get("experts")) is not None:
+            given["experts"] = Experts(**experts)
+        return LlamaArchitecture(**given)
+
+    @property
+    def parts(self) -> int:
+        return len(self.layers)
+
+    @property
+    def total_layers(self) -> int:
+        """Transformer layers of all stages."""
+        return sum(self.layers)
+
+    @property
+    def query_width(self) -> int:
+        """Numbers in the queries of a position: not always the model's width."""
+        return self.heads * self.head_dim
+
+    @property
+    def qkv_width(self) -> int:
+        """Numbers in queries, keys and values together."""
+        return (self.heads + 2 * self.kv_heads) * self.head_dim
+
+    @property
+    def query_scale(self) -> float:
+        """Attention's scores are multiplied by it."""
+        return float((self.query_scalar or self.head_dim) ** -0.5)
+
+    @property
+    def is_plain(self) -> bool:
+        """True for a model that uses no option beyond Llama's."""
+        return all(getattr(self, name) == default for name, default in _DEFAULTS.items())
+
+    def layers_in(self, part: int) -> int:
+        """Transformer layers of one stage."""
+        return self.layers[part]
+
+    def slides(self, layer: int) -> bool:
+        """True for a layer, counted in the whole model, whose positions see a window only."""
+        return self.window is not None and layer in self.window.layers
+
+
+_NAMES = [field.name for field in fields(LlamaArchitecture)]
+_DEFAULTS = {f.name: f.default for f in fields(LlamaArchitecture) if _NAMES.index(f.name) > _NAMES.index("family")}
+
+
+def drop_defaults(record: dict[str, Any]) -> None:
+    """Take the options that a model does not use out of its architecture's record: a manifest that was written before
+    there was an option keeps its digest."""
+    for name, default in _DEFAULTS.items() if record.get("family") == "llama" else ():
+        if record[name] == default:
+            del record[name]

@@ -15,15 +15,12 @@ from stages.model.randomness import Purpose, raw_words
 from stages.model.samplers import input_scale
 
 
-# Codes are integers divided by an integer norm: IEEE arithmetic alone, so every machine computes the digest in the
-# manifest. Noise uses raw Philox words for the same reason; numpy promises to keep those, not its normal numbers.
+# Codes are integers of 16 bits divided by an integer norm: IEEE arithmetic alone, so every machine computes the digest
+# in the manifest. Noise uses raw Philox words for the same reason; numpy promises to keep those, not its normal
+# numbers.
 @dataclass(frozen=True)
 class Codes:
-    """A table of unit-norm codes made from a seed: the vectors that stand for tokens in the noisy state.
-
-    Entries are drawn as 16-bit integers and divided by an integer norm: every machine gets the same bits, so the
-    digest in a manifest can be held exactly.
-    """
+    """A table of unit-norm codes made from a seed: the vectors that stand for tokens in the noisy state."""
 
     seed: int
     dim: int
@@ -113,7 +110,8 @@ class Block(nn.Module):
         start: the position that the first slot fills.
 
         The likelihood of each token given its own slot, z . code / sigma^2, is known in closed form (codes have
-        equal norms), so it is added to the logits and the layers learn only what the context says.
+        equal norms), so it is added to the logits and the layers learn only what the context says. With a head of
+        zeros the block is the optimal context-free denoiser.
         """
         x = self.state_in(z * input_scale(sigma, self.data_std)[..., None])
         x = x + self.estimate_in(estimate / self.data_std) + self.slot
@@ -124,9 +122,6 @@ class Block(nn.Module):
         likelihood = (z @ self.codes.T) / (sigma * sigma)[..., None]
         return self.noisy_head(self.noisy_norm(x)).float() + likelihood
 
-    # For codes of equal norm the likelihood of a byte given its own slot is exactly z . code / sigma^2 (Bayes), so the
-    # layers learn the context's part only and the logits need no learnable scale. With a head of zeros the block is the
-    # optimal context-free denoiser (tests/stages/model/test_block.py).
     def point(self, logits: Tensor) -> Tensor:
         """The denoised point D = softmax(logits) @ C: (batch, slots, code_dim)."""
         return logits.softmax(dim=-1) @ self.codes

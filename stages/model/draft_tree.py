@@ -21,18 +21,12 @@ from stages.model.scoring import PLAIN, Shaping
 from stages.model.speculation import MAX_DRAFT_TREE, DraftTree, first_branch
 from stages.model.vocabulary import Vocabulary
 
-# What guesses are worth: how likely they stand, against what a sweep, a guess in it and its drafting take.
-
-
 Indices = NDArray[np.int64]
 Allowed = NDArray[np.bool_]
 DEFAULT_BRANCHES = 4  # grown where a request asks for no certain number: what does not pay of them is not sent
-# Weight of what was measured, at each further round.
-FORGET = 0.98
-# Weight of the last sweep among those whose times are known.
-RECENT = 0.1
-# What a guess adds to a sweep, as long as sweeps with more and with fewer were not compared.
-A_GUESS_MS = 1.0
+FORGET = 0.98  # weight of what was measured, at each further round
+RECENT = 0.1  # weight of the last sweep among those whose times are known
+A_GUESS_MS = 1.0  # what a guess adds to a sweep, as long as sweeps with more and with fewer were not compared
 # And how much comparing it takes to believe otherwise: a sum of squared differences of guesses.
 SPREAD = 40.0
 MOST_SURE = 0.99
@@ -77,8 +71,7 @@ class DraftLength:
     def __init__(self, sweeps: SweepTime) -> None:
         self.sweeps = sweeps
         self._right, self._tried, self._told = 3.0, 4.0, 3.0  # as if 3 of 4 guesses had been right so far
-        # What drafting one token after another takes for each of them.
-        self.level_ms = 1.0
+        self.level_ms = 1.0  # what drafting one token after another takes for each of them
 
     @property
     def acceptance(self) -> float:
@@ -136,12 +129,9 @@ class Draft:
 
     tokens: tuple[int, ...] = ()
     depths: tuple[int, ...] = ()
-    # That each stands if those before it on its branch do, as who drafted has it.
-    probs: tuple[float, ...] = ()
-    # Tokens that were drafted one after the other.
-    levels: int = 0
-    # Of the router's arithmetic for it.
-    compute_ms: float = 0.0
+    probs: tuple[float, ...] = ()  # that each stands if those before it on its branch do, as who drafted has it
+    levels: int = 0  # tokens that were drafted one after the other
+    compute_ms: float = 0.0  # of the router's arithmetic for it
 
     @property
     def first(self) -> int:
@@ -177,12 +167,9 @@ class Draft:
 class DraftPlan:
     """Length, number and breadth of the drafts to make."""
 
-    # Places, one after the other.
-    most: int
-    # In all; None = as many as pay.
-    guesses: int | None = None
-    # Alternatives of one place, and branches that are gone on with.
-    branches: int = 1
+    most: int  # places, one after the other
+    guesses: int | None = None  # in all; None = as many as pay
+    branches: int = 1  # alternatives of one place, and branches that are gone on with
     # Once it is set, nobody wants the guesses any more.
     given_up: threading.Event = field(default_factory=threading.Event)
 

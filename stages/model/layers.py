@@ -11,6 +11,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from stages.model.architecture import GROUP
+
 FOURIER_FEATURES = 16
 
 Numbers = Any  # NDArray[np.float32] in the processor's memory, a Tensor on another device: both are assigned to alike
@@ -255,8 +257,7 @@ class TiedHead(nn.Module):
         return F.linear(x, self.weight)
 
 
-# Weights in bfloat16, or of 4 bits, with a scale and an offset for each group of 32 in a row.
-GROUP = 32
+# Weights in bfloat16, or of 4 bits, with a scale and an offset for each GROUP in a row.
 LARGEST = 15
 LEAST_SCALE = 2.0**-24  # of float16
 BYTES_EACH = 0.5 + 2 * 2 / GROUP  # of a weight, with its share of the scale and the offset

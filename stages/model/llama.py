@@ -1,36 +1,18 @@
-"""Pretrained decoders: Llama's architecture with the options in which other families differ from it."""
+"""Pretrained decoders: Llama's layers with the options in which other families differ from them."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, fields
+from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any, Literal, cast, get_args
+from typing import cast
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from stages.errors import ShapeError
-from stages.model.architecture import (
-    MAX_EXPERTS,
-    MAX_LAYERS,
-    MAX_POSITIONS,
-    Activation,
-    Bias,
-    Experts,
-    LinearScaling,
-    Norms,
-    QkNorm,
-    RopeScaling,
-    SlidingWindow,
-    Weights,
-    check_number,
-    check_whole,
-)
+from stages.model.architecture import Activation, Experts, LinearScaling, LlamaArchitecture, RopeScaling
 from stages.model.layers import (
-    GROUP,
     Bfloat16Linear,
     CausalLayer,
     CausalStage,
@@ -42,172 +24,6 @@ from stages.model.layers import (
     soft_capped,
 )
 
-_BOUNDS = {
-    "width": (2, 1 << 16),
-    "heads": (1, 1 << 12),
-    "kv_heads": (1, 1 << 12),
-    "head_dim": (2, 1 << 12),
-    "mlp_width": (1, 1 << 20),
-    "positions": (2, MAX_POSITIONS),
-    "vocabulary": (2, 1 << 22),
-}
-OUT_MULTIPLE = 16  # of the numbers out of a matrix in 4 bits: its kernel's
-_CHOICES = {"attention_bias": Bias, "qk_norm": QkNorm, "norms": Norms, "activation": Activation, "weights": Weights}
-
-
-@dataclass(frozen=True)
-class LlamaArchitecture:
-    """Sizes of a model of RMSNorm, grouped-query attention with rotary embedding, and SwiGLU, cut into stages.
-
-    Raises ShapeError for what cannot be. Where the head is `tied` to the embedding, a lone stage stores
-    that matrix once; of several stages the last has a copy of it, for a host holds its own stage only.
-    """
-
-    layers: tuple[int, ...]  # transformer layers of each stage: stages are cut by cost, the head's too
-    width: int
-    heads: int
-    kv_heads: int
-    head_dim: int
-    mlp_width: int  # of each expert, where there are several
-    positions: int
-    vocabulary: int
-    norm_epsilon: float = 1e-5
-    rope_theta: float = 10000.0
-    rope_scaling: RopeScaling | LinearScaling | None = None
-    tied_head: bool = False
-    attention_bias: Bias = "none"
-    family: Literal["llama"] = "llama"
-    # Options that Llama does without. A manifest has those that are not as here: see `drop_defaults`.
-    qk_norm: QkNorm = "none"
-    norms: Norms = "before"
-    activation: Activation = "silu"
-    rotary_dim: int | None = None  # numbers of a head that are rotated; None for all
-    query_scalar: float | None = None  # attention's scores are divided by its root; None for head_dim
-    attention_softcap: float | None = None
-    logit_softcap: float | None = None
-    window: SlidingWindow | None = None
-    experts: Experts | None = None
-    weights: Weights = "float32"
-
-    def __post_init__(self) -> None:
-        for name, (least, most) in _BOUNDS.items():
-            check_whole(name, getattr(self, name), least, most)
-        if not isinstance(self.layers, tuple) or not self.layers:
-            raise ShapeError(f"architecture: layers must list the layers of each stage, not {self.layers!r}")
-        for count in self.layers:
-            check_whole("layers of a stage", count, 1, MAX_LAYERS)
-        if self.total_layers > MAX_LAYERS:
-            raise ShapeError(f"architecture: {self.total_layers} layers; at most {MAX_LAYERS} are read")
-        if self.heads % self.kv_heads:
-            raise ShapeError(f"architecture: heads {self.heads} must be a multiple of kv_heads {self.kv_heads}")
-        if self.head_dim % 2:
-            raise ShapeError(f"architecture: head_dim {self.head_dim} must be even (rotary pairs)")
-        check_number("norm_epsilon", self.norm_epsilon, 1e-12, 0.1)
-        check_number("rope_theta", self.rope_theta, 1.0, 1e12)
-        if self.rope_scaling is not None and not isinstance(self.rope_scaling, RopeScaling | LinearScaling):
-            raise ShapeError(f"architecture: rope_scaling must be Llama 3's, linear or none, not {self.rope_scaling!r}")
-        if type(self.tied_head) is not bool:
-            raise ShapeError(f"architecture: tied_head must be true or false, not {self.tied_head!r}")
-        for name, kind in _CHOICES.items():
-            if (value := getattr(self, name)) not in get_args(kind):
-                raise ShapeError(f"architecture: {name} must be one of {', '.join(get_args(kind))}, not {value!r}")
-        self._check_options()
-
-    def _check_options(self) -> None:
-        for name in ("query_scalar", "attention_softcap", "logit_softcap"):
-            if getattr(self, name) is not None:
-                check_number(name, getattr(self, name), 1e-3, 1e6)
-        if self.rotary_dim is not None:
-            check_whole("rotary_dim", self.rotary_dim, 2, self.head_dim)
-            if self.rotary_dim % 2:
-                raise ShapeError(f"architecture: rotary_dim {self.rotary_dim} must be even (rotary pairs)")
-        if self.window is not None and self.window.layers[-1] >= self.total_layers:
-            raise ShapeError(f"architecture: layer {self.window.layers[-1]} slides; there are {self.total_layers}")
-        if self.experts is not None and self.experts.count * self.total_layers > MAX_EXPERTS:
-            count = self.experts.count * self.total_layers
-            raise ShapeError(f"architecture: {count} experts in all layers; at most {MAX_EXPERTS} are read")
-        if self.weights == "q4" and any(n % GROUP for n in (self.width, self.query_width, self.mlp_width)):
-            sizes = f"{self.width}, {self.query_width} and {self.mlp_width}"
-            raise ShapeError(f"architecture: rows of {sizes} numbers; weights of 4 bits need multiples of {GROUP}")
-        if self.weights == "q4" and self.qkv_width % OUT_MULTIPLE:
-            raise ShapeError(
-                f"architecture: {self.qkv_width} numbers in queries, keys and values; weights of 4 bits need a "
-                f"multiple of {OUT_MULTIPLE}"
-            )
-
-    @staticmethod
-    def from_record(record: Mapping[str, Any]) -> LlamaArchitecture:
-        """Architecture of a manifest's JSON object. Raises ShapeError or TypeError."""
-        given = dict(record)
-        if given["family"] != "llama":
-            raise ShapeError(f"architecture: family {given['family']!r} is unknown; this version has 'llama'")
-        layers, scaling = given.get("layers"), given.get("rope_scaling")
-        given["layers"] = tuple(layers) if isinstance(layers, list) else layers
-        if scaling is not None:
-            given["rope_scaling"] = LinearScaling(**scaling) if scaling.keys() == {"factor"} else RopeScaling(**scaling)
-        if (window := given.get("window")) is not None:
-            given["window"] = SlidingWindow(**{**window, "layers": tuple(window["layers"])})
-        if (experts := given.get("experts")) is not None:
-            given["experts"] = Experts(**experts)
-        return LlamaArchitecture(**given)
-
-    @property
-    def parts(self) -> int:
-        return len(self.layers)
-
-    @property
-    def total_layers(self) -> int:
-        """Transformer layers of all stages."""
-        return sum(self.layers)
-
-    @property
-    def query_width(self) -> int:
-        """Numbers in the queries of a position: not always the model's width."""
-        return self.heads * self.head_dim
-
-    @property
-    def qkv_width(self) -> int:
-        """Numbers in queries, keys and values together."""
-        return (self.heads + 2 * self.kv_heads) * self.head_dim
-
-    @property
-    def query_scale(self) -> float:
-        """Attention's scores are multiplied by it."""
-        return float((self.query_scalar or self.head_dim) ** -0.5)
-
-    def linear(self, numbers_in: int, numbers_out: int, bias: bool = False) -> nn.Linear:
-        """A matrix of a layer, in the model's kind of weights."""
-        kinds: dict[str, type[nn.Linear]] = {"float32": nn.Linear, "bfloat16": Bfloat16Linear, "q4": QuantLinear}
-        return kinds[self.weights](numbers_in, numbers_out, bias=bias)
-
-    @property
-    def is_plain(self) -> bool:
-        """True for a model that uses no option beyond Llama's."""
-        return all(getattr(self, name) == default for name, default in _DEFAULTS.items())
-
-    def layers_in(self, part: int) -> int:
-        """Transformer layers of one stage."""
-        return self.layers[part]
-
-    def slides(self, layer: int) -> bool:
-        """True for a layer, counted in the whole model, whose positions see a window only."""
-        return self.window is not None and layer in self.window.layers
-
-
-_NAMES = [field.name for field in fields(LlamaArchitecture)]
-_DEFAULTS = {f.name: f.default for f in fields(LlamaArchitecture) if _NAMES.index(f.name) > _NAMES.index("family")}
-
-
-def drop_defaults(record: dict[str, Any]) -> None:
-    """Take the options that a model does not use out of its architecture's record: a manifest that was written before
-    there was an option keeps its digest."""
-    for name, default in _DEFAULTS.items() if record.get("family") == "llama" else ():
-        if record[name] == default:
-            del record[name]
-
-
-# Rotary angles of pretrained models.
-
 
 # Rounded to float32 as in the code that trained these models, each frequency and each product with a position. Float64
 # is nearer to the formula and further from the model: 4,000 positions on a logit of SmolLM2-135M was off by 1.1e-3 and
@@ -216,9 +32,6 @@ def rotary_frequencies(architecture: LlamaArchitecture, slides: bool = False) ->
     """Angle by which each pair of a head turns from one position to the next: (head_dim / 2,) float32.
 
     Where a part of a head is rotated, the pairs beyond it do not turn. :param slides: of layers with a window.
-
-    In float32, step by step as in the code that such models are trained with: over thousands of positions, what is
-    rounded here adds up to more than all other rounding.
     """
     a = architecture
     local = a.window.rope_theta if slides and a.window else None
@@ -253,7 +66,12 @@ def llama_rotary(architecture: LlamaArchitecture, slides: bool = False) -> Tenso
     return torch.stack([angle.cos(), angle.sin()]).float()
 
 
-# Layers of such models and a stage of them: what the backends compute, in its plainest form.
+def _linear(a: LlamaArchitecture, numbers_in: int, numbers_out: int, bias: bool = False) -> nn.Linear:
+    """A matrix of a layer, in the model's kind of weights."""
+    kinds: dict[str, type[nn.Linear]] = {"float32": nn.Linear, "bfloat16": Bfloat16Linear, "q4": QuantLinear}
+    return kinds[a.weights](numbers_in, numbers_out, bias=bias)
+
+
 class LlamaLayer(CausalLayer):
     """Grouped-query attention and a gated MLP (arXiv 2305.13245, 2002.05202), with an RMSNorm before or after each.
 
@@ -271,17 +89,17 @@ class LlamaLayer(CausalLayer):
         self.window = a.window.size if a.window is not None and a.slides(number) else None
         before, after = a.norms != "after", a.norms != "before"
         self.attention_norm = self._norm(before)
-        self.qkv = a.linear(a.width, a.qkv_width, bias=a.attention_bias != "none")
+        self.qkv = _linear(a, a.width, a.qkv_width, bias=a.attention_bias != "none")
         sizes = (a.head_dim, a.head_dim) if a.qk_norm == "head" else (a.query_width, a.kv_heads * a.head_dim)
         norms = (None if a.qk_norm == "none" else nn.RMSNorm(size, eps=a.norm_epsilon) for size in sizes)
         self.q_norm, self.k_norm = norms
-        self.attention_out = a.linear(a.query_width, a.width, bias=a.attention_bias == "all")
+        self.attention_out = _linear(a, a.query_width, a.width, bias=a.attention_bias == "all")
         self.attention_after = self._norm(after)
         self.mlp_norm = self._norm(before)
         self.mixture = None if a.experts is None else Mixture(a, a.experts)
         if a.experts is None:
-            self.mlp_in = a.linear(a.width, 2 * a.mlp_width)  # the gate's rows, then those it multiplies
-            self.mlp_out = a.linear(a.mlp_width, a.width)
+            self.mlp_in = _linear(a, a.width, 2 * a.mlp_width)  # the gate's rows, then those it multiplies
+            self.mlp_out = _linear(a, a.mlp_width, a.width)
         self.mlp_after = self._norm(after)
 
     def _norm(self, is_there: bool) -> nn.RMSNorm | nn.Identity:
@@ -291,17 +109,12 @@ class LlamaLayer(CausalLayer):
         a = self.architecture
         keys = a.kv_heads * a.head_dim
         q, k, v = qkv.split([a.query_width, keys, keys], dim=2)
-        if a.qk_norm == "projection":
-            q, k = self._normed(q, k)
+        if a.qk_norm == "projection" and self.q_norm and self.k_norm:
+            q, k = self.q_norm(q), self.k_norm(k)
         q, k, v = (x.unflatten(2, (-1, a.head_dim)).transpose(1, 2) for x in (q, k, v))
-        if a.qk_norm == "head":
-            q, k = self._normed(q, k)
+        if a.qk_norm == "head" and self.q_norm and self.k_norm:
+            q, k = self.q_norm(q), self.k_norm(k)
         return rotate(q, rotary), rotate(k, rotary), v
-
-    def _normed(self, q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
-        assert self.q_norm is not None
-        assert self.k_norm is not None
-        return self.q_norm(q), self.k_norm(k)
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor, past: int) -> Tensor:
         a = self.architecture
@@ -375,8 +188,8 @@ class Expert(nn.Module):
     def __init__(self, architecture: LlamaArchitecture) -> None:
         super().__init__()
         a = architecture
-        self.mlp_in = a.linear(a.width, 2 * a.mlp_width)  # as in LlamaLayer
-        self.mlp_out = a.linear(a.mlp_width, a.width)
+        self.mlp_in = _linear(a, a.width, 2 * a.mlp_width)  # as in LlamaLayer
+        self.mlp_out = _linear(a, a.mlp_width, a.width)
 
 
 class LlamaStage(CausalStage):
@@ -392,19 +205,17 @@ class LlamaStage(CausalStage):
         self.is_first, self.is_last = index == 0, index == a.parts - 1
         self.embedding = nn.Embedding(a.vocabulary, a.width) if self.is_first else None
         begin = sum(a.layers[:index])
-        layers = nn.ModuleList(LlamaLayer(a, begin + i) for i in range(a.layers_in(index)))
-        self.layers = cast(Sequence[LlamaLayer], layers)
+        layers = (LlamaLayer(a, begin + i) for i in range(a.layers_in(index)))
+        self.layers = cast(Sequence[LlamaLayer], nn.ModuleList(layers))
         self.norm = nn.RMSNorm(a.width, eps=a.norm_epsilon) if self.is_last else None
-        self.head = self._new_head() if self.is_last else None
+        self.head = None
+        if self.is_last and a.tied_head and self.embedding is not None:
+            self.head = TiedHead(self.embedding)
+        elif self.is_last:
+            self.head = nn.Linear(a.width, a.vocabulary, bias=False)
         for name, table in self._tables().items():
             self.register_buffer(name, table, persistent=False)
         initialise(self, a.total_layers)
-
-    def _new_head(self) -> nn.Linear | TiedHead:
-        a = self.architecture
-        if a.tied_head and self.embedding is not None:
-            return TiedHead(self.embedding)
-        return nn.Linear(a.width, a.vocabulary, bias=False)
 
     def _tables(self) -> dict[str, Tensor]:
         a = self.architecture

@@ -4,7 +4,7 @@ import math
 from dataclasses import dataclass
 from itertools import pairwise
 from statistics import NormalDist
-from typing import Literal
+from typing import Literal, get_args
 
 import numpy as np
 import torch
@@ -13,7 +13,7 @@ from torch import Tensor
 from stages.errors import PartitionError
 
 Kind = Literal["equal_probability", "equal_entropy", "uniform"]
-KINDS: tuple[Kind, ...] = ("equal_probability", "equal_entropy", "uniform")
+KINDS: tuple[Kind, ...] = get_args(Kind)
 
 
 @dataclass(frozen=True)
@@ -81,29 +81,20 @@ class NoisePartition:
         return torch.exp(self.prior.mean + self.prior.std * torch.special.ndtri(quantile)).to(uniform.dtype)
 
 
-def equal_probability(
-    blocks: int, sigma_min: float, sigma_max: float, prior: LogNormalPrior | None = None, overlap: float = 0.05
-) -> NoisePartition:
+def equal_probability(blocks: int, sigma_min: float, sigma_max: float, overlap: float = 0.05) -> NoisePartition:
     """Ranges of equal mass under the truncated log-normal prior (DiffusionBlocks section 3.3).
 
     sigma_b = exp(P_mean + P_std * Phi^-1(q_b)), q_b equally spaced between the truncation points.
     Raises PartitionError for a range that is empty, or so far in the prior's tail that it has no mass to share.
     """
     _check_range(blocks, sigma_min, sigma_max)
-    prior = prior or LogNormalPrior()
+    prior = LogNormalPrior()
     normal = NormalDist(prior.mean, prior.std)
     q_min, q_max = normal.cdf(math.log(sigma_min)), normal.cdf(math.log(sigma_max))
     if q_max - q_min < 1e-9:  # the CDF's rounding would show in the boundaries
         raise PartitionError(f"noise partition: the prior has no mass to share in [{sigma_min:g}, {sigma_max:g}]")
     inner = [math.exp(normal.inv_cdf(q_max + (q_min - q_max) * b / blocks)) for b in range(1, blocks)]
     return NoisePartition("equal_probability", (sigma_max, *inner, sigma_min), prior, overlap)
-
-
-def uniform(blocks: int, sigma_min: float, sigma_max: float, overlap: float = 0.05) -> NoisePartition:
-    """Ranges of equal width in sigma: DiffusionBlocks' ablation baseline."""
-    _check_range(blocks, sigma_min, sigma_max)
-    inner = [sigma_max + (sigma_min - sigma_max) * b / blocks for b in range(1, blocks)]
-    return NoisePartition("uniform", (sigma_max, *inner, sigma_min), overlap=overlap)
 
 
 def _check_range(blocks: int, sigma_min: float, sigma_max: float) -> None:
@@ -120,10 +111,6 @@ def equal_entropy(
 
     `cross_entropies[i]` is the CE (nats) measured at `sigmas[i]`; sigmas rise. The curve is made monotone.
     """
-    if len(sigmas) < 2 or any(high <= low for low, high in pairwise(sigmas)):
-        raise PartitionError("noise partition: equal_entropy needs at least two rising noise levels")
-    if len(cross_entropies) != len(sigmas):
-        raise PartitionError("noise partition: equal_entropy needs one cross-entropy for each noise level")
     _check_range(blocks, sigmas[0], sigmas[-1])
     log_sigma = np.log(np.asarray(sigmas, dtype=np.float64))
     curve = np.maximum.accumulate(np.asarray(cross_entropies, dtype=np.float64))

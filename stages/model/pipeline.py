@@ -4,16 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any, Protocol, cast
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 from stages.errors import ShapeError
-from stages.model.architecture import CONTEXT, Architecture
+from stages.model.architecture import CONTEXT, Architecture, LlamaArchitecture
 from stages.model.layers import CausalStage, Layer, LayerCache, initialise, rotary_table
-from stages.model.llama import LlamaArchitecture, LlamaStage
+from stages.model.llama import LlamaStage
 
 
 class ArStage(CausalStage):
@@ -58,31 +58,21 @@ class ArModel(nn.Module):
         return self.stages[-1].next_byte(x)
 
 
-class CacheShape(Protocol):
-    """Facts of an architecture that size its caches."""
-
-    @property
-    def kv_heads(self) -> int: ...
-
-    @property
-    def head_dim(self) -> int: ...
+TextArchitecture = Architecture | LlamaArchitecture
+PipelineStage = ArStage | LlamaStage
 
 
 def new_caches(
-    layers: int, architecture: CacheShape, capacity: int, batch: int = 1, device: torch.device | None = None
+    layers: int, architecture: TextArchitecture, capacity: int, batch: int = 1, device: torch.device | None = None
 ) -> list[LayerCache]:
     """Empty KV caches of `layers` layers for `capacity` clean positions."""
     shape = (batch, architecture.kv_heads, capacity, architecture.head_dim)
     return [LayerCache(torch.zeros(shape, device=device), torch.zeros(shape, device=device)) for _ in range(layers)]
 
 
-def cache_bytes(layers: int, architecture: CacheShape, capacity: int) -> int:
+def cache_bytes(layers: int, architecture: TextArchitecture, capacity: int) -> int:
     """Bytes that `new_caches` takes for one sequence."""
     return layers * 2 * capacity * architecture.kv_heads * architecture.head_dim * 4
-
-
-TextArchitecture = Architecture | LlamaArchitecture
-PipelineStage = ArStage | LlamaStage
 
 
 def new_stage(architecture: TextArchitecture, index: int) -> PipelineStage:
@@ -119,10 +109,6 @@ class _Unfilled(TorchFunctionMode):
 
 @contextmanager
 def without_memory() -> Iterator[None]:
-    """Modules that are made in it have shapes only: their weights are read later, or never.
-
-    Their first values are not drawn either: without memory torch does so by way of its compiler, whose import takes
-    as long as that of all the rest.
-    """
+    """Modules that are made in it have shapes only: their weights are read later, or never."""
     with torch.device("meta"), _Unfilled():
         yield

@@ -142,10 +142,8 @@ class Shaping:
     # What the logit of a token that was read or written is divided by, or multiplied where it is negative (Keskar et
     # al. 2019, arXiv 1909.05858).
     repetition_penalty: float = 1.0
-    # Added to the logits of tokens, after the penalties.
-    logit_bias: Mapping[int, float] = field(default_factory=dict)
-    # Number of tokens that were given: those after them were written.
-    prompt: int = 0
+    logit_bias: Mapping[int, float] = field(default_factory=dict)  # added to the logits of tokens, after the penalties
+    prompt: int = 0  # number of tokens that were given: those after them were written
 
     @property
     def adjusts(self) -> bool:

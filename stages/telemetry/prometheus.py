@@ -1,4 +1,4 @@
-"""Metrics for Prometheus: copied on the event loop that counts them, formatted on another thread."""
+"""Metrics for Prometheus: read on the event loop that counts them, written out on another thread."""
 
 from __future__ import annotations
 
@@ -6,9 +6,9 @@ import asyncio
 import contextlib
 import logging
 from bisect import bisect_left
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from copy import copy
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 from typing import TYPE_CHECKING, Any, Literal
 from wsgiref.simple_server import WSGIRequestHandler
 
@@ -20,8 +20,6 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-Application = Callable[..., Iterable[bytes]]
-
 # Metrics are plain arrays, which a scrape reads: prometheus_client takes a lock and one or two microseconds for each
 # addition; these take a fifth of a microsecond.
 SECONDS = (0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120)
@@ -31,7 +29,7 @@ COUNTS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024)
 class Histogram:
     """Counts of the values in each bucket, and their sum. Only one thread adds."""
 
-    # one writer needs no lock: a scrape copies on the event loop that writes; a small model's hop is 150 us of Python
+    # one writer needs no lock: a scrape reads on the event loop that writes; a small model's hop is 150 us of Python
 
     __slots__ = ("bounds", "counts", "total")
 
@@ -43,18 +41,10 @@ class Histogram:
         self.counts[bisect_left(self.bounds, value)] += 1
         self.total += value
 
-    def __copy__(self) -> Histogram:
-        other = Histogram(self.bounds)
-        other.counts, other.total = self.counts.copy(), self.total
-        return other
-
     def cumulative(self) -> list[tuple[str, float]]:
         """(upper end, values up to it), the last for "+Inf": the count of all."""
-        so_far, rows = 0, []
-        for end, count in zip([*map(float, self.bounds), "+Inf"], self.counts, strict=True):
-            so_far += count
-            rows.append((str(end), float(so_far)))
-        return rows
+        ends = [*map(float, self.bounds), "+Inf"]
+        return [(str(end), float(so_far)) for end, so_far in zip(ends, accumulate(self.counts), strict=True)]
 
 
 @dataclass(frozen=True)
@@ -66,13 +56,6 @@ class MetricFamily:
     text: str
     labels: tuple[str, ...] = ()
 
-    @property
-    def series(self) -> tuple[str, ...]:
-        """The names in queries."""
-        if self.kind == "histogram":
-            return (f"{self.name}_bucket", f"{self.name}_sum", f"{self.name}_count")
-        return (self.name,)
-
 
 MetricValues = Mapping[str, Mapping[tuple[str, ...], float | Histogram]]  # values by family name and labels
 
@@ -83,29 +66,25 @@ CLIENT_S = 10.0  # time for the client of a scrape to send and read
 
 
 class LoopCollector:
-    """Metric families whose values live on an event loop, where they are all copied at one moment."""
+    """Metric families whose values live on an event loop, where they are all read at one moment."""
 
     def __init__(
         self, families: Sequence[MetricFamily], read: Callable[[], MetricValues], loop: asyncio.AbstractEventLoop
     ) -> None:
         self.families, self.read, self.loop = families, read, loop
 
-    def collect(self) -> Iterator[Metric]:
+    def collect(self) -> list[Metric]:
         """Raises TimeoutError when the loop is too busy."""
 
-        async def copied() -> MetricValues:
-            return {name: {labels: copy(value) for labels, value in rows.items()} for name, rows in self.read().items()}
+        async def built() -> list[Metric]:
+            figures = self.read()
+            return [_metric(family, figures[family.name]) for family in self.families]
 
-        copying = asyncio.run_coroutine_threadsafe(copied(), self.loop)
+        building = asyncio.run_coroutine_threadsafe(built(), self.loop)
         try:
-            figures = copying.result(READ_S)
+            return building.result(READ_S)
         finally:
-            copying.cancel()
-        return (_metric(family, figures[family.name]) for family in self.families)
-
-    def describe(self) -> list[Metric]:
-        """Return nothing: otherwise the registry would collect at once when this is registered."""
-        return []
+            building.cancel()
 
 
 class MetricsServer:
@@ -125,7 +104,17 @@ class MetricsServer:
             reason = error.strerror or error
             raise ServiceError(f"cannot serve metrics on {address}: {reason}; give --metrics another port") from None
         self._server.RequestHandlerClass = _Handler
-        self._server.set_app(_patient(make_wsgi_app(registry)))
+        app = make_wsgi_app(registry)
+
+        def scraped(environ: dict[str, Any], start_response: Any) -> Iterable[bytes]:  # noqa: ANN401
+            try:
+                return app(environ, start_response)
+            except TimeoutError:
+                log.warning("a scrape failed: the event loop did not answer within %g s", READ_S)
+                start_response("503 Service Unavailable", [("Content-Type", "text/plain")])
+                return [b"this process is too busy to be read\n"]
+
+        self._server.set_app(scraped)
         self.port = self._server.server_port
         log.info("metrics on http://%s:%d/metrics", f"[{host}]" if ":" in host else host, self.port)
 
@@ -145,20 +134,6 @@ class _Handler(WSGIRequestHandler):
 
     def log_message(self, format: str, *args: object) -> None:
         pass
-
-
-def _patient(app: Application) -> Application:
-    """The same app, which answers 503 while the event loop is busy."""
-
-    def scraped(environ: dict[str, Any], start_response: Any) -> Iterable[bytes]:  # noqa: ANN401
-        try:
-            return app(environ, start_response)
-        except TimeoutError:
-            log.warning("a scrape failed: the event loop did not answer within %g s", READ_S)
-            start_response("503 Service Unavailable", [("Content-Type", "text/plain")])
-            return [b"this process is too busy to be read\n"]
-
-    return scraped
 
 
 def _metric(family: MetricFamily, figures: Mapping[tuple[str, ...], float | Histogram]) -> Metric:

@@ -67,7 +67,7 @@ class Authority:
         """
         _check_days(days)
         make_private_directory(directory)
-        pem, secret = directory / f"{AUTHORITY}.pem", directory / f"{AUTHORITY}.key"
+        pem, secret = _files(directory, AUTHORITY)
         _check_new((pem, secret), force, "every certificate must be made anew then")
         key = ec.generate_private_key(ec.SECP256R1())
         identifier = x509.SubjectKeyIdentifier.from_public_key(key.public_key())
@@ -90,16 +90,16 @@ class Authority:
     @classmethod
     def open(cls, directory: Path) -> Authority:
         """Raises InputError when it is not there, was damaged, or has expired."""
-        pem, secret = directory / f"{AUTHORITY}.pem", directory / f"{AUTHORITY}.key"
+        pem, secret = _files(directory, AUTHORITY)
         if not pem.exists() or not secret.exists():
             missing = secret if pem.exists() else pem
             raise InputError(f"there is no {missing}: make an authority with `onesweep certs init --dir {directory}`")
-        certificate, key = _read_certificate(pem), _read_key(secret)
+        certificate, key = _parsed(pem, "certificate", x509.load_pem_x509_certificate), _read_key(secret)
         if certificate.public_key() != key.public_key():
             raise InputError(f"{secret} is not the key of {pem}: put back the two that were made together")
         if certificate.not_valid_after_utc <= datetime.now(UTC):
             raise InputError(
-                f"the authority {pem} expired on {_day(certificate.not_valid_after_utc)}: "
+                f"the authority {pem} expired on {certificate.not_valid_after_utc:%Y-%m-%d}: "
                 f"make a new one with `onesweep certs init --force --dir {directory}`, then every certificate"
             )
         return cls(directory, certificate, key)
@@ -125,7 +125,7 @@ class Authority:
             )
         names = [_general_name(address) for address in addresses]
         self._check_constraints(addresses)
-        pem, secret = self._path(identity.name), self._path(identity.name).with_suffix(".key")
+        pem, secret = _files(self.directory, identity.name)
         _check_new((pem, secret), force, "a new key replaces the old one then")
         key = ec.generate_private_key(ec.SECP256R1())
         certificate = self._sign(identity, names, key.public_key(), days)
@@ -140,10 +140,10 @@ class Authority:
         """
         # The key stays, so only one file changes: at no moment do key and certificate differ, and no key travels again.
         _check_days(days)
-        pem = self._path(check_certified_name(name))
+        pem, _ = _files(self.directory, check_certified_name(name))
         if not pem.exists():
             raise InputError(f"there is no {pem} to renew: make it with `onesweep certs issue`")
-        before = _read_certificate(pem)
+        before = _parsed(pem, "certificate", x509.load_pem_x509_certificate)
         try:
             before.verify_directly_issued_by(self.certificate)
         except (InvalidSignature, ValueError, TypeError):
@@ -157,9 +157,6 @@ class Authority:
     def names(self) -> list[str]:
         """Everybody who has a certificate in the directory."""
         return sorted(path.stem for path in self.directory.glob("*.pem") if path.stem != AUTHORITY)
-
-    def _path(self, name: str) -> Path:
-        return self.directory / f"{name}.pem"
 
     def _sign(
         self, identity: Identity, addresses: list[x509.GeneralName], public: ec.EllipticCurvePublicKey, days: int
@@ -185,11 +182,8 @@ class Authority:
         constraints = self.certificate.extensions.get_extension_for_class(x509.NameConstraints).value
         domains = [name.value for name in constraints.permitted_subtrees or () if isinstance(name, x509.DNSName)]
         for address in addresses:
-            if (
-                ip_of(address) is None
-                and domains
-                and not any(address == domain or address.endswith(f".{domain}") for domain in domains)
-            ):
+            within = any(f".{address}".endswith(f".{domain}") for domain in domains)
+            if domains and not within and ip_of(address) is None:
                 raise InputError(f"the authority may certify names in {', '.join(domains)} only, not {address!r}")
 
 
@@ -203,10 +197,15 @@ def check_certified_name(name: str) -> str:
     return name
 
 
+def _files(directory: Path, name: str) -> tuple[Path, Path]:
+    """The certificate of `name`, and its key."""
+    return directory / f"{name}.pem", directory / f"{name}.key"
+
+
 def expiry(until: datetime) -> str:
     """ "until 2030-01-31, 30 days", for people."""
     left = until - datetime.now(UTC)
-    return f"until {_day(until)}, {max(round(left / timedelta(days=1)), 0)} days"
+    return f"until {until:%Y-%m-%d}, {max(round(left / timedelta(days=1)), 0)} days"
 
 
 def _begin(
@@ -224,16 +223,10 @@ def _begin(
 
 
 def _usage(signs_others: bool) -> x509.KeyUsage:
+    others = ("content_commitment", "key_encipherment", "data_encipherment", "key_agreement")
+    unused = dict.fromkeys((*others, "encipher_only", "decipher_only"), False)
     return x509.KeyUsage(
-        digital_signature=not signs_others,
-        key_cert_sign=signs_others,
-        crl_sign=signs_others,
-        content_commitment=False,
-        key_encipherment=False,
-        data_encipherment=False,
-        key_agreement=False,
-        encipher_only=False,
-        decipher_only=False,
+        digital_signature=not signs_others, key_cert_sign=signs_others, crl_sign=signs_others, **unused
     )
 
 
@@ -242,10 +235,9 @@ def _common_name(text: str) -> x509.Name:
 
 
 def _leaf(path: Path, certificate: x509.Certificate) -> Leaf:
-    try:
+    names = x509.SubjectAlternativeName([])
+    with suppress(x509.ExtensionNotFound):
         names = certificate.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
-    except x509.ExtensionNotFound:
-        names = x509.SubjectAlternativeName([])
     identity = Identity.of(names.get_values_for_type(x509.UniformResourceIdentifier))
     if identity is None:
         raise InputError(f"{path} was not made by `onesweep certs`: it names no host, router or client")
@@ -270,10 +262,6 @@ def _domain(name: str) -> str:
 def _check_days(days: int) -> None:
     if not 0 < days <= MOST_DAYS:
         raise InputError(f"--days must be 1 to {MOST_DAYS}, not {days}")
-
-
-def _day(when: datetime) -> str:
-    return when.date().isoformat()
 
 
 def _check_new(paths: Sequence[Path], force: bool, consequence: str) -> None:
@@ -332,10 +320,6 @@ def is_signed(
 
 def _write_secret(path: Path, key: ec.EllipticCurvePrivateKey | Ed25519PrivateKey) -> None:
     write_file(path, key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption()))
-
-
-def _read_certificate(path: Path) -> x509.Certificate:
-    return _parsed(path, "certificate", x509.load_pem_x509_certificate)
 
 
 def _read_key(path: Path) -> ec.EllipticCurvePrivateKey:

@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING
 from stages.errors import InputError
 
 if TYPE_CHECKING:
-    from stages.wire.registry import Registry, RegistrySettings
+    from stages.wire.etcd import EtcdRegistry
+    from stages.wire.registry import RegistrySettings
 
 TOKEN_VARIABLE = "ONESWEEP_TOKEN"
 
@@ -38,7 +39,7 @@ def add_registry_flags(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--registry", metavar="URL", help=what)
 
 
-def open_registry(settings: RegistrySettings) -> Registry:
+def open_registry(settings: RegistrySettings) -> EtcdRegistry:
     """The registry, not connected yet. Raises InputError when the client library is not installed."""
     try:
         from stages.wire.etcd import EtcdRegistry

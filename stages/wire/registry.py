@@ -1,19 +1,24 @@
-"""Host registries: the entry of a host, the interface, the settings and flags, and the next hosts of a sweep."""
+"""Host registries: the entry of a host, the settings and flags, and the next hosts of a sweep."""
+
+from __future__ import annotations
 
 import argparse
 import json
 import logging
 import re
-from abc import ABC, abstractmethod
-from collections.abc import AsyncGenerator, Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 from urllib.parse import parse_qsl
 
 from stages.errors import InputError
 from stages.limits import MAX_ADDRESS
 from stages.wire.channel import check_name, ip_of, is_loopback, parse_address
+
+if TYPE_CHECKING:
+    from stages.wire.etcd import EtcdRegistry
 
 log = logging.getLogger(__name__)
 
@@ -27,35 +32,16 @@ TLS_FILES = ("ca", "cert", "key")
 
 @dataclass(frozen=True)
 class Registration:
-    """One host of the ring. Raises InputError when made with impossible values."""
+    """One host of the ring. Raises InputError for a name or an address that cannot be."""
 
     name: str
     address: str  # the address that others dial
-    blocks: tuple[int, ...]
+    blocks: tuple[int, ...]  # neighbours, in order
 
     def __post_init__(self) -> None:
         if check_name(self.name, "host name") == "router":
             raise InputError("a host cannot be called 'router': give it another name")
         check_dialled(self.address)
-        first = self.blocks[0] if self.blocks else -1
-        if not 0 <= first < MAX_BLOCKS or self.blocks != tuple(range(first, first + len(self.blocks))):
-            raise InputError(f"host {self.name}: blocks must be neighbours, in order, and below {MAX_BLOCKS}")
-
-
-class Registry(ABC):
-    """A place where hosts register and routers find them."""
-
-    @abstractmethod
-    async def check(self) -> None:
-        """Raises ServiceError when the registry does not answer."""
-
-    @abstractmethod
-    async def register(self, registration: Registration) -> None:
-        """Keep a host registered until this is cancelled, then remove it. Retries while the registry is down."""
-
-    @abstractmethod
-    def follow(self) -> AsyncGenerator[tuple[Registration, ...], None]:
-        """All hosts in the order of their blocks, now and after each change. An outage of the registry is no change."""
 
 
 @dataclass(frozen=True)
@@ -130,12 +116,8 @@ def registry_settings(options: argparse.Namespace) -> RegistrySettings | None:
 
 def write_entry(registration: Registration) -> bytes:
     """A registration as JSON."""
-    record = {
-        "name": registration.name,
-        "address": registration.address,
-        "blocks": [registration.blocks[0], registration.blocks[-1]],
-    }
-    return json.dumps(record).encode()
+    blocks = [registration.blocks[0], registration.blocks[-1]]
+    return json.dumps({"name": registration.name, "address": registration.address, "blocks": blocks}).encode()
 
 
 def read_entry(name: str, data: bytes) -> Registration:
@@ -153,13 +135,9 @@ def read_entry(name: str, data: bytes) -> Registration:
     address = record.get("address")
     if not isinstance(address, str):
         raise InputError("address is not text")
-    return Registration(name, address, _blocks(record.get("blocks")))
-
-
-def _blocks(value: object) -> tuple[int, ...]:
-    match value:
+    match record.get("blocks"):
         case [int(first), int(last)] if not isinstance(first, bool) and 0 <= first <= last < MAX_BLOCKS:
-            return tuple(range(first, last + 1))
+            return Registration(name, address, tuple(range(first, last + 1)))
     raise InputError(f"blocks is not [FIRST, LAST], from 0 to {MAX_BLOCKS - 1}")
 
 
@@ -179,7 +157,7 @@ def successors(
 
 
 async def follow_successors(
-    registry: Registry,
+    registry: EtcdRegistry,
     own: Registration,
     parts: int,
     set_addresses: Callable[[Sequence[str]], None],

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import logging
 import ssl
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -20,8 +21,7 @@ log = logging.getLogger(__name__)
 
 CERTIFICATE_MARK = b"-----BEGIN CERTIFICATE-----"
 KEY_MARK = b"PRIVATE KEY-----"
-# of a handshake in memory: more than it takes
-ROUND_TRIPS = 4
+ROUND_TRIPS = 4  # of a handshake in memory: more than it takes
 
 Stamp = tuple[FileStamp, ...]  # state of some files, to see that they changed
 
@@ -175,23 +175,16 @@ class Expiry:
     def __init__(self, tls: Tls | None) -> None:
         self._tls = tls
         self._stamp: Stamp | None = None
-        self._unix_s: float | None = None
-
-    def unix_s(self) -> float | None:
-        """None without a certificate; while the files cannot be used, the last value that was known."""
-        if self._tls is not None and (stamp := self._tls.stamp()) != self._stamp:
-            try:
-                certificate = self._tls.read().certificate
-            except InputError:
-                return self._unix_s
-            self._stamp = stamp
-            self._unix_s = certificate.until.timestamp() if certificate else None
-        return self._unix_s
+        self._rows: dict[tuple[str, ...], float] = {}
 
     def rows(self) -> dict[tuple[str, ...], float]:
-        """The value as a metric without labels."""
-        unix_s = self.unix_s()
-        return {} if unix_s is None else {(): unix_s}
+        """Unix time as a metric without labels, none without a certificate; while the files cannot be used, what was
+        known last."""
+        if self._tls is not None and (stamp := self._tls.stamp()) != self._stamp:
+            with suppress(InputError):
+                certificate = self._tls.read().certificate
+                self._stamp, self._rows = stamp, {(): certificate.until.timestamp()} if certificate else {}
+        return self._rows
 
 
 def check_authority(path: Path, raw: bytes) -> None:
@@ -217,7 +210,7 @@ def examine(authority: Path, certificate: Path, key: Path) -> Certificate:
             context.load_cert_chain(certificate, key, no_password)
         shown = _shown(shower, viewer)
     except ssl.SSLCertVerificationError as error:
-        raise InputError(f"{certificate} is refused: {_reason(error, authority)}") from None
+        raise InputError(f"{certificate} is refused: {_reason(error.verify_message, authority)}") from None
     except ssl.SSLError as error:
         if error.reason == "KEY_VALUES_MISMATCH":
             raise InputError(f"{key} is not the key of {certificate}: give the two that were made together") from None
@@ -241,8 +234,7 @@ def _shown(shower: ssl.SSLContext, viewer: ssl.SSLContext) -> dict[str, Any]:
     return sides[1].getpeercert() or {}
 
 
-def _reason(error: ssl.SSLCertVerificationError, authority: Path) -> str:
-    said = error.verify_message
+def _reason(said: str, authority: Path) -> str:
     if "expired" in said:
         return "it has expired; renew it with `onesweep certs renew`"
     if "not yet valid" in said:

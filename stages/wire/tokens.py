@@ -5,21 +5,19 @@ A token is 256 random bits, so a plain SHA-256 keeps it secret: a slow hash prot
 
 import argparse
 import hashlib
-import hmac
 import json
 import logging
 import os
 import re
 import secrets
-import tomllib
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
-from typing import Any
 
 import grpc
 
 from stages.errors import InputError, one_of
+from stages.settings import from_toml, read_toml
 from stages.wire.channel import check_name, is_loopback
 from stages.wire.flags import TOKEN_VARIABLE
 from stages.wire.secret_files import check_secret, read_file, stamp_of, write_file
@@ -86,7 +84,7 @@ class Keyring:
         """:param routers: that take these tokens, each with its share of a limit. Raises InputError for a bad file."""
         self.path, self.routers = path, routers
         self._stamp = stamp_of(path) if path else None
-        self._keys = self._shares(path) if path else ()
+        self._keys = self._shares(path) if path else {}
 
     @property
     def open(self) -> bool:
@@ -107,10 +105,7 @@ class Keyring:
         text = shown.decode("utf-8", "replace") if isinstance(shown, bytes) else shown
         if not text.startswith(SCHEME):
             raise _unauthenticated(f"the metadata `{HEADER}` must be `{SCHEME}TOKEN`")
-        digest, found = token_hash(text.removeprefix(SCHEME)), None
-        for key in self._keys:  # all are compared, so that the time taken says nothing
-            if hmac.compare_digest(key.sha256, digest):
-                found = key
+        found = self._keys.get(token_hash(text.removeprefix(SCHEME)))  # by its hash: the time taken says nothing
         if found is None:
             raise _unauthenticated("unknown token: it was mistyped or removed; ask the operator of this server for one")
         if not found.may(scope):
@@ -118,10 +113,10 @@ class Keyring:
             raise StatusError(grpc.StatusCode.PERMISSION_DENIED, said)
         return found
 
-    def _shares(self, path: Path) -> tuple[Key, ...]:
+    def _shares(self, path: Path) -> dict[str, Key]:
         if not (keys := read_tokens(path)):
             log.warning("%s has no keys: nobody is let in until `onesweep token add` writes one", path)
-        return tuple(key.share(self.routers) for key in keys)
+        return {key.sha256: key.share(self.routers) for key in keys}
 
     def _read_again(self, path: Path) -> None:
         stamp = stamp_of(path)
@@ -154,21 +149,15 @@ def token_metadata(token: str) -> tuple[tuple[str, str], ...]:
 
 def read_tokens(path: Path) -> tuple[Key, ...]:
     """Raises InputError that names the file and what to change."""
-    raw = read_file(path)
+    table = read_toml(path, error=InputError)
     check_secret(path)
-    try:
-        table = tomllib.loads(raw.decode())
-        entries = table.get("keys", [])
-        if set(table) - {"keys"} or not isinstance(entries, list):
-            raise InputError("it must have [[keys]] sections only")
-        keys = tuple(_key(entry) for entry in entries)
-        for what, values in (("name", [k.name for k in keys]), ("token", [k.sha256 for k in keys])):
-            if len(set(values)) < len(values):
-                raise InputError(f"two keys have the same {what}")
-    except (ValueError, RecursionError) as error:  # of which some are no TOMLDecodeError: a number of 5,000 digits
-        raise InputError(f"{path} is not TOML: {error}") from None
-    except InputError as error:
-        raise InputError(f"{path}: {error}") from None
+    entries = table.get("keys", [])
+    if table.keys() - {"keys"} or not isinstance(entries, list):
+        raise InputError(f"{path}: it must have [[keys]] sections only")
+    keys = tuple(_key(path, entry) for entry in entries)
+    for what, values in (("name", {key.name for key in keys}), ("token", {key.sha256 for key in keys})):
+        if len(values) < len(keys):
+            raise InputError(f"{path}: two keys have the same {what}")
     return keys
 
 
@@ -186,27 +175,13 @@ def write_tokens(path: Path, keys: Sequence[Key]) -> None:
     write_file(path, "\n".join(parts).encode())
 
 
-def _key(entry: object) -> Key:
-    if not isinstance(entry, dict):
-        raise InputError("[[keys]] must be sections")
-    known: dict[str, tuple[type, ...]] = {
-        "name": (str,),
-        "sha256": (str,),
-        "scopes": (list,),
-        "rate": (int, float),
-        "concurrent": (int,),
-        "bytes_per_day": (int,),
-    }
-    who = f"key {entry.get('name', '(without a name)')!r}"
-    for name, value in entry.items():
-        if name not in known:
-            raise InputError(f"{who} has an unknown setting {name!r}{one_of(name, known, 'there are')}")
-        if not isinstance(value, known[name]) or isinstance(value, bool):
-            raise InputError(f"{who}: {name} cannot be {value!r}")
-    settings: dict[str, Any] = {**entry, "scopes": tuple(map(str, entry.get("scopes", ())))}
-    if "name" not in settings or not re.fullmatch("[0-9a-f]{64}", settings.get("sha256", "")):
-        raise InputError(f"{who} needs a name and the sha256 of its token, 64 hex digits")
-    return Key(**settings)
+def _key(path: Path, entry: object) -> Key:
+    name = entry.get("name", "(without a name)") if isinstance(entry, dict) else entry
+    given = {"scopes": [], **entry} if isinstance(entry, dict) else entry  # a file that names none grants none
+    key = from_toml(Key, given, f"{path}: key {name!r}", error=InputError)
+    if not re.fullmatch("[0-9a-f]{64}", key.sha256):
+        raise InputError(f"{path}: key {name!r} needs the sha256 of its token, 64 hex digits")
+    return key
 
 
 def _unauthenticated(message: str) -> StatusError:

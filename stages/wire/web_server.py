@@ -19,8 +19,6 @@ from stages.wire.tls import Stamp
 log = logging.getLogger(__name__)
 
 MAX_CONNECTIONS = 1000
-# Of a connection between two requests.
-KEEP_ALIVE_S = 5
 # Of a request without its body.
 MAX_HEAD_BYTES = 64 << 10
 BACKLOG = 512
@@ -84,9 +82,7 @@ class WebServer(uvicorn.Server):
             access_log=False,
             proxy_headers=False,
             server_header=False,
-            backlog=BACKLOG,
             limit_concurrency=max_connections,
-            timeout_keep_alive=KEEP_ALIVE_S,
             timeout_graceful_shutdown=math.ceil(drain_s),
             h11_max_incomplete_event_size=MAX_HEAD_BYTES,
             ssl_context_factory=None if context is None else lambda config, default: context,

@@ -13,7 +13,8 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from stages.checkpoint.checkpoint import update_manifest
 from stages.checkpoint.draft_head import DraftHead, add_draft_head, write_draft_head
 from stages.checkpoint.manifest import TOKENIZER_NAME, read_manifest
-from stages.model.llama import LlamaArchitecture, LlamaStage
+from stages.model.architecture import LlamaArchitecture
+from stages.model.llama import LlamaStage
 from stages.model.randomness import sample_tokens
 from stages.model.vocabulary import Vocabulary
 from tests.stages.model.tiny_llama import TINY, write_tiny

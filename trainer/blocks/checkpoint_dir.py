@@ -15,7 +15,7 @@ from stages.checkpoint.manifest import MANIFEST_NAME, MAX_PROBE_TOKENS, TOKENIZE
 from stages.errors import CheckpointError, ConfigError
 from stages.model.architecture import Architecture
 from stages.model.block import Block, Codes
-from stages.model.partition import NoisePartition, equal_entropy, equal_probability, uniform
+from stages.model.partition import NoisePartition, equal_entropy, equal_probability
 from stages.model.pipeline import ArStage
 from trainer.blocks.config import NoiseConfig, TrainingConfig
 from trainer.blocks.data import Corpus, TextTokenizer, load_corpus
@@ -32,8 +32,6 @@ def make_partition(noise: NoiseConfig, blocks: int, codes: Codes, text: Tensor) 
     # same text agree.
     if noise.partition == "equal_probability":
         return equal_probability(blocks, noise.sigma_min, noise.sigma_max, overlap=noise.overlap)
-    if noise.partition == "uniform":
-        return uniform(blocks, noise.sigma_min, noise.sigma_max, noise.overlap)
     sigmas, nats = entropy_curve(codes, text, noise.sigma_min, noise.sigma_max)
     measured = equal_entropy(blocks, sigmas, nats, noise.overlap)
     # Digits that depend on the machine or its threads are cut off, for two workers must get the same boundaries.

@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Literal
 
 from stages.errors import ConfigError
 from stages.model.architecture import Architecture
-from stages.model.partition import Kind
 from stages.settings import check, from_toml, limits, read_toml
 
 if TYPE_CHECKING:
@@ -137,7 +136,7 @@ _POSITIVE = limits(least=0)
 class NoiseConfig:
     """The noise range of the chain and how it is cut."""
 
-    partition: Kind = "equal_entropy"
+    partition: Literal["equal_entropy", "equal_probability"] = "equal_entropy"
     sigma_min: float = 0.15
     sigma_max: float = 10.0
     overlap: float = 0.05

@@ -22,8 +22,7 @@ from stages.checkpoint.gate import PROBE_TEXT
 from stages.checkpoint.manifest import MANIFEST_NAME, Manifest, read_manifest
 from stages.device import check_device
 from stages.errors import CheckpointError, InputError
-from stages.model.architecture import WEIGHT_WORDS, Architecture
-from stages.model.llama import LlamaArchitecture
+from stages.model.architecture import WEIGHT_WORDS, Architecture, LlamaArchitecture
 from stages.model.pipeline import PipelineStage, new_caches
 from trainer.blocks.checkpoint_dir import RUN_FOLDER
 from trainer.blocks.data import Corpus, quick_bfloat16, within_memory

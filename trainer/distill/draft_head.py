@@ -23,8 +23,9 @@ from stages.checkpoint.draft_head import (
 from stages.checkpoint.manifest import read_manifest
 from stages.device import check_device
 from stages.errors import InputError
+from stages.model.architecture import LlamaArchitecture
 from stages.model.layers import rotate, seen_keys
-from stages.model.llama import LlamaArchitecture, LlamaLayer
+from stages.model.llama import LlamaLayer
 from trainer.blocks.data import quick_bfloat16
 from trainer.blocks.run import Clock, Run, StepLoss
 from trainer.blocks.state import json_digest

@@ -9,8 +9,7 @@ from dataclasses import asdict, replace
 import torch
 from torch import Tensor, nn
 
-from stages.model.architecture import Architecture
-from stages.model.llama import LlamaArchitecture
+from stages.model.architecture import Architecture, LlamaArchitecture
 from stages.model.pipeline import PipelineStage, new_stage, without_memory
 from trainer.blocks.run import StepLoss
 from trainer.distill.teacher import OutputHead, Samples, Teacher, distance, mean_kl

@@ -19,6 +19,7 @@ from serving.router.topology import local_topology
 from serving.v1 import router_pb2
 from stages.host.metrics import STAGE_METRICS
 from tests.conftest import until
+from tests.test_deploy import series_of
 
 SECRET = "Xyzzy"
 PROMPT = f"The sea was calm. {SECRET} was "
@@ -136,9 +137,9 @@ def test_the_hosts_figures_add_up_to_what_the_answers_say(watched: Deployment, a
 def test_what_is_scraped_is_what_is_documented(watched: Deployment, asked: list[Result]) -> None:
     for name, families in (("host-1", STAGE_METRICS), ("router", ROUTER_METRICS)):
         own = {key[0] for key in scrape(watched, name) if key[0].startswith("onesweep_")}
-        known = {series for family in families for series in family.series}
+        known = {series for family in families for series in series_of(family)}
         assert own <= known
-        silent = {family.name for family in families if not own & set(family.series)}
+        silent = {family.name for family in families if not own & set(series_of(family))}
         without_tls = {family.name for family in families if "certificate" in family.name}
         assert silent <= {"onesweep_stage_refused_total", "onesweep_stage_faults_total", *without_tls}
 

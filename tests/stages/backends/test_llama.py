@@ -21,7 +21,8 @@ from stages.backends.packed import GrowingPiece, PipelineRunner
 from stages.backends.packed_llama import Int8Product, Product
 from stages.backends.rows import independent_rows
 from stages.backends.runner_checks import OneAtATime, Probe
-from stages.model.llama import LlamaArchitecture, LlamaStage
+from stages.model.architecture import LlamaArchitecture
+from stages.model.llama import LlamaStage
 from stages.model.pipeline import new_caches
 from tests.stages.model.tiny_llama import OPTIONS, TINY, random_stages
 

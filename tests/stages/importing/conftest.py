@@ -6,7 +6,8 @@ from pathlib import Path
 import pytest
 from torch import Tensor
 
-from stages.importing.importing import Imported, ImportSettings, import_model
+from stages.checkpoint.manifest import Manifest
+from stages.importing.importing import ImportSettings, import_model
 from tests.stages.importing.published import learnt
 
 
@@ -16,10 +17,10 @@ def weights() -> dict[str, Tensor]:
 
 
 @pytest.fixture
-def imported(tmp_path: Path) -> Callable[..., Imported]:
+def imported(tmp_path: Path) -> Callable[..., Manifest]:
     """Import a source in `blocks` stages into tmp_path / "out"."""
 
-    def run(source: Path, blocks: int = 2, **settings: object) -> Imported:
+    def run(source: Path, blocks: int = 2, **settings: object) -> Manifest:
         return import_model(ImportSettings(source, tmp_path / "out", blocks, **settings))
 
     return run

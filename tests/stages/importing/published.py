@@ -15,7 +15,8 @@ from stages.checkpoint.gate import PROBE_TEXT
 from stages.importing.family import GGUF_TENSORS, TENSORS
 from stages.importing.gate import interleaved
 from stages.importing.huggingface import _TOP
-from stages.model.llama import LlamaArchitecture, LlamaStage
+from stages.model.architecture import LlamaArchitecture
+from stages.model.llama import LlamaStage
 from tests.stages.model.tiny_llama import tiny_tokenizer
 
 SHAPE = LlamaArchitecture(

@@ -21,9 +21,8 @@ from stages.importing.gguf_file import interleaved
 from stages.importing.huggingface import HuggingFaceSource
 from stages.importing.importing import ImportSettings, import_model, open_source
 from stages.importing.source import expected_shapes
-from stages.model.architecture import LinearScaling
+from stages.model.architecture import LinearScaling, LlamaArchitecture
 from stages.model.layers import LayerCache
-from stages.model.llama import LlamaArchitecture
 from stages.model.pipeline import new_caches
 from tests.stages.importing.published import describe_letters, describe_shape
 from tests.stages.importing.test_parity import SIZES, TOLERANCE, transformers

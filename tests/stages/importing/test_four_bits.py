@@ -13,16 +13,17 @@ from torch.nn import functional as F
 from serving.cli.__main__ import main
 from stages.backends import TorchBackend
 from stages.backends.base import CleanPiece, StageRunner
-from stages.backends.packed_llama import PackedLlamaStage, Product, QuantProduct, product
+from stages.backends.packed_llama import Product, QuantProduct, packed_stage
 from stages.checkpoint.checkpoint import halve, load_stage
 from stages.checkpoint.gate import probe_tokens
 from stages.checkpoint.inspect import record, verify
 from stages.checkpoint.manifest import Manifest, read_manifest
 from stages.errors import CheckpointError
 from stages.importing.gguf_file import GgufSource
-from stages.importing.importing import Imported, ImportSettings, import_model, summary
+from stages.importing.importing import ImportSettings, import_model, summary
 from stages.importing.source import is_matrix
-from stages.model.layers import GROUP, QuantLinear, quantised
+from stages.model.architecture import GROUP
+from stages.model.layers import QuantLinear, quantised
 from stages.model.llama import LlamaStage
 from stages.model.pipeline import new_caches
 from tests.stages.importing.published import SHAPE, learnt, taken_apart, write_folder, write_gguf
@@ -98,7 +99,7 @@ def test_hosts_lose_less_than_a_fiftieth_of_a_nat(made: dict[str, Path], kind: s
 def test_a_host_holds_less_than_a_fifth_of_float32(made: dict[str, Path]) -> None:
     stage = stages(made["Q4_1 q4"])[0]
     numbers = sum(m.in_features * m.out_features for m in stage.modules() if isinstance(m, QuantLinear))
-    runner = PackedLlamaStage(stage, product)
+    runner = packed_stage(stage)
     products = [
         each
         for layer in runner.reader.layers
@@ -113,16 +114,16 @@ def test_a_host_holds_less_than_a_fifth_of_float32(made: dict[str, Path]) -> Non
 def test_bfloat16_takes_half_and_loses_almost_nothing(
     weights: dict[str, Tensor], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    source, found = write_folder(tmp_path / "model", weights, WIDE), dict[str, Imported]()
+    source, found = write_folder(tmp_path / "model", weights, WIDE), dict[str, Manifest]()
     for stored in ("float32", "bfloat16"):
         found[stored] = import_model(ImportSettings(source, tmp_path / stored, 2, weights=stored))
     assert "with weights in bfloat16" in summary(found["bfloat16"])
     assert all(check.ok for check in verify(tmp_path / "bfloat16"))
-    whole, less = (sum(part.bytes for part in found[stored].manifest.parts) for stored in found)
+    whole, less = (sum(part.bytes for part in found[stored].parts) for stored in found)
     matrices = sum(tensor.numel() for name, tensor in weights.items() if "layers" in name and tensor.dim() == 2)
     assert abs(whole - less - 2 * matrices) < 100
     for stage in stages(tmp_path / "bfloat16"):
-        layers = PackedLlamaStage(stage, product).reader.layers
+        layers = packed_stage(stage).reader.layers
         assert {block.dtype for layer in layers for block in layer.qkv.blocks} == {torch.bfloat16}
     assert 0 < abs(served_loss(tmp_path / "float32") - served_loss(tmp_path / "bfloat16")) < 0.02
     monkeypatch.setattr(Product, "is_packed", False)

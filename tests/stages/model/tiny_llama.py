@@ -11,10 +11,10 @@ import torch
 
 from stages.checkpoint.checkpoint import save_part, write_manifest
 from stages.checkpoint.manifest import TOKENIZER_NAME, Manifest
-from stages.model.architecture import Experts, LinearScaling
+from stages.model.architecture import Experts, LinearScaling, LlamaArchitecture
 from stages.model.architecture import SlidingWindow as Window
 from stages.model.layers import QuantLinear, quantised
-from stages.model.llama import LlamaArchitecture, LlamaStage
+from stages.model.llama import LlamaStage
 
 needs_bfloat16 = pytest.mark.skipif(
     not torch.ops.mkldnn._is_mkldnn_bf16_supported(), reason="this processor has no products in bfloat16"

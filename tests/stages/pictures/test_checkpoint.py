@@ -129,9 +129,9 @@ def test_a_router_net_of_other_experts_is_refused(drawing: Path, tmp_path: Path)
     edit_manifest(two, lambda m: m["parts"].__setitem__(2, other))
     with pytest.raises(CheckpointError, match=r"head.bias has shape \(3,\), the manifest's architecture asks for"):
         load_router_net(two)
-    with pytest.raises(CheckpointError, match="is the router net, which draws nothing"):
+    with pytest.raises(CheckpointError, match="draws nothing"):
         load_picture_part(three, 3)
-    with pytest.raises(CheckpointError, match="holds no experts"):
+    with pytest.raises(CheckpointError, match="there is no part"):
         load_router_net(drawing / "steps")
 
 

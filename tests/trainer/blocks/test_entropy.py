@@ -57,7 +57,7 @@ def test_measured_boundaries_do_not_depend_on_threads() -> None:
 
 
 @pytest.mark.usefixtures("few_samples")
-@pytest.mark.parametrize("kind", ["equal_probability", "equal_entropy", "uniform"])
+@pytest.mark.parametrize("kind", ["equal_probability", "equal_entropy"])
 def test_every_kind_covers_the_range_it_was_given(kind: str) -> None:
     partition = make_partition(NoiseConfig(partition=kind, overlap=0.1), 3, Codes(0, 16), corpus.train)
     assert partition.kind == kind

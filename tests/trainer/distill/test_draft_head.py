@@ -14,7 +14,7 @@ from stages.checkpoint.draft_head import DRAFT_HEAD_NAME, DraftHead, add_draft_h
 from stages.checkpoint.manifest import read_manifest
 from stages.errors import CheckpointError
 from stages.host.drafter import HeadDrafter, _HeadText
-from stages.model.llama import LlamaArchitecture
+from stages.model.architecture import LlamaArchitecture
 from tests.stages.model.tiny_llama import TINY, write_tiny
 from trainer.blocks.data import Corpus
 from trainer.distill.draft_head import HeadTask, _Acceptance, distill_head
