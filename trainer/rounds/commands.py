@@ -9,7 +9,7 @@ import signal
 import socket
 import sys
 import threading
-from contextlib import closing, nullcontext
+from contextlib import closing
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
@@ -100,15 +100,14 @@ def run_work(options: argparse.Namespace) -> int:
     corpus, stop, watch = corpus_of(options), _stop_on_signals(), from_flags(WatchSettings, options)
     if settings.site is None and settings.machines > 1:
         raise InputError("--machines is of a site: give --site HOST:PORT, where its first machine listens")
-    whole = Site(settings, options.insecure, watch.patience_s, stop.is_set) if settings.site is not None else None
-    with closing(whole) if whole is not None else nullcontext() as site:
-        if site is not None and settings.machine:
-            print(f"{name}: the run is over; {site.follow(corpus)} steps made with the site")
-            return 0
-        with closing(_link(options, watch, stop)) as link:
-            trained = work(link, corpus, settings, site)
-        if site is not None:
-            site.end()
+    site = Site(settings, options.insecure, watch.patience_s, stop.is_set) if settings.site is not None else None
+    if site is not None and settings.machine:
+        print(f"{name}: the run is over; {site.follow(corpus)} steps made with the site")
+        return 0
+    with closing(_link(options, watch, stop)) as link:
+        trained = work(link, corpus, settings, site)
+    if site is not None:
+        site.end()
     print(f"{name}: the run is over; {trained} rounds trained here")
     return 0
 
