@@ -6,7 +6,6 @@ from pathlib import Path
 
 from loadtest.faults.base import Say
 from loadtest.faults.settings import DemoSettings, RunFile
-from loadtest.faults.training_observer import RunView
 from loadtest.faults.training_run import evaluate, final_nats
 from loadtest.faults.training_testbed import TrainingSetup, TrainingTestbed, open_training_testbed
 from loadtest.workload.testbed import LOOPBACK
@@ -15,6 +14,7 @@ from serving.cli.ports import free_port_block
 from serving.client.client import Client
 from serving.router.topology import local_topology
 from stages.errors import OnesweepError, ServiceError
+from trainer.v1.rounds_pb2 import RUN_STATE_FINISHED, WatchUpdate
 
 PATIENCE_S = 300.0
 MEGABYTE = 1e6
@@ -46,23 +46,33 @@ def train_and_serve(settings: DemoSettings, say: Say) -> DemoResult:
             nats = final_nats(evaluate(testbed.out, settings.data))
             say(f"published, next byte {nats:.3f} nats on text that nobody trained on; now it is served ...")
             text, sweeps = _generate(testbed.out, run.parts, settings)
-    return DemoResult(last.update.rounds, last.moved_bytes, nats, text, sweeps)
+    return DemoResult(last.rounds, moved_bytes(last), nats, text, sweeps)
 
 
-def _follow(testbed: TrainingTestbed, say: Say) -> RunView:
-    """The last view of the run; a line whenever every block has made a few rounds more."""
+def moved_bytes(update: WatchUpdate) -> int:
+    """Payload, both ways, as the coordinator counts it."""
+    return update.received_bytes + update.sent_bytes
+
+
+def _follow(testbed: TrainingTestbed, say: Say) -> WatchUpdate:
+    """The last status of the run; a line whenever every block has made a few rounds more."""
     testbed.start()
     told = 0
 
-    def tell(view: RunView) -> None:
+    def tell() -> bool:
         nonlocal told
-        if view.least_round >= told + max(view.update.rounds // 6, 1):
-            told = view.least_round
-            losses = ", ".join(f"{part.name} {dict(part.losses).get(LOSS, '-'):.4}" for part in view.update.parts)
-            say(f"  round {told} of {view.update.rounds}: {losses} nats; {view.moved_bytes / MEGABYTE:.1f} MB moved")
+        testbed.check()
+        if (run := testbed.view) is None:
+            return False
+        made = min(part.round for part in run.parts)
+        if made >= told + max(run.rounds // 6, 1):
+            told = made
+            losses = ", ".join(f"{part.name} {dict(part.losses).get(LOSS, '-'):.4}" for part in run.parts)
+            say(f"  round {made} of {run.rounds}: {losses} nats; {moved_bytes(run) / MEGABYTE:.1f} MB moved")
+        return run.state == RUN_STATE_FINISHED
 
     known = -1
-    while not testbed.follow(tell, PATIENCE_S):
+    while not testbed.wait_until(tell, PATIENCE_S):
         if known == (known := len(testbed.log.entries)):
             raise ServiceError(f"nothing happened for {PATIENCE_S:.0f} s: {testbed.coordinator.last_words()}")
     if not testbed.wait_end(PATIENCE_S):

@@ -163,9 +163,9 @@ def check_training_chaos(settings: TrainingChaosSettings) -> tuple[RunFile, Sele
         raise InputError(f"{config} has a seed; leave it out, --seeds says it")
     settings = settings.runs()[0]
     run = settings.run_file()
-    if settings.faults != () and run.model != "chain":
+    if run.model != "chain":
         raise InputError(f"{config}: faults are for the training of a chain, not of {run.model!r}")
-    if settings.faults != () and run.fragments != 1:
+    if run.fragments != 1:
         raise InputError(f"{config}: faults are for parts that travel whole, not in {run.fragments} fragments")
     if not 1 <= len(run.workers) <= MOST_WORKERS:
         raise InputError(f"{run.parts} parts of {run.replicas} workers; at most {MOST_WORKERS} find room here")
@@ -294,7 +294,7 @@ class _DisturbedRun:
             self._tick()
             if not self._alive():
                 raise ServiceError(f"the run does not begin: {training.coordinator.last_words()}")
-        self.rounds = training.view.update.rounds
+        self.rounds = training.view.rounds
         parts = training.log.entries[0].record["parts"]
         self._wait(lambda: all(training.log.closed(part) >= FIRST_ROUNDS for part in parts))
         for name in training.names:

@@ -1,8 +1,8 @@
 """A training to measure or to break, as real processes in a lab or on loopback; and the faults it knows.
 
-    with open_training_testbed(TrainingSetup(config, text, profile="links-60"), TrainingTestbed) as testbed:
+    with open_training_testbed(TrainingSetup(config, text, (0, 1), "links-60", None), TrainingTestbed) as testbed:
         testbed.start()
-        testbed.wait_until(lambda: testbed.log.accepted >= 10, 60.0)
+        testbed.wait_until(lambda: testbed.log.closed("block-0") >= 2, 60.0)
         testbed.workers["w0"].kill()
 
 A process in a lab ends with the thread that starts it: call the methods from one thread.
@@ -21,11 +21,12 @@ from typing import TypeVar
 
 from loadtest.faults.base import Fault, no_link
 from loadtest.faults.process import Program
-from loadtest.faults.training_observer import EventFollower, RunView, RunWatcher
-from loadtest.lab.profile import ROUTER, Profile
-from loadtest.workload.testbed import LOOPBACK, Network, open_network
+from loadtest.faults.training_observer import EventFollower, RunWatcher
+from loadtest.lab.profile import ROUTER
+from loadtest.workload.testbed import Network, open_network
 from serving.cli.deployment import MODULE
 from stages.errors import ServiceError
+from trainer.v1.rounds_pb2 import WatchUpdate
 
 STORE, DATABASE = "rounds", "rounds.sqlite3"  # as a coordinator names them; to import it would import torch
 
@@ -34,6 +35,7 @@ COORDINATOR = "coordinator"  # the target of faults that are done to it
 STATE = "worker.safetensors"  # as a worker names it
 CAUGHT_S = 30.0  # how long a transfer of a worker is waited for, to be cut in its middle
 GLANCE_S = 0.005
+LOOK_S = 0.5  # least time between two looks at the run's status
 COORDINATOR_NODE = ROUTER  # workers have the nodes `host-1`, `host-2`, ...
 
 
@@ -42,16 +44,13 @@ class TrainingSetup:
     """A run, and its workers."""
 
     config: Path
-    data: Path | None = None  # None: the text that ships with Python
-    parts: tuple[int, ...] = (0, 0, 1, 1, 2, 2)  # the part of each worker: `w0`, `w1`, ...
-    profile: str | Profile = LOOPBACK  # of the links between workers and coordinator
-    profiles: Path | None = None
+    data: Path | None  # None: the text that ships with Python
+    parts: tuple[int, ...]  # the part of each worker: `w0`, `w1`, ...
+    profile: str  # of the links between workers and coordinator
+    profiles: Path | None
     lease_s: float = 30.0
     publish_every: int = 10
     save_every_s: float = 60.0
-    patience_s: float = 600.0  # how long a worker looks for its coordinator
-    look_every_s: float = 0.5  # least time between two views of the run
-    worker_options: tuple[str, ...] = ()
 
 
 class TrainingTestbed:
@@ -75,7 +74,7 @@ class TrainingTestbed:
         self.watcher: RunWatcher | None = None
 
     @property
-    def view(self) -> RunView | None:
+    def view(self) -> WatchUpdate | None:
         """The run as its coordinator last reported it."""
         return self.watcher.last if self.watcher is not None else None
 
@@ -101,20 +100,15 @@ class TrainingTestbed:
             self.node(name),
             *("train", "work", "--coordinator", self.address, *self._data, "--name", name),
             *("--block", str(self.part(name)), "--state", str(state), "--wait", "--threads", "1"),
-            *("--save-every", str(self.setup.save_every_s), "--patience", str(self.setup.patience_s)),
-            *self.setup.worker_options,
+            *("--save-every", str(self.setup.save_every_s)),
         )
-
-    def beside(self, node: str, name: str, command: list[str]) -> Program:
-        """Any other command that runs in a node."""
-        return Program(name, self.network.command(node, command), self.directory / f"{name}.log")
 
     def start(self) -> None:
         """Start what does not run, and watch it."""
         for program in self.programs:
             program.start()
         if self.watcher is None:
-            look = ["train", "status", self.address, "--json", "--interval", str(self.setup.look_every_s)]
+            look = ["train", "status", self.address, "--json", "--interval", str(LOOK_S)]
             command = [sys.executable, *MODULE, *look, *self.network.options]
             self.watcher = RunWatcher(self.network.command(COORDINATOR_NODE, command), self.directory / "watch.log")
 
@@ -128,23 +122,6 @@ class TrainingTestbed:
             if time.monotonic() > deadline:
                 return False
             time.sleep(POLL_S)
-
-    def follow(self, told: Callable[[RunView], object], within_s: float) -> bool:
-        """Hand each new view on, until the run is over; False when it is not over in time.
-
-        Raises ServiceError with the last words of a process that failed.
-        """
-        last: RunView | None = None
-
-        def ended() -> bool:
-            nonlocal last
-            self.check()
-            if (view := self.view) is not None and view is not last:
-                last = view
-                told(view)
-            return last is not None and last.finished
-
-        return self.wait_until(ended, within_s)
 
     def wait_end(self, patience_s: float) -> bool:
         """Wait for the end of the run and of every process; False when there is no progress for so long.
@@ -178,7 +155,8 @@ class TrainingTestbed:
             program.kill()
 
     def _program(self, name: str, node: str, *arguments: str) -> Program:
-        return self.beside(node, name, [sys.executable, *MODULE, *arguments, *self.network.options])
+        command = [sys.executable, *MODULE, *arguments, *self.network.options]
+        return Program(name, self.network.command(node, command), self.directory / f"{name}.log")
 
 
 B = TypeVar("B", bound=TrainingTestbed)
@@ -265,9 +243,8 @@ class FaultyTraining(TrainingTestbed):
 
     def _incoming(self, target: str) -> Path:
         """The files of the half of a worker's update that the coordinator has."""
-        view = self.view
-        worker = view.worker(target) if view is not None else None
-        replica = worker.replica if worker is not None else "*"
+        workers = self.view.workers if self.view is not None else ()
+        replica = next((worker.replica for worker in workers if worker.worker == target), "*")
         return self.out / "rounds" / "incoming" / f"{self.part(target)}-{replica}.*"
 
 

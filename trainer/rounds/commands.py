@@ -12,7 +12,7 @@ import threading
 from contextlib import closing
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING
 
 from stages.settings import add_flags, from_flags, setting
 from stages.telemetry.observability import start_log
@@ -180,9 +180,7 @@ class SimulateSettings:
     vary: tuple[str, ...] = setting(
         (), "of [rounds], of the virtual workers, or SECTION.NAME", action="append", metavar="NAME=VALUE[,VALUE]"
     )
-    one_place: Literal["too", "only"] | None = setting(
-        None, "and, or only, one worker a part that reads all replicas' text", nargs="?", const="too"
-    )
+    one_place: bool = setting(False, "and one worker a part that reads all replicas' text")
     seeds: tuple[int, ...] = setting((0,), "")
 
 
