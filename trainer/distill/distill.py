@@ -5,9 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 import tempfile
-import time
 from collections.abc import Callable
-from copy import deepcopy
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -15,8 +13,6 @@ from typing import Any
 
 import torch
 
-from stages.backends import packed_stage
-from stages.backends.base import CleanPiece
 from stages.checkpoint.checkpoint import file_digest, load_stage, replace_file, save_part, write_manifest
 from stages.checkpoint.gate import PROBE_TEXT
 from stages.checkpoint.manifest import MANIFEST_NAME, Manifest, read_manifest
@@ -24,7 +20,7 @@ from stages.device import check_device
 from stages.errors import CheckpointError, InputError
 from stages.model.architecture import WEIGHT_WORDS, Architecture
 from stages.model.llama import LlamaArchitecture
-from stages.model.pipeline import PipelineStage, new_caches
+from stages.model.pipeline import PipelineStage
 from trainer.blocks.checkpoint_dir import RUN_FOLDER
 from trainer.blocks.data import Corpus, quick_bfloat16, within_memory
 from trainer.blocks.run import Clock, Run, state_path
@@ -34,7 +30,6 @@ from trainer.distill.student import DistillTask, Student, fitting_layers, number
 from trainer.distill.teacher import FIRST, Samples, Teacher, held_out, tokens_corpus
 
 PUBLISH_EVERY_S = 600.0  # time between two evaluations on held-out text, after each of which the checkpoint is replaced
-DRAFT_STEPS = 24
 Tell = Callable[[str], None]
 
 
@@ -181,9 +176,6 @@ class _Report:
         metrics: dict[str, Any] = {**losses, "steps": run.step, "symbols": run.step * s.sequences * s.window}
         stage = self.task.student.stage_alone()
         metrics |= {"minutes": round(run.spent_s / 60, 1), "finished": finished}
-        if finished:
-            # A copy, because the backend takes over the matrices of the stage that it runs.
-            metrics["draft_ms"] = round(draft_ms(deepcopy(stage)), 2)
         return self.destination.publish(stage, metrics)
 
     def _line(self, run: Run, losses: dict[str, float]) -> str:
@@ -260,21 +252,3 @@ class DrafterDir:
             if path.name not in named:
                 path.unlink(missing_ok=True)
         return manifest
-
-
-@torch.inference_mode()
-def draft_ms(stage: PipelineStage) -> float:
-    """Processor time of the fastest of some steps from one token to the probabilities of the next, as the router does.
-
-    Processor time, because a wall clock also counts whatever else the machine does. stage: the whole drafter; its
-    matrices may be taken over.
-    """
-    a, runner, taken = stage.architecture, packed_stage(stage), list[float]()
-    steps = min(DRAFT_STEPS, a.positions)
-    caches = new_caches(a.layers_in(0), a, steps)
-    for token in torch.arange(steps) % a.vocabulary:
-        begin = time.process_time()
-        (hidden,) = runner.read([CleanPiece(token[None], caches)])
-        runner.next_byte([hidden])
-        taken.append(1000 * (time.process_time() - begin))
-    return min(taken)
