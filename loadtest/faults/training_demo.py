@@ -6,7 +6,7 @@ from pathlib import Path
 
 from loadtest.faults.base import Say
 from loadtest.faults.settings import DemoSettings, RunFile
-from loadtest.faults.training_run import evaluate, final_nats
+from loadtest.faults.training_run import NEXT_BYTE, final_scores
 from loadtest.faults.training_testbed import TrainingSetup, TrainingTestbed, open_training_testbed
 from loadtest.workload.testbed import LOOPBACK
 from serving.cli.deployment import temporary_deployment
@@ -43,7 +43,7 @@ def train_and_serve(settings: DemoSettings, say: Say) -> DemoResult:
         say(f"{run.parts} blocks, {len(run.workers)} workers, one coordinator ({over}) ...")
         with open_training_testbed(TrainingSetup(config, *setup), TrainingTestbed) as testbed:
             last = _follow(testbed, say)
-            nats = final_nats(evaluate(testbed.out, settings.data))
+            nats = final_scores(testbed.out)[NEXT_BYTE]
             say(f"published, next byte {nats:.3f} nats on text that nobody trained on; now it is served ...")
             text, sweeps = _generate(testbed.out, run.parts, settings)
     return DemoResult(last.rounds, moved_bytes(last), nats, text, sweeps)

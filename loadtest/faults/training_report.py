@@ -7,7 +7,7 @@ from typing import Any
 
 from loadtest.commands import BenchReport
 from loadtest.faults.base import ReportTable, fault_report, seconds
-from loadtest.faults.training_run import AIM_NATS, TrainingResult, final_nats
+from loadtest.faults.training_run import AIM_NATS, NEXT_BYTE, TrainingResult
 from loadtest.report.table import percentile
 
 SHOWN = 8
@@ -27,7 +27,6 @@ def tables(result: TrainingResult) -> list[ReportTable]:
         found = [fault.back_s for fault in result.faults if fault.kind == kind]
         known = sorted(wait_s for wait_s in found if wait_s is not None)
         waits.append([kind, str(len(found)), *(seconds(percentile(known, percent)) for percent in (50, 100))])
-    # a row for the end of each block; the last one is that of the model
     scores = [
         [name, f"{known:.4f}", f"{result.scores[name]:.4f}", f"{result.scores[name] - known:+.4f}"]
         for name, known in result.reference.scores.items()
@@ -88,7 +87,7 @@ def _gap_words(result: TrainingResult) -> str:
     if result.gap_nats is None:
         return "no checkpoint to compare with the undisturbed run's"
     held = "holds" if result.gap_nats <= AIM_NATS else "does not hold"
-    found, known = final_nats(result.scores), final_nats(result.reference.scores)
+    found, known = result.scores[NEXT_BYTE], result.reference.scores[NEXT_BYTE]
     return (
         f"{found:.4f} nats a byte at the end of the first seed, {known:.4f} undisturbed; over {1 + len(result.others)} "
         f"seeds {result.gap_nats:+.4f} in the mean, the aim of at most {AIM_NATS:g} {held}"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import math
+import json
 import re
 import statistics
 import subprocess
@@ -26,7 +26,6 @@ from loadtest.faults.base import (
     make_schedule,
     select,
 )
-from loadtest.faults.process import answer_of
 from loadtest.faults.settings import SHIPPED_RUN, RunFile, TrainingChaosSettings, check_text
 from loadtest.faults.training_observer import LogEntry
 from loadtest.faults.training_testbed import (
@@ -39,7 +38,7 @@ from loadtest.faults.training_testbed import (
     open_training_testbed,
 )
 from serving.cli.deployment import MODULE
-from stages.errors import InputError, OnesweepError, ServiceError
+from stages.errors import InputError, ServiceError
 from stages.settings import read_toml
 
 FAULTS_A_MINUTE = 1.2
@@ -50,12 +49,10 @@ FIRST_SHARE, LAST_SHARE = 0.02, 0.9  # of the run's merges, between which faults
 SOUND_S = 60.0  # how long the next fault waits until the part that the last one hit has merged again
 LEAVE_S = 40.0  # how long workers have to hear that the run is over
 THOUSANDTHS = 1000.0
-WINDOWS, MIN_CONTEXT = 32, 1
-EVALUATE_S = 600.0
-NEXT_BYTE = "next byte"
+NEXT_BYTE = "next_byte"  # the loss of the model's end; those of its blocks have a name before it
 MAX_SEEDS = 10
 
-Scores = dict[str, float]  # nats a byte of validation text, by the names that `onesweep evaluate` gives them
+Scores = dict[str, float]  # nats a byte of validation text, by the names that the manifest gives them
 
 
 @dataclass(frozen=True)
@@ -140,7 +137,7 @@ class TrainingResult(FaultRun):
         every = (self, *self.others)
         if not all(each.scores for each in every):
             return None
-        return statistics.mean(final_nats(each.scores) - final_nats(each.reference.scores) for each in every)
+        return statistics.mean(each.scores[NEXT_BYTE] - each.reference.scores[NEXT_BYTE] for each in every)
 
     @property
     def losses(self) -> int:
@@ -198,21 +195,10 @@ def _run_seed(settings: TrainingChaosSettings, say: Say) -> TrainingResult:
             return _DisturbedRun(settings, run, selection, training, reference, say).result()
 
 
-def evaluate(checkpoint: Path, data: Path | None) -> Scores:
-    """The losses of each block's next-byte head. Raises ServiceError."""
-    text = () if data is None else ("--data", str(data))
-    command = ["evaluate", str(checkpoint), "--steps", "1", *text, "--windows", str(WINDOWS)]
-    try:
-        answer = answer_of([*command, "--min-context", str(MIN_CONTEXT)], EVALUATE_S)
-    except OnesweepError as error:
-        raise ServiceError(f"`onesweep evaluate` failed: {error}") from None
-    scores = answer["checkpoints"][0]["scores"]
-    return {s["name"]: s["bits_per_byte"] * math.log(2) for s in scores if s["name"].startswith(NEXT_BYTE)}
-
-
-def final_nats(scores: Scores) -> float:
-    """The loss at the end of the model: that of the last block."""
-    return scores[max(scores, key=lambda name: int(name.rpartition(" ")[2]))]
+def final_scores(checkpoint: Path) -> Scores:
+    """The losses that the coordinator measured on validation text at the end of the run."""
+    metrics = json.loads((checkpoint / "manifest.json").read_text(encoding="utf-8"))["metrics"]
+    return {name: nats for name, nats in metrics["valid"].items() if name.endswith(NEXT_BYTE)}
 
 
 def _undisturbed(settings: TrainingChaosSettings, setup: TrainingSetup, say: Say) -> UndisturbedRun:
@@ -223,8 +209,8 @@ def _undisturbed(settings: TrainingChaosSettings, setup: TrainingSetup, say: Say
         testbed.start()
         if not testbed.wait_end(settings.patience_s):
             raise ServiceError(f"the run without faults made no progress for {settings.patience_s:.0f} s")
-        made = UndisturbedRun(evaluate(testbed.out, settings.data), time.monotonic() - begin_s)
-    say(f"  {made.seconds:.0f} s, {final_nats(made.scores):.3f} nats")
+        made = UndisturbedRun(final_scores(testbed.out), time.monotonic() - begin_s)
+    say(f"  {made.seconds:.0f} s, {made.scores[NEXT_BYTE]:.3f} nats")
     return made
 
 
@@ -273,7 +259,7 @@ class _DisturbedRun:
             run=self.run,
             rounds=self.rounds,
             reference=self.reference,
-            scores=evaluate(training.out, self.settings.data) if finished else {},
+            scores=final_scores(training.out) if finished else {},
             faults=[with_recovery(fault, entries) for fault in self.faults],
             entries=entries,
             heard=sum(map(len, heard.values())),

@@ -6,6 +6,7 @@
 # papers count an all-reduce among datacentres; here c is the exchange of a worker with the coordinator.
 
 import math
+from bisect import bisect_left
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
@@ -26,8 +27,7 @@ from trainer.v1 import rounds_pb2
 
 # Passes of a layer that is only read, that a gradient goes through, and that is trained.
 FORWARD, THROUGH, TRAINED = 1, 2, 3
-FITTED = (1, 2, 3)  # heads of the small models whose sizes tell how a model grows with its width
-MAX_WIDTH = 1 << 20
+MAX_WIDTH = 1 << 16  # of an Architecture
 FP32_BYTES = 4
 
 
@@ -110,23 +110,20 @@ def fit_width(config: TrainingConfig, params: float) -> TrainingConfig:
     Raises ConfigError where even one head is twice too wide, or nothing is wide enough.
     """
     architecture = config.architecture
-    sizes = [numbers_of(take_inventory(_with_heads(config, heads))) for heads in FITTED]
-    # parameters are a polynomial of degree two in the width: three sizes tell all others
-    square = (sizes[2] - 2 * sizes[1] + sizes[0]) / 2
-    linear = sizes[1] - sizes[0] - 3 * square
-    constant = sizes[0] - linear - square
-    if params < sizes[0] / 2:
+
+    def size(heads: int) -> int:
+        return numbers_of(take_inventory(_with_heads(config, heads)))
+
+    if params < size(1) / 2:
         raise ConfigError(
             f"{params:g} parameters are too few for {architecture.parts} blocks of {architecture.layers} layers, "
-            f"which have {sizes[0]:,} where they are least wide; give more parameters, or fewer layers"
+            f"which have {size(1):,} where they are least wide; give more parameters, or fewer layers"
         )
-    root = math.sqrt(linear**2 + 4 * square * max(params - constant, 0.0))
-    exact = max((root - linear) / (2 * square), 1.0)
-    low, high = int(exact), int(exact) + 1
-    heads = min((low, high), key=lambda n: abs(constant + linear * n + square * n * n - params))
-    if heads * architecture.head_dim > MAX_WIDTH:
+    known = range(1, MAX_WIDTH // architecture.head_dim + 1)
+    above = bisect_left(known, params, key=size)
+    if above == len(known):
         raise ConfigError(f"{params:g} parameters are too many for layers up to {MAX_WIDTH} wide; give more layers")
-    return _with_heads(config, heads)
+    return _with_heads(config, min(known[max(above - 1, 0) : above + 1], key=lambda heads: abs(size(heads) - params)))
 
 
 def _passes(config: TrainingConfig, index: int) -> int:
