@@ -13,8 +13,8 @@ from serving.cli.deployment import temporary_deployment
 from serving.cli.ports import free_port_block
 from serving.client.client import Client
 from serving.router.topology import local_topology
-from stages.errors import OnesweepError, ServiceError
-from trainer.v1.rounds_pb2 import RUN_STATE_FINISHED, WatchUpdate
+from stages.errors import OnesweepError
+from trainer.v1.rounds_pb2 import WatchUpdate
 
 PATIENCE_S = 300.0
 MEGABYTE = 1e6
@@ -41,7 +41,7 @@ def train_and_serve(settings: DemoSettings, say: Say) -> DemoResult:
         config.write_text(run.text, encoding="utf-8")
         over = settings.profile if settings.profile == LOOPBACK else f"emulated links, {settings.profile}"
         say(f"{run.parts} blocks, {len(run.workers)} workers, one coordinator ({over}) ...")
-        with open_training_testbed(TrainingSetup(config, *setup), TrainingTestbed) as testbed:
+        with open_training_testbed(TrainingSetup(config, *setup)) as testbed:
             last = _follow(testbed, say)
             nats = final_scores(testbed.out)[NEXT_BYTE]
             say(f"published, next byte {nats:.3f} nats on text that nobody trained on; now it is served ...")
@@ -59,24 +59,17 @@ def _follow(testbed: TrainingTestbed, say: Say) -> WatchUpdate:
     testbed.start()
     told = 0
 
-    def tell() -> bool:
+    def tell() -> None:
         nonlocal told
-        testbed.check()
         if (run := testbed.view) is None:
-            return False
+            return
         made = min(part.round for part in run.parts)
         if made >= told + max(run.rounds // 6, 1):
             told = made
             losses = ", ".join(f"{part.name} {dict(part.losses).get(LOSS, '-'):.4}" for part in run.parts)
             say(f"  round {made} of {run.rounds}: {losses} nats; {moved_bytes(run) / MEGABYTE:.1f} MB moved")
-        return run.state == RUN_STATE_FINISHED
 
-    known = -1
-    while not testbed.wait_until(tell, PATIENCE_S):
-        if known == (known := len(testbed.log.entries)):
-            raise ServiceError(f"nothing happened for {PATIENCE_S:.0f} s: {testbed.coordinator.last_words()}")
-    if not testbed.wait_end(PATIENCE_S):
-        raise ServiceError("the run is over, and its processes do not end")
+    testbed.wait_end(PATIENCE_S, tell)
     assert testbed.view is not None
     return testbed.view
 

@@ -11,7 +11,7 @@ import tempfile
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
 from loadtest.faults.base import (
@@ -32,7 +32,6 @@ from loadtest.faults.training_testbed import (
     COORDINATOR,
     POLL_S,
     TRAINING_FAULTS,
-    FaultyTraining,
     TrainingSetup,
     TrainingTestbed,
     open_training_testbed,
@@ -55,24 +54,8 @@ MAX_SEEDS = 10
 Scores = dict[str, float]  # nats a byte of validation text, by the names that the manifest gives them
 
 
-@dataclass(frozen=True)
-class UndisturbedRun:
-    """The end of the same run without faults."""
-
-    scores: Scores
-    seconds: float
-
-
-@dataclass(frozen=True)
-class TrainingFaultRecord(FaultRecord):
-    """A fault that was done to a training, with the wait that the log shows after it."""
-
-    # From its end to the next update of its target that was accepted; of any worker's for the coordinator.
-    back_s: float | None = None
-
-
-def with_recovery(fault: FaultRecord, entries: Sequence[LogEntry]) -> TrainingFaultRecord:
-    """A fault with the wait that the log shows after it."""
+def recovery_s(fault: FaultRecord, entries: Sequence[LogEntry]) -> float | None:
+    """From a fault's end to the next update of its target that was accepted; of any worker's for the coordinator."""
     again_s = (
         entry.at_s
         for entry in entries
@@ -81,7 +64,7 @@ def with_recovery(fault: FaultRecord, entries: Sequence[LogEntry]) -> TrainingFa
         and fault.target in (COORDINATOR, entry.record["worker"])
     )
     first_s = next(again_s, None)
-    return TrainingFaultRecord(**vars(fault), back_s=None if first_s is None else first_s - fault.end_s)
+    return None if first_s is None else first_s - fault.end_s
 
 
 HANDED_IN = re.compile(r"round (\d+) of (\S+) is handed in")
@@ -117,41 +100,32 @@ def lost_updates(entries: Sequence[LogEntry], heard: Mapping[str, set[tuple[str,
 class TrainingResult(FaultRun):
     """A run's events and scores."""
 
-    settings: TrainingChaosSettings
-    run: RunFile
+    seed: int  # of the training
+    parts: int
     rounds: int
-    reference: UndisturbedRun
-    scores: Scores
-    faults: list[TrainingFaultRecord]
+    undisturbed: Scores
+    undisturbed_s: float
+    scores: Scores  # empty where the run had no end
     entries: list[LogEntry]
     heard: int  # times that a worker's own log has an update as taken
     lost: list[str]  # a sentence for each update that the coordinator has not once, and each part that ended early
     audit: str  # the words of `onesweep train audit`
     sound: bool  # the audit found nothing wrong
-    finished: bool
-    others: Sequence[TrainingResult] = ()  # of the other seeds
-
-    @property
-    def gap_nats(self) -> float | None:
-        """The ends less those undisturbed, in the mean over the seeds; None without both ends."""
-        every = (self, *self.others)
-        if not all(each.scores for each in every):
-            return None
-        return statistics.mean(each.scores[NEXT_BYTE] - each.reference.scores[NEXT_BYTE] for each in every)
 
     @property
     def losses(self) -> int:
-        """The number of things that no single run may have."""
-        return len(self.lost) + len(self.ended) + (not self.sound) + (not self.finished)
-
-    @property
-    def trouble(self) -> int:
-        """The same of all seeds; one more where they learn too little."""
-        off = self.gap_nats is None or not self.gap_nats <= AIM_NATS
-        return sum(each.losses for each in (self, *self.others)) + off
+        """The number of things that no run may have."""
+        return len(self.lost) + len(self.ended) + (not self.sound) + (not self.scores)
 
 
-def check_training_chaos(settings: TrainingChaosSettings) -> tuple[RunFile, Selection[FaultyTraining]]:
+def mean_gap(results: Sequence[TrainingResult]) -> float | None:
+    """The ends less those undisturbed, in nats; None without an end of each."""
+    if not all(each.scores for each in results):
+        return None
+    return statistics.mean(each.scores[NEXT_BYTE] - each.undisturbed[NEXT_BYTE] for each in results)
+
+
+def check_training_chaos(settings: TrainingChaosSettings) -> tuple[RunFile, Selection[TrainingTestbed]]:
     """The first run and its faults. Raises OnesweepError for what can be refused before anything is started."""
     seeds, config = settings.seeds, settings.config or SHIPPED_RUN
     if not seeds or len(set(seeds)) < len(seeds) or min(seeds) < 0 or len(seeds) > MAX_SEEDS:
@@ -172,11 +146,9 @@ def check_training_chaos(settings: TrainingChaosSettings) -> tuple[RunFile, Sele
     return run, selection
 
 
-def run_training_chaos(settings: TrainingChaosSettings, say: Say) -> TrainingResult:
-    """The first seed's result, with the others. Raises OnesweepError when no training can be set up."""
-    check_training_chaos(settings)
-    first, *others = [_run_seed(each, say) for each in settings.runs()]
-    return replace(first, others=others)
+def run_training_chaos(settings: TrainingChaosSettings, say: Say) -> list[TrainingResult]:
+    """A result for each seed. Raises OnesweepError when no training can be set up."""
+    return [_run_seed(each, say) for each in settings.runs()]
 
 
 def _run_seed(settings: TrainingChaosSettings, say: Say) -> TrainingResult:
@@ -190,9 +162,15 @@ def _run_seed(settings: TrainingChaosSettings, say: Say) -> TrainingResult:
             publish_every=5,
             save_every_s=1.0,
         )
-        reference = _undisturbed(settings, setup, say)
-        with open_training_testbed(setup, FaultyTraining) as training:
-            return _DisturbedRun(settings, run, selection, training, reference, say).result()
+        say("the same run without faults ...")
+        begin_s = time.monotonic()
+        with open_training_testbed(setup) as testbed:
+            testbed.start()
+            testbed.wait_end(settings.patience_s)
+            undisturbed, seconds = final_scores(testbed.out), time.monotonic() - begin_s
+        say(f"  {seconds:.0f} s, {undisturbed[NEXT_BYTE]:.3f} nats")
+        with open_training_testbed(setup) as training:
+            return _DisturbedRun(settings, run, selection, training, say).result(undisturbed, seconds)
 
 
 def final_scores(checkpoint: Path) -> Scores:
@@ -201,28 +179,14 @@ def final_scores(checkpoint: Path) -> Scores:
     return {name: nats for name, nats in metrics["valid"].items() if name.endswith(NEXT_BYTE)}
 
 
-def _undisturbed(settings: TrainingChaosSettings, setup: TrainingSetup, say: Say) -> UndisturbedRun:
-    """Raises ServiceError when the run has no end."""
-    say("the same run without faults ...")
-    begin_s = time.monotonic()
-    with open_training_testbed(setup, TrainingTestbed) as testbed:
-        testbed.start()
-        if not testbed.wait_end(settings.patience_s):
-            raise ServiceError(f"the run without faults made no progress for {settings.patience_s:.0f} s")
-        made = UndisturbedRun(final_scores(testbed.out), time.monotonic() - begin_s)
-    say(f"  {made.seconds:.0f} s, {made.scores[NEXT_BYTE]:.3f} nats")
-    return made
-
-
 @dataclass
 class _DisturbedRun:
     """The run with faults. On one thread: processes in a lab end with the thread that started them."""
 
     settings: TrainingChaosSettings
     run: RunFile
-    selection: Selection[FaultyTraining]
-    training: FaultyTraining
-    reference: UndisturbedRun
+    selection: Selection[TrainingTestbed]
+    training: TrainingTestbed
     say: Say
 
     def __post_init__(self) -> None:
@@ -232,7 +196,7 @@ class _DisturbedRun:
         self.away = ""  # the program that a fault has taken away for now
         self.moved_s, self._entries = time.monotonic(), 0
 
-    def result(self) -> TrainingResult:
+    def result(self, undisturbed: Scores, undisturbed_s: float) -> TrainingResult:
         """Raises ServiceError when the run does not even begin."""
         training, begin_s = self.training, time.monotonic()
         # moments are thousandths of the time in which faults begin
@@ -249,24 +213,23 @@ class _DisturbedRun:
         end_s = time.monotonic()
         training.log.look()
         entries, directory = training.log.entries, training.out / "rounds"
-        logs = {name: [training.workers[name].log, *training.logs.get(name, [])] for name in training.names}
-        heard = {name: handed_in(files) for name, files in logs.items()}
+        heard = {name: handed_in(files) for name, files in training.logs.items()}
         command = [sys.executable, *MODULE, "train", "audit", str(directory)]
         audit = subprocess.run(command, capture_output=True, text=True)
         over = [f"{planned.kind} of {planned.target}: the run was over" for planned in schedule[done:]]
         return TrainingResult(
-            settings=self.settings,
-            run=self.run,
+            seed=s.seeds[0],
+            parts=self.run.parts,
             rounds=self.rounds,
-            reference=self.reference,
+            undisturbed=undisturbed,
+            undisturbed_s=undisturbed_s,
             scores=final_scores(training.out) if finished else {},
-            faults=[with_recovery(fault, entries) for fault in self.faults],
+            faults=self.faults,
             entries=entries,
             heard=sum(map(len, heard.values())),
             lost=lost_updates(entries, heard, self.rounds),
             audit=(audit.stdout + audit.stderr).strip(),
             sound=audit.returncode == 0,
-            finished=finished,
             ended=self.ended,
             left_out=(*self.selection.left_out, *over),
             begin_s=begin_s,
@@ -296,7 +259,7 @@ class _DisturbedRun:
             last, deadline = self._inflict(planned, begin_s), time.monotonic() + SOUND_S
             self._wait(
                 lambda last=last, deadline=deadline: (  # type: ignore[misc]
-                    time.monotonic() >= deadline or with_recovery(last, self.training.log.entries).back_s is not None
+                    time.monotonic() >= deadline or recovery_s(last, self.training.log.entries) is not None
                 )
             )
         return len(schedule)

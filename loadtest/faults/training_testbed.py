@@ -1,9 +1,8 @@
 """A training to measure or to break, as real processes in a lab or on loopback; and the faults it knows.
 
-    with open_training_testbed(TrainingSetup(config, text, (0, 1), "links-60", None), TrainingTestbed) as testbed:
+    with open_training_testbed(TrainingSetup(config, text, (0, 1), "links-60", None)) as testbed:
         testbed.start()
-        testbed.wait_until(lambda: testbed.log.closed("block-0") >= 2, 60.0)
-        testbed.workers["w0"].kill()
+        testbed.wait_end(60.0)
 
 A process in a lab ends with the thread that starts it: call the methods from one thread.
 """
@@ -17,7 +16,6 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from operator import attrgetter
 from pathlib import Path
-from typing import TypeVar
 
 from loadtest.faults.base import Fault, no_link
 from loadtest.faults.process import Program
@@ -71,6 +69,8 @@ class TrainingTestbed:
             *("--publish-every", str(setup.publish_every), "--threads", "1"),
         )
         self.workers = {name: self.worker(name, self.state(name)) for name in self.names}
+        self.twins: dict[str, Program] = {}  # by the worker whose name they bear
+        self.logs = {name: [worker.log] for name, worker in self.workers.items()}  # with those of its twins
         self.watcher: RunWatcher | None = None
 
     @property
@@ -112,34 +112,23 @@ class TrainingTestbed:
             command = [sys.executable, *MODULE, *look, *self.network.options]
             self.watcher = RunWatcher(self.network.command(COORDINATOR_NODE, command), self.directory / "watch.log")
 
-    def wait_until(self, happened: Callable[[], bool], within_s: float) -> bool:
-        """False when nothing happened in time; the log is read meanwhile. Raises ServiceError."""
-        deadline = time.monotonic() + within_s
-        while True:
-            self.log.look()
-            if happened():
-                return True
-            if time.monotonic() > deadline:
-                return False
-            time.sleep(POLL_S)
+    def wait_end(self, patience_s: float, look: Callable[[], object] = lambda: None) -> None:
+        """Wait for the end of the run and of every process; :param look: called now and then meanwhile.
 
-    def wait_end(self, patience_s: float) -> bool:
-        """Wait for the end of the run and of every process; False when there is no progress for so long.
-
-        Raises ServiceError with the last words of a process that failed.
+        Raises ServiceError with the last words of a process that failed, or when there is no progress for so long.
         """
         moved, known = time.monotonic(), -1
         while any(program.ended is None for program in self.programs):
             self.check()
             self.log.look()
+            look()
             if (now := sum(p.ended is not None for p in self.programs) + len(self.log.entries)) != known:
                 moved, known = time.monotonic(), now
             if time.monotonic() - moved > patience_s:
-                return False
+                raise ServiceError(f"nothing happened for {patience_s:.0f} s: {self.coordinator.last_words()}")
             time.sleep(POLL_S)
         self.check()
-        self.log.look()
-        return True
+        look()
 
     def check(self) -> None:
         """Raise ServiceError with the last words of a process that ended, other than as it should."""
@@ -151,43 +140,14 @@ class TrainingTestbed:
         """End everything at once: what was accepted is stored."""
         if self.watcher is not None:
             self.watcher.close()
-        for program in reversed(self.programs):
+        for program in (*self.twins.values(), *reversed(self.programs)):
             program.kill()
 
     def _program(self, name: str, node: str, *arguments: str) -> Program:
         command = [sys.executable, *MODULE, *arguments, *self.network.options]
         return Program(name, self.network.command(node, command), self.directory / f"{name}.log")
 
-
-B = TypeVar("B", bound=TrainingTestbed)
-
-
-@contextlib.contextmanager
-def open_training_testbed(setup: TrainingSetup, make: Callable[[TrainingSetup, Network, Path], B]) -> Iterator[B]:
-    """A testbed whose processes are not started yet; they, and their files, are gone after the `with` block.
-
-    Raises OnesweepError where no lab can be made.
-    """
-    directory = Path(tempfile.mkdtemp(prefix="onesweep-training-"))
-    try:
-        with open_network(setup.profile, len(setup.parts), setup.profiles) as network:
-            testbed = make(setup, network, directory)
-            with contextlib.closing(testbed):
-                yield testbed
-    finally:
-        shutil.rmtree(directory, ignore_errors=True)
-
-
-# A training to break
-
-
-class FaultyTraining(TrainingTestbed):
-    """A training and its stand-ins; `target` is the name of a worker, or COORDINATOR."""
-
-    def __init__(self, setup: TrainingSetup, network: Network, directory: Path) -> None:
-        super().__init__(setup, network, directory)
-        self.twins: dict[str, Program] = {}  # by the worker whose name they bear
-        self.logs: dict[str, list[Path]] = {}  # of twins, by worker
+    # What faults do; `target` is the name of a worker, or COORDINATOR
 
     def program(self, target: str) -> Program:
         return self.coordinator if target == COORDINATOR else self.workers[target]
@@ -216,8 +176,7 @@ class FaultyTraining(TrainingTestbed):
 
     def start_twin(self, target: str) -> None:
         """Start another process with a worker's name and a copy of its state."""
-        number = len(self.logs.setdefault(target, [])) + 1
-        label = f"{target}-twin-{number}"
+        label = f"{target}-twin-{len(self.logs[target])}"
         _copy(self.state(target), self.directory / label)
         twin = self.twins[target] = self.worker(target, self.directory / label, label)
         self.logs[target].append(twin.log)
@@ -233,11 +192,6 @@ class FaultyTraining(TrainingTestbed):
     def free_disk(self, target: str) -> None:
         self.coordinator.limit_files(None)
 
-    def close(self) -> None:
-        for twin in self.twins.values():
-            twin.kill()
-        super().close()
-
     def _kept(self, target: str) -> Path:
         return self.directory / f"{target}-old"
 
@@ -248,6 +202,23 @@ class FaultyTraining(TrainingTestbed):
         return self.out / "rounds" / "incoming" / f"{self.part(target)}-{replica}.*"
 
 
+@contextlib.contextmanager
+def open_training_testbed(setup: TrainingSetup) -> Iterator[TrainingTestbed]:
+    """A testbed whose processes are not started yet; they, and their files, are gone after the `with` block.
+
+    Raises OnesweepError where no lab can be made.
+    """
+    directory = Path(tempfile.mkdtemp(prefix="onesweep-training-"))
+    try:
+        with (
+            open_network(setup.profile, len(setup.parts), setup.profiles) as network,
+            contextlib.closing(TrainingTestbed(setup, network, directory)) as testbed,
+        ):
+            yield testbed
+    finally:
+        shutil.rmtree(directory, ignore_errors=True)
+
+
 def _copy(source: Path, target: Path) -> None:
     """Copy a state and nothing else: locks and half transfers belong to one process."""
     target.mkdir(exist_ok=True)
@@ -255,22 +226,22 @@ def _copy(source: Path, target: Path) -> None:
         shutil.copyfile(source / STATE, target / STATE)
 
 
-_WORKERS: Callable[[FaultyTraining], tuple[str, ...]] = attrgetter("names")
+_WORKERS: Callable[[TrainingTestbed], tuple[str, ...]] = attrgetter("names")
 
 
-def _the_coordinator(training: FaultyTraining) -> tuple[str, ...]:
+def _the_coordinator(training: TrainingTestbed) -> tuple[str, ...]:
     return (COORDINATOR,)
 
 
-def _kill(training: FaultyTraining, target: str) -> None:
+def _kill(training: TrainingTestbed, target: str) -> None:
     training.program(target).kill()
 
 
-def _start(training: FaultyTraining, target: str) -> None:
+def _start(training: TrainingTestbed, target: str) -> None:
     training.program(target).start()
 
 
-_ALL: tuple[Fault[FaultyTraining], ...] = (
+_ALL: tuple[Fault[TrainingTestbed], ...] = (
     Fault("kill", (1.0, 4.0), _kill, _start, _WORKERS, weight=3),
     # it wakes up in a later round, and does not know it
     Fault(
@@ -290,11 +261,11 @@ _ALL: tuple[Fault[FaultyTraining], ...] = (
         _WORKERS,
         weight=2,
         absent=no_link,
-        prepare=FaultyTraining.wait_for_transfer,
+        prepare=TrainingTestbed.wait_for_transfer,
     ),
-    Fault("twin", (10.0, 15.0), FaultyTraining.start_twin, FaultyTraining.end_twin, _WORKERS),
-    Fault("old-state", (0.5, 2.0), FaultyTraining.put_back, _start, _WORKERS),
+    Fault("twin", (10.0, 15.0), TrainingTestbed.start_twin, TrainingTestbed.end_twin, _WORKERS),
+    Fault("old-state", (0.5, 2.0), TrainingTestbed.put_back, _start, _WORKERS),
     Fault("coordinator", (0.5, 4.0), _kill, _start, _the_coordinator, weight=3),
-    Fault("disk", (5.0, 10.0), FaultyTraining.fill_disk, FaultyTraining.free_disk, _the_coordinator),
+    Fault("disk", (5.0, 10.0), TrainingTestbed.fill_disk, TrainingTestbed.free_disk, _the_coordinator),
 )
-TRAINING_FAULTS: Mapping[str, Fault[FaultyTraining]] = {fault.name: fault for fault in _ALL}
+TRAINING_FAULTS: Mapping[str, Fault[TrainingTestbed]] = {fault.name: fault for fault in _ALL}
