@@ -22,7 +22,7 @@ from trainer.rounds.codecs import CODECS, WHOLE, Shapes, numel, parameter_shapes
 from trainer.rounds.file_server import KEPT
 from trainer.rounds.parts import HEAD, FeatureFormat, is_fed, passes_on
 from trainer.rounds.spec import RunSpec, cut
-from trainer.rounds.transfer import PIECE_BYTES, pieces
+from trainer.rounds.transfer import PIECE_BYTES, piece_of
 from trainer.v1 import rounds_pb2
 
 # Passes of a layer that is only read, that a gradient goes through, and that is trained.
@@ -228,8 +228,7 @@ def wire_bytes(payload: int) -> float:
 
 
 def _framed(size: int) -> int:
-    (piece,) = pieces(bytes(size))
-    message = rounds_pb2.SubmitRequest(piece=piece).ByteSize() + GRPC_HEADER_BYTES
+    message = rounds_pb2.SubmitRequest(piece=piece_of(bytes(size), 0)).ByteSize() + GRPC_HEADER_BYTES
     return message + HTTP_HEADER_BYTES * -(-message // HTTP_FRAME_BYTES)
 
 

@@ -123,7 +123,7 @@ def run_variants(variants: Sequence[RoundsVariant], seeds: Sequence[int], corpus
     for variant, seed in itertools.product(variants, seeds):
         text = corpus
         if variant.pooled > 1:
-            text = PooledCorpus(corpus.name, corpus.train, corpus.valid, corpus.tokenizer, variant.pooled)
+            text = PooledCorpus(corpus.name, corpus.train, corpus.valid, corpus.tokenizer, replicas=variant.pooled)
         spec = RunSpec.of(replace(variant.config, seed=seed), text)
         engine = Simulation(spec, text, replace(variant.fleet, seed=seed))
         traffic = engine.run()

@@ -1,7 +1,6 @@
 """The gRPC service of a coordinator: access, calls, and the status of the run."""
 
-from collections import defaultdict
-from collections.abc import AsyncIterator, Callable, Hashable, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Hashable, Iterator
 from contextlib import aclosing, asynccontextmanager, contextmanager
 from functools import partial
 from typing import Any
@@ -15,6 +14,7 @@ from stages.wire.auth import CLIENT, identity_of
 from stages.wire.status import StatusError, exhausted, invalid
 from stages.wire.tokens import STATUS, WORK, Keyring
 from trainer.rounds.coordinator import Coordinator
+from trainer.rounds.ledger import mean_losses
 from trainer.rounds.members import Member, Place
 from trainer.rounds.parts import FEATURES
 from trainer.rounds.transfer import DamagedError, IncomingFile, piece_at
@@ -269,11 +269,11 @@ def _part(coordinator: Coordinator, index: int) -> rounds_pb2.PartStatus:
         replicas=coordinator.members.replicas,
         present=coordinator.members.present(index, now),
         arrived=sum(member.done(first) >= round_ for member in members),
-        losses=_mean([dict(member.beat.losses) for member in members]),
+        losses=mean_losses(member.beat.losses for member in members),
         published=coordinator.publisher.published.get(name),
         closed=[
-            rounds_pb2.ClosedRounds(first=p.first, last=p.last, updates=p.updates, late=p.late, losses=p.losses())
-            for p in coordinator.ledger.curves.of(coordinator.spec.fragments.parts[name][-1])
+            rounds_pb2.ClosedRounds(**vars(point))
+            for point in coordinator.ledger.curve(coordinator.spec.fragments.parts[name][-1])
         ],
     )
 
@@ -302,12 +302,3 @@ def _worker(coordinator: Coordinator, member: Member) -> rounds_pb2.WorkerStatus
         lived_seconds=beat.lived_seconds,
         problem=member.problem,
     )
-
-
-def _mean(losses: Sequence[dict[str, float]]) -> dict[str, float]:
-    """The mean of each loss, over the workers that have it."""
-    found = defaultdict[str, list[float]](list)
-    for each in losses:
-        for name, nats in each.items():
-            found[name].append(nats)
-    return {name: sum(values) / len(values) for name, values in found.items()}

@@ -138,7 +138,10 @@ def test_what_cannot_be_distilled_is_a_sentence(
         (replace(settings, texts=(tmp_path / "none.txt",)), "no text at"),
         (replace(settings, texts=()), "give some text"),
         (replace(settings, texts=(few,)), "are too few"),
-        (replace(settings, texts=(uneven,)), "the held-out text has 4 tokens, and one window needs 16"),
+        (
+            replace(settings, texts=(uneven,)),
+            "has 4 tokens, but one window needs 16; .* or a smaller window",
+        ),
         (replace(settings, out=few), "is there already: name a new directory in --out"),
         (replace(settings, out=pipeline), "is there already, of another training"),
         (replace(settings, out=few / "below"), "cannot distil into"),
