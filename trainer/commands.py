@@ -289,8 +289,8 @@ def run_plan(options: argparse.Namespace) -> int:
     config, link = config_of(options), link_of(asked.link)
     if asked.params is not None:
         config = fit_width(config, asked.params)
-    step_s, activations = (asked.step_s, 0) if asked.step_s is not None else measure_step(config, load_corpus(None))
-    rows = make_plan(config, link, step_s, options.config is not None, activations)
+    step_s = asked.step_s if asked.step_s is not None else measure_step(config, load_corpus(None))
+    rows = make_plan(config, link, step_s, options.config is not None)
     if options.json:
         record = {
             "model": asdict(config.architecture),

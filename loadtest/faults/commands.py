@@ -38,8 +38,9 @@ def run_wan_train(options: argparse.Namespace) -> int:
     with ends_cleanly():
         made = train_and_serve(settings, say)
     print(f"\n  {settings.prompt}|{made.text.replace(chr(10), '⏎')}\n")
+    carried = "" if made.carried_bytes is None else f"{made.carried_bytes / MEGABYTE:.1f} MB over the links, "
     print(
-        f"{made.rounds} rounds, {made.moved_bytes / MEGABYTE:.1f} MB moved, next byte {made.next_byte_nats:.3f} nats; "
-        f"{len(made.text.encode())} bytes in {made.sweeps} sweep: a training so short writes no words"
+        f"{made.rounds} rounds, {carried}next byte {made.next_byte_nats:.3f} nats; {len(made.text.encode())} bytes in "
+        f"{made.sweeps} sweep: a training so short writes no words"
     )
     return 0

@@ -65,6 +65,7 @@ class RunFile:
     """The settings of a training that a testbed must know."""
 
     text: str
+    rounds: int
     parts: int
     replicas: int
     model: str
@@ -82,12 +83,14 @@ class RunFile:
 
         config = load_config(path or SHIPPED_RUN)
         text = (path or SHIPPED_RUN).read_text(encoding="utf-8")
+        rounds, parts = config.rounds, config.architecture.parts
+        count = rounds.count(config.steps)
         if path is None:
             # the section [rounds] is the last of the run that ships
-            text = f"{text.rstrip()}\nrounds = {max(round(minutes * ROUNDS_A_MINUTE), 2)}\n"
-        rounds, parts = config.rounds, config.architecture.parts
+            count = max(round(minutes * ROUNDS_A_MINUTE), 2)
+            text = f"{text.rstrip()}\nrounds = {count}\n"
         parts = 1 if rounds.model == "ar" else parts
-        return cls(text, parts, rounds.replicas, rounds.model, rounds.fragments)
+        return cls(text, count, parts, rounds.replicas, rounds.model, rounds.fragments)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -14,7 +14,6 @@ from serving.cli.ports import free_port_block
 from serving.client.client import Client
 from serving.router.topology import local_topology
 from stages.errors import OnesweepError
-from trainer.v1.rounds_pb2 import WatchUpdate
 
 PATIENCE_S = 300.0
 MEGABYTE = 1e6
@@ -26,7 +25,7 @@ class DemoResult:
     """The run's cost, the loss of its checkpoint, and a text of it."""
 
     rounds: int
-    moved_bytes: int  # payload, both ways, as the coordinator counts it
+    carried_bytes: int | None  # over the links, with all headers; None on loopback, which does not count
     next_byte_nats: float  # of the published checkpoint, on validation text
     text: str
     sweeps: int
@@ -42,36 +41,36 @@ def train_and_serve(settings: DemoSettings, say: Say) -> DemoResult:
         over = settings.profile if settings.profile == LOOPBACK else f"emulated links, {settings.profile}"
         say(f"{run.parts} blocks, {len(run.workers)} workers, one coordinator ({over}) ...")
         with open_training_testbed(TrainingSetup(config, *setup)) as testbed:
-            last = _follow(testbed, say)
+            _follow(testbed, run.rounds, say)
+            carried = _carried_bytes(testbed)
             nats = final_scores(testbed.out)[NEXT_BYTE]
             say(f"published, next byte {nats:.3f} nats on text that nobody trained on; now it is served ...")
             text, sweeps = _generate(testbed.out, run.parts, settings)
-    return DemoResult(last.rounds, moved_bytes(last), nats, text, sweeps)
+    return DemoResult(run.rounds, carried, nats, text, sweeps)
 
 
-def moved_bytes(update: WatchUpdate) -> int:
-    """Payload, both ways, as the coordinator counts it."""
-    return update.received_bytes + update.sent_bytes
-
-
-def _follow(testbed: TrainingTestbed, say: Say) -> WatchUpdate:
-    """The last status of the run; a line whenever every block has made a few rounds more."""
+def _follow(testbed: TrainingTestbed, rounds: int, say: Say) -> None:
+    """Train to the end; a line whenever every block has made a few rounds more."""
     testbed.start()
     told = 0
 
     def tell() -> None:
         nonlocal told
-        if (run := testbed.view) is None:
-            return
-        made = min(part.round for part in run.parts)
-        if made >= told + max(run.rounds // 6, 1):
+        entries = testbed.log.entries
+        parts = entries[0].record["parts"] if entries else ()
+        made = min(map(testbed.log.closed, parts), default=0)
+        if made >= told + max(rounds // 6, 1):
             told = made
-            losses = ", ".join(f"{part.name} {dict(part.losses).get(LOSS, '-'):.4}" for part in run.parts)
-            say(f"  round {made} of {run.rounds}: {losses} nats; {moved_bytes(run) / MEGABYTE:.1f} MB moved")
+            losses = {entry.part: entry.record["losses"][LOSS] for entry in entries if entry.kind == "accepted"}
+            shown = ", ".join(f"{part} {nats:.4}" for part, nats in sorted(losses.items()))
+            say(f"  round {made} of {rounds}: {shown} nats")
 
     testbed.wait_end(PATIENCE_S, tell)
-    assert testbed.view is not None
-    return testbed.view
+
+
+def _carried_bytes(testbed: TrainingTestbed) -> int | None:
+    lab = testbed.network.lab
+    return None if lab is None else sum(counts["carried_bytes"] for counts in lab.counters().values())
 
 
 def _generate(checkpoint: Path, parts: int, settings: DemoSettings) -> tuple[str, int]:

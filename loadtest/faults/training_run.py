@@ -192,7 +192,6 @@ class _DisturbedRun:
     def __post_init__(self) -> None:
         self.faults: list[FaultRecord] = []
         self.ended: dict[str, str] = {}
-        self.rounds = 0
         self.away = ""  # the program that a fault has taken away for now
         self.moved_s, self._entries = time.monotonic(), 0
 
@@ -220,14 +219,14 @@ class _DisturbedRun:
         return TrainingResult(
             seed=s.seeds[0],
             parts=self.run.parts,
-            rounds=self.rounds,
+            rounds=self.run.rounds,
             undisturbed=undisturbed,
             undisturbed_s=undisturbed_s,
             scores=final_scores(training.out) if finished else {},
             faults=self.faults,
             entries=entries,
             heard=sum(map(len, heard.values())),
-            lost=lost_updates(entries, heard, self.rounds),
+            lost=lost_updates(entries, heard, self.run.rounds),
             audit=(audit.stdout + audit.stderr).strip(),
             sound=audit.returncode == 0,
             ended=self.ended,
@@ -239,11 +238,10 @@ class _DisturbedRun:
     def _begin(self) -> None:
         """Wait until every worker trains, and has a state to be kept. Raises ServiceError."""
         training = self.training
-        while not training.log.entries or training.view is None:
+        while not training.log.entries:
             self._tick()
             if not self._alive():
                 raise ServiceError(f"the run does not begin: {training.coordinator.last_words()}")
-        self.rounds = training.view.rounds
         parts = training.log.entries[0].record["parts"]
         self._wait(lambda: all(training.log.closed(part) >= FIRST_ROUNDS for part in parts))
         for name in training.names:
@@ -277,7 +275,7 @@ class _DisturbedRun:
     def _progress(self) -> float:
         """Share of the run's merges that are made."""
         closed = sum(entry.kind == "closed" for entry in self.training.log.entries)
-        return closed / (self.rounds * self.run.parts)
+        return closed / (self.run.rounds * self.run.parts)
 
     def _alive(self) -> bool:
         """True while anything happened lately, or may yet."""

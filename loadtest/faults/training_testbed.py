@@ -19,12 +19,11 @@ from pathlib import Path
 
 from loadtest.faults.base import Fault, no_link
 from loadtest.faults.process import Program
-from loadtest.faults.training_observer import EventFollower, RunWatcher
+from loadtest.faults.training_observer import EventFollower
 from loadtest.lab.profile import ROUTER
 from loadtest.workload.testbed import Network, open_network
 from serving.cli.deployment import MODULE
 from stages.errors import ServiceError
-from trainer.v1.rounds_pb2 import WatchUpdate
 
 STORE, DATABASE = "rounds", "rounds.sqlite3"  # as a coordinator names them; to import it would import torch
 
@@ -33,7 +32,6 @@ COORDINATOR = "coordinator"  # the target of faults that are done to it
 STATE = "worker.safetensors"  # as a worker names it
 CAUGHT_S = 30.0  # how long a transfer of a worker is waited for, to be cut in its middle
 GLANCE_S = 0.005
-LOOK_S = 0.5  # least time between two looks at the run's status
 COORDINATOR_NODE = ROUTER  # workers have the nodes `host-1`, `host-2`, ...
 
 
@@ -71,12 +69,6 @@ class TrainingTestbed:
         self.workers = {name: self.worker(name, self.state(name)) for name in self.names}
         self.twins: dict[str, Program] = {}  # by the worker whose name they bear
         self.logs = {name: [worker.log] for name, worker in self.workers.items()}  # with those of its twins
-        self.watcher: RunWatcher | None = None
-
-    @property
-    def view(self) -> WatchUpdate | None:
-        """The run as its coordinator last reported it."""
-        return self.watcher.last if self.watcher is not None else None
 
     @property
     def programs(self) -> tuple[Program, ...]:
@@ -104,13 +96,9 @@ class TrainingTestbed:
         )
 
     def start(self) -> None:
-        """Start what does not run, and watch it."""
+        """Start what does not run."""
         for program in self.programs:
             program.start()
-        if self.watcher is None:
-            look = ["train", "status", self.address, "--json", "--interval", str(LOOK_S)]
-            command = [sys.executable, *MODULE, *look, *self.network.options]
-            self.watcher = RunWatcher(self.network.command(COORDINATOR_NODE, command), self.directory / "watch.log")
 
     def wait_end(self, patience_s: float, look: Callable[[], object] = lambda: None) -> None:
         """Wait for the end of the run and of every process; :param look: called now and then meanwhile.
@@ -128,6 +116,7 @@ class TrainingTestbed:
                 raise ServiceError(f"nothing happened for {patience_s:.0f} s: {self.coordinator.last_words()}")
             time.sleep(POLL_S)
         self.check()
+        self.log.look()
         look()
 
     def check(self) -> None:
@@ -138,8 +127,6 @@ class TrainingTestbed:
 
     def close(self) -> None:
         """End everything at once: what was accepted is stored."""
-        if self.watcher is not None:
-            self.watcher.close()
         for program in (*self.twins.values(), *reversed(self.programs)):
             program.kill()
 
@@ -197,9 +184,8 @@ class TrainingTestbed:
 
     def _incoming(self, target: str) -> Path:
         """The files of the half of a worker's update that the coordinator has."""
-        workers = self.view.workers if self.view is not None else ()
-        replica = next((worker.replica for worker in workers if worker.worker == target), "*")
-        return self.out / "rounds" / "incoming" / f"{self.part(target)}-{replica}.*"
+        replica = self.log.replica(target)
+        return self.out / STORE / "incoming" / f"{self.part(target)}-{'*' if replica is None else replica}.*"
 
 
 @contextlib.contextmanager

@@ -71,17 +71,9 @@ def new_chain(config: TrainingConfig, corpus: Corpus, objective: str = "own loss
     objective: what the blocks' clean streams learn from, "own losses" or "rounds".
     """
     codes = Codes(config.noise.code_seed, config.architecture.code_dim, config.architecture.vocabulary)
-    return Manifest(
-        kind="chain",
-        architecture=config.architecture,
-        parts=(None,) * config.architecture.parts,
-        codes=codes,
-        partition=make_partition(config.noise, config.architecture.parts, codes, corpus.train),
-        probe_text=PROBE_TEXT,
-        data=_data(corpus),
-        training={"objective": objective, **_training(config)},
-        **_tokens(corpus, config.architecture.positions),
-    )
+    partition = make_partition(config.noise, config.architecture.parts, codes, corpus.train)
+    plain = new_ar(config.architecture, config, corpus, objective)
+    return replace(plain, kind="chain", codes=codes, partition=partition)
 
 
 def new_ar(architecture: Architecture, config: TrainingConfig, corpus: Corpus, objective: str) -> Manifest:

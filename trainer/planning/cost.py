@@ -305,19 +305,9 @@ FETCH_TRIPS = 1  # for each file: its name, and its first byte
 class RunTiming:
     """Seconds of one worker's run."""
 
-    first_s: float  # until it has versions 0
-    training_s: float  # training in one round
+    seconds: float
     round_s: float
-    rounds: int
-
-    @property
-    def seconds(self) -> float:
-        return self.first_s + self.rounds * self.round_s
-
-    @property
-    def used(self) -> float:
-        """Share of the rounds in which it trains."""
-        return self.training_s / self.round_s
+    used: float  # share of the rounds in which it trains
 
 
 def timing_of(traffic: WorkerTraffic, settings: RoundSettings, link: WorkerLink, step_s: float) -> RunTiming:
@@ -337,17 +327,14 @@ def timing_of(traffic: WorkerTraffic, settings: RoundSettings, link: WorkerLink,
     together_s = training_s + fetching_s
     round_s = max(together_s, sending_s) if settings.ahead else together_s + sending_s
     first_s = link.down_s(traffic.first) + len(traffic.downs) * begin_s + len(traffic.copies) * FETCH_TRIPS * trip_s
-    return RunTiming(first_s, training_s, round_s, settings.rounds)
+    return RunTiming(first_s + settings.rounds * round_s, round_s, training_s / round_s)
 
 
 MERGED = 3  # tensors of a part that a merge holds beside the updates: their mean, the step, and the next version
 
 
-def worker_memory(part: PartInventory, traffic: WorkerTraffic, settings: RoundSettings, activations: int = 0) -> int:
-    """Bytes of a worker at its peak: the backward pass of a step, or the end of a round.
-
-    activations: of one step, where they were measured.
-    """
+def worker_memory(part: PartInventory, traffic: WorkerTraffic, settings: RoundSettings) -> int:
+    """Bytes of a worker at its peak, the end of a round, without the activations of a step."""
     # Beside the weights it holds the version that the round began with (`held` of trainer/rounds/cache.py). A lossy
     # codec adds its error feedback; a worker that does not wait adds its own last update, a base and the momentum of
     # its own updates.
@@ -360,7 +347,7 @@ def worker_memory(part: PartInventory, traffic: WorkerTraffic, settings: RoundSe
     form = part.reads
     features = form.step_bytes + form.sequences * form.positions * form.width * FP32_BYTES if form else 0
     stays = whole + part.optimizer_bytes + part.copied_bytes + features + rounds
-    return stays + max(whole + activations, encoding)
+    return stays + encoding
 
 
 def coordinator_memory(

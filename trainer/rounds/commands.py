@@ -5,16 +5,17 @@ from __future__ import annotations
 import argparse
 import os
 import re
-import signal
 import socket
 import sys
 import threading
 from contextlib import closing
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from stages.settings import add_flags, from_flags, setting
+from stages.signals import on_signal
 from stages.telemetry.observability import start_log
 from stages.wire.flags import add_server_options, add_token_options
 from stages.wire.tls import LOOPBACK_ONLY, security_of
@@ -23,8 +24,6 @@ from trainer.options import add_shared_flags, config_of, corpus_of, print_json
 from trainer.rounds.settings import CoordinatorSettings, WatchSettings, WorkerSettings
 
 if TYPE_CHECKING:
-    from types import FrameType
-
     from trainer.rounds.client import RoundsClient
 
 
@@ -97,17 +96,18 @@ def run_work(options: argparse.Namespace) -> int:
     start_log("text", name)
     settings = from_flags(WorkerSettings, options, name=name, state=options.state or Path("runs/work") / name)
     check_device(settings.device)
-    corpus, stop, watch = corpus_of(options), _stop_on_signals(), from_flags(WatchSettings, options)
+    corpus, stop, watch = corpus_of(options), threading.Event(), from_flags(WatchSettings, options)
     if settings.site is None and settings.machines > 1:
         raise InputError("--machines is of a site: give --site HOST:PORT, where its first machine listens")
-    site = Site(settings, options.insecure, watch.patience_s, stop.is_set) if settings.site is not None else None
-    if site is not None and settings.machine:
-        print(f"{name}: the run is over; {site.follow(corpus)} steps made with the site")
-        return 0
-    with closing(_link(options, watch, stop)) as link:
-        trained = work(link, corpus, settings, site)
-    if site is not None:
-        site.end()
+    with on_signal(partial(_ask, stop)):
+        site = Site(settings, options.insecure, watch.patience_s, stop.is_set) if settings.site is not None else None
+        if site is not None and settings.machine:
+            print(f"{name}: the run is over; {site.follow(corpus)} steps made with the site")
+            return 0
+        with closing(_link(options, watch, stop)) as link:
+            trained = work(link, corpus, settings, site)
+        if site is not None:
+            site.end()
     print(f"{name}: the run is over; {trained} rounds trained here")
     return 0
 
@@ -159,18 +159,11 @@ def _link(options: argparse.Namespace, settings: WatchSettings, stop: threading.
     return RoundsClient(settings.coordinator, security, token, settings.patience_s, stop.is_set)
 
 
-def _stop_on_signals() -> threading.Event:
-    """An event that the first SIGINT or SIGTERM sets; a second one does not wait."""
-    stop = threading.Event()
-
-    def ask(number: int, frame: FrameType | None) -> None:
-        if stop.is_set():
-            raise KeyboardInterrupt
-        stop.set()
-
-    for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, ask)
-    return stop
+def _ask(stop: threading.Event) -> None:
+    """Set it; a second signal does not wait."""
+    if stop.is_set():
+        raise KeyboardInterrupt
+    stop.set()
 
 
 @dataclass(frozen=True)

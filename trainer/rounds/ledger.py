@@ -164,9 +164,12 @@ class Ledger:
         """The losses of all rounds that were closed, also before a restart."""
         return curve_of(self._fragments[fragment].closed)
 
-    def owner(self, fragment: str, name: str) -> str | None:
-        """The worker whose update has this id; None for one that is not known, or too old to count."""
-        return self._fragments[fragment].ids.get(name)
+    def version_with(self, fragment: str, name: str, worker: str) -> int | None:
+        """The version that a worker's update goes into, by its id, 0 where it was dropped; None where it is not known,
+        or too old to count.
+        """
+        owner, version = self._fragments[fragment].ids.get(name, ("", 0))
+        return version if owner == worker else None
 
     def begin(self, fragment: str, now_s: float) -> None:
         """The open round begins now, if nothing has come for it. Not stored."""
@@ -181,8 +184,8 @@ class Ledger:
     def accept(self, update: Update, now_s: float) -> UpdateVerdict:
         """Judge an update; when it is accepted it is durable. Raises CheckpointError when it cannot be stored."""
         fragment = self._fragments[update.fragment]
-        if (owner := fragment.ids.get(update.id)) is not None:
-            if owner == update.worker:
+        if update.id in fragment.ids:
+            if self.version_with(fragment.name, update.id, update.worker) is not None:
                 return UpdateVerdict("duplicate")
             return UpdateVerdict(
                 "refused", f"another worker has handed in {update.id} for {fragment.name}; ids are used once"
@@ -347,7 +350,7 @@ class _Fragment:
         self.round = 0
         self.begun_s, self.expected = now_s, settings.replicas
         self.pending: dict[str, Record] = {}
-        self.ids: dict[str, str] = {}
+        self.ids: dict[str, tuple[str, int]] = {}  # of each update its worker, and the version that it goes into
         self.handed_in: dict[tuple[str, int], str] = {}
         self.arrivals: list[float] = []
         self.past: deque[float] = deque(maxlen=REMEMBERED)
@@ -360,7 +363,8 @@ class _Fragment:
         return sorted((r for r in self.pending.values() if r["round"] <= self.round), key=lambda r: r["id"])
 
     def take(self, record: Record) -> None:
-        self.ids[record["id"]] = record["worker"]
+        version = record["round"] + record["staleness"] + 1 if record["kind"] == "accepted" else 0
+        self.ids[record["id"]] = record["worker"], version
         self.handed_in[record["worker"], record["round"]] = record["id"]
         if record["kind"] == "dropped":
             return
@@ -385,4 +389,4 @@ class _Fragment:
         # older ones are refused as stale
         oldest = self.round - self.settings.max_staleness - 1
         self.handed_in = {key: name for key, name in self.handed_in.items() if key[1] >= oldest}
-        self.ids = {name: worker for (worker, _), name in self.handed_in.items()}
+        self.ids = {name: self.ids[name] for name in self.handed_in.values()}

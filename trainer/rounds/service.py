@@ -15,7 +15,7 @@ from stages.wire.status import StatusError, exhausted, invalid
 from stages.wire.tokens import STATUS, WORK, Keyring
 from trainer.rounds.coordinator import Coordinator
 from trainer.rounds.ledger import mean_losses
-from trainer.rounds.members import Member, Place
+from trainer.rounds.members import Member
 from trainer.rounds.parts import FEATURES
 from trainer.rounds.transfer import DamagedError, IncomingFile, piece_at
 from trainer.v1 import rounds_pb2, rounds_pb2_grpc
@@ -98,8 +98,6 @@ class RoundsService(rounds_pb2_grpc.RoundsServiceServicer):
         self.watchers = 0
         # By place; by place and file.
         self._sending, self._fetching = NewestCalls(), NewestCalls()
-        # Places with a payload in memory.
-        self._judging = set[Place]()
 
     async def Join(self, request: rounds_pb2.JoinRequest, context: Context) -> rounds_pb2.JoinResponse:
         async with self._statuses(context):
@@ -138,7 +136,9 @@ class RoundsService(rounds_pb2_grpc.RoundsServiceServicer):
                     intake = await in_thread(self.coordinator.intake.begin, member, submission)
                     yield rounds_pb2.SubmitResponse(offset=intake.offset)
                     await self._receive(requests, intake, submission, check)
-                    verdict = await self._judge(intake, member.place, submission, check)
+                    check()
+                    verdict = await self.coordinator.judge(submission, intake.read)
+                    intake.drop()
             yield rounds_pb2.SubmitResponse(verdict=verdict)
 
     async def Pass(
@@ -223,21 +223,6 @@ class RoundsService(rounds_pb2_grpc.RoundsServiceServicer):
             await in_thread(intake.write, request.piece)
             stored()
             self.coordinator.received_bytes += len(request.piece.data)
-
-    async def _judge(
-        self, intake: IncomingFile, place: Place, submission: rounds_pb2.Submission, check: Callable[[], None]
-    ) -> rounds_pb2.Verdict:
-        """One at a time for each place, so that one payload is in memory for any number of calls."""
-        check()
-        if place in self._judging:
-            raise exhausted("an update of this place is being judged; try again", RETRY_MS)
-        self._judging.add(place)
-        try:
-            verdict = await self.coordinator.judge(submission, await in_thread(intake.read))
-            intake.drop()
-        finally:
-            self._judging.remove(place)
-        return verdict
 
 
 def status_of(coordinator: Coordinator) -> rounds_pb2.WatchUpdate:

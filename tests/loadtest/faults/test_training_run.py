@@ -120,7 +120,7 @@ def test_what_is_trained_is_served(tmp_path: Path, text: Path) -> None:
     assert made.rounds == 2
     assert made.sweeps == 1
     assert 4.0 < made.next_byte_nats < 6.0
-    assert made.moved_bytes > 10_000
+    assert made.carried_bytes is None, "loopback does not count"
     assert "round 2 of 2: block-0 " in "\n".join(said)
 
 

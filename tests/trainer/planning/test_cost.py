@@ -63,9 +63,9 @@ P = 4 * 1000
 PART = PartInventory("block-0", {"a": (10, 100)}, P + 500, {"block-1": {"b": (200,)}}, 3)
 
 
-def worker(activations: int = 0, **changes: object) -> int:
+def worker(**changes: object) -> int:
     settings = RoundSettings(**{"rounds": 2, "codec": "fp32", "down_codec": "fp32", **changes})  # type: ignore[arg-type]
-    return worker_memory(PART, traffic_of(PART, settings), settings, activations)
+    return worker_memory(PART, traffic_of(PART, settings), settings)
 
 
 # Weights, optimizer, copies (as fetched, and in the module that reads), and the version that the round began with.
@@ -74,7 +74,6 @@ STAYS = P + (P + 500) + 2 * 800 + P
 
 def test_a_worker_of_whole_numbers_that_waits() -> None:
     assert worker() == STAYS + 4 * P, "update, weights, and the payload twice"
-    assert worker(100 * P) == STAYS + 101 * P, "gradients and activations go before an update is made"
 
 
 @pytest.mark.parametrize(
