@@ -159,8 +159,6 @@ def _run_seed(settings: TrainingChaosSettings, say: Say) -> TrainingResult:
         setup = TrainingSetup(
             *(config, settings.data, run.workers, settings.profile, settings.profiles),
             lease_s=settings.lease_s,
-            publish_every=5,
-            save_every_s=1.0,
         )
         say("the same run without faults ...")
         begin_s = time.monotonic()

@@ -45,8 +45,6 @@ class TrainingSetup:
     profile: str  # of the links between workers and coordinator
     profiles: Path | None
     lease_s: float = 30.0
-    publish_every: int = 10
-    save_every_s: float = 60.0
 
 
 class TrainingTestbed:
@@ -64,7 +62,7 @@ class TrainingTestbed:
             COORDINATOR_NODE,
             *("train", "coordinate", "--config", str(setup.config), *self._data, "--out", str(self.out)),
             *("--listen", self.address, "--lease", str(setup.lease_s)),
-            *("--publish-every", str(setup.publish_every), "--threads", "1"),
+            *("--publish-every", "5", "--threads", "1"),
         )
         self.workers = {name: self.worker(name, self.state(name)) for name in self.names}
         self.twins: dict[str, Program] = {}  # by the worker whose name they bear
@@ -92,7 +90,7 @@ class TrainingTestbed:
             self.node(name),
             *("train", "work", "--coordinator", self.address, *self._data, "--name", name),
             *("--block", str(self.part(name)), "--state", str(state), "--wait", "--threads", "1"),
-            *("--save-every", str(self.setup.save_every_s)),
+            *("--save-every", "1"),
         )
 
     def start(self) -> None:

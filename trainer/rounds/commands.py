@@ -116,17 +116,15 @@ def run_status(options: argparse.Namespace) -> int:
     """Show a run until it ends, through its coordinator's restarts."""
     import io
     import json
-    from collections import deque
 
-    from trainer.rounds.view import RATE_S, TerminalScreen, duration, lines_of, snapshot
-    from trainer.v1.rounds_pb2 import WatchUpdate
+    from trainer.rounds.view import TerminalScreen, duration, lines_of, snapshot
 
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="replace")  # a terminal without Unicode has no bars
     settings = from_flags(WatchSettings, options)
     link = _link(options, settings, threading.Event())
     screen = TerminalScreen(sys.stdout, sys.stdout.isatty() and not settings.once)
-    recent, shown = deque[WatchUpdate](), list[str]()
+    shown = list[str]()
 
     def away(problem: str) -> None:
         words = f"{problem}; looking for it for {duration(settings.patience_s)}"
@@ -139,11 +137,8 @@ def run_status(options: argparse.Namespace) -> int:
         if settings.json:
             print(json.dumps(snapshot(update)), flush=True)
         else:
-            while recent and not 0 < update.seconds - recent[0].seconds <= RATE_S:
-                recent.popleft()  # too long ago, or of a coordinator that began anew since
-            shown = lines_of(update, recent[0] if recent else None)
+            shown = lines_of(update)
             screen.show(shown)
-            recent.append(update)
         if settings.once:
             break
     link.close()
