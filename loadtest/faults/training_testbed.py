@@ -213,10 +213,6 @@ def _copy(source: Path, target: Path) -> None:
 _WORKERS: Callable[[TrainingTestbed], tuple[str, ...]] = attrgetter("names")
 
 
-def _the_coordinator(training: TrainingTestbed) -> tuple[str, ...]:
-    return (COORDINATOR,)
-
-
 def _kill(training: TrainingTestbed, target: str) -> None:
     training.program(target).kill()
 
@@ -249,7 +245,7 @@ _ALL: tuple[Fault[TrainingTestbed], ...] = (
     ),
     Fault("twin", (10.0, 15.0), TrainingTestbed.start_twin, TrainingTestbed.end_twin, _WORKERS),
     Fault("old-state", (0.5, 2.0), TrainingTestbed.put_back, _start, _WORKERS),
-    Fault("coordinator", (0.5, 4.0), _kill, _start, _the_coordinator, weight=3),
-    Fault("disk", (5.0, 10.0), TrainingTestbed.fill_disk, TrainingTestbed.free_disk, _the_coordinator),
+    Fault("coordinator", (0.5, 4.0), _kill, _start, lambda training: (COORDINATOR,), weight=3),
+    Fault("disk", (5.0, 10.0), TrainingTestbed.fill_disk, TrainingTestbed.free_disk, lambda training: (COORDINATOR,)),
 )
 TRAINING_FAULTS: Mapping[str, Fault[TrainingTestbed]] = {fault.name: fault for fault in _ALL}

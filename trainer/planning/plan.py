@@ -20,7 +20,7 @@ from trainer.planning.cost import (
     wire_bytes,
     worker_memory,
 )
-from trainer.rounds.parts import Learner, check_features
+from trainer.rounds.parts import Learner
 from trainer.rounds.spec import RunSpec, feed_nothing, settled
 from trainer.rounds.view import size
 
@@ -86,7 +86,6 @@ def make_plan(config: TrainingConfig, link: WorkerLink, step_s: float, as_set: b
     step_s: seconds of a local step of the worker that computes most; others' are in proportion to their passes. as_set:
     add a row for the settings themselves.
     """
-    check_features(config)
     if config.steps < 1 and not config.rounds.rounds:
         raise ConfigError("a run has at least one step: give --steps above 0")
     # A worker makes the same steps in every variant, in rounds of different lengths.

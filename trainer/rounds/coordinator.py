@@ -12,7 +12,6 @@ from collections.abc import AsyncGenerator, Awaitable, Callable
 from dataclasses import asdict
 from mmap import mmap
 from pathlib import Path
-from typing import ParamSpec, TypeVar
 
 from stages.errors import CheckpointError, ConfigError
 from stages.threads import in_thread, to_its_end
@@ -30,9 +29,6 @@ from trainer.v1 import rounds_pb2
 from trainer.v1.rounds_pb2 import Order
 
 log = logging.getLogger(__name__)
-
-P = ParamSpec("P")
-T = TypeVar("T")
 
 MAX_WAIT_S = 60.0
 TICK_S = 0.05
@@ -184,7 +180,8 @@ class Coordinator:
             return rounds_pb2.NextResponse(end=rounds_pb2.End(rounds=self.spec.rounds))
         if wanted <= self._furthest(fragment) and self.features.may_begin(member.place, wanted):
             held = {h.part: h for h in request.held}
-            order = await self._alone(self._filled, Order(round=wanted), fragment, held)
+            async with self.ledger_lock:
+                order = await in_thread(self._filled, Order(round=wanted), fragment, held)
             if order is None:  # the round was closed meanwhile: it is not this one that begins
                 return None
             member.begins(wanted)
@@ -297,7 +294,8 @@ class Coordinator:
         if not due:
             return
         try:
-            merged = await self._alone(self.ledger.close, fragment, self.clock(), self.loss)
+            async with self.ledger_lock:
+                merged = await in_thread(self.ledger.close, fragment, self.clock(), self.loss)
         except CheckpointError as error:
             self.report(error)
             await asyncio.sleep(STORE_RETRY_S)
@@ -418,17 +416,12 @@ class Coordinator:
         """Rounds that every fragment has made."""
         return min(map(self.ledger.round, self.ledger.fragments()))
 
-    async def _alone(self, job: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
-        """In a thread, and nothing else touches the ledger meanwhile."""
-        async with self.ledger_lock:
-            return await in_thread(job, *args, **kwargs)
-
     @contextlib.asynccontextmanager
     async def _members_kept(self) -> AsyncGenerator[None]:
         """Changes of places inside are on the disk after it, and no update is judged meanwhile."""
         async with self.ledger_lock:
             yield
-            await in_thread(self.members.save, self.members.records())
+            await in_thread(self.ledger.store.save_members, self.members.records())
 
     def _notify(self) -> None:
         self._changed.set()

@@ -28,11 +28,6 @@ DOING = {
     rounds_pb2.DOING_TRAINING: "trains",
     rounds_pb2.DOING_SENDING: "sends",
 }
-STATES = {
-    rounds_pb2.RUN_STATE_RUNNING: "running",
-    rounds_pb2.RUN_STATE_FINISHED: "finished",
-    rounds_pb2.RUN_STATE_STOPPING: "stopping",
-}
 PART_HEAD = ("part", "round", "left", "here", "in", "published", "losses in nats")
 WORKER_HEAD = ("worker", "part", "device", "does", "round", "step", "busy", "up", "down", "silent", "taken", "")
 CURVE_WIDTH = 12
@@ -57,11 +52,12 @@ def _head(update: rounds_pb2.WatchUpdate) -> list[str]:
         f"{what} {size(count)} ({size(count / seconds)}/s)"
         for what, count in (("updates in", update.received_bytes), ("weights out", update.sent_bytes))
     ]
+    state = rounds_pb2.RunState.Name(update.state).removeprefix("RUN_STATE_").lower()
     late, gone = sum(w.late for w in update.workers), sum(w.gone for w in update.workers)
     here = f"{len(update.workers) - gone} of {sum(part.replicas for part in update.parts)} workers here"
     counts = [f"{count} {what}" for what, count in (("late", late), ("gone", gone)) if count]
     lines = [
-        f"run {_plain(update.run[:12])}  {STATES.get(update.state, 'unknown')}  {update.rounds} rounds",
+        f"run {_plain(update.run[:12])}  {state}  {update.rounds} rounds",
         "  ".join([", ".join([here, *counts]), *moved, f"in {duration(update.seconds)}"]),
     ]
     return [*lines, f"problem: {_plain(update.problem)}"] if update.problem else lines
