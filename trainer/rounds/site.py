@@ -47,7 +47,7 @@ GATHER_S = 120.0  # how long machine 0 waits for all machines before its first s
 RETURN_S = 10.0  # and later for those that made the last one, or for them to learn that the run is over
 AGAIN_S, LOOK_S = 0.2, 0.05
 PIECE = 2**24  # numbers in one exchange
-PLACE, TEXT, OVER = "place", "text", "over"  # keys of the store; also for each machine:
+PLACE, OVER = "place", "over"  # keys of the store; also for each machine:
 READY, BYE = "ready/", "bye/"  # its name for the next group, or nothing, and whether it knows that the run is over
 MODULE, OPTIMIZER, COPY = "module/", "optimizer/", "copy/"  # groups of tensors in a state
 
@@ -91,8 +91,7 @@ class Site:
             raise ConfigError('features are of the text of one machine: a site needs context_by = "copies"')
         known = rounds_pb2.JoinResponse.FromString(place.SerializeToString())
         known.lease = ""  # which is this machine's alone
-        self._place = MessageToJson(known)
-        self._store.set(TEXT, text)
+        self._place = json.dumps([MessageToJson(known), text])
         self._store.set(PLACE, self._place)
 
     def begin(self, learner: Learner, steps: range) -> None:
@@ -183,8 +182,9 @@ class Site:
             while not self._store.check([PLACE]):
                 self._stop_if_asked()  # it waits for the coordinator
                 time.sleep(LOOK_S)
-            self._place, text = self._store.get(PLACE).decode(), self._store.get(TEXT).decode()
-        place = Parse(self._place, rounds_pb2.JoinResponse())
+            self._place = self._store.get(PLACE).decode()
+        known, text = json.loads(self._place)
+        place = Parse(known, rounds_pb2.JoinResponse())
         with tempfile.TemporaryDirectory(prefix="onesweep-site-") as scratch:
             spec = spec_of(place, Path(scratch), corpus)
         try:
