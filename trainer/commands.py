@@ -174,8 +174,7 @@ def run_distill(options: argparse.Namespace) -> int:
     found = manifest.metrics["distilled"]
     print(
         f"{settings.folder}: {found['symbols']} tokens in {found['minutes']} minutes; on text of the model's own "
-        f"KL {found['written_kl_bits']:.3f} bits, TV {found['written_total_variation']:.3f}; "
-        f"{found['draft_ms']} ms a guess"
+        f"KL {found['written_kl_bits']:.3f} bits, TV {found['written_total_variation']:.3f}"
     )
     return 0
 
@@ -235,41 +234,6 @@ def run_pictures(options: argparse.Namespace) -> int:
 
 
 @dataclass(frozen=True)
-class Untrained:
-    """A checkpoint with random weights."""
-
-    directory: Path = field(metadata=flag("", name="directory", metavar="DIR"))
-    kind: Literal["chain", "ar"] = setting("chain", "")
-    parts: int | None = setting(None, "blocks, or stages")
-    layers: int | None = setting(None, "layers in each part")
-    width: int | None = setting(None, "")
-    heads: int | None = setting(None, "")
-    context_length: int | None = setting(None, "")
-    seed: int = setting(0, "")
-
-
-def add_init(parser: argparse.ArgumentParser) -> None:
-    add_flags(parser, Untrained)
-
-
-def run_init(options: argparse.Namespace) -> int:
-    """Write a checkpoint with random weights."""
-    from stages.model.architecture import Architecture
-    from trainer.blocks.checkpoint_dir import create_untrained
-
-    asked = from_flags(Untrained, options)
-    sizes = given(vars(asked))
-    directory, kind, seed = (sizes.pop(name) for name in ("directory", "kind", "seed"))
-    manifest = create_untrained(directory, kind, Architecture(**sizes), seed)
-    for part in manifest.parts:
-        assert part is not None
-        print(f"{part.file}  {part.bytes:,} bytes")
-    total = sum(part.bytes for part in manifest.parts if part is not None)
-    print(f"{directory}: {len(manifest.parts)} parts, {total:,} bytes, random weights")
-    return 0
-
-
-@dataclass(frozen=True)
 class Halved:
     """A checkpoint and its copy in 16 bits."""
 
@@ -325,8 +289,8 @@ def run_plan(options: argparse.Namespace) -> int:
     config, link = config_of(options), link_of(asked.link)
     if asked.params is not None:
         config = fit_width(config, asked.params)
-    step_s, activations = (asked.step_s, 0) if asked.step_s is not None else measure_step(config, load_corpus(None))
-    rows = make_plan(config, link, step_s, options.config is not None, activations)
+    step_s = asked.step_s if asked.step_s is not None else measure_step(config, load_corpus(None))
+    rows = make_plan(config, link, step_s, options.config is not None)
     if options.json:
         record = {
             "model": asdict(config.architecture),

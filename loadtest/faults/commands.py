@@ -1,10 +1,9 @@
 """The commands `bench chaos`, `bench chaos-training` and `wan train`."""
 
 import argparse
-from dataclasses import replace
 from functools import partial
 
-from loadtest.commands import BenchReport, add_measurement, run_bench, say
+from loadtest.commands import add_measurement, run_bench, say
 from loadtest.faults.settings import ChaosSettings, DemoSettings, TrainingChaosSettings
 from stages.settings import add_flags, from_flags
 from stages.signals import ends_cleanly
@@ -24,22 +23,12 @@ def run_chaos(options: argparse.Namespace) -> int:
 
 
 def run_chaos_training(options: argparse.Namespace) -> int:
-    from loadtest.faults.training_figures import measure_training
     from loadtest.faults.training_report import training_report
     from loadtest.faults.training_run import check_training_chaos, run_training_chaos
 
     settings = from_flags(TrainingChaosSettings, options)
-    if settings.faults == ("none",):
-        settings = replace(settings, faults=())
     check_training_chaos(settings)
-
-    def bench() -> BenchReport:
-        if settings.faults is None or settings.faults:
-            return training_report(run_training_chaos(settings, say))
-        figures = measure_training(settings, say)
-        return BenchReport(figures.table(), figures.record())
-
-    return run_bench(options, bench)
+    return run_bench(options, lambda: training_report(run_training_chaos(settings, say)))
 
 
 def run_wan_train(options: argparse.Namespace) -> int:
@@ -49,8 +38,9 @@ def run_wan_train(options: argparse.Namespace) -> int:
     with ends_cleanly():
         made = train_and_serve(settings, say)
     print(f"\n  {settings.prompt}|{made.text.replace(chr(10), '⏎')}\n")
+    carried = "" if made.carried_bytes is None else f"{made.carried_bytes / MEGABYTE:.1f} MB over the links, "
     print(
-        f"{made.rounds} rounds, {made.moved_bytes / MEGABYTE:.1f} MB moved, next byte {made.next_byte_nats:.3f} nats; "
-        f"{len(made.text.encode())} bytes in {made.sweeps} sweep: a training so short writes no words"
+        f"{made.rounds} rounds, {carried}next byte {made.next_byte_nats:.3f} nats; {len(made.text.encode())} bytes in "
+        f"{made.sweeps} sweep: a training so short writes no words"
     )
     return 0

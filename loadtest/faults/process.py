@@ -1,35 +1,11 @@
-"""Processes that faults are done to, and commands of onesweep that are run to their end."""
+"""Processes that faults are done to."""
 
-import json
 import resource
 import signal
 import subprocess
-import sys
-from collections.abc import Sequence
-from itertools import takewhile
 from pathlib import Path
-from typing import Any
 
-from serving.cli.deployment import MODULE
-from stages.errors import InputError, OnesweepError, ServiceError
-
-STOP_S = 30.0
 LAST_LINES = 3
-
-
-def answer_of(arguments: Sequence[str], within_s: float) -> dict[str, Any]:
-    """The answer of a command with `--json`. Raises InputError or OnesweepError with its last words."""
-    command = [sys.executable, *MODULE, *arguments, "--json"]
-    try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=within_s)
-    except subprocess.TimeoutExpired:
-        name = " ".join(takewhile(lambda word: not word.startswith("-"), arguments))
-        raise OnesweepError(f"`onesweep {name}` has not ended after {within_s:.0f} s") from None
-    if done.returncode:
-        words = (done.stderr.strip().splitlines() or ["no reason given"])[-1].removeprefix("onesweep: ")
-        raise (InputError if done.returncode == InputError.exit_code else OnesweepError)(words)
-    answer: dict[str, Any] = json.loads(done.stdout)
-    return answer
 
 
 class Program:
@@ -82,24 +58,6 @@ class Program:
         self.signal(signal.SIGKILL)
         if self._process is not None:
             self._process.wait()
-
-    def stop(self, within_s: float = STOP_S) -> None:
-        """Ask it to end, and kill it when it does not."""
-        self.thaw()
-        self.signal(signal.SIGTERM)
-        try:
-            self.wait(within_s)
-        except ServiceError:
-            self.kill()
-
-    def wait(self, within_s: float) -> int | None:
-        """Its exit code, when it has ended. Raises ServiceError when it does not."""
-        if self._process is None:
-            return None
-        try:
-            return self._process.wait(within_s)
-        except subprocess.TimeoutExpired:
-            raise ServiceError(f"{self.name} has not ended after {within_s:.0f} s") from None
 
     def last_words(self) -> str:
         lines = self.log.read_text(errors="replace").strip().splitlines() if self.log.exists() else []

@@ -65,11 +65,9 @@ class RunFile:
     """The settings of a training that a testbed must know."""
 
     text: str
+    rounds: int
     parts: int
     replicas: int
-    sequences: int
-    steps_per_round: int
-    codec: str
     model: str
     fragments: int
 
@@ -85,13 +83,14 @@ class RunFile:
 
         config = load_config(path or SHIPPED_RUN)
         text = (path or SHIPPED_RUN).read_text(encoding="utf-8")
+        rounds, parts = config.rounds, config.architecture.parts
+        count = rounds.count(config.steps)
         if path is None:
             # the section [rounds] is the last of the run that ships
-            text = f"{text.rstrip()}\nrounds = {max(round(minutes * ROUNDS_A_MINUTE), 2)}\n"
-        rounds, parts = config.rounds, config.architecture.parts
+            count = max(round(minutes * ROUNDS_A_MINUTE), 2)
+            text = f"{text.rstrip()}\nrounds = {count}\n"
         parts = 1 if rounds.model == "ar" else parts
-        sizes = (parts, rounds.replicas, config.sequences, rounds.steps_per_round)
-        return cls(text, *sizes, rounds.codec, rounds.model, rounds.fragments)
+        return cls(text, count, parts, rounds.replicas, rounds.model, rounds.fragments)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -102,15 +101,10 @@ class TrainingChaosSettings(FaultSettings):
     seed: int = setting(0, "Seed for the fault schedule", **SEED)
     # the loss of one run says little: each is compared with the same run without faults
     seeds: tuple[int, ...] = setting((0, 1, 2), "Seeds of the training, each with and without faults", metavar="N[,N]")
-    faults: tuple[str, ...] | None = setting(None, "Kinds, such as kill,twin; or none", shown=ABLE, metavar="F[,F]")
+    faults: tuple[str, ...] | None = setting(None, "Kinds, such as kill,twin", shown=ABLE, metavar="F[,F]")
     count: int | None = setting(None, "Number of faults", shown="1.2 a minute, each kind at least once", **COUNT)
     config: Path | None = setting(None, **OWN_RUN)
     data: Path | None = setting(None, **DATA)
-    up_mbps: float | None = setting(
-        20.0, "Without faults: rate of each worker's uplink", metavar="M", above=0, most=1e5
-    )
-    # workers that share cores rest until then, as slower machines would compute
-    pace_s: float = 0.4  # of a local step at least, without faults
     lease_s: float = 6.0
     patience_s: float = 300.0  # seconds without progress after which the run is given up
 

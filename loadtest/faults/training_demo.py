@@ -6,15 +6,14 @@ from pathlib import Path
 
 from loadtest.faults.base import Say
 from loadtest.faults.settings import DemoSettings, RunFile
-from loadtest.faults.training_observer import RunView
-from loadtest.faults.training_run import evaluate, final_nats
+from loadtest.faults.training_run import NEXT_BYTE, final_scores
 from loadtest.faults.training_testbed import TrainingSetup, TrainingTestbed, open_training_testbed
 from loadtest.workload.testbed import LOOPBACK
 from serving.cli.deployment import temporary_deployment
 from serving.cli.ports import free_port_block
 from serving.client.client import Client
 from serving.router.topology import local_topology
-from stages.errors import OnesweepError, ServiceError
+from stages.errors import OnesweepError
 
 PATIENCE_S = 300.0
 MEGABYTE = 1e6
@@ -26,7 +25,7 @@ class DemoResult:
     """The run's cost, the loss of its checkpoint, and a text of it."""
 
     rounds: int
-    moved_bytes: int  # payload, both ways, as the coordinator counts it
+    carried_bytes: int | None  # over the links, with all headers; None on loopback, which does not count
     next_byte_nats: float  # of the published checkpoint, on validation text
     text: str
     sweeps: int
@@ -41,34 +40,37 @@ def train_and_serve(settings: DemoSettings, say: Say) -> DemoResult:
         config.write_text(run.text, encoding="utf-8")
         over = settings.profile if settings.profile == LOOPBACK else f"emulated links, {settings.profile}"
         say(f"{run.parts} blocks, {len(run.workers)} workers, one coordinator ({over}) ...")
-        with open_training_testbed(TrainingSetup(config, *setup), TrainingTestbed) as testbed:
-            last = _follow(testbed, say)
-            nats = final_nats(evaluate(testbed.out, settings.data))
+        with open_training_testbed(TrainingSetup(config, *setup)) as testbed:
+            _follow(testbed, run.rounds, say)
+            carried = _carried_bytes(testbed)
+            nats = final_scores(testbed.out)[NEXT_BYTE]
             say(f"published, next byte {nats:.3f} nats on text that nobody trained on; now it is served ...")
             text, sweeps = _generate(testbed.out, run.parts, settings)
-    return DemoResult(last.update.rounds, last.moved_bytes, nats, text, sweeps)
+    return DemoResult(run.rounds, carried, nats, text, sweeps)
 
 
-def _follow(testbed: TrainingTestbed, say: Say) -> RunView:
-    """The last view of the run; a line whenever every block has made a few rounds more."""
+def _follow(testbed: TrainingTestbed, rounds: int, say: Say) -> None:
+    """Train to the end; a line whenever every block has made a few rounds more."""
     testbed.start()
     told = 0
 
-    def tell(view: RunView) -> None:
+    def tell() -> None:
         nonlocal told
-        if view.least_round >= told + max(view.update.rounds // 6, 1):
-            told = view.least_round
-            losses = ", ".join(f"{part.name} {dict(part.losses).get(LOSS, '-'):.4}" for part in view.update.parts)
-            say(f"  round {told} of {view.update.rounds}: {losses} nats; {view.moved_bytes / MEGABYTE:.1f} MB moved")
+        entries = testbed.log.entries
+        parts = entries[0].record["parts"] if entries else ()
+        made = min(map(testbed.log.closed, parts), default=0)
+        if made >= told + max(rounds // 6, 1):
+            told = made
+            losses = {entry.part: entry.record["losses"][LOSS] for entry in entries if entry.kind == "accepted"}
+            shown = ", ".join(f"{part} {nats:.4}" for part, nats in sorted(losses.items()))
+            say(f"  round {made} of {rounds}: {shown} nats")
 
-    known = -1
-    while not testbed.follow(tell, PATIENCE_S):
-        if known == (known := len(testbed.log.entries)):
-            raise ServiceError(f"nothing happened for {PATIENCE_S:.0f} s: {testbed.coordinator.last_words()}")
-    if not testbed.wait_end(PATIENCE_S):
-        raise ServiceError("the run is over, and its processes do not end")
-    assert testbed.view is not None
-    return testbed.view
+    testbed.wait_end(PATIENCE_S, tell)
+
+
+def _carried_bytes(testbed: TrainingTestbed) -> int | None:
+    lab = testbed.network.lab
+    return None if lab is None else sum(counts["carried_bytes"] for counts in lab.counters().values())
 
 
 def _generate(checkpoint: Path, parts: int, settings: DemoSettings) -> tuple[str, int]:

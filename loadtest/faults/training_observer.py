@@ -1,24 +1,18 @@
-"""A training as it is seen from outside: its coordinator's events and views of the run."""
+"""A training as it is seen from outside: its coordinator's events and places."""
 
 from __future__ import annotations
 
 import contextlib
 import json
 import sqlite3
-import subprocess
-import threading
 import time
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from google.protobuf.json_format import ParseDict, ParseError
-
 from stages.errors import ServiceError
-from trainer.v1 import rounds_pb2
 
 READ_S = 10.0  # how long who reads events waits for who writes them
-AGAIN_S = 0.5  # between two tries to reach a coordinator
 
 
 @dataclass(frozen=True)
@@ -61,85 +55,14 @@ class EventFollower:
         self.entries += new
         return new
 
+    def replica(self, worker: str) -> int | None:
+        """Its place; None before it has one."""
+        with contextlib.suppress(sqlite3.OperationalError), contextlib.closing(sqlite3.connect(self.path)) as database:
+            for (text,) in database.execute("SELECT record FROM members"):
+                if (record := json.loads(text))["worker"] == worker:
+                    return int(record["replica"])
+        return None
+
     def closed(self, part: str) -> int:
         """Rounds of a part that were closed."""
         return sum(entry.kind == "closed" and entry.part == part for entry in self.entries)
-
-    @property
-    def accepted(self) -> int:
-        return sum(entry.kind == "accepted" for entry in self.entries)
-
-
-@dataclass(frozen=True)
-class RunView:
-    """The run at one moment, from a line of `onesweep train status --json`."""
-
-    at_s: float  # when it was heard, seconds of the monotonic clock
-    update: rounds_pb2.WatchUpdate
-
-    @classmethod
-    def parse(cls, line: str, at_s: float) -> RunView:
-        """JSON in which what is 0, false or empty may be missing. Raises ValueError or ParseError for another line."""
-        record = json.loads(line, parse_constant=str)  # protobuf wants NaN and infinities in quotes
-        return cls(at_s, ParseDict(record, rounds_pb2.WatchUpdate(), ignore_unknown_fields=True))
-
-    @property
-    def finished(self) -> bool:
-        return self.update.state == rounds_pb2.RUN_STATE_FINISHED
-
-    @property
-    def moved_bytes(self) -> int:
-        """Payload, both ways, as the coordinator counts it."""
-        return self.update.received_bytes + self.update.sent_bytes
-
-    @property
-    def least_round(self) -> int:
-        """Rounds that every part has made."""
-        return min((part.round for part in self.update.parts), default=0)
-
-    def worker(self, name: str) -> rounds_pb2.WorkerStatus | None:
-        """A worker's place; its figures are of its last process, as that reported them."""
-        return next((worker for worker in self.update.workers if worker.worker == name), None)
-
-
-class RunWatcher:
-    """Keeps the last view of a run, and asks again when its coordinator was away.
-
-    Runs `onesweep train status --json` beside the coordinator until it is closed.
-    """
-
-    def __init__(self, command: list[str], log: Path) -> None:
-        self.last: RunView | None = None
-        self._command, self._log = command, log
-        self._closed = threading.Event()
-        self._process: subprocess.Popen[str] | None = None
-        self._thread = threading.Thread(target=self._look, name="watch", daemon=True)
-        self._thread.start()
-
-    def close(self) -> None:
-        self._closed.set()
-        while self._thread.is_alive():  # it may just be starting another
-            if self._process is not None:
-                self._process.kill()
-            self._thread.join(AGAIN_S)
-
-    def _look(self) -> None:
-        while not self._closed.is_set():
-            with self._log.open("ab") as log:
-                self._process = subprocess.Popen(
-                    self._command,
-                    stdin=subprocess.DEVNULL,
-                    stdout=subprocess.PIPE,
-                    stderr=log,
-                    text=True,
-                    start_new_session=True,
-                )
-            with self._process as process:
-                assert process.stdout is not None
-                for line in process.stdout:
-                    if self._closed.is_set():
-                        break
-                    with contextlib.suppress(ValueError, ParseError):  # a line that its end cut off
-                        self.last = RunView.parse(line, time.monotonic())
-                process.kill()
-            self._closed.wait(AGAIN_S)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import math
+import json
 import re
 import statistics
 import subprocess
@@ -11,7 +11,7 @@ import tempfile
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
 from loadtest.faults.base import (
@@ -26,20 +26,18 @@ from loadtest.faults.base import (
     make_schedule,
     select,
 )
-from loadtest.faults.process import answer_of
 from loadtest.faults.settings import SHIPPED_RUN, RunFile, TrainingChaosSettings, check_text
 from loadtest.faults.training_observer import LogEntry
 from loadtest.faults.training_testbed import (
     COORDINATOR,
     POLL_S,
     TRAINING_FAULTS,
-    FaultyTraining,
     TrainingSetup,
     TrainingTestbed,
     open_training_testbed,
 )
 from serving.cli.deployment import MODULE
-from stages.errors import InputError, OnesweepError, ServiceError
+from stages.errors import InputError, ServiceError
 from stages.settings import read_toml
 
 FAULTS_A_MINUTE = 1.2
@@ -50,32 +48,14 @@ FIRST_SHARE, LAST_SHARE = 0.02, 0.9  # of the run's merges, between which faults
 SOUND_S = 60.0  # how long the next fault waits until the part that the last one hit has merged again
 LEAVE_S = 40.0  # how long workers have to hear that the run is over
 THOUSANDTHS = 1000.0
-WINDOWS, MIN_CONTEXT = 32, 1
-EVALUATE_S = 600.0
-NEXT_BYTE = "next byte"
+NEXT_BYTE = "next_byte"  # the loss of the model's end; those of its blocks have a name before it
 MAX_SEEDS = 10
 
-Scores = dict[str, float]  # nats a byte of validation text, by the names that `onesweep evaluate` gives them
+Scores = dict[str, float]  # nats a byte of validation text, by the names that the manifest gives them
 
 
-@dataclass(frozen=True)
-class UndisturbedRun:
-    """The end of the same run without faults."""
-
-    scores: Scores
-    seconds: float
-
-
-@dataclass(frozen=True)
-class TrainingFaultRecord(FaultRecord):
-    """A fault that was done to a training, with the wait that the log shows after it."""
-
-    # From its end to the next update of its target that was accepted; of any worker's for the coordinator.
-    back_s: float | None = None
-
-
-def with_recovery(fault: FaultRecord, entries: Sequence[LogEntry]) -> TrainingFaultRecord:
-    """A fault with the wait that the log shows after it."""
+def recovery_s(fault: FaultRecord, entries: Sequence[LogEntry]) -> float | None:
+    """From a fault's end to the next update of its target that was accepted; of any worker's for the coordinator."""
     again_s = (
         entry.at_s
         for entry in entries
@@ -84,7 +64,7 @@ def with_recovery(fault: FaultRecord, entries: Sequence[LogEntry]) -> TrainingFa
         and fault.target in (COORDINATOR, entry.record["worker"])
     )
     first_s = next(again_s, None)
-    return TrainingFaultRecord(**vars(fault), back_s=None if first_s is None else first_s - fault.end_s)
+    return None if first_s is None else first_s - fault.end_s
 
 
 HANDED_IN = re.compile(r"round (\d+) of (\S+) is handed in")
@@ -120,41 +100,32 @@ def lost_updates(entries: Sequence[LogEntry], heard: Mapping[str, set[tuple[str,
 class TrainingResult(FaultRun):
     """A run's events and scores."""
 
-    settings: TrainingChaosSettings
-    run: RunFile
+    seed: int  # of the training
+    parts: int
     rounds: int
-    reference: UndisturbedRun
-    scores: Scores
-    faults: list[TrainingFaultRecord]
+    undisturbed: Scores
+    undisturbed_s: float
+    scores: Scores  # empty where the run had no end
     entries: list[LogEntry]
     heard: int  # times that a worker's own log has an update as taken
     lost: list[str]  # a sentence for each update that the coordinator has not once, and each part that ended early
     audit: str  # the words of `onesweep train audit`
     sound: bool  # the audit found nothing wrong
-    finished: bool
-    others: Sequence[TrainingResult] = ()  # of the other seeds
-
-    @property
-    def gap_nats(self) -> float | None:
-        """The ends less those undisturbed, in the mean over the seeds; None without both ends."""
-        every = (self, *self.others)
-        if not all(each.scores for each in every):
-            return None
-        return statistics.mean(final_nats(each.scores) - final_nats(each.reference.scores) for each in every)
 
     @property
     def losses(self) -> int:
-        """The number of things that no single run may have."""
-        return len(self.lost) + len(self.ended) + (not self.sound) + (not self.finished)
-
-    @property
-    def trouble(self) -> int:
-        """The same of all seeds; one more where they learn too little."""
-        off = self.gap_nats is None or not self.gap_nats <= AIM_NATS
-        return sum(each.losses for each in (self, *self.others)) + off
+        """The number of things that no run may have."""
+        return len(self.lost) + len(self.ended) + (not self.sound) + (not self.scores)
 
 
-def check_training_chaos(settings: TrainingChaosSettings) -> tuple[RunFile, Selection[FaultyTraining]]:
+def mean_gap(results: Sequence[TrainingResult]) -> float | None:
+    """The ends less those undisturbed, in nats; None without an end of each."""
+    if not all(each.scores for each in results):
+        return None
+    return statistics.mean(each.scores[NEXT_BYTE] - each.undisturbed[NEXT_BYTE] for each in results)
+
+
+def check_training_chaos(settings: TrainingChaosSettings) -> tuple[RunFile, Selection[TrainingTestbed]]:
     """The first run and its faults. Raises OnesweepError for what can be refused before anything is started."""
     seeds, config = settings.seeds, settings.config or SHIPPED_RUN
     if not seeds or len(set(seeds)) < len(seeds) or min(seeds) < 0 or len(seeds) > MAX_SEEDS:
@@ -163,9 +134,9 @@ def check_training_chaos(settings: TrainingChaosSettings) -> tuple[RunFile, Sele
         raise InputError(f"{config} has a seed; leave it out, --seeds says it")
     settings = settings.runs()[0]
     run = settings.run_file()
-    if settings.faults != () and run.model != "chain":
+    if run.model != "chain":
         raise InputError(f"{config}: faults are for the training of a chain, not of {run.model!r}")
-    if settings.faults != () and run.fragments != 1:
+    if run.fragments != 1:
         raise InputError(f"{config}: faults are for parts that travel whole, not in {run.fragments} fragments")
     if not 1 <= len(run.workers) <= MOST_WORKERS:
         raise InputError(f"{run.parts} parts of {run.replicas} workers; at most {MOST_WORKERS} find room here")
@@ -175,11 +146,9 @@ def check_training_chaos(settings: TrainingChaosSettings) -> tuple[RunFile, Sele
     return run, selection
 
 
-def run_training_chaos(settings: TrainingChaosSettings, say: Say) -> TrainingResult:
-    """The first seed's result, with the others. Raises OnesweepError when no training can be set up."""
-    check_training_chaos(settings)
-    first, *others = [_run_seed(each, say) for each in settings.runs()]
-    return replace(first, others=others)
+def run_training_chaos(settings: TrainingChaosSettings, say: Say) -> list[TrainingResult]:
+    """A result for each seed. Raises OnesweepError when no training can be set up."""
+    return [_run_seed(each, say) for each in settings.runs()]
 
 
 def _run_seed(settings: TrainingChaosSettings, say: Say) -> TrainingResult:
@@ -190,42 +159,22 @@ def _run_seed(settings: TrainingChaosSettings, say: Say) -> TrainingResult:
         setup = TrainingSetup(
             *(config, settings.data, run.workers, settings.profile, settings.profiles),
             lease_s=settings.lease_s,
-            publish_every=5,
-            save_every_s=1.0,
         )
-        reference = _undisturbed(settings, setup, say)
-        with open_training_testbed(setup, FaultyTraining) as training:
-            return _DisturbedRun(settings, run, selection, training, reference, say).result()
+        say("the same run without faults ...")
+        begin_s = time.monotonic()
+        with open_training_testbed(setup) as testbed:
+            testbed.start()
+            testbed.wait_end(settings.patience_s)
+            undisturbed, seconds = final_scores(testbed.out), time.monotonic() - begin_s
+        say(f"  {seconds:.0f} s, {undisturbed[NEXT_BYTE]:.3f} nats")
+        with open_training_testbed(setup) as training:
+            return _DisturbedRun(settings, run, selection, training, say).result(undisturbed, seconds)
 
 
-def evaluate(checkpoint: Path, data: Path | None) -> Scores:
-    """The losses of each block's next-byte head. Raises ServiceError."""
-    text = () if data is None else ("--data", str(data))
-    command = ["evaluate", str(checkpoint), "--steps", "1", *text, "--windows", str(WINDOWS)]
-    try:
-        answer = answer_of([*command, "--min-context", str(MIN_CONTEXT)], EVALUATE_S)
-    except OnesweepError as error:
-        raise ServiceError(f"`onesweep evaluate` failed: {error}") from None
-    scores = answer["checkpoints"][0]["scores"]
-    return {s["name"]: s["bits_per_byte"] * math.log(2) for s in scores if s["name"].startswith(NEXT_BYTE)}
-
-
-def final_nats(scores: Scores) -> float:
-    """The loss at the end of the model: that of the last block."""
-    return scores[max(scores, key=lambda name: int(name.rpartition(" ")[2]))]
-
-
-def _undisturbed(settings: TrainingChaosSettings, setup: TrainingSetup, say: Say) -> UndisturbedRun:
-    """Raises ServiceError when the run has no end."""
-    say("the same run without faults ...")
-    begin_s = time.monotonic()
-    with open_training_testbed(setup, TrainingTestbed) as testbed:
-        testbed.start()
-        if not testbed.wait_end(settings.patience_s):
-            raise ServiceError(f"the run without faults made no progress for {settings.patience_s:.0f} s")
-        made = UndisturbedRun(evaluate(testbed.out, settings.data), time.monotonic() - begin_s)
-    say(f"  {made.seconds:.0f} s, {final_nats(made.scores):.3f} nats")
-    return made
+def final_scores(checkpoint: Path) -> Scores:
+    """The losses that the coordinator measured on validation text at the end of the run."""
+    metrics = json.loads((checkpoint / "manifest.json").read_text(encoding="utf-8"))["metrics"]
+    return {name: nats for name, nats in metrics["valid"].items() if name.endswith(NEXT_BYTE)}
 
 
 @dataclass
@@ -234,19 +183,17 @@ class _DisturbedRun:
 
     settings: TrainingChaosSettings
     run: RunFile
-    selection: Selection[FaultyTraining]
-    training: FaultyTraining
-    reference: UndisturbedRun
+    selection: Selection[TrainingTestbed]
+    training: TrainingTestbed
     say: Say
 
     def __post_init__(self) -> None:
         self.faults: list[FaultRecord] = []
         self.ended: dict[str, str] = {}
-        self.rounds = 0
         self.away = ""  # the program that a fault has taken away for now
         self.moved_s, self._entries = time.monotonic(), 0
 
-    def result(self) -> TrainingResult:
+    def result(self, undisturbed: Scores, undisturbed_s: float) -> TrainingResult:
         """Raises ServiceError when the run does not even begin."""
         training, begin_s = self.training, time.monotonic()
         # moments are thousandths of the time in which faults begin
@@ -263,24 +210,23 @@ class _DisturbedRun:
         end_s = time.monotonic()
         training.log.look()
         entries, directory = training.log.entries, training.out / "rounds"
-        logs = {name: [training.workers[name].log, *training.logs.get(name, [])] for name in training.names}
-        heard = {name: handed_in(files) for name, files in logs.items()}
+        heard = {name: handed_in(files) for name, files in training.logs.items()}
         command = [sys.executable, *MODULE, "train", "audit", str(directory)]
         audit = subprocess.run(command, capture_output=True, text=True)
         over = [f"{planned.kind} of {planned.target}: the run was over" for planned in schedule[done:]]
         return TrainingResult(
-            settings=self.settings,
-            run=self.run,
-            rounds=self.rounds,
-            reference=self.reference,
-            scores=evaluate(training.out, self.settings.data) if finished else {},
-            faults=[with_recovery(fault, entries) for fault in self.faults],
+            seed=s.seeds[0],
+            parts=self.run.parts,
+            rounds=self.run.rounds,
+            undisturbed=undisturbed,
+            undisturbed_s=undisturbed_s,
+            scores=final_scores(training.out) if finished else {},
+            faults=self.faults,
             entries=entries,
             heard=sum(map(len, heard.values())),
-            lost=lost_updates(entries, heard, self.rounds),
+            lost=lost_updates(entries, heard, self.run.rounds),
             audit=(audit.stdout + audit.stderr).strip(),
             sound=audit.returncode == 0,
-            finished=finished,
             ended=self.ended,
             left_out=(*self.selection.left_out, *over),
             begin_s=begin_s,
@@ -290,11 +236,10 @@ class _DisturbedRun:
     def _begin(self) -> None:
         """Wait until every worker trains, and has a state to be kept. Raises ServiceError."""
         training = self.training
-        while not training.log.entries or training.view is None:
+        while not training.log.entries:
             self._tick()
             if not self._alive():
                 raise ServiceError(f"the run does not begin: {training.coordinator.last_words()}")
-        self.rounds = training.view.update.rounds
         parts = training.log.entries[0].record["parts"]
         self._wait(lambda: all(training.log.closed(part) >= FIRST_ROUNDS for part in parts))
         for name in training.names:
@@ -310,7 +255,7 @@ class _DisturbedRun:
             last, deadline = self._inflict(planned, begin_s), time.monotonic() + SOUND_S
             self._wait(
                 lambda last=last, deadline=deadline: (  # type: ignore[misc]
-                    time.monotonic() >= deadline or with_recovery(last, self.training.log.entries).back_s is not None
+                    time.monotonic() >= deadline or recovery_s(last, self.training.log.entries) is not None
                 )
             )
         return len(schedule)
@@ -328,7 +273,7 @@ class _DisturbedRun:
     def _progress(self) -> float:
         """Share of the run's merges that are made."""
         closed = sum(entry.kind == "closed" for entry in self.training.log.entries)
-        return closed / (self.rounds * self.run.parts)
+        return closed / (self.run.rounds * self.run.parts)
 
     def _alive(self) -> bool:
         """True while anything happened lately, or may yet."""

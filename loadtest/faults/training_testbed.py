@@ -1,9 +1,8 @@
 """A training to measure or to break, as real processes in a lab or on loopback; and the faults it knows.
 
-    with open_training_testbed(TrainingSetup(config, text, profile="links-60"), TrainingTestbed) as testbed:
+    with open_training_testbed(TrainingSetup(config, text, (0, 1), "links-60", None)) as testbed:
         testbed.start()
-        testbed.wait_until(lambda: testbed.log.accepted >= 10, 60.0)
-        testbed.workers["w0"].kill()
+        testbed.wait_end(60.0)
 
 A process in a lab ends with the thread that starts it: call the methods from one thread.
 """
@@ -17,13 +16,12 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from operator import attrgetter
 from pathlib import Path
-from typing import TypeVar
 
 from loadtest.faults.base import Fault, no_link
 from loadtest.faults.process import Program
-from loadtest.faults.training_observer import EventFollower, RunView, RunWatcher
-from loadtest.lab.profile import ROUTER, Profile
-from loadtest.workload.testbed import LOOPBACK, Network, open_network
+from loadtest.faults.training_observer import EventFollower
+from loadtest.lab.profile import ROUTER
+from loadtest.workload.testbed import Network, open_network
 from serving.cli.deployment import MODULE
 from stages.errors import ServiceError
 
@@ -42,16 +40,11 @@ class TrainingSetup:
     """A run, and its workers."""
 
     config: Path
-    data: Path | None = None  # None: the text that ships with Python
-    parts: tuple[int, ...] = (0, 0, 1, 1, 2, 2)  # the part of each worker: `w0`, `w1`, ...
-    profile: str | Profile = LOOPBACK  # of the links between workers and coordinator
-    profiles: Path | None = None
+    data: Path | None  # None: the text that ships with Python
+    parts: tuple[int, ...]  # the part of each worker: `w0`, `w1`, ...
+    profile: str  # of the links between workers and coordinator
+    profiles: Path | None
     lease_s: float = 30.0
-    publish_every: int = 10
-    save_every_s: float = 60.0
-    patience_s: float = 600.0  # how long a worker looks for its coordinator
-    look_every_s: float = 0.5  # least time between two views of the run
-    worker_options: tuple[str, ...] = ()
 
 
 class TrainingTestbed:
@@ -69,15 +62,11 @@ class TrainingTestbed:
             COORDINATOR_NODE,
             *("train", "coordinate", "--config", str(setup.config), *self._data, "--out", str(self.out)),
             *("--listen", self.address, "--lease", str(setup.lease_s)),
-            *("--publish-every", str(setup.publish_every), "--threads", "1"),
+            *("--publish-every", "5", "--threads", "1"),
         )
         self.workers = {name: self.worker(name, self.state(name)) for name in self.names}
-        self.watcher: RunWatcher | None = None
-
-    @property
-    def view(self) -> RunView | None:
-        """The run as its coordinator last reported it."""
-        return self.watcher.last if self.watcher is not None else None
+        self.twins: dict[str, Program] = {}  # by the worker whose name they bear
+        self.logs = {name: [worker.log] for name, worker in self.workers.items()}  # with those of its twins
 
     @property
     def programs(self) -> tuple[Program, ...]:
@@ -101,68 +90,32 @@ class TrainingTestbed:
             self.node(name),
             *("train", "work", "--coordinator", self.address, *self._data, "--name", name),
             *("--block", str(self.part(name)), "--state", str(state), "--wait", "--threads", "1"),
-            *("--save-every", str(self.setup.save_every_s), "--patience", str(self.setup.patience_s)),
-            *self.setup.worker_options,
+            *("--save-every", "1"),
         )
 
-    def beside(self, node: str, name: str, command: list[str]) -> Program:
-        """Any other command that runs in a node."""
-        return Program(name, self.network.command(node, command), self.directory / f"{name}.log")
-
     def start(self) -> None:
-        """Start what does not run, and watch it."""
+        """Start what does not run."""
         for program in self.programs:
             program.start()
-        if self.watcher is None:
-            look = ["train", "status", self.address, "--json", "--interval", str(self.setup.look_every_s)]
-            command = [sys.executable, *MODULE, *look, *self.network.options]
-            self.watcher = RunWatcher(self.network.command(COORDINATOR_NODE, command), self.directory / "watch.log")
 
-    def wait_until(self, happened: Callable[[], bool], within_s: float) -> bool:
-        """False when nothing happened in time; the log is read meanwhile. Raises ServiceError."""
-        deadline = time.monotonic() + within_s
-        while True:
-            self.log.look()
-            if happened():
-                return True
-            if time.monotonic() > deadline:
-                return False
-            time.sleep(POLL_S)
+    def wait_end(self, patience_s: float, look: Callable[[], object] = lambda: None) -> None:
+        """Wait for the end of the run and of every process; :param look: called now and then meanwhile.
 
-    def follow(self, told: Callable[[RunView], object], within_s: float) -> bool:
-        """Hand each new view on, until the run is over; False when it is not over in time.
-
-        Raises ServiceError with the last words of a process that failed.
-        """
-        last: RunView | None = None
-
-        def ended() -> bool:
-            nonlocal last
-            self.check()
-            if (view := self.view) is not None and view is not last:
-                last = view
-                told(view)
-            return last is not None and last.finished
-
-        return self.wait_until(ended, within_s)
-
-    def wait_end(self, patience_s: float) -> bool:
-        """Wait for the end of the run and of every process; False when there is no progress for so long.
-
-        Raises ServiceError with the last words of a process that failed.
+        Raises ServiceError with the last words of a process that failed, or when there is no progress for so long.
         """
         moved, known = time.monotonic(), -1
         while any(program.ended is None for program in self.programs):
             self.check()
             self.log.look()
+            look()
             if (now := sum(p.ended is not None for p in self.programs) + len(self.log.entries)) != known:
                 moved, known = time.monotonic(), now
             if time.monotonic() - moved > patience_s:
-                return False
+                raise ServiceError(f"nothing happened for {patience_s:.0f} s: {self.coordinator.last_words()}")
             time.sleep(POLL_S)
         self.check()
         self.log.look()
-        return True
+        look()
 
     def check(self) -> None:
         """Raise ServiceError with the last words of a process that ended, other than as it should."""
@@ -172,44 +125,14 @@ class TrainingTestbed:
 
     def close(self) -> None:
         """End everything at once: what was accepted is stored."""
-        if self.watcher is not None:
-            self.watcher.close()
-        for program in reversed(self.programs):
+        for program in (*self.twins.values(), *reversed(self.programs)):
             program.kill()
 
     def _program(self, name: str, node: str, *arguments: str) -> Program:
-        return self.beside(node, name, [sys.executable, *MODULE, *arguments, *self.network.options])
+        command = [sys.executable, *MODULE, *arguments, *self.network.options]
+        return Program(name, self.network.command(node, command), self.directory / f"{name}.log")
 
-
-B = TypeVar("B", bound=TrainingTestbed)
-
-
-@contextlib.contextmanager
-def open_training_testbed(setup: TrainingSetup, make: Callable[[TrainingSetup, Network, Path], B]) -> Iterator[B]:
-    """A testbed whose processes are not started yet; they, and their files, are gone after the `with` block.
-
-    Raises OnesweepError where no lab can be made.
-    """
-    directory = Path(tempfile.mkdtemp(prefix="onesweep-training-"))
-    try:
-        with open_network(setup.profile, len(setup.parts), setup.profiles) as network:
-            testbed = make(setup, network, directory)
-            with contextlib.closing(testbed):
-                yield testbed
-    finally:
-        shutil.rmtree(directory, ignore_errors=True)
-
-
-# A training to break
-
-
-class FaultyTraining(TrainingTestbed):
-    """A training and its stand-ins; `target` is the name of a worker, or COORDINATOR."""
-
-    def __init__(self, setup: TrainingSetup, network: Network, directory: Path) -> None:
-        super().__init__(setup, network, directory)
-        self.twins: dict[str, Program] = {}  # by the worker whose name they bear
-        self.logs: dict[str, list[Path]] = {}  # of twins, by worker
+    # What faults do; `target` is the name of a worker, or COORDINATOR
 
     def program(self, target: str) -> Program:
         return self.coordinator if target == COORDINATOR else self.workers[target]
@@ -238,8 +161,7 @@ class FaultyTraining(TrainingTestbed):
 
     def start_twin(self, target: str) -> None:
         """Start another process with a worker's name and a copy of its state."""
-        number = len(self.logs.setdefault(target, [])) + 1
-        label = f"{target}-twin-{number}"
+        label = f"{target}-twin-{len(self.logs[target])}"
         _copy(self.state(target), self.directory / label)
         twin = self.twins[target] = self.worker(target, self.directory / label, label)
         self.logs[target].append(twin.log)
@@ -255,20 +177,30 @@ class FaultyTraining(TrainingTestbed):
     def free_disk(self, target: str) -> None:
         self.coordinator.limit_files(None)
 
-    def close(self) -> None:
-        for twin in self.twins.values():
-            twin.kill()
-        super().close()
-
     def _kept(self, target: str) -> Path:
         return self.directory / f"{target}-old"
 
     def _incoming(self, target: str) -> Path:
         """The files of the half of a worker's update that the coordinator has."""
-        view = self.view
-        worker = view.worker(target) if view is not None else None
-        replica = worker.replica if worker is not None else "*"
-        return self.out / "rounds" / "incoming" / f"{self.part(target)}-{replica}.*"
+        replica = self.log.replica(target)
+        return self.out / STORE / "incoming" / f"{self.part(target)}-{'*' if replica is None else replica}.*"
+
+
+@contextlib.contextmanager
+def open_training_testbed(setup: TrainingSetup) -> Iterator[TrainingTestbed]:
+    """A testbed whose processes are not started yet; they, and their files, are gone after the `with` block.
+
+    Raises OnesweepError where no lab can be made.
+    """
+    directory = Path(tempfile.mkdtemp(prefix="onesweep-training-"))
+    try:
+        with (
+            open_network(setup.profile, len(setup.parts), setup.profiles) as network,
+            contextlib.closing(TrainingTestbed(setup, network, directory)) as testbed,
+        ):
+            yield testbed
+    finally:
+        shutil.rmtree(directory, ignore_errors=True)
 
 
 def _copy(source: Path, target: Path) -> None:
@@ -278,22 +210,18 @@ def _copy(source: Path, target: Path) -> None:
         shutil.copyfile(source / STATE, target / STATE)
 
 
-_WORKERS: Callable[[FaultyTraining], tuple[str, ...]] = attrgetter("names")
+_WORKERS: Callable[[TrainingTestbed], tuple[str, ...]] = attrgetter("names")
 
 
-def _the_coordinator(training: FaultyTraining) -> tuple[str, ...]:
-    return (COORDINATOR,)
-
-
-def _kill(training: FaultyTraining, target: str) -> None:
+def _kill(training: TrainingTestbed, target: str) -> None:
     training.program(target).kill()
 
 
-def _start(training: FaultyTraining, target: str) -> None:
+def _start(training: TrainingTestbed, target: str) -> None:
     training.program(target).start()
 
 
-_ALL: tuple[Fault[FaultyTraining], ...] = (
+_ALL: tuple[Fault[TrainingTestbed], ...] = (
     Fault("kill", (1.0, 4.0), _kill, _start, _WORKERS, weight=3),
     # it wakes up in a later round, and does not know it
     Fault(
@@ -313,11 +241,11 @@ _ALL: tuple[Fault[FaultyTraining], ...] = (
         _WORKERS,
         weight=2,
         absent=no_link,
-        prepare=FaultyTraining.wait_for_transfer,
+        prepare=TrainingTestbed.wait_for_transfer,
     ),
-    Fault("twin", (10.0, 15.0), FaultyTraining.start_twin, FaultyTraining.end_twin, _WORKERS),
-    Fault("old-state", (0.5, 2.0), FaultyTraining.put_back, _start, _WORKERS),
-    Fault("coordinator", (0.5, 4.0), _kill, _start, _the_coordinator, weight=3),
-    Fault("disk", (5.0, 10.0), FaultyTraining.fill_disk, FaultyTraining.free_disk, _the_coordinator),
+    Fault("twin", (10.0, 15.0), TrainingTestbed.start_twin, TrainingTestbed.end_twin, _WORKERS),
+    Fault("old-state", (0.5, 2.0), TrainingTestbed.put_back, _start, _WORKERS),
+    Fault("coordinator", (0.5, 4.0), _kill, _start, lambda training: (COORDINATOR,), weight=3),
+    Fault("disk", (5.0, 10.0), TrainingTestbed.fill_disk, TrainingTestbed.free_disk, lambda training: (COORDINATOR,)),
 )
-TRAINING_FAULTS: Mapping[str, Fault[FaultyTraining]] = {fault.name: fault for fault in _ALL}
+TRAINING_FAULTS: Mapping[str, Fault[TrainingTestbed]] = {fault.name: fault for fault in _ALL}

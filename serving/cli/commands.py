@@ -234,7 +234,6 @@ ROOT = Family(
                 "make a small drafter from an AR pipeline's own outputs",
                 "--checkpoint smollm2 --text corpus/ --minutes 30",
             ),
-            ("init", "make a checkpoint with random weights, for tests of capacity", "big --parts 8 --width 2048"),
         ),
         "operate": _commands(
             "serving.cli.serve:",

@@ -1,4 +1,4 @@
-"""A run's checkpoint and its noise ranges, and checkpoints with random weights for capacity tests."""
+"""A run's checkpoint and its noise ranges."""
 
 import json
 import math
@@ -9,16 +9,15 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from stages.checkpoint.checkpoint import replace_file, save_part, update_manifest, write_manifest
+from stages.checkpoint.checkpoint import replace_file, update_manifest, write_manifest
 from stages.checkpoint.gate import PROBE_TEXT
-from stages.checkpoint.manifest import MANIFEST_NAME, MAX_PROBE_TOKENS, TOKENIZER_NAME, Kind, Manifest, read_manifest
+from stages.checkpoint.manifest import MANIFEST_NAME, MAX_PROBE_TOKENS, TOKENIZER_NAME, Manifest, read_manifest
 from stages.errors import CheckpointError, ConfigError
 from stages.model.architecture import Architecture
-from stages.model.block import Block, Codes
+from stages.model.block import Codes
 from stages.model.partition import NoisePartition, equal_entropy, equal_probability
-from stages.model.pipeline import ArStage
 from trainer.blocks.config import NoiseConfig, TrainingConfig
-from trainer.blocks.data import Corpus, TextTokenizer, load_corpus
+from trainer.blocks.data import Corpus, TextTokenizer
 from trainer.blocks.state import exclusive, json_digest
 
 SAMPLES, LEAST_SAMPLES = 4096, 256
@@ -70,17 +69,9 @@ def new_chain(config: TrainingConfig, corpus: Corpus, objective: str = "own loss
     objective: what the blocks' clean streams learn from, "own losses" or "rounds".
     """
     codes = Codes(config.noise.code_seed, config.architecture.code_dim, config.architecture.vocabulary)
-    return Manifest(
-        kind="chain",
-        architecture=config.architecture,
-        parts=(None,) * config.architecture.parts,
-        codes=codes,
-        partition=make_partition(config.noise, config.architecture.parts, codes, corpus.train),
-        probe_text=PROBE_TEXT,
-        data=_data(corpus),
-        training={"objective": objective, **_training(config)},
-        **_tokens(corpus, config.architecture.positions),
-    )
+    partition = make_partition(config.noise, config.architecture.parts, codes, corpus.train)
+    plain = new_ar(config.architecture, config, corpus, objective)
+    return replace(plain, kind="chain", codes=codes, partition=partition)
 
 
 def new_ar(architecture: Architecture, config: TrainingConfig, corpus: Corpus, objective: str) -> Manifest:
@@ -153,29 +144,3 @@ def _training(config: TrainingConfig) -> dict[str, Any]:
     for name in ("architecture", "rounds", "log_every", "evaluate_every", "save_every_s"):
         record.pop(name)
     return dict(json.loads(json.dumps(record)))  # tuples become lists, as they are when read back
-
-
-def create_untrained(directory: Path, kind: Kind, architecture: Architecture, seed: int = 0) -> Manifest:
-    """Write a checkpoint with random weights, one part in memory at a time.
-
-    Its gate records the losses of these weights, so it is loaded and checked like any other.
-    Raises CheckpointError when `directory` holds a checkpoint, ConfigError when it cannot be made.
-    """
-    if (directory / MANIFEST_NAME).exists():
-        raise CheckpointError(f"{directory} holds a checkpoint already; give another directory")
-    try:
-        directory.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise ConfigError(f"cannot write into {directory}: {error.strerror}; give another directory") from None
-    config, text = TrainingConfig(architecture=architecture), load_corpus(None)
-    new = new_chain(config, text) if kind == "chain" else new_ar(architecture, config, text, "none")
-    write_manifest(directory, replace(new, data={}, training={"steps": 0, "seed": seed}))
-    hidden: Tensor | None = None
-    for index in range(architecture.parts):
-        torch.manual_seed(seed + index)
-        if kind == "chain":
-            codes = Codes(NoiseConfig().code_seed, architecture.code_dim)
-            save_part(directory, Block(architecture, index, codes).eval())
-        else:
-            hidden = save_part(directory, ArStage(architecture, index).eval(), hidden)
-    return read_manifest(directory)

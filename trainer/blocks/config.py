@@ -18,22 +18,18 @@ if TYPE_CHECKING:
 MAX_COUNT = 2**31
 MAX_SECONDS = 1e7
 
-Model = Literal["chain", "scorer", "ar"]
 OuterName = Literal["mean", "nesterov"]
-OverlapName = Literal["none", "eager"]
-DeadlineName = Literal["lockstep", "fixed", "adaptive"]
 LateName = Literal["drop", "stale", "keep"]
 CodecName = Literal["fp32", "int8", "e3m0", "top7", "top32"]
 SPARSE: tuple[CodecName, ...] = ("top7", "top32")  # codecs that leave most numbers out
-ContextBy = Literal["auto", "copies", "features"]
-RobustName = Literal["auto", "none", "scored"]
 
 
 @dataclass(frozen=True)
 class RoundSettings:
     """Settings of training by workers that meet once a round."""
 
-    model: Model = "chain"  # what is trained: blocks of a chain, stages of a scorer, or an AR model that is one part
+    # What is trained: blocks of a chain, stages of a scorer, or an AR model that is one part.
+    model: Literal["chain", "scorer", "ar"] = "chain"
     # 0: as many as the `steps` of the run make.
     rounds: int = field(default=0, metadata=limits(least=0, most=MAX_COUNT))
     # H: local steps of a worker between two merges.
@@ -46,8 +42,8 @@ class RoundSettings:
     outer_rate: float = field(default=1.0, metadata=limits(least=1e-6, most=10))
     outer_momentum: float = field(default=0.3, metadata=limits(least=0, most=1))
     # While its update travels, a worker waits, or continues from the last version and its own update.
-    overlap: OverlapName = "none"
-    deadline: DeadlineName = "adaptive"
+    overlap: Literal["none", "eager"] = "none"
+    deadline: Literal["lockstep", "fixed", "adaptive"] = "adaptive"
     # Seconds after which a round is closed with what has come, if anything has; `lockstep` has no deadline.
     deadline_s: float = field(default=600.0, metadata=limits(least=1e-3, most=MAX_SECONDS))
     # `adaptive`: share of the expected workers that is waited for.
@@ -68,13 +64,13 @@ class RoundSettings:
     # How stages of a scorer get what they read: from copies of the stages before, which they run, or as the features
     # that the workers of these stages make, step by step. Copies are older, by a round: a scorer learns much less from
     # them, so `auto` has it read features, where its settings allow that.
-    context_by: ContextBy = "auto"
+    context_by: Literal["auto", "copies", "features"] = "auto"
     # Fragments of a part that are exchanged in turn within a round; 1 is the whole at its end.
     fragments: int = field(default=1, metadata=limits(least=1, most=256))
     # `scored`: an update must lower the loss on held-out text; `none` merges all that is not absurd; `auto` scores
     # where workers of other owners may come. Rules that compare updates with each other were worse on liars of any
     # kind: docs/research/rounds.md#liars.
-    robust: RobustName = "auto"
+    robust: Literal["auto", "none", "scored"] = "auto"
     # Times the median norm of what was accepted before at which an update is refused as absurd.
     norm_limit: float = field(default=10.0, metadata=limits(least=1, most=1e6))
 

@@ -34,6 +34,7 @@ class Corpus:
     train: Tensor
     valid: Tensor
     tokenizer: TextTokenizer | None = None  # none where tokens are bytes
+    device: str = "cpu"  # of the batches
 
     def in_tokens(self, tokenizer: TextTokenizer, cut: bool = False) -> Corpus:
         """This text, of bytes, in a tokenizer's tokens.
@@ -66,38 +67,25 @@ class Corpus:
     def batch(self, seed: int, step: int, sequences: int, length: int) -> Tensor:
         """Training windows (sequences, length) int64: a pure function of (seed, step), so a run can resume."""
         draws = uniforms(seed, Purpose.WINDOWS, 0, 1, sequences, step)[0]
-        return windows(self.train, (draws * (len(self.train) - length)).astype(np.int64), length)
+        return windows(self.train, (draws * (len(self.train) - length)).astype(np.int64), length).to(self.device)
 
     def valid_batch(self, sequences: int, length: int) -> Tensor:
         """Evenly spaced validation windows (sequences, length) int64."""
         starts = np.linspace(0, len(self.valid) - length, sequences).astype(np.int64)
-        return windows(self.valid, starts, length)
+        return windows(self.valid, starts, length).to(self.device)
 
-    def require(self, length: int) -> None:
-        """Raise DataError unless both texts hold a window of `length` tokens."""
+    def require(self, length: int, setting: str = "context_length") -> None:
+        """Raise DataError unless both texts hold a window of `length` tokens; :param setting: which says that."""
         for what, text in (("training", self.train), ("validation", self.valid)):
             if len(text) < length:
                 raise DataError(
                     f"{self.name}: the {what} text has {len(text)} {self.noun}, but one window needs {length}; "
-                    "give more text, or a smaller context_length"
+                    f"give more text, or a smaller {setting}"
                 )
 
     def digest(self) -> str:
         """SHA-256 of the training tokens, for the manifest."""
         return hashlib.sha256(self.train.numpy().tobytes()).hexdigest()
-
-
-@dataclass(frozen=True)
-class PlacedCorpus(Corpus):
-    """Text whose batches lie on a device."""
-
-    device: str = "cpu"
-
-    def batch(self, seed: int, step: int, sequences: int, length: int) -> Tensor:
-        return super().batch(seed, step, sequences, length).to(self.device)
-
-    def valid_batch(self, sequences: int, length: int) -> Tensor:
-        return super().valid_batch(sequences, length).to(self.device)
 
 
 def windows(text: Tensor, starts: np.ndarray, length: int) -> Tensor:

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import math
-import signal
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from types import FrameType
 from typing import Any, Protocol
 
 import torch
@@ -18,6 +16,7 @@ from torch.optim import Optimizer
 from tqdm import tqdm
 
 from stages.errors import ConfigError, Interrupted, ResumeError
+from stages.signals import on_signal
 from trainer.blocks.config import RunConfig
 from trainer.blocks.data import precision
 from trainer.blocks.state import StepLog, exclusive, load_state, save_state
@@ -165,19 +164,15 @@ class Run:
     def train(self) -> dict[str, float]:
         """Train to the last step and return the final evaluation.
 
-        Raises Interrupted on SIGINT or SIGTERM once the state is saved; a second signal does not wait for that.
+        Raises Interrupted on SIGINT, SIGTERM or SIGHUP once the state is saved; a second signal does not wait for that.
         A signal after the last step sets `asked_to_stop` only.
         """
         with exclusive(
             self.lock_path, f"{self.task.name} is being trained by another process in {self.log.path.parent}"
         ):
             self._resume()
-            handlers = {number: signal.signal(number, self._ask_to_stop) for number in (signal.SIGINT, signal.SIGTERM)}
-            try:
+            with on_signal(self._ask_to_stop):
                 return self._loop()
-            finally:
-                for number, handler in handlers.items():
-                    signal.signal(number, handler)
 
     def finish(self) -> None:
         """Drop the state once the weights are in their checkpoint."""
@@ -261,7 +256,7 @@ class Run:
                 ) from None
         self.log.cut(self.step)
 
-    def _ask_to_stop(self, number: int, frame: FrameType | None) -> None:
+    def _ask_to_stop(self) -> None:
         # The first signal waits for the end of the step; a second one means now.
         if self.asked_to_stop:
             raise KeyboardInterrupt

@@ -5,9 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 import tempfile
-import time
 from collections.abc import Callable
-from copy import deepcopy
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -15,15 +13,13 @@ from typing import Any
 
 import torch
 
-from stages.backends import packed_stage
-from stages.backends.base import CleanPiece
 from stages.checkpoint.checkpoint import file_digest, load_stage, replace_file, save_part, write_manifest
 from stages.checkpoint.gate import PROBE_TEXT
 from stages.checkpoint.manifest import MANIFEST_NAME, Manifest, read_manifest
 from stages.device import check_device
 from stages.errors import CheckpointError, InputError
 from stages.model.architecture import WEIGHT_WORDS, Architecture, LlamaArchitecture
-from stages.model.pipeline import PipelineStage, new_caches
+from stages.model.pipeline import PipelineStage
 from trainer.blocks.checkpoint_dir import RUN_FOLDER
 from trainer.blocks.data import Corpus, quick_bfloat16, within_memory
 from trainer.blocks.run import Clock, Run, state_path
@@ -33,7 +29,6 @@ from trainer.distill.student import DistillTask, Student, fitting_layers, number
 from trainer.distill.teacher import FIRST, Samples, Teacher, held_out, tokens_corpus
 
 PUBLISH_EVERY_S = 600.0  # time between two evaluations on held-out text, after each of which the checkpoint is replaced
-DRAFT_STEPS = 24
 Tell = Callable[[str], None]
 
 
@@ -48,13 +43,23 @@ def distill(settings: DistillSettings, tell: Tell = print) -> Manifest:
 
 def _distilled(s: DistillSettings, source: Manifest, tell: Tell) -> Manifest:
     corpus = tokens_corpus(s.texts, s.checkpoint, source, s.window)
-    begin = _Beginning.of(s, source)
-    destination = DrafterDir(s.folder, s.checkpoint, _plan(s, begin, source, corpus))
-    tell(begin.sentence(source))
+    origin: dict[str, Any]
+    if s.start is None:
+        layers = s.layers if s.layers is not None else fitting_layers(source.text_architecture)
+        own, origin = one_stage(source.text_architecture, layers), {"layers": list(layers)}
+        what = f"the teacher's layers {', '.join(map(str, layers))}"
+    else:
+        drafter = _started(s, source)
+        own, origin, what = drafter.text_architecture, {"start": drafter.digest()}, str(s.start)
+    destination = DrafterDir(s.folder, s.checkpoint, _plan(s, own, origin, source, corpus))
+    tell(_sentence(what, own, source))
     is_known = destination.open()
     dtype = torch.bfloat16 if s.bfloat16 and quick_bfloat16(s.device) else torch.float32
     teacher = Teacher(s.checkpoint, source, s.device, dtype)
-    student = begin.student(teacher)
+    if s.start is None:
+        student = Student.of_layers(teacher, layers)
+    else:
+        student = Student.started(teacher, load_stage(s.start, 0))
     samples = Samples(teacher, corpus, s, destination.folder / "samples", destination.identity)
     task = DistillTask(student, samples, held_out(teacher, corpus, s.window, s.seed))
     report = _Report(task, destination, s, tell)
@@ -91,66 +96,49 @@ def _check(settings: DistillSettings, manifest: Manifest) -> None:
     settings.check_layers(sum(a.layers_in(index) for index in range(a.parts)))
 
 
-@dataclass(frozen=True)
-class _Beginning:
-    """The drafter before its first step: some of the teacher's layers, or a drafter that exists."""
-
-    layers: tuple[int, ...]
-    start: Path | None = None
-    drafter: Manifest | None = None  # that of `start`
-
-    @staticmethod
-    def of(s: DistillSettings, teacher: Manifest) -> _Beginning:
-        """Raises OnesweepError where `--start` is no drafter for this teacher."""
-        if s.start is None:
-            return _Beginning(s.layers if s.layers is not None else fitting_layers(teacher.text_architecture))
-        drafter = read_manifest(s.start)
-        if drafter.kind != "ar" or not drafter.complete or drafter.architecture.parts != 1:
-            raise InputError(f"--start {s.start} is no drafter: that is a finished AR pipeline of one stage")
-        if isinstance(drafter.architecture, LlamaArchitecture) and drafter.architecture.weights != "float32":
-            raise InputError(f"--start {s.start}: {WEIGHT_WORDS[drafter.architecture.weights]} cannot be trained")
-        vocabularies = [(each.tokenizer, each.files, each.text_architecture.vocabulary) for each in (drafter, teacher)]
-        if vocabularies[0] != vocabularies[1]:
-            raise InputError(f"--start {s.start} has other tokens than {s.checkpoint}: both need one tokenizer")
-        if s.window > drafter.text_architecture.positions:
-            raise InputError(
-                f"window {s.window}: the drafter reads {drafter.text_architecture.positions} positions at most"
-            )
-        return _Beginning((), s.start, drafter)
-
-    def architecture(self, teacher: Manifest) -> Architecture | LlamaArchitecture:
-        return self.drafter.text_architecture if self.drafter else one_stage(teacher.text_architecture, self.layers)
-
-    def record(self) -> dict[str, Any]:
-        """For the manifest."""
-        return {"start": self.drafter.digest()} if self.drafter else {"layers": list(self.layers)}
-
-    def student(self, teacher: Teacher) -> Student:
-        if self.start is None:
-            return Student.of_layers(teacher, self.layers)
-        return Student.started(teacher, load_stage(self.start, 0))
-
-    def sentence(self, teacher: Manifest) -> str:
-        a = teacher.text_architecture
-        own = numbers_in(self.architecture(teacher), 0)
-        largest = max(numbers_in(a, index) for index in range(a.parts))
-        fits = "no more than" if own <= largest else "MORE than"
-        layers = f"the teacher's layers {', '.join(map(str, self.layers))}"
-        return (
-            f"a drafter from {self.start or layers}: {own / 1e6:.1f} million numbers, "
-            f"{fits} the {largest / 1e6:.1f} million of the largest stage"
+def _started(s: DistillSettings, teacher: Manifest) -> Manifest:
+    """The drafter of `--start`. Raises OnesweepError where it is none for this teacher."""
+    assert s.start is not None
+    drafter = read_manifest(s.start)
+    if drafter.kind != "ar" or not drafter.complete or drafter.architecture.parts != 1:
+        raise InputError(f"--start {s.start} is no drafter: that is a finished AR pipeline of one stage")
+    if isinstance(drafter.architecture, LlamaArchitecture) and drafter.architecture.weights != "float32":
+        raise InputError(f"--start {s.start}: {WEIGHT_WORDS[drafter.architecture.weights]} cannot be trained")
+    vocabularies = [(each.tokenizer, each.files, each.text_architecture.vocabulary) for each in (drafter, teacher)]
+    if vocabularies[0] != vocabularies[1]:
+        raise InputError(f"--start {s.start} has other tokens than {s.checkpoint}: both need one tokenizer")
+    if s.window > drafter.text_architecture.positions:
+        raise InputError(
+            f"window {s.window}: the drafter reads {drafter.text_architecture.positions} positions at most"
         )
+    return drafter
 
 
-def _plan(s: DistillSettings, begin: _Beginning, teacher: Manifest, corpus: Corpus) -> Manifest:
+def _sentence(what: str, own: Architecture | LlamaArchitecture, teacher: Manifest) -> str:
+    a, numbers = teacher.text_architecture, numbers_in(own, 0)
+    largest = max(numbers_in(a, index) for index in range(a.parts))
+    fits = "no more than" if numbers <= largest else "MORE than"
+    return (
+        f"a drafter from {what}: {numbers / 1e6:.1f} million numbers, {fits} the {largest / 1e6:.1f} million of the "
+        "largest stage"
+    )
+
+
+def _plan(
+    s: DistillSettings,
+    own: Architecture | LlamaArchitecture,
+    origin: dict[str, Any],
+    teacher: Manifest,
+    corpus: Corpus,
+) -> Manifest:
     return Manifest(
         kind="ar",
-        architecture=begin.architecture(teacher),
+        architecture=own,
         parts=(None,),
         probe_text=teacher.probe_text or PROBE_TEXT,
         tokenizer=teacher.tokenizer,
         data={"name": corpus.name, "train_symbols": len(corpus.train), "train_sha256": corpus.digest()},
-        training={"objective": "distilled", "teacher": teacher.digest(), **s.record(), **begin.record()},
+        training={"objective": "distilled", "teacher": teacher.digest(), **s.record(), **origin},
         probe_tokens=teacher.probe_tokens,
         files=teacher.files,
     )
@@ -180,9 +168,6 @@ class _Report:
         metrics: dict[str, Any] = {**losses, "steps": run.step, "symbols": run.step * s.sequences * s.window}
         stage = self.task.student.stage_alone()
         metrics |= {"minutes": round(run.spent_s / 60, 1), "finished": finished}
-        if finished:
-            # A copy, because the backend takes over the matrices of the stage that it runs.
-            metrics["draft_ms"] = round(draft_ms(deepcopy(stage)), 2)
         return self.destination.publish(stage, metrics)
 
     def _line(self, run: Run, losses: dict[str, float]) -> str:
@@ -259,21 +244,3 @@ class DrafterDir:
             if path.name not in named:
                 path.unlink(missing_ok=True)
         return manifest
-
-
-@torch.inference_mode()
-def draft_ms(stage: PipelineStage) -> float:
-    """Processor time of the fastest of some steps from one token to the probabilities of the next, as the router does.
-
-    Processor time, because a wall clock also counts whatever else the machine does. stage: the whole drafter; its
-    matrices may be taken over.
-    """
-    a, runner, taken = stage.architecture, packed_stage(stage), list[float]()
-    steps = min(DRAFT_STEPS, a.positions)
-    caches = new_caches(a.layers_in(0), a, steps)
-    for token in torch.arange(steps) % a.vocabulary:
-        begin = time.process_time()
-        (hidden,) = runner.read([CleanPiece(token[None], caches)])
-        runner.next_byte([hidden])
-        taken.append(1000 * (time.process_time() - begin))
-    return min(taken)

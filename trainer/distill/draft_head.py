@@ -29,6 +29,7 @@ from stages.model.llama import LlamaLayer
 from trainer.blocks.data import quick_bfloat16
 from trainer.blocks.run import Clock, Run, StepLoss
 from trainer.blocks.state import json_digest
+from trainer.distill.distill import PUBLISH_EVERY_S
 from trainer.distill.settings import DistillSettings
 from trainer.distill.teacher import OutputHead, Samples, Teacher, held_out, tokens_corpus
 
@@ -41,8 +42,6 @@ DEPTH_WEIGHT = 0.8  # of a depth's loss, as a share of that of the depth before
 SHARPNESS = -3.0
 # Rows whose logits stay in a processor's cache; a GPU wants large products, and has room for them.
 CHUNK_ROWS, GPU_CHUNK_ROWS = 48, 8192
-PUBLISH_EVERY_S = 600.0
-
 Tell = Callable[[str], object]
 Cache = list[tuple[Tensor, Tensor]]
 

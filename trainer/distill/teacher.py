@@ -18,14 +18,15 @@ from safetensors.torch import save_file
 from torch import Tensor
 from torch.nn import functional as F
 
-from stages.checkpoint.checkpoint import load_stage, read_companion, replace_file
-from stages.checkpoint.manifest import TOKENIZER_NAME, Manifest
+from stages.checkpoint.checkpoint import load_stage, replace_file
+from stages.checkpoint.manifest import Manifest
 from stages.errors import DataError
 from stages.memory import require_memory
 from stages.model.layers import LayerCache
 from stages.model.pipeline import PipelineStage, new_caches
 from stages.model.randomness import Purpose, uniforms
-from trainer.blocks.data import Corpus, TextTokenizer, load_corpus
+from trainer.blocks.data import Corpus, load_corpus
+from trainer.blocks.evaluate import spelled
 from trainer.distill.settings import DistillSettings
 
 # Logits of a chunk in float32: they stay in a processor's cache; a GPU wants large products.
@@ -330,17 +331,6 @@ def tokens_corpus(paths: Sequence[Path], directory: Path, manifest: Manifest, wi
     train, valid = (torch.cat([getattr(corpus, half) for corpus in found]) for half in ("train", "valid"))
     if len(train) + len(valid) > MAX_TEXT_BYTES:
         raise DataError(f"{name}: more than {MAX_TEXT_BYTES >> 20} MB of text; give less of it")
-    return in_tokens(Corpus(name, train, valid), directory, manifest, window)
-
-
-def in_tokens(corpus: Corpus, directory: Path, manifest: Manifest, window: int) -> Corpus:
-    """A text of bytes in the tokens of the checkpoint in `directory`; as `tokens_corpus`."""
-    if manifest.tokenizer == "tokens":
-        corpus = corpus.in_tokens(TextTokenizer(read_companion(directory, manifest, TOKENIZER_NAME).decode()))
-    for what, half in (("training", corpus.train), ("held-out", corpus.valid)):
-        if len(half) < window:
-            raise DataError(
-                f"{corpus.name}: the {what} text has {len(half)} {manifest.tokenizer}, and one window needs {window}; "
-                "give more text, or a smaller window"
-            )
+    corpus = spelled(Corpus(name, train, valid), directory, manifest)
+    corpus.require(window, "window")
     return corpus

@@ -6,6 +6,7 @@
 # papers count an all-reduce among datacentres; here c is the exchange of a worker with the coordinator.
 
 import math
+from bisect import bisect_left
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
@@ -21,13 +22,12 @@ from trainer.rounds.codecs import CODECS, WHOLE, Shapes, numel, parameter_shapes
 from trainer.rounds.file_server import KEPT
 from trainer.rounds.parts import HEAD, FeatureFormat, is_fed, passes_on
 from trainer.rounds.spec import RunSpec, cut
-from trainer.rounds.transfer import PIECE_BYTES, pieces
+from trainer.rounds.transfer import PIECE_BYTES, piece_of
 from trainer.v1 import rounds_pb2
 
 # Passes of a layer that is only read, that a gradient goes through, and that is trained.
 FORWARD, THROUGH, TRAINED = 1, 2, 3
-FITTED = (1, 2, 3)  # heads of the small models whose sizes tell how a model grows with its width
-MAX_WIDTH = 1 << 20
+MAX_WIDTH = 1 << 16  # of an Architecture
 FP32_BYTES = 4
 
 
@@ -110,23 +110,20 @@ def fit_width(config: TrainingConfig, params: float) -> TrainingConfig:
     Raises ConfigError where even one head is twice too wide, or nothing is wide enough.
     """
     architecture = config.architecture
-    sizes = [numbers_of(take_inventory(_with_heads(config, heads))) for heads in FITTED]
-    # parameters are a polynomial of degree two in the width: three sizes tell all others
-    square = (sizes[2] - 2 * sizes[1] + sizes[0]) / 2
-    linear = sizes[1] - sizes[0] - 3 * square
-    constant = sizes[0] - linear - square
-    if params < sizes[0] / 2:
+
+    def size(heads: int) -> int:
+        return numbers_of(take_inventory(_with_heads(config, heads)))
+
+    if params < size(1) / 2:
         raise ConfigError(
             f"{params:g} parameters are too few for {architecture.parts} blocks of {architecture.layers} layers, "
-            f"which have {sizes[0]:,} where they are least wide; give more parameters, or fewer layers"
+            f"which have {size(1):,} where they are least wide; give more parameters, or fewer layers"
         )
-    root = math.sqrt(linear**2 + 4 * square * max(params - constant, 0.0))
-    exact = max((root - linear) / (2 * square), 1.0)
-    low, high = int(exact), int(exact) + 1
-    heads = min((low, high), key=lambda n: abs(constant + linear * n + square * n * n - params))
-    if heads * architecture.head_dim > MAX_WIDTH:
+    known = range(1, MAX_WIDTH // architecture.head_dim + 1)
+    above = bisect_left(known, params, key=size)
+    if above == len(known):
         raise ConfigError(f"{params:g} parameters are too many for layers up to {MAX_WIDTH} wide; give more layers")
-    return _with_heads(config, heads)
+    return _with_heads(config, min(known[max(above - 1, 0) : above + 1], key=lambda heads: abs(size(heads) - params)))
 
 
 def _passes(config: TrainingConfig, index: int) -> int:
@@ -231,8 +228,7 @@ def wire_bytes(payload: int) -> float:
 
 
 def _framed(size: int) -> int:
-    (piece,) = pieces(bytes(size))
-    message = rounds_pb2.SubmitRequest(piece=piece).ByteSize() + GRPC_HEADER_BYTES
+    message = rounds_pb2.SubmitRequest(piece=piece_of(bytes(size), 0)).ByteSize() + GRPC_HEADER_BYTES
     return message + HTTP_HEADER_BYTES * -(-message // HTTP_FRAME_BYTES)
 
 
@@ -309,19 +305,9 @@ FETCH_TRIPS = 1  # for each file: its name, and its first byte
 class RunTiming:
     """Seconds of one worker's run."""
 
-    first_s: float  # until it has versions 0
-    training_s: float  # training in one round
+    seconds: float
     round_s: float
-    rounds: int
-
-    @property
-    def seconds(self) -> float:
-        return self.first_s + self.rounds * self.round_s
-
-    @property
-    def used(self) -> float:
-        """Share of the rounds in which it trains."""
-        return self.training_s / self.round_s
+    used: float  # share of the rounds in which it trains
 
 
 def timing_of(traffic: WorkerTraffic, settings: RoundSettings, link: WorkerLink, step_s: float) -> RunTiming:
@@ -341,17 +327,14 @@ def timing_of(traffic: WorkerTraffic, settings: RoundSettings, link: WorkerLink,
     together_s = training_s + fetching_s
     round_s = max(together_s, sending_s) if settings.ahead else together_s + sending_s
     first_s = link.down_s(traffic.first) + len(traffic.downs) * begin_s + len(traffic.copies) * FETCH_TRIPS * trip_s
-    return RunTiming(first_s, training_s, round_s, settings.rounds)
+    return RunTiming(first_s + settings.rounds * round_s, round_s, training_s / round_s)
 
 
 MERGED = 3  # tensors of a part that a merge holds beside the updates: their mean, the step, and the next version
 
 
-def worker_memory(part: PartInventory, traffic: WorkerTraffic, settings: RoundSettings, activations: int = 0) -> int:
-    """Bytes of a worker at its peak: the backward pass of a step, or the end of a round.
-
-    activations: of one step, where they were measured.
-    """
+def worker_memory(part: PartInventory, traffic: WorkerTraffic, settings: RoundSettings) -> int:
+    """Bytes of a worker at its peak, the end of a round, without the activations of a step."""
     # Beside the weights it holds the version that the round began with (`held` of trainer/rounds/cache.py). A lossy
     # codec adds its error feedback; a worker that does not wait adds its own last update, a base and the momentum of
     # its own updates.
@@ -364,7 +347,7 @@ def worker_memory(part: PartInventory, traffic: WorkerTraffic, settings: RoundSe
     form = part.reads
     features = form.step_bytes + form.sequences * form.positions * form.width * FP32_BYTES if form else 0
     stays = whole + part.optimizer_bytes + part.copied_bytes + features + rounds
-    return stays + max(whole + activations, encoding)
+    return stays + encoding
 
 
 def coordinator_memory(

@@ -2,12 +2,8 @@
 
 import statistics
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
-
-import torch
-from torch import Tensor
 
 from stages.errors import ConfigError
 from trainer.blocks.config import CodecName, RoundSettings, TrainingConfig
@@ -24,7 +20,7 @@ from trainer.planning.cost import (
     wire_bytes,
     worker_memory,
 )
-from trainer.rounds.parts import Learner, check_features
+from trainer.rounds.parts import Learner
 from trainer.rounds.spec import RunSpec, feed_nothing, settled
 from trainer.rounds.view import size
 
@@ -84,15 +80,12 @@ class PlanRow:
     coordinator_bytes: int
 
 
-def make_plan(
-    config: TrainingConfig, link: WorkerLink, step_s: float, as_set: bool = False, activations: int = 0
-) -> list[PlanRow]:
+def make_plan(config: TrainingConfig, link: WorkerLink, step_s: float, as_set: bool = False) -> list[PlanRow]:
     """All rows. Raises ConfigError.
 
     step_s: seconds of a local step of the worker that computes most; others' are in proportion to their passes. as_set:
-    add a row for the settings themselves. activations: bytes of one step, measured.
+    add a row for the settings themselves.
     """
-    check_features(config)
     if config.steps < 1 and not config.rounds.rounds:
         raise ConfigError("a run has at least one step: give --steps above 0")
     # A worker makes the same steps in every variant, in rounds of different lengths.
@@ -100,7 +93,7 @@ def make_plan(
     config = replace(config, steps=steps, rounds=replace(config.rounds, rounds=0))
     passes = max(part.passes for part in take_inventory(config))
     found = variants(config, as_set)
-    return [_row(name, own, link, step_s / passes, passes, activations) for name, own in found.items()]
+    return [_row(name, own, link, step_s / passes) for name, own in found.items()]
 
 
 def describe(config: TrainingConfig) -> str:
@@ -113,15 +106,13 @@ def describe(config: TrainingConfig) -> str:
     )
 
 
-def _row(name: str, config: TrainingConfig, link: WorkerLink, pass_s: float, passes: int, activations: int) -> PlanRow:
-    """passes: those of the step whose activations were measured."""
+def _row(name: str, config: TrainingConfig, link: WorkerLink, pass_s: float) -> PlanRow:
     config = settled(config)
     parts, rounds = take_inventory(config), config.rounds
     traffic = [traffic_of(part, rounds) for part in parts]
     pairs = list(zip(parts, traffic, strict=True))
     timings = [timing_of(each, rounds, link, pass_s * part.passes) for part, each in pairs]
     timing = max(timings, key=lambda timing: timing.seconds)
-    known = activations if max(part.passes for part in parts) == passes else 0
     settings = {each: getattr(rounds, each) for each in ("codec", "down_codec", "overlap", "fragments")}
     return PlanRow(
         name=name,
@@ -135,7 +126,7 @@ def _row(name: str, config: TrainingConfig, link: WorkerLink, pass_s: float, pas
         seconds=timing.seconds,
         round_s=timing.round_s,
         used=timing.used,
-        worker_bytes=max(worker_memory(part, each, rounds, known) for part, each in pairs),
+        worker_bytes=max(worker_memory(part, each, rounds) for part, each in pairs),
         coordinator_bytes=coordinator_memory(parts, traffic, rounds),
     )
 
@@ -152,39 +143,16 @@ def _wire(traffic: WorkerTraffic) -> float:
 STEPS = 5  # measured steps, after one that warms up. Their median counts, for the chunks differ from step to step.
 
 
-def measure_step(config: TrainingConfig, corpus: Corpus) -> tuple[float, int]:
-    """Seconds and bytes of activations of a local step, by a few real ones of the part that computes most.
-
-    Raises ConfigError, DataError.
-    """
+def measure_step(config: TrainingConfig, corpus: Corpus) -> float:
+    """Seconds of a local step, by a few real ones of the part that computes most. Raises ConfigError, DataError."""
     spec, parts = RunSpec.of(config, corpus), take_inventory(config)
     index = max(range(len(parts)), key=lambda i: parts[i].passes)
-    learner = Learner(feed_nothing(spec.task(index, corpus, config.seed), spec), spec.config)
-    weights = {p.untyped_storage().data_ptr() for p in learner.part.module.parameters()}
-    times, activations = [], 0
+    learner, times = Learner(feed_nothing(spec.task(index, corpus, config.seed), spec), spec.config), list[float]()
     for step in range(STEPS + 1):
         begin = time.monotonic()
-        with saved_for_backward(weights) as saved:
-            learner.train(step, 1)
+        learner.train(step, 1)
         times.append(time.monotonic() - begin)
-        activations = max(activations, sum(saved.values()))
-    return statistics.median(times[1:]), activations
-
-
-@contextmanager
-def saved_for_backward(not_counted: set[int]) -> Iterator[dict[int, int]]:
-    """Collects address -> bytes of every storage that the graph keeps, each once, but those in `not_counted`."""
-    saved: dict[int, int] = {}
-
-    def keep(tensor: Tensor) -> Tensor:
-        # By storage: several views of one tensor are saved, and are held once.
-        storage = tensor.untyped_storage()
-        if storage.data_ptr() not in not_counted:
-            saved[storage.data_ptr()] = storage.nbytes()
-        return tensor
-
-    with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
-        yield saved
+    return statistics.median(times[1:])
 
 
 HEAD = ("way", "rounds", "up", "down", "all", "hours", "used", "worker", "coordinator")

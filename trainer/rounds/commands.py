@@ -5,16 +5,17 @@ from __future__ import annotations
 import argparse
 import os
 import re
-import signal
 import socket
 import sys
 import threading
-from contextlib import closing, nullcontext
+from contextlib import closing
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING
 
 from stages.settings import add_flags, from_flags, setting
+from stages.signals import on_signal
 from stages.telemetry.observability import start_log
 from stages.wire.flags import add_server_options, add_token_options
 from stages.wire.tls import LOOPBACK_ONLY, security_of
@@ -23,8 +24,6 @@ from trainer.options import add_shared_flags, config_of, corpus_of, print_json
 from trainer.rounds.settings import CoordinatorSettings, WatchSettings, WorkerSettings
 
 if TYPE_CHECKING:
-    from types import FrameType
-
     from trainer.rounds.client import RoundsClient
 
 
@@ -97,11 +96,11 @@ def run_work(options: argparse.Namespace) -> int:
     start_log("text", name)
     settings = from_flags(WorkerSettings, options, name=name, state=options.state or Path("runs/work") / name)
     check_device(settings.device)
-    corpus, stop, watch = corpus_of(options), _stop_on_signals(), from_flags(WatchSettings, options)
+    corpus, stop, watch = corpus_of(options), threading.Event(), from_flags(WatchSettings, options)
     if settings.site is None and settings.machines > 1:
         raise InputError("--machines is of a site: give --site HOST:PORT, where its first machine listens")
-    whole = Site(settings, options.insecure, watch.patience_s, stop.is_set) if settings.site is not None else None
-    with closing(whole) if whole is not None else nullcontext() as site:
+    with on_signal(partial(_ask, stop)):
+        site = Site(settings, options.insecure, watch.patience_s, stop.is_set) if settings.site is not None else None
         if site is not None and settings.machine:
             print(f"{name}: the run is over; {site.follow(corpus)} steps made with the site")
             return 0
@@ -117,17 +116,15 @@ def run_status(options: argparse.Namespace) -> int:
     """Show a run until it ends, through its coordinator's restarts."""
     import io
     import json
-    from collections import deque
 
-    from trainer.rounds.view import RATE_S, TerminalScreen, duration, lines_of, snapshot
-    from trainer.v1.rounds_pb2 import WatchUpdate
+    from trainer.rounds.view import TerminalScreen, duration, lines_of, snapshot
 
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="replace")  # a terminal without Unicode has no bars
     settings = from_flags(WatchSettings, options)
     link = _link(options, settings, threading.Event())
     screen = TerminalScreen(sys.stdout, sys.stdout.isatty() and not settings.once)
-    recent, shown = deque[WatchUpdate](), list[str]()
+    shown = list[str]()
 
     def away(problem: str) -> None:
         words = f"{problem}; looking for it for {duration(settings.patience_s)}"
@@ -140,11 +137,8 @@ def run_status(options: argparse.Namespace) -> int:
         if settings.json:
             print(json.dumps(snapshot(update)), flush=True)
         else:
-            while recent and not 0 < update.seconds - recent[0].seconds <= RATE_S:
-                recent.popleft()  # too long ago, or of a coordinator that began anew since
-            shown = lines_of(update, recent[0] if recent else None)
+            shown = lines_of(update)
             screen.show(shown)
-            recent.append(update)
         if settings.once:
             break
     link.close()
@@ -160,18 +154,11 @@ def _link(options: argparse.Namespace, settings: WatchSettings, stop: threading.
     return RoundsClient(settings.coordinator, security, token, settings.patience_s, stop.is_set)
 
 
-def _stop_on_signals() -> threading.Event:
-    """An event that the first SIGINT or SIGTERM sets; a second one does not wait."""
-    stop = threading.Event()
-
-    def ask(number: int, frame: FrameType | None) -> None:
-        if stop.is_set():
-            raise KeyboardInterrupt
-        stop.set()
-
-    for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, ask)
-    return stop
+def _ask(stop: threading.Event) -> None:
+    """Set it; a second signal does not wait."""
+    if stop.is_set():
+        raise KeyboardInterrupt
+    stop.set()
 
 
 @dataclass(frozen=True)
@@ -181,9 +168,7 @@ class SimulateSettings:
     vary: tuple[str, ...] = setting(
         (), "of [rounds], of the virtual workers, or SECTION.NAME", action="append", metavar="NAME=VALUE[,VALUE]"
     )
-    one_place: Literal["too", "only"] | None = setting(
-        None, "and, or only, one worker a part that reads all replicas' text", nargs="?", const="too"
-    )
+    one_place: bool = setting(False, "and one worker a part that reads all replicas' text")
     seeds: tuple[int, ...] = setting((0,), "")
 
 

@@ -72,11 +72,11 @@ class VariantResult:
         return merged / (self.workers * self.rounds)
 
 
-def variants(config: TrainingConfig, varied: Sequence[str], one_place: str | None = None) -> list[RoundsVariant]:
+def variants(config: TrainingConfig, varied: Sequence[str], one_place: bool = False) -> list[RoundsVariant]:
     """Every combination of the values of `varied`, each NAME=VALUE[,VALUE]: a name of [rounds] or of SimulatedWorkers,
     one of TOP, or SECTION.NAME.
 
-    one_place: "too" for the training in one place before them, "only" for nothing else. Raises ConfigError for a name
+    one_place: whether the training in one place comes before them. Raises ConfigError for a name
     that there is not, a value that it does not take, settings that virtual workers cannot have.
     """
     found = []
@@ -88,7 +88,7 @@ def variants(config: TrainingConfig, varied: Sequence[str], one_place: str | Non
         pooled_config = replace(config, rounds=alone, sequences=config.sequences * pooled)
         found.append(RoundsVariant((), pooled_config, SimulatedWorkers(), pooled=pooled))
     choices = [[(each.partition("=")[0], text) for text in each.partition("=")[2].split(",")] for each in varied]
-    for pairs in () if one_place == "only" else itertools.product(*choices):
+    for pairs in itertools.product(*choices):
         variant = RoundsVariant(pairs, config, SimulatedWorkers())
         for name, text in pairs:
             variant = _with(variant, name, text)
@@ -123,7 +123,7 @@ def run_variants(variants: Sequence[RoundsVariant], seeds: Sequence[int], corpus
     for variant, seed in itertools.product(variants, seeds):
         text = corpus
         if variant.pooled > 1:
-            text = PooledCorpus(corpus.name, corpus.train, corpus.valid, corpus.tokenizer, variant.pooled)
+            text = PooledCorpus(corpus.name, corpus.train, corpus.valid, corpus.tokenizer, replicas=variant.pooled)
         spec = RunSpec.of(replace(variant.config, seed=seed), text)
         engine = Simulation(spec, text, replace(variant.fleet, seed=seed))
         traffic = engine.run()

@@ -12,7 +12,6 @@ from collections.abc import AsyncGenerator, Awaitable, Callable
 from dataclasses import asdict
 from mmap import mmap
 from pathlib import Path
-from typing import ParamSpec, TypeVar
 
 from stages.errors import CheckpointError, ConfigError
 from stages.threads import in_thread, to_its_end
@@ -30,9 +29,6 @@ from trainer.v1 import rounds_pb2
 from trainer.v1.rounds_pb2 import Order
 
 log = logging.getLogger(__name__)
-
-P = ParamSpec("P")
-T = TypeVar("T")
 
 MAX_WAIT_S = 60.0
 TICK_S = 0.05
@@ -84,7 +80,7 @@ class Coordinator:
         self.received_bytes = self.sent_bytes = 0
         self._ordered = set[str]()
         # Rounds of a fragment that its waiting workers have done.
-        self._asked: dict[str, list[int]] = {}
+        self._asked: dict[str, list[int]] = {fragment: [] for fragment in ledger.fragments()}
         self._publishing: asyncio.Task[None] | None = None
         self._times_published = self._rounds_closed() // settings.publish_every
         self._changed = asyncio.Event()
@@ -147,6 +143,23 @@ class Coordinator:
             raise invalid("wait_seconds must be a finite number")
         member = self.called(request.worker, request.lease)
         fragment = self.fragment(member, request.fragment)
+        done = self._last_done(member, fragment, request)
+        deadline = self.clock() + min(request.wait_seconds, MAX_WAIT_S)
+        with contextlib.ExitStack() as stack:
+            if not self._is_answered(fragment, done):
+                self._asked[fragment].append(done)
+                stack.callback(self._asked[fragment].remove, done)
+                await waiting()
+            while True:
+                changed = self._changed
+                if (answer := await self._answer(member, fragment, done, request, deadline)) is not None:
+                    return answer
+                with contextlib.suppress(TimeoutError):
+                    await asyncio.wait_for(changed.wait(), deadline - self.clock())
+                self.called(request.worker, request.lease)
+
+    def _last_done(self, member: Member, fragment: str, request: rounds_pb2.NextRequest) -> int:
+        """The last round that a worker has done, or will not do. Raises Refusal."""
         done = max(member.done(fragment), request.after if request.HasField("after") else -1)
         held = max((h.version for h in request.held if h.part == fragment), default=0)
         self._check_known(fragment, done, held)
@@ -156,30 +169,26 @@ class Coordinator:
         if self._is_at_rest(member):  # else its update may still be on its way
             member.passed[fragment] = done
             self._notify()
-        deadline = self.clock() + min(request.wait_seconds, MAX_WAIT_S)
-        asked = self._asked.setdefault(fragment, [])
-        with contextlib.ExitStack() as stack:
-            if not self._is_answered(fragment, done):
-                asked.append(done)
-                stack.callback(asked.remove, done)
-                await waiting()
-            while True:
-                changed, wanted = self._changed, self._wanted_round(member, fragment, done)
-                if wanted is None:
-                    return rounds_pb2.NextResponse(end=rounds_pb2.End(rounds=self.spec.rounds))
-                if wanted <= self._furthest(fragment) and self.features.may_begin(member.place, wanted):
-                    held_by_part = {h.part: h for h in request.held}
-                    order = await self._alone(self._filled, Order(round=wanted), fragment, held_by_part)
-                    if order is None:  # the round was closed meanwhile: it is not this one that begins
-                        continue
-                    member.begins(wanted)
-                    return rounds_pb2.NextResponse(order=order)
-                left = deadline - self.clock()
-                if left <= 0 or self.stopping or self.features.is_missed(member.place, wanted):
-                    return rounds_pb2.NextResponse(pause=rounds_pb2.Pause(open_round=self.ledger.round(fragment)))
-                with contextlib.suppress(TimeoutError):
-                    await asyncio.wait_for(changed.wait(), left)
-                self.called(request.worker, request.lease)
+        return done
+
+    async def _answer(
+        self, member: Member, fragment: str, done: int, request: rounds_pb2.NextRequest, deadline: float
+    ) -> rounds_pb2.NextResponse | None:
+        """The answer for a worker that has done this round; None where it has to wait."""
+        wanted = self._wanted_round(member, fragment, done)
+        if wanted is None:
+            return rounds_pb2.NextResponse(end=rounds_pb2.End(rounds=self.spec.rounds))
+        if wanted <= self._furthest(fragment) and self.features.may_begin(member.place, wanted):
+            held = {h.part: h for h in request.held}
+            async with self.ledger_lock:
+                order = await in_thread(self._filled, Order(round=wanted), fragment, held)
+            if order is None:  # the round was closed meanwhile: it is not this one that begins
+                return None
+            member.begins(wanted)
+            return rounds_pb2.NextResponse(order=order)
+        if self.clock() >= deadline or self.stopping or self.features.is_missed(member.place, wanted):
+            return rounds_pb2.NextResponse(pause=rounds_pb2.Pause(open_round=self.ledger.round(fragment)))
+        return None
 
     def called(self, worker: str, lease: str) -> Member:
         """The member that calls; its lease begins anew. Raises Refusal."""
@@ -213,17 +222,18 @@ class Coordinator:
         log.info("%s leaves %s", member.worker, self.spec.parts[member.place.part])
         return rounds_pb2.LeaveResponse()
 
-    async def judge(self, submission: rounds_pb2.Submission, payload: bytes) -> rounds_pb2.Verdict:
-        """The verdict on an update that has come whole. Raises Refusal, CheckpointError."""
-        # under the lock, so that no other worker joins at this place before its update is known
+    async def judge(self, submission: rounds_pb2.Submission, read: Callable[[], bytes]) -> rounds_pb2.Verdict:
+        """The verdict on an update that has come whole. Raises Refusal, CheckpointError; and what `read` raises."""
+        # under the lock, so that no other worker joins at this place before its update is known, and one payload is in
+        # memory for any number of calls
         async with self.ledger_lock:
             member = self.called(submission.worker, submission.lease)
             fragment = self.fragment(member, submission.fragment)
             self._check_known(fragment, submission.round, submission.base_version)
             verdict = self.intake.known(member, submission)
             if verdict is None:
-                now_s, voter = self.clock(), member.voter
-                verdict = await in_thread(self.intake.judge, fragment, submission, payload, now_s, voter)
+                payload, now_s = await in_thread(read), self.clock()
+                verdict = await in_thread(self.intake.judge, fragment, submission, payload, now_s, member.voter)
             member.was_told(fragment, submission.round, verdict)
         if verdict.outcome == rounds_pb2.OUTCOME_REFUSED:
             log.warning("update %s of %s refused: %s", submission.id, fragment, verdict.reason)
@@ -276,7 +286,7 @@ class Coordinator:
         self.problem = str(error)
 
     async def _close_if_due(self, fragment: str) -> None:
-        if any(self._is_answered(fragment, done) for done in self._asked.get(fragment, ())):
+        if any(self._is_answered(fragment, done) for done in self._asked[fragment]):
             return  # a worker that waited for this version begins with it, before there is another
         self._expect(fragment)
         async with self.ledger_lock:
@@ -284,7 +294,8 @@ class Coordinator:
         if not due:
             return
         try:
-            merged = await self._alone(self.ledger.close, fragment, self.clock(), self.loss)
+            async with self.ledger_lock:
+                merged = await in_thread(self.ledger.close, fragment, self.clock(), self.loss)
         except CheckpointError as error:
             self.report(error)
             await asyncio.sleep(STORE_RETRY_S)
@@ -405,17 +416,12 @@ class Coordinator:
         """Rounds that every fragment has made."""
         return min(map(self.ledger.round, self.ledger.fragments()))
 
-    async def _alone(self, job: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
-        """In a thread, and nothing else touches the ledger meanwhile."""
-        async with self.ledger_lock:
-            return await in_thread(job, *args, **kwargs)
-
     @contextlib.asynccontextmanager
     async def _members_kept(self) -> AsyncGenerator[None]:
         """Changes of places inside are on the disk after it, and no update is judged meanwhile."""
         async with self.ledger_lock:
             yield
-            await in_thread(self.members.save, self.members.records())
+            await in_thread(self.ledger.store.save_members, self.members.records())
 
     def _notify(self) -> None:
         self._changed.set()

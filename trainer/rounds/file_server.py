@@ -170,7 +170,6 @@ class FeatureRelay:
 
 INCOMING = "incoming"
 MAX_LOSSES = 16
-MAX_REMEMBERED = 4096
 
 OUTCOMES = {
     "accepted": rounds_pb2.OUTCOME_ACCEPTED,
@@ -187,7 +186,6 @@ class UpdateIntake:
         """:param directory: an update lies in its folder `incoming` until it is judged."""
         self.spec, self.ledger, self.directory = spec, ledger, directory / INCOMING
         self.directory.mkdir(parents=True, exist_ok=True)
-        self._known: dict[tuple[str, str], rounds_pb2.Verdict] = {}
 
     def check(self, member: Member, submission: rounds_pb2.Submission) -> None:
         """Raise Refusal for a header that no update of this member can have."""
@@ -222,11 +220,9 @@ class UpdateIntake:
 
         :param submission: its header was checked.
         """
-        if (said := self._known.get((submission.worker, submission.id))) is not None:
-            return said
         fragment = self.spec.fragments_of(member.place.part)[submission.fragment]
-        if self.ledger.owner(fragment, submission.id) == submission.worker:
-            return rounds_pb2.Verdict(outcome=rounds_pb2.OUTCOME_DUPLICATE)
+        if (version := self.ledger.version_with(fragment, submission.id, submission.worker)) is not None:
+            return rounds_pb2.Verdict(outcome=rounds_pb2.OUTCOME_DUPLICATE, version=version)
         done, reason = member.done(fragment), ""
         if self.ledger.round(fragment) >= self.spec.rounds:
             reason = f"{fragment} has made its last round"
@@ -260,23 +256,9 @@ class UpdateIntake:
             losses=dict(submission.losses),
             voter=voter,
         )
-        version = max(update.round, self.ledger.round(fragment)) + 1
         said = self.ledger.accept(update, now_s)
-        verdict = rounds_pb2.Verdict(outcome=OUTCOMES[said.kind], reason=said.reason)
-        if said.kind == "accepted":
-            verdict.version = version
-        self._remember((submission.worker, submission.id), verdict)
-        return verdict
-
-    def _remember(self, key: tuple[str, str], verdict: rounds_pb2.Verdict) -> None:
-        """Keep the answer for when the same comes again."""
-        again = rounds_pb2.Verdict()
-        again.CopyFrom(verdict)
-        if again.outcome == rounds_pb2.OUTCOME_ACCEPTED:
-            again.outcome = rounds_pb2.OUTCOME_DUPLICATE
-        self._known[key] = again
-        while len(self._known) > MAX_REMEMBERED:
-            del self._known[next(iter(self._known))]
+        version = self.ledger.version_with(fragment, update.id, update.worker) or 0
+        return rounds_pb2.Verdict(outcome=OUTCOMES[said.kind], reason=said.reason, version=version)
 
 
 def check_beat(beat: rounds_pb2.BeatRequest) -> None:

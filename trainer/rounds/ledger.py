@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import math
 import secrets
-from collections import Counter, defaultdict, deque
+from collections import defaultdict, deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
-from statistics import median
+from statistics import fmean, median
 from typing import Literal
 
 from stages.errors import ResumeError
@@ -18,71 +18,41 @@ from trainer.rounds.merging import outer_step, screen, votes
 from trainer.rounds.scoring import Loss, Reputation, UpdateScore, admit
 from trainer.rounds.store import Record, Share, Store, Update, Version
 
-MOST_POINTS = 100  # of a fragment; once there are more rounds, a point stands for 2, 4, 8... of them.
+MOST_POINTS = 100  # of a fragment; once there are more rounds, a point stands for 2, 3, 4... of them
+
+Told = tuple[bool, Mapping[str, float]]  # of a merged update: whether it was late, and its losses
 
 
-@dataclass
+@dataclass(frozen=True)
 class CurvePoint:
     """Consecutive closed rounds of a fragment."""
 
     first: int
     last: int
-    updates: int = 0  # merged
-    late: int = 0  # of these, handed in for an earlier round
-    sums: dict[str, float] = field(default_factory=lambda: defaultdict(float))
-    counts: Counter[str] = field(default_factory=Counter)
+    updates: int  # merged
+    late: int  # of these, handed in for an earlier round
+    losses: Mapping[str, float]  # means over the updates that told them, in nats
 
-    def add(self, losses: Mapping[str, float], counts: Iterable[str] | Mapping[str, int]) -> None:
+
+def curve_of(rounds: Sequence[Sequence[Told]]) -> list[CurvePoint]:
+    """At most MOST_POINTS, in order; all but the last stand for as many rounds."""
+    each = -(-len(rounds) // MOST_POINTS)
+    return [_point(begin, rounds[begin : begin + each]) for begin in range(0, len(rounds), each or 1)]
+
+
+def _point(first: int, rounds: Sequence[Sequence[Told]]) -> CurvePoint:
+    told = [update for merged in rounds for update in merged]
+    losses = mean_losses(losses for _, losses in told)
+    return CurvePoint(first, first + len(rounds) - 1, len(told), sum(late for late, _ in told), losses)
+
+
+def mean_losses(each: Iterable[Mapping[str, float]]) -> dict[str, float]:
+    """The mean of each loss, over those that have it."""
+    found = defaultdict[str, list[float]](list)
+    for losses in each:
         for name, nats in losses.items():
-            self.sums[name] += nats
-        self.counts.update(counts)
-
-    def extend(self, other: CurvePoint) -> None:
-        """Stand for the rounds that follow, too."""
-        self.last, self.updates, self.late = other.last, self.updates + other.updates, self.late + other.late
-        self.add(other.sums, other.counts)
-
-    def losses(self) -> dict[str, float]:
-        """Means over the updates that told them, in nats."""
-        return {name: total / self.counts[name] for name, total in self.sums.items()}
-
-
-class LossCurves:
-    """A curve of losses for each fragment, from the events of a run in their order; a restart does not cut it."""
-
-    def __init__(self) -> None:
-        self._pending: dict[tuple[str, str], Record] = {}
-        self._points: dict[str, list[CurvePoint]] = defaultdict(list)
-        self._span: dict[str, int] = defaultdict(lambda: 1)
-
-    def of(self, fragment: str) -> Sequence[CurvePoint]:
-        """In order, at most MOST_POINTS. Not to be changed."""
-        return self._points[fragment]
-
-    def take(self, record: Record) -> None:
-        if record["kind"] == "accepted":
-            self._pending[record["part"], record["id"]] = record
-        elif record["kind"] == "closed":
-            fragment, round_ = record["part"], record["round"]
-            for name in record.get("left_out", ()):
-                del self._pending[fragment, name]
-            merged = [self._pending.pop((fragment, name)) for name in record["updates"]]
-            point = CurvePoint(round_, round_, len(merged), sum(update["round"] < round_ for update in merged))
-            for update in merged:
-                point.add(update["losses"], list(update["losses"]))
-            self._append(fragment, point)
-
-    def _append(self, fragment: str, point: CurvePoint) -> None:
-        points = self._points[fragment]
-        if points and points[-1].last - points[-1].first + 1 < self._span[fragment]:
-            points[-1].extend(point)
-            return
-        points.append(point)
-        if len(points) > MOST_POINTS:
-            self._span[fragment] *= 2
-            for left, right in zip(points[::2], points[1::2], strict=False):
-                left.extend(right)
-            del points[1::2]
+            found[name].append(nats)
+    return {name: fmean(values) for name, values in found.items()}
 
 
 def closes_at(settings: RoundSettings, arrivals: Sequence[float], expected: int, past: Sequence[float]) -> float | None:
@@ -127,9 +97,7 @@ class UpdateVerdict:
 class Merged:
     """A closed round."""
 
-    fragment: str
-    round: int
-    version: int  # round + 1
+    version: int
     updates: tuple[str, ...]  # ids of what was merged, sorted
     weights: Tensors = field(repr=False)  # weights of this version as every worker has them
     # From the version before to this one, in the `down_codec`; empty for `fp32`, where the weights travel whole.
@@ -152,7 +120,7 @@ class Ledger:
 
         :param identity: names the run; a store of another is refused with ResumeError.
         """
-        self.settings, self.store, self.curves = settings, store, LossCurves()
+        self.settings, self.store = settings, store
         # Names this run, not another of the same settings; it lasts as long as the directory.
         self.incarnation = secrets.token_hex(8)
         # Chooses the held-out text of each merge; never leaves this directory.
@@ -192,9 +160,16 @@ class Ledger:
             return None
         return self.store.get_version(fragment, version, sha256).difference or None
 
-    def owner(self, fragment: str, name: str) -> str | None:
-        """The worker whose update has this id; None for one that is not known, or too old to count."""
-        return self._fragments[fragment].ids.get(name)
+    def curve(self, fragment: str) -> list[CurvePoint]:
+        """The losses of all rounds that were closed, also before a restart."""
+        return curve_of(self._fragments[fragment].closed)
+
+    def version_with(self, fragment: str, name: str, worker: str) -> int | None:
+        """The version that a worker's update goes into, by its id, 0 where it was dropped; None where it is not known,
+        or too old to count.
+        """
+        owner, version = self._fragments[fragment].ids.get(name, ("", 0))
+        return version if owner == worker else None
 
     def begin(self, fragment: str, now_s: float) -> None:
         """The open round begins now, if nothing has come for it. Not stored."""
@@ -209,8 +184,8 @@ class Ledger:
     def accept(self, update: Update, now_s: float) -> UpdateVerdict:
         """Judge an update; when it is accepted it is durable. Raises CheckpointError when it cannot be stored."""
         fragment = self._fragments[update.fragment]
-        if (owner := fragment.ids.get(update.id)) is not None:
-            if owner == update.worker:
+        if update.id in fragment.ids:
+            if self.version_with(fragment.name, update.id, update.worker) is not None:
                 return UpdateVerdict("duplicate")
             return UpdateVerdict(
                 "refused", f"another worker has handed in {update.id} for {fragment.name}; ids are used once"
@@ -245,13 +220,13 @@ class Ledger:
             "after_s": round(now_s - fragment.begun_s, 3),
         }
         if not worth:
-            self._commit(record)
+            self.store.commit(record)
             fragment.take(record)
             return UpdateVerdict(
                 "dropped", f"round {update.round} of {fragment.name} was closed, and late work is dropped"
             )
         record["sha256"] = self.store.put_update(update)
-        self._commit(record)
+        self.store.commit(record)
         fragment.take(record)
         return UpdateVerdict("accepted")
 
@@ -315,15 +290,11 @@ class Ledger:
             "sha256": self.store.put_version(fragment, number, version),
             "weights": digest(public),
         }
-        self._commit(record)
+        self.store.commit(record)
         p.follow(record)
         p.version, p.begun_s = version, now_s
         self.store.forget(fragment, (*ids, *left_out), number + 1 - KEPT_VERSIONS)
-        return Merged(fragment, number - 1, number, ids, public, difference, left_out, scores)
-
-    def _commit(self, record: Record) -> None:
-        self.store.commit(record)
-        self.curves.take(record)
+        return Merged(number, ids, public, difference, left_out, scores)
 
     def _share(self, record: Record) -> Share:
         delta = self.store.get_update(record["part"], record["id"], record["sha256"])
@@ -350,7 +321,6 @@ class Ledger:
         for name, sha256 in first["stored"].items():
             self._fragments[name].digests[0] = sha256
         for record in others:
-            self.curves.take(record)
             fragment = self._fragments[record["part"]]
             if record["kind"] == "closed":
                 fragment.follow(record)
@@ -380,11 +350,12 @@ class _Fragment:
         self.round = 0
         self.begun_s, self.expected = now_s, settings.replicas
         self.pending: dict[str, Record] = {}
-        self.ids: dict[str, str] = {}
+        self.ids: dict[str, tuple[str, int]] = {}  # of each update its worker, and the version that it goes into
         self.handed_in: dict[tuple[str, int], str] = {}
         self.arrivals: list[float] = []
         self.past: deque[float] = deque(maxlen=REMEMBERED)
         self.norms: deque[float] = deque(maxlen=REMEMBERED)
+        self.closed: list[list[Told]] = []  # by round
         self.reputation = Reputation()
 
     def ready(self) -> list[Record]:
@@ -392,7 +363,8 @@ class _Fragment:
         return sorted((r for r in self.pending.values() if r["round"] <= self.round), key=lambda r: r["id"])
 
     def take(self, record: Record) -> None:
-        self.ids[record["id"]] = record["worker"]
+        version = record["round"] + record["staleness"] + 1 if record["kind"] == "accepted" else 0
+        self.ids[record["id"]] = record["worker"], version
         self.handed_in[record["worker"], record["round"]] = record["id"]
         if record["kind"] == "dropped":
             return
@@ -403,8 +375,10 @@ class _Fragment:
 
     def follow(self, record: Record) -> None:
         """Go on to the round after the one that was closed."""
-        for name in (*record["updates"], *record.get("left_out", ())):
+        for name in record.get("left_out", ()):
             del self.pending[name]
+        merged = [self.pending.pop(name) for name in record["updates"]]
+        self.closed.append([(update["round"] < record["round"], update["losses"]) for update in merged])
         self.reputation.take(record.get("scores", {}))
         self.round = record["round"] + 1
         self.past.extend(self.arrivals)
@@ -415,4 +389,4 @@ class _Fragment:
         # older ones are refused as stale
         oldest = self.round - self.settings.max_staleness - 1
         self.handed_in = {key: name for key, name in self.handed_in.items() if key[1] >= oldest}
-        self.ids = {name: worker for (worker, _), name in self.handed_in.items()}
+        self.ids = {name: self.ids[name] for name in self.handed_in.values()}

@@ -161,10 +161,6 @@ class Members:
         """All that is to be saved, as it is now."""
         return [asdict(m.place) | {name: copy(getattr(m, name)) for name in KEPT} for m in self]
 
-    def save(self, records: Sequence[Record]) -> None:
-        """Write it to the disk; may run on another thread. Raises CheckpointError."""
-        self.store.save_members(records)
-
     def at(self, place: Place) -> Member | None:
         """The member that has a place, or had it last."""
         return self._members.get(place)

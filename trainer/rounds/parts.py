@@ -10,7 +10,7 @@ from typing import Protocol
 import torch
 from torch import Tensor, nn
 
-from stages.errors import CheckpointError, ConfigError
+from stages.errors import CheckpointError
 from stages.model.codec import FEATURE_LIMIT, Int8
 from stages.model.pipeline import ArStage
 from trainer.blocks.config import TrainingConfig
@@ -19,7 +19,6 @@ from trainer.blocks.losses import next_byte_loss
 from trainer.blocks.run import OptimizerSet, StepLoss, Task, train_step
 from trainer.blocks.task import ArTask, BlockTask, OwnHead, stage_losses
 from trainer.rounds.codecs import Tensors, load, share, trainable, under
-from trainer.rounds.transfer import MAX_FILE_BYTES
 
 BLOCK, STAGE, HEAD, AR = "block", "stage", "head", "ar"
 
@@ -199,15 +198,6 @@ def is_fed(config: TrainingConfig, index: int) -> bool:
 def passes_on(config: TrainingConfig, index: int) -> bool:
     """True if the worker of part `index` passes on what it makes."""
     return config.rounds.by_features and index < config.architecture.parts - 1
-
-
-def check_features(config: TrainingConfig) -> None:
-    """Raise ConfigError where the features of a round are more than a file may hold."""
-    if config.rounds.by_features and (size := FeatureFormat.of(config).size) > MAX_FILE_BYTES:
-        raise ConfigError(
-            f"the features of a round are {size:,} bytes, above {MAX_FILE_BYTES:,}: "
-            'give fewer steps_per_round or sequences, or context_by = "copies"'
-        )
 
 
 def tidy(directory: Path, names: str, oldest: int) -> None:

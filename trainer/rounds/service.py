@@ -1,7 +1,6 @@
 """The gRPC service of a coordinator: access, calls, and the status of the run."""
 
-from collections import defaultdict
-from collections.abc import AsyncIterator, Callable, Hashable, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Hashable, Iterator
 from contextlib import aclosing, asynccontextmanager, contextmanager
 from functools import partial
 from typing import Any
@@ -15,7 +14,8 @@ from stages.wire.auth import CLIENT, identity_of
 from stages.wire.status import StatusError, exhausted, invalid
 from stages.wire.tokens import STATUS, WORK, Keyring
 from trainer.rounds.coordinator import Coordinator
-from trainer.rounds.members import Member, Place
+from trainer.rounds.ledger import mean_losses
+from trainer.rounds.members import Member
 from trainer.rounds.parts import FEATURES
 from trainer.rounds.transfer import DamagedError, IncomingFile, piece_at
 from trainer.v1 import rounds_pb2, rounds_pb2_grpc
@@ -98,8 +98,6 @@ class RoundsService(rounds_pb2_grpc.RoundsServiceServicer):
         self.watchers = 0
         # By place; by place and file.
         self._sending, self._fetching = NewestCalls(), NewestCalls()
-        # Places with a payload in memory.
-        self._judging = set[Place]()
 
     async def Join(self, request: rounds_pb2.JoinRequest, context: Context) -> rounds_pb2.JoinResponse:
         async with self._statuses(context):
@@ -138,7 +136,9 @@ class RoundsService(rounds_pb2_grpc.RoundsServiceServicer):
                     intake = await in_thread(self.coordinator.intake.begin, member, submission)
                     yield rounds_pb2.SubmitResponse(offset=intake.offset)
                     await self._receive(requests, intake, submission, check)
-                    verdict = await self._judge(intake, member.place, submission, check)
+                    check()
+                    verdict = await self.coordinator.judge(submission, intake.read)
+                    intake.drop()
             yield rounds_pb2.SubmitResponse(verdict=verdict)
 
     async def Pass(
@@ -222,21 +222,6 @@ class RoundsService(rounds_pb2_grpc.RoundsServiceServicer):
             stored()
             self.coordinator.received_bytes += len(request.piece.data)
 
-    async def _judge(
-        self, intake: IncomingFile, place: Place, submission: rounds_pb2.Submission, check: Callable[[], None]
-    ) -> rounds_pb2.Verdict:
-        """One at a time for each place, so that one payload is in memory for any number of calls."""
-        check()
-        if place in self._judging:
-            raise exhausted("an update of this place is being judged; try again", RETRY_MS)
-        self._judging.add(place)
-        try:
-            verdict = await self.coordinator.judge(submission, await in_thread(intake.read))
-            intake.drop()
-        finally:
-            self._judging.remove(place)
-        return verdict
-
 
 def status_of(coordinator: Coordinator) -> rounds_pb2.WatchUpdate:
     """The run now."""
@@ -267,11 +252,11 @@ def _part(coordinator: Coordinator, index: int) -> rounds_pb2.PartStatus:
         replicas=coordinator.members.replicas,
         present=coordinator.members.present(index, now),
         arrived=sum(member.done(first) >= round_ for member in members),
-        losses=_mean([dict(member.beat.losses) for member in members]),
+        losses=mean_losses(member.beat.losses for member in members),
         published=coordinator.publisher.published.get(name),
         closed=[
-            rounds_pb2.ClosedRounds(first=p.first, last=p.last, updates=p.updates, late=p.late, losses=p.losses())
-            for p in coordinator.ledger.curves.of(coordinator.spec.fragments.parts[name][-1])
+            rounds_pb2.ClosedRounds(**vars(point))
+            for point in coordinator.ledger.curve(coordinator.spec.fragments.parts[name][-1])
         ],
     )
 
@@ -300,12 +285,3 @@ def _worker(coordinator: Coordinator, member: Member) -> rounds_pb2.WorkerStatus
         lived_seconds=beat.lived_seconds,
         problem=member.problem,
     )
-
-
-def _mean(losses: Sequence[dict[str, float]]) -> dict[str, float]:
-    """The mean of each loss, over the workers that have it."""
-    found = defaultdict[str, list[float]](list)
-    for each in losses:
-        for name, nats in each.items():
-            found[name].append(nats)
-    return {name: sum(values) / len(values) for name, values in found.items()}

@@ -113,7 +113,6 @@ class Simulation:
         ]
         self.waiting: list[VirtualWorker] = []
         self.unfed: dict[tuple[int, int], VirtualWorker] = {}
-        self.handed_in: set[tuple[str, str, int]] = set()
         self._queue: list[tuple[float, int, Callable[[float], None]]] = []
         self._events = 0
 
@@ -153,8 +152,6 @@ class Simulation:
         verdict = self.ledger.accept(update, now)
         accepted = "late" if staleness > 0 else "in time"
         self.traffic.updates[accepted if verdict.kind == "accepted" else verdict.kind] += 1
-        if verdict.kind == "accepted":
-            self.handed_in.add((update.worker, update.fragment, update.round))
         self.check(update.fragment, now)
 
     def check(self, part: str, now: float) -> None:
@@ -309,7 +306,7 @@ class VirtualWorker:
         """Train the open round once more, unless this worker's update of it has come."""
         engine, fragment = self.engine, self.fragments[self.turn]
         newest = engine.ledger.round(fragment.name)
-        if (self.name, fragment.name, newest) in engine.handed_in:
+        if engine.ledger.version_with(fragment.name, self.sent[fragment.name], self.name):
             engine.waiting.append(self)
             return
         self.learner.load(fragment.begin(newest, newest, engine.ledger.weights(fragment.name)))

@@ -37,7 +37,6 @@ from trainer.rounds.parts import (
     PartTask,
     StagePart,
     block_name,
-    check_features,
     is_fed,
     stage_name,
     stage_weights,
@@ -147,7 +146,6 @@ class RunSpec:
                 f"copies = {config.lookahead.copies!r} in [lookahead] is for training in one place: over rounds give "
                 "down_codec in [rounds]"
             )
-        check_features(config)
         corpus.require(architecture.context_length + 1)
         codes = Codes(config.noise.code_seed, architecture.code_dim)
         if model == "chain":

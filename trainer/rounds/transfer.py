@@ -8,11 +8,11 @@ from __future__ import annotations
 import hashlib
 import os
 import zlib
-from collections.abc import Iterator
 from mmap import mmap
 from pathlib import Path
 
 from stages.errors import CheckpointError, RequestError
+from trainer.rounds.store import sync_directory
 from trainer.v1 import rounds_pb2
 
 PIECE_BYTES = 256 << 10
@@ -36,13 +36,6 @@ def checked(file: rounds_pb2.File) -> rounds_pb2.File:
     if len(file.sha256) != DIGEST_BYTES:
         raise RequestError(f"a SHA-256 has {DIGEST_BYTES} bytes, not {len(file.sha256)}")
     return file
-
-
-def pieces(data: bytes | mmap, offset: int = 0) -> Iterator[rounds_pb2.Piece]:
-    """`data` from `offset` on. Raises RequestError for an offset behind its end."""
-    while (piece := piece_at(data, offset)) is not None:
-        yield piece
-        offset += len(piece.data)
 
 
 def piece_at(data: bytes | mmap, offset: int) -> rounds_pb2.Piece | None:
@@ -120,6 +113,7 @@ class IncomingFile:
         try:
             with self.path.open("rb") as file:
                 os.fsync(file.fileno())
+            sync_directory(self.path.parent)
         except OSError as error:
             raise CheckpointError(f"cannot write {self.path}: {error.strerror}") from None
 

@@ -28,26 +28,17 @@ DOING = {
     rounds_pb2.DOING_TRAINING: "trains",
     rounds_pb2.DOING_SENDING: "sends",
 }
-STATES = {
-    rounds_pb2.RUN_STATE_RUNNING: "running",
-    rounds_pb2.RUN_STATE_FINISHED: "finished",
-    rounds_pb2.RUN_STATE_STOPPING: "stopping",
-}
 PART_HEAD = ("part", "round", "left", "here", "in", "published", "losses in nats")
 WORKER_HEAD = ("worker", "part", "device", "does", "round", "step", "busy", "up", "down", "silent", "taken", "")
 CURVE_WIDTH = 12
-RATE_S = 30.0  # bytes come in bursts, one a round: a rate over less would jump
 MAX_TEXT = 400
 
 
-def lines_of(update: rounds_pb2.WatchUpdate, before: rounds_pb2.WatchUpdate | None = None) -> list[str]:
-    """The run as a table for each of parts and workers.
-
-    :param before: an earlier update, from which rates are reckoned; without it, from the coordinator's begin.
-    """
+def lines_of(update: rounds_pb2.WatchUpdate) -> list[str]:
+    """The run as a table for each of parts and workers."""
     parts = {part.part: part for part in update.parts}
     return [
-        *_head(update, before),
+        *_head(update),
         "",
         *_table(PART_HEAD, [_part(part, update.rounds) for part in update.parts]),
         "",
@@ -55,21 +46,18 @@ def lines_of(update: rounds_pb2.WatchUpdate, before: rounds_pb2.WatchUpdate | No
     ]
 
 
-def _head(update: rounds_pb2.WatchUpdate, before: rounds_pb2.WatchUpdate | None) -> list[str]:
-    before = before or rounds_pb2.WatchUpdate()
-    seconds = max(update.seconds - before.seconds, 1e-9)
+def _head(update: rounds_pb2.WatchUpdate) -> list[str]:
+    seconds = max(update.seconds, 1e-9)  # since the coordinator began
     moved = [
-        f"{what} {size(now)} ({size((now - then) / seconds)}/s)"
-        for what, now, then in (
-            ("updates in", update.received_bytes, before.received_bytes),
-            ("weights out", update.sent_bytes, before.sent_bytes),
-        )
+        f"{what} {size(count)} ({size(count / seconds)}/s)"
+        for what, count in (("updates in", update.received_bytes), ("weights out", update.sent_bytes))
     ]
+    state = rounds_pb2.RunState.Name(update.state).removeprefix("RUN_STATE_").lower()
     late, gone = sum(w.late for w in update.workers), sum(w.gone for w in update.workers)
     here = f"{len(update.workers) - gone} of {sum(part.replicas for part in update.parts)} workers here"
     counts = [f"{count} {what}" for what, count in (("late", late), ("gone", gone)) if count]
     lines = [
-        f"run {_plain(update.run[:12])}  {STATES.get(update.state, 'unknown')}  {update.rounds} rounds",
+        f"run {_plain(update.run[:12])}  {state}  {update.rounds} rounds",
         "  ".join([", ".join([here, *counts]), *moved, f"in {duration(update.seconds)}"]),
     ]
     return [*lines, f"problem: {_plain(update.problem)}"] if update.problem else lines

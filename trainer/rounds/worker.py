@@ -21,7 +21,7 @@ from stages.checkpoint.manifest import MANIFEST_NAME, read_manifest
 from stages.errors import CodecError, ConfigError, Interrupted, ResumeError, ServiceError
 from stages.wire.status import protocol_refusal
 from trainer.blocks.config import parse_config
-from trainer.blocks.data import Corpus, PlacedCorpus
+from trainer.blocks.data import Corpus
 from trainer.blocks.state import exclusive
 from trainer.rounds.cache import FeatureClient, WeightCache
 from trainer.rounds.client import FileGoneError, Heartbeat, LeaseLostError, RoundsClient, TakenOverError
@@ -396,7 +396,7 @@ def join_request(
 def learner_of(spec: RunSpec, place: rounds_pb2.JoinResponse, corpus: Corpus, settings: WorkerSettings) -> Learner:
     """The part of a place, to be trained here."""
     seed = replica_seed(spec.config.seed, place.replica, settings.machine)
-    placed = PlacedCorpus(corpus.name, corpus.train, corpus.valid, corpus.tokenizer, settings.device)
+    placed = replace(corpus, device=settings.device)
     return Learner(place_on(spec.task(place.part, placed, seed), settings.device), spec.config)
 
 

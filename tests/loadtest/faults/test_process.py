@@ -1,4 +1,4 @@
-"""Programs that are killed, frozen, stopped and started again."""
+"""Programs that are killed, frozen and started again."""
 
 import signal
 import sys
@@ -24,7 +24,7 @@ def wait_for(happened: Callable[[], bool]) -> None:
         time.sleep(0.01)
 
 
-def test_a_program_is_killed_frozen_stopped_and_started_again(tmp_path: Path) -> None:
+def test_a_program_is_killed_frozen_and_started_again(tmp_path: Path) -> None:
     with open_network("loopback", 1) as network:
         command = network.command("host-1", [sys.executable, "-c", SPEAKS])
     program = Program("p", command, tmp_path / "p.log")
@@ -38,7 +38,7 @@ def test_a_program_is_killed_frozen_stopped_and_started_again(tmp_path: Path) ->
     program.start()
     wait_for(lambda: "here" in program.log.read_text())
     program.freeze()
-    program.stop()
-    assert program.ended == -signal.SIGTERM, "a frozen one hears of it, too"
+    program.thaw()
+    program.kill()
     assert program.starts == 2
     assert "here" in program.last_words()

@@ -92,7 +92,6 @@ TYPING = [
     ("draw sneaker --pictures 0 --out x.png", 2, "pictures must be"),
     ("draw sneaker --guidance much --out x.png", 2, "--guidance must be a number, not 'much'"),
     ("up --hosts 2 --topology t.toml", 2, "exclude each other"),
-    ("init x --kind bot", 2, "'bot' is none of chain, ar"),
     ("completion bsh", 2, "did you mean bash"),
 ]
 FILES = [

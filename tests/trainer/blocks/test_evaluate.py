@@ -11,7 +11,7 @@ from stages.checkpoint.checkpoint import load_ar, load_block
 from stages.errors import CheckpointError, DataError, InputError
 from stages.model.architecture import Architecture
 from stages.model.pipeline import ArModel
-from tests.trainer.small import corpus
+from tests.trainer.small import corpus, untrained_ar
 from trainer.blocks.config import NoiseConfig, TrainingConfig
 from trainer.blocks.evaluate import Scorer, TextScore, bundle_divergences, divergence
 from trainer.blocks.train import train_ar, train_blocks
@@ -118,12 +118,8 @@ def test_probs_known_in_closed_form() -> None:
 
 
 def test_a_bundle_without_a_local_model_has_nothing_to_compare(tmp_path: Path) -> None:
-    from dataclasses import replace
-
-    from trainer.blocks.checkpoint_dir import create_untrained
-
-    create_untrained(tmp_path / "ar", "ar", replace(SIZES, parts=2), 0)
+    untrained_ar(tmp_path / "ar", replace(SIZES, parts=2))
     assert bundle_divergences(tmp_path, corpus, 4, 8, 1.0) == []
-    create_untrained(tmp_path / "local", "ar", SIZES, 1)
-    create_untrained(tmp_path / "scorer", "ar", replace(SIZES, parts=2), 2)
+    untrained_ar(tmp_path / "local", SIZES)
+    untrained_ar(tmp_path / "scorer", replace(SIZES, parts=2))
     assert [found.scorer for found in bundle_divergences(tmp_path, corpus, 4, 8, 1.0)] == ["ar", "scorer"]

@@ -16,8 +16,9 @@ from stages.checkpoint.manifest import TOKENIZER_NAME, Manifest, read_manifest
 from stages.errors import Interrupted, OnesweepError
 from stages.model.architecture import Architecture
 from tests.stages.model.tiny_llama import write_tiny
-from trainer.blocks.checkpoint_dir import create_untrained
+from tests.trainer.small import corpus, tiny, untrained_ar
 from trainer.blocks.run import StepLoss
+from trainer.blocks.train import train_blocks
 from trainer.distill.distill import distill
 from trainer.distill.settings import DistillSettings
 from trainer.distill.student import DistillTask
@@ -122,8 +123,8 @@ def test_bad_settings_are_sentences(short: Short, changes: dict, message: str) -
 def test_what_cannot_be_distilled_is_a_sentence(
     short: Short, tmp_path: Path, pipeline: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    create_untrained(tmp_path / "chain", "chain", Architecture(parts=2, layers=1, width=16, heads=2, context_length=64))
-    create_untrained(tmp_path / "bytes", "ar", Architecture(parts=1, layers=1, width=16, heads=2, context_length=64))
+    train_blocks(replace(tiny, steps=0), corpus, tmp_path / "chain")
+    untrained_ar(tmp_path / "bytes", Architecture(parts=1, layers=1, width=16, heads=2, context_length=64))
     few = tmp_path / "few.txt"
     few.write_text("too little")
     uneven = tmp_path / "uneven"
@@ -137,7 +138,10 @@ def test_what_cannot_be_distilled_is_a_sentence(
         (replace(settings, texts=(tmp_path / "none.txt",)), "no text at"),
         (replace(settings, texts=()), "give some text"),
         (replace(settings, texts=(few,)), "are too few"),
-        (replace(settings, texts=(uneven,)), "the held-out text has 4 tokens, and one window needs 16"),
+        (
+            replace(settings, texts=(uneven,)),
+            "has 4 tokens, but one window needs 16; .* or a smaller window",
+        ),
         (replace(settings, out=few), "is there already: name a new directory in --out"),
         (replace(settings, out=pipeline), "is there already, of another training"),
         (replace(settings, out=few / "below"), "cannot distil into"),
@@ -166,7 +170,6 @@ def test_a_drafter_is_put_beside_its_model(onesweep: Callable[..., object], tmp_
     done = onesweep(*words.split())
     assert done.code == 0
     assert f"{tmp_path / 'local'}: 128 tokens in 0.0 minutes; on text of the model's own KL " in done.out
-    assert done.out.rstrip().endswith("ms a guess")
     assert read_manifest(tmp_path / "local").training["layers"] == [0, 1]
     again = onesweep(*words.split())
     assert (again.code, again.out) == (2, done.out.splitlines()[0] + "\n")

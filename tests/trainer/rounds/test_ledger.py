@@ -12,7 +12,7 @@ from tests.trainer.small import tensors, update
 from trainer.blocks.config import RoundSettings
 from trainer.blocks.state import digest
 from trainer.rounds.codecs import norm, receive, scale, subtract
-from trainer.rounds.ledger import MOST_POINTS, REMEMBERED, Ledger, LossCurves
+from trainer.rounds.ledger import MOST_POINTS, REMEMBERED, Ledger, curve_of
 from trainer.rounds.store import Store, Update, open_store
 
 MakeUpdate = Callable[..., Update]
@@ -187,7 +187,7 @@ def test_a_restart_does_not_cut_it(tmp_path: Path) -> None:
                 if number:
                     ledger.accept(update(number - 1, 1, losses={"a_nats": 4.0 - number, "b_nats": 1.0}), 1.0)
                 ledger.close("p", 2.0)
-            return [(p.first, p.last, p.updates, p.late, p.losses()) for p in ledger.curves.of("p")]
+            return [tuple(vars(point).values()) for point in ledger.curve("p")]
 
     whole = [
         (0, 0, 1, 0, {"a_nats": 3.0}),
@@ -200,14 +200,9 @@ def test_a_restart_does_not_cut_it(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("rounds", [1, MOST_POINTS, MOST_POINTS + 1, 777])
 def test_it_is_bounded_and_forgets_nothing(rounds: int) -> None:
-    curves = LossCurves()
-    for number in range(rounds):
-        name = f"u{number}"
-        curves.take({"kind": "accepted", "part": "p", "id": name, "round": number, "losses": {"a_nats": number}})
-        curves.take({"kind": "closed", "part": "p", "round": number, "updates": [name]})
-    points = curves.of("p")
+    points = curve_of([[(False, {"a_nats": number})] for number in range(rounds)])
     assert len(points) <= MOST_POINTS
     assert [p.first for p in points] == [0, *(p.last + 1 for p in points[:-1])]
     assert points[-1].last == rounds - 1
-    assert all(p.losses() == {"a_nats": (p.first + p.last) / 2} for p in points)
+    assert all(p.losses == {"a_nats": (p.first + p.last) / 2} for p in points)
     assert len({p.last - p.first for p in points[:-1]}) <= 1, "all but the last stand for as many"

@@ -1,12 +1,12 @@
 """Calls by hand to a coordinator: what they come to, and how they are refused."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import grpc
 import pytest
 
-from trainer.rounds.transfer import pieces
+from trainer.rounds.transfer import piece_at
 from trainer.v1 import rounds_pb2
 
 Start = Callable[..., Any]
@@ -20,6 +20,13 @@ def refused(call: Callable[[], Any]) -> tuple[grpc.StatusCode, str]:
     with pytest.raises(grpc.RpcError) as caught:
         whole()
     return caught.value.code(), caught.value.details()
+
+
+def pieces(data: bytes, offset: int = 0) -> Iterator[rounds_pb2.Piece]:
+    """`data` from `offset` on."""
+    while (piece := piece_at(data, offset)) is not None:
+        yield piece
+        offset += len(piece.data)
 
 
 def submit(network: Any, submission: Any, payload: bytes) -> Any:

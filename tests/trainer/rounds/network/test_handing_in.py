@@ -14,11 +14,10 @@ import trainer.rounds.coordinator
 from stages.errors import CheckpointError
 from stages.wire.status import StatusError
 from tests.conftest import until
-from tests.trainer.rounds.network.calls import Start, refused, submit
+from tests.trainer.rounds.network.calls import Start, pieces, refused, submit
 from tests.trainer.small import rounds_config
 from trainer.rounds.service import MOST_ALIKE, NewestCalls
 from trainer.rounds.store import audit
-from trainer.rounds.transfer import pieces
 from trainer.v1 import rounds_pb2
 
 

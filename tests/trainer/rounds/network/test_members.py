@@ -84,7 +84,7 @@ def test_a_key_has_one_place_whatever_names_it_takes(members: Members) -> None:
     assert members.join("bob", 0, 9.0, key="bob").voter == "bob"
     assert members.join("ann.2", 1, 12.0, key="ann").place.part == 1, "its first lease ran out: nobody took the place"
     assert refusal(members.called, "ann.1", first.lease, 12.0).code is grpc.StatusCode.ABORTED
-    members.save(members.records())
+    members.store.save_members(members.records())
     assert [m.voter for m in Members(members.store, 2, 2, 10.0, 12.0)] == ["ann", "bob", "ann"]
     assert [members.join(name, 0, 30.0).voter for name in ("x", "y")] == ["place-0", "place-1"]
 
@@ -92,7 +92,7 @@ def test_a_key_has_one_place_whatever_names_it_takes(members: Members) -> None:
 def test_places_outlive_the_coordinator(members: Members) -> None:
     a, b = members.join("a", 0, 0.0), members.join("b", 1, 0.0)
     members.leave(b)
-    members.save(members.records())
+    members.store.save_members(members.records())
     again = Members(members.store, 2, 2, 10.0, 1000.0)
     again.remember("a", 0, "block-0", 5)
     assert again.called("a", a.lease, 1000.0).finished == {"block-0": 5}
@@ -104,7 +104,7 @@ def test_what_a_place_has_handed_in_outlives_its_worker_and_the_coordinator(memb
     first.has_finished("block-0", 3)
     members.leave(first)
     members.join("b", 0, 0.0), members.join("c", 0, 0.0)
-    members.save(members.records())
+    members.store.save_members(members.records())
     again = Members(members.store, 2, 2, 10.0, 0.0)
     assert sorted(member.done("block-0") for member in again) == [-1, 3]
 

@@ -7,7 +7,6 @@ import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import replace
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -29,8 +28,6 @@ from trainer.rounds.spec import RunSpec, replica_seed
 from trainer.rounds.store import audit
 from trainer.rounds.worker import work
 from trainer.rounds.worker_state import STATE_NAME, load_worker
-
-pytestmark = pytest.mark.skipif(find_spec("torchft") is None, reason="torchft is not installed")
 
 WITHIN_S, STEPS = 600.0, 20
 # Muon computes in bfloat16, where sums in another order are far apart.
@@ -57,12 +54,12 @@ def machine(tmp_path: Path, unused_port: int) -> Iterator[Machine]:
             settings = WorkerSettings(f"m{number}", tmp_path / f"m{number}", **fields)
 
             def run() -> int:
-                with contextlib.closing(Site(settings, False, patience_s, stop.is_set)) as found:
-                    if number:
-                        return found.follow(text)
-                    trained = work(net.link(patience_s=60.0), text, settings, found)
-                    found.end()
-                    return trained
+                found = Site(settings, False, patience_s, stop.is_set)
+                if number:
+                    return found.follow(text)
+                trained = work(net.link(patience_s=60.0), text, settings, found)
+                found.end()
+                return trained
 
             return pool.submit(run)
 

@@ -6,8 +6,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from stages.errors import RequestError
+from tests.trainer.rounds.network.calls import pieces
 from trainer.rounds import transfer
-from trainer.rounds.transfer import PIECE_BYTES, DamagedError, IncomingFile, checked, file_of, pieces
+from trainer.rounds.transfer import PIECE_BYTES, DamagedError, IncomingFile, checked, file_of
 from trainer.v1 import rounds_pb2
 
 DATA = bytes(range(256)) * 2500
