@@ -3,7 +3,7 @@
 import time
 from collections.abc import Callable, Sequence
 from contextlib import closing
-from dataclasses import asdict, astuple, dataclass, replace
+from dataclasses import asdict, astuple, dataclass
 from typing import Any
 
 from loadtest.commands import BenchReport
@@ -26,7 +26,6 @@ from loadtest.faults.base import (
 )
 from loadtest.faults.clients import (
     DRAWINGS,
-    OK,
     REQUESTS,
     Answer,
     Clients,
@@ -39,14 +38,12 @@ from loadtest.faults.clients import (
 from loadtest.faults.serving_ledger import (
     Fate,
     RightTexts,
-    ServingFaultRecord,
     Stalls,
     counts_by_mode,
     fate_of,
     reasons,
     stalls,
     undisturbed,
-    with_recoveries,
     wrong_words,
 )
 from loadtest.faults.serving_testbed import MOST_HOSTS, SERVING_FAULTS, ServingTestbed, open_serving_testbed
@@ -60,8 +57,6 @@ from stages.host.parts import plan_host
 FAULTS_A_MINUTE = 2.4
 SOUND_S = 60.0  # how long the next fault waits for the deployment to be whole again
 NOTICED_S = 1.5  # after a fault's end: its effects are known to the router by then
-FLOOD, FLOOD_PATIENCE_S = 10, 20.0  # clients of a flood, in those of the steady load, and how long each of them tries
-REQUEST_LIMIT = 3  # requests that the router takes at once, in clients of the steady load: a flood fills it
 SWAP = "swap"
 
 
@@ -72,8 +67,8 @@ class ChaosResult(FaultRun):
     settings: ChaosSettings
     cases: tuple[SeededRequest, ...]
     texts: RightTexts
-    answers: list[Answer]  # of the steady load and of floods
-    faults: list[ServingFaultRecord]
+    answers: list[Answer]
+    faults: list[FaultRecord]
     health: list[RouterHealth]
     usages: list[ProcessUsage]
 
@@ -100,7 +95,7 @@ class ChaosResult(FaultRun):
     @property
     def trouble(self) -> int:
         """The number of things that no run may have."""
-        bad = sum(fate_of(answer, self.texts) in (Fate.WRONG, Fate.LOST) for answer in self.answers)
+        bad = sum(fate_of(answer, self.texts) is not Fate.RIGHT for answer in self.answers)
         left = self.sessions_left + len(self.ended) + len(self.unusable)
         return bad + left + self.accused
 
@@ -119,9 +114,8 @@ def check_chaos(settings: ChaosSettings) -> Selection[ServingTestbed]:
 def run_chaos(settings: ChaosSettings, say: Say) -> ChaosResult:
     """Raises OnesweepError when there is no deployment, or no text to compare with."""
     selection = check_chaos(settings)
-    limit, checkpoint = settings.requests_at_once * REQUEST_LIMIT, (settings.checkpoint or SHIPPED).resolve()
-    with open_serving_testbed(settings, checkpoint, limit) as testbed:
-        facts = _router_health(testbed)
+    with open_serving_testbed(settings, (settings.checkpoint or SHIPPED).resolve()) as testbed:
+        facts = testbed.opened.facts()
         wanted = settings.modes or tuple(DRAWINGS if facts.classes else REQUESTS)
         served = [mode for mode in wanted if mode in facts.modes]
         if not served:
@@ -137,38 +131,31 @@ def run_chaos(settings: ChaosSettings, say: Say) -> ChaosResult:
             selection.able, testbed, faulty_s, selection.count, settings.seed, settings.length_scale
         )
         say(f"the answers to {len(cases)} requests, before anything happens ...")
-        first, second = _texts(testbed, order), list[bytes]()
+        first, second = _texts(testbed, cases), list[bytes]()
         if selection.has(SWAP):
             say("and with the other weights ...")
             testbed.deploy()
-            second = _texts(testbed, order)
+            second = _texts(testbed, cases)
             testbed.roll_back()
-        flooding = settings.requests_at_once * FLOOD
-        testbed.flood_order = replace(order, at_once=flooding, patience_s=FLOOD_PATIENCE_S, first=False)
         say(f"{settings.requests_at_once} requests at once for {settings.minutes:g} min, {len(schedule)} faults ...")
         pids = {CLIENTS: 0}
         with (
             sampling(lambda: {**testbed.deployment.processes, **pids}) as usages,
-            closing(Clients(replace(order, health=True), testbed.beside)) as clients,
+            closing(Clients(order, testbed.beside)) as clients,
         ):
             pids[CLIENTS] = clients.pid
             begin_s = time.monotonic()
-            done, ended = _go_through(testbed, clients, schedule, begin_s + settings.warm_up_s, say)
+            faults, ended = _go_through(testbed, clients, schedule, begin_s + settings.warm_up_s, say)
             _wait(clients, begin_s + settings.seconds)
             end_s = time.monotonic()
-            crowds = [*testbed.floods, clients]
-            for crowd in crowds:
-                crowd.stop()
-            for crowd in crowds:
-                crowd.wait()
+            clients.stop()
+            clients.wait()
             ended = testbed.deployment.ended() | ended
-        faults = with_recoveries(done, clients.health)
-        answers = sorted((answer for crowd in crowds for answer in crowd.answers), key=lambda answer: answer.begin_s)
         return ChaosResult(
             settings=settings,
             cases=cases,
             texts=RightTexts(first, second, [fault for fault in faults if fault.kind == SWAP]),
-            answers=answers,
+            answers=sorted(clients.answers, key=lambda answer: answer.begin_s),
             faults=faults,
             health=clients.health,
             usages=usages,
@@ -179,33 +166,21 @@ def run_chaos(settings: ChaosSettings, say: Say) -> ChaosResult:
         )
 
 
-def _router_health(testbed: ServingTestbed) -> RouterHealth:
-    """The hosts before anything happens. Raises ServiceError unless all of them can be used."""
-    with closing(Clients(Order(testbed.router, (), 1, patience_s=1.0, health=True), testbed.beside)) as clients:
-        clients.wait()
-    if not clients.health or clients.health[-1].problems:
-        problems = "; ".join(clients.health[-1].problems.values()) if clients.health else "the router said nothing"
-        raise ServiceError(f"the deployment is not whole: {problems}")
-    return clients.health[-1]
-
-
-def _texts(testbed: ServingTestbed, order: Order) -> list[bytes]:
+def _texts(testbed: ServingTestbed, cases: Sequence[SeededRequest]) -> list[bytes]:
     """The text or pixels of each case, asked for twice. Raises ServiceError when one is missing, or the two differ."""
     # the deployment itself is the reference: a second implementation could round differently, or be wrong in the same
     # way, and the promise to users is that a seed has one answer
-    count = len(order.cases)
-    with closing(Clients(replace(order, cases=order.cases * 2, once=True), testbed.beside)) as clients:
-        clients.wait()
-    answers = {answer.case: answer for answer in clients.answers}
-    for number, case in enumerate(order.cases * 2):
-        if number not in answers or answers[number].status != OK:
-            last = answers[number].tries[-1:] if number in answers else []
-            why = last[0].message if last else "no answer"
-            raise ServiceError(f"no answer in {case.mode}, seed {case.seed}, before anything happened: {why}")
-    for number, case in enumerate(order.cases):
-        if answers[number].output != answers[number + count].output:
-            raise ServiceError(f"{case.mode}, seed {case.seed}, has two answers before anything happened")
-    return [answers[number].text for number in range(count)]
+    first, again = (testbed.opened.caller.ask([case.call for case in cases]) for _ in range(2))
+    texts = []
+    for case, *answers in zip(cases, first, again, strict=True):
+        name = f"{case.mode}, seed {case.seed}"
+        if errors := [answer["error"] for answer in answers if "error" in answer]:
+            raise ServiceError(f"no answer in {name}, before anything happened: {errors[0]}")
+        one, other = (bytes.fromhex(answer["account"]["output_hex"]) for answer in answers)
+        if one != other:
+            raise ServiceError(f"{name}, has two answers before anything happened")
+        texts.append(one)
+    return texts
 
 
 def _go_through(
@@ -258,7 +233,7 @@ def _wait_for(clients: Clients, happened: Callable[[], bool]) -> None:
 AIM_S = 3.0  # to the next byte of a request whose stage was killed, 95 times of 100
 SHOWN = 5
 MODE_HEAD = (
-    *("mode", "requests", "right", "wrong", "lost", "turned away", "late", "replays", "refused", "called again"),
+    *("mode", "requests", "right", "wrong", "lost", "replays", "refused", "called again"),
     *("p50 s", "p95 s", "max s"),
 )
 FAULT_HEAD = ("fault", "times", "requests", "next byte p50 s", "p95 s", "max s")
@@ -309,8 +284,7 @@ def verdict(result: ChaosResult) -> list[str]:
     total = counts_by_mode(result.answers, result.cases, result.texts)["all"]
     words = [
         f"{total.requests} requests in {result.seconds / 60:.1f} min under {len(result.faults)} faults: "
-        f"{total.right} right, {total.wrong} wrong, {total.lost} lost, "
-        f"of floods {total.turned_away} turned away and {total.late} late; {total.replays} replays on other hosts, "
+        f"{total.right} right, {total.wrong} wrong, {total.lost} lost; {total.replays} replays on other hosts, "
         f"{total.refused} refusals with a time to come back, {total.repeated} calls made again for another reason"
     ]
     kill = next((s for s in stalls(result.answers, result.faults) if s.kind == "kill"), None)
@@ -331,10 +305,9 @@ def verdict(result: ChaosResult) -> list[str]:
 def chaos_record(result: ChaosResult) -> dict[str, Any]:
     settings = result.settings
 
-    def times(record: object, *names: str) -> dict[str, float | None]:
-        """Moments of a record, since the run began."""
-        moments = {name: getattr(record, name) for name in names}
-        return {name: None if at_s is None else at_s - result.begin_s for name, at_s in moments.items()}
+    def times(record: Answer | FaultRecord) -> dict[str, float]:
+        """Begin and end, since the run began."""
+        return {"begin_s": record.begin_s - result.begin_s, "end_s": record.end_s - result.begin_s}
 
     counts = counts_by_mode(result.answers, result.cases, result.texts)
     return {
@@ -345,7 +318,7 @@ def chaos_record(result: ChaosResult) -> dict[str, Any]:
         "seconds": result.seconds,
         "verdict": verdict(result),
         "modes": {mode: asdict(each) for mode, each in counts.items()},
-        "faults": [{**vars(fault), **times(fault, "begin_s", "end_s", "sound_s")} for fault in result.faults],
+        "faults": [{**vars(fault), **times(fault)} for fault in result.faults],
         "stalls": {
             s.kind: {"faults": s.faults, "waits_s": s.waits_s}
             for s in [*stalls(result.answers, result.faults), undisturbed(result.answers, result.faults)]
@@ -365,11 +338,10 @@ def chaos_record(result: ChaosResult) -> dict[str, Any]:
         "requests": [
             {
                 "mode": result.cases[answer.case].mode,
-                **times(answer, "begin_s", "end_s"),
+                **times(answer),
                 "fate": fate_of(answer, result.texts).value,
                 "replays": answer.replays,
                 "calls": [each.code for each in answer.tries],
-                "flood": not answer.first,
             }
             for answer in result.answers
         ],

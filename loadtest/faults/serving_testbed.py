@@ -18,11 +18,10 @@ from typing import Any
 import psutil
 
 from loadtest.faults.base import Conditions, Fault, no_link
-from loadtest.faults.clients import Clients, Order
 from loadtest.faults.process import Program
 from loadtest.faults.settings import ChaosSettings
 from loadtest.lab.profile import ROUTER
-from loadtest.workload.testbed import INSECURE, Network, deployed, open_network
+from loadtest.workload.testbed import INSECURE, Network, Testbed, deployed, open_network
 from serving.cli.deployment import MODULE, Deployment
 from serving.modes.frontier import read_frontier
 from serving.router.topology import HostEntry, Topology
@@ -45,11 +44,10 @@ EXCHANGED = {"ar": "scorer", "scorer": "ar"}
 class ServingTestbed:
     """A running deployment, and what takes the place of its parts for a while."""
 
+    opened: Testbed
     deployment: Deployment
     network: Network
-    flood_order: Order | None = None  # what a flood asks for
     impostors: dict[str, Program] = field(default_factory=dict)
-    floods: list[Clients] = field(default_factory=list)
     second: Path | None = None  # another release, once it was made
     slowed: threading.Event = field(default_factory=threading.Event)  # set at the end of what slows a host down
 
@@ -160,15 +158,6 @@ class ServingTestbed:
         self.impostors.pop(name).kill()
         self.deployment.revive(name)
 
-    def start_flood(self, name: str) -> None:
-        """Start many more clients, whose answers are checked as well."""
-        assert self.flood_order is not None
-        self.floods.append(Clients(self.flood_order, self.beside))
-
-    def end_flood(self, name: str) -> None:
-        """Have the last flood begin no more requests."""
-        self.floods[-1].stop()
-
     def deploy(self, name: str = ROUTER) -> None:
         """Exchange the weights for those of a second release. Raises ServiceError."""
         if self.second is None:
@@ -182,8 +171,6 @@ class ServingTestbed:
         self._onesweep("deploy", "--rollback")
 
     def close(self) -> None:
-        for clients in self.floods:
-            clients.close()
         for impostor in self.impostors.values():
             impostor.kill()
 
@@ -226,12 +213,9 @@ def node_of(name: str, hosts: Sequence[str]) -> str:
 
 
 @contextlib.contextmanager
-def open_serving_testbed(settings: ChaosSettings, checkpoint: Path, request_limit: int) -> Iterator[ServingTestbed]:
-    """A ready deployment with two hosts for every block. Raises OnesweepError.
-
-    :param request_limit: requests that a router takes at once.
-    """
-    options = ("--max-requests", str(request_limit), "--set", f"audit_share={settings.audit}")
+def open_serving_testbed(settings: ChaosSettings, checkpoint: Path) -> Iterator[ServingTestbed]:
+    """A ready deployment with two hosts for every block. Raises OnesweepError."""
+    options = ("--set", f"audit_share={settings.audit}")
     with open_network(settings.profile, MOST_HOSTS, settings.profiles) as network:
         addresses = [network.address(node) for node in network.nodes]
         topology = replicated(checkpoint, addresses[1:], addresses[0])
@@ -239,7 +223,7 @@ def open_serving_testbed(settings: ChaosSettings, checkpoint: Path, request_limi
         second = f"{host}:{port}" if settings.routers > 1 else None
         with deployed(network, checkpoint, topology, router_options=options, second=second) as opened:
             assert opened.deployment is not None
-            testbed = ServingTestbed(opened.deployment, network)
+            testbed = ServingTestbed(opened, opened.deployment, network)
             try:
                 yield testbed
             finally:
@@ -320,7 +304,6 @@ _ALL: tuple[Fault[ServingTestbed], ...] = (
     Fault("restart", (6.0, 8.0), _Bed.drain, _Bed.revive_drained, _HOSTS, weight=2),
     # every request is cut off, and clients call again
     Fault("router", (0.5, 1.5), _Bed.kill, _Bed.revive, _ROUTERS, weight=2),
-    Fault("flood", (10.0, 12.0), _Bed.start_flood, _Bed.end_flood, _ROUTERS),
     Fault("half", (2.0, 4.0), _Bed.kill_half, _Bed.revive_half, lambda bed: ["1", "2"]),
     # long enough for many requests to meet it, and for TCP to find its pace
     Fault("slow", (8.0, 12.0), _Bed.slow_down, _Bed.speed_up, _HOSTS),

@@ -30,7 +30,7 @@ def run_wan_up(options: argparse.Namespace) -> int:
     if options.congestion is not None:
         profile = replace(profile, congestion=options.congestion)
     lab = start_lab(profile, options.hosts, state_directory())
-    print(f"{profile.name} is up ({lab.kind}): {', '.join(f'{node} {lab.address(node)}' for node in lab.nodes)}")
+    print(f"{profile.name} is up: {', '.join(f'{node} {lab.address(node)}' for node in lab.nodes)}")
     print("`onesweep wan exec NODE -- COMMAND` runs a program inside, `onesweep wan down` ends it")
     return 0
 
@@ -38,7 +38,7 @@ def run_wan_up(options: argparse.Namespace) -> int:
 def run_wan_status(options: argparse.Namespace) -> int:
     lab = require_lab(state_directory())
     print(
-        f"{lab.profile.name} ({lab.kind}), process {lab.pid}, TCP {lab.profile.congestion}, "
+        f"{lab.profile.name}, process {lab.pid}, TCP {lab.profile.congestion}, "
         f"slow start after idle {'on' if lab.profile.slow_start_after_idle else 'off'}, "
         f"{len(lab.programs())} programs inside\n"
     )
@@ -76,8 +76,8 @@ def _links_table(lab: Lab) -> str:
     for source in lab.nodes:
         rows.append([f"{source} ({lab.address(source)})"])
         for destination in (node for node in lab.nodes if node != source):
-            counts = counters.get((source, destination), {})
-            figures = [str(counts.get(name, "-")) for name in ("carried", "lost", "overflowed")]
+            counts = counters[source, destination]
+            figures = [str(counts[name]) for name in ("carried", "lost", "overflowed")]
             rows.append([f"  to {destination}", *_link_words(lab.profile.link(source, destination)), *figures])
     return aligned(header, [row + [""] * (len(header) - len(row)) for row in rows])
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any
 
@@ -29,9 +29,7 @@ class Link:
 
     delay_ms: float = 0.0  # propagation, one way
     rate_mbps: float | None = None  # Megabits (10^6) of IP packets a second; None for no limit
-    # What waits for the rate before packets are dropped, as time (100 ms unless queue_kb is given).
-    queue_ms: float | None = None
-    queue_kb: float | None = None  # the same in kilobytes (10^3). One of the two.
+    queue_ms: float | None = None  # of what waits for the rate before packets are dropped: 100
     jitter_ms: float = 0.0  # each packet's delay is drawn evenly from delay_ms +/- jitter_ms; order is kept
     loss: float = 0.0  # probability that a packet vanishes before the queue
 
@@ -47,28 +45,18 @@ class Link:
             )
         if not 0 <= self.loss < 1:
             raise ProfileError(f"loss is a probability, 0 or more and less than 1, not {self.loss:g}")
-        self._check_queue()
+        if self.queue_ms is not None and self.queue_ms <= 0:
+            raise ProfileError(f"queue_ms must be more than 0, not {self.queue_ms:g}")
+        if self.queue_ms is not None and self.rate_mbps is None:
+            raise ProfileError("queue_ms says what waits for the rate: give rate_mbps, too, or leave it out")
 
     @property
     def queue_bytes(self) -> int | None:
         """Bytes that wait for the rate at most; None where no rate makes them wait."""
         if self.rate_mbps is None:
             return None
-        if self.queue_kb is not None:
-            return int(self.queue_kb * 1000)
         queue_ms = DEFAULT_QUEUE_MS if self.queue_ms is None else self.queue_ms
         return max(MTU, int(queue_ms * self.rate_mbps * 125))
-
-    def _check_queue(self) -> None:
-        for name, value in (("queue_ms", self.queue_ms), ("queue_kb", self.queue_kb)):
-            if value is not None and value <= 0:
-                raise ProfileError(f"{name} must be more than 0, not {value:g}")
-            if value is not None and self.rate_mbps is None:
-                raise ProfileError(f"{name} says what waits for the rate: give rate_mbps, too, or leave it out")
-        if self.queue_ms is not None and self.queue_kb is not None:
-            raise ProfileError("give the queue as queue_ms or as queue_kb, not both")
-        if self.queue_kb is not None and self.queue_kb * 1000 < MTU:
-            raise ProfileError(f"queue_kb = {self.queue_kb:g} does not hold one packet of {MTU} bytes")
 
 
 SHIPPED = Path(__file__).with_name("profiles.toml")
@@ -215,8 +203,6 @@ def _profile(name: str, table: object, where: str) -> Profile:
 def _overrides(entry: object, default: Link, where: str) -> list[Override]:
     """One or two directed links; what an entry does not say is as in the rest of its profile."""
     ends, rest = _split(_Ends, entry, where)
-    if {"queue_ms", "queue_kb"} & rest.keys():  # a queue replaces a queue, whatever the units of the two
-        default = replace(default, queue_ms=None, queue_kb=None)
     link = from_toml(Link, rest, where, default, ProfileError)
     return [Override(*pair, link) for pair in from_toml(_Ends, ends, where, error=ProfileError).pairs(where)]
 

@@ -1,6 +1,7 @@
 """The run of `bench wan`: one deployment for each profile, all variants taking turns; then texts that must be those of
 `ar` are compared with them."""
 
+import hashlib
 import statistics
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, replace
@@ -10,11 +11,11 @@ from loadtest.commands import BenchReport, say
 from loadtest.lab.lab import lab_problem
 from loadtest.lab.profile import Profile, profile_named
 from loadtest.latency.settings import LEVELS, Length, WanSettings
-from loadtest.latency.turns import RequestSeries, Sample, Seat, ended_well, take_turns
+from loadtest.latency.turns import RequestSeries, Sample, ended_well, take_turns
 from loadtest.report.record import settings_record
 from loadtest.report.table import Table, number_column, open_meter, percentile, text_column
 from loadtest.workload.prompts import NOVEL, Prompts
-from loadtest.workload.testbed import LOOPBACK, check_host_count, started_testbed
+from loadtest.workload.testbed import LOOPBACK, check_host_count, deployed, open_network
 from loadtest.workload.variants import ModeVariant
 from serving.drawing import DEFAULT_LEVELS, DRAWING_MODES, EXPERT_RULES
 from stages.checkpoint.manifest import bundle_draws, find_bundle, read_manifest
@@ -112,12 +113,15 @@ def measure_wan(settings: WanSettings, profiles: Sequence[Profile | None]) -> Be
 
 
 def _measure_profile(settings: WanSettings, profile: Profile | None, taken: Taken) -> None:
-    with started_testbed(profile or LOOPBACK, settings.host_count, settings.checkpoint) as testbed:
-        seats = {Seat(testbed, series, settings.at_once): series for series in taken}
-        with open_meter(testbed.profile, len(seats) * settings.requests, "turn") as count:
-            for seat, samples in take_turns(list(seats), settings.requests, settings.seed):
-                taken[seats[seat]] += samples
-                count(1)
+    s = settings
+    with (
+        open_network(profile or LOOPBACK, s.host_count) as network,
+        deployed(network, s.checkpoint) as testbed,
+        open_meter(testbed.profile, len(taken) * s.requests, "turn") as count,
+    ):
+        for series, samples in take_turns(testbed, list(taken), s.requests, s.at_once, s.seed):
+            taken[series] += samples
+            count(1)
 
 
 def _sample_record(profile: str, series: RequestSeries, sample: Sample) -> dict[str, Any]:
@@ -128,8 +132,9 @@ def _sample_record(profile: str, series: RequestSeries, sample: Sample) -> dict[
         return record | {"error": sample.error}
     times = {"latency_ms": sample.latency_ms, "first_byte_ms": sample.first_byte_ms}
     record |= {name: round(value, 3) for name, value in (times | asdict(sample.least)).items()}
-    written = "pixels" if series.length.draws else "text"
-    return record | {written: sample.booked[written]}
+    if series.length.draws:
+        return record | {"pixels": hashlib.sha256(bytes.fromhex(sample.booked["output_hex"])).hexdigest()}
+    return record | {"text": sample.booked["text"]}
 
 
 # Rows of the table, one for each series of requests on each profile

@@ -28,15 +28,6 @@ class RequestSeries:
         return {"prompt": asked, f"max_{self.length.unit}": count, "seed": seed, **self.variant.request()}
 
 
-@dataclass(frozen=True, eq=False)
-class Seat:
-    """One series on one testbed. `at_once`: requests made at the same time in a turn."""
-
-    testbed: Testbed
-    series: RequestSeries
-    at_once: int = 1
-
-
 @dataclass(frozen=True)
 class Sample:
     """One request: its times at the client and its account, or the reason why it failed."""
@@ -78,22 +69,22 @@ def ended_well(samples: Sequence[Sample]) -> tuple[list[Sample], str | None]:
     return [sample for sample in samples if not sample.error], failed.most_common(1)[0][0] if failed else None
 
 
-def take_turns(seats: Sequence[Seat], requests: int, seed: int) -> Iterator[tuple[Seat, list[Sample]]]:
-    """`requests` turns of each seat, after one that warms up and is left out.
+def take_turns(
+    testbed: Testbed, every: Sequence[RequestSeries], requests: int, at_once: int, seed: int
+) -> Iterator[tuple[RequestSeries, list[Sample]]]:
+    """`requests` turns of each series, after one that warms up and is left out. A failure is a sample like any other.
 
-    Turn i of every seat has the same prompts and seeds. A failure is a sample like any other; a process that ended is
-    started again, and the seats of its deployment are warmed up anew before the next turn.
+    Turn i of every series has the same prompts and seeds.
+
+    :param at_once: requests made at the same time in a turn.
     """
-    for seat in seats:
-        _turn(seat, 0, seed)
+    for series in every:
+        _turn(testbed, series, range(at_once), seed)
     for i in range(requests):
         # in another order each time: no series always follows the one that leaves the machine hot or the links busy
-        first = i % len(seats) if seats else 0
-        for seat in (*seats[first:], *seats[:first]):
-            samples = _turn(seat, i * seat.at_once, seed)
-            if any(sample.error for sample in samples):
-                samples = _after_failure(seat, seats, samples, seed)
-            yield seat, samples
+        first, numbers = i % len(every), range(i * at_once, (i + 1) * at_once)
+        for series in (*every[first:], *every[:first]):
+            yield series, _turn(testbed, series, numbers, seed)
 
 
 def sample_of(testbed: Testbed, number: int, seed: int, answer: dict[str, Any]) -> Sample:
@@ -104,22 +95,7 @@ def sample_of(testbed: Testbed, number: int, seed: int, answer: dict[str, Any]) 
     return Sample(seed, number, answer["latency_ms"], answer["first_byte_ms"], floor, answer["account"])
 
 
-def _turn(seat: Seat, first: int, seed: int) -> list[Sample]:
-    """The requests from number `first` on; number 0 has the seed `seed`."""
-    numbers = range(first, first + seat.at_once)
-    if seat.testbed.given_up:
-        return [Sample(seed + number, number, error=seat.testbed.given_up) for number in numbers]
-    answers = seat.testbed.caller.ask([seat.series.call(number, seed + number) for number in numbers])
-    return [sample_of(seat.testbed, n, seed + n, answer) for n, answer in zip(numbers, answers, strict=True)]
-
-
-def _after_failure(seat: Seat, seats: Sequence[Seat], samples: list[Sample], seed: int) -> list[Sample]:
-    if seat.testbed.given_up:
-        return samples
-    happened = seat.testbed.mend()
-    if not happened:
-        return samples
-    for other in seats:
-        if other.testbed is seat.testbed:
-            _turn(other, 0, seed)
-    return [Sample(s.seed, s.number, error=f"{happened}: {s.error}") if s.error else s for s in samples]
+def _turn(testbed: Testbed, series: RequestSeries, numbers: range, seed: int) -> list[Sample]:
+    """The requests with these numbers; number 0 has the seed `seed`."""
+    answers = testbed.caller.ask([series.call(number, seed + number) for number in numbers])
+    return [sample_of(testbed, n, seed + n, answer) for n, answer in zip(numbers, answers, strict=True)]

@@ -7,7 +7,6 @@ make at once, or `null` for the router's status. `Caller` is the parent's end of
 
 import argparse
 import contextlib
-import hashlib
 import json
 import subprocess
 import sys
@@ -70,10 +69,11 @@ class RouterState:
 
     ready: bool
     problem: str
-    modes: list[str]
+    modes: list[str]  # of drawing, where it draws
     hosts: int
     context_length: int
     request_limit: int
+    classes: list[str] = field(default_factory=list)  # that are drawn; empty where text is written
     digests: dict[str, str] = field(default_factory=dict)  # of the weights behind it, by the name of their model
 
     @classmethod
@@ -81,14 +81,16 @@ class RouterState:
         """Raises ServiceError when no router answers."""
         found = client.status(STATUS_TIMEOUT_S)
         problem = "; ".join(host.reason for host in found.hosts if host.reason)
+        classes = list(found.pictures.classes)
         digests = {name: str(getattr(found, f"{name}_digest", "")) for name in MODELS}
         return cls(
             found.ready,
             problem,
-            list(found.modes),
+            list(found.drawing_modes if classes else found.modes),
             len(found.hosts),
             found.context_tokens,
             found.request_limit,
+            classes,
             {name: digest for name, digest in digests.items() if digest},
         )
 
@@ -156,7 +158,7 @@ def answer(client: Client, call: dict[str, Any]) -> dict[str, Any]:
         if "classes" in call:
             drawn = client.draw(call.pop("classes"), **call)
             took_ms = (time.perf_counter() - begin) * 1000
-            account = drawn.as_json() | {"pixels": hashlib.sha256(drawn.pixels.tobytes()).hexdigest()}
+            account = drawn.as_json() | {"output_hex": drawn.pixels.tobytes().hex()}
             return {"latency_ms": took_ms, "first_byte_ms": took_ms, "account": account}
         for item in client.stream(call.pop("prompt"), **call):
             if isinstance(item, Result):

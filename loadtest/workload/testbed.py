@@ -10,7 +10,7 @@ ends with it, even when it is killed.
 import contextlib
 import shutil
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 
@@ -21,7 +21,7 @@ from serving.cli.deployment import SHIPPED, Deployment, temporary_deployment
 from serving.cli.ports import free_port_block
 from serving.router.request import DEFAULT_ROUTER
 from serving.router.topology import Topology, local_topology
-from stages.errors import InputError, OnesweepError, ServiceError
+from stages.errors import InputError, ServiceError
 from stages.settings import setting
 from stages.wire.channel import parse_address
 
@@ -101,7 +101,6 @@ class Testbed:
     network: Network
     checkpoint: Path | None = None  # served bundle; None where it is not known
     deployment: Deployment | None = None  # None for a deployment that was found running
-    given_up: str = field(default="", init=False)  # why this deployment can serve no more; empty while it can
 
     @property
     def profile(self) -> str:
@@ -125,21 +124,6 @@ class Testbed:
         facts = self.caller.facts()
         facts.check_ready(self.router)
         return facts
-
-    def mend(self) -> str:
-        """Restart processes that ended. Returns a sentence about them; empty when every process runs."""
-        ended = self.deployment.ended() if self.deployment else {}
-        if self.deployment is None or not ended:
-            return ""
-        what = "; ".join(f"{name} ended ({words})" for name, words in ended.items())
-        try:
-            for name in ended:
-                self.deployment.revive(name)
-            self.deployment.wait_ready()
-        except OnesweepError as error:
-            self.given_up = f"{what}; not ready again: {error}"
-            return self.given_up
-        return f"{what}; started again"
 
     def close(self) -> None:
         if "caller" in vars(self):
@@ -189,18 +173,6 @@ def deployed(
             yield testbed
         finally:
             testbed.close()
-
-
-@contextlib.contextmanager
-def started_testbed(
-    profile: str | Profile, hosts: int, checkpoint: Path, profiles: Path | None = None
-) -> Iterator[Testbed]:
-    """A ring in a network of its own, ready; both end with the `with` block. Raises OnesweepError."""
-    with (
-        open_network(profile, hosts, profiles) as network,
-        deployed(network, checkpoint) as testbed,
-    ):
-        yield testbed
 
 
 @dataclass(frozen=True)
@@ -254,7 +226,7 @@ def open_testbed(settings: TestbedSettings) -> Iterator[Testbed]:
             testbed.close()
         return
     s = settings
-    with started_testbed(s.profile, s.host_count, s.bundle, s.profiles) as testbed:
+    with open_network(s.profile, s.host_count, s.profiles) as network, deployed(network, s.bundle) as testbed:
         yield testbed
 
 

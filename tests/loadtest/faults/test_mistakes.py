@@ -9,7 +9,7 @@ from serving.cli.__main__ import main
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        ("bench chaos --faults flood,quake", "--faults has no 'quake'; choose from kill, "),
+        ("bench chaos --faults kill,quake", "--faults has no 'quake'; choose from kill, "),
         ("bench chaos --faults kill,kill", "--faults names something twice"),
         ("bench chaos --faults kill,", "--faults has no ''"),
         ("bench chaos --faults kill,none", "--faults has no 'none'"),

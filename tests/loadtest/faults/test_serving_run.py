@@ -25,7 +25,7 @@ def test_faults_cost_no_text(bundles: Path) -> None:
     """One ring for all kinds. Links are cut where a lab can be made."""
     has_links = not lab_problem()
     links = ("cut", "one-way", "slow-link") if has_links else ()
-    kinds = ("flood", "freeze", "garbage", "half", "kill", "memory", "restart", "router", "slow", *links)
+    kinds = ("freeze", "garbage", "half", "kill", "memory", "restart", "router", "slow", *links)
     settings = ChaosSettings(
         checkpoint=bundles / "scored",
         profile="links-20" if has_links else LOOPBACK,
@@ -44,11 +44,10 @@ def test_faults_cost_no_text(bundles: Path) -> None:
     assert {result.cases[answer.case].mode for answer in result.answers} == set(MODES)
     assert sum(answer.replays for answer in result.answers) >= 1
     assert any(answer.tries for answer in result.answers), "the router's end cut off calls, which were made again"
-    assert any(not answer.first for answer in result.answers), "the flood"
     assert {usage.name for usage in result.usages} == {"a-1", "a-2", "b-1", "b-2", "router", "clients"}
     record = chaos_record(result)
     everything = record["modes"]["all"]
-    assert everything["right"] + everything["turned_away"] + everything["late"] == len(record["requests"])
+    assert everything["right"] == len(record["requests"])
 
 
 @pytest.mark.slow

@@ -28,15 +28,9 @@ SHIPPED = ["consumer", "lan", "links-150", "links-20", "links-60", "three-region
 def links(draw: st.DrawFn) -> Link:
     delay_ms = draw(st.floats(0, MAX_MS))
     rate_mbps = draw(st.none() | st.floats(0.001, MAX_RATE_MBPS))
-    queue: dict[str, float] = {}
-    if rate_mbps is not None:
-        queue = draw(
-            st.just({})
-            | st.builds(lambda ms: {"queue_ms": ms}, st.floats(0.001, 1e4))
-            | st.builds(lambda kb: {"queue_kb": kb}, st.floats(1.5, 1e5))
-        )
+    queue_ms = draw(st.none() | st.floats(0.001, 1e4)) if rate_mbps is not None else None
     jitter_ms, loss = draw(st.floats(0, delay_ms)), draw(st.floats(0, 0.999))
-    return Link(delay_ms=delay_ms, rate_mbps=rate_mbps, jitter_ms=jitter_ms, loss=loss, **queue)
+    return Link(delay_ms=delay_ms, rate_mbps=rate_mbps, queue_ms=queue_ms, jitter_ms=jitter_ms, loss=loss)
 
 
 @st.composite
@@ -94,14 +88,14 @@ def test_a_file_adds_to_the_shipped_profiles_and_replaces_them(tmp_path: Path) -
     found = read(
         tmp_path,
         "[mine]\ndelay_ms = 3\nrate_mbps = 10\nqueue_ms = 5\ncongestion = 'reno'\nslow_start_after_idle = 0\n"
-        "[[mine.links]]\nbetween = ['router', 'host-2']\nqueue_kb = 30\n"
+        "[[mine.links]]\nbetween = ['router', 'host-2']\nqueue_ms = 30\n"
         "[[mine.links]]\nsource = 'host-2'\ndestination = 'router'\nloss = 0.5\n"
         "[lan]\ndelay_ms = 1",
     )
     assert (len(found), found["lan"].default) == (len(SHIPPED) + 1, Link(delay_ms=1))
     mine = found["mine"]
     assert (mine.congestion, mine.slow_start_after_idle) == ("reno", False)
-    assert mine.link("router", "host-2") == Link(delay_ms=3, rate_mbps=10, queue_kb=30)
+    assert mine.link("router", "host-2") == Link(delay_ms=3, rate_mbps=10, queue_ms=30)
     assert mine.link("host-2", "router") == Link(delay_ms=3, rate_mbps=10, queue_ms=5, loss=0.5)
     assert mine.link("host-1", "host-2") == Link(delay_ms=3, rate_mbps=10, queue_ms=5)
 
@@ -119,8 +113,6 @@ def test_a_file_adds_to_the_shipped_profiles_and_replaces_them(tmp_path: Path) -
         ("jitter_ms = 2\ndelay_ms = 1", "jitter_ms must be 0 to delay_ms (1), not 2"),
         ("queue_ms = 2", "queue_ms says what waits for the rate: give rate_mbps"),
         ("rate_mbps = 1\nqueue_ms = 0", "queue_ms must be more than 0, not 0"),
-        ("rate_mbps = 1\nqueue_kb = 1", "queue_kb = 1 does not hold one packet of 1500 bytes"),
-        ("rate_mbps = 1\nqueue_kb = 9\nqueue_ms = 9", "give the queue as queue_ms or as queue_kb, not both"),
         ("speed = 1", "profile 'p': unknown setting 'speed'; there are delay_ms, jitter_ms"),
         ("slow_start_after_idle = 2", "slow_start_after_idle must be a whole number from 0 to 1, not 2"),
         ("congestion = 1", "congestion must be text in quotes, not 1"),
