@@ -3,15 +3,11 @@
 from __future__ import annotations
 
 import argparse
-from typing import TYPE_CHECKING
 
 from loadtest.commands import BenchReport, add_measurement, run_bench
+from loadtest.quality.settings import QualitySettings
 from stages.errors import InputError
 from stages.settings import check_destination, from_flags
-
-if TYPE_CHECKING:
-    pass
-from loadtest.quality.settings import QualitySettings
 
 
 def add_quality(quality: argparse.ArgumentParser) -> None:

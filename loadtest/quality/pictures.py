@@ -30,7 +30,7 @@ from serving.drawing import DRAWING_MODES
 from stages.errors import CheckpointError, InputError
 from stages.signals import run_interruptible
 from trainer.blocks.state import digest
-from trainer.pictures.data import LabelledPictures, PictureSet, load_pictures
+from trainer.pictures.data import PictureSet, load_pictures
 
 REAL = "training pictures"
 EPOCHS = 6  # passes of a judge that is learned here
@@ -77,11 +77,11 @@ def measure_pictures(settings: QualitySettings) -> BenchReport:
         raise InputError(f"{s.pictures} has no test part to compare with")
     target = TestbedSettings(access=s.access, checkpoint=s.checkpoint or (None if s.access else SHIPPED / "pictures"))
     check_testbed(target)
-    stored = _judge(s, pictures)
-    real, _ = stored.judge.look(pictures.test.pixels)
+    judge, name = _judge(s, pictures)
+    real, _ = judge.look(pictures.test.pixels)
 
     def row(mode: str, levels: int | None, pixels: torch.Tensor, labels: Sequence[int]) -> PictureRow:
-        features, found = stored.judge.look(pixels)
+        features, found = judge.look(pixels)
         low, high = distance_interval(features, real)
         accuracy = float((found == np.asarray(labels)).mean())
         return PictureRow(mode, levels, len(pixels), frechet_distance(features, real), low, high, accuracy)
@@ -103,19 +103,19 @@ def measure_pictures(settings: QualitySettings) -> BenchReport:
     record = {
         "bench": "quality",
         "settings": settings_record(s),
-        "judge": stored.digest,
+        "judge": name,
         "test_pictures": len(pictures.test),
         "rows": [asdict(each) for each in rows],
     }
     words = (
-        f"FD: Frechet distance of 64 features of a judge ({stored.digest[:12]}) to {len(pictures.test)} test pictures: "
+        f"FD: Frechet distance of 64 features of a judge ({name[:12]}) to {len(pictures.test)} test pictures: "
         "it compares with other rows of this judge only"
     )
     return BenchReport(f"{TABLE.aligned(rows)}\n\n{words}", record)
 
 
-def _judge(settings: QualitySettings, pictures: PictureSet) -> JudgeFile:
-    """The judge; one that is not there is learned from the training pictures, and kept."""
+def _judge(settings: QualitySettings, pictures: PictureSet) -> tuple[PictureJudge, str]:
+    """The judge, and its digest; one that is not there is learned from the training pictures, and kept."""
     if not settings.judge.exists():
         save_judge(train_judge(pictures, EPOCHS), settings.judge, pictures)
     return load_judge(settings.judge)
@@ -227,17 +227,11 @@ def save_judge(judge: PictureJudge, path: Path, pictures: PictureSet) -> None:
         raise CheckpointError(f"cannot write {path}: {error}") from None
 
 
-@dataclass(frozen=True)
-class JudgeFile:
-    """A judge as it was stored."""
+def load_judge(path: Path) -> tuple[PictureJudge, str]:
+    """A judge as it was stored, and the digest of its weights: figures of one judge compare.
 
-    judge: PictureJudge
-    classes: tuple[str, ...]
-    digest: str  # of its weights: figures of one judge compare
-
-
-def load_judge(path: Path) -> JudgeFile:
-    """Raises CheckpointError for a file that is no judge, or damaged."""
+    Raises CheckpointError for a file that is no judge, or damaged.
+    """
     try:
         with safe_open(path, framework="pt") as file:
             metadata = file.metadata() or {}
@@ -252,12 +246,7 @@ def load_judge(path: Path) -> JudgeFile:
         raise CheckpointError(f"no judge at {path}") from None
     except (OSError, SafetensorError, KeyError, TypeError, ValueError, RuntimeError) as error:
         raise CheckpointError(f"{path} is no judge ({error})") from None
-    return JudgeFile(judge.eval().requires_grad_(False), tuple(record["classes"]), metadata["sha256"])
-
-
-def accuracy(judge: PictureJudge, pictures: LabelledPictures) -> float:
-    """Share of pictures whose class the judge names."""
-    return float((judge.look(pictures.pixels)[1] == pictures.labels.numpy()).mean())
+    return judge.eval().requires_grad_(False), metadata["sha256"]
 
 
 # Distances

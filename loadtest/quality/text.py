@@ -272,21 +272,13 @@ async def _patiently(client: AsyncClient, variant: ModeVariant, request: dict[st
 VALID = "valid.txt"  # held-out text, where training text lies beside it
 
 
-@dataclass(frozen=True)
-class Document:
-    """One file."""
-
-    path: Path
-    raw: bytes
-
-
-def held_out_documents(path: Path) -> list[Document]:
+def held_out_documents(path: Path) -> list[bytes]:
     """A file, or a folder's `valid.txt` files, else its .txt files, else all of its files.
 
     Raises InputError for a path without text, and for text that is not UTF-8.
     """
-    documents = [Document(file, read_utf8(file)) for file in _held_out_files(path)]
-    if not any(document.raw.strip() for document in documents):
+    documents = [read_utf8(file) for file in _held_out_files(path)]
+    if not any(document.strip() for document in documents):
         raise InputError(f"{path} is empty: --prompts needs text to cut prompts from")
     return documents
 
@@ -324,7 +316,7 @@ def digest(passages: Sequence[Passage]) -> str:
 
 
 def cut_prompts(
-    documents: Sequence[Document], count: int, prompt_bytes: int, output_bytes: int, seed: int = 0
+    documents: Sequence[bytes], count: int, prompt_bytes: int, output_bytes: int, seed: int = 0
 ) -> tuple[Passage, ...]:
     """`count` passages evenly over the text; no two overlap, none runs over the end of a file.
 
@@ -332,9 +324,9 @@ def cut_prompts(
     """
     window = prompt_bytes + output_bytes
     slots = [
-        (document.raw, start)
+        (document, start)
         for number, document in enumerate(documents)
-        for start in _starts(len(document.raw), window, seed, number)
+        for start in _starts(len(document), window, seed, number)
     ]
     if len(slots) < count:
         raise InputError(
@@ -348,8 +340,7 @@ def cut_prompts(
 
 def _starts(size: int, window: int, seed: int, document: int) -> range:
     """Starts of neighbouring windows, shifted by what remains of the file."""
-    slots = max(size, 0) // window
-    spare = max(size, 0) - slots * window
+    slots, spare = divmod(size, window)
     shift = min(int(uniforms(seed, Purpose.WINDOWS, 0, 1, 1, document)[0, 0] * (spare + 1)), spare)
     return range(shift, shift + slots * window, window)
 

@@ -11,6 +11,7 @@ import json
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -29,6 +30,7 @@ MODELS = ("chain", "ar", "scorer", "local")
 MAX_AT_ONCE = 64  # requests that a router takes by default
 STOP_S = 5.0  # a call that still runs is not waited for
 STATUS_TIMEOUT_S = 5.0
+POLL_S = 0.1
 TIMEOUT_S = 900.0  # 256 bytes of `ar` round a ring of 3 x 150 ms take 115 s, many candidates of a large model longer
 
 
@@ -121,6 +123,13 @@ class Caller:
         answer = self._exchange(None)
         check_answer(answer)
         return RouterState(**answer)
+
+    def answers(self) -> Iterator[str | None]:
+        """Again and again: why the router cannot serve, empty when it can, None when it does not answer."""
+        while True:
+            found = self._exchange(None)
+            yield None if "error" in found else "" if found["ready"] else found["problem"] or "not ready"
+            time.sleep(POLL_S)
 
     def close(self) -> None:
         with contextlib.suppress(OSError, ValueError, subprocess.TimeoutExpired):

@@ -11,7 +11,6 @@ import contextlib
 import shutil
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
 from pathlib import Path
 
 from loadtest.lab.lab import Lab, lab_problem, temporary_lab
@@ -99,6 +98,7 @@ class Testbed:
 
     access: Access
     network: Network
+    caller: Caller  # a client process beside the router
     checkpoint: Path | None = None  # served bundle; None where it is not known
     deployment: Deployment | None = None  # None for a deployment that was found running
 
@@ -114,20 +114,11 @@ class Testbed:
         """The command that runs `argv` where it can reach the router."""
         return self.network.command(ROUTER, argv)
 
-    @cached_property
-    def caller(self) -> Caller:
-        """A client process beside the router, started when it is first used."""
-        return Caller(self.beside(COMMAND), self.access)
-
     def facts(self) -> RouterState:
         """Raises ServiceError when no router answers, or its hosts are not ready."""
         facts = self.caller.facts()
         facts.check_ready(self.router)
         return facts
-
-    def close(self) -> None:
-        if "caller" in vars(self):
-            self.caller.close()
 
 
 def ring_topology(network: Network, checkpoint: Path) -> Topology:
@@ -158,21 +149,21 @@ def deployed(
     """
     topology = topology or ring_topology(network, checkpoint)
     nodes = dict(zip((host.name for host in topology.hosts), network.nodes[1:], strict=False))
-    with temporary_deployment(
-        topology,
-        checkpoint,
-        threads,
-        place=lambda name, argv: network.command(nodes.get(name, ROUTER), argv),
-        host_options=(*network.options, *NO_MEMORY, *host_options),
-        router_options=(*network.options, *([ANYBODY] if network.lab else []), *router_options),
-        second=second,
-    ) as deployment:
-        access = Access(topology.router, insecure=network.lab is not None)
-        testbed = Testbed(access, network, checkpoint, deployment)
-        try:
-            yield testbed
-        finally:
-            testbed.close()
+    access = Access(topology.router, insecure=network.lab is not None)
+    with (
+        contextlib.closing(Caller(network.command(ROUTER, COMMAND), access)) as caller,
+        temporary_deployment(
+            topology,
+            checkpoint,
+            threads,
+            answers=caller.answers(),
+            place=lambda name, argv: network.command(nodes.get(name, ROUTER), argv),
+            host_options=(*network.options, *NO_MEMORY, *host_options),
+            router_options=(*network.options, *([ANYBODY] if network.lab else []), *router_options),
+            second=second,
+        ) as deployment,
+    ):
+        yield Testbed(access, network, caller, checkpoint, deployment)
 
 
 @dataclass(frozen=True)
@@ -219,11 +210,9 @@ def check_host_count(hosts: int | None, checkpoint: Path) -> None:
 def open_testbed(settings: TestbedSettings) -> Iterator[Testbed]:
     """The deployment, ready; what was started is stopped at the end. Raises OnesweepError."""
     if settings.access is not None:
-        testbed = Testbed(settings.access, Network(AS_FOUND, 0, 0))
-        try:
-            yield testbed
-        finally:
-            testbed.close()
+        network = Network(AS_FOUND, 0, 0)
+        with contextlib.closing(Caller(network.command(ROUTER, COMMAND), settings.access)) as caller:
+            yield Testbed(settings.access, network, caller)
         return
     s = settings
     with open_network(s.profile, s.host_count, s.profiles) as network, deployed(network, s.bundle) as testbed:

@@ -22,8 +22,8 @@ class Pretence:
 
 
 def test_turns_rotate_after_a_warm_up_and_share_their_seeds() -> None:
-    testbed, pretence = Testbed(Access("127.0.0.1:1"), Network("wan", 2, 7700)), Pretence()
-    vars(testbed)["caller"] = pretence
+    pretence = Pretence()
+    testbed = Testbed(Access("127.0.0.1:1"), Network("wan", 2, 7700), pretence)  # type: ignore[arg-type]
     every = [RequestSeries(ModeVariant(mode), Length(8)) for mode in ("sweep", "chunked", "ar")]
     taken = [series.variant.mode for series, _ in take_turns(testbed, every, 2, at_once=1, seed=5)]
     assert taken == ["sweep", "chunked", "ar", "chunked", "ar", "sweep"]
