@@ -74,26 +74,24 @@ class SeededRequest:
         }
 
 
-def seeded_requests(modes: Collection[str], first_seed: int, context_length: int) -> tuple[SeededRequest, ...]:
-    """Requests of all modes in turn, each with a seed of its own; shorter where the context has no room."""
+def seeded_requests(
+    modes: Collection[str], first_seed: int, context_length: int, classes: Sequence[str] = ()
+) -> tuple[SeededRequest, ...]:
+    """Requests of all modes in turn, each with a seed of its own; shorter where the context has no room.
+
+    :param classes: that are drawn, and take turns; empty where text is written.
+    """
     scale = min(1.0, context_length / ROOM_BYTES)
     cases: list[SeededRequest] = []
-    for turn, (mode, settings) in itertools.product(range(PROMPTS), REQUESTS.items()):
-        if mode in modes:
-            number = len(cases)
-            prompt = NOVEL.text(number)[: int(PROMPT_BYTES * scale)]
+    for turn, (mode, settings) in itertools.product(range(PROMPTS), (DRAWINGS if classes else REQUESTS).items()):
+        number = len(cases)
+        prompt, seed = NOVEL.text(number)[: int(PROMPT_BYTES * scale)], first_seed + 100 * turn + number
+        if mode in modes and classes:
+            cases.append(SeededRequest(mode, classes[number % len(classes)], seed, settings, draws=True))
+        elif mode in modes:
             shorter = {**settings, "max_bytes": max(1, int(settings["max_bytes"] * scale))}
-            cases.append(SeededRequest(mode, prompt, first_seed + 100 * turn + number, shorter))
+            cases.append(SeededRequest(mode, prompt, seed, shorter))
     return tuple(cases)
-
-
-def seeded_drawings(modes: Collection[str], first_seed: int, classes: Sequence[str]) -> tuple[SeededRequest, ...]:
-    """Requests for pictures, as those for texts; classes take turns."""
-    turns = [each for each in itertools.product(range(PROMPTS), DRAWINGS.items()) if each[1][0] in modes]
-    return tuple(
-        SeededRequest(mode, classes[number % len(classes)], first_seed + 100 * turn + number, settings, draws=True)
-        for number, (turn, (mode, settings)) in enumerate(turns)
-    )
 
 
 @dataclass(frozen=True)

@@ -32,7 +32,6 @@ from loadtest.faults.clients import (
     Order,
     RouterHealth,
     SeededRequest,
-    seeded_drawings,
     seeded_requests,
 )
 from loadtest.faults.serving_ledger import (
@@ -120,10 +119,7 @@ def run_chaos(settings: ChaosSettings, say: Say) -> ChaosResult:
         served = [mode for mode in wanted if mode in facts.modes]
         if not served:
             raise InputError(f"none of --modes is served here: choose from {', '.join(facts.modes)}")
-        if facts.classes:
-            cases = seeded_drawings(served, settings.seed, facts.classes)
-        else:
-            cases = seeded_requests(served, settings.seed, facts.context_length)
+        cases = seeded_requests(served, settings.seed, facts.context_length, facts.classes)
         order = Order(testbed.router, cases, settings.requests_at_once, settings.patience_s)
         left_out = [*selection.left_out, *(f"mode {m}: it is not served here" for m in wanted if m not in served)]
         faulty_s = settings.seconds - settings.warm_up_s
@@ -141,7 +137,7 @@ def run_chaos(settings: ChaosSettings, say: Say) -> ChaosResult:
         pids = {CLIENTS: 0}
         with (
             sampling(lambda: {**testbed.deployment.processes, **pids}) as usages,
-            closing(Clients(order, testbed.beside)) as clients,
+            closing(Clients(order, testbed.opened.beside)) as clients,
         ):
             pids[CLIENTS] = clients.pid
             begin_s = time.monotonic()
@@ -259,23 +255,33 @@ def mode_rows(result: ChaosResult) -> list[list[str]]:
     return rows
 
 
+def stalls_of(result: ChaosResult) -> list[Stalls]:
+    return [*stalls(result.answers, result.faults), undisturbed(result.answers, result.faults)]
+
+
 def fault_rows(result: ChaosResult) -> list[list[str]]:
-    hit = [*stalls(result.answers, result.faults), undisturbed(result.answers, result.faults)]
     return [
         [s.kind, str(s.faults or "-"), str(len(s.waits_s)), *(seconds(s.percentile_s(p)) for p in (50, 95, 100))]
-        for s in hit
+        for s in stalls_of(result)
     ]
 
 
-def usage_rows(result: ChaosResult) -> list[list[str]]:
-    """A row for the longest life of each name: what it held once it was warm, at the end, and at most."""
-    return [
-        [
-            *(name, f"{usage.seconds:.0f}"),
-            *(f"{mb:.0f}" for mb in (usage.rss_mb[usage.warm], usage.rss_mb[-1], max(usage.rss_mb))),
-            *map(str, (usage.descriptors[usage.warm], usage.descriptors[-1], max(usage.descriptors))),
-        ]
+def usage_figures(result: ChaosResult) -> dict[str, dict[str, Any]]:
+    """The longest life of each process: memory and descriptors once it was warm, at the end, and at most."""
+    return {
+        name: {
+            "seconds": usage.seconds,
+            "rss_mb": [usage.rss_mb[usage.warm], usage.rss_mb[-1], max(usage.rss_mb)],
+            "descriptors": [usage.descriptors[usage.warm], usage.descriptors[-1], max(usage.descriptors)],
+        }
         for name, usage in sorted(longest_lives(result.usages).items())
+    }
+
+
+def usage_rows(result: ChaosResult) -> list[list[str]]:
+    return [
+        [name, f"{found['seconds']:.0f}", *(f"{mb:.0f}" for mb in found["rss_mb"]), *map(str, found["descriptors"])]
+        for name, found in usage_figures(result).items()
     ]
 
 
@@ -319,18 +325,8 @@ def chaos_record(result: ChaosResult) -> dict[str, Any]:
         "verdict": verdict(result),
         "modes": {mode: asdict(each) for mode, each in counts.items()},
         "faults": [{**vars(fault), **times(fault)} for fault in result.faults],
-        "stalls": {
-            s.kind: {"faults": s.faults, "waits_s": s.waits_s}
-            for s in [*stalls(result.answers, result.faults), undisturbed(result.answers, result.faults)]
-        },
-        "processes": {
-            name: {
-                "seconds": usage.seconds,
-                "rss_mb": [usage.rss_mb[usage.warm], usage.rss_mb[-1], max(usage.rss_mb)],
-                "descriptors": [usage.descriptors[usage.warm], usage.descriptors[-1], max(usage.descriptors)],
-            }
-            for name, usage in longest_lives(result.usages).items()
-        },
+        "stalls": {each.kind: vars(each) for each in stalls_of(result)},
+        "processes": usage_figures(result),
         "sessions_left": result.sessions_left,
         "unusable": result.unusable,
         "ended": result.ended,

@@ -21,7 +21,7 @@ from loadtest.faults.base import Conditions, Fault, no_link
 from loadtest.faults.process import Program
 from loadtest.faults.settings import ChaosSettings
 from loadtest.lab.profile import ROUTER
-from loadtest.workload.testbed import INSECURE, Network, Testbed, deployed, open_network
+from loadtest.workload.testbed import INSECURE, Testbed, deployed, open_network
 from serving.cli.deployment import MODULE, Deployment
 from serving.modes.frontier import read_frontier
 from serving.router.topology import HostEntry, Topology
@@ -46,7 +46,6 @@ class ServingTestbed:
 
     opened: Testbed
     deployment: Deployment
-    network: Network
     impostors: dict[str, Program] = field(default_factory=dict)
     second: Path | None = None  # another release, once it was made
     slowed: threading.Event = field(default_factory=threading.Event)  # set at the end of what slows a host down
@@ -72,10 +71,6 @@ class ServingTestbed:
         ends = [(ROUTER, host.name) for host in topology.hosts]
         ends += [(a.name, b.name) for a in topology.hosts for b in topology.hosts if a.blocks == first != b.blocks]
         return [f"{one} - {other}" for one, other in ends]
-
-    def beside(self, command: list[str]) -> list[str]:
-        """A command that runs where the router does, and ends with this process."""
-        return self.network.command(ROUTER, command)
 
     def kill(self, name: str) -> None:
         self.deployment.kill(name)
@@ -144,7 +139,7 @@ class ServingTestbed:
     def alter(self, link: str, loss: float | None = None, slower: float = 1.0, both: bool = True) -> None:
         """Change one of `links`; without more arguments it is as before."""
         one, other = (node_of(name, self.hosts) for name in link.split(" - "))
-        self.network.alter(one, other, loss, slower, both)
+        self.opened.network.alter(one, other, loss, slower, both)
 
     def put_impostor(self, name: str) -> None:
         """Put a host that answers nonsense in another's place."""
@@ -184,7 +179,7 @@ class ServingTestbed:
     def _onesweep(self, *arguments: str) -> None:
         """Run a command beside the router. Raises ServiceError when it fails."""
         command = [sys.executable, *MODULE, *arguments, "--router", self.router, INSECURE]
-        done = subprocess.run(self.beside(command), capture_output=True, text=True, timeout=COMMAND_S)
+        done = subprocess.run(self.opened.beside(command), capture_output=True, text=True, timeout=COMMAND_S)
         if done.returncode:
             raise ServiceError(f"`onesweep {' '.join(arguments)}` failed: {done.stderr.strip()}")
 
@@ -223,11 +218,9 @@ def open_serving_testbed(settings: ChaosSettings, checkpoint: Path) -> Iterator[
         second = f"{host}:{port}" if settings.routers > 1 else None
         with deployed(network, checkpoint, topology, router_options=options, second=second) as opened:
             assert opened.deployment is not None
-            testbed = ServingTestbed(opened, opened.deployment, network)
-            try:
+            testbed = ServingTestbed(opened, opened.deployment)
+            with contextlib.closing(testbed):
                 yield testbed
-            finally:
-                testbed.close()
 
 
 # A second release for swaps, from the models of the first: no training, and other answers in most modes

@@ -2,7 +2,6 @@
 
 import argparse
 import os
-from dataclasses import replace
 from pathlib import Path
 from typing import NoReturn
 
@@ -15,7 +14,6 @@ from stages.errors import InputError
 def add_wan_up(up: argparse.ArgumentParser) -> None:
     up.add_argument("--profile", required=True, metavar="P", help="one of `wan profiles`")
     up.add_argument("--hosts", type=int, default=3, metavar="N", help="hosts beside the router (3)")
-    up.add_argument("--congestion", metavar="C", help="TCP congestion control of every node (the profile's: cubic)")
     add_wan_profiles(up)
 
 
@@ -27,8 +25,6 @@ def add_wan_exec(execute: argparse.ArgumentParser) -> None:
 
 def run_wan_up(options: argparse.Namespace) -> int:
     profile = profile_named(options.profile, options.profiles)
-    if options.congestion is not None:
-        profile = replace(profile, congestion=options.congestion)
     lab = start_lab(profile, options.hosts, state_directory())
     print(f"{profile.name} is up: {', '.join(f'{node} {lab.address(node)}' for node in lab.nodes)}")
     print("`onesweep wan exec NODE -- COMMAND` runs a program inside, `onesweep wan down` ends it")

@@ -13,7 +13,7 @@ from loadtest.lab.profile import Profile, profile_named
 from loadtest.latency.settings import LEVELS, Length, WanSettings
 from loadtest.latency.turns import RequestSeries, Sample, ended_well, take_turns
 from loadtest.report.record import settings_record
-from loadtest.report.table import Table, number_column, open_meter, percentile, text_column
+from loadtest.report.table import Column, number_column, open_meter, percentile, table, text_column
 from loadtest.workload.prompts import NOVEL, Prompts
 from loadtest.workload.testbed import LOOPBACK, check_host_count, deployed, open_network
 from loadtest.workload.variants import ModeVariant
@@ -229,40 +229,36 @@ def _as_ar(row: Row) -> str:
     return "-" if row["compared"] is None else f"{row['same_as_ar']} of {row['compared']}"
 
 
-WAN: Table[Row] = Table(
-    (
-        *map(text_column, ("profile", "text", "mode")),
-        ("length", length_of),
-        number_column("first s", "first_byte_ms", 3, scale=1e-3),
-        number_column("p50 s", "p50_ms", 3, scale=1e-3),
-        number_column("floor s", "floor_ms", 3, scale=1e-3),
-        number_column("x floor", "ratio", 2),
-        number_column("sweeps", "sweeps", 0),
-        number_column("tokens/s", "tokens_per_s"),
-        number_column("accepted", "acceptance", 2),
-        number_column("wire bytes", "wire_bytes", 0),
-        number_column("host-s", "host_seconds", 2),
-        ("as ar", _as_ar),
-        text_column("failed", "failures"),
-    )
+WAN: tuple[Column[Row], ...] = (
+    *map(text_column, ("profile", "text", "mode")),
+    ("length", length_of),
+    number_column("first s", "first_byte_ms", 3, scale=1e-3),
+    number_column("p50 s", "p50_ms", 3, scale=1e-3),
+    number_column("floor s", "floor_ms", 3, scale=1e-3),
+    number_column("x floor", "ratio", 2),
+    number_column("sweeps", "sweeps", 0),
+    number_column("tokens/s", "tokens_per_s"),
+    number_column("accepted", "acceptance", 2),
+    number_column("wire bytes", "wire_bytes", 0),
+    number_column("host-s", "host_seconds", 2),
+    ("as ar", _as_ar),
+    text_column("failed", "failures"),
 )
 
 # Of pictures: no figure of texts, and what a picture takes of the hosts.
-PICTURES: Table[Row] = Table(
-    (
-        *map(text_column, ("profile", "mode")),
-        number_column("levels", "length", 0),
-        number_column("p50 s", "p50_ms", 3, scale=1e-3),
-        number_column("p95 s", "p95_ms", 3, scale=1e-3),
-        number_column("floor s", "floor_ms", 3, scale=1e-3),
-        number_column("x floor", "ratio", 3),
-        number_column("trips", "sweeps", 0),
-        number_column("hops", "hops", 0),
-        number_column("largest hop", "largest_hop_bytes", 0),
-        number_column("wire bytes", "wire_bytes", 0),
-        number_column("host ms a picture", "host_seconds", 1, scale=1e3),
-        text_column("failed", "failures"),
-    )
+PICTURES: tuple[Column[Row], ...] = (
+    *map(text_column, ("profile", "mode")),
+    number_column("levels", "length", 0),
+    number_column("p50 s", "p50_ms", 3, scale=1e-3),
+    number_column("p95 s", "p95_ms", 3, scale=1e-3),
+    number_column("floor s", "floor_ms", 3, scale=1e-3),
+    number_column("x floor", "ratio", 3),
+    number_column("trips", "sweeps", 0),
+    number_column("hops", "hops", 0),
+    number_column("largest hop", "largest_hop_bytes", 0),
+    number_column("wire bytes", "wire_bytes", 0),
+    number_column("host ms a picture", "host_seconds", 1, scale=1e3),
+    text_column("failed", "failures"),
 )
 
 
@@ -273,7 +269,7 @@ def drawn(rows: Sequence[Row]) -> bool:
 
 def wan_table(rows: Sequence[Row]) -> str:
     """For a terminal; below it, why requests failed."""
-    return "\n".join([(PICTURES if drawn(rows) else WAN).aligned(rows), *failures(rows)])
+    return "\n".join([table(PICTURES if drawn(rows) else WAN, rows), *failures(rows)])
 
 
 def failures(rows: Sequence[Row]) -> list[str]:

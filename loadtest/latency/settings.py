@@ -77,7 +77,7 @@ class WanSettings:
     # None: three, or one for each block where there are fewer.
     hosts: int | None = setting(None, "hosts that share the blocks", shown="3")
     checkpoint: Path = field(default=SHIPPED.resolve(), metadata=CHECKPOINT)
-    # From --bytes, --max-tokens or --levels, and from --text and --prompt; empty: the bundle's.
+    # From --bytes, --max-tokens or --levels, and from --text; empty: the bundle's.
     lengths: tuple[Length, ...] = ()
     prompts: tuple[Prompts, ...] = ()
 

@@ -79,6 +79,7 @@ def _measure(settings: LoadSettings, modes: list[str], results: list[LoadResult]
 
 def _one_run(run: LoadRun, texts: Texts, mode: str, results: list[LoadResult]) -> BenchReport:
     from loadtest.load.run import RUNS, run_load, run_notes, run_record
+    from loadtest.report.table import table
 
     s = run.settings
     say(
@@ -88,13 +89,14 @@ def _one_run(run: LoadRun, texts: Texts, mode: str, results: list[LoadResult]) -
 
     result = run_load(s, run.target, texts, mode, s.users)
     results.append(result)
-    table = "\n".join([RUNS.aligned([result]), *run_notes(result)])
-    return BenchReport(table, {"loadtest": "run", **run_record(result), **run.record()})
+    shown = "\n".join([table(RUNS, [result]), *run_notes(result)])
+    return BenchReport(shown, {"loadtest": "run", **run_record(result), **run.record()})
 
 
 def _find_knees(run: LoadRun, texts: Texts, modes: list[str], results: list[LoadResult]) -> BenchReport:
     """The knee of each mode, and with `--over-knee` as many times its users."""
     from loadtest.load.run import RUNS, climb, knee_note, over_note, run_line, run_load, run_record
+    from loadtest.report.table import table
 
     def measure(mode: str, users: int) -> LoadResult:
         results.append(run_load(run.settings, run.target, texts, mode, users))
@@ -112,9 +114,9 @@ def _find_knees(run: LoadRun, texts: Texts, modes: list[str], results: list[Load
             over = measure(mode, math.ceil(run.settings.over_knee * found.knee_result.users))
             knees[-1] |= {"over": over.users, "goodput": over.goodput(found.knee_result)}
             notes.append(over_note(found.knee_result, over))
-    table = "\n".join(["", RUNS.aligned(results), "", *notes])
+    shown = "\n".join(["", table(RUNS, results), "", *notes])
     rows = [run_record(result) for result in results]
-    return BenchReport(table, {"loadtest": "knee", "rows": rows, "knees": knees, **run.record()})
+    return BenchReport(shown, {"loadtest": "knee", "rows": rows, "knees": knees, **run.record()})
 
 
 def _served(modes: list[str], facts: RouterState) -> list[str]:

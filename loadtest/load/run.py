@@ -9,7 +9,7 @@ from typing import Any
 
 from loadtest.load.generator import Recording, start_generator
 from loadtest.load.plan import OK, LoadSample, LoadSettings, Outcome, Window, outcome_of
-from loadtest.report.table import Column, Table, number, percentile, text_column
+from loadtest.report.table import Column, number, percentile, text_column
 from loadtest.workload.caller import RouterState
 from loadtest.workload.testbed import Testbed
 from loadtest.workload.texts import Texts
@@ -171,17 +171,15 @@ def _measured(title: str, name: str, digits: int = 1) -> Column[LoadResult]:
     return title, lambda result: number(getattr(result.figures, name), digits)
 
 
-RUNS: Table[LoadResult] = Table(
-    (
-        *map(text_column, ("mode", "users")),
-        *map(_counted, ("requests", "right", "refused", "failed", "lost", "wrong")),
-        _measured("rps", "throughput_rps", 2),
-        _measured("p50 ms", "p50_ms"),
-        _measured("p95 ms", "p95_ms"),
-        _measured("p99 ms", "p99_ms"),
-        _measured("refused p95 ms", "refusal_p95_ms"),
-        _measured("generator", "generator_cores", 2),  # its share of one core
-    )
+RUNS: tuple[Column[LoadResult], ...] = (
+    *map(text_column, ("mode", "users")),
+    *map(_counted, ("requests", "right", "refused", "failed", "lost", "wrong")),
+    _measured("rps", "throughput_rps", 2),
+    _measured("p50 ms", "p50_ms"),
+    _measured("p95 ms", "p95_ms"),
+    _measured("p99 ms", "p99_ms"),
+    _measured("refused p95 ms", "refusal_p95_ms"),
+    _measured("generator", "generator_cores", 2),  # its share of one core
 )
 
 

@@ -11,13 +11,11 @@ from stages.settings import check_destination, from_flags
 
 
 def add_quality(quality: argparse.ArgumentParser) -> None:
-    add_measurement(quality, QualitySettings, access=True)
+    add_measurement(quality, QualitySettings)
 
 
 def run_quality(options: argparse.Namespace) -> int:
-    from loadtest.workload.caller import Access
-
-    settings = from_flags(QualitySettings, options, access=Access.of(options))
+    settings = from_flags(QualitySettings, options)
     if (settings.prompts is None) == (settings.pictures is None):
         raise InputError("name what to measure against: --prompts with held-out text, or --pictures")
     if settings.write is not None:

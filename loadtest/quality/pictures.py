@@ -20,7 +20,7 @@ from torch.nn import functional as F
 from loadtest.commands import BenchReport
 from loadtest.quality.settings import QualitySettings
 from loadtest.report.record import settings_record
-from loadtest.report.table import Table, number_column, open_meter, text_column
+from loadtest.report.table import Column, number_column, open_meter, table, text_column
 from loadtest.workload.caller import Access
 from loadtest.workload.testbed import TestbedSettings, check_testbed, open_testbed
 from loadtest.workload.variants import ModeVariant, parse_variants
@@ -53,17 +53,15 @@ class PictureRow:
     wire_bytes: float | None = None
 
 
-TABLE: Table[PictureRow] = Table(
-    (
-        text_column("mode"),
-        number_column("levels", "levels", 0),
-        number_column("FD", "distance", 2),
-        ("95 %", lambda row: f"{row.distance_low:.2f} to {row.distance_high:.2f}"),
-        number_column("accuracy", "accuracy", 3),
-        number_column("trips", "trips", 0),
-        number_column("host ms", "host_ms", 2),
-        number_column("wire bytes", "wire_bytes", 0),
-    )
+COLUMNS: tuple[Column[PictureRow], ...] = (
+    text_column("mode"),
+    number_column("levels", "levels", 0),
+    number_column("FD", "distance", 2),
+    ("95 %", lambda row: f"{row.distance_low:.2f} to {row.distance_high:.2f}"),
+    number_column("accuracy", "accuracy", 3),
+    number_column("trips", "trips", 0),
+    number_column("host ms", "host_ms", 2),
+    number_column("wire bytes", "wire_bytes", 0),
 )
 
 
@@ -75,7 +73,7 @@ def measure_pictures(settings: QualitySettings) -> BenchReport:
     pictures = load_pictures(s.pictures)
     if not len(pictures.test):
         raise InputError(f"{s.pictures} has no test part to compare with")
-    target = TestbedSettings(access=s.access, checkpoint=s.checkpoint or (None if s.access else SHIPPED / "pictures"))
+    target = TestbedSettings(checkpoint=s.checkpoint or SHIPPED / "pictures")
     check_testbed(target)
     judge, name = _judge(s, pictures)
     real, _ = judge.look(pictures.test.pixels)
@@ -111,7 +109,7 @@ def measure_pictures(settings: QualitySettings) -> BenchReport:
         f"FD: Frechet distance of 64 features of a judge ({name[:12]}) to {len(pictures.test)} test pictures: "
         "it compares with other rows of this judge only"
     )
-    return BenchReport(f"{TABLE.aligned(rows)}\n\n{words}", record)
+    return BenchReport(f"{table(COLUMNS, rows)}\n\n{words}", record)
 
 
 def _judge(settings: QualitySettings, pictures: PictureSet) -> tuple[PictureJudge, str]:
@@ -130,7 +128,7 @@ async def _drawn(
         status = await client.status()
         if tuple(status.pictures.classes) != classes:
             raise InputError(
-                f"{access.router} draws other classes than {settings.pictures} has: give the data that its nets "
+                f"the bundle draws other classes than {settings.pictures} has: give the data that its nets "
                 "were trained on"
             )
         places = asyncio.Semaphore(settings.in_flight)

@@ -4,16 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from loadtest.commands import absolute, numbers_flag
 from loadtest.workload.variants import finite
 from stages.errors import InputError
 from stages.settings import setting
-
-if TYPE_CHECKING:
-    from loadtest.workload.caller import Access
-
 
 JUDGE = Path(__file__).with_name("fashion.safetensors")
 
@@ -51,6 +46,5 @@ class QualitySettings:
     checkpoint: Path | None = setting(
         None, "bundle to serve", metavar="DIR", shown="the shipped weights", type=absolute
     )
-    access: Access | None = None  # from --router and the options of its connection
     in_flight: int = 8  # requests at once; with `write` one
     write: Path | None = setting(None, "the file that mode auto chooses from, for DIR/frontier.json")

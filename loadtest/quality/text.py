@@ -22,7 +22,7 @@ from loadtest.commands import BenchReport
 from loadtest.quality.judge import check_judge, open_judge
 from loadtest.quality.settings import QualitySettings
 from loadtest.report.record import origin, settings_record
-from loadtest.report.table import Estimate, Table, number_column, open_meter, percentile, ratio_of_sums
+from loadtest.report.table import Column, Estimate, number_column, open_meter, percentile, ratio_of_sums, table
 from loadtest.workload.caller import Access, RouterState
 from loadtest.workload.testbed import TestbedSettings, check_testbed, open_testbed
 from loadtest.workload.variants import ModeVariant, at_temperatures, parse_variants
@@ -61,17 +61,15 @@ class QualityRow:
         return record | {BASIS: bits["value"], f"{BASIS}_low": bits["low"], f"{BASIS}_high": bits["high"]}
 
 
-TABLE: Table[QualityRow] = Table(
-    (
-        ("mode", lambda row: row.mode),
-        ("judge bits a byte", lambda row: _interval(row.bits)),
-        number_column("4-gram entropy", "gram_entropy", 2),
-        number_column("sweeps", "sweeps"),
-        number_column("s", "seconds", 3),
-        number_column("host ms", "host_ms"),
-        number_column("router ms", "router_ms"),
-        number_column("wire bytes", "wire_bytes", 0),
-    )
+COLUMNS: tuple[Column[QualityRow], ...] = (
+    ("mode", lambda row: row.mode),
+    ("judge bits a byte", lambda row: _interval(row.bits)),
+    number_column("4-gram entropy", "gram_entropy", 2),
+    number_column("sweeps", "sweeps"),
+    number_column("s", "seconds", 3),
+    number_column("host ms", "host_ms"),
+    number_column("router ms", "router_ms"),
+    number_column("wire bytes", "wire_bytes", 0),
 )
 
 
@@ -81,7 +79,7 @@ def measure_text(settings: QualitySettings) -> BenchReport:
     assert s.prompts is not None
     check_judge()
     variants = None if s.modes is None else at_temperatures(parse_variants(s.modes, MODES), s.temperatures)
-    target = TestbedSettings(access=s.access, checkpoint=s.checkpoint)
+    target = TestbedSettings(checkpoint=s.checkpoint)
     check_testbed(target)
     passages = cut_prompts(held_out_documents(s.prompts), s.count, s.prompt_bytes, s.max_bytes, s.seed)
     with open_testbed(target) as testbed:
@@ -98,8 +96,7 @@ def measure_text(settings: QualitySettings) -> BenchReport:
         bits = {label: judge.judge(prompts, outputs, progress) for label, outputs in texts.items()}
     rows = {label: _bare_row(label, bits[label], outputs, s.seed) for label, outputs in texts.items()}
     rows |= {variant.label: _with_costs(rows[variant.label], taken) for variant, taken in results.items()}
-    # what was started here is measured by its files, which a router that is found does not show
-    weights = facts.digests if s.access else _bundle_digests(target)
+    weights = _bundle_digests(target)
     if s.write is not None:
         options = [option_of(variant, results[variant], rows[variant.label].bits) for variant in ranked(results, rows)]
         frontier = Frontier(tuple(options), weights, judge.name, BASIS, rows[HUMAN].bits.value)
@@ -113,7 +110,7 @@ def measure_text(settings: QualitySettings) -> BenchReport:
         "rows": [row.to_record() for row in rows.values()],
     }
     words = f"{s.count} prompts of {s.prompt_bytes} bytes, {s.max_bytes} bytes each; judge {judge.name}"
-    return BenchReport(f"{TABLE.aligned(list(rows.values()))}\n\n{words}", record)
+    return BenchReport(f"{table(COLUMNS, list(rows.values()))}\n\n{words}", record)
 
 
 def _bare_row(label: str, bits: Sequence[float], outputs: Sequence[bytes], seed: int) -> QualityRow:

@@ -3,7 +3,7 @@
 import contextlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Generic, TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -12,15 +12,9 @@ R = TypeVar("R")
 Column = tuple[str, Callable[[R], str]]  # a title, and the cell of a row below it
 
 
-@dataclass(frozen=True)
-class Table(Generic[R]):
-    """Columns of a table."""
-
-    columns: Sequence[Column[R]]
-
-    def aligned(self, rows: Sequence[R]) -> str:
-        titles = [title for title, _ in self.columns]
-        return aligned(titles, [[cell(row) for _, cell in self.columns] for row in rows])
+def table(columns: Sequence[Column[R]], rows: Sequence[R]) -> str:
+    """A table with a line for each row."""
+    return aligned([title for title, _ in columns], [[cell(row) for _, cell in columns] for row in rows])
 
 
 def text_column(title: str, name: str = "") -> Column[Any]:

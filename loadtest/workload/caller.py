@@ -26,7 +26,6 @@ from stages.wire.tokens import token_for
 
 # -P: not what lies in the working directory
 COMMAND = [sys.executable, "-P", "-m", "loadtest.workload.caller"]
-MODELS = ("chain", "ar", "scorer", "local")
 MAX_AT_ONCE = 64  # requests that a router takes by default
 STOP_S = 5.0  # a call that still runs is not waited for
 STATUS_TIMEOUT_S = 5.0
@@ -76,7 +75,6 @@ class RouterState:
     context_length: int
     request_limit: int
     classes: list[str] = field(default_factory=list)  # that are drawn; empty where text is written
-    digests: dict[str, str] = field(default_factory=dict)  # of the weights behind it, by the name of their model
 
     @classmethod
     def of(cls, client: Client) -> Self:
@@ -84,7 +82,6 @@ class RouterState:
         found = client.status(STATUS_TIMEOUT_S)
         problem = "; ".join(host.reason for host in found.hosts if host.reason)
         classes = list(found.pictures.classes)
-        digests = {name: str(getattr(found, f"{name}_digest", "")) for name in MODELS}
         return cls(
             found.ready,
             problem,
@@ -93,7 +90,6 @@ class RouterState:
             found.context_tokens,
             found.request_limit,
             classes,
-            {name: digest for name, digest in digests.items() if digest},
         )
 
     def check_ready(self, router: str) -> None:

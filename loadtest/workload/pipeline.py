@@ -50,11 +50,6 @@ class Pipeline:
         return found
 
     @torch.inference_mode()
-    def logits(self, tokens: Sequence[int], caches: list[list[LayerCache]]) -> Tensor:
-        """Read on: (tokens, vocabulary) float32, of what follows each of them."""
-        return torch.cat([self.stages[-1].next_byte([x])[0] for x in self.read(tokens, caches)])
-
-    @torch.inference_mode()
     def generate(self, prompt: bytes, count: int, seed: int) -> Iterator[bytes]:
         """Mode `ar`: so many tokens after those of a prompt, each as its vocabulary encodes it."""
         vocabulary = Vocabulary(self.architecture.vocabulary)

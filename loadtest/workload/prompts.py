@@ -1,10 +1,7 @@
-"""Prompts of the benchmarks: built-in texts, or a user's files."""
+"""Prompts of the benchmarks."""
 
-from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
-from serving.router.request import MAX_PROMPT_BYTES
 from stages.errors import InputError, one_of
 
 
@@ -83,43 +80,19 @@ COPYING = Prompts(
 )
 
 BUILT_IN = {prompts.name: prompts for prompts in (NOVEL, COPYING)}
-FILES = "files"  # what the prompts of a user's files are called
 
 
-def parse_prompts(names: str, files: Sequence[Path]) -> tuple[Prompts, ...]:
-    """The built-in kinds of "T,T", and the files' prompts, a file each. Raises InputError.
-
-    :param names: empty: `novel` where there are no files.
-    """
-    wanted = [name.strip() for name in (names or ("" if files else NOVEL.name)).split(",") if name.strip()]
+def parse_prompts(names: str) -> tuple[Prompts, ...]:
+    """The built-in kinds of "T,T". Raises InputError."""
+    wanted = [name.strip() for name in names.split(",") if name.strip()]
     for name in wanted:
         if name not in BUILT_IN:
-            raise InputError(f"unknown text {name!r} in --text{one_of(name, BUILT_IN)}, or give --prompt")
+            raise InputError(f"unknown text {name!r} in --text{one_of(name, BUILT_IN)}")
         if wanted.count(name) > 1:
             raise InputError(f"--text names {name!r} twice")
-    found = [BUILT_IN[name] for name in wanted]
-    if files:
-        found.append(Prompts(FILES, tuple(_read(path) for path in files)))
-    if not found:
+    if not wanted:
         raise InputError("--text is empty: name one or more, such as novel,copying")
-    return tuple(found)
-
-
-def _read(path: Path) -> str:
-    """A file's text without the line ends after it."""
-    try:
-        with path.open("rb") as file:
-            raw = file.read(MAX_PROMPT_BYTES + 1)
-        text = raw.decode().rstrip("\n")
-    except OSError as error:
-        raise InputError(f"cannot read {path}: {error.strerror}") from None
-    except UnicodeDecodeError as error:
-        raise InputError(f"{path} is not UTF-8 (byte {error.start}): --prompt takes files of text") from None
-    if len(raw) > MAX_PROMPT_BYTES:
-        raise InputError(f"{path} has more than {MAX_PROMPT_BYTES} bytes, the most that a prompt can have")
-    if not text:
-        raise InputError(f"{path} is empty: --prompt takes files of text")
-    return text
+    return tuple(BUILT_IN[name] for name in wanted)
 
 
 # What the users ask for: a bounded set of prompts and seeds, so that each text can be checked.

@@ -6,8 +6,6 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from serving.router.topology import HostEntry, Topology
-from stages.errors import InputError
-from stages.wire.channel import parse_address
 from stages.wire.tls import tls_arguments
 
 ROUTER, HTTP = "router", "http"  # what the processes of the router and the gateway are called
@@ -22,29 +20,26 @@ def server_arguments(
     *,
     host_options: Sequence[str] = (),
     router_options: Sequence[str] = (),
-    metrics: str | None = None,
     http: str | None = None,
     hosts_run: bool = False,
     second: str | None = None,
 ) -> dict[str, list[str]]:
-    """Arguments of `onesweep` by the name of the process, the hosts first. Raises InputError.
+    """Arguments of `onesweep` by the name of the process, the hosts first.
 
     :param directory: has the file TOPOLOGY, and the folder SHELVES.
     :param host_options: more options of every `onesweep host`, such as ("--insecure",).
     :param router_options: more options of `onesweep router`.
-    :param metrics: where the router's metrics are; each host's are on a port of its own after it.
     :param http: where a gateway listens, too.
     :param hosts_run: the hosts are up elsewhere: only the router and the gateway are started.
     :param second: where a second router listens, which deploys nothing; its name is its address.
     """
-    seen = _metrics_options(metrics, [ROUTER, *(host.name for host in topology.hosts)])
     shelves, found = directory / SHELVES, dict[str, list[str]]()
     for host in () if hosts_run else topology.hosts:
-        own = ["--shelf", str(shelves / host.name), *host_options, *seen[host.name]]
+        own = ["--shelf", str(shelves / host.name), *host_options]
         found[host.name] = [*_host_arguments(topology, host, checkpoint, threads), *own]
     router = ["router", "--topology", str(directory / TOPOLOGY), "--checkpoint", str(checkpoint)]
     router += ["--threads", str(threads), *router_options]
-    found[ROUTER] = [*router, "--shelf", str(shelves / ROUTER), *seen[ROUTER]]
+    found[ROUTER] = [*router, "--shelf", str(shelves / ROUTER)]
     if second is not None:
         found[second] = [*router, "--listen", second]
     if http is not None:
@@ -63,14 +58,3 @@ def _host_arguments(topology: Topology, host: HostEntry, checkpoint: Path, threa
         *(("--device", host.device) if host.device else ()),
         *tls_arguments(topology.tls_of(host.name)),
     ]
-
-
-def _metrics_options(address: str | None, names: Sequence[str]) -> dict[str, list[str]]:
-    """The flag of each process, on neighbouring ports. Raises InputError."""
-    if address is None:
-        return {name: [] for name in names}
-    where, port = parse_address(address, "--metrics")
-    if not 0 < port <= 65536 - len(names):
-        raise InputError(f"--metrics {address}: {len(names)} processes need as many ports from {port} on")
-    shown = f"[{where}]" if ":" in where else where
-    return {name: ["--metrics", f"{shown}:{port + i}"] for i, name in enumerate(names)}

@@ -12,7 +12,7 @@ from loadtest.faults.clients import (
     Order,
     SeededRequest,
     Try,
-    seeded_drawings,
+    seeded_requests,
 )
 from loadtest.faults.serving_ledger import (
     Fate,
@@ -87,7 +87,7 @@ def test_what_nothing_happened_to_is_there_to_compare_with() -> None:
 
 
 def test_drawings_take_turns_and_wrong_ones_are_told_without_their_pixels() -> None:
-    cases = seeded_drawings(["chain", "steps"], 5, ["cat", "dog", "cow"])
+    cases = seeded_requests(["chain", "steps"], 5, 0, ["cat", "dog", "cow"])
     assert [(case.mode, case.prompt) for case in cases[:3]] == [("chain", "cat"), ("steps", "dog"), ("chain", "cow")]
     assert len({case.seed for case in cases}) == len(cases) == 6
     order = Order("r", cases, 4, 1.0)

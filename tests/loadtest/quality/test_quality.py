@@ -70,7 +70,6 @@ def test_a_whole_run(bundle: Path, python_docs: Path, tmp_path: Path, capsys: py
         (["--modes", "swep"], "unknown mode 'swep'"),
         (["--modes", "chain"], "unknown mode 'chain'"),
         (["--count", "1000000"], "the text has room for"),
-        (["--router", "127.0.0.1:1", "--checkpoint", "x"], "leave out --checkpoint"),
         (["--temperatures", "a"], "--temperatures 'a' must be numbers"),
         (["--pictures", "x.npz"], "name what to measure against: --prompts with held-out text, or --pictures"),
         (["--json", "/no/such/folder.json"], "cannot write /no/such/folder.json"),
