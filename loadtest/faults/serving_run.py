@@ -48,6 +48,7 @@ from loadtest.faults.serving_ledger import (
 from loadtest.faults.serving_testbed import MOST_HOSTS, SERVING_FAULTS, ServingTestbed, open_serving_testbed
 from loadtest.faults.settings import ChaosSettings
 from loadtest.faults.usage import CLIENTS, ProcessUsage, longest_lives, sampling
+from loadtest.report.record import settings_record
 from serving.cli.deployment import SHIPPED
 from stages.checkpoint.manifest import bundle_draws
 from stages.errors import InputError, ServiceError
@@ -309,18 +310,13 @@ def verdict(result: ChaosResult) -> list[str]:
 
 
 def chaos_record(result: ChaosResult) -> dict[str, Any]:
-    settings = result.settings
-
     def times(record: Answer | FaultRecord) -> dict[str, float]:
         """Begin and end, since the run began."""
         return {"begin_s": record.begin_s - result.begin_s, "end_s": record.end_s - result.begin_s}
 
     counts = counts_by_mode(result.answers, result.cases, result.texts)
     return {
-        "profile": settings.profile,
-        "seed": settings.seed,
-        "requests_at_once": settings.requests_at_once,
-        "patience_s": settings.patience_s,
+        "settings": settings_record(result.settings),
         "seconds": result.seconds,
         "verdict": verdict(result),
         "modes": {mode: asdict(each) for mode, each in counts.items()},
@@ -330,7 +326,8 @@ def chaos_record(result: ChaosResult) -> dict[str, Any]:
         "sessions_left": result.sessions_left,
         "unusable": result.unusable,
         "ended": result.ended,
-        "audit": {"share": settings.audit, "audited": result.audited, "accused": result.accused},
+        "audited": result.audited,
+        "accused": result.accused,
         "requests": [
             {
                 "mode": result.cases[answer.case].mode,

@@ -33,11 +33,7 @@ def run_wan_up(options: argparse.Namespace) -> int:
 
 def run_wan_status(options: argparse.Namespace) -> int:
     lab = require_lab(state_directory())
-    print(
-        f"{lab.profile.name}, process {lab.pid}, TCP {lab.profile.congestion}, "
-        f"slow start after idle {'on' if lab.profile.slow_start_after_idle else 'off'}, "
-        f"{len(lab.programs())} programs inside\n"
-    )
+    print(f"{lab.profile.name}, process {lab.pid}, {len(lab.programs())} programs inside\n")
     print(_links_table(lab))
     return 0
 

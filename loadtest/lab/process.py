@@ -18,14 +18,12 @@ from loadtest.lab.lab import LOCK, write_record
 from loadtest.lab.namespaces import (
     PR_SET_PDEATHSIG,
     LabError,
-    allowed,
     end_processes,
     node_address,
     open_tun,
     own_namespace,
     prctl,
     set_network,
-    set_tcp,
     start_ticks,
     tun_lines,
 )
@@ -61,10 +59,8 @@ class LabProcess:
         self.tuns: list[int] = []
         self.keeper = 0
         try:
-            # once around all nodes: the machine's own list is changed meanwhile
-            with allowed(profile.congestion):
-                for address in self.addresses:
-                    self._make_node(address)
+            for address in self.addresses:
+                self._make_node(address)
         except OSError as error:
             raise LabError(f"no network namespace could be made here: {error.strerror}") from None
         self.inodes = {os.fstat(namespace).st_ino for namespace in self.namespaces}
@@ -94,7 +90,6 @@ class LabProcess:
     def _make_node(self, address: str) -> None:
         with own_namespace() as namespace:
             self.namespaces.append(namespace)
-            set_tcp(self.profile.congestion, self.profile.slow_start_after_idle)
             self.tuns.append(open_tun())
             set_network(tun_lines(address))
 

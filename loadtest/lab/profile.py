@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import re
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any
 
 from stages.errors import InputError, one_of
-from stages.settings import from_toml, read_toml, setting
+from stages.settings import from_toml, read_toml
 
 # One directed link between two nodes, as a user describes it.
 
@@ -60,7 +59,6 @@ class Link:
 
 
 SHIPPED = Path(__file__).with_name("profiles.toml")
-DEFAULT_CONGESTION = "cubic"
 MAX_HOSTS = 64
 ROUTER = "router"
 
@@ -76,19 +74,12 @@ class Override:
 
 @dataclass(frozen=True)
 class Profile:
-    """The links of a network and how its nodes' TCP is set."""
+    """The links of a network."""
 
     name: str
     description: str
     default: Link
     overrides: tuple[Override, ...] = ()  # the last one that fits counts
-    congestion: str = DEFAULT_CONGESTION  # congestion control of every node; the kernel must have it
-    # Linux' default: a connection that was idle for a retransmission timeout starts with a small window again.
-    slow_start_after_idle: bool = True
-
-    def __post_init__(self) -> None:
-        if not re.fullmatch(r"[a-z0-9_-]{1,15}", self.congestion):
-            raise ProfileError(f"congestion must be a name such as {DEFAULT_CONGESTION!r}, not {self.congestion!r}")
 
     def link(self, source: str, destination: str) -> Link:
         """The link from one node to another."""
@@ -153,8 +144,6 @@ class _Nodes:
     """Keys of a profile that say no link."""
 
     description: str = ""
-    congestion: str = DEFAULT_CONGESTION
-    slow_start_after_idle: int = setting(1, "", least=0, most=1)
 
 
 @dataclass(frozen=True)
@@ -192,12 +181,7 @@ def _profile(name: str, table: object, where: str) -> Profile:
     overrides = [
         each for i, entry in enumerate(entries) for each in _overrides(entry, default, f"{where}, link {i + 1}")
     ]
-    try:
-        return Profile(
-            name, nodes.description, default, tuple(overrides), nodes.congestion, bool(nodes.slow_start_after_idle)
-        )
-    except ProfileError as error:
-        raise ProfileError(f"{where}: {error}") from None
+    return Profile(name, nodes.description, default, tuple(overrides))
 
 
 def _overrides(entry: object, default: Link, where: str) -> list[Override]:

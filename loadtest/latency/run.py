@@ -117,7 +117,7 @@ def _measure_profile(settings: WanSettings, profile: Profile | None, taken: Take
     with (
         open_network(profile or LOOPBACK, s.host_count) as network,
         deployed(network, s.checkpoint) as testbed,
-        open_meter(testbed.profile, len(taken) * s.requests, "turn") as count,
+        open_meter(network.profile, len(taken) * s.requests, "turn") as count,
     ):
         for series, samples in take_turns(testbed, list(taken), s.requests, s.at_once, s.seed):
             taken[series] += samples
@@ -140,14 +140,10 @@ def _sample_record(profile: str, series: RequestSeries, sample: Sample) -> dict[
 # Rows of the table, one for each series of requests on each profile
 
 
-# The parts of a latency. `rest` is what remains: gRPC, Python, TCP, headers, waiting for a processor.
-PARTS = ("delay", "serialisation", "compute", "queue", "rest")
-
-
 def row_of(profile: str, series: RequestSeries, samples: Sequence[Sample]) -> Row:
     """Medians over the requests that ended well; failures are counted, and the most frequent one is quoted."""
     good, error = ended_well(samples)
-    latencies, parts = sorted(sample.latency_ms for sample in good), [parts_ms(sample) for sample in good]
+    latencies = sorted(sample.latency_ms for sample in good)
 
     def median(value: Callable[[Sample], float]) -> float | None:
         return statistics.median(map(value, good)) if good else None
@@ -176,8 +172,6 @@ def row_of(profile: str, series: RequestSeries, samples: Sequence[Sample]) -> Ro
         "wire_bytes": count(lambda s: int(s.booked["wire_bytes_total"])),
         "largest_hop_bytes": count(lambda s: max(s.booked["wire_bytes"], default=0)),
         "host_seconds": median(lambda s: s.host_ms / 1000),
-        # part by part, so they need not add up to a median latency
-        "parts_ms": {name: statistics.median(part[name] for part in parts) for name in PARTS} if good else None,
     }
     if series.length.draws:
         return row
@@ -188,13 +182,6 @@ def row_of(profile: str, series: RequestSeries, samples: Sequence[Sample]) -> Ro
         "same_as_ar": None,
         "compared": None,
     }
-
-
-def parts_ms(sample: Sample) -> dict[str, float]:
-    """The parts of one request's latency, milliseconds; they add up to it."""
-    queue_ms = sum(host["queue_ms"] for host in sample.booked["hosts"])
-    known = (sample.least.delay_ms, sample.least.serialisation_ms, sample.least.compute_ms, queue_ms)
-    return dict(zip(PARTS, (*known, sample.latency_ms - sum(known)), strict=True))
 
 
 def acceptance(samples: Sequence[Sample]) -> float | None:

@@ -42,7 +42,7 @@ class Length:
 def parse_lengths(text: str, unit: str = BYTES) -> tuple[Length, ...]:
     """The output lengths, or levels, of "N,N". Raises InputError."""
     option = LENGTH_FLAGS[unit]
-    counts = numbers(text, option, int)
+    counts = numbers(text, option)
     if not counts or min(counts) < 1:
         raise InputError(f"{option} {text!r} must be numbers from 1, such as 32,256")
     check_different([str(count) for count in counts], option)

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import argparse
 import math
-from functools import partial
 from typing import TYPE_CHECKING
 
 from loadtest.commands import BenchReport, add_measurement, run_bench, say
 from loadtest.load.plan import LoadSettings
+from loadtest.workload.caller import Access, add_access_options
 from stages.errors import InputError, Interrupted, OnesweepError, one_of
 from stages.settings import check_destination, from_flags
 
@@ -20,7 +20,10 @@ if TYPE_CHECKING:
 KNEE_MODES = ("sweep", "chunked", "ar", "ar-speculative")
 MOST_KNEE_USERS = 256  # four times the requests that a router takes at once: beyond are refusals
 
-add_loadtest = partial(add_measurement, settings=LoadSettings, access=True)
+
+def add_loadtest(loadtest: argparse.ArgumentParser) -> None:
+    add_measurement(loadtest, LoadSettings)
+    add_access_options(loadtest)
 
 
 def run_loadtest(options: argparse.Namespace) -> int:
@@ -34,7 +37,6 @@ def run_loadtest(options: argparse.Namespace) -> int:
 def _settings(options: argparse.Namespace) -> tuple[LoadSettings, list[str]]:
     """Settings, and the modes to measure. Raises OnesweepError for what can be refused before anything starts."""
     from loadtest.load.generator import check_locust
-    from loadtest.workload.caller import Access
     from loadtest.workload.testbed import TestbedSettings, check_testbed
     from serving.modes import MODES
 
@@ -83,8 +85,8 @@ def _one_run(run: LoadRun, texts: Texts, mode: str, results: list[LoadResult]) -
 
     s = run.settings
     say(
-        f"{s.users} users of mode {mode} on {run.target.router}, which takes {run.facts.request_limit} requests at "
-        f"once: {s.seconds:g} s after {s.warm_up_s:g} s of warm-up, {s.max_bytes} bytes a text ..."
+        f"{s.users} users of mode {mode} on {run.target.access.router}, which takes {run.facts.request_limit} requests "
+        f"at once: {s.seconds:g} s after {s.warm_up_s:g} s of warm-up, {s.max_bytes} bytes a text ..."
     )
 
     result = run_load(s, run.target, texts, mode, s.users)

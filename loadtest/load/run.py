@@ -83,8 +83,8 @@ class LoadRun:
         """Settings of the figures."""
         s = self.settings
         return {
-            "profile": self.target.profile,
-            "router": self.target.router,
+            "profile": self.target.network.profile,
+            "router": self.target.access.router,
             "hosts": self.facts.hosts,
             "request_limit": self.facts.request_limit,
             "max_bytes": s.max_bytes,

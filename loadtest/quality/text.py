@@ -99,7 +99,7 @@ def measure_text(settings: QualitySettings) -> BenchReport:
     weights = _bundle_digests(target)
     if s.write is not None:
         options = [option_of(variant, results[variant], rows[variant.label].bits) for variant in ranked(results, rows)]
-        frontier = Frontier(tuple(options), weights, judge.name, BASIS, rows[HUMAN].bits.value)
+        frontier = Frontier(tuple(options), weights, judge.name, rows[HUMAN].bits.value)
         write_destination(s.write, json.dumps(frontier.to_record() | origin(), indent=2) + "\n")
     record = {
         "bench": "quality",

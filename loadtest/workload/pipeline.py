@@ -1,66 +1,26 @@
 """The models of a checkpoint in this process: the work of its hosts without hosts, links or batching."""
 
 import asyncio
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-import torch
 from torch import Tensor
 
 from serving.modes.base import DEFAULT_STEPS, DEFAULT_TEMPERATURE, whole
 from serving.modes.chunked import ChunkedMode, usual_chunk
+from serving.modes.drafters.local_model import TOKENS_PER_TURN, LocalModel, LocalSequence
 from serving.modes.pretrained_tokenizer import tokenizer_of
 from serving.modes.tokenizer import OutputText
 from stages.backends import DEFAULT_BACKEND, backend_named
-from stages.backends.base import CleanPiece
-from stages.checkpoint.checkpoint import load_chain, load_stage
+from stages.checkpoint.checkpoint import load_chain
 from stages.checkpoint.manifest import find_bundle, read_manifest
 from stages.host.work.sweep import BlockWork, SweepPlan, run_unbatched
 from stages.model.codec import codec_named
 from stages.model.layers import LayerCache
 from stages.model.pipeline import new_caches
-from stages.model.prefill import split_reads
-from stages.model.randomness import sample_tokens
 from stages.model.samplers import DEFAULT_SAMPLER
 from stages.model.vocabulary import Vocabulary
-
-
-class Pipeline:
-    """All stages of an AR model, on one thread."""
-
-    def __init__(self, directory: Path) -> None:
-        """Load and gate the weights. Raises OnesweepError."""
-        self.architecture, maker = read_manifest(directory).text_architecture, backend_named(DEFAULT_BACKEND)
-        self.stages = [maker.stage(load_stage(directory, i)) for i in range(self.architecture.parts)]
-
-    def open(self, capacity: int) -> list[list[LayerCache]]:
-        """Caches of every stage, for a text of so many tokens."""
-        a = self.architecture
-        return [new_caches(a.layers_in(i), a, capacity) for i in range(a.parts)]
-
-    @torch.inference_mode()
-    def read(self, tokens: Sequence[int], caches: list[list[LayerCache]]) -> list[Tensor]:
-        """Read on: hidden states of the last stage after each token, piece by piece as hosts read a long prompt."""
-        found = []
-        for x in split_reads(torch.tensor(tokens)):
-            for stage, held in zip(self.stages, caches, strict=True):
-                (x,) = stage.read([CleanPiece(x, held)])
-            found.append(x)
-        return found
-
-    @torch.inference_mode()
-    def generate(self, prompt: bytes, count: int, seed: int) -> Iterator[bytes]:
-        """Mode `ar`: so many tokens after those of a prompt, each as its vocabulary encodes it."""
-        vocabulary = Vocabulary(self.architecture.vocabulary)
-        caches, clean, position = self.open(vocabulary.count(prompt) + count - 1), prompt, 0
-        for _ in range(count):
-            hidden = self.read(vocabulary.tokens(clean), caches)[-1]
-            position += vocabulary.count(clean)
-            # logits of the last position only, as the last host does: the others would be work that no host has
-            (logits,) = self.stages[-1].next_byte([hidden[-1:]])
-            clean = sample_tokens(logits, DEFAULT_TEMPERATURE, seed, position)
-            yield clean
 
 
 @dataclass(frozen=True)
@@ -81,7 +41,7 @@ class InProcess:
         bundle, maker = find_bundle(checkpoint), backend_named(DEFAULT_BACKEND)
         self.chain = read_manifest(bundle.chain) if bundle.chain else None
         self.blocks = [maker.block(block) for block in load_chain(bundle.chain)] if bundle.chain else []
-        self.ar = Pipeline(bundle.ar) if bundle.ar else None
+        self.ar = LocalModel(bundle.ar) if bundle.ar else None
         self._tokenizers = {each: tokenizer_of(path) for each, path in vars(bundle).items() if path}
 
     def generate(self, work: Work) -> bytes:
@@ -89,8 +49,7 @@ class InProcess:
         tokenizer = self._tokenizers["ar" if work.mode == "ar" else "chain"]
         prompt = asyncio.run(tokenizer.encode_text(work.prompt))
         if work.mode == "ar":
-            assert self.ar is not None
-            pieces = self.ar.generate(prompt, work.max_bytes, work.seed)
+            pieces = self._tokens(work, prompt)
         else:
             vocabulary = tokenizer.vocabulary
             most = whole(work.max_bytes, vocabulary) if work.mode == "sweep" else work.max_bytes
@@ -103,6 +62,15 @@ class InProcess:
             if reading.over:
                 break
         return text + reading.end()
+
+    def _tokens(self, work: Work, prompt: bytes) -> Iterator[bytes]:
+        assert self.ar is not None
+        capacity = self.ar.vocabulary.count(prompt) + work.max_bytes
+        sequence, text = LocalSequence(self.ar, capacity, DEFAULT_TEMPERATURE, work.seed), prompt
+        for left in range(work.max_bytes, 0, -TOKENS_PER_TURN):
+            piece, _ = asyncio.run(sequence.after(text, min(left, TOKENS_PER_TURN)))
+            text += piece
+            yield piece
 
     def _chunks(self, work: Work, vocabulary: Vocabulary, prompt: bytes, most: int, chunk: int) -> Iterator[bytes]:
         assert self.chain is not None

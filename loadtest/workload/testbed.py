@@ -102,14 +102,6 @@ class Testbed:
     checkpoint: Path | None = None  # served bundle; None where it is not known
     deployment: Deployment | None = None  # None for a deployment that was found running
 
-    @property
-    def profile(self) -> str:
-        return self.network.profile
-
-    @property
-    def router(self) -> str:
-        return self.access.router
-
     def beside(self, argv: list[str]) -> list[str]:
         """The command that runs `argv` where it can reach the router."""
         return self.network.command(ROUTER, argv)
@@ -117,7 +109,7 @@ class Testbed:
     def facts(self) -> RouterState:
         """Raises ServiceError when no router answers, or its hosts are not ready."""
         facts = self.caller.facts()
-        facts.check_ready(self.router)
+        facts.check_ready(self.access.router)
         return facts
 
 
@@ -137,7 +129,6 @@ def deployed(
     *,
     host_options: Sequence[str] = (),
     router_options: Sequence[str] = (),
-    threads: int = 1,
     second: str | None = None,
 ) -> Iterator[Testbed]:
     """A ready deployment in a network, for the length of a `with` block.
@@ -155,7 +146,6 @@ def deployed(
         temporary_deployment(
             topology,
             checkpoint,
-            threads,
             answers=caller.answers(),
             place=lambda name, argv: network.command(nodes.get(name, ROUTER), argv),
             host_options=(*network.options, *NO_MEMORY, *host_options),

@@ -144,14 +144,14 @@ def _in_strings(value: Any, change: Callable[[str], str]) -> Any:  # noqa: ANN40
 # The letters that byte-level tokens have for bytes: printable ones for themselves, those from U+0100 on for others.
 _PRINTABLE = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
 _OTHERS = sorted(set(range(256)) - set(_PRINTABLE))
-_BYTES = {chr(byte): byte for byte in _PRINTABLE} | {chr(0x100 + i): byte for i, byte in enumerate(_OTHERS)}
+LETTERS = {chr(byte): byte for byte in _PRINTABLE} | {chr(0x100 + i): byte for i, byte in enumerate(_OTHERS)}
 
 
 def _bytes_of(token: str) -> bytes:
     """Bytes of a token that cuts a character in two: one byte by its number, or a letter a byte."""
     if re.fullmatch("<0x[0-9A-F]{2}>", token):
         return bytes.fromhex(token[3:5])
-    return bytes(_BYTES[letter] for letter in token) if set(token) <= _BYTES.keys() else token.encode()
+    return bytes(LETTERS[letter] for letter in token) if set(token) <= LETTERS.keys() else token.encode()
 
 
 class _Tokens(Detokenizer):

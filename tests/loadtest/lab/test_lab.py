@@ -1,7 +1,6 @@
 """A lab's life: made, found, stopped, and killed in every way, with nothing left."""
 
 import contextlib
-import fcntl
 import os
 import signal
 import subprocess
@@ -80,25 +79,6 @@ def test_nodes_have_addresses_and_commands(needs_lab: None) -> None:
         with pytest.raises(InputError, match="no node 'host-3' in the lab; there are router, host-1, host-2"):
             lab.command("host-3", ["true"])
     assert gone(lab)
-
-
-def test_tcp_of_every_node_is_as_the_profile_says_and_the_machine_s_is_not_touched(needs_lab: None) -> None:
-    ipv4 = Path("/proc/sys/net/ipv4")
-    names = ["tcp_congestion_control", "tcp_slow_start_after_idle", "tcp_allowed_congestion_control"]
-
-    def of_the_machine() -> list[str]:
-        with (ipv4 / names[-1]).open() as lock:
-            fcntl.flock(lock, fcntl.LOCK_SH)  # another lab may just be coming up
-            return [(ipv4 / name).read_text() for name in names if (ipv4 / name).exists()]
-
-    before = of_the_machine()
-    for congestion, idle in (("cubic", True), ("reno", False)):
-        with temporary_lab(Profile("p", "", Link(), congestion=congestion, slow_start_after_idle=idle), 1) as lab:
-            for node in lab.nodes:
-                cat = lab.command(node, ["cat", *(str(ipv4 / name) for name in names[:2])])
-                shown = subprocess.run(cat, capture_output=True, text=True, check=True).stdout.split()
-                assert shown == [congestion, str(int(idle))]
-    assert of_the_machine() == before
 
 
 def test_two_labs_do_not_meet(lab_of: Callable[..., Lab], programs: Any) -> None:

@@ -38,8 +38,7 @@ def profiles(draw: st.DrawFn) -> Profile:
     nodes = st.sampled_from(node_names(5))
     ends = st.tuples(nodes, nodes).filter(lambda pair: pair[0] != pair[1])
     overrides = tuple(Override(*pair, draw(links())) for pair in draw(st.lists(ends, max_size=4)))
-    congestion = draw(st.sampled_from(["cubic", "bbr", "reno"]))
-    return Profile("made-up", draw(st.text(max_size=20)), draw(links()), overrides, congestion, draw(st.booleans()))
+    return Profile("made-up", draw(st.text(max_size=20)), draw(links()), overrides)
 
 
 def read(tmp_path: Path, text: str) -> dict[str, Profile]:
@@ -81,20 +80,19 @@ def test_shipped_profiles_have_the_links_of_their_names() -> None:
     far = [2 * regions.link("router", f"host-{i}").delay_ms for i in (1, 2, 3, 4)]
     assert far == [1, 35, 110, 110]
     assert regions.link("host-3", "host-2").delay_ms == 40
-    assert all(p.congestion == "cubic" and p.slow_start_after_idle and p.description for p in shipped.values())
+    assert all(p.description for p in shipped.values())
 
 
 def test_a_file_adds_to_the_shipped_profiles_and_replaces_them(tmp_path: Path) -> None:
     found = read(
         tmp_path,
-        "[mine]\ndelay_ms = 3\nrate_mbps = 10\nqueue_ms = 5\ncongestion = 'reno'\nslow_start_after_idle = 0\n"
+        "[mine]\ndelay_ms = 3\nrate_mbps = 10\nqueue_ms = 5\n"
         "[[mine.links]]\nbetween = ['router', 'host-2']\nqueue_ms = 30\n"
         "[[mine.links]]\nsource = 'host-2'\ndestination = 'router'\nloss = 0.5\n"
         "[lan]\ndelay_ms = 1",
     )
     assert (len(found), found["lan"].default) == (len(SHIPPED) + 1, Link(delay_ms=1))
     mine = found["mine"]
-    assert (mine.congestion, mine.slow_start_after_idle) == ("reno", False)
     assert mine.link("router", "host-2") == Link(delay_ms=3, rate_mbps=10, queue_ms=30)
     assert mine.link("host-2", "router") == Link(delay_ms=3, rate_mbps=10, queue_ms=5, loss=0.5)
     assert mine.link("host-1", "host-2") == Link(delay_ms=3, rate_mbps=10, queue_ms=5)
@@ -114,9 +112,6 @@ def test_a_file_adds_to_the_shipped_profiles_and_replaces_them(tmp_path: Path) -
         ("queue_ms = 2", "queue_ms says what waits for the rate: give rate_mbps"),
         ("rate_mbps = 1\nqueue_ms = 0", "queue_ms must be more than 0, not 0"),
         ("speed = 1", "profile 'p': unknown setting 'speed'; there are delay_ms, jitter_ms"),
-        ("slow_start_after_idle = 2", "slow_start_after_idle must be a whole number from 0 to 1, not 2"),
-        ("congestion = 1", "congestion must be text in quotes, not 1"),
-        ("congestion = '../x'", "congestion must be a name such as 'cubic', not '../x'"),
         ("description = 1", "description must be text in quotes, not 1"),
         ("links = 1", "links must be sections [[p.links]]"),
         ("links = [1]", "profile 'p', link 1 must be a section"),
