@@ -28,20 +28,6 @@ def meets(fault: FaultRecord, answer: Answer, after_s: float = 0.0) -> bool:
 
 
 @dataclass(frozen=True)
-class RightTexts:
-    """The texts that the deployment wrote, or the pixels that it drew, before any fault, by case."""
-
-    first: Sequence[bytes]
-    second: Sequence[bytes] = ()  # of the release that swaps deploy, where there is one
-    swaps: Sequence[FaultRecord] = ()
-
-    def of(self, answer: Answer) -> tuple[bytes, ...]:
-        """The texts that are right for a request: one, or that of either release where it met a swap."""
-        texts = (self.first, self.second) if any(meets(swap, answer) for swap in self.swaps) else (self.first,)
-        return tuple(each[answer.case] for each in texts)
-
-
-@dataclass(frozen=True)
 class RequestCounts:
     """Requests of one mode, or of all."""
 
@@ -70,16 +56,17 @@ class Stalls:
         return percentile(sorted(self.waits_s), percent)
 
 
-def fate_of(answer: Answer, texts: RightTexts) -> Fate:
-    right = texts.of(answer)
-    if not all(any(text.startswith(piece) for text in right) for piece in answer.texts):
+def fate_of(answer: Answer, texts: Sequence[bytes]) -> Fate:
+    """:param texts: that the deployment wrote, or the pixels that it drew, before any fault, by case."""
+    right = texts[answer.case]
+    if not all(right.startswith(piece) for piece in answer.texts):
         return Fate.WRONG
     if answer.status != OK:
         return Fate.LOST
-    return Fate.RIGHT if answer.text in right else Fate.WRONG
+    return Fate.RIGHT if answer.text == right else Fate.WRONG
 
 
-def count_requests(answers: Iterable[Answer], texts: RightTexts) -> RequestCounts:
+def count_requests(answers: Iterable[Answer], texts: Sequence[bytes]) -> RequestCounts:
     chosen = list(answers)
     fates = Counter(fate_of(answer, texts) for answer in chosen)
     seconds = sorted(answer.end_s - answer.begin_s for answer in chosen if answer.status == OK)
@@ -98,7 +85,7 @@ def count_requests(answers: Iterable[Answer], texts: RightTexts) -> RequestCount
 
 
 def counts_by_mode(
-    answers: Sequence[Answer], cases: Sequence[SeededRequest], texts: RightTexts
+    answers: Sequence[Answer], cases: Sequence[SeededRequest], texts: Sequence[bytes]
 ) -> dict[str, RequestCounts]:
     """By mode, and `all`."""
     modes = list(dict.fromkeys(case.mode for case in cases))
@@ -142,16 +129,16 @@ def stall_s(answer: Answer, fault: FaultRecord) -> float:
     return max(waits_s, default=0.0)
 
 
-def wrong_words(answers: Iterable[Answer], cases: Sequence[SeededRequest], texts: RightTexts) -> list[str]:
+def wrong_words(answers: Iterable[Answer], cases: Sequence[SeededRequest], texts: Sequence[bytes]) -> list[str]:
     """A sentence for each request that was lost or wrong."""
     words = []
     for answer in answers:
         case, fate = cases[answer.case], fate_of(answer, texts)
         if fate is Fate.WRONG:
             if case.draws:
-                found = f"wrong pixels of {case.prompt}: {_difference(answer.text, texts.of(answer)[0])}"
+                found = f"wrong pixels of {case.prompt}: {_difference(answer.text, texts[answer.case])}"
             else:
-                found = f"wrong text {[*answer.texts, answer.text]!r}, right is {texts.of(answer)!r}"
+                found = f"wrong text {[*answer.texts, answer.text]!r}, right is {texts[answer.case]!r}"
             words.append(f"{case.mode}, seed {case.seed}: {found}")
         elif fate is Fate.LOST:
             last = answer.tries[-1].message if answer.tries else "it said nothing"

@@ -36,7 +36,6 @@ from loadtest.faults.clients import (
 )
 from loadtest.faults.serving_ledger import (
     Fate,
-    RightTexts,
     Stalls,
     counts_by_mode,
     fate_of,
@@ -57,7 +56,6 @@ from stages.host.parts import plan_host
 FAULTS_A_MINUTE = 2.4
 SOUND_S = 60.0  # how long the next fault waits for the deployment to be whole again
 NOTICED_S = 1.5  # after a fault's end: its effects are known to the router by then
-SWAP = "swap"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -66,7 +64,7 @@ class ChaosResult(FaultRun):
 
     settings: ChaosSettings
     cases: tuple[SeededRequest, ...]
-    texts: RightTexts
+    texts: list[bytes]  # before any fault, by case
     answers: list[Answer]
     faults: list[FaultRecord]
     health: list[RouterHealth]
@@ -104,7 +102,7 @@ def check_chaos(settings: ChaosSettings) -> Selection[ServingTestbed]:
     """The faults of a run. Raises OnesweepError for what can be refused before anything is started."""
     checkpoint = (settings.checkpoint or SHIPPED).resolve()
     plan_host(checkpoint, (0,))
-    conditions = Conditions(settings.profile, checkpoint, settings.audit, settings.routers)
+    conditions = Conditions(settings.profile, audit=settings.audit)
     selection = select(SERVING_FAULTS, settings, conditions, FAULTS_A_MINUTE)
     check_names("--modes", settings.modes or (), tuple(DRAWINGS if bundle_draws(checkpoint) else REQUESTS))
     check_links(settings.profile, settings.profiles, MOST_HOSTS)
@@ -128,12 +126,7 @@ def run_chaos(settings: ChaosSettings, say: Say) -> ChaosResult:
             selection.able, testbed, faulty_s, selection.count, settings.seed, settings.length_scale
         )
         say(f"the answers to {len(cases)} requests, before anything happens ...")
-        first, second = _texts(testbed, cases), list[bytes]()
-        if selection.has(SWAP):
-            say("and with the other weights ...")
-            testbed.deploy()
-            second = _texts(testbed, cases)
-            testbed.roll_back()
+        texts = _texts(testbed, cases)
         say(f"{settings.requests_at_once} requests at once for {settings.minutes:g} min, {len(schedule)} faults ...")
         pids = {CLIENTS: 0}
         with (
@@ -151,7 +144,7 @@ def run_chaos(settings: ChaosSettings, say: Say) -> ChaosResult:
         return ChaosResult(
             settings=settings,
             cases=cases,
-            texts=RightTexts(first, second, [fault for fault in faults if fault.kind == SWAP]),
+            texts=texts,
             answers=sorted(clients.answers, key=lambda answer: answer.begin_s),
             faults=faults,
             health=clients.health,

@@ -1,15 +1,11 @@
 """A deployment to break, with every block on two hosts, in a lab or on loopback; and the faults it knows."""
 
 import contextlib
-import json
 import resource
-import shutil
 import signal
-import subprocess
-import sys
 import threading
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import partial
 from operator import attrgetter
 from pathlib import Path
@@ -21,23 +17,18 @@ from loadtest.faults.base import Conditions, Fault, no_link
 from loadtest.faults.process import Program
 from loadtest.faults.settings import ChaosSettings
 from loadtest.lab.profile import ROUTER
-from loadtest.workload.testbed import INSECURE, Testbed, deployed, open_network
+from loadtest.workload.testbed import Testbed, deployed, open_network
 from serving.cli.deployment import MODULE, Deployment
-from serving.modes.frontier import read_frontier
 from serving.router.topology import HostEntry, Topology
-from stages.checkpoint.manifest import FRONTIER_NAME, MANIFEST_NAME, bundle_draws, find_bundle
-from stages.errors import ServiceError
 from stages.host.parts import plan_host
 
 REPLICAS = 2
 LETTERS = "ab"
 MOST_HOSTS = REPLICAS * len(LETTERS)
 STOP_S = 30.0
-COMMAND_S = 120.0
 # Of a slow host: the length of a turn, and the part of it in which it runs.
 TURN_S, SLOW_SHARE = 0.1, 0.1
 SPARE_BYTES = 1 << 20
-EXCHANGED = {"ar": "scorer", "scorer": "ar"}
 
 
 @dataclass
@@ -47,7 +38,6 @@ class ServingTestbed:
     opened: Testbed
     deployment: Deployment
     impostors: dict[str, Program] = field(default_factory=dict)
-    second: Path | None = None  # another release, once it was made
     slowed: threading.Event = field(default_factory=threading.Event)  # set at the end of what slows a host down
 
     @property
@@ -153,18 +143,6 @@ class ServingTestbed:
         self.impostors.pop(name).kill()
         self.deployment.revive(name)
 
-    def deploy(self, name: str = ROUTER) -> None:
-        """Exchange the weights for those of a second release. Raises ServiceError."""
-        if self.second is None:
-            checkpoint = self.deployment.topology.checkpoint
-            assert checkpoint is not None
-            self.second = make_second(checkpoint, self.deployment.directory / "second")
-        self._onesweep("deploy", str(self.second))
-
-    def roll_back(self, name: str = ROUTER) -> None:
-        """Go back to the first release. Raises ServiceError."""
-        self._onesweep("deploy", "--rollback")
-
     def close(self) -> None:
         for impostor in self.impostors.values():
             impostor.kill()
@@ -175,13 +153,6 @@ class ServingTestbed:
             process = psutil.Process(self.deployment.processes[name])
             if name in process.cmdline():
                 process.send_signal(number)
-
-    def _onesweep(self, *arguments: str) -> None:
-        """Run a command beside the router. Raises ServiceError when it fails."""
-        command = [sys.executable, *MODULE, *arguments, "--router", self.router, INSECURE]
-        done = subprocess.run(self.opened.beside(command), capture_output=True, text=True, timeout=COMMAND_S)
-        if done.returncode:
-            raise ServiceError(f"`onesweep {' '.join(arguments)}` failed: {done.stderr.strip()}")
 
 
 def impostor_of(deployment: Deployment, name: str) -> Program:
@@ -223,53 +194,11 @@ def open_serving_testbed(settings: ChaosSettings, checkpoint: Path) -> Iterator[
                 yield testbed
 
 
-# A second release for swaps, from the models of the first: no training, and other answers in most modes
-
-
-def second_problem(checkpoint: Path) -> str:
-    """Why no second release can be made of a bundle; empty when one can."""
-    bundle = find_bundle(checkpoint)
-    can = bundle_draws(checkpoint) or (bundle.ar and bundle.scorer)
-    return "" if can else "a swap needs a bundle with ar/ and scorer/: they change places"
-
-
-def make_second(checkpoint: Path, directory: Path) -> Path:
-    """The bundle with its two pipelines, or the names of its classes, in each other's place.
-
-    Raises InputError for a damaged frontier.
-    """
-    if bundle_draws(checkpoint):
-        shutil.copytree(checkpoint, directory)
-        for path in directory.rglob(MANIFEST_NAME):
-            manifest = json.loads(path.read_text(encoding="utf-8"))
-            manifest["architecture"]["classes"].reverse()
-            path.write_text(json.dumps(manifest), encoding="utf-8")
-        return directory
-    bundle = find_bundle(checkpoint)
-    folders = {"chain": bundle.chain, "ar": bundle.ar, "scorer": bundle.scorer, "local": bundle.local}
-    for name, source in folders.items():
-        if source is not None:
-            shutil.copytree(source, directory / EXCHANGED.get(name, name))
-    if (path := checkpoint / FRONTIER_NAME).exists():
-        # its figures are not those of the exchanged weights, but `auto` chooses by them all the same
-        frontier = read_frontier(path)
-        weights = {EXCHANGED.get(name, name): digest for name, digest in frontier.weights.items()}
-        record = json.dumps(replace(frontier, weights=weights).to_record())
-        (directory / FRONTIER_NAME).write_text(record, encoding="utf-8")
-    return directory
-
-
 # The faults
 
 
 def _no_impostor(conditions: Conditions) -> str:
     return "a host that an audit caught gets no more work: --audit leaves it out" if conditions.audit else ""
-
-
-def _no_second(conditions: Conditions) -> str:
-    if conditions.routers > 1:
-        return "a swap is for one router: of several only one deploys"
-    return second_problem(conditions.checkpoint)
 
 
 _Bed = ServingTestbed
@@ -305,7 +234,5 @@ _ALL: tuple[Fault[ServingTestbed], ...] = (
     _altered("loss-1", loss=0.01),
     _altered("loss-5", loss=0.05),
     _altered("slow-link", slower=100.0),
-    # each answer must be of the one release or of the other, and never of both
-    Fault("swap", (6.0, 10.0), _Bed.deploy, _Bed.roll_back, _ROUTERS, absent=_no_second),
 )
 SERVING_FAULTS: Mapping[str, Fault[ServingTestbed]] = {fault.name: fault for fault in _ALL}

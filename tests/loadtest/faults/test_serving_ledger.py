@@ -16,7 +16,6 @@ from loadtest.faults.clients import (
 )
 from loadtest.faults.serving_ledger import (
     Fate,
-    RightTexts,
     fate_of,
     longest_wait,
     stall_s,
@@ -29,7 +28,7 @@ TEXT = b"calm sea"
 GOOD = Answer(0, 10.0, 12.0, OK, TEXT.hex(), [10.5, 11.0, 12.0])
 CALL = Try(9.0, 9.5, "UNAVAILABLE", "gone", None, TEXT[:4].hex())
 REFUSED = Try(9.5, 9.6, "RESOURCE_EXHAUSTED", "full", 500)
-CALM = RightTexts([TEXT])
+CALM = [TEXT]
 KILL = FaultRecord("kill", "a-1", 10.6, 14.0)
 
 
@@ -50,16 +49,6 @@ def test_fates(answer: Answer, fate: Fate) -> None:
     assert fate_of(answer, CALM) is fate
     words = wrong_words([answer], [SeededRequest("ar", "The", 3)], CALM)
     assert bool(words) is (fate in (Fate.WRONG, Fate.LOST))
-
-
-def test_the_second_release_is_right_where_a_swap_was_met() -> None:
-    other = replace(GOOD, output=b"other".hex())
-    texts = RightTexts([TEXT], [b"other"], [FaultRecord("swap", "router", 11.0, 20.0)])
-    assert [fate_of(answer, texts) for answer in (GOOD, other)] == [Fate.RIGHT, Fate.RIGHT]
-    after, before = replace(other, begin_s=20.5, end_s=22.0), replace(other, begin_s=8.0, end_s=10.5)
-    assert [fate_of(answer, texts) for answer in (after, before)] == [Fate.WRONG, Fate.WRONG]
-    mixed = replace(GOOD, tries=[replace(CALL, output=b"calm other".hex())])
-    assert fate_of(mixed, texts) is Fate.WRONG
 
 
 def test_a_stall_is_the_longest_wait_that_a_fault_may_have_made_longer() -> None:

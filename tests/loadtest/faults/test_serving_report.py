@@ -6,7 +6,6 @@ import pytest
 
 from loadtest.faults.base import FaultRecord
 from loadtest.faults.clients import OK, Answer, RouterHealth, SeededRequest, Try
-from loadtest.faults.serving_ledger import RightTexts
 from loadtest.faults.serving_run import (
     FAULT_HEAD,
     MODE_HEAD,
@@ -33,7 +32,7 @@ USAGE = ProcessUsage("a-1", 7, SECONDS, [100.0 + second for second in SECONDS], 
 RESULT = ChaosResult(
     settings=ChaosSettings(profile=LOOPBACK, minutes=1.0, requests_at_once=2, faults=()),
     cases=(SeededRequest("ar", "The", 3),),
-    texts=RightTexts([b"a"]),
+    texts=[b"a"],
     answers=[GOOD, AGAIN],
     faults=[FaultRecord("kill", "a-1", 10.5, 11.5)],
     health=[RouterHealth(20.0, {})],
