@@ -22,43 +22,8 @@ from loadtest.lab.profile import Profile
 from serving.cli.deployment import check_private
 from stages.errors import InputError
 
-# The record of a detached lab: one JSON file in a directory that is the user's alone.
-
-
+# The record of a detached lab is a JSON file in a directory that is the user's alone.
 RECORD, LOCK, LOG = "wan.json", "wan.lock", "wan.log"
-
-
-def write_record(directory: Path, record: dict[str, Any]) -> None:
-    """Whole or not at all. Raises LabError when the disk is full."""
-    # renamed when it is whole: who reads it meanwhile finds the last record, or none
-    unfinished = directory / f"{RECORD}.new"
-    try:
-        unfinished.write_text(json.dumps(record), encoding="utf-8")
-        unfinished.replace(directory / RECORD)
-    except OSError as error:
-        raise LabError(f"cannot write {directory / RECORD}: {error.strerror}") from None
-
-
-def read_record(directory: Path) -> dict[str, Any] | None:
-    """The record, if there is one. Raises LabError when it is damaged, or others could have written it."""
-    check_private(directory)
-    try:
-        record = json.loads((directory / RECORD).read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        return None
-    except (OSError, ValueError) as error:
-        raise damaged(directory, error) from None
-    if not isinstance(record, dict):
-        raise damaged(directory, TypeError("not an object"))
-    return record
-
-
-def damaged(directory: Path, error: Exception) -> LabError:
-    return LabError(
-        f"{directory / RECORD} is damaged ({error}): remove it and end the processes `python -m loadtest.lab.process`"
-    )
-
-
 STOP_S = 15.0
 PACKAGES = {"ip": "iproute2", "unshare": "util-linux", "nsenter": "util-linux", "setpriv": "util-linux"}
 
@@ -213,13 +178,16 @@ def start_lab(profile: Profile, hosts: int, directory: Path) -> Lab:
 
 def find_lab(directory: Path) -> Lab | None:
     """The lab that was started from `directory` and not stopped, whole or half. Raises LabError."""
-    record = read_record(directory)
-    if record is None:
-        return None
+    check_private(directory)
+    path = directory / RECORD
     try:
-        return Lab.from_record(record)
-    except (KeyError, TypeError, ValueError, AttributeError, InputError) as error:
-        raise damaged(directory, error) from None
+        return Lab.from_record(json.loads(path.read_text(encoding="utf-8")))
+    except FileNotFoundError:
+        return None
+    except (OSError, KeyError, TypeError, ValueError, AttributeError, InputError) as error:
+        raise LabError(
+            f"{path} is damaged ({error}): remove it and end the processes `python -m loadtest.lab.process`"
+        ) from None
 
 
 def require_lab(directory: Path) -> Lab:

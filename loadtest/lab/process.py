@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from loadtest.lab.forwarder import Channel, Forwarder, open_orders
-from loadtest.lab.lab import LOCK, write_record
+from loadtest.lab.lab import LOCK, RECORD
 from loadtest.lab.namespaces import (
     PR_SET_PDEATHSIG,
     LabError,
@@ -40,7 +40,10 @@ def main() -> None:
         lab.keeper = fork_keeper(lab.inodes, [*lab.tuns, lab.orders.fileno(), lock])
         record = lab.record()
         if request["directory"]:
-            write_record(Path(request["directory"]), record)
+            # renamed when it is whole: who reads it meanwhile finds the last record, or none
+            unfinished = Path(request["directory"]) / f"{RECORD}.new"
+            unfinished.write_text(json.dumps(record), encoding="utf-8")
+            unfinished.replace(unfinished.with_name(RECORD))
     except (LabError, OSError) as error:
         print(json.dumps({"error": f"cannot make the lab: {error}"}), flush=True)
         sys.exit(1)

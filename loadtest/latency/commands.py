@@ -3,7 +3,7 @@
 import argparse
 from functools import partial
 
-from loadtest.commands import BenchReport, add_measurement, run_bench
+from loadtest.commands import add_measurement, run_bench
 from loadtest.latency.settings import BYTES, LENGTH_FLAGS, LEVELS, TOKENS, WanSettings, parse_lengths
 from loadtest.workload.prompts import parse_prompts
 from stages.settings import from_flags
@@ -28,9 +28,5 @@ def run_wan(options: argparse.Namespace) -> int:
 
     prompts = parse_prompts(options.text) if options.text else ()
     settings = settled(from_flags(WanSettings, options, lengths=options.lengths, prompts=prompts))
-    profiles = check_wan(settings)
-
-    def bench() -> BenchReport:
-        return measure_wan(settings, profiles)
-
-    return run_bench(options, bench)
+    check_wan(settings)
+    return run_bench(options, partial(measure_wan, settings))

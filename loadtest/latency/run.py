@@ -8,14 +8,12 @@ from dataclasses import asdict, replace
 from typing import Any
 
 from loadtest.commands import BenchReport, say
-from loadtest.lab.lab import lab_problem
-from loadtest.lab.profile import Profile, profile_named
 from loadtest.latency.settings import LEVELS, Length, WanSettings
 from loadtest.latency.turns import RequestSeries, Sample, ended_well, take_turns
 from loadtest.report.record import settings_record
 from loadtest.report.table import Column, number_column, open_meter, percentile, table, text_column
 from loadtest.workload.prompts import NOVEL, Prompts
-from loadtest.workload.testbed import LOOPBACK, check_host_count, deployed, open_network
+from loadtest.workload.testbed import check_network, deployed, open_network
 from loadtest.workload.variants import ModeVariant
 from serving.drawing import DEFAULT_LEVELS, DRAWING_MODES, EXPERT_RULES
 from stages.checkpoint.manifest import bundle_draws, find_bundle, read_manifest
@@ -51,18 +49,10 @@ def settled(settings: WanSettings) -> WanSettings:
     )
 
 
-def check_wan(settings: WanSettings) -> list[Profile | None]:
-    """The profiles; None = loopback, which is none. What a router refuses becomes a row that failed.
-
-    Raises OnesweepError.
-    """
-    profiles = [None if name == LOOPBACK else profile_named(name, settings.profiles_file) for name in settings.profiles]
-    check_host_count(settings.hosts, settings.checkpoint)
-    for profile in filter(None, profiles):
-        profile.check_hosts(settings.host_count)
-    if any(profiles) and (problem := lab_problem()):
-        raise OnesweepError(problem)
-    return profiles
+def check_wan(settings: WanSettings) -> None:
+    """What a router refuses becomes a row that failed. Raises OnesweepError for networks that cannot be."""
+    for name in settings.profiles:
+        check_network(name, settings.host_count, settings.checkpoint, settings.profiles_file)
 
 
 def series_of(settings: WanSettings) -> list[RequestSeries]:
@@ -78,18 +68,15 @@ def series_of(settings: WanSettings) -> list[RequestSeries]:
     ]
 
 
-def measure_wan(settings: WanSettings, profiles: Sequence[Profile | None]) -> BenchReport:
-    """Measure every profile. One that cannot be measured gets failed rows with the reason; the others are measured.
-
-    :param profiles: those of `settings`; None = loopback.
-    """
+def measure_wan(settings: WanSettings) -> BenchReport:
+    """Measure every profile. One that cannot be measured gets failed rows with the reason; the others are measured."""
     rows, samples = list[Row](), list[dict[str, Any]]()
-    for name, profile in zip(settings.profiles, profiles, strict=True):
+    for name in settings.profiles:
         taken: Taken = {series: [] for series in series_of(settings)}
         say(f"{name}: {len(taken)} variants x {settings.requests * settings.at_once} requests ...")
         problem = ""
         try:
-            _measure_profile(settings, profile, taken)
+            _measure_profile(settings, name, taken)
         except OnesweepError as error:
             problem = str(error)
         for series, found in taken.items():
@@ -112,10 +99,10 @@ def measure_wan(settings: WanSettings, profiles: Sequence[Profile | None]) -> Be
     return BenchReport(wan_table(rows), record, holds=not any(row["failures"] for row in rows))
 
 
-def _measure_profile(settings: WanSettings, profile: Profile | None, taken: Taken) -> None:
+def _measure_profile(settings: WanSettings, profile: str, taken: Taken) -> None:
     s = settings
     with (
-        open_network(profile or LOOPBACK, s.host_count) as network,
+        open_network(profile, s.host_count, s.profiles_file) as network,
         deployed(network, s.checkpoint) as testbed,
         open_meter(network.profile, len(taken) * s.requests, "turn") as count,
     ):

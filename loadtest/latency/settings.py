@@ -75,7 +75,7 @@ class WanSettings:
     # Every variant begins with this seed and counts on from it, so that all are asked for the same texts.
     seed: int = setting(0, "seed of the first request", metavar="S", least=0, most=MAX_SEED)
     # None: three, or one for each block where there are fewer.
-    hosts: int | None = setting(None, "hosts that share the blocks", shown="3")
+    hosts: int | None = setting(None, "hosts that share the blocks", least=1, shown="3")
     checkpoint: Path = field(default=SHIPPED.resolve(), metadata=CHECKPOINT)
     # From --bytes, --max-tokens or --levels, and from --text; empty: the bundle's.
     lengths: tuple[Length, ...] = ()

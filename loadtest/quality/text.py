@@ -12,7 +12,7 @@ import math
 import statistics
 from collections import Counter
 from collections.abc import Callable, Coroutine, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +23,7 @@ from loadtest.quality.judge import check_judge, open_judge
 from loadtest.quality.settings import QualitySettings
 from loadtest.report.record import origin, settings_record
 from loadtest.report.table import Column, Estimate, number_column, open_meter, percentile, ratio_of_sums, table
-from loadtest.workload.caller import Access, RouterState
+from loadtest.workload.caller import Access
 from loadtest.workload.testbed import TestbedSettings, check_testbed, open_testbed
 from loadtest.workload.variants import ModeVariant, at_temperatures, parse_variants
 from serving.client.client import AsyncClient, RequestRefused, Result, RouterError
@@ -31,7 +31,7 @@ from serving.modes import MODES
 from serving.modes.base import DEFAULT_TEMPERATURE
 from serving.modes.frontier import CHOOSABLE, Frontier, Option
 from stages.checkpoint.manifest import find_bundle, read_manifest
-from stages.errors import InputError, ServiceError
+from stages.errors import InputError
 from stages.model.randomness import Purpose, uniforms
 from stages.settings import write_destination
 from stages.signals import run_interruptible
@@ -83,19 +83,18 @@ def measure_text(settings: QualitySettings) -> BenchReport:
     check_testbed(target)
     passages = cut_prompts(held_out_documents(s.prompts), s.count, s.prompt_bytes, s.max_bytes, s.seed)
     with open_testbed(target) as testbed:
-        facts = testbed.facts()
         if variants is None:
-            every = tuple(ModeVariant(mode) for mode in facts.modes if mode in CHOOSABLE)
+            every = tuple(ModeVariant(mode) for mode in testbed.facts().modes if mode in CHOOSABLE)
             variants = at_temperatures(every, s.temperatures)
         with open_meter("generating", len(variants) * len(passages)) as progress:
-            results = generate_all(testbed.access, variants, passages, s, facts, progress)
+            results = generate_all(testbed.access, variants, passages, s, progress)
     texts = {variant.label: [result.output for result in taken] for variant, taken in results.items()}
     texts[HUMAN] = [passage.continuation for passage in passages]
     judge, prompts = open_judge(), [passage.prompt for passage in passages]
     with open_meter("judging", len(texts) * len(passages)) as progress:
         bits = {label: judge.judge(prompts, outputs, progress) for label, outputs in texts.items()}
-    rows = {label: _bare_row(label, bits[label], outputs, s.seed) for label, outputs in texts.items()}
-    rows |= {variant.label: _with_costs(rows[variant.label], taken) for variant, taken in results.items()}
+    taken = {variant.label: found for variant, found in results.items()}
+    rows = {label: _row(label, bits[label], outputs, taken.get(label), s.seed) for label, outputs in texts.items()}
     weights = _bundle_digests(target)
     if s.write is not None:
         options = [option_of(variant, results[variant], rows[variant.label].bits) for variant in ranked(results, rows)]
@@ -113,20 +112,22 @@ def measure_text(settings: QualitySettings) -> BenchReport:
     return BenchReport(f"{table(COLUMNS, list(rows.values()))}\n\n{words}", record)
 
 
-def _bare_row(label: str, bits: Sequence[float], outputs: Sequence[bytes], seed: int) -> QualityRow:
+def _row(
+    label: str, bits: Sequence[float], outputs: Sequence[bytes], results: Sequence[Result] | None, seed: int
+) -> QualityRow:
     found = ratio_of_sums(bits, [len(output) for output in outputs], seed)
     if found is None:
         raise InputError(f"{label} wrote no byte: there is nothing to judge")
-    return QualityRow(label, found, gram_entropy(outputs))
-
-
-def _with_costs(row: QualityRow, results: Sequence[Result]) -> QualityRow:
+    if results is None:
+        return QualityRow(label, found, gram_entropy(outputs))
     mean = statistics.fmean
-    return replace(
-        row,
+    return QualityRow(
+        label,
+        found,
+        gram_entropy(outputs),
         sweeps=mean(result.sweeps for result in results),
         seconds=statistics.median(result.latency_ms for result in results) / 1000,
-        host_ms=mean(host_ms(result) for result in results),
+        host_ms=1000 * mean(result.host_seconds for result in results),
         router_ms=mean(router_ms(result) for result in results),
         wire_bytes=mean(result.wire_bytes_total for result in results),
     )
@@ -139,14 +140,9 @@ def gram_entropy(outputs: Sequence[bytes]) -> float:
     return sum(n / total * math.log2(total / n) for n in counts.values()) if total else 0.0
 
 
-def host_ms(result: Result) -> float:
-    """Arithmetic on the hosts."""
-    return sum(host.compute_ms for host in result.hosts)
-
-
 def router_ms(result: Result) -> float:
     """Arithmetic on the router that sweeps wait for: a drafter's."""
-    return max(result.compute_ms - result.ahead_ms - host_ms(result), 0.0)
+    return max(result.compute_ms - result.ahead_ms - 1000 * result.host_seconds, 0.0)
 
 
 def ranked(results: dict[ModeVariant, list[Result]], rows: dict[str, QualityRow]) -> list[ModeVariant]:
@@ -175,7 +171,7 @@ def option_of(variant: ModeVariant, results: Sequence[Result], bits: Estimate) -
         output_tokens=max(round(statistics.fmean(result.output_tokens for result in results)), 1),
         sweeps=statistics.fmean(sweeps),
         sweeps_high=percentile(sweeps, 95) or 0.0,
-        host_ms=statistics.median(map(host_ms, results)),
+        host_ms=1000 * statistics.median(result.host_seconds for result in results),
         router_ms=statistics.median(map(router_ms, results)),
         wire_bytes=statistics.fmean(result.wire_bytes_total for result in results),
         bits_low=bits.low,
@@ -199,7 +195,6 @@ def _interval(estimate: Estimate) -> str:
 # Continuations from a router
 
 
-TRIES = 20  # of one request while the router is busy
 TIMEOUT_S = 600.0  # far links and many candidates: a slow text is no reason to end a run of hours
 
 
@@ -208,7 +203,6 @@ def generate_all(
     variants: Sequence[ModeVariant],
     passages: Sequence[Passage],
     settings: QualitySettings,
-    facts: RouterState,
     progress: Callable[[int], object],
 ) -> dict[ModeVariant, list[Result]]:
     """One Result for each variant and passage; passage i has the seed of the settings + i.
@@ -218,12 +212,15 @@ def generate_all(
 
     async def generate() -> dict[ModeVariant, list[Result]]:
         async with AsyncClient(access.router, **access.who()) as client:
-            places = asyncio.Semaphore(1 if settings.write else min(settings.in_flight, facts.request_limit))
+            places = asyncio.Semaphore(1 if settings.write else settings.in_flight)
 
             async def one(variant: ModeVariant, number: int) -> Result:
                 async with places:
                     request = {"prompt": passages[number].prompt, "max_bytes": settings.max_bytes, **variant.request()}
-                    result = await _patiently(client, variant, request | {"seed": settings.seed + number})
+                    try:
+                        result = await client.generate(**request, seed=settings.seed + number, timeout_s=TIMEOUT_S)
+                    except (RequestRefused, RouterError) as error:
+                        raise type(error)(f"{variant.label}: {error}", error.code) from None
                 progress(1)
                 return result
 
@@ -240,27 +237,12 @@ def generate_all(
 
 async def _all_or_none(requests: Sequence[Coroutine[Any, Any, Result]]) -> list[Result]:
     """Raises the first error, with the other requests cancelled."""
-    tasks = [asyncio.ensure_future(request) for request in requests]
     try:
-        return await asyncio.gather(*tasks)
-    except BaseException:
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
-        raise
-
-
-async def _patiently(client: AsyncClient, variant: ModeVariant, request: dict[str, Any]) -> Result:
-    for _ in range(TRIES):
-        try:
-            return await client.generate(timeout_s=TIMEOUT_S, **request)
-        except RequestRefused as refused:
-            raise RequestRefused(f"{variant.label}: {refused}", refused.code) from None
-        except RouterError as error:
-            if error.retry_after_ms is None:
-                raise RouterError(f"{variant.label}: {error}", error.code) from None
-            await asyncio.sleep(error.retry_after_ms / 1000)
-    raise ServiceError(f"{variant.label}: the router was busy {TRIES} times")
+        async with asyncio.TaskGroup() as group:
+            tasks = [group.create_task(request) for request in requests]
+    except ExceptionGroup as errors:
+        raise errors.exceptions[0] from None
+    return [task.result() for task in tasks]
 
 
 # Prompts from held-out text, each with its human continuation

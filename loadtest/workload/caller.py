@@ -58,10 +58,10 @@ class Access:
         check_target(options.router, security, "--router")
         return cls(options.router, str(security.tls.authority) if security.tls else "", security.insecure)
 
-    def who(self, token: str = "") -> dict[str, Any]:
-        """Settings of a client. An empty `token` stands for $ONESWEEP_TOKEN."""
+    def who(self) -> dict[str, Any]:
+        """Settings of a client."""
         tls = Tls(Path(self.authority)) if self.authority else None
-        return {"tls": tls, "token": token or token_for(self.router, tls), "insecure": self.insecure}
+        return {"tls": tls, "token": token_for(self.router, tls), "insecure": self.insecure}
 
 
 @dataclass(frozen=True)

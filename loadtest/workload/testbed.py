@@ -189,11 +189,13 @@ def default_hosts(checkpoint: Path) -> int:
     return min(DEFAULT_HOSTS, block_count(checkpoint))
 
 
-def check_host_count(hosts: int | None, checkpoint: Path) -> None:
-    """Raises InputError where so many hosts cannot share the blocks."""
-    parts = block_count(checkpoint)
-    if hosts is not None and not 1 <= hosts <= parts:
-        raise InputError(f"--hosts must be 1 to {parts}, the checkpoint's blocks, not {hosts}")
+def check_network(profile: str, hosts: int, checkpoint: Path, profiles: Path | None = None) -> None:
+    """Raise OnesweepError where so many hosts cannot share the blocks, or a profile's links cannot join them."""
+    local_topology(hosts, block_count(checkpoint), checkpoint)
+    if profile != LOOPBACK:
+        profile_named(profile, profiles).check_hosts(hosts)
+        if problem := lab_problem():
+            raise ServiceError(f"{problem}; --profile {LOOPBACK} needs no lab")
 
 
 @contextlib.contextmanager
@@ -220,8 +222,4 @@ def check_testbed(settings: TestbedSettings) -> None:
             if given is not None:
                 raise InputError(f"--router names a deployment that is there, as it is: leave out {flag}")
         return
-    if settings.profile != LOOPBACK:
-        profile_named(settings.profile, settings.profiles).check_hosts(settings.host_count)
-        if problem := lab_problem():
-            raise ServiceError(f"{problem}; --profile {LOOPBACK} needs no lab")
-    local_topology(settings.host_count, block_count(settings.bundle), settings.bundle)
+    check_network(settings.profile, settings.host_count, settings.bundle, settings.profiles)

@@ -31,7 +31,7 @@ def bench(bundle: Path, *options: object) -> list[str]:
         (("--profile", "lan", "--bytes", "0"), "--bytes '0' must be numbers from 1"),
         (("--profile", "lan", "--bytes", "many"), "--bytes 'many' must be numbers such as"),
         (("--profile", "lan", "--text", "new"), "unknown text 'new' in --text; choose from novel, copying"),
-        (("--profile", "lan", "--hosts", 3), "--hosts must be 1 to 2"),
+        (("--profile", "lan", "--hosts", 3), "3 hosts cannot share 2 blocks"),
         (("--profile", "lan", "--json", "/nowhere/r.json"), "cannot write /nowhere/r.json"),
     ],
 )
@@ -43,7 +43,7 @@ def test_refused_with_a_sentence(
     says: str,
 ) -> None:
     monkeypatch.setattr("loadtest.workload.testbed.temporary_lab", lambda *_: pytest.fail("a lab was made"))
-    monkeypatch.setattr("loadtest.latency.run.lab_problem", lambda: "")
+    monkeypatch.setattr("loadtest.workload.testbed.lab_problem", lambda: "")
     sizes = () if {"--bytes", "--max-tokens"}.intersection(options) else ("--bytes", 8)
     check_refused(capsys, bench(bundle, *options, *sizes), says)
 
@@ -55,7 +55,7 @@ def test_refused_with_a_sentence(
 def test_a_token_model_without_a_lab(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("loadtest.latency.run.lab_problem", lambda: "there is no lab")
+    monkeypatch.setattr("loadtest.workload.testbed.lab_problem", lambda: "there is no lab")
     write_model(tmp_path / "model")
     options = ("--profile", "loopback", "--modes", "ar,ar-speculative:lookup", "--max-tokens", 6, "--temperature", 1)
     files = ("--text", "novel", "--json", tmp_path / "r.json")
