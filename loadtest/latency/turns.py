@@ -5,7 +5,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from loadtest.latency.floor import BookedCost, Floor, course_of
+from loadtest.latency.floor import BookedCost, Course, Floor
 from loadtest.latency.settings import Length
 from loadtest.workload.prompts import NOVEL, Prompts
 from loadtest.workload.testbed import Testbed
@@ -91,7 +91,8 @@ def sample_of(testbed: Testbed, number: int, seed: int, answer: dict[str, Any]) 
     """One answer of the caller, with its floor."""
     if "error" in answer:
         return Sample(seed, number, error=answer["error"])
-    floor = course_of(testbed.network).floor(BookedCost.of(answer["account"]))
+    network = testbed.network
+    floor = Course(network.nodes[1:], network.link).floor(BookedCost.of(answer["account"]))
     return Sample(seed, number, answer["latency_ms"], answer["first_byte_ms"], floor, answer["account"])
 
 

@@ -63,7 +63,7 @@ class QualityRow:
 
 COLUMNS: tuple[Column[QualityRow], ...] = (
     ("mode", lambda row: row.mode),
-    ("judge bits a byte", lambda row: _interval(row.bits)),
+    ("judge bits a byte", lambda row: f"{row.bits.value:.3f} [{row.bits.low:.3f}, {row.bits.high:.3f}]"),
     number_column("4-gram entropy", "gram_entropy", 2),
     number_column("sweeps", "sweeps"),
     number_column("s", "seconds", 3),
@@ -183,13 +183,6 @@ def _bundle_digests(target: TestbedSettings) -> dict[str, str]:
     """Manifest digests of the weights that were started here."""
     found = vars(find_bundle(target.bundle))
     return {name: read_manifest(path).digest() for name, path in found.items() if path is not None}
-
-
-def _interval(estimate: Estimate) -> str:
-    """With its 95 % interval over prompts, where it has one."""
-    if estimate.low is None or estimate.high is None:
-        return f"{estimate.value:.3f}"
-    return f"{estimate.value:.3f} [{estimate.low:.3f}, {estimate.high:.3f}]"
 
 
 # Continuations from a router

@@ -13,14 +13,13 @@ from serving.gateway.fields import (
     ChatRequest,
     ChatTool,
     Count,
-    Extension,
     Fields,
     FunctionName,
     FunctionTool,
     JsonSchemaFormat,
     NamedSchema,
     PlainFormat,
-    Seed,
+    SampledRequest,
     ToolChoice,
     ToolName,
     neutral,
@@ -107,10 +106,9 @@ class ResponseText(Fields):
     )
 
 
-class ResponseRequest(Fields):
+class ResponseRequest(SampledRequest):
     """POST /v1/responses: a chat in OpenAI's newer form. Nothing of it is stored."""
 
-    model: str = Field(description="`onesweep`, or `onesweep-MODE`; GET /v1/models lists them")
     # one message fewer than a chat: instructions are one
     input: Annotated[
         list[InputItem],
@@ -127,20 +125,12 @@ class ResponseRequest(Fields):
     )
     parallel_tool_calls: bool | None = Field(default=None, description="as in a chat")
     max_output_tokens: Count | None = Field(default=None, description=f"to generate ({DEFAULT_MAX_TOKENS})")
-    temperature: float | None = Field(default=None, allow_inf_nan=False, description="0 = most likely (0.8)")
-    top_p: Annotated[float, Field(gt=0, le=1, allow_inf_nan=False)] | None = Field(
-        default=None, description="as in a chat"
-    )
-    seed: Seed | None = Field(default=None, description="as in a chat")
     text: ResponseText | None = None
-    stream: bool | None = None
     metadata: Annotated[dict[str, str], Field(max_length=16)] | None = Field(default=None, description="sent back")
-    user: str | None = Field(default=None, description="ignored")
     store: Annotated[bool | None, neutral(False)] = None
     background: Annotated[bool | None, neutral(False)] = None
     truncation: Annotated[str | None, neutral("disabled")] = None
     service_tier: Annotated[str | None, neutral("auto", "default")] = None
-    onesweep: Extension = Field(default=Extension(), description="settings of ours")
 
     def chat(self) -> ChatRequest:
         """The chat that it asks for."""

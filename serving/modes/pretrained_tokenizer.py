@@ -5,7 +5,6 @@ import json
 import re
 import secrets
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -202,26 +201,18 @@ def read_pretrained_tokenizer(directory: Path, manifest: Manifest) -> Pretrained
         )
     tokenizer.no_truncation()
     tokenizer.no_padding()
-    specials = _specials(directory, manifest)
+    bos, eos, ends = _specials(directory, manifest)
     template = None
     if TEMPLATE_NAME in manifest.files:
         source = read_companion(directory, manifest, TEMPLATE_NAME).decode(errors="replace")
-        template = ChatTemplate(source, specials.bos, specials.eos)
-    return PretrainedTokenizer(tokenizer, Vocabulary(size), specials.ends, template, manifest.files[TOKENIZER_NAME])
+        template = ChatTemplate(source, bos, eos)
+    return PretrainedTokenizer(tokenizer, Vocabulary(size), ends, template, manifest.files[TOKENIZER_NAME])
 
 
-@dataclass(frozen=True)
-class _Specials:
-    """Tokens with a meaning of their own."""
-
-    bos: str = ""
-    eos: str = ""
-    ends: frozenset[int] = frozenset()
-
-
-def _specials(directory: Path, manifest: Manifest) -> _Specials:
+def _specials(directory: Path, manifest: Manifest) -> tuple[str, str, frozenset[int]]:
+    """Tokens with a meaning of their own: those before and after a text, and those that end one."""
     if SPECIALS_NAME not in manifest.files:
-        return _Specials()
+        return "", "", frozenset()
     try:
         record = json.loads(read_companion(directory, manifest, SPECIALS_NAME))
         bos, eos, ends = (record.get(name) for name in ("bos_token", "eos_token", "end_tokens"))
@@ -232,7 +223,7 @@ def _specials(directory: Path, manifest: Manifest) -> _Specials:
             raise ValueError(f"end_tokens must be at most {MAX_ENDS} whole numbers from 0 to {most - 1}")
     except (ValueError, AttributeError, RecursionError) as error:
         raise CheckpointError(f"{directory / SPECIALS_NAME} is damaged: {error}") from None
-    return _Specials(bos or "", eos or "", frozenset(ends or []))
+    return bos or "", eos or "", frozenset(ends or [])
 
 
 def read_tokenizers(directory: Path) -> Tokenizers:

@@ -96,7 +96,7 @@ def test_of_temperatures_that_counts_whose_texts_are_as_varied_as_human_text() -
         ModeVariant("sweep"),
     )
     entropies = {cold.label: 9.0, warm.label: 11.5, other.label: 5.0, HUMAN: 12.0}
-    rows = {label: QualityRow(label, Estimate(1.0), entropy) for label, entropy in entropies.items()}
+    rows = {label: QualityRow(label, Estimate(1.0, 1.0, 1.0), entropy) for label, entropy in entropies.items()}
     assert ranked({cold: [], other: [], warm: []}, rows) == [other, warm]
 
 
