@@ -23,7 +23,6 @@ class LoadResult:
     mode: str
     users: int
     figures: LoadFigures
-    texts: str  # what the texts were compared with
     wrong: str = ""  # the first wrong text beside the right one
     interrupted: bool = False
 
@@ -50,7 +49,7 @@ def result_of(recording: Recording, texts: Texts, mode: str, users: int) -> Load
     expected = _expected(recording, texts, mode)
     judged = judge(recording.samples, expected)
     wrong = next((_difference(sample, texts, expected) for sample, outcome in judged if outcome is Outcome.WRONG), "")
-    return LoadResult(mode, users, figures_of(judged, window), texts.source(mode), wrong, window.interrupted)
+    return LoadResult(mode, users, figures_of(judged, window), wrong, window.interrupted)
 
 
 def _expected(recording: Recording, texts: Texts, mode: str) -> dict[int, bytes]:
@@ -189,7 +188,6 @@ def run_notes(result: LoadResult) -> list[str]:
     outside = f"{o.refused} refused, {o.failed} failed, {o.lost} lost, {o.wrong} wrong"
     notes = [
         f"window {f.seconds:.1f} s; {o.requests} requests began outside it ({outside})",
-        f"texts compared with those of {result.texts}",
     ]
     if f.counts.cut:
         notes.append(f"{f.counts.cut} requests were open when the run was stopped: nothing can be said of them")
@@ -240,7 +238,7 @@ def run_record(result: LoadResult) -> dict[str, Any]:
     """Flat: `throughput_rps`, `p50_ms`, ..., `refused`, `failed`, `lost`, `wrong`, and what else was measured."""
     figures = asdict(result.figures)
     counts = figures.pop("counts")
-    return {"mode": result.mode, "users": result.users, **counts, **figures, "texts": result.texts}
+    return {"mode": result.mode, "users": result.users, **counts, **figures}
 
 
 # The account: every request in exactly one class, and what the classes add up to
