@@ -50,7 +50,7 @@ def settled(settings: WanSettings) -> WanSettings:
 
 
 def check_wan(settings: WanSettings) -> None:
-    """What a router refuses becomes a row that failed. Raises OnesweepError for networks that cannot be."""
+    """Raises OnesweepError for networks that cannot be. A request that a router refuses becomes a row that failed."""
     for name in settings.profiles:
         check_network(name, settings.host_count, settings.checkpoint, settings.profiles_file)
 

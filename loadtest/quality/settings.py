@@ -6,19 +6,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from loadtest.commands import absolute, numbers_flag
-from loadtest.workload.variants import finite
-from stages.errors import InputError
 from stages.settings import setting
 
 JUDGE = Path(__file__).with_name("fashion.safetensors")
-
-
-def parse_temperatures(text: str) -> tuple[float, ...]:
-    """The temperatures of "T,T". Raises InputError."""
-    try:
-        return tuple(dict.fromkeys(finite(part) for part in text.split(","))) if text else ()
-    except ValueError:
-        raise InputError(f"--temperatures {text!r} must be numbers such as 0.7,0.8,1") from None
 
 
 @dataclass(frozen=True)
@@ -37,7 +27,6 @@ class QualitySettings:
     count: int = setting(100, "prompts, or pictures of each row", least=1)
     max_bytes: int = setting(256, "bytes to generate", name="--bytes", least=1)
     prompt_bytes: int = 64  # of a prompt
-    temperatures: tuple[float, ...] = setting((), "a row for each", metavar="T[,T]", type=parse_temperatures)
     levels: tuple[int, ...] = setting((12,), "steps from noise to picture", **numbers_flag("--levels", "K"))
     judge: Path = setting(
         JUDGE, "judge of pictures; learned from --pictures where there is none", type=absolute, shown="of Fashion-MNIST"

@@ -25,7 +25,7 @@ from loadtest.report.record import origin, settings_record
 from loadtest.report.table import Column, Estimate, number_column, open_meter, percentile, ratio_of_sums, table
 from loadtest.workload.caller import Access
 from loadtest.workload.testbed import TestbedSettings, check_testbed, open_testbed
-from loadtest.workload.variants import ModeVariant, at_temperatures, parse_variants
+from loadtest.workload.variants import ModeVariant, parse_variants
 from serving.client.client import AsyncClient, RequestRefused, Result, RouterError
 from serving.modes import MODES
 from serving.modes.base import DEFAULT_TEMPERATURE
@@ -78,14 +78,13 @@ def measure_text(settings: QualitySettings) -> BenchReport:
     s = settings
     assert s.prompts is not None
     check_judge()
-    variants = None if s.modes is None else at_temperatures(parse_variants(s.modes, MODES), s.temperatures)
+    variants = None if s.modes is None else parse_variants(s.modes, MODES)
     target = TestbedSettings(checkpoint=s.checkpoint)
     check_testbed(target)
     passages = cut_prompts(held_out_documents(s.prompts), s.count, s.prompt_bytes, s.max_bytes, s.seed)
     with open_testbed(target) as testbed:
         if variants is None:
-            every = tuple(ModeVariant(mode) for mode in testbed.facts().modes if mode in CHOOSABLE)
-            variants = at_temperatures(every, s.temperatures)
+            variants = tuple(ModeVariant(mode) for mode in testbed.facts().modes if mode in CHOOSABLE)
         with open_meter("generating", len(variants) * len(passages)) as progress:
             results = generate_all(testbed.access, variants, passages, s, progress)
     texts = {variant.label: [result.output for result in taken] for variant, taken in results.items()}

@@ -92,11 +92,6 @@ class RouterState:
             classes,
         )
 
-    def check_ready(self, router: str) -> None:
-        """Raises ServiceError when the hosts of a router are not ready."""
-        if not self.ready:
-            raise ServiceError(f"the router at {router} is not ready: {self.problem}")
-
 
 class Caller:
     """The parent's end of a caller process."""

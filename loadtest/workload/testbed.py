@@ -109,7 +109,8 @@ class Testbed:
     def facts(self) -> RouterState:
         """Raises ServiceError when no router answers, or its hosts are not ready."""
         facts = self.caller.facts()
-        facts.check_ready(self.access.router)
+        if not facts.ready:
+            raise ServiceError(f"the router at {self.access.router} is not ready: {facts.problem}")
         return facts
 
 
