@@ -113,7 +113,7 @@ def run_chaos(settings: ChaosSettings, say: Say) -> ChaosResult:
     """Raises OnesweepError when there is no deployment, or no text to compare with."""
     selection = check_chaos(settings)
     with open_serving_testbed(settings, (settings.checkpoint or SHIPPED).resolve()) as testbed:
-        facts = testbed.opened.facts()
+        facts = testbed.opened.caller.facts()
         wanted = settings.modes or tuple(DRAWINGS if facts.classes else REQUESTS)
         served = [mode for mode in wanted if mode in facts.modes]
         if not served:

@@ -12,7 +12,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import IO, Any
 
@@ -228,7 +228,7 @@ def _spawn(
         cwd="/",
     )
     request = {
-        "profile": profile.as_record(),
+        "profile": asdict(profile),
         "hosts": hosts,
         "directory": str(directory.absolute()) if directory else "",
         "owner": 0 if directory else os.getpid(),

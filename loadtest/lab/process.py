@@ -10,6 +10,7 @@ import json
 import os
 import signal
 import sys
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -77,7 +78,7 @@ class LabProcess:
             for name, address, held in zip(self.names, self.addresses, self.namespaces, strict=True)
         ]
         processes = {name: [pid, start_ticks(pid)] for name, pid in (("lab", os.getpid()), ("keeper", self.keeper))}
-        return {"profile": self.profile.as_record(), "nodes": nodes, "processes": processes}
+        return {"profile": asdict(self.profile), "nodes": nodes, "processes": processes}
 
     def run(self) -> NoReturn:
         """Carry packets until SIGTERM."""

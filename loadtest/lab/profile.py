@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass, fields
+from collections.abc import Collection
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
@@ -102,13 +103,9 @@ class Profile:
                         f"take {name.removeprefix('host-')} hosts or more, or another profile"
                     )
 
-    def as_record(self) -> dict[str, Any]:
-        """JSON values that `from_record` reads."""
-        return asdict(self)
-
     @classmethod
     def from_record(cls, record: dict[str, Any]) -> Profile:
-        """The inverse of `as_record`. Raises KeyError, TypeError or ProfileError for anything else."""
+        """The inverse of `asdict`, by way of JSON. Raises KeyError, TypeError or ProfileError for anything else."""
         overrides = tuple(Override(o["source"], o["destination"], Link(**o["link"])) for o in record["overrides"])
         return cls(**{**record, "default": Link(**record["default"]), "overrides": overrides})
 
@@ -140,13 +137,6 @@ def _read(path: Path) -> dict[str, Profile]:
 
 
 @dataclass(frozen=True)
-class _Nodes:
-    """Keys of a profile that say no link."""
-
-    description: str = ""
-
-
-@dataclass(frozen=True)
 class _Ends:
     """Keys of one of a profile's links that say where it is."""
 
@@ -172,28 +162,28 @@ class _Ends:
 
 
 def _profile(name: str, table: object, where: str) -> Profile:
-    own, rest = _split(_Nodes, table, where)
-    entries = rest.pop("links", [])
+    own, rest = _split({"links", "description"}, table, where)
+    entries, description = own.get("links", []), own.get("description", "")
     if not isinstance(entries, list):
         raise ProfileError(f"{where}: links must be sections [[{name}.links]]")
-    nodes = from_toml(_Nodes, own, where, error=ProfileError)
+    if not isinstance(description, str):
+        raise ProfileError(f"{where}: description must be text in quotes, not {description!r}")
     default = from_toml(Link, rest, where, error=ProfileError)
     overrides = [
         each for i, entry in enumerate(entries) for each in _overrides(entry, default, f"{where}, link {i + 1}")
     ]
-    return Profile(name, nodes.description, default, tuple(overrides))
+    return Profile(name, description, default, tuple(overrides))
 
 
 def _overrides(entry: object, default: Link, where: str) -> list[Override]:
     """One or two directed links; what an entry does not say is as in the rest of its profile."""
-    ends, rest = _split(_Ends, entry, where)
+    ends, rest = _split({field.name for field in fields(_Ends)}, entry, where)
     link = from_toml(Link, rest, where, default, ProfileError)
     return [Override(*pair, link) for pair in from_toml(_Ends, ends, where, error=ProfileError).pairs(where)]
 
 
-def _split(keys: type[_Nodes | _Ends], table: object, where: str) -> tuple[dict[str, Any], dict[str, Any]]:
-    """The entries of a section that `keys` has, and the others."""
+def _split(keys: Collection[str], table: object, where: str) -> tuple[dict[str, Any], dict[str, Any]]:
+    """The entries of a section with these keys, and the others."""
     if not isinstance(table, dict):
         raise ProfileError(f"{where} must be a section")
-    known = {field.name for field in fields(keys)}
-    return {k: v for k, v in table.items() if k in known}, {k: v for k, v in table.items() if k not in known}
+    return {k: v for k, v in table.items() if k in keys}, {k: v for k, v in table.items() if k not in keys}

@@ -12,14 +12,8 @@ from stages.errors import InputError
 from stages.settings import flag, setting
 
 MAX_AT_ONCE = 64  # requests in flight that a router takes by default
-
-
 MAX_SEED = (1 << 63) - 1  # half of a request's range: seeds count up from the first one
-
-
 BYTES, TOKENS, LEVELS = "bytes", "tokens", "levels"
-
-
 LENGTH_FLAGS = {BYTES: "--bytes", TOKENS: "--max-tokens", LEVELS: "--levels"}
 
 

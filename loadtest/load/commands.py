@@ -69,7 +69,7 @@ def _measure(settings: LoadSettings, modes: list[str], results: list[LoadResult]
     if settings.target.access is None:
         say(f"starting {settings.target.host_count} hosts and a router ({settings.target.profile}) ...")
     with open_testbed(settings.target) as target:
-        facts = target.facts()
+        facts = target.caller.facts()
         run = LoadRun(settings, target, facts)
         cases = seeded_prompts(settings.cases, settings.first_seed, settings.max_bytes, facts.context_length)
         texts = Texts(target, cases, settings.max_bytes)

@@ -75,7 +75,9 @@ def measure_pictures(settings: QualitySettings) -> BenchReport:
         raise InputError(f"{s.pictures} has no test part to compare with")
     target = TestbedSettings(checkpoint=s.checkpoint or SHIPPED / "pictures")
     check_testbed(target)
-    judge, name = _judge(s, pictures)
+    if not s.judge.exists():  # one that is not there is learned from the training pictures, and kept
+        save_judge(train_judge(pictures, EPOCHS), s.judge, pictures)
+    judge, name = load_judge(s.judge)
     real, _ = judge.look(pictures.test.pixels)
 
     def row(mode: str, levels: int | None, pixels: torch.Tensor, labels: Sequence[int]) -> PictureRow:
@@ -110,13 +112,6 @@ def measure_pictures(settings: QualitySettings) -> BenchReport:
         "it compares with other rows of this judge only"
     )
     return BenchReport(f"{table(COLUMNS, rows)}\n\n{words}", record)
-
-
-def _judge(settings: QualitySettings, pictures: PictureSet) -> tuple[PictureJudge, str]:
-    """The judge, and its digest; one that is not there is learned from the training pictures, and kept."""
-    if not settings.judge.exists():
-        save_judge(train_judge(pictures, EPOCHS), settings.judge, pictures)
-    return load_judge(settings.judge)
 
 
 async def _drawn(

@@ -84,7 +84,7 @@ def measure_text(settings: QualitySettings) -> BenchReport:
     passages = cut_prompts(held_out_documents(s.prompts), s.count, s.prompt_bytes, s.max_bytes, s.seed)
     with open_testbed(target) as testbed:
         if variants is None:
-            variants = tuple(ModeVariant(mode) for mode in testbed.facts().modes if mode in CHOOSABLE)
+            variants = tuple(ModeVariant(mode) for mode in testbed.caller.facts().modes if mode in CHOOSABLE)
         with open_meter("generating", len(variants) * len(passages)) as progress:
             results = generate_all(testbed.access, variants, passages, s, progress)
     texts = {variant.label: [result.output for result in taken] for variant, taken in results.items()}

@@ -98,6 +98,7 @@ class Caller:
 
     def __init__(self, command: list[str], access: Access) -> None:
         """:param command: COMMAND, placed where it can reach the router."""
+        self.access = access
         # a session of its own: Ctrl-C is for the benchmark, which then ends this process
         self.process = subprocess.Popen(
             command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, start_new_session=True
@@ -110,9 +111,11 @@ class Caller:
         return answers
 
     def facts(self) -> RouterState:
-        """The router's status. Raises ServiceError when it does not answer."""
+        """The router's status. Raises ServiceError when it does not answer, or its hosts are not ready."""
         answer = self._exchange(None)
         check_answer(answer)
+        if not answer["ready"]:
+            raise ServiceError(f"the router at {self.access.router} is not ready: {answer['problem']}")
         return RouterState(**answer)
 
     def answers(self) -> Iterator[str | None]:

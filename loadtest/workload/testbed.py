@@ -15,7 +15,7 @@ from pathlib import Path
 
 from loadtest.lab.lab import Lab, lab_problem, temporary_lab
 from loadtest.lab.profile import ROUTER, Link, Profile, node_names, profile_named
-from loadtest.workload.caller import COMMAND, Access, Caller, RouterState
+from loadtest.workload.caller import COMMAND, Access, Caller
 from serving.cli.deployment import SHIPPED, Deployment, temporary_deployment
 from serving.cli.ports import free_port_block
 from serving.router.request import DEFAULT_ROUTER
@@ -106,13 +106,6 @@ class Testbed:
         """The command that runs `argv` where it can reach the router."""
         return self.network.command(ROUTER, argv)
 
-    def facts(self) -> RouterState:
-        """Raises ServiceError when no router answers, or its hosts are not ready."""
-        facts = self.caller.facts()
-        if not facts.ready:
-            raise ServiceError(f"the router at {self.access.router} is not ready: {facts.problem}")
-        return facts
-
 
 def ring_topology(network: Network, checkpoint: Path) -> Topology:
     """A ring of all hosts of the network in their order. Raises InputError when there are more hosts than blocks."""
@@ -128,14 +121,12 @@ def deployed(
     checkpoint: Path,
     topology: Topology | None = None,
     *,
-    host_options: Sequence[str] = (),
     router_options: Sequence[str] = (),
     second: str | None = None,
 ) -> Iterator[Testbed]:
     """A ready deployment in a network, for the length of a `with` block.
 
     :param topology: None = a ring. Host i of it runs in the network's i-th host node, whatever its name is.
-    :param host_options: of all hosts; of an option that is given twice, the last one holds.
 
     Raises OnesweepError with the last log lines of a process that ended.
     """
@@ -149,7 +140,7 @@ def deployed(
             checkpoint,
             answers=caller.answers(),
             place=lambda name, argv: network.command(nodes.get(name, ROUTER), argv),
-            host_options=(*network.options, *NO_MEMORY, *host_options),
+            host_options=(*network.options, *NO_MEMORY),
             router_options=(*network.options, *([ANYBODY] if network.lab else []), *router_options),
             second=second,
         ) as deployment,

@@ -16,12 +16,12 @@ from collections.abc import Callable, Generator, Iterator, Sequence
 from dataclasses import dataclass, field
 from importlib.resources import files
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import psutil
 
 from serving.cli.ports import port_free
-from serving.cli.servers import HTTP, ROUTER, SHELVES, TOPOLOGY, server_arguments
+from serving.cli.servers import HTTP, RELEASES, ROUTER, TOPOLOGY, server_arguments
 from serving.client.client import Client, RequestRefused, RouterError
 from serving.router.request import DEFAULT_ROUTER
 from serving.router.topology import HostEntry, Topology, read_topology
@@ -31,14 +31,13 @@ from stages.signals import deferred
 from stages.wire.channel import DRAIN_S, is_loopback, parse_address
 from stages.wire.tokens import token_for
 
-T = TypeVar("T")
-
 STOP_S = DRAIN_S + 5.0
 POLL_S = 0.1
 # How long processes may take to be ready, and how many bytes of weights they read, check and lay out in a second, on a
 # machine that is busy; who dies is not waited for.
 READY_S, LOADED_BYTES_S = 60.0, 5e6
 LOG_LINES = 5
+RECORD = "deployment.json"
 # How a server is started: -P, because the directory that `up` is called in is not for importing from.
 MODULE = ["-P", "-m", "serving.cli"]
 # Turns the name and the command of a process into the command that runs it where it belongs.
@@ -97,7 +96,7 @@ class Deployment:
         weight_bytes = sum(path.stat().st_size for path in checkpoint.rglob("*.safetensors"))
         deployment = cls(topology, directory, {}, ready_within_s=READY_S + weight_bytes / LOADED_BYTES_S)
         (directory / TOPOLOGY).write_text(topology.to_toml(), encoding="utf-8")
-        shutil.rmtree(directory / SHELVES, ignore_errors=True)  # what was deployed before is not served again
+        shutil.rmtree(directory / RELEASES, ignore_errors=True)  # what was deployed before is not served again
         try:
             for name, arguments in servers.items():
                 command = [sys.executable, *MODULE, *arguments]
@@ -128,13 +127,13 @@ class Deployment:
                     break
         raise ServiceError(f"not ready after {self.ready_within_s:.0f} s: {reason}; logs are in {self.directory}")
 
-    def wait_listening(self, address: str, timeout_s: float = READY_S) -> None:
+    def wait_listening(self, address: str) -> None:
         """Return when somebody listens at `address`. Raises ServiceError as `wait_ready` does."""
-        deadline = time.monotonic() + timeout_s
+        deadline = time.monotonic() + READY_S
         while port_free(*parse_address(address)):
             self.check_alive()
             if time.monotonic() > deadline:
-                raise ServiceError(f"nobody listens at {address} after {timeout_s:.0f} s; logs are in {self.directory}")
+                raise ServiceError(f"nobody listens at {address} after {READY_S:.0f} s; logs are in {self.directory}")
             time.sleep(POLL_S)
 
     def check_alive(self) -> None:
@@ -162,7 +161,7 @@ class Deployment:
         hosts = {host.name for host in self.topology.hosts}
         _end([self._process(name) for name in self.processes.keys() - hosts])
         _end([self._process(name) for name in hosts])
-        self._record_path(self.directory).unlink(missing_ok=True)
+        (self.directory / RECORD).unlink(missing_ok=True)
 
     def _launch(self, name: str, log_mode: str) -> None:
         # An interrupt between a process' start and its record would leave it running.
@@ -175,7 +174,7 @@ class Deployment:
                 start_new_session=True,
             )
             self.processes[name] = process.pid
-        self._record_path(self.directory).write_text(json.dumps({"processes": self.processes}), encoding="utf-8")
+        (self.directory / RECORD).write_text(json.dumps({"processes": self.processes}), encoding="utf-8")
 
     def _process(self, name: str) -> psutil.Process | None:
         """The process called `name`, if it still runs; another that was given its number since is not ours."""
@@ -193,10 +192,6 @@ class Deployment:
         if lines and (said := re.match(r"onesweep( \w+)*: (error: )?", lines[-1])):
             return lines[-1][said.end() :]
         return " ".join(lines[-LOG_LINES:]) or "its log is empty"
-
-    @staticmethod
-    def _record_path(directory: Path) -> Path:
-        return directory / "deployment.json"
 
 
 def answers_of(topology: Topology) -> Generator[str | None, None, None]:
@@ -221,7 +216,7 @@ def find_deployment(directory: Path) -> Deployment | None:
     Raises ServiceError when somebody else could have written the record.
     """
     check_private(directory)
-    record_path = Deployment._record_path(directory)
+    record_path = directory / RECORD
     try:
         record = json.loads(record_path.read_text(encoding="utf-8"))
         processes = {str(name): int(pid) for name, pid in record["processes"].items()}

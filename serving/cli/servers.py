@@ -9,7 +9,7 @@ from serving.router.topology import HostEntry, Topology
 from stages.wire.tls import tls_arguments
 
 ROUTER, HTTP = "router", "http"  # what the processes of the router and the gateway are called
-TOPOLOGY, SHELVES = "topology.toml", "shelves"
+TOPOLOGY, RELEASES = "topology.toml", "releases"
 
 
 def server_arguments(
@@ -26,20 +26,20 @@ def server_arguments(
 ) -> dict[str, list[str]]:
     """Arguments of `onesweep` by the name of the process, the hosts first.
 
-    :param directory: has the file TOPOLOGY, and the folder SHELVES.
+    :param directory: has the file TOPOLOGY, and the folder RELEASES.
     :param host_options: more options of every `onesweep host`, such as ("--insecure",).
     :param router_options: more options of `onesweep router`.
     :param http: where a gateway listens, too.
     :param hosts_run: the hosts are up elsewhere: only the router and the gateway are started.
     :param second: where a second router listens, which deploys nothing; its name is its address.
     """
-    shelves, found = directory / SHELVES, dict[str, list[str]]()
+    releases, found = directory / RELEASES, dict[str, list[str]]()
     for host in () if hosts_run else topology.hosts:
-        own = ["--shelf", str(shelves / host.name), *host_options]
+        own = ["--shelf", str(releases / host.name), *host_options]
         found[host.name] = [*_host_arguments(topology, host, checkpoint, threads), *own]
     router = ["router", "--topology", str(directory / TOPOLOGY), "--checkpoint", str(checkpoint)]
     router += ["--threads", str(threads), *router_options]
-    found[ROUTER] = [*router, "--shelf", str(shelves / ROUTER)]
+    found[ROUTER] = [*router, "--shelf", str(releases / ROUTER)]
     if second is not None:
         found[second] = [*router, "--listen", second]
     if http is not None:
