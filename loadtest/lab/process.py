@@ -11,6 +11,7 @@ import os
 import signal
 import sys
 from dataclasses import asdict
+from itertools import permutations
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -98,12 +99,10 @@ class LabProcess:
             set_network(tun_lines(address))
 
     def _channels(self) -> dict[tuple[str, str], Channel]:
-        ends = [(i, j) for i in range(len(self.names)) for j in range(len(self.names)) if i != j]
+        nodes = zip(self.names, self.addresses, strict=True)
         return {
-            (self.addresses[i], self.addresses[j]): Channel(
-                self.profile.link(self.names[i], self.names[j]), f"{self.names[i]} to {self.names[j]}"
-            )
-            for i, j in ends
+            (source, destination): Channel(self.profile.link(one, other), f"{one} to {other}")
+            for (one, source), (other, destination) in permutations(nodes, 2)
         }
 
 

@@ -153,12 +153,12 @@ def row_of(profile: str, series: RequestSeries, samples: Sequence[Sample]) -> Ro
         "p95_ms": percentile(latencies, 95),
         "first_byte_ms": median(lambda s: s.first_byte_ms),
         "floor_ms": median(lambda s: s.least.total_ms),
-        "ratio": median(lambda s: s.ratio),
+        "ratio": median(lambda s: s.latency_ms / s.least.total_ms),
         "sweeps": count(lambda s: int(s.booked["sweeps"])),
         "hops": count(lambda s: int(s.booked["hops"])),
         "wire_bytes": count(lambda s: int(s.booked["wire_bytes_total"])),
         "largest_hop_bytes": count(lambda s: max(s.booked["wire_bytes"], default=0)),
-        "host_seconds": median(lambda s: s.host_ms / 1000),
+        "host_seconds": median(lambda s: sum(host["compute_ms"] for host in s.booked["hosts"]) / 1000),
     }
     if series.length.draws:
         return row

@@ -52,16 +52,6 @@ class Sample:
         assert self.floor is not None
         return self.floor
 
-    @property
-    def ratio(self) -> float:
-        """Latency over floor."""
-        return self.latency_ms / self.least.total_ms
-
-    @property
-    def host_ms(self) -> float:
-        """Arithmetic on the hosts."""
-        return float(sum(host["compute_ms"] for host in self.booked["hosts"]))
-
 
 def ended_well(samples: Sequence[Sample]) -> tuple[list[Sample], str | None]:
     """The requests that ended well, and the most frequent reason why others did not."""
