@@ -4,19 +4,17 @@ from __future__ import annotations
 
 import argparse
 import json
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
 from stages.errors import InputError
 from stages.settings import add_flags, check_destination, flag, write_destination
 
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance
-
-N = TypeVar("N", int, float)
 
 
 @dataclass(frozen=True)
@@ -58,21 +56,9 @@ class BenchReport:
 def add_measurement(
     command: argparse.ArgumentParser,
     settings: type[Any],
-    *,
-    only: Collection[str] | None = None,
-    access: bool = False,
 ) -> None:
-    """Options of a command whose flags come from its settings, and which writes a record with `--json`.
-
-    :param only: fields whose flags are added; None for all.
-    :param access: with `--router` and the options of a connection to a deployment that is there.
-    """
-    # here and not above: settings import this module for their flags
-    from loadtest.workload.caller import add_access_options
-
-    add_flags(command, settings, only)
-    if access:
-        add_access_options(command)
+    """Options of a command whose flags come from its settings, and which writes a record with `--json`."""
+    add_flags(command, settings)
     command.add_argument("--json", type=Path, metavar="FILE", help="write the figures there, too")
 
 
@@ -105,14 +91,14 @@ def absolute(text: str) -> Path:
 CHECKPOINT = flag("default: shipped weights", metavar="DIR", shown="", type=absolute)
 
 
-def numbers(text: str, flag: str, number: Callable[[str], N]) -> tuple[N, ...]:
+def numbers(text: str, flag: str) -> tuple[int, ...]:
     """Numbers of "1,3". Raises InputError."""
     try:
-        return tuple(map(number, text.split(","))) if text else ()
+        return tuple(map(int, text.split(","))) if text else ()
     except ValueError:
         raise InputError(f"{flag} {text!r} must be numbers such as 1,3") from None
 
 
-def numbers_flag(name: str, one: str, number: type[int] | type[float] = int) -> dict[str, Any]:
+def numbers_flag(name: str, one: str) -> dict[str, Any]:
     """Metadata of a flag that takes a list of numbers."""
-    return {"name": name, "metavar": f"{one}[,{one}]", "type": partial(numbers, flag=name, number=number)}
+    return {"name": name, "metavar": f"{one}[,{one}]", "type": partial(numbers, flag=name)}

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import yaml
 
-from serving.gateway.app import HTTP_METRICS
+from serving.gateway.middleware import HTTP_METRICS
 from serving.router.records import ROUTER_METRICS
 from stages.host.metrics import STAGE_METRICS
 from stages.telemetry.prometheus import MetricFamily

@@ -8,10 +8,9 @@ from typing import Any
 import pytest
 import torch
 
-from loadtest.workload.pipeline import Pipeline
 from loadtest.workload.texts import tokens_of
 from serving.modes.pretrained_tokenizer import tokenizer_of
-from stages.checkpoint.checkpoint import load_chain
+from stages.checkpoint.checkpoint import load_ar, load_chain
 from stages.checkpoint.draft_head import read_draft_head
 from stages.checkpoint.inspect import verify
 from stages.checkpoint.manifest import Manifest, find_bundle, read_manifest
@@ -55,8 +54,9 @@ def test_the_chain_reads_the_order_of_a_text() -> None:
 
 def bits_of_unseen(name: str) -> float:
     """Bits a byte."""
-    text, pipeline = tokens_of(tokenizer_of(WEIGHTS / name), UNSEEN.encode()), Pipeline(WEIGHTS / name)
-    logits = pipeline.logits(text[:-1], pipeline.open(len(text) - 1))
+    text = tokens_of(tokenizer_of(WEIGHTS / name), UNSEEN.encode())
+    with torch.inference_mode():
+        (logits,) = load_ar(WEIGHTS / name)(torch.tensor([text[:-1]]))
     nats = torch.nn.functional.cross_entropy(logits.double(), torch.tensor(text[1:]), reduction="sum")
     return float(nats) / math.log(2) / len(UNSEEN)
 

@@ -14,7 +14,7 @@ from tokenizers import Tokenizer
 
 from serving.cli.deployment import SHIPPED
 from serving.client.client import AsyncClient
-from serving.gateway.app import HttpCounters, make_app
+from serving.gateway.app import make_app
 from serving.gateway.settings import HttpSettings
 from serving.modes import MODES
 from serving.modes.base import Mode
@@ -160,7 +160,7 @@ def http() -> Target:
         router_pb2_grpc.add_RouterServiceServicer_to_server(Router(), server)
         router = f"127.0.0.1:{server.add_insecure_port('127.0.0.1:0')}"
         await server.start()
-        app: Any = make_app(HttpSettings(router=router), AsyncClient(router), HttpCounters())
+        app: Any = make_app(HttpSettings(router=router), AsyncClient(router))
         json_bodies = {"content-type": "application/json"}
         return server, httpx.AsyncClient(
             transport=httpx.ASGITransport(app), base_url="http://localhost", headers=json_bodies

@@ -11,16 +11,15 @@ import asyncio
 import contextlib
 import itertools
 import json
-import math
 import subprocess
 import sys
 import threading
 import time
-from collections.abc import AsyncIterator, Callable, Collection, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Collection, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from loadtest.workload.prompts import SENTENCES
+from loadtest.workload.prompts import NOVEL
 from serving.client.client import AsyncClient, DrawnPictures, RequestRefused, Result, RouterError
 from serving.drawing import DRAWING_MODES
 from stages.errors import ServiceError
@@ -64,27 +63,35 @@ class SeededRequest:
     settings: dict[str, Any] = field(default_factory=dict)
     draws: bool = False
 
+    @property
+    def call(self) -> dict[str, Any]:
+        """Arguments of `Client.stream` or `Client.draw`."""
+        return {
+            "classes" if self.draws else "prompt": self.prompt,
+            "mode": self.mode,
+            "seed": self.seed,
+            **self.settings,
+        }
 
-def seeded_requests(modes: Collection[str], first_seed: int, context_length: int) -> tuple[SeededRequest, ...]:
-    """Requests of all modes in turn, each with a seed of its own; shorter where the context has no room."""
+
+def seeded_requests(
+    modes: Collection[str], first_seed: int, context_length: int, classes: Sequence[str] = ()
+) -> tuple[SeededRequest, ...]:
+    """Requests of all modes in turn, each with a seed of its own; shorter where the context has no room.
+
+    :param classes: that are drawn, and take turns; empty where text is written.
+    """
     scale = min(1.0, context_length / ROOM_BYTES)
     cases: list[SeededRequest] = []
-    for turn, (mode, settings) in itertools.product(range(PROMPTS), REQUESTS.items()):
-        if mode in modes:
-            number = len(cases)
-            prompt = SENTENCES[number % len(SENTENCES)][: int(PROMPT_BYTES * scale)]
+    for turn, (mode, settings) in itertools.product(range(PROMPTS), (DRAWINGS if classes else REQUESTS).items()):
+        number = len(cases)
+        prompt, seed = NOVEL.text(number)[: int(PROMPT_BYTES * scale)], first_seed + 100 * turn + number
+        if mode in modes and classes:
+            cases.append(SeededRequest(mode, classes[number % len(classes)], seed, settings, draws=True))
+        elif mode in modes:
             shorter = {**settings, "max_bytes": max(1, int(settings["max_bytes"] * scale))}
-            cases.append(SeededRequest(mode, prompt, first_seed + 100 * turn + number, shorter))
+            cases.append(SeededRequest(mode, prompt, seed, shorter))
     return tuple(cases)
-
-
-def seeded_drawings(modes: Collection[str], first_seed: int, classes: Sequence[str]) -> tuple[SeededRequest, ...]:
-    """Requests for pictures, as those for texts; classes take turns."""
-    turns = [each for each in itertools.product(range(PROMPTS), DRAWINGS.items()) if each[1][0] in modes]
-    return tuple(
-        SeededRequest(mode, classes[number % len(classes)], first_seed + 100 * turn + number, settings, draws=True)
-        for number, (turn, (mode, settings)) in enumerate(turns)
-    )
 
 
 @dataclass(frozen=True)
@@ -95,14 +102,6 @@ class Order:
     cases: tuple[SeededRequest, ...]
     at_once: int
     patience_s: float
-    once: bool = False  # each case once, and no more
-    health: bool = False  # report what the router says of its hosts, too
-    first: bool = True  # this is the steady load, not a flood
-
-    @property
-    def turns(self) -> int:
-        """Requests that one client may still have to make after the standard input closes."""
-        return math.ceil(len(self.cases) / self.at_once) if self.once else 1
 
     def to_json(self) -> str:
         return json.dumps(asdict(self))
@@ -145,7 +144,6 @@ class Answer:
     arrivals_s: list[float] = field(default_factory=list)  # when pieces of the answer came, in all calls
     tries: list[Try] = field(default_factory=list)  # calls before the last one, and the last one too where it failed
     replays: int = 0  # times that the router moved the work to other hosts
-    first: bool = True  # of the steady load; not of a flood
 
     @property
     def text(self) -> bytes:
@@ -165,9 +163,6 @@ class RouterHealth:
     # Why a host, or a link of it, cannot be used, by the host's name; `router` where that does not answer.
     problems: dict[str, str]
     sessions: int = 0  # open on all hosts
-    modes: list[str] = field(default_factory=list)  # that are served
-    context_length: int = 0
-    classes: list[str] = field(default_factory=list)  # that are drawn; empty where text is written
     audited: int = 0  # sweeps that were computed again since the router started
     liars: int = 0  # hosts that audits took out
 
@@ -238,7 +233,7 @@ class Clients:
     def wait(self) -> None:
         """Wait until what is under way has ended. Raises ServiceError when the process failed."""
         try:
-            code = self._process.wait(self.order.turns * self.order.patience_s + GRACE_S)
+            code = self._process.wait(self.order.patience_s + GRACE_S)
         except subprocess.TimeoutExpired:
             raise ServiceError("the clients did not end: their requests are past every deadline") from None
         self._reader.join(GRACE_S)
@@ -276,22 +271,18 @@ async def run_order(order: Order) -> None:
         loop.remove_reader(sys.stdin.fileno())
         stop.set()
 
-    async def ask_all(numbers: Iterator[int]) -> None:
-        for number in numbers:
-            if stop.is_set():
-                return
-            _report(await ask(client, order, number))
+    async def ask_on() -> None:
+        while not stop.is_set():
+            _report(await ask(client, order, next(numbers)))
 
     loop.add_reader(sys.stdin.fileno(), end)  # nothing more is written there: it closes
     async with AsyncClient(order.router, insecure=True) as client:
-        watcher = asyncio.create_task(_watch(client)) if order.health else None
-        numbers = iter(range(len(order.cases))) if order.once else itertools.cycle(range(len(order.cases)))
+        watcher, numbers = asyncio.create_task(_watch(client)), itertools.cycle(range(len(order.cases)))
         async with asyncio.TaskGroup() as group:
             for _ in range(order.at_once):
-                group.create_task(ask_all(numbers))
-        if watcher is not None:
-            await _settle(client)
-            watcher.cancel()
+                group.create_task(ask_on())
+        await _settle(client)
+        watcher.cancel()
 
 
 async def ask(client: AsyncClient, order: Order, number: int) -> Answer:
@@ -319,19 +310,18 @@ async def ask(client: AsyncClient, order: Order, number: int) -> Answer:
                 break
             await asyncio.sleep(PAUSE_S if retry_ms is None else retry_ms / 1000)
     end_s = time.monotonic()
-    return Answer(number, begin_s, end_s, status, output.hex(), arrivals_s, tries, replays, order.first)
+    return Answer(number, begin_s, end_s, status, output.hex(), arrivals_s, tries, replays)
 
 
 async def _answer_to(
     client: AsyncClient, case: SeededRequest, timeout_s: float
 ) -> AsyncIterator[bytes | Result | DrawnPictures]:
     """Pieces of the answer as they come, then its account. Pictures come in one piece."""
-    asked = {"mode": case.mode, "seed": case.seed, "timeout_s": timeout_s, **case.settings}
     if not case.draws:
-        async for item in client.stream(case.prompt, **asked):
+        async for item in client.stream(**case.call, timeout_s=timeout_s):
             yield item
         return
-    drawn = await client.draw(case.prompt, **asked)
+    drawn = await client.draw(**case.call, timeout_s=timeout_s)
     yield drawn.pixels.tobytes()
     yield drawn
 
@@ -351,17 +341,7 @@ async def _health(client: AsyncClient) -> RouterHealth:
     problems = {host.name: host.reason or next(iter(links[host.name]), "") for host in status.hosts}
     sessions = sum(host.sessions for host in status.hosts)
     bad = {name: problem for name, problem in problems.items() if problem}
-    classes, audits = list(status.pictures.classes), status.audits
-    return RouterHealth(
-        time.monotonic(),
-        bad,
-        sessions,
-        modes=list(status.drawing_modes if classes else status.modes),
-        context_length=status.context_tokens,
-        classes=classes,
-        audited=audits.audited,
-        liars=audits.faulty_hosts,
-    )
+    return RouterHealth(time.monotonic(), bad, sessions, status.audits.audited, status.audits.faulty_hosts)
 
 
 async def _settle(client: AsyncClient) -> None:

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 
 from loadtest.faults.base import FaultRecord
-from loadtest.faults.clients import LATE, OK, Answer, RouterHealth, SeededRequest
+from loadtest.faults.clients import OK, Answer, SeededRequest
 from loadtest.report.table import percentile
 
 AFTERMATH_S = 1.0  # a fault may still be felt for so long after it ended
@@ -20,50 +20,11 @@ class Fate(StrEnum):
     # A byte differs from the answer without faults: in the last call, or in what one brought before it failed.
     WRONG = "wrong"
     LOST = "lost"  # no whole answer, within its patience and with all its calls
-    # Of a flood, each of its calls refused with a time to come back: that is what a deployment that is full does.
-    TURNED_AWAY = "turned away"
-    LATE = "late"  # of a flood, taken at least once, and no whole answer within its patience
 
 
-@dataclass(frozen=True)
-class ServingFaultRecord(FaultRecord):
-    """A fault that was done to a deployment."""
-
-    # When every host and link was usable again, and stayed so; None where that was not before the next fault.
-    sound_s: float | None = None
-
-    def meets(self, answer: Answer, after_s: float = 0.0) -> bool:
-        """True where any of a request lies in its time, or so long after."""
-        return answer.begin_s < self.end_s + after_s and self.begin_s < answer.end_s
-
-
-def with_recoveries(faults: Sequence[FaultRecord], health: Sequence[RouterHealth]) -> list[ServingFaultRecord]:
-    """Faults with the moment from which on everything was usable again, until the next one."""
-
-    def sound_s(heard: list[RouterHealth]) -> float | None:
-        # what has just happened is not known at once: only good words that nothing bad comes after count
-        good = itertools.takewhile(lambda h: not h.problems, reversed(heard))
-        return min((h.at_s for h in good), default=None)
-
-    limits = [*(fault.begin_s for fault in faults), float("inf")][1:]
-    return [
-        ServingFaultRecord(**vars(fault), sound_s=sound_s([h for h in health if fault.end_s < h.at_s < limit]))
-        for fault, limit in zip(faults, limits, strict=True)
-    ]
-
-
-@dataclass(frozen=True)
-class RightTexts:
-    """The texts that the deployment wrote, or the pixels that it drew, before any fault, by case."""
-
-    first: Sequence[bytes]
-    second: Sequence[bytes] = ()  # of the release that swaps deploy, where there is one
-    swaps: Sequence[ServingFaultRecord] = ()
-
-    def of(self, answer: Answer) -> tuple[bytes, ...]:
-        """The texts that are right for a request: one, or that of either release where it met a swap."""
-        texts = (self.first, self.second) if any(swap.meets(answer) for swap in self.swaps) else (self.first,)
-        return tuple(each[answer.case] for each in texts)
+def meets(fault: FaultRecord, answer: Answer, after_s: float = 0.0) -> bool:
+    """True where any of a request lies in the time of a fault, or so long after."""
+    return answer.begin_s < fault.end_s + after_s and fault.begin_s < answer.end_s
 
 
 @dataclass(frozen=True)
@@ -75,8 +36,6 @@ class RequestCounts:
     right: int = 0
     wrong: int = 0
     lost: int = 0
-    turned_away: int = 0
-    late: int = 0
     replays: int = 0
     refused: int = 0  # calls whose refusal named a time to come back
     repeated: int = 0  # calls that failed in another way and were made again, or given up
@@ -97,18 +56,17 @@ class Stalls:
         return percentile(sorted(self.waits_s), percent)
 
 
-def fate_of(answer: Answer, texts: RightTexts) -> Fate:
-    right = texts.of(answer)
-    if not all(any(text.startswith(piece) for text in right) for piece in answer.texts):
+def fate_of(answer: Answer, texts: Sequence[bytes]) -> Fate:
+    """:param texts: that the deployment wrote, or the pixels that it drew, before any fault, by case."""
+    right = texts[answer.case]
+    if not all(right.startswith(piece) for piece in answer.texts):
         return Fate.WRONG
-    if answer.status == OK:
-        return Fate.RIGHT if answer.text in right else Fate.WRONG
-    if answer.first or answer.status != LATE:
+    if answer.status != OK:
         return Fate.LOST
-    return Fate.TURNED_AWAY if all(each.refused for each in answer.tries) else Fate.LATE
+    return Fate.RIGHT if answer.text == right else Fate.WRONG
 
 
-def count_requests(answers: Iterable[Answer], texts: RightTexts) -> RequestCounts:
+def count_requests(answers: Iterable[Answer], texts: Sequence[bytes]) -> RequestCounts:
     chosen = list(answers)
     fates = Counter(fate_of(answer, texts) for answer in chosen)
     seconds = sorted(answer.end_s - answer.begin_s for answer in chosen if answer.status == OK)
@@ -116,7 +74,7 @@ def count_requests(answers: Iterable[Answer], texts: RightTexts) -> RequestCount
     refused = sum(each.refused for each in failed)
     return RequestCounts(
         requests=len(chosen),
-        **{fate.name.lower(): fates[fate] for fate in Fate},
+        **{fate.value: fates[fate] for fate in Fate},
         replays=sum(answer.replays for answer in chosen),
         refused=refused,
         repeated=len(failed) - refused,
@@ -127,7 +85,7 @@ def count_requests(answers: Iterable[Answer], texts: RightTexts) -> RequestCount
 
 
 def counts_by_mode(
-    answers: Sequence[Answer], cases: Sequence[SeededRequest], texts: RightTexts
+    answers: Sequence[Answer], cases: Sequence[SeededRequest], texts: Sequence[bytes]
 ) -> dict[str, RequestCounts]:
     """By mode, and `all`."""
     modes = list(dict.fromkeys(case.mode for case in cases))
@@ -135,23 +93,23 @@ def counts_by_mode(
     return found | {"all": count_requests(answers, texts)}
 
 
-def stalls(answers: Sequence[Answer], faults: Sequence[ServingFaultRecord]) -> list[Stalls]:
+def stalls(answers: Sequence[Answer], faults: Sequence[FaultRecord]) -> list[Stalls]:
     """By kind of fault: the longest wait for a byte of each request that was under way and had to be done again."""
     # a killed host has about half of six requests: waits of the others would make any percentile look good
     found: dict[str, list[float]] = {}
     for fault in faults:
         waits_s = found.setdefault(fault.kind, [])
         for answer in answers:
-            if answer.first and answer.begin_s < fault.begin_s < answer.end_s and (answer.replays or answer.tries):
+            if answer.begin_s < fault.begin_s < answer.end_s and (answer.replays or answer.tries):
                 waits_s.append(stall_s(answer, fault))
     counts = Counter(fault.kind for fault in faults)
     return [Stalls(kind, counts[kind], waits_s) for kind, waits_s in found.items()]
 
 
-def undisturbed(answers: Iterable[Answer], faults: Sequence[ServingFaultRecord]) -> Stalls:
+def undisturbed(answers: Iterable[Answer], faults: Sequence[FaultRecord]) -> Stalls:
     """The longest wait for a byte in each request that met no fault: the figure to compare faults with."""
-    chosen = [answer for answer in answers if answer.first and not (answer.replays or answer.tries)]
-    unharmed = [answer for answer in chosen if not any(fault.meets(answer, AFTERMATH_S) for fault in faults)]
+    chosen = [answer for answer in answers if not (answer.replays or answer.tries)]
+    unharmed = [answer for answer in chosen if not any(meets(fault, answer, AFTERMATH_S) for fault in faults)]
     return Stalls("none", 0, [longest_wait(answer) for answer in unharmed if answer.arrivals_s])
 
 
@@ -171,16 +129,16 @@ def stall_s(answer: Answer, fault: FaultRecord) -> float:
     return max(waits_s, default=0.0)
 
 
-def wrong_words(answers: Iterable[Answer], cases: Sequence[SeededRequest], texts: RightTexts) -> list[str]:
+def wrong_words(answers: Iterable[Answer], cases: Sequence[SeededRequest], texts: Sequence[bytes]) -> list[str]:
     """A sentence for each request that was lost or wrong."""
     words = []
     for answer in answers:
         case, fate = cases[answer.case], fate_of(answer, texts)
         if fate is Fate.WRONG:
             if case.draws:
-                found = f"wrong pixels of {case.prompt}: {_difference(answer.text, texts.of(answer)[0])}"
+                found = f"wrong pixels of {case.prompt}: {_difference(answer.text, texts[answer.case])}"
             else:
-                found = f"wrong text {[*answer.texts, answer.text]!r}, right is {texts.of(answer)!r}"
+                found = f"wrong text {[*answer.texts, answer.text]!r}, right is {texts[answer.case]!r}"
             words.append(f"{case.mode}, seed {case.seed}: {found}")
         elif fate is Fate.LOST:
             last = answer.tries[-1].message if answer.tries else "it said nothing"

@@ -3,7 +3,7 @@
 import time
 from collections.abc import Callable, Sequence
 from contextlib import closing
-from dataclasses import asdict, astuple, dataclass, replace
+from dataclasses import asdict, astuple, dataclass
 from typing import Any
 
 from loadtest.commands import BenchReport
@@ -26,32 +26,28 @@ from loadtest.faults.base import (
 )
 from loadtest.faults.clients import (
     DRAWINGS,
-    OK,
     REQUESTS,
     Answer,
     Clients,
     Order,
     RouterHealth,
     SeededRequest,
-    seeded_drawings,
     seeded_requests,
 )
 from loadtest.faults.serving_ledger import (
     Fate,
-    RightTexts,
-    ServingFaultRecord,
     Stalls,
     counts_by_mode,
     fate_of,
     reasons,
     stalls,
     undisturbed,
-    with_recoveries,
     wrong_words,
 )
 from loadtest.faults.serving_testbed import MOST_HOSTS, SERVING_FAULTS, ServingTestbed, open_serving_testbed
 from loadtest.faults.settings import ChaosSettings
 from loadtest.faults.usage import CLIENTS, ProcessUsage, longest_lives, sampling
+from loadtest.report.record import settings_record
 from serving.cli.deployment import SHIPPED
 from stages.checkpoint.manifest import bundle_draws
 from stages.errors import InputError, ServiceError
@@ -60,9 +56,6 @@ from stages.host.parts import plan_host
 FAULTS_A_MINUTE = 2.4
 SOUND_S = 60.0  # how long the next fault waits for the deployment to be whole again
 NOTICED_S = 1.5  # after a fault's end: its effects are known to the router by then
-FLOOD, FLOOD_PATIENCE_S = 10, 20.0  # clients of a flood, in those of the steady load, and how long each of them tries
-REQUEST_LIMIT = 3  # requests that the router takes at once, in clients of the steady load: a flood fills it
-SWAP = "swap"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -71,9 +64,9 @@ class ChaosResult(FaultRun):
 
     settings: ChaosSettings
     cases: tuple[SeededRequest, ...]
-    texts: RightTexts
-    answers: list[Answer]  # of the steady load and of floods
-    faults: list[ServingFaultRecord]
+    texts: list[bytes]  # before any fault, by case
+    answers: list[Answer]
+    faults: list[FaultRecord]
     health: list[RouterHealth]
     usages: list[ProcessUsage]
 
@@ -100,7 +93,7 @@ class ChaosResult(FaultRun):
     @property
     def trouble(self) -> int:
         """The number of things that no run may have."""
-        bad = sum(fate_of(answer, self.texts) in (Fate.WRONG, Fate.LOST) for answer in self.answers)
+        bad = sum(fate_of(answer, self.texts) is not Fate.RIGHT for answer in self.answers)
         left = self.sessions_left + len(self.ended) + len(self.unusable)
         return bad + left + self.accused
 
@@ -109,7 +102,7 @@ def check_chaos(settings: ChaosSettings) -> Selection[ServingTestbed]:
     """The faults of a run. Raises OnesweepError for what can be refused before anything is started."""
     checkpoint = (settings.checkpoint or SHIPPED).resolve()
     plan_host(checkpoint, (0,))
-    conditions = Conditions(settings.profile, checkpoint, settings.audit, settings.routers)
+    conditions = Conditions(settings.profile, audit=settings.audit)
     selection = select(SERVING_FAULTS, settings, conditions, FAULTS_A_MINUTE)
     check_names("--modes", settings.modes or (), tuple(DRAWINGS if bundle_draws(checkpoint) else REQUESTS))
     check_links(settings.profile, settings.profiles, MOST_HOSTS)
@@ -119,17 +112,13 @@ def check_chaos(settings: ChaosSettings) -> Selection[ServingTestbed]:
 def run_chaos(settings: ChaosSettings, say: Say) -> ChaosResult:
     """Raises OnesweepError when there is no deployment, or no text to compare with."""
     selection = check_chaos(settings)
-    limit, checkpoint = settings.requests_at_once * REQUEST_LIMIT, (settings.checkpoint or SHIPPED).resolve()
-    with open_serving_testbed(settings, checkpoint, limit) as testbed:
-        facts = _router_health(testbed)
+    with open_serving_testbed(settings, (settings.checkpoint or SHIPPED).resolve()) as testbed:
+        facts = testbed.opened.caller.facts()
         wanted = settings.modes or tuple(DRAWINGS if facts.classes else REQUESTS)
         served = [mode for mode in wanted if mode in facts.modes]
         if not served:
             raise InputError(f"none of --modes is served here: choose from {', '.join(facts.modes)}")
-        if facts.classes:
-            cases = seeded_drawings(served, settings.seed, facts.classes)
-        else:
-            cases = seeded_requests(served, settings.seed, facts.context_length)
+        cases = seeded_requests(served, settings.seed, facts.context_length, facts.classes)
         order = Order(testbed.router, cases, settings.requests_at_once, settings.patience_s)
         left_out = [*selection.left_out, *(f"mode {m}: it is not served here" for m in wanted if m not in served)]
         faulty_s = settings.seconds - settings.warm_up_s
@@ -137,38 +126,26 @@ def run_chaos(settings: ChaosSettings, say: Say) -> ChaosResult:
             selection.able, testbed, faulty_s, selection.count, settings.seed, settings.length_scale
         )
         say(f"the answers to {len(cases)} requests, before anything happens ...")
-        first, second = _texts(testbed, order), list[bytes]()
-        if selection.has(SWAP):
-            say("and with the other weights ...")
-            testbed.deploy()
-            second = _texts(testbed, order)
-            testbed.roll_back()
-        flooding = settings.requests_at_once * FLOOD
-        testbed.flood_order = replace(order, at_once=flooding, patience_s=FLOOD_PATIENCE_S, first=False)
+        texts = _texts(testbed, cases)
         say(f"{settings.requests_at_once} requests at once for {settings.minutes:g} min, {len(schedule)} faults ...")
         pids = {CLIENTS: 0}
         with (
             sampling(lambda: {**testbed.deployment.processes, **pids}) as usages,
-            closing(Clients(replace(order, health=True), testbed.beside)) as clients,
+            closing(Clients(order, testbed.opened.beside)) as clients,
         ):
             pids[CLIENTS] = clients.pid
             begin_s = time.monotonic()
-            done, ended = _go_through(testbed, clients, schedule, begin_s + settings.warm_up_s, say)
+            faults, ended = _go_through(testbed, clients, schedule, begin_s + settings.warm_up_s, say)
             _wait(clients, begin_s + settings.seconds)
             end_s = time.monotonic()
-            crowds = [*testbed.floods, clients]
-            for crowd in crowds:
-                crowd.stop()
-            for crowd in crowds:
-                crowd.wait()
+            clients.stop()
+            clients.wait()
             ended = testbed.deployment.ended() | ended
-        faults = with_recoveries(done, clients.health)
-        answers = sorted((answer for crowd in crowds for answer in crowd.answers), key=lambda answer: answer.begin_s)
         return ChaosResult(
             settings=settings,
             cases=cases,
-            texts=RightTexts(first, second, [fault for fault in faults if fault.kind == SWAP]),
-            answers=answers,
+            texts=texts,
+            answers=sorted(clients.answers, key=lambda answer: answer.begin_s),
             faults=faults,
             health=clients.health,
             usages=usages,
@@ -179,33 +156,21 @@ def run_chaos(settings: ChaosSettings, say: Say) -> ChaosResult:
         )
 
 
-def _router_health(testbed: ServingTestbed) -> RouterHealth:
-    """The hosts before anything happens. Raises ServiceError unless all of them can be used."""
-    with closing(Clients(Order(testbed.router, (), 1, patience_s=1.0, health=True), testbed.beside)) as clients:
-        clients.wait()
-    if not clients.health or clients.health[-1].problems:
-        problems = "; ".join(clients.health[-1].problems.values()) if clients.health else "the router said nothing"
-        raise ServiceError(f"the deployment is not whole: {problems}")
-    return clients.health[-1]
-
-
-def _texts(testbed: ServingTestbed, order: Order) -> list[bytes]:
+def _texts(testbed: ServingTestbed, cases: Sequence[SeededRequest]) -> list[bytes]:
     """The text or pixels of each case, asked for twice. Raises ServiceError when one is missing, or the two differ."""
     # the deployment itself is the reference: a second implementation could round differently, or be wrong in the same
     # way, and the promise to users is that a seed has one answer
-    count = len(order.cases)
-    with closing(Clients(replace(order, cases=order.cases * 2, once=True), testbed.beside)) as clients:
-        clients.wait()
-    answers = {answer.case: answer for answer in clients.answers}
-    for number, case in enumerate(order.cases * 2):
-        if number not in answers or answers[number].status != OK:
-            last = answers[number].tries[-1:] if number in answers else []
-            why = last[0].message if last else "no answer"
-            raise ServiceError(f"no answer in {case.mode}, seed {case.seed}, before anything happened: {why}")
-    for number, case in enumerate(order.cases):
-        if answers[number].output != answers[number + count].output:
-            raise ServiceError(f"{case.mode}, seed {case.seed}, has two answers before anything happened")
-    return [answers[number].text for number in range(count)]
+    first, again = (testbed.opened.caller.ask([case.call for case in cases]) for _ in range(2))
+    texts = []
+    for case, *answers in zip(cases, first, again, strict=True):
+        name = f"{case.mode}, seed {case.seed}"
+        if errors := [answer["error"] for answer in answers if "error" in answer]:
+            raise ServiceError(f"no answer in {name}, before anything happened: {errors[0]}")
+        one, other = (bytes.fromhex(answer["account"]["output_hex"]) for answer in answers)
+        if one != other:
+            raise ServiceError(f"{name}, has two answers before anything happened")
+        texts.append(one)
+    return texts
 
 
 def _go_through(
@@ -258,7 +223,7 @@ def _wait_for(clients: Clients, happened: Callable[[], bool]) -> None:
 AIM_S = 3.0  # to the next byte of a request whose stage was killed, 95 times of 100
 SHOWN = 5
 MODE_HEAD = (
-    *("mode", "requests", "right", "wrong", "lost", "turned away", "late", "replays", "refused", "called again"),
+    *("mode", "requests", "right", "wrong", "lost", "replays", "refused", "called again"),
     *("p50 s", "p95 s", "max s"),
 )
 FAULT_HEAD = ("fault", "times", "requests", "next byte p50 s", "p95 s", "max s")
@@ -284,23 +249,33 @@ def mode_rows(result: ChaosResult) -> list[list[str]]:
     return rows
 
 
+def stalls_of(result: ChaosResult) -> list[Stalls]:
+    return [*stalls(result.answers, result.faults), undisturbed(result.answers, result.faults)]
+
+
 def fault_rows(result: ChaosResult) -> list[list[str]]:
-    hit = [*stalls(result.answers, result.faults), undisturbed(result.answers, result.faults)]
     return [
         [s.kind, str(s.faults or "-"), str(len(s.waits_s)), *(seconds(s.percentile_s(p)) for p in (50, 95, 100))]
-        for s in hit
+        for s in stalls_of(result)
     ]
 
 
-def usage_rows(result: ChaosResult) -> list[list[str]]:
-    """A row for the longest life of each name: what it held once it was warm, at the end, and at most."""
-    return [
-        [
-            *(name, f"{usage.seconds:.0f}"),
-            *(f"{mb:.0f}" for mb in (usage.rss_mb[usage.warm], usage.rss_mb[-1], max(usage.rss_mb))),
-            *map(str, (usage.descriptors[usage.warm], usage.descriptors[-1], max(usage.descriptors))),
-        ]
+def usage_figures(result: ChaosResult) -> dict[str, dict[str, Any]]:
+    """The longest life of each process: memory and descriptors once it was warm, at the end, and at most."""
+    return {
+        name: {
+            "seconds": usage.seconds,
+            "rss_mb": [usage.rss_mb[usage.warm], usage.rss_mb[-1], max(usage.rss_mb)],
+            "descriptors": [usage.descriptors[usage.warm], usage.descriptors[-1], max(usage.descriptors)],
+        }
         for name, usage in sorted(longest_lives(result.usages).items())
+    }
+
+
+def usage_rows(result: ChaosResult) -> list[list[str]]:
+    return [
+        [name, f"{found['seconds']:.0f}", *(f"{mb:.0f}" for mb in found["rss_mb"]), *map(str, found["descriptors"])]
+        for name, found in usage_figures(result).items()
     ]
 
 
@@ -309,8 +284,7 @@ def verdict(result: ChaosResult) -> list[str]:
     total = counts_by_mode(result.answers, result.cases, result.texts)["all"]
     words = [
         f"{total.requests} requests in {result.seconds / 60:.1f} min under {len(result.faults)} faults: "
-        f"{total.right} right, {total.wrong} wrong, {total.lost} lost, "
-        f"of floods {total.turned_away} turned away and {total.late} late; {total.replays} replays on other hosts, "
+        f"{total.right} right, {total.wrong} wrong, {total.lost} lost; {total.replays} replays on other hosts, "
         f"{total.refused} refusals with a time to come back, {total.repeated} calls made again for another reason"
     ]
     kill = next((s for s in stalls(result.answers, result.faults) if s.kind == "kill"), None)
@@ -329,47 +303,31 @@ def verdict(result: ChaosResult) -> list[str]:
 
 
 def chaos_record(result: ChaosResult) -> dict[str, Any]:
-    settings = result.settings
-
-    def times(record: object, *names: str) -> dict[str, float | None]:
-        """Moments of a record, since the run began."""
-        moments = {name: getattr(record, name) for name in names}
-        return {name: None if at_s is None else at_s - result.begin_s for name, at_s in moments.items()}
+    def times(record: Answer | FaultRecord) -> dict[str, float]:
+        """Begin and end, since the run began."""
+        return {"begin_s": record.begin_s - result.begin_s, "end_s": record.end_s - result.begin_s}
 
     counts = counts_by_mode(result.answers, result.cases, result.texts)
     return {
-        "profile": settings.profile,
-        "seed": settings.seed,
-        "requests_at_once": settings.requests_at_once,
-        "patience_s": settings.patience_s,
+        "settings": settings_record(result.settings),
         "seconds": result.seconds,
         "verdict": verdict(result),
         "modes": {mode: asdict(each) for mode, each in counts.items()},
-        "faults": [{**vars(fault), **times(fault, "begin_s", "end_s", "sound_s")} for fault in result.faults],
-        "stalls": {
-            s.kind: {"faults": s.faults, "waits_s": s.waits_s}
-            for s in [*stalls(result.answers, result.faults), undisturbed(result.answers, result.faults)]
-        },
-        "processes": {
-            name: {
-                "seconds": usage.seconds,
-                "rss_mb": [usage.rss_mb[usage.warm], usage.rss_mb[-1], max(usage.rss_mb)],
-                "descriptors": [usage.descriptors[usage.warm], usage.descriptors[-1], max(usage.descriptors)],
-            }
-            for name, usage in longest_lives(result.usages).items()
-        },
+        "faults": [{**vars(fault), **times(fault)} for fault in result.faults],
+        "stalls": {each.kind: vars(each) for each in stalls_of(result)},
+        "processes": usage_figures(result),
         "sessions_left": result.sessions_left,
         "unusable": result.unusable,
         "ended": result.ended,
-        "audit": {"share": settings.audit, "audited": result.audited, "accused": result.accused},
+        "audited": result.audited,
+        "accused": result.accused,
         "requests": [
             {
                 "mode": result.cases[answer.case].mode,
-                **times(answer, "begin_s", "end_s"),
+                **times(answer),
                 "fate": fate_of(answer, result.texts).value,
                 "replays": answer.replays,
                 "calls": [each.code for each in answer.tries],
-                "flood": not answer.first,
             }
             for answer in result.answers
         ],

@@ -1,15 +1,11 @@
 """A deployment to break, with every block on two hosts, in a lab or on loopback; and the faults it knows."""
 
 import contextlib
-import json
 import resource
-import shutil
 import signal
-import subprocess
-import sys
 import threading
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import partial
 from operator import attrgetter
 from pathlib import Path
@@ -18,39 +14,30 @@ from typing import Any
 import psutil
 
 from loadtest.faults.base import Conditions, Fault, no_link
-from loadtest.faults.clients import Clients, Order
 from loadtest.faults.process import Program
 from loadtest.faults.settings import ChaosSettings
 from loadtest.lab.profile import ROUTER
-from loadtest.workload.testbed import INSECURE, Network, deployed, open_network
+from loadtest.workload.testbed import Testbed, deployed, open_network
 from serving.cli.deployment import MODULE, Deployment
-from serving.modes.frontier import read_frontier
 from serving.router.topology import HostEntry, Topology
-from stages.checkpoint.manifest import FRONTIER_NAME, MANIFEST_NAME, bundle_draws, find_bundle
-from stages.errors import ServiceError
 from stages.host.parts import plan_host
 
 REPLICAS = 2
 LETTERS = "ab"
 MOST_HOSTS = REPLICAS * len(LETTERS)
 STOP_S = 30.0
-COMMAND_S = 120.0
 # Of a slow host: the length of a turn, and the part of it in which it runs.
 TURN_S, SLOW_SHARE = 0.1, 0.1
 SPARE_BYTES = 1 << 20
-EXCHANGED = {"ar": "scorer", "scorer": "ar"}
 
 
 @dataclass
 class ServingTestbed:
     """A running deployment, and what takes the place of its parts for a while."""
 
+    opened: Testbed
     deployment: Deployment
-    network: Network
-    flood_order: Order | None = None  # what a flood asks for
     impostors: dict[str, Program] = field(default_factory=dict)
-    floods: list[Clients] = field(default_factory=list)
-    second: Path | None = None  # another release, once it was made
     slowed: threading.Event = field(default_factory=threading.Event)  # set at the end of what slows a host down
 
     @property
@@ -74,10 +61,6 @@ class ServingTestbed:
         ends = [(ROUTER, host.name) for host in topology.hosts]
         ends += [(a.name, b.name) for a in topology.hosts for b in topology.hosts if a.blocks == first != b.blocks]
         return [f"{one} - {other}" for one, other in ends]
-
-    def beside(self, command: list[str]) -> list[str]:
-        """A command that runs where the router does, and ends with this process."""
-        return self.network.command(ROUTER, command)
 
     def kill(self, name: str) -> None:
         self.deployment.kill(name)
@@ -146,7 +129,7 @@ class ServingTestbed:
     def alter(self, link: str, loss: float | None = None, slower: float = 1.0, both: bool = True) -> None:
         """Change one of `links`; without more arguments it is as before."""
         one, other = (node_of(name, self.hosts) for name in link.split(" - "))
-        self.network.alter(one, other, loss, slower, both)
+        self.opened.network.alter(one, other, loss, slower, both)
 
     def put_impostor(self, name: str) -> None:
         """Put a host that answers nonsense in another's place."""
@@ -160,30 +143,7 @@ class ServingTestbed:
         self.impostors.pop(name).kill()
         self.deployment.revive(name)
 
-    def start_flood(self, name: str) -> None:
-        """Start many more clients, whose answers are checked as well."""
-        assert self.flood_order is not None
-        self.floods.append(Clients(self.flood_order, self.beside))
-
-    def end_flood(self, name: str) -> None:
-        """Have the last flood begin no more requests."""
-        self.floods[-1].stop()
-
-    def deploy(self, name: str = ROUTER) -> None:
-        """Exchange the weights for those of a second release. Raises ServiceError."""
-        if self.second is None:
-            checkpoint = self.deployment.topology.checkpoint
-            assert checkpoint is not None
-            self.second = make_second(checkpoint, self.deployment.directory / "second")
-        self._onesweep("deploy", str(self.second))
-
-    def roll_back(self, name: str = ROUTER) -> None:
-        """Go back to the first release. Raises ServiceError."""
-        self._onesweep("deploy", "--rollback")
-
     def close(self) -> None:
-        for clients in self.floods:
-            clients.close()
         for impostor in self.impostors.values():
             impostor.kill()
 
@@ -193,13 +153,6 @@ class ServingTestbed:
             process = psutil.Process(self.deployment.processes[name])
             if name in process.cmdline():
                 process.send_signal(number)
-
-    def _onesweep(self, *arguments: str) -> None:
-        """Run a command beside the router. Raises ServiceError when it fails."""
-        command = [sys.executable, *MODULE, *arguments, "--router", self.router, INSECURE]
-        done = subprocess.run(self.beside(command), capture_output=True, text=True, timeout=COMMAND_S)
-        if done.returncode:
-            raise ServiceError(f"`onesweep {' '.join(arguments)}` failed: {done.stderr.strip()}")
 
 
 def impostor_of(deployment: Deployment, name: str) -> Program:
@@ -226,12 +179,9 @@ def node_of(name: str, hosts: Sequence[str]) -> str:
 
 
 @contextlib.contextmanager
-def open_serving_testbed(settings: ChaosSettings, checkpoint: Path, request_limit: int) -> Iterator[ServingTestbed]:
-    """A ready deployment with two hosts for every block. Raises OnesweepError.
-
-    :param request_limit: requests that a router takes at once.
-    """
-    options = ("--max-requests", str(request_limit), "--set", f"audit_share={settings.audit}")
+def open_serving_testbed(settings: ChaosSettings, checkpoint: Path) -> Iterator[ServingTestbed]:
+    """A ready deployment with two hosts for every block. Raises OnesweepError."""
+    options = ("--set", f"audit_share={settings.audit}")
     with open_network(settings.profile, MOST_HOSTS, settings.profiles) as network:
         addresses = [network.address(node) for node in network.nodes]
         topology = replicated(checkpoint, addresses[1:], addresses[0])
@@ -239,47 +189,9 @@ def open_serving_testbed(settings: ChaosSettings, checkpoint: Path, request_limi
         second = f"{host}:{port}" if settings.routers > 1 else None
         with deployed(network, checkpoint, topology, router_options=options, second=second) as opened:
             assert opened.deployment is not None
-            testbed = ServingTestbed(opened.deployment, network)
-            try:
+            testbed = ServingTestbed(opened, opened.deployment)
+            with contextlib.closing(testbed):
                 yield testbed
-            finally:
-                testbed.close()
-
-
-# A second release for swaps, from the models of the first: no training, and other answers in most modes
-
-
-def second_problem(checkpoint: Path) -> str:
-    """Why no second release can be made of a bundle; empty when one can."""
-    bundle = find_bundle(checkpoint)
-    can = bundle_draws(checkpoint) or (bundle.ar and bundle.scorer)
-    return "" if can else "a swap needs a bundle with ar/ and scorer/: they change places"
-
-
-def make_second(checkpoint: Path, directory: Path) -> Path:
-    """The bundle with its two pipelines, or the names of its classes, in each other's place.
-
-    Raises InputError for a damaged frontier.
-    """
-    if bundle_draws(checkpoint):
-        shutil.copytree(checkpoint, directory)
-        for path in directory.rglob(MANIFEST_NAME):
-            manifest = json.loads(path.read_text(encoding="utf-8"))
-            manifest["architecture"]["classes"].reverse()
-            path.write_text(json.dumps(manifest), encoding="utf-8")
-        return directory
-    bundle = find_bundle(checkpoint)
-    folders = {"chain": bundle.chain, "ar": bundle.ar, "scorer": bundle.scorer, "local": bundle.local}
-    for name, source in folders.items():
-        if source is not None:
-            shutil.copytree(source, directory / EXCHANGED.get(name, name))
-    if (path := checkpoint / FRONTIER_NAME).exists():
-        # its figures are not those of the exchanged weights, but `auto` chooses by them all the same
-        frontier = read_frontier(path)
-        weights = {EXCHANGED.get(name, name): digest for name, digest in frontier.weights.items()}
-        record = json.dumps(replace(frontier, weights=weights).to_record())
-        (directory / FRONTIER_NAME).write_text(record, encoding="utf-8")
-    return directory
 
 
 # The faults
@@ -287,12 +199,6 @@ def make_second(checkpoint: Path, directory: Path) -> Path:
 
 def _no_impostor(conditions: Conditions) -> str:
     return "a host that an audit caught gets no more work: --audit leaves it out" if conditions.audit else ""
-
-
-def _no_second(conditions: Conditions) -> str:
-    if conditions.routers > 1:
-        return "a swap is for one router: of several only one deploys"
-    return second_problem(conditions.checkpoint)
 
 
 _Bed = ServingTestbed
@@ -320,7 +226,6 @@ _ALL: tuple[Fault[ServingTestbed], ...] = (
     Fault("restart", (6.0, 8.0), _Bed.drain, _Bed.revive_drained, _HOSTS, weight=2),
     # every request is cut off, and clients call again
     Fault("router", (0.5, 1.5), _Bed.kill, _Bed.revive, _ROUTERS, weight=2),
-    Fault("flood", (10.0, 12.0), _Bed.start_flood, _Bed.end_flood, _ROUTERS),
     Fault("half", (2.0, 4.0), _Bed.kill_half, _Bed.revive_half, lambda bed: ["1", "2"]),
     # long enough for many requests to meet it, and for TCP to find its pace
     Fault("slow", (8.0, 12.0), _Bed.slow_down, _Bed.speed_up, _HOSTS),
@@ -329,7 +234,5 @@ _ALL: tuple[Fault[ServingTestbed], ...] = (
     _altered("loss-1", loss=0.01),
     _altered("loss-5", loss=0.05),
     _altered("slow-link", slower=100.0),
-    # each answer must be of the one release or of the other, and never of both
-    Fault("swap", (6.0, 10.0), _Bed.deploy, _Bed.roll_back, _ROUTERS, absent=_no_second),
 )
 SERVING_FAULTS: Mapping[str, Fault[ServingTestbed]] = {fault.name: fault for fault in _ALL}

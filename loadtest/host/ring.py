@@ -15,8 +15,7 @@ import torch
 
 from loadtest.commands import Row, say
 from loadtest.host.settings import HostBenchSettings
-from loadtest.workload.pipeline import InProcess, Work
-from loadtest.workload.texts import tokens_of
+from loadtest.workload.texts import InProcess, Work, tokens_of
 from serving.cli.deployment import Deployment, temporary_deployment
 from serving.cli.ports import free_port_block
 from serving.client.client import AsyncClient, Client

@@ -2,7 +2,6 @@
 
 import argparse
 import os
-from dataclasses import replace
 from pathlib import Path
 from typing import NoReturn
 
@@ -15,7 +14,6 @@ from stages.errors import InputError
 def add_wan_up(up: argparse.ArgumentParser) -> None:
     up.add_argument("--profile", required=True, metavar="P", help="one of `wan profiles`")
     up.add_argument("--hosts", type=int, default=3, metavar="N", help="hosts beside the router (3)")
-    up.add_argument("--congestion", metavar="C", help="TCP congestion control of every node (the profile's: cubic)")
     add_wan_profiles(up)
 
 
@@ -27,21 +25,15 @@ def add_wan_exec(execute: argparse.ArgumentParser) -> None:
 
 def run_wan_up(options: argparse.Namespace) -> int:
     profile = profile_named(options.profile, options.profiles)
-    if options.congestion is not None:
-        profile = replace(profile, congestion=options.congestion)
     lab = start_lab(profile, options.hosts, state_directory())
-    print(f"{profile.name} is up ({lab.kind}): {', '.join(f'{node} {lab.address(node)}' for node in lab.nodes)}")
+    print(f"{profile.name} is up: {', '.join(f'{node} {lab.address(node)}' for node in lab.nodes)}")
     print("`onesweep wan exec NODE -- COMMAND` runs a program inside, `onesweep wan down` ends it")
     return 0
 
 
 def run_wan_status(options: argparse.Namespace) -> int:
     lab = require_lab(state_directory())
-    print(
-        f"{lab.profile.name} ({lab.kind}), process {lab.pid}, TCP {lab.profile.congestion}, "
-        f"slow start after idle {'on' if lab.profile.slow_start_after_idle else 'off'}, "
-        f"{len(lab.programs())} programs inside\n"
-    )
+    print(f"{lab.profile.name}, process {lab.pid}, {len(lab.programs())} programs inside\n")
     print(_links_table(lab))
     return 0
 
@@ -76,8 +68,8 @@ def _links_table(lab: Lab) -> str:
     for source in lab.nodes:
         rows.append([f"{source} ({lab.address(source)})"])
         for destination in (node for node in lab.nodes if node != source):
-            counts = counters.get((source, destination), {})
-            figures = [str(counts.get(name, "-")) for name in ("carried", "lost", "overflowed")]
+            counts = counters[source, destination]
+            figures = [str(counts[name]) for name in ("carried", "lost", "overflowed")]
             rows.append([f"  to {destination}", *_link_words(lab.profile.link(source, destination)), *figures])
     return aligned(header, [row + [""] * (len(header) - len(row)) for row in rows])
 

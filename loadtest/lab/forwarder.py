@@ -1,4 +1,4 @@
-"""Links where the kernel has none: one process reads every node's packets and writes each when it is due."""
+"""Links: one process reads every node's packets and writes each when it is due."""
 
 import contextlib
 import gc
@@ -11,6 +11,7 @@ import socket
 import struct
 import time
 from collections.abc import Mapping, Sequence
+from typing import NoReturn
 
 from loadtest.lab.namespaces import LabError, prctl
 from loadtest.lab.profile import Link
@@ -92,11 +93,12 @@ class Channel:
         }
 
 
-# Changing links of a lab while it is up: datagrams to the process that carries its packets.
+# Reading and changing the links of a lab while it is up: datagrams to the process that carries its packets.
 
 
 ANSWER_S = 5.0
-MOST_BYTES = 4096
+MOST_BYTES = 1 << 22  # of an answer: it has the counters of every link
+SO_SNDBUFFORCE = 32
 CREDENTIALS = struct.Struct("3i")  # process, user and group of a sender, as the kernel vouches for them
 
 Ends = tuple[str, str]  # addresses of a directed link's source and destination
@@ -106,13 +108,15 @@ def open_orders(pid: int) -> socket.socket:
     """The socket on which a lab process receives orders. Its name has no file and ends with the process."""
     orders = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
     orders.setsockopt(socket.SOL_SOCKET, socket.SO_PASSCRED, 1)
+    with contextlib.suppress(OSError):  # all of an answer fits, so that packets never wait for a slow reader
+        orders.setsockopt(socket.SOL_SOCKET, SO_SNDBUFFORCE, MOST_BYTES)
     orders.bind(_name(pid))
     orders.setblocking(False)
     return orders
 
 
-def take_order(orders: socket.socket, channels: Mapping[Ends, Channel]) -> None:
-    """Change the links named in a datagram of this user, and confirm."""
+def obey(orders: socket.socket, channels: Mapping[Ends, Channel]) -> None:
+    """Change the links named in a datagram of this user, and answer with the counters of all."""
     with contextlib.suppress(OSError, ValueError, TypeError, KeyError):
         order, ancillary, _, sender = orders.recvmsg(MOST_BYTES, socket.CMSG_SPACE(CREDENTIALS.size))
         users = [CREDENTIALS.unpack(data)[1] for _, kind, data in ancillary if kind == socket.SCM_CREDENTIALS]
@@ -121,32 +125,30 @@ def take_order(orders: socket.socket, channels: Mapping[Ends, Channel]) -> None:
         table = json.loads(order)
         for source, destination in table["links"]:
             channels[source, destination].alter(table["loss"], table["slower"])
-        orders.sendto(b"done", sender)
+        counters = [[*ends, channel.counters()] for ends, channel in channels.items()]
+        orders.sendto(json.dumps(counters).encode(), sender)
 
 
-def give_order(pid: int, links: Sequence[Ends], loss: float | None, slower: float) -> None:
-    """Have the process of a lab change these links (`Channel.alter`). Raises LabError."""
+def give_order(
+    pid: int, links: Sequence[Ends] = (), loss: float | None = None, slower: float = 1.0
+) -> dict[Ends, dict[str, int]]:
+    """Have the process of a lab change these links (`Channel.alter`). The counters of all links. Raises LabError."""
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as own:
         own.settimeout(ANSWER_S)
         own.bind("")  # the kernel finds a name for the answer
         try:
             own.sendto(json.dumps({"links": links, "loss": loss, "slower": slower}).encode(), _name(pid))
-            own.recv(16)
-        except OSError as error:
+            counters = json.loads(own.recv(MOST_BYTES))
+        except (OSError, ValueError) as error:
             raise LabError(f"the lab process {pid} does not answer: {error}") from None
-
-
-def control_name(pid: int) -> str:
-    """Name of the socket on which a lab process answers with its counters."""
-    return f"\0onesweep-wan-{pid}"
+    return {(source, destination): counts for source, destination, counts in counters}
 
 
 def _name(pid: int) -> str:
-    return f"{control_name(pid)}-orders"
+    return f"\0onesweep-wan-{pid}"
 
 
 PR_SET_TIMERSLACK = 29
-SO_SNDBUFFORCE = 32
 BATCH = 64  # packets read from one node before the others, and what is due, have their turn
 # A wait ends some 20 to 30 microseconds late, so what is due that soon goes at once: as far from right, with fewer
 # waits.
@@ -164,16 +166,11 @@ class Forwarder:
     def __init__(
         self,
         devices: dict[str, int],
-        channels: dict[tuple[str, str], Channel],
-        control: socket.socket,
+        channels: dict[Ends, Channel],
         orders: socket.socket,
     ) -> None:
-        """`devices`: TUN descriptors by node address; `channels`: links by addresses of source and destination.
-
-        `control`: for clients that read counters; `orders`: receives links to change.
-        """
-        self.channels = channels
-        self.control, self.orders = control, orders
+        """`devices`: TUN descriptors by node address; `orders`: as of `open_orders`."""
+        self.channels, self.orders = channels, orders
         self.undelivered = 0
         nap_s = min((channel.delay_ns for channel in channels.values()), default=0) * 1e-9 * NAP_SHARE
         self.nap_s = min(nap_s, LONGEST_NAP_S) if nap_s >= SHORTEST_NAP_S else 0.0
@@ -186,26 +183,22 @@ class Forwarder:
             for source, tun in devices.items()
         }
 
-    def run(self) -> None:
-        """Never returns. Raises OSError when a device has gone."""
+    def run(self) -> NoReturn:
+        """Carry packets. Raises OSError when a device has gone."""
         hurry()
         flying: list[tuple[int, int, int, bytes]] = []
         number = 0  # keeps packets of one delivery time in order
-        waiting = [*self.ways, self.control.fileno(), self.orders.fileno()]
+        waiting = [*self.ways, self.orders.fileno()]
         # Names of this function are found faster than those of modules and objects.
         turns, since_ns, loaded = 0, 0, False
         clock, read, write, push, pop = time.monotonic_ns, os.read, os.write, heapq.heappush, heapq.heappop
-        ways, control, wait, sleep, nap_s = self.ways, self.control.fileno(), select.select, time.sleep, self.nap_s
-        orders = self.orders.fileno()
+        ways, orders, wait, sleep, nap_s = self.ways, self.orders.fileno(), select.select, time.sleep, self.nap_s
         while True:
             timeout_s = max(0, flying[0][0] - clock() - EARLY_NS) / 1e9 if flying else None
             ready = wait(waiting, (), (), timeout_s)[0]
             for tun in ready:
-                if tun == control:
-                    self._tell()
-                    continue
                 if tun == orders:
-                    take_order(self.orders, self.channels)
+                    obey(self.orders, self.channels)
                     continue
                 links = ways[tun]
                 try:
@@ -233,17 +226,6 @@ class Forwarder:
                 turns, since_ns = 0, limit_ns
             if loaded and nap_s:
                 sleep(nap_s)
-
-    def _tell(self) -> None:
-        """Send the counters of every link to a client."""
-        with contextlib.suppress(OSError):
-            connection, _ = self.control.accept()
-            with connection:
-                # All of it fits, so that packets never wait for a client that reads slowly.
-                connection.setsockopt(socket.SOL_SOCKET, SO_SNDBUFFORCE, 4_000_000)
-                connection.setblocking(False)
-                counters = [[*ends, channel.counters()] for ends, channel in self.channels.items()]
-                connection.sendall(json.dumps(counters).encode())
 
 
 def hurry() -> None:

@@ -7,70 +7,24 @@ import json
 import os
 import shutil
 import signal
-import socket
 import subprocess
 import sys
 import tempfile
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import IO, Any
 
-from loadtest.lab.forwarder import control_name, give_order
-from loadtest.lab.namespaces import (
-    TUN,
-    LabError,
-    device_name,
-    end_processes,
-    netem_works,
-    processes_in,
-    shape_line,
-    start_ticks,
-)
+from loadtest.lab.forwarder import give_order
+from loadtest.lab.namespaces import TUN, LabError, end_processes, processes_in, start_ticks
 from loadtest.lab.profile import Profile
 from serving.cli.deployment import check_private
 from stages.errors import InputError
 
-# The record of a detached lab: one JSON file in a directory that is the user's alone.
-
-
+# The record of a detached lab is a JSON file in a directory that is the user's alone.
 RECORD, LOCK, LOG = "wan.json", "wan.lock", "wan.log"
-
-
-def write_record(directory: Path, record: dict[str, Any]) -> None:
-    """Whole or not at all. Raises LabError when the disk is full."""
-    # renamed when it is whole: who reads it meanwhile finds the last record, or none
-    unfinished = directory / f"{RECORD}.new"
-    try:
-        unfinished.write_text(json.dumps(record), encoding="utf-8")
-        unfinished.replace(directory / RECORD)
-    except OSError as error:
-        raise LabError(f"cannot write {directory / RECORD}: {error.strerror}") from None
-
-
-def read_record(directory: Path) -> dict[str, Any] | None:
-    """The record, if there is one. Raises LabError when it is damaged, or others could have written it."""
-    check_private(directory)
-    try:
-        record = json.loads((directory / RECORD).read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        return None
-    except (OSError, ValueError) as error:
-        raise damaged(directory, error) from None
-    if not isinstance(record, dict):
-        raise damaged(directory, TypeError("not an object"))
-    return record
-
-
-def damaged(directory: Path, error: Exception) -> LabError:
-    return LabError(
-        f"{directory / RECORD} is damaged ({error}): remove it and end the processes `python -m loadtest.lab.process`"
-    )
-
-
 STOP_S = 15.0
-ANSWER_S = 5.0
 PACKAGES = {"ip": "iproute2", "unshare": "util-linux", "nsenter": "util-linux", "setpriv": "util-linux"}
 
 
@@ -94,7 +48,6 @@ class Lab:
 
     profile: Profile
     nodes: tuple[str, ...]  # `router`, `host-1`, ..
-    kind: str  # `netem`, or `user space` where the kernel has no netem
     pid: int  # the lab process
     places: dict[str, Node]
     # Id and start of the lab process (`lab`) and of the one that cleans up after it (`keeper`).
@@ -106,7 +59,7 @@ class Lab:
         places = {node["name"]: Node(**node) for node in record["nodes"]}
         processes = {str(name): (int(pid), int(ticks)) for name, (pid, ticks) in record["processes"].items()}
         profile = Profile.from_record(record["profile"])
-        return cls(profile, tuple(places), str(record["kind"]), processes["lab"][0], places, processes)
+        return cls(profile, tuple(places), processes["lab"][0], places, processes)
 
     def address(self, node: str) -> str:
         """IP address of a node. Raises InputError."""
@@ -125,22 +78,9 @@ class Lab:
         return "the process that cleans up after the lab has ended" if gone else ""
 
     def counters(self) -> dict[tuple[str, str], dict[str, int]]:
-        """Packets of every directed link: carried, carried_bytes, lost, overflowed. {} where netem counts them.
-
-        Raises LabError when the lab does not answer.
-        """
-        if self.kind != "user space":
-            return {}
+        """Packets of every directed link: carried, carried_bytes, lost, overflowed. Raises LabError."""
         names = {node.address: node.name for node in self.places.values()}  # the forwarder knows addresses only
-        try:
-            with socket.socket(socket.AF_UNIX) as connection:
-                connection.settimeout(ANSWER_S)
-                connection.connect(control_name(self.pid))
-                with connection.makefile("rb") as answer:
-                    counters = json.loads(answer.read())
-        except (OSError, ValueError) as error:
-            raise LabError(f"the lab process {self.pid} does not answer: {error}") from None
-        return {(names[source], names[destination]): counts for source, destination, counts in counters}
+        return {(names[one], names[other]): counts for (one, other), counts in give_order(self.pid).items()}
 
     def alter(self, one: str, other: str, loss: float | None = None, slower: float = 1.0, both: bool = True) -> None:
         """Change the links between two nodes, or only that from `one`. Raises InputError or LabError.
@@ -148,17 +88,8 @@ class Lab:
         :param loss: of packets, 1.0 to cut them; None for the profile's.
         :param slower: what the rate is divided by.
         """
-        ends = ((one, other), (other, one)) if both else ((one, other),)
-        ways = [(self._place(source), self._place(target)) for source, target in ends]
-        if self.kind == "user space":
-            give_order(self.pid, [(source.address, target.address) for source, target in ways], loss, slower)
-            return
-        for source, target in ways:
-            device = device_name(self.nodes.index(source.name), self.nodes.index(target.name))
-            line = shape_line(device, self.profile.link(source.name, target.name), loss, slower)
-            done = subprocess.run(self.command(source.name, ["tc", *line.split()]), capture_output=True, text=True)
-            if done.returncode:
-                raise LabError(f"tc could not change {device}: {' '.join(done.stderr.split())}")
+        ends = (self.address(one), self.address(other))
+        give_order(self.pid, [ends, ends[::-1]] if both else [ends], loss, slower)
 
     def stop(self) -> None:
         """End the lab, what is left of it, and every program in it."""
@@ -197,10 +128,8 @@ def lab_problem() -> str:
     for program, package in PACKAGES.items():
         if shutil.which(program) is None:
             return f"the program {program} is missing: install the package {package}"
-    if netem_works():
-        return ""
     if not TUN.exists():
-        return f"there is neither netem (modprobe sch_netem) nor {TUN} (modprobe tun) on this machine"
+        return f"there is no {TUN} on this machine: modprobe tun"
     trial = ["unshare", "--net", "ip", "tuntap", "add", "dev", "wan", "mode", "tun"]
     done = subprocess.run(trial, capture_output=True, text=True)
     if done.returncode:
@@ -212,13 +141,13 @@ def lab_problem() -> str:
 
 
 @contextlib.contextmanager
-def temporary_lab(profile: Profile, hosts: int, kind: str = "") -> Iterator[Lab]:
+def temporary_lab(profile: Profile, hosts: int) -> Iterator[Lab]:
     """A lab of this process's own for the length of a `with` block; it dies with the thread that made it.
 
-    `kind`: "netem" or "user space"; "" takes netem where the kernel has it. Raises LabError or ProfileError.
+    Raises LabError or ProfileError.
     """
     with tempfile.TemporaryFile() as log:
-        process, record = _spawn(profile, hosts, kind, None, log)
+        process, record = _spawn(profile, hosts, None, log)
         lab = Lab.from_record(record)
         try:
             yield lab
@@ -230,7 +159,7 @@ def temporary_lab(profile: Profile, hosts: int, kind: str = "") -> Iterator[Lab]
             process.wait()
 
 
-def start_lab(profile: Profile, hosts: int, directory: Path, kind: str = "") -> Lab:
+def start_lab(profile: Profile, hosts: int, directory: Path) -> Lab:
     """A lab that outlives this process; its record lies in `directory`. Raises LabError or ProfileError."""
     try:
         directory.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -243,19 +172,22 @@ def start_lab(profile: Profile, hosts: int, directory: Path, kind: str = "") -> 
         state = f"a lab is half up ({problem})" if problem else f"a lab is up already ({previous.profile.name})"
         raise LabError(f"{state}; `onesweep wan down` first")
     with (directory / LOG).open("wb") as log:
-        _, record = _spawn(profile, hosts, kind, directory, log)
+        _, record = _spawn(profile, hosts, directory, log)
     return Lab.from_record(record)
 
 
 def find_lab(directory: Path) -> Lab | None:
     """The lab that was started from `directory` and not stopped, whole or half. Raises LabError."""
-    record = read_record(directory)
-    if record is None:
-        return None
+    check_private(directory)
+    path = directory / RECORD
     try:
-        return Lab.from_record(record)
-    except (KeyError, TypeError, ValueError, AttributeError, InputError) as error:
-        raise damaged(directory, error) from None
+        return Lab.from_record(json.loads(path.read_text(encoding="utf-8")))
+    except FileNotFoundError:
+        return None
+    except (OSError, KeyError, TypeError, ValueError, AttributeError, InputError) as error:
+        raise LabError(
+            f"{path} is damaged ({error}): remove it and end the processes `python -m loadtest.lab.process`"
+        ) from None
 
 
 def require_lab(directory: Path) -> Lab:
@@ -280,7 +212,7 @@ def stop_lab(directory: Path) -> Lab:
 
 
 def _spawn(
-    profile: Profile, hosts: int, kind: str, directory: Path | None, log: IO[bytes]
+    profile: Profile, hosts: int, directory: Path | None, log: IO[bytes]
 ) -> tuple[subprocess.Popen[str], dict[str, Any]]:
     profile.check_hosts(hosts)
     problem = lab_problem()
@@ -296,9 +228,8 @@ def _spawn(
         cwd="/",
     )
     request = {
-        "profile": profile.as_record(),
+        "profile": asdict(profile),
         "hosts": hosts,
-        "kind": kind,
         "directory": str(directory.absolute()) if directory else "",
         "owner": 0 if directory else os.getpid(),
     }

@@ -1,4 +1,4 @@
-"""The lab process: it owns a lab's namespaces, and where the kernel cannot, carries the packets between them.
+"""The lab process: it owns a lab's namespaces, and carries the packets between them.
 
 `python -m loadtest.lab.process` reads what to make from its standard input and answers with one line of JSON,
 the lab's record or {"error": sentence}. The lab lives as long as the process does: nothing of it has a name or a file
@@ -9,32 +9,27 @@ import fcntl
 import json
 import os
 import signal
-import socket
 import sys
+from dataclasses import asdict
+from itertools import permutations
 from pathlib import Path
 from typing import Any, NoReturn
 
-from loadtest.lab.forwarder import Channel, Forwarder, control_name, open_orders
-from loadtest.lab.lab import LOCK, write_record
+from loadtest.lab.forwarder import Channel, Forwarder, open_orders
+from loadtest.lab.lab import LOCK, RECORD
 from loadtest.lab.namespaces import (
     PR_SET_PDEATHSIG,
     LabError,
-    allowed,
-    batch,
     end_processes,
-    make_mesh,
-    netem_works,
     node_address,
     open_tun,
     own_namespace,
     prctl,
-    set_tcp,
+    set_network,
     start_ticks,
     tun_lines,
 )
 from loadtest.lab.profile import Profile, node_names
-
-NETEM, USER_SPACE, UNSHAPED = "netem", "user space", "unshaped"
 
 
 def main() -> None:
@@ -43,11 +38,14 @@ def main() -> None:
         if request["owner"]:
             die_with(request["owner"])
         lock = take_lock(request["directory"])
-        lab = LabProcess(Profile.from_record(request["profile"]), request["hosts"], request["kind"])
-        lab.keeper = fork_keeper(lab.inodes, [*lab.tuns, lab.control.fileno(), lab.orders.fileno(), lock])
+        lab = LabProcess(Profile.from_record(request["profile"]), request["hosts"])
+        lab.keeper = fork_keeper(lab.inodes, [*lab.tuns, lab.orders.fileno(), lock])
         record = lab.record()
         if request["directory"]:
-            write_record(Path(request["directory"]), record)
+            # renamed when it is whole: who reads it meanwhile finds the last record, or none
+            unfinished = Path(request["directory"]) / f"{RECORD}.new"
+            unfinished.write_text(json.dumps(record), encoding="utf-8")
+            unfinished.replace(unfinished.with_name(RECORD))
     except (LabError, OSError) as error:
         print(json.dumps({"error": f"cannot make the lab: {error}"}), flush=True)
         sys.exit(1)
@@ -58,55 +56,36 @@ def main() -> None:
 class LabProcess:
     """Namespaces, devices and links of one lab, as this process holds them. Raises LabError."""
 
-    def __init__(self, profile: Profile, hosts: int, kind: str) -> None:
+    def __init__(self, profile: Profile, hosts: int) -> None:
         self.profile = profile
         self.names = node_names(hosts)
-        self.kind = kind or (NETEM if netem_works() else USER_SPACE)
         self.addresses = [node_address(i) for i in range(len(self.names))]
         self.namespaces: list[int] = []
         self.tuns: list[int] = []
         self.keeper = 0
         try:
-            # once around all nodes: the machine's own list is changed meanwhile
-            with allowed(profile.congestion):
-                for address in self.addresses:
-                    self._make_node(address)
+            for address in self.addresses:
+                self._make_node(address)
         except OSError as error:
             raise LabError(f"no network namespace could be made here: {error.strerror}") from None
-        if self.kind != USER_SPACE:
-            make_mesh(self.namespaces, self.paths, profile, self.names, shape=self.kind == NETEM)
         self.inodes = {os.fstat(namespace).st_ino for namespace in self.namespaces}
-        # A name without a file: it goes with the process.
-        self.control = socket.socket(socket.AF_UNIX)
-        self.control.bind(control_name(os.getpid()))
-        self.control.listen()
-        self.control.setblocking(False)
         self.orders = open_orders(os.getpid())
-
-    @property
-    def paths(self) -> list[str]:
-        return [f"/proc/{os.getpid()}/fd/{namespace}" for namespace in self.namespaces]
 
     def record(self) -> dict[str, Any]:
         """The values that another process needs to find the lab and to run programs in it."""
+        own = f"/proc/{os.getpid()}/fd"
         nodes = [
-            {"name": name, "address": address, "namespace": path, "inode": os.fstat(namespace).st_ino}
-            for name, address, path, namespace in zip(
-                self.names, self.addresses, self.paths, self.namespaces, strict=True
-            )
+            {"name": name, "address": address, "namespace": f"{own}/{held}", "inode": os.fstat(held).st_ino}
+            for name, address, held in zip(self.names, self.addresses, self.namespaces, strict=True)
         ]
         processes = {name: [pid, start_ticks(pid)] for name, pid in (("lab", os.getpid()), ("keeper", self.keeper))}
-        return {"kind": self.kind, "profile": self.profile.as_record(), "nodes": nodes, "processes": processes}
+        return {"profile": asdict(self.profile), "nodes": nodes, "processes": processes}
 
     def run(self) -> NoReturn:
-        """Carry packets, or sleep where the kernel does, until SIGTERM."""
+        """Carry packets until SIGTERM."""
         signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
         try:
-            if self.kind == USER_SPACE:
-                devices = dict(zip(self.addresses, self.tuns, strict=True))
-                Forwarder(devices, self._channels(), self.control, self.orders).run()
-            while True:
-                signal.pause()
+            Forwarder(dict(zip(self.addresses, self.tuns, strict=True)), self._channels(), self.orders).run()
         finally:
             signal.signal(signal.SIGTERM, signal.SIG_IGN)
             end_processes(self.inodes)
@@ -116,18 +95,14 @@ class LabProcess:
     def _make_node(self, address: str) -> None:
         with own_namespace() as namespace:
             self.namespaces.append(namespace)
-            set_tcp(self.profile.congestion, self.profile.slow_start_after_idle)
-            if self.kind == USER_SPACE:
-                self.tuns.append(open_tun())
-                batch("ip", tun_lines(address))
+            self.tuns.append(open_tun())
+            set_network(tun_lines(address))
 
     def _channels(self) -> dict[tuple[str, str], Channel]:
-        ends = [(i, j) for i in range(len(self.names)) for j in range(len(self.names)) if i != j]
+        nodes = zip(self.names, self.addresses, strict=True)
         return {
-            (self.addresses[i], self.addresses[j]): Channel(
-                self.profile.link(self.names[i], self.names[j]), f"{self.names[i]} to {self.names[j]}"
-            )
-            for i, j in ends
+            (source, destination): Channel(self.profile.link(one, other), f"{one} to {other}")
+            for (one, source), (other, destination) in permutations(nodes, 2)
         }
 
 

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import re
-from dataclasses import asdict, dataclass, fields, replace
+from collections.abc import Collection
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
 from stages.errors import InputError, one_of
-from stages.settings import from_toml, read_toml, setting
+from stages.settings import from_toml, read_toml
 
 # One directed link between two nodes, as a user describes it.
 
@@ -29,9 +29,7 @@ class Link:
 
     delay_ms: float = 0.0  # propagation, one way
     rate_mbps: float | None = None  # Megabits (10^6) of IP packets a second; None for no limit
-    # What waits for the rate before packets are dropped, as time (100 ms unless queue_kb is given).
-    queue_ms: float | None = None
-    queue_kb: float | None = None  # the same in kilobytes (10^3). One of the two.
+    queue_ms: float | None = None  # of what waits for the rate before packets are dropped: 100
     jitter_ms: float = 0.0  # each packet's delay is drawn evenly from delay_ms +/- jitter_ms; order is kept
     loss: float = 0.0  # probability that a packet vanishes before the queue
 
@@ -47,32 +45,21 @@ class Link:
             )
         if not 0 <= self.loss < 1:
             raise ProfileError(f"loss is a probability, 0 or more and less than 1, not {self.loss:g}")
-        self._check_queue()
+        if self.queue_ms is not None and self.queue_ms <= 0:
+            raise ProfileError(f"queue_ms must be more than 0, not {self.queue_ms:g}")
+        if self.queue_ms is not None and self.rate_mbps is None:
+            raise ProfileError("queue_ms says what waits for the rate: give rate_mbps, too, or leave it out")
 
     @property
     def queue_bytes(self) -> int | None:
         """Bytes that wait for the rate at most; None where no rate makes them wait."""
         if self.rate_mbps is None:
             return None
-        if self.queue_kb is not None:
-            return int(self.queue_kb * 1000)
         queue_ms = DEFAULT_QUEUE_MS if self.queue_ms is None else self.queue_ms
         return max(MTU, int(queue_ms * self.rate_mbps * 125))
 
-    def _check_queue(self) -> None:
-        for name, value in (("queue_ms", self.queue_ms), ("queue_kb", self.queue_kb)):
-            if value is not None and value <= 0:
-                raise ProfileError(f"{name} must be more than 0, not {value:g}")
-            if value is not None and self.rate_mbps is None:
-                raise ProfileError(f"{name} says what waits for the rate: give rate_mbps, too, or leave it out")
-        if self.queue_ms is not None and self.queue_kb is not None:
-            raise ProfileError("give the queue as queue_ms or as queue_kb, not both")
-        if self.queue_kb is not None and self.queue_kb * 1000 < MTU:
-            raise ProfileError(f"queue_kb = {self.queue_kb:g} does not hold one packet of {MTU} bytes")
-
 
 SHIPPED = Path(__file__).with_name("profiles.toml")
-DEFAULT_CONGESTION = "cubic"
 MAX_HOSTS = 64
 ROUTER = "router"
 
@@ -88,19 +75,12 @@ class Override:
 
 @dataclass(frozen=True)
 class Profile:
-    """The links of a network and how its nodes' TCP is set."""
+    """The links of a network."""
 
     name: str
     description: str
     default: Link
     overrides: tuple[Override, ...] = ()  # the last one that fits counts
-    congestion: str = DEFAULT_CONGESTION  # congestion control of every node; the kernel must have it
-    # Linux' default: a connection that was idle for a retransmission timeout starts with a small window again.
-    slow_start_after_idle: bool = True
-
-    def __post_init__(self) -> None:
-        if not re.fullmatch(r"[a-z0-9_-]{1,15}", self.congestion):
-            raise ProfileError(f"congestion must be a name such as {DEFAULT_CONGESTION!r}, not {self.congestion!r}")
 
     def link(self, source: str, destination: str) -> Link:
         """The link from one node to another."""
@@ -123,13 +103,9 @@ class Profile:
                         f"take {name.removeprefix('host-')} hosts or more, or another profile"
                     )
 
-    def as_record(self) -> dict[str, Any]:
-        """JSON values that `from_record` reads."""
-        return asdict(self)
-
     @classmethod
     def from_record(cls, record: dict[str, Any]) -> Profile:
-        """The inverse of `as_record`. Raises KeyError, TypeError or ProfileError for anything else."""
+        """The inverse of `asdict`, by way of JSON. Raises KeyError, TypeError or ProfileError for anything else."""
         overrides = tuple(Override(o["source"], o["destination"], Link(**o["link"])) for o in record["overrides"])
         return cls(**{**record, "default": Link(**record["default"]), "overrides": overrides})
 
@@ -161,15 +137,6 @@ def _read(path: Path) -> dict[str, Profile]:
 
 
 @dataclass(frozen=True)
-class _Nodes:
-    """Keys of a profile that say no link."""
-
-    description: str = ""
-    congestion: str = DEFAULT_CONGESTION
-    slow_start_after_idle: int = setting(1, "", least=0, most=1)
-
-
-@dataclass(frozen=True)
 class _Ends:
     """Keys of one of a profile's links that say where it is."""
 
@@ -195,35 +162,28 @@ class _Ends:
 
 
 def _profile(name: str, table: object, where: str) -> Profile:
-    own, rest = _split(_Nodes, table, where)
-    entries = rest.pop("links", [])
+    own, rest = _split({"links", "description"}, table, where)
+    entries, description = own.get("links", []), own.get("description", "")
     if not isinstance(entries, list):
         raise ProfileError(f"{where}: links must be sections [[{name}.links]]")
-    nodes = from_toml(_Nodes, own, where, error=ProfileError)
+    if not isinstance(description, str):
+        raise ProfileError(f"{where}: description must be text in quotes, not {description!r}")
     default = from_toml(Link, rest, where, error=ProfileError)
     overrides = [
         each for i, entry in enumerate(entries) for each in _overrides(entry, default, f"{where}, link {i + 1}")
     ]
-    try:
-        return Profile(
-            name, nodes.description, default, tuple(overrides), nodes.congestion, bool(nodes.slow_start_after_idle)
-        )
-    except ProfileError as error:
-        raise ProfileError(f"{where}: {error}") from None
+    return Profile(name, description, default, tuple(overrides))
 
 
 def _overrides(entry: object, default: Link, where: str) -> list[Override]:
     """One or two directed links; what an entry does not say is as in the rest of its profile."""
-    ends, rest = _split(_Ends, entry, where)
-    if {"queue_ms", "queue_kb"} & rest.keys():  # a queue replaces a queue, whatever the units of the two
-        default = replace(default, queue_ms=None, queue_kb=None)
+    ends, rest = _split({field.name for field in fields(_Ends)}, entry, where)
     link = from_toml(Link, rest, where, default, ProfileError)
     return [Override(*pair, link) for pair in from_toml(_Ends, ends, where, error=ProfileError).pairs(where)]
 
 
-def _split(keys: type[_Nodes | _Ends], table: object, where: str) -> tuple[dict[str, Any], dict[str, Any]]:
-    """The entries of a section that `keys` has, and the others."""
+def _split(keys: Collection[str], table: object, where: str) -> tuple[dict[str, Any], dict[str, Any]]:
+    """The entries of a section with these keys, and the others."""
     if not isinstance(table, dict):
         raise ProfileError(f"{where} must be a section")
-    known = {field.name for field in fields(keys)}
-    return {k: v for k, v in table.items() if k in known}, {k: v for k, v in table.items() if k not in known}
+    return {k: v for k, v in table.items() if k in keys}, {k: v for k, v in table.items() if k not in keys}

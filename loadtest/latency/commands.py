@@ -2,9 +2,8 @@
 
 import argparse
 from functools import partial
-from pathlib import Path
 
-from loadtest.commands import BenchReport, add_measurement, run_bench
+from loadtest.commands import add_measurement, run_bench
 from loadtest.latency.settings import BYTES, LENGTH_FLAGS, LEVELS, TOKENS, WanSettings, parse_lengths
 from loadtest.workload.prompts import parse_prompts
 from stages.settings import from_flags
@@ -22,18 +21,12 @@ def add_wan(wan: argparse.ArgumentParser) -> None:
         lengths.add_argument(LENGTH_FLAGS[unit], dest="lengths", type=read, metavar="N[,N]", help=help)
     wan.set_defaults(lengths=())
     wan.add_argument("--text", default="", metavar="T[,T]", help="prompts: novel, copying (novel)")
-    own = "prompts of your own, one a file"
-    wan.add_argument("--prompt", type=Path, nargs="+", action="extend", default=[], metavar="FILE", help=own)
 
 
 def run_wan(options: argparse.Namespace) -> int:
     from loadtest.latency.run import check_wan, measure_wan, settled
 
-    prompts = parse_prompts(options.text, options.prompt) if options.text or options.prompt else ()
+    prompts = parse_prompts(options.text) if options.text else ()
     settings = settled(from_flags(WanSettings, options, lengths=options.lengths, prompts=prompts))
-    profiles = check_wan(settings)
-
-    def bench() -> BenchReport:
-        return measure_wan(settings, profiles)
-
-    return run_bench(options, bench)
+    check_wan(settings)
+    return run_bench(options, partial(measure_wan, settings))

@@ -19,7 +19,6 @@ from dataclasses import dataclass
 from typing import Any
 
 from loadtest.lab.profile import ROUTER, Link
-from loadtest.workload.testbed import Network
 
 Pair = tuple[str, str]  # the two ends of a hop: source, destination
 
@@ -133,11 +132,6 @@ class Course:
         rest = max(account.wire_bytes_total - beside - sum(certain), 0)
         fastest = max(_rate_mbps(wire) for wire in (out, *inner, home, *([back] if len(self.hosts) > 1 else [])))
         return delay_ms, serialisation_ms + wire_ms(rest, fastest)
-
-
-def course_of(network: Network) -> Course:
-    """The ring of all hosts of a network."""
-    return Course(network.nodes[1:], network.link)
 
 
 def least_serialisation_ms(account: BookedCost, rates_mbps: Sequence[float]) -> float:

@@ -1,20 +1,19 @@
 """The run of `bench wan`: one deployment for each profile, all variants taking turns; then texts that must be those of
 `ar` are compared with them."""
 
+import hashlib
 import statistics
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, replace
 from typing import Any
 
 from loadtest.commands import BenchReport, say
-from loadtest.lab.lab import lab_problem
-from loadtest.lab.profile import Profile, profile_named
 from loadtest.latency.settings import LEVELS, Length, WanSettings
-from loadtest.latency.turns import RequestSeries, Sample, Seat, ended_well, take_turns
+from loadtest.latency.turns import RequestSeries, Sample, ended_well, take_turns
 from loadtest.report.record import settings_record
-from loadtest.report.table import Table, number_column, open_meter, percentile, text_column
+from loadtest.report.table import Column, number_column, open_meter, percentile, table, text_column
 from loadtest.workload.prompts import NOVEL, Prompts
-from loadtest.workload.testbed import LOOPBACK, check_host_count, started_testbed
+from loadtest.workload.testbed import check_network, deployed, open_network
 from loadtest.workload.variants import ModeVariant
 from serving.drawing import DEFAULT_LEVELS, DRAWING_MODES, EXPERT_RULES
 from stages.checkpoint.manifest import bundle_draws, find_bundle, read_manifest
@@ -50,18 +49,10 @@ def settled(settings: WanSettings) -> WanSettings:
     )
 
 
-def check_wan(settings: WanSettings) -> list[Profile | None]:
-    """The profiles; None = loopback, which is none. What a router refuses becomes a row that failed.
-
-    Raises OnesweepError.
-    """
-    profiles = [None if name == LOOPBACK else profile_named(name, settings.profiles_file) for name in settings.profiles]
-    check_host_count(settings.hosts, settings.checkpoint)
-    for profile in filter(None, profiles):
-        profile.check_hosts(settings.host_count)
-    if any(profiles) and (problem := lab_problem()):
-        raise OnesweepError(problem)
-    return profiles
+def check_wan(settings: WanSettings) -> None:
+    """Raises OnesweepError for networks that cannot be. A request that a router refuses becomes a row that failed."""
+    for name in settings.profiles:
+        check_network(name, settings.host_count, settings.checkpoint, settings.profiles_file)
 
 
 def series_of(settings: WanSettings) -> list[RequestSeries]:
@@ -77,18 +68,15 @@ def series_of(settings: WanSettings) -> list[RequestSeries]:
     ]
 
 
-def measure_wan(settings: WanSettings, profiles: Sequence[Profile | None]) -> BenchReport:
-    """Measure every profile. One that cannot be measured gets failed rows with the reason; the others are measured.
-
-    :param profiles: those of `settings`; None = loopback.
-    """
+def measure_wan(settings: WanSettings) -> BenchReport:
+    """Measure every profile. One that cannot be measured gets failed rows with the reason; the others are measured."""
     rows, samples = list[Row](), list[dict[str, Any]]()
-    for name, profile in zip(settings.profiles, profiles, strict=True):
+    for name in settings.profiles:
         taken: Taken = {series: [] for series in series_of(settings)}
         say(f"{name}: {len(taken)} variants x {settings.requests * settings.at_once} requests ...")
         problem = ""
         try:
-            _measure_profile(settings, profile, taken)
+            _measure_profile(settings, name, taken)
         except OnesweepError as error:
             problem = str(error)
         for series, found in taken.items():
@@ -111,13 +99,16 @@ def measure_wan(settings: WanSettings, profiles: Sequence[Profile | None]) -> Be
     return BenchReport(wan_table(rows), record, holds=not any(row["failures"] for row in rows))
 
 
-def _measure_profile(settings: WanSettings, profile: Profile | None, taken: Taken) -> None:
-    with started_testbed(profile or LOOPBACK, settings.host_count, settings.checkpoint) as testbed:
-        seats = {Seat(testbed, series, settings.at_once): series for series in taken}
-        with open_meter(testbed.profile, len(seats) * settings.requests, "turn") as count:
-            for seat, samples in take_turns(list(seats), settings.requests, settings.seed):
-                taken[seats[seat]] += samples
-                count(1)
+def _measure_profile(settings: WanSettings, profile: str, taken: Taken) -> None:
+    s = settings
+    with (
+        open_network(profile, s.host_count, s.profiles_file) as network,
+        deployed(network, s.checkpoint) as testbed,
+        open_meter(network.profile, len(taken) * s.requests, "turn") as count,
+    ):
+        for series, samples in take_turns(testbed, list(taken), s.requests, s.at_once, s.seed):
+            taken[series] += samples
+            count(1)
 
 
 def _sample_record(profile: str, series: RequestSeries, sample: Sample) -> dict[str, Any]:
@@ -128,21 +119,18 @@ def _sample_record(profile: str, series: RequestSeries, sample: Sample) -> dict[
         return record | {"error": sample.error}
     times = {"latency_ms": sample.latency_ms, "first_byte_ms": sample.first_byte_ms}
     record |= {name: round(value, 3) for name, value in (times | asdict(sample.least)).items()}
-    written = "pixels" if series.length.draws else "text"
-    return record | {written: sample.booked[written]}
+    if series.length.draws:
+        return record | {"pixels": hashlib.sha256(bytes.fromhex(sample.booked["output_hex"])).hexdigest()}
+    return record | {"text": sample.booked["text"]}
 
 
 # Rows of the table, one for each series of requests on each profile
 
 
-# The parts of a latency. `rest` is what remains: gRPC, Python, TCP, headers, waiting for a processor.
-PARTS = ("delay", "serialisation", "compute", "queue", "rest")
-
-
 def row_of(profile: str, series: RequestSeries, samples: Sequence[Sample]) -> Row:
     """Medians over the requests that ended well; failures are counted, and the most frequent one is quoted."""
     good, error = ended_well(samples)
-    latencies, parts = sorted(sample.latency_ms for sample in good), [parts_ms(sample) for sample in good]
+    latencies = sorted(sample.latency_ms for sample in good)
 
     def median(value: Callable[[Sample], float]) -> float | None:
         return statistics.median(map(value, good)) if good else None
@@ -165,14 +153,12 @@ def row_of(profile: str, series: RequestSeries, samples: Sequence[Sample]) -> Ro
         "p95_ms": percentile(latencies, 95),
         "first_byte_ms": median(lambda s: s.first_byte_ms),
         "floor_ms": median(lambda s: s.least.total_ms),
-        "ratio": median(lambda s: s.ratio),
+        "ratio": median(lambda s: s.latency_ms / s.least.total_ms),
         "sweeps": count(lambda s: int(s.booked["sweeps"])),
         "hops": count(lambda s: int(s.booked["hops"])),
         "wire_bytes": count(lambda s: int(s.booked["wire_bytes_total"])),
         "largest_hop_bytes": count(lambda s: max(s.booked["wire_bytes"], default=0)),
-        "host_seconds": median(lambda s: s.host_ms / 1000),
-        # part by part, so they need not add up to a median latency
-        "parts_ms": {name: statistics.median(part[name] for part in parts) for name in PARTS} if good else None,
+        "host_seconds": median(lambda s: sum(host["compute_ms"] for host in s.booked["hosts"]) / 1000),
     }
     if series.length.draws:
         return row
@@ -183,13 +169,6 @@ def row_of(profile: str, series: RequestSeries, samples: Sequence[Sample]) -> Ro
         "same_as_ar": None,
         "compared": None,
     }
-
-
-def parts_ms(sample: Sample) -> dict[str, float]:
-    """The parts of one request's latency, milliseconds; they add up to it."""
-    queue_ms = sum(host["queue_ms"] for host in sample.booked["hosts"])
-    known = (sample.least.delay_ms, sample.least.serialisation_ms, sample.least.compute_ms, queue_ms)
-    return dict(zip(PARTS, (*known, sample.latency_ms - sum(known)), strict=True))
 
 
 def acceptance(samples: Sequence[Sample]) -> float | None:
@@ -224,40 +203,36 @@ def _as_ar(row: Row) -> str:
     return "-" if row["compared"] is None else f"{row['same_as_ar']} of {row['compared']}"
 
 
-WAN: Table[Row] = Table(
-    (
-        *map(text_column, ("profile", "text", "mode")),
-        ("length", length_of),
-        number_column("first s", "first_byte_ms", 3, scale=1e-3),
-        number_column("p50 s", "p50_ms", 3, scale=1e-3),
-        number_column("floor s", "floor_ms", 3, scale=1e-3),
-        number_column("x floor", "ratio", 2),
-        number_column("sweeps", "sweeps", 0),
-        number_column("tokens/s", "tokens_per_s"),
-        number_column("accepted", "acceptance", 2),
-        number_column("wire bytes", "wire_bytes", 0),
-        number_column("host-s", "host_seconds", 2),
-        ("as ar", _as_ar),
-        text_column("failed", "failures"),
-    )
+WAN: tuple[Column[Row], ...] = (
+    *map(text_column, ("profile", "text", "mode")),
+    ("length", length_of),
+    number_column("first s", "first_byte_ms", 3, scale=1e-3),
+    number_column("p50 s", "p50_ms", 3, scale=1e-3),
+    number_column("floor s", "floor_ms", 3, scale=1e-3),
+    number_column("x floor", "ratio", 2),
+    number_column("sweeps", "sweeps", 0),
+    number_column("tokens/s", "tokens_per_s"),
+    number_column("accepted", "acceptance", 2),
+    number_column("wire bytes", "wire_bytes", 0),
+    number_column("host-s", "host_seconds", 2),
+    ("as ar", _as_ar),
+    text_column("failed", "failures"),
 )
 
 # Of pictures: no figure of texts, and what a picture takes of the hosts.
-PICTURES: Table[Row] = Table(
-    (
-        *map(text_column, ("profile", "mode")),
-        number_column("levels", "length", 0),
-        number_column("p50 s", "p50_ms", 3, scale=1e-3),
-        number_column("p95 s", "p95_ms", 3, scale=1e-3),
-        number_column("floor s", "floor_ms", 3, scale=1e-3),
-        number_column("x floor", "ratio", 3),
-        number_column("trips", "sweeps", 0),
-        number_column("hops", "hops", 0),
-        number_column("largest hop", "largest_hop_bytes", 0),
-        number_column("wire bytes", "wire_bytes", 0),
-        number_column("host ms a picture", "host_seconds", 1, scale=1e3),
-        text_column("failed", "failures"),
-    )
+PICTURES: tuple[Column[Row], ...] = (
+    *map(text_column, ("profile", "mode")),
+    number_column("levels", "length", 0),
+    number_column("p50 s", "p50_ms", 3, scale=1e-3),
+    number_column("p95 s", "p95_ms", 3, scale=1e-3),
+    number_column("floor s", "floor_ms", 3, scale=1e-3),
+    number_column("x floor", "ratio", 3),
+    number_column("trips", "sweeps", 0),
+    number_column("hops", "hops", 0),
+    number_column("largest hop", "largest_hop_bytes", 0),
+    number_column("wire bytes", "wire_bytes", 0),
+    number_column("host ms a picture", "host_seconds", 1, scale=1e3),
+    text_column("failed", "failures"),
 )
 
 
@@ -268,7 +243,7 @@ def drawn(rows: Sequence[Row]) -> bool:
 
 def wan_table(rows: Sequence[Row]) -> str:
     """For a terminal; below it, why requests failed."""
-    return "\n".join([(PICTURES if drawn(rows) else WAN).aligned(rows), *failures(rows)])
+    return "\n".join([table(PICTURES if drawn(rows) else WAN, rows), *failures(rows)])
 
 
 def failures(rows: Sequence[Row]) -> list[str]:

@@ -12,14 +12,8 @@ from stages.errors import InputError
 from stages.settings import flag, setting
 
 MAX_AT_ONCE = 64  # requests in flight that a router takes by default
-
-
 MAX_SEED = (1 << 63) - 1  # half of a request's range: seeds count up from the first one
-
-
 BYTES, TOKENS, LEVELS = "bytes", "tokens", "levels"
-
-
 LENGTH_FLAGS = {BYTES: "--bytes", TOKENS: "--max-tokens", LEVELS: "--levels"}
 
 
@@ -42,7 +36,7 @@ class Length:
 def parse_lengths(text: str, unit: str = BYTES) -> tuple[Length, ...]:
     """The output lengths, or levels, of "N,N". Raises InputError."""
     option = LENGTH_FLAGS[unit]
-    counts = numbers(text, option, int)
+    counts = numbers(text, option)
     if not counts or min(counts) < 1:
         raise InputError(f"{option} {text!r} must be numbers from 1, such as 32,256")
     check_different([str(count) for count in counts], option)
@@ -75,9 +69,9 @@ class WanSettings:
     # Every variant begins with this seed and counts on from it, so that all are asked for the same texts.
     seed: int = setting(0, "seed of the first request", metavar="S", least=0, most=MAX_SEED)
     # None: three, or one for each block where there are fewer.
-    hosts: int | None = setting(None, "hosts that share the blocks", shown="3")
+    hosts: int | None = setting(None, "hosts that share the blocks", least=1, shown="3")
     checkpoint: Path = field(default=SHIPPED.resolve(), metadata=CHECKPOINT)
-    # From --bytes, --max-tokens or --levels, and from --text and --prompt; empty: the bundle's.
+    # From --bytes, --max-tokens or --levels, and from --text; empty: the bundle's.
     lengths: tuple[Length, ...] = ()
     prompts: tuple[Prompts, ...] = ()
 

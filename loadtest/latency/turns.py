@@ -5,7 +5,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from loadtest.latency.floor import BookedCost, Floor, course_of
+from loadtest.latency.floor import BookedCost, Course, Floor
 from loadtest.latency.settings import Length
 from loadtest.workload.prompts import NOVEL, Prompts
 from loadtest.workload.testbed import Testbed
@@ -26,15 +26,6 @@ class RequestSeries:
         if self.length.draws:
             return {"classes": asked, "levels": count, "seed": seed, **self.variant.request()}
         return {"prompt": asked, f"max_{self.length.unit}": count, "seed": seed, **self.variant.request()}
-
-
-@dataclass(frozen=True, eq=False)
-class Seat:
-    """One series on one testbed. `at_once`: requests made at the same time in a turn."""
-
-    testbed: Testbed
-    series: RequestSeries
-    at_once: int = 1
 
 
 @dataclass(frozen=True)
@@ -61,16 +52,6 @@ class Sample:
         assert self.floor is not None
         return self.floor
 
-    @property
-    def ratio(self) -> float:
-        """Latency over floor."""
-        return self.latency_ms / self.least.total_ms
-
-    @property
-    def host_ms(self) -> float:
-        """Arithmetic on the hosts."""
-        return float(sum(host["compute_ms"] for host in self.booked["hosts"]))
-
 
 def ended_well(samples: Sequence[Sample]) -> tuple[list[Sample], str | None]:
     """The requests that ended well, and the most frequent reason why others did not."""
@@ -78,48 +59,34 @@ def ended_well(samples: Sequence[Sample]) -> tuple[list[Sample], str | None]:
     return [sample for sample in samples if not sample.error], failed.most_common(1)[0][0] if failed else None
 
 
-def take_turns(seats: Sequence[Seat], requests: int, seed: int) -> Iterator[tuple[Seat, list[Sample]]]:
-    """`requests` turns of each seat, after one that warms up and is left out.
+def take_turns(
+    testbed: Testbed, every: Sequence[RequestSeries], requests: int, at_once: int, seed: int
+) -> Iterator[tuple[RequestSeries, list[Sample]]]:
+    """`requests` turns of each series, after one that warms up and is left out. A failure is a sample like any other.
 
-    Turn i of every seat has the same prompts and seeds. A failure is a sample like any other; a process that ended is
-    started again, and the seats of its deployment are warmed up anew before the next turn.
+    Turn i of every series has the same prompts and seeds.
+
+    :param at_once: requests made at the same time in a turn.
     """
-    for seat in seats:
-        _turn(seat, 0, seed)
+    for series in every:
+        _turn(testbed, series, range(at_once), seed)
     for i in range(requests):
         # in another order each time: no series always follows the one that leaves the machine hot or the links busy
-        first = i % len(seats) if seats else 0
-        for seat in (*seats[first:], *seats[:first]):
-            samples = _turn(seat, i * seat.at_once, seed)
-            if any(sample.error for sample in samples):
-                samples = _after_failure(seat, seats, samples, seed)
-            yield seat, samples
+        first, numbers = i % len(every), range(i * at_once, (i + 1) * at_once)
+        for series in (*every[first:], *every[:first]):
+            yield series, _turn(testbed, series, numbers, seed)
 
 
 def sample_of(testbed: Testbed, number: int, seed: int, answer: dict[str, Any]) -> Sample:
     """One answer of the caller, with its floor."""
     if "error" in answer:
         return Sample(seed, number, error=answer["error"])
-    floor = course_of(testbed.network).floor(BookedCost.of(answer["account"]))
+    network = testbed.network
+    floor = Course(network.nodes[1:], network.link).floor(BookedCost.of(answer["account"]))
     return Sample(seed, number, answer["latency_ms"], answer["first_byte_ms"], floor, answer["account"])
 
 
-def _turn(seat: Seat, first: int, seed: int) -> list[Sample]:
-    """The requests from number `first` on; number 0 has the seed `seed`."""
-    numbers = range(first, first + seat.at_once)
-    if seat.testbed.given_up:
-        return [Sample(seed + number, number, error=seat.testbed.given_up) for number in numbers]
-    answers = seat.testbed.caller.ask([seat.series.call(number, seed + number) for number in numbers])
-    return [sample_of(seat.testbed, n, seed + n, answer) for n, answer in zip(numbers, answers, strict=True)]
-
-
-def _after_failure(seat: Seat, seats: Sequence[Seat], samples: list[Sample], seed: int) -> list[Sample]:
-    if seat.testbed.given_up:
-        return samples
-    happened = seat.testbed.mend()
-    if not happened:
-        return samples
-    for other in seats:
-        if other.testbed is seat.testbed:
-            _turn(other, 0, seed)
-    return [Sample(s.seed, s.number, error=f"{happened}: {s.error}") if s.error else s for s in samples]
+def _turn(testbed: Testbed, series: RequestSeries, numbers: range, seed: int) -> list[Sample]:
+    """The requests with these numbers; number 0 has the seed `seed`."""
+    answers = testbed.caller.ask([series.call(number, seed + number) for number in numbers])
+    return [sample_of(testbed, n, seed + n, answer) for n, answer in zip(numbers, answers, strict=True)]

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import argparse
 import math
-from functools import partial
 from typing import TYPE_CHECKING
 
 from loadtest.commands import BenchReport, add_measurement, run_bench, say
 from loadtest.load.plan import LoadSettings
+from loadtest.workload.caller import Access, add_access_options
 from stages.errors import InputError, Interrupted, OnesweepError, one_of
 from stages.settings import check_destination, from_flags
 
@@ -20,7 +20,10 @@ if TYPE_CHECKING:
 KNEE_MODES = ("sweep", "chunked", "ar", "ar-speculative")
 MOST_KNEE_USERS = 256  # four times the requests that a router takes at once: beyond are refusals
 
-add_loadtest = partial(add_measurement, settings=LoadSettings, access=True)
+
+def add_loadtest(loadtest: argparse.ArgumentParser) -> None:
+    add_measurement(loadtest, LoadSettings)
+    add_access_options(loadtest)
 
 
 def run_loadtest(options: argparse.Namespace) -> int:
@@ -34,7 +37,6 @@ def run_loadtest(options: argparse.Namespace) -> int:
 def _settings(options: argparse.Namespace) -> tuple[LoadSettings, list[str]]:
     """Settings, and the modes to measure. Raises OnesweepError for what can be refused before anything starts."""
     from loadtest.load.generator import check_locust
-    from loadtest.workload.caller import Access
     from loadtest.workload.testbed import TestbedSettings, check_testbed
     from serving.modes import MODES
 
@@ -67,7 +69,7 @@ def _measure(settings: LoadSettings, modes: list[str], results: list[LoadResult]
     if settings.target.access is None:
         say(f"starting {settings.target.host_count} hosts and a router ({settings.target.profile}) ...")
     with open_testbed(settings.target) as target:
-        facts = target.facts()
+        facts = target.caller.facts()
         run = LoadRun(settings, target, facts)
         cases = seeded_prompts(settings.cases, settings.first_seed, settings.max_bytes, facts.context_length)
         texts = Texts(target, cases, settings.max_bytes)
@@ -79,22 +81,24 @@ def _measure(settings: LoadSettings, modes: list[str], results: list[LoadResult]
 
 def _one_run(run: LoadRun, texts: Texts, mode: str, results: list[LoadResult]) -> BenchReport:
     from loadtest.load.run import RUNS, run_load, run_notes, run_record
+    from loadtest.report.table import table
 
     s = run.settings
     say(
-        f"{s.users} users of mode {mode} on {run.target.router}, which takes {run.facts.request_limit} requests at "
-        f"once: {s.seconds:g} s after {s.warm_up_s:g} s of warm-up, {s.max_bytes} bytes a text ..."
+        f"{s.users} users of mode {mode} on {run.target.access.router}, which takes {run.facts.request_limit} requests "
+        f"at once: {s.seconds:g} s after {s.warm_up_s:g} s of warm-up, {s.max_bytes} bytes a text ..."
     )
 
     result = run_load(s, run.target, texts, mode, s.users)
     results.append(result)
-    table = "\n".join([RUNS.aligned([result]), *run_notes(result)])
-    return BenchReport(table, {"loadtest": "run", **run_record(result), **run.record()})
+    shown = "\n".join([table(RUNS, [result]), *run_notes(result)])
+    return BenchReport(shown, {"loadtest": "run", **run_record(result), **run.record()})
 
 
 def _find_knees(run: LoadRun, texts: Texts, modes: list[str], results: list[LoadResult]) -> BenchReport:
     """The knee of each mode, and with `--over-knee` as many times its users."""
     from loadtest.load.run import RUNS, climb, knee_note, over_note, run_line, run_load, run_record
+    from loadtest.report.table import table
 
     def measure(mode: str, users: int) -> LoadResult:
         results.append(run_load(run.settings, run.target, texts, mode, users))
@@ -112,9 +116,9 @@ def _find_knees(run: LoadRun, texts: Texts, modes: list[str], results: list[Load
             over = measure(mode, math.ceil(run.settings.over_knee * found.knee_result.users))
             knees[-1] |= {"over": over.users, "goodput": over.goodput(found.knee_result)}
             notes.append(over_note(found.knee_result, over))
-    table = "\n".join(["", RUNS.aligned(results), "", *notes])
+    shown = "\n".join(["", table(RUNS, results), "", *notes])
     rows = [run_record(result) for result in results]
-    return BenchReport(table, {"loadtest": "knee", "rows": rows, "knees": knees, **run.record()})
+    return BenchReport(shown, {"loadtest": "knee", "rows": rows, "knees": knees, **run.record()})
 
 
 def _served(modes: list[str], facts: RouterState) -> list[str]:

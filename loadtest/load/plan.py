@@ -85,7 +85,6 @@ class LoadPlan:
     seconds: float  # length of the window
     timeout_s: float  # deadline of a request
     grace_s: float = GRACE_S
-    token: str = ""  # token of the users; empty: $ONESWEEP_TOKEN
     html: str = ""  # file for locust's own report
 
     @property

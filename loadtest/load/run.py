@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import statistics
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass, replace
@@ -11,7 +9,7 @@ from typing import Any
 
 from loadtest.load.generator import Recording, start_generator
 from loadtest.load.plan import OK, LoadSample, LoadSettings, Outcome, Window, outcome_of
-from loadtest.report.table import Column, Table, number, percentile, text_column
+from loadtest.report.table import Column, number, percentile, text_column
 from loadtest.workload.caller import RouterState
 from loadtest.workload.testbed import Testbed
 from loadtest.workload.texts import Texts
@@ -25,8 +23,6 @@ class LoadResult:
     mode: str
     users: int
     figures: LoadFigures
-    judged: list[Judged]
-    texts: str  # what the texts were compared with
     wrong: str = ""  # the first wrong text beside the right one
     interrupted: bool = False
 
@@ -51,10 +47,9 @@ def result_of(recording: Recording, texts: Texts, mode: str, users: int) -> Load
     if window is None or window.seconds <= 0:
         raise Interrupted("stopped before the measurement began: there are no figures")
     expected = _expected(recording, texts, mode)
-    judged = judge(recording.samples, window, expected)
-    figures = figures_of(judged, window, texts.max_bytes)
-    wrong = next((_difference(j, texts, expected) for j in judged if j.outcome is Outcome.WRONG), "")
-    return LoadResult(mode, users, figures, judged, texts.source(mode), wrong, window.interrupted)
+    judged = judge(recording.samples, expected)
+    wrong = next((_difference(sample, texts, expected) for sample, outcome in judged if outcome is Outcome.WRONG), "")
+    return LoadResult(mode, users, figures_of(judged, window), wrong, window.interrupted)
 
 
 def _expected(recording: Recording, texts: Texts, mode: str) -> dict[int, bytes]:
@@ -67,11 +62,11 @@ def _expected(recording: Recording, texts: Texts, mode: str) -> dict[int, bytes]
         raise ServiceError(f"the texts of this run ({known}) cannot be checked: {error}") from None
 
 
-def _difference(judged: Judged, texts: Texts, expected: dict[int, bytes]) -> str:
-    case = texts.cases[judged.sample.case]
+def _difference(sample: LoadSample, texts: Texts, expected: dict[int, bytes]) -> str:
+    case = texts.cases[sample.case]
     return (
         f"prompt {case.prompt!r}, seed {case.seed}\n"
-        f"  under load: {bytes.fromhex(judged.sample.output)!r}\n  alone:      {expected[judged.sample.case]!r}"
+        f"  under load: {bytes.fromhex(sample.output)!r}\n  alone:      {expected[sample.case]!r}"
     )
 
 
@@ -87,8 +82,8 @@ class LoadRun:
         """Settings of the figures."""
         s = self.settings
         return {
-            "profile": self.target.profile,
-            "router": self.target.router,
+            "profile": self.target.network.profile,
+            "router": self.target.access.router,
             "hosts": self.facts.hosts,
             "request_limit": self.facts.request_limit,
             "max_bytes": s.max_bytes,
@@ -175,18 +170,15 @@ def _measured(title: str, name: str, digits: int = 1) -> Column[LoadResult]:
     return title, lambda result: number(getattr(result.figures, name), digits)
 
 
-RUNS: Table[LoadResult] = Table(
-    (
-        *map(text_column, ("mode", "users")),
-        *map(_counted, ("requests", "right", "refused", "failed", "lost", "wrong")),
-        _measured("rps", "throughput_rps", 2),
-        _measured("bytes/s", "output_bytes_per_s", 0),
-        _measured("p50 ms", "p50_ms"),
-        _measured("p95 ms", "p95_ms"),
-        _measured("p99 ms", "p99_ms"),
-        _measured("refused p95 ms", "refusal_p95_ms"),
-        _measured("generator", "generator_cores", 2),  # its share of one core
-    )
+RUNS: tuple[Column[LoadResult], ...] = (
+    *map(text_column, ("mode", "users")),
+    *map(_counted, ("requests", "right", "refused", "failed", "lost", "wrong")),
+    _measured("rps", "throughput_rps", 2),
+    _measured("p50 ms", "p50_ms"),
+    _measured("p95 ms", "p95_ms"),
+    _measured("p99 ms", "p99_ms"),
+    _measured("refused p95 ms", "refusal_p95_ms"),
+    _measured("generator", "generator_cores", 2),  # its share of one core
 )
 
 
@@ -196,14 +188,7 @@ def run_notes(result: LoadResult) -> list[str]:
     outside = f"{o.refused} refused, {o.failed} failed, {o.lost} lost, {o.wrong} wrong"
     notes = [
         f"window {f.seconds:.1f} s; {o.requests} requests began outside it ({outside})",
-        f"texts compared with those of {result.texts}",
-        f"the load generator took {f.generator_cores:.2f} of one of {os.cpu_count()} cores",
     ]
-    if f.counts.refused:
-        notes.append(
-            f"refusals came after {number(f.refusal_p50_ms)} ms (p50), {number(f.refusal_p95_ms)} ms (p95) "
-            f"and said to come back in {number(f.retry_after_ms)} ms"
-        )
     if f.counts.cut:
         notes.append(f"{f.counts.cut} requests were open when the run was stopped: nothing can be said of them")
     if f.p95_ms is not None and f.p95_ms / 1000 > f.seconds / 2:
@@ -253,7 +238,7 @@ def run_record(result: LoadResult) -> dict[str, Any]:
     """Flat: `throughput_rps`, `p50_ms`, ..., `refused`, `failed`, `lost`, `wrong`, and what else was measured."""
     figures = asdict(result.figures)
     counts = figures.pop("counts")
-    return {"mode": result.mode, "users": result.users, **counts, **figures, "texts": result.texts}
+    return {"mode": result.mode, "users": result.users, **counts, **figures}
 
 
 # The account: every request in exactly one class, and what the classes add up to
@@ -262,18 +247,7 @@ def run_record(result: LoadResult) -> dict[str, Any]:
 MESSAGES = 5  # different failures that are shown
 
 
-@dataclass(frozen=True)
-class Judged:
-    """A request and its class. Times are seconds since the window began."""
-
-    sample: LoadSample
-    outcome: Outcome
-    begin_s: float
-    end_s: float
-
-    @property
-    def latency_ms(self) -> float:
-        return self.sample.latency_ms
+Judged = tuple[LoadSample, Outcome]
 
 
 @dataclass(frozen=True)
@@ -303,54 +277,41 @@ class LoadFigures:
     outside: Counts
     seconds: float  # length of the window as it came out
     throughput_rps: float  # right answers that arrived in the window, a second
-    output_bytes_per_s: float
     p50_ms: float | None
     p95_ms: float | None
     p99_ms: float | None
-    refusal_p50_ms: float | None  # from sending a request to its refusal
-    refusal_p95_ms: float | None
-    retry_after_ms: float | None  # median of when refusals said to come back
+    refusal_p95_ms: float | None  # from sending a request to its refusal
     generator_cores: float  # processor time of the load generator, a second
     failures: dict[str, int]  # the most frequent statuses with their sentences, and how often
-    interrupted: bool = False
 
 
-def judge(samples: Iterable[LoadSample], window: Window, texts: dict[int, bytes]) -> list[Judged]:
+def judge(samples: Iterable[LoadSample], texts: dict[int, bytes]) -> list[Judged]:
     """:param texts: what each answered case gives alone."""
-    return [
-        Judged(s, outcome_of(s, texts.get(s.case)), s.begin_s - window.begin_s, s.end_s - window.begin_s)
-        for s in samples
-    ]
+    return [(sample, outcome_of(sample, texts.get(sample.case))) for sample in samples]
 
 
 def count(judged: Iterable[Judged]) -> Counts:
-    found = Counter(j.outcome for j in judged)
+    found = Counter(outcome for _, outcome in judged)
     return Counts(requests=found.total(), **{outcome.value: found[outcome] for outcome in Outcome})
 
 
-def figures_of(judged: Sequence[Judged], window: Window, max_bytes: int) -> LoadFigures:
+def figures_of(judged: Sequence[Judged], window: Window) -> LoadFigures:
     """:param judged: every request of the run, whenever it began."""
-    inside = [j for j in judged if window.holds(j.sample)]
-    right = sorted(j.latency_ms for j in inside if j.outcome is Outcome.RIGHT)
-    refused = [j for j in inside if j.outcome is Outcome.REFUSED]
-    refusals = sorted(j.latency_ms for j in refused)
-    arrived = sum(j.outcome is Outcome.RIGHT and 0 <= j.end_s < window.seconds for j in judged)
-    rate = arrived / window.seconds if window.seconds > 0 else 0.0
-    failed = [j.sample for j in inside if j.outcome is Outcome.FAILED]
+    inside = [each for each in judged if window.holds(each[0])]
+    right = sorted(sample.latency_ms for sample, outcome in inside if outcome is Outcome.RIGHT)
+    refusals = sorted(sample.latency_ms for sample, outcome in inside if outcome is Outcome.REFUSED)
+    arrived = sum(outcome is Outcome.RIGHT and window.begin_s <= each.end_s < window.end_s for each, outcome in judged)
+    failed = [sample for sample, outcome in inside if outcome is Outcome.FAILED]
     failures = Counter(": ".join(filter(None, (each.status, each.message))) for each in failed)
     return LoadFigures(
         counts=count(inside),
-        outside=count(j for j in judged if not window.holds(j.sample)),
+        outside=count(each for each in judged if not window.holds(each[0])),
         seconds=window.seconds,
-        throughput_rps=rate,
-        output_bytes_per_s=rate * max_bytes,
+        throughput_rps=arrived / window.seconds,
         p50_ms=percentile(right, 50),
         p95_ms=percentile(right, 95),
         p99_ms=percentile(right, 99),
-        refusal_p50_ms=percentile(refusals, 50),
         refusal_p95_ms=percentile(refusals, 95),
-        retry_after_ms=statistics.median(j.sample.retry_after_ms or 0 for j in refused) if refused else None,
-        generator_cores=window.processor_s / window.seconds if window.seconds > 0 else 0.0,
+        generator_cores=window.processor_s / window.seconds,
         failures=dict(failures.most_common(MESSAGES)),
-        interrupted=window.interrupted,
     )

@@ -131,7 +131,7 @@ def run_crowd(plan: LoadPlan) -> None:
     ledger, stop = UserLog(), gevent.event.Event()
     gevent.spawn(_stop_when_input_ends, stop)
     gevent.spawn(_flush_for_ever)
-    with Client(plan.access.router, **plan.access.who(plan.token)) as client:
+    with Client(plan.access.router, **plan.access.who()) as client:
         kind = type("GenerateUser", (Asker,), {"abstract": False, "plan": plan, "ledger": ledger, "client": client})
         environment = Environment(user_classes=[kind], stop_timeout=plan.patience_s + FLUSH_S)
         environment.events.test_stopping.add_listener(ledger.close)

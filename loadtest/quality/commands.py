@@ -3,25 +3,19 @@
 from __future__ import annotations
 
 import argparse
-from typing import TYPE_CHECKING
 
 from loadtest.commands import BenchReport, add_measurement, run_bench
+from loadtest.quality.settings import QualitySettings
 from stages.errors import InputError
 from stages.settings import check_destination, from_flags
 
-if TYPE_CHECKING:
-    pass
-from loadtest.quality.settings import QualitySettings
-
 
 def add_quality(quality: argparse.ArgumentParser) -> None:
-    add_measurement(quality, QualitySettings, access=True)
+    add_measurement(quality, QualitySettings)
 
 
 def run_quality(options: argparse.Namespace) -> int:
-    from loadtest.workload.caller import Access
-
-    settings = from_flags(QualitySettings, options, access=Access.of(options))
+    settings = from_flags(QualitySettings, options)
     if (settings.prompts is None) == (settings.pictures is None):
         raise InputError("name what to measure against: --prompts with held-out text, or --pictures")
     if settings.write is not None:

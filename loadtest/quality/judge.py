@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import torch
 
+from serving.modes.pretrained_tokenizer import LETTERS
 from stages.errors import InputError, OnesweepError
 
 if TYPE_CHECKING:
@@ -106,11 +107,10 @@ class LanguageModel:
     @cached_property
     def _bytes(self) -> dict[int, bytes]:
         """The bytes of each token."""
-        letters = _byte_letters()
         return {
-            number: bytes(letters[letter] for letter in token)
+            number: bytes(LETTERS[letter] for letter in token)
             for token, number in self._tokenizer.get_vocab().items()
-            if all(letter in letters for letter in token)
+            if set(token) <= LETTERS.keys()
         }
 
     @cached_property
@@ -161,10 +161,3 @@ def _batches(lengths: Sequence[int]) -> list[list[int]]:
         else:
             batches.append([i])
     return batches
-
-
-def _byte_letters() -> dict[str, int]:
-    """The letter by which a byte-level tokenizer writes each byte (Radford et al. 2019)."""
-    plain = [*range(33, 127), *range(161, 173), *range(174, 256)]
-    others = [byte for byte in range(256) if byte not in plain]
-    return {chr(byte): byte for byte in plain} | {chr(256 + i): byte for i, byte in enumerate(others)}

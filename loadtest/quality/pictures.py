@@ -20,7 +20,7 @@ from torch.nn import functional as F
 from loadtest.commands import BenchReport
 from loadtest.quality.settings import QualitySettings
 from loadtest.report.record import settings_record
-from loadtest.report.table import Table, number_column, open_meter, text_column
+from loadtest.report.table import Column, number_column, open_meter, table, text_column
 from loadtest.workload.caller import Access
 from loadtest.workload.testbed import TestbedSettings, check_testbed, open_testbed
 from loadtest.workload.variants import ModeVariant, parse_variants
@@ -30,7 +30,7 @@ from serving.drawing import DRAWING_MODES
 from stages.errors import CheckpointError, InputError
 from stages.signals import run_interruptible
 from trainer.blocks.state import digest
-from trainer.pictures.data import LabelledPictures, PictureSet, load_pictures
+from trainer.pictures.data import PictureSet, load_pictures
 
 REAL = "training pictures"
 EPOCHS = 6  # passes of a judge that is learned here
@@ -53,17 +53,15 @@ class PictureRow:
     wire_bytes: float | None = None
 
 
-TABLE: Table[PictureRow] = Table(
-    (
-        text_column("mode"),
-        number_column("levels", "levels", 0),
-        number_column("FD", "distance", 2),
-        ("95 %", lambda row: f"{row.distance_low:.2f} to {row.distance_high:.2f}"),
-        number_column("accuracy", "accuracy", 3),
-        number_column("trips", "trips", 0),
-        number_column("host ms", "host_ms", 2),
-        number_column("wire bytes", "wire_bytes", 0),
-    )
+COLUMNS: tuple[Column[PictureRow], ...] = (
+    text_column("mode"),
+    number_column("levels", "levels", 0),
+    number_column("FD", "distance", 2),
+    ("95 %", lambda row: f"{row.distance_low:.2f} to {row.distance_high:.2f}"),
+    number_column("accuracy", "accuracy", 3),
+    number_column("trips", "trips", 0),
+    number_column("host ms", "host_ms", 2),
+    number_column("wire bytes", "wire_bytes", 0),
 )
 
 
@@ -75,13 +73,15 @@ def measure_pictures(settings: QualitySettings) -> BenchReport:
     pictures = load_pictures(s.pictures)
     if not len(pictures.test):
         raise InputError(f"{s.pictures} has no test part to compare with")
-    target = TestbedSettings(access=s.access, checkpoint=s.checkpoint or (None if s.access else SHIPPED / "pictures"))
+    target = TestbedSettings(checkpoint=s.checkpoint or SHIPPED / "pictures")
     check_testbed(target)
-    stored = _judge(s, pictures)
-    real, _ = stored.judge.look(pictures.test.pixels)
+    if not s.judge.exists():  # one that is not there is learned from the training pictures, and kept
+        save_judge(train_judge(pictures, EPOCHS), s.judge, pictures)
+    judge, name = load_judge(s.judge)
+    real, _ = judge.look(pictures.test.pixels)
 
     def row(mode: str, levels: int | None, pixels: torch.Tensor, labels: Sequence[int]) -> PictureRow:
-        features, found = stored.judge.look(pixels)
+        features, found = judge.look(pixels)
         low, high = distance_interval(features, real)
         accuracy = float((found == np.asarray(labels)).mean())
         return PictureRow(mode, levels, len(pixels), frechet_distance(features, real), low, high, accuracy)
@@ -103,22 +103,15 @@ def measure_pictures(settings: QualitySettings) -> BenchReport:
     record = {
         "bench": "quality",
         "settings": settings_record(s),
-        "judge": stored.digest,
+        "judge": name,
         "test_pictures": len(pictures.test),
         "rows": [asdict(each) for each in rows],
     }
     words = (
-        f"FD: Frechet distance of 64 features of a judge ({stored.digest[:12]}) to {len(pictures.test)} test pictures: "
+        f"FD: Frechet distance of 64 features of a judge ({name[:12]}) to {len(pictures.test)} test pictures: "
         "it compares with other rows of this judge only"
     )
-    return BenchReport(f"{TABLE.aligned(rows)}\n\n{words}", record)
-
-
-def _judge(settings: QualitySettings, pictures: PictureSet) -> JudgeFile:
-    """The judge; one that is not there is learned from the training pictures, and kept."""
-    if not settings.judge.exists():
-        save_judge(train_judge(pictures, EPOCHS), settings.judge, pictures)
-    return load_judge(settings.judge)
+    return BenchReport(f"{table(COLUMNS, rows)}\n\n{words}", record)
 
 
 async def _drawn(
@@ -130,7 +123,7 @@ async def _drawn(
         status = await client.status()
         if tuple(status.pictures.classes) != classes:
             raise InputError(
-                f"{access.router} draws other classes than {settings.pictures} has: give the data that its nets "
+                f"the bundle draws other classes than {settings.pictures} has: give the data that its nets "
                 "were trained on"
             )
         places = asyncio.Semaphore(settings.in_flight)
@@ -196,9 +189,9 @@ class PictureJudge(nn.Module):
         return features.double().numpy(), logits.argmax(1).numpy()
 
 
-def train_judge(pictures: PictureSet, epochs: int, seed: int = 0) -> PictureJudge:
+def train_judge(pictures: PictureSet, epochs: int) -> PictureJudge:
     """A judge of these pictures, from their training part alone. epochs: passes over it."""
-    torch.manual_seed(seed)
+    torch.manual_seed(0)
     _, channels, height, width = pictures.train.pixels.shape
     judge = PictureJudge(channels, height, width, len(pictures.classes))
     steps = epochs * (len(pictures.train) // min(BATCH, len(pictures.train)))
@@ -227,17 +220,11 @@ def save_judge(judge: PictureJudge, path: Path, pictures: PictureSet) -> None:
         raise CheckpointError(f"cannot write {path}: {error}") from None
 
 
-@dataclass(frozen=True)
-class JudgeFile:
-    """A judge as it was stored."""
+def load_judge(path: Path) -> tuple[PictureJudge, str]:
+    """A judge as it was stored, and the digest of its weights: figures of one judge compare.
 
-    judge: PictureJudge
-    classes: tuple[str, ...]
-    digest: str  # of its weights: figures of one judge compare
-
-
-def load_judge(path: Path) -> JudgeFile:
-    """Raises CheckpointError for a file that is no judge, or damaged."""
+    Raises CheckpointError for a file that is no judge, or damaged.
+    """
     try:
         with safe_open(path, framework="pt") as file:
             metadata = file.metadata() or {}
@@ -252,12 +239,7 @@ def load_judge(path: Path) -> JudgeFile:
         raise CheckpointError(f"no judge at {path}") from None
     except (OSError, SafetensorError, KeyError, TypeError, ValueError, RuntimeError) as error:
         raise CheckpointError(f"{path} is no judge ({error})") from None
-    return JudgeFile(judge.eval().requires_grad_(False), tuple(record["classes"]), metadata["sha256"])
-
-
-def accuracy(judge: PictureJudge, pictures: LabelledPictures) -> float:
-    """Share of pictures whose class the judge names."""
-    return float((judge.look(pictures.pixels)[1] == pictures.labels.numpy()).mean())
+    return judge.eval().requires_grad_(False), metadata["sha256"]
 
 
 # Distances

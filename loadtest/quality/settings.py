@@ -4,26 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from loadtest.commands import absolute, numbers_flag
-from loadtest.workload.variants import finite
-from stages.errors import InputError
 from stages.settings import setting
 
-if TYPE_CHECKING:
-    from loadtest.workload.caller import Access
-
-
 JUDGE = Path(__file__).with_name("fashion.safetensors")
-
-
-def parse_temperatures(text: str) -> tuple[float, ...]:
-    """The temperatures of "T,T". Raises InputError."""
-    try:
-        return tuple(dict.fromkeys(finite(part) for part in text.split(","))) if text else ()
-    except ValueError:
-        raise InputError(f"--temperatures {text!r} must be numbers such as 0.7,0.8,1") from None
 
 
 @dataclass(frozen=True)
@@ -42,7 +27,6 @@ class QualitySettings:
     count: int = setting(100, "prompts, or pictures of each row", least=1)
     max_bytes: int = setting(256, "bytes to generate", name="--bytes", least=1)
     prompt_bytes: int = 64  # of a prompt
-    temperatures: tuple[float, ...] = setting((), "a row for each", metavar="T[,T]", type=parse_temperatures)
     levels: tuple[int, ...] = setting((12,), "steps from noise to picture", **numbers_flag("--levels", "K"))
     judge: Path = setting(
         JUDGE, "judge of pictures; learned from --pictures where there is none", type=absolute, shown="of Fashion-MNIST"
@@ -51,6 +35,5 @@ class QualitySettings:
     checkpoint: Path | None = setting(
         None, "bundle to serve", metavar="DIR", shown="the shipped weights", type=absolute
     )
-    access: Access | None = None  # from --router and the options of its connection
     in_flight: int = 8  # requests at once; with `write` one
     write: Path | None = setting(None, "the file that mode auto chooses from, for DIR/frontier.json")

@@ -12,7 +12,7 @@ import math
 import statistics
 from collections import Counter
 from collections.abc import Callable, Coroutine, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -22,16 +22,16 @@ from loadtest.commands import BenchReport
 from loadtest.quality.judge import check_judge, open_judge
 from loadtest.quality.settings import QualitySettings
 from loadtest.report.record import origin, settings_record
-from loadtest.report.table import Estimate, Table, number_column, open_meter, percentile, ratio_of_sums
-from loadtest.workload.caller import Access, RouterState
+from loadtest.report.table import Column, Estimate, number_column, open_meter, percentile, ratio_of_sums, table
+from loadtest.workload.caller import Access
 from loadtest.workload.testbed import TestbedSettings, check_testbed, open_testbed
-from loadtest.workload.variants import ModeVariant, at_temperatures, parse_variants
+from loadtest.workload.variants import ModeVariant, parse_variants
 from serving.client.client import AsyncClient, RequestRefused, Result, RouterError
 from serving.modes import MODES
 from serving.modes.base import DEFAULT_TEMPERATURE
 from serving.modes.frontier import CHOOSABLE, Frontier, Option
 from stages.checkpoint.manifest import find_bundle, read_manifest
-from stages.errors import InputError, ServiceError
+from stages.errors import InputError
 from stages.model.randomness import Purpose, uniforms
 from stages.settings import write_destination
 from stages.signals import run_interruptible
@@ -61,17 +61,15 @@ class QualityRow:
         return record | {BASIS: bits["value"], f"{BASIS}_low": bits["low"], f"{BASIS}_high": bits["high"]}
 
 
-TABLE: Table[QualityRow] = Table(
-    (
-        ("mode", lambda row: row.mode),
-        ("judge bits a byte", lambda row: _interval(row.bits)),
-        number_column("4-gram entropy", "gram_entropy", 2),
-        number_column("sweeps", "sweeps"),
-        number_column("s", "seconds", 3),
-        number_column("host ms", "host_ms"),
-        number_column("router ms", "router_ms"),
-        number_column("wire bytes", "wire_bytes", 0),
-    )
+COLUMNS: tuple[Column[QualityRow], ...] = (
+    ("mode", lambda row: row.mode),
+    ("judge bits a byte", lambda row: f"{row.bits.value:.3f} [{row.bits.low:.3f}, {row.bits.high:.3f}]"),
+    number_column("4-gram entropy", "gram_entropy", 2),
+    number_column("sweeps", "sweeps"),
+    number_column("s", "seconds", 3),
+    number_column("host ms", "host_ms"),
+    number_column("router ms", "router_ms"),
+    number_column("wire bytes", "wire_bytes", 0),
 )
 
 
@@ -80,29 +78,26 @@ def measure_text(settings: QualitySettings) -> BenchReport:
     s = settings
     assert s.prompts is not None
     check_judge()
-    variants = None if s.modes is None else at_temperatures(parse_variants(s.modes, MODES), s.temperatures)
-    target = TestbedSettings(access=s.access, checkpoint=s.checkpoint)
+    variants = None if s.modes is None else parse_variants(s.modes, MODES)
+    target = TestbedSettings(checkpoint=s.checkpoint)
     check_testbed(target)
     passages = cut_prompts(held_out_documents(s.prompts), s.count, s.prompt_bytes, s.max_bytes, s.seed)
     with open_testbed(target) as testbed:
-        facts = testbed.facts()
         if variants is None:
-            every = tuple(ModeVariant(mode) for mode in facts.modes if mode in CHOOSABLE)
-            variants = at_temperatures(every, s.temperatures)
+            variants = tuple(ModeVariant(mode) for mode in testbed.caller.facts().modes if mode in CHOOSABLE)
         with open_meter("generating", len(variants) * len(passages)) as progress:
-            results = generate_all(testbed.access, variants, passages, s, facts, progress)
+            results = generate_all(testbed.access, variants, passages, s, progress)
     texts = {variant.label: [result.output for result in taken] for variant, taken in results.items()}
     texts[HUMAN] = [passage.continuation for passage in passages]
     judge, prompts = open_judge(), [passage.prompt for passage in passages]
     with open_meter("judging", len(texts) * len(passages)) as progress:
         bits = {label: judge.judge(prompts, outputs, progress) for label, outputs in texts.items()}
-    rows = {label: _bare_row(label, bits[label], outputs, s.seed) for label, outputs in texts.items()}
-    rows |= {variant.label: _with_costs(rows[variant.label], taken) for variant, taken in results.items()}
-    # what was started here is measured by its files, which a router that is found does not show
-    weights = facts.digests if s.access else _bundle_digests(target)
+    taken = {variant.label: found for variant, found in results.items()}
+    rows = {label: _row(label, bits[label], outputs, taken.get(label), s.seed) for label, outputs in texts.items()}
+    weights = _bundle_digests(target)
     if s.write is not None:
         options = [option_of(variant, results[variant], rows[variant.label].bits) for variant in ranked(results, rows)]
-        frontier = Frontier(tuple(options), weights, judge.name, BASIS, rows[HUMAN].bits.value)
+        frontier = Frontier(tuple(options), weights, judge.name, rows[HUMAN].bits.value)
         write_destination(s.write, json.dumps(frontier.to_record() | origin(), indent=2) + "\n")
     record = {
         "bench": "quality",
@@ -113,23 +108,25 @@ def measure_text(settings: QualitySettings) -> BenchReport:
         "rows": [row.to_record() for row in rows.values()],
     }
     words = f"{s.count} prompts of {s.prompt_bytes} bytes, {s.max_bytes} bytes each; judge {judge.name}"
-    return BenchReport(f"{TABLE.aligned(list(rows.values()))}\n\n{words}", record)
+    return BenchReport(f"{table(COLUMNS, list(rows.values()))}\n\n{words}", record)
 
 
-def _bare_row(label: str, bits: Sequence[float], outputs: Sequence[bytes], seed: int) -> QualityRow:
+def _row(
+    label: str, bits: Sequence[float], outputs: Sequence[bytes], results: Sequence[Result] | None, seed: int
+) -> QualityRow:
     found = ratio_of_sums(bits, [len(output) for output in outputs], seed)
     if found is None:
         raise InputError(f"{label} wrote no byte: there is nothing to judge")
-    return QualityRow(label, found, gram_entropy(outputs))
-
-
-def _with_costs(row: QualityRow, results: Sequence[Result]) -> QualityRow:
+    if results is None:
+        return QualityRow(label, found, gram_entropy(outputs))
     mean = statistics.fmean
-    return replace(
-        row,
+    return QualityRow(
+        label,
+        found,
+        gram_entropy(outputs),
         sweeps=mean(result.sweeps for result in results),
         seconds=statistics.median(result.latency_ms for result in results) / 1000,
-        host_ms=mean(host_ms(result) for result in results),
+        host_ms=1000 * mean(result.host_seconds for result in results),
         router_ms=mean(router_ms(result) for result in results),
         wire_bytes=mean(result.wire_bytes_total for result in results),
     )
@@ -142,14 +139,9 @@ def gram_entropy(outputs: Sequence[bytes]) -> float:
     return sum(n / total * math.log2(total / n) for n in counts.values()) if total else 0.0
 
 
-def host_ms(result: Result) -> float:
-    """Arithmetic on the hosts."""
-    return sum(host.compute_ms for host in result.hosts)
-
-
 def router_ms(result: Result) -> float:
     """Arithmetic on the router that sweeps wait for: a drafter's."""
-    return max(result.compute_ms - result.ahead_ms - host_ms(result), 0.0)
+    return max(result.compute_ms - result.ahead_ms - 1000 * result.host_seconds, 0.0)
 
 
 def ranked(results: dict[ModeVariant, list[Result]], rows: dict[str, QualityRow]) -> list[ModeVariant]:
@@ -178,7 +170,7 @@ def option_of(variant: ModeVariant, results: Sequence[Result], bits: Estimate) -
         output_tokens=max(round(statistics.fmean(result.output_tokens for result in results)), 1),
         sweeps=statistics.fmean(sweeps),
         sweeps_high=percentile(sweeps, 95) or 0.0,
-        host_ms=statistics.median(map(host_ms, results)),
+        host_ms=1000 * statistics.median(result.host_seconds for result in results),
         router_ms=statistics.median(map(router_ms, results)),
         wire_bytes=statistics.fmean(result.wire_bytes_total for result in results),
         bits_low=bits.low,
@@ -192,17 +184,9 @@ def _bundle_digests(target: TestbedSettings) -> dict[str, str]:
     return {name: read_manifest(path).digest() for name, path in found.items() if path is not None}
 
 
-def _interval(estimate: Estimate) -> str:
-    """With its 95 % interval over prompts, where it has one."""
-    if estimate.low is None or estimate.high is None:
-        return f"{estimate.value:.3f}"
-    return f"{estimate.value:.3f} [{estimate.low:.3f}, {estimate.high:.3f}]"
-
-
 # Continuations from a router
 
 
-TRIES = 20  # of one request while the router is busy
 TIMEOUT_S = 600.0  # far links and many candidates: a slow text is no reason to end a run of hours
 
 
@@ -211,7 +195,6 @@ def generate_all(
     variants: Sequence[ModeVariant],
     passages: Sequence[Passage],
     settings: QualitySettings,
-    facts: RouterState,
     progress: Callable[[int], object],
 ) -> dict[ModeVariant, list[Result]]:
     """One Result for each variant and passage; passage i has the seed of the settings + i.
@@ -221,12 +204,15 @@ def generate_all(
 
     async def generate() -> dict[ModeVariant, list[Result]]:
         async with AsyncClient(access.router, **access.who()) as client:
-            places = asyncio.Semaphore(1 if settings.write else min(settings.in_flight, facts.request_limit))
+            places = asyncio.Semaphore(1 if settings.write else settings.in_flight)
 
             async def one(variant: ModeVariant, number: int) -> Result:
                 async with places:
                     request = {"prompt": passages[number].prompt, "max_bytes": settings.max_bytes, **variant.request()}
-                    result = await _patiently(client, variant, request | {"seed": settings.seed + number})
+                    try:
+                        result = await client.generate(**request, seed=settings.seed + number, timeout_s=TIMEOUT_S)
+                    except (RequestRefused, RouterError) as error:
+                        raise type(error)(f"{variant.label}: {error}", error.code) from None
                 progress(1)
                 return result
 
@@ -243,27 +229,12 @@ def generate_all(
 
 async def _all_or_none(requests: Sequence[Coroutine[Any, Any, Result]]) -> list[Result]:
     """Raises the first error, with the other requests cancelled."""
-    tasks = [asyncio.ensure_future(request) for request in requests]
     try:
-        return await asyncio.gather(*tasks)
-    except BaseException:
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
-        raise
-
-
-async def _patiently(client: AsyncClient, variant: ModeVariant, request: dict[str, Any]) -> Result:
-    for _ in range(TRIES):
-        try:
-            return await client.generate(timeout_s=TIMEOUT_S, **request)
-        except RequestRefused as refused:
-            raise RequestRefused(f"{variant.label}: {refused}", refused.code) from None
-        except RouterError as error:
-            if error.retry_after_ms is None:
-                raise RouterError(f"{variant.label}: {error}", error.code) from None
-            await asyncio.sleep(error.retry_after_ms / 1000)
-    raise ServiceError(f"{variant.label}: the router was busy {TRIES} times")
+        async with asyncio.TaskGroup() as group:
+            tasks = [group.create_task(request) for request in requests]
+    except ExceptionGroup as errors:
+        raise errors.exceptions[0] from None
+    return [task.result() for task in tasks]
 
 
 # Prompts from held-out text, each with its human continuation
@@ -272,21 +243,13 @@ async def _patiently(client: AsyncClient, variant: ModeVariant, request: dict[st
 VALID = "valid.txt"  # held-out text, where training text lies beside it
 
 
-@dataclass(frozen=True)
-class Document:
-    """One file."""
-
-    path: Path
-    raw: bytes
-
-
-def held_out_documents(path: Path) -> list[Document]:
+def held_out_documents(path: Path) -> list[bytes]:
     """A file, or a folder's `valid.txt` files, else its .txt files, else all of its files.
 
     Raises InputError for a path without text, and for text that is not UTF-8.
     """
-    documents = [Document(file, read_utf8(file)) for file in _held_out_files(path)]
-    if not any(document.raw.strip() for document in documents):
+    documents = [read_utf8(file) for file in _held_out_files(path)]
+    if not any(document.strip() for document in documents):
         raise InputError(f"{path} is empty: --prompts needs text to cut prompts from")
     return documents
 
@@ -324,7 +287,7 @@ def digest(passages: Sequence[Passage]) -> str:
 
 
 def cut_prompts(
-    documents: Sequence[Document], count: int, prompt_bytes: int, output_bytes: int, seed: int = 0
+    documents: Sequence[bytes], count: int, prompt_bytes: int, output_bytes: int, seed: int = 0
 ) -> tuple[Passage, ...]:
     """`count` passages evenly over the text; no two overlap, none runs over the end of a file.
 
@@ -332,9 +295,9 @@ def cut_prompts(
     """
     window = prompt_bytes + output_bytes
     slots = [
-        (document.raw, start)
+        (document, start)
         for number, document in enumerate(documents)
-        for start in _starts(len(document.raw), window, seed, number)
+        for start in _starts(len(document), window, seed, number)
     ]
     if len(slots) < count:
         raise InputError(
@@ -348,8 +311,7 @@ def cut_prompts(
 
 def _starts(size: int, window: int, seed: int, document: int) -> range:
     """Starts of neighbouring windows, shifted by what remains of the file."""
-    slots = max(size, 0) // window
-    spare = max(size, 0) - slots * window
+    slots, spare = divmod(size, window)
     shift = min(int(uniforms(seed, Purpose.WINDOWS, 0, 1, 1, document)[0, 0] * (spare + 1)), spare)
     return range(shift, shift + slots * window, window)
 

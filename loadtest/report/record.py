@@ -7,7 +7,7 @@ import platform
 import shlex
 import subprocess
 import sys
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -18,38 +18,22 @@ if TYPE_CHECKING:
 GIT_S = 10.0  # a folder on a slow network must not hold up a record
 
 
-@dataclass(frozen=True)
-class MachineFacts:
-    """The machine of a run: without it a figure means little."""
-
-    processor: str
-    cores: int
-    system: str
-    python: str
-    torch: str
-    grpcio: str
-    load_average: float  # of the minute before the run: on a busy machine latencies say little
-
-
 def origin() -> dict[str, Any]:
     """The head of every record: command, commit and machine."""
-    return {"command": this_command(), "commit": commit(), "machine": asdict(this_machine())}
+    return {"command": shlex.join(["onesweep", *sys.argv[1:]]), "commit": commit(), "machine": machine()}
 
 
-def this_command() -> str:
-    return shlex.join(["onesweep", *sys.argv[1:]])
-
-
-def this_machine() -> MachineFacts:
-    return MachineFacts(
-        processor=_processor(),
-        cores=len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1,
-        system=f"{platform.system()} {platform.release()}",
-        python=platform.python_version(),
-        torch=version("torch"),
-        grpcio=version("grpcio"),
-        load_average=round(os.getloadavg()[0], 2),
-    )
+def machine() -> dict[str, Any]:
+    """The machine of a run: without it a figure means little."""
+    return {
+        "processor": _processor(),
+        "cores": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1,
+        "system": f"{platform.system()} {platform.release()}",
+        "python": platform.python_version(),
+        "torch": version("torch"),
+        "grpcio": version("grpcio"),
+        "load_average": round(os.getloadavg()[0], 2),  # of the minute before: on a busy machine latencies say little
+    }
 
 
 def commit() -> str:

@@ -3,24 +3,17 @@
 import contextlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Generic, TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
-from numpy.typing import NDArray
 
 R = TypeVar("R")
 Column = tuple[str, Callable[[R], str]]  # a title, and the cell of a row below it
 
 
-@dataclass(frozen=True)
-class Table(Generic[R]):
-    """Columns of a table."""
-
-    columns: Sequence[Column[R]]
-
-    def aligned(self, rows: Sequence[R]) -> str:
-        titles = [title for title, _ in self.columns]
-        return aligned(titles, [[cell(row) for _, cell in self.columns] for row in rows])
+def table(columns: Sequence[Column[R]], rows: Sequence[R]) -> str:
+    """A table with a line for each row."""
+    return aligned([title for title, _ in columns], [[cell(row) for _, cell in columns] for row in rows])
 
 
 def text_column(title: str, name: str = "") -> Column[Any]:
@@ -89,16 +82,11 @@ LEVEL = 95.0
 
 @dataclass(frozen=True)
 class Estimate:
-    """A figure and its interval; None where there is no interval to give."""
+    """A figure and its interval."""
 
     value: float
-    low: float | None = None
-    high: float | None = None
-
-
-def resampled(count: int, seed: int) -> NDArray[np.int64]:
-    """Prompts drawn with replacement: (RESAMPLES, count)."""
-    return np.random.default_rng(seed).integers(0, count, (RESAMPLES, count))
+    low: float
+    high: float
 
 
 def ratio_of_sums(over: Sequence[float], under: Sequence[float], seed: int) -> Estimate | None:
@@ -106,17 +94,9 @@ def ratio_of_sums(over: Sequence[float], under: Sequence[float], seed: int) -> E
     a, b = np.asarray(over, float), np.asarray(under, float)
     if not b.sum():
         return None
-    draws = resampled(len(a), seed)
-    # a draw may hold only prompts with nothing below the line: it says nothing, and `percentiles` leaves it out
-    with np.errstate(invalid="ignore", divide="ignore"):
+    draws = np.random.default_rng(seed).integers(0, len(a), (RESAMPLES, len(a)))
+    # a draw may hold only prompts with nothing below the line: it says nothing, and is left out
+    with np.errstate(invalid="ignore"):
         values = a[draws].sum(axis=1) / b[draws].sum(axis=1)
-    return Estimate(float(a.sum() / b.sum()), *percentiles(values))
-
-
-def percentiles(values: NDArray[np.float64]) -> tuple[float | None, float | None]:
-    """The interval that holds LEVEL percent of `values`."""
-    known = values[np.isfinite(values)]
-    if not len(known):
-        return None, None
-    low, high = np.percentile(known, [(100 - LEVEL) / 2, (100 + LEVEL) / 2])
-    return float(low), float(high)
+    low, high = np.nanpercentile(values, [(100 - LEVEL) / 2, (100 + LEVEL) / 2])
+    return Estimate(float(a.sum() / b.sum()), float(low), float(high))

@@ -7,11 +7,11 @@ make at once, or `null` for the router's status. `Caller` is the parent's end of
 
 import argparse
 import contextlib
-import hashlib
 import json
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -26,10 +26,10 @@ from stages.wire.tokens import token_for
 
 # -P: not what lies in the working directory
 COMMAND = [sys.executable, "-P", "-m", "loadtest.workload.caller"]
-MODELS = ("chain", "ar", "scorer", "local")
 MAX_AT_ONCE = 64  # requests that a router takes by default
 STOP_S = 5.0  # a call that still runs is not waited for
 STATUS_TIMEOUT_S = 5.0
+POLL_S = 0.1
 TIMEOUT_S = 900.0  # 256 bytes of `ar` round a ring of 3 x 150 ms take 115 s, many candidates of a large model longer
 
 
@@ -58,10 +58,10 @@ class Access:
         check_target(options.router, security, "--router")
         return cls(options.router, str(security.tls.authority) if security.tls else "", security.insecure)
 
-    def who(self, token: str = "") -> dict[str, Any]:
-        """Settings of a client. An empty `token` stands for $ONESWEEP_TOKEN."""
+    def who(self) -> dict[str, Any]:
+        """Settings of a client."""
         tls = Tls(Path(self.authority)) if self.authority else None
-        return {"tls": tls, "token": token or token_for(self.router, tls), "insecure": self.insecure}
+        return {"tls": tls, "token": token_for(self.router, tls), "insecure": self.insecure}
 
 
 @dataclass(frozen=True)
@@ -70,32 +70,27 @@ class RouterState:
 
     ready: bool
     problem: str
-    modes: list[str]
+    modes: list[str]  # of drawing, where it draws
     hosts: int
     context_length: int
     request_limit: int
-    digests: dict[str, str] = field(default_factory=dict)  # of the weights behind it, by the name of their model
+    classes: list[str] = field(default_factory=list)  # that are drawn; empty where text is written
 
     @classmethod
     def of(cls, client: Client) -> Self:
         """Raises ServiceError when no router answers."""
         found = client.status(STATUS_TIMEOUT_S)
         problem = "; ".join(host.reason for host in found.hosts if host.reason)
-        digests = {name: str(getattr(found, f"{name}_digest", "")) for name in MODELS}
+        classes = list(found.pictures.classes)
         return cls(
             found.ready,
             problem,
-            list(found.modes),
+            list(found.drawing_modes if classes else found.modes),
             len(found.hosts),
             found.context_tokens,
             found.request_limit,
-            {name: digest for name, digest in digests.items() if digest},
+            classes,
         )
-
-    def check_ready(self, router: str) -> None:
-        """Raises ServiceError when the hosts of a router are not ready."""
-        if not self.ready:
-            raise ServiceError(f"the router at {router} is not ready: {self.problem}")
 
 
 class Caller:
@@ -103,6 +98,7 @@ class Caller:
 
     def __init__(self, command: list[str], access: Access) -> None:
         """:param command: COMMAND, placed where it can reach the router."""
+        self.access = access
         # a session of its own: Ctrl-C is for the benchmark, which then ends this process
         self.process = subprocess.Popen(
             command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, start_new_session=True
@@ -115,10 +111,19 @@ class Caller:
         return answers
 
     def facts(self) -> RouterState:
-        """The router's status. Raises ServiceError when it does not answer."""
+        """The router's status. Raises ServiceError when it does not answer, or its hosts are not ready."""
         answer = self._exchange(None)
         check_answer(answer)
+        if not answer["ready"]:
+            raise ServiceError(f"the router at {self.access.router} is not ready: {answer['problem']}")
         return RouterState(**answer)
+
+    def answers(self) -> Iterator[str | None]:
+        """Again and again: why the router cannot serve, empty when it can, None when it does not answer."""
+        while True:
+            found = self._exchange(None)
+            yield None if "error" in found else "" if found["ready"] else found["problem"] or "not ready"
+            time.sleep(POLL_S)
 
     def close(self) -> None:
         with contextlib.suppress(OSError, ValueError, subprocess.TimeoutExpired):
@@ -156,7 +161,7 @@ def answer(client: Client, call: dict[str, Any]) -> dict[str, Any]:
         if "classes" in call:
             drawn = client.draw(call.pop("classes"), **call)
             took_ms = (time.perf_counter() - begin) * 1000
-            account = drawn.as_json() | {"pixels": hashlib.sha256(drawn.pixels.tobytes()).hexdigest()}
+            account = drawn.as_json() | {"output_hex": drawn.pixels.tobytes().hex()}
             return {"latency_ms": took_ms, "first_byte_ms": took_ms, "account": account}
         for item in client.stream(call.pop("prompt"), **call):
             if isinstance(item, Result):

@@ -1,10 +1,7 @@
-"""Prompts of the benchmarks: built-in texts, or a user's files."""
+"""Prompts of the benchmarks."""
 
-from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
-from serving.router.request import MAX_PROMPT_BYTES
 from stages.errors import InputError, one_of
 
 
@@ -83,75 +80,25 @@ COPYING = Prompts(
 )
 
 BUILT_IN = {prompts.name: prompts for prompts in (NOVEL, COPYING)}
-FILES = "files"  # what the prompts of a user's files are called
 
 
-def parse_prompts(names: str, files: Sequence[Path]) -> tuple[Prompts, ...]:
-    """The built-in kinds of "T,T", and the files' prompts, a file each. Raises InputError.
-
-    :param names: empty: `novel` where there are no files.
-    """
-    wanted = [name.strip() for name in (names or ("" if files else NOVEL.name)).split(",") if name.strip()]
+def parse_prompts(names: str) -> tuple[Prompts, ...]:
+    """The built-in kinds of "T,T". Raises InputError."""
+    wanted = [name.strip() for name in names.split(",") if name.strip()]
     for name in wanted:
         if name not in BUILT_IN:
-            raise InputError(f"unknown text {name!r} in --text{one_of(name, BUILT_IN)}, or give --prompt")
+            raise InputError(f"unknown text {name!r} in --text{one_of(name, BUILT_IN)}")
         if wanted.count(name) > 1:
             raise InputError(f"--text names {name!r} twice")
-    found = [BUILT_IN[name] for name in wanted]
-    if files:
-        found.append(Prompts(FILES, tuple(_read(path) for path in files)))
-    if not found:
+    if not wanted:
         raise InputError("--text is empty: name one or more, such as novel,copying")
-    return tuple(found)
-
-
-def _read(path: Path) -> str:
-    """A file's text without the line ends after it."""
-    try:
-        with path.open("rb") as file:
-            raw = file.read(MAX_PROMPT_BYTES + 1)
-        text = raw.decode().rstrip("\n")
-    except OSError as error:
-        raise InputError(f"cannot read {path}: {error.strerror}") from None
-    except UnicodeDecodeError as error:
-        raise InputError(f"{path} is not UTF-8 (byte {error.start}): --prompt takes files of text") from None
-    if len(raw) > MAX_PROMPT_BYTES:
-        raise InputError(f"{path} has more than {MAX_PROMPT_BYTES} bytes, the most that a prompt can have")
-    if not text:
-        raise InputError(f"{path} is empty: --prompt takes files of text")
-    return text
+    return tuple(BUILT_IN[name] for name in wanted)
 
 
 # What the users ask for: a bounded set of prompts and seeds, so that each text can be checked.
 
 
 MIN_PROMPT_BYTES = 8  # less room than this before the output is no load to speak of
-
-SENTENCES = (
-    "The sea was calm.",
-    "It was late when",
-    "She opened the door and said,",
-    "The old man looked at the sea and said that",
-    "In the morning",
-    "Nobody in the village had ever seen such a winter, and so",
-    "He had walked the whole night through the rain before he came to the house where his brother lived, and",
-    "The letter began with the words",
-    "On the third day the wind turned, the fog lifted from the hills, and for the first time we saw",
-    "A train left the station at noon;",
-    "They talked about the price of corn,",
-    "The captain wrote in his book that",
-    "When the lamp went out",
-    "There were three keys on the table: one for the gate, one for the cellar, and one that",
-    "The teacher asked the children why",
-    "Far away, behind the last houses of the town, a dog began to bark, and then another, until",
-    "Her answer was short.",
-    "Of all the stories that my grandmother used to tell us by the fire, the one that I remember best is about",
-    "The river",
-    "We had bread, cheese and a little wine, and",
-    "The doctor shook his head and",
-    "If you follow the road to the north",
-    "The clock struck",
-)
 
 
 @dataclass(frozen=True)
@@ -163,7 +110,7 @@ class SeededPrompt:
 
 
 def seeded_prompts(count: int, first_seed: int, max_bytes: int, context_length: int) -> tuple[SeededPrompt, ...]:
-    """`count` cases with seeds of their own and prompts of different lengths, cut to what the context leaves.
+    """`count` cases with seeds of their own and prompts that are cut to what the context leaves.
 
     :param context_length: most bytes of prompt and output together.
     Raises InputError when there is no room for a prompt.
@@ -172,4 +119,4 @@ def seeded_prompts(count: int, first_seed: int, max_bytes: int, context_length: 
     if room < MIN_PROMPT_BYTES:
         most = context_length - MIN_PROMPT_BYTES
         raise InputError(f"--bytes must be 1 to {most}, what the context of {context_length} leaves: not {max_bytes}")
-    return tuple(SeededPrompt(SENTENCES[i % len(SENTENCES)][:room], first_seed + i) for i in range(count))
+    return tuple(SeededPrompt(NOVEL.text(i)[:room], first_seed + i) for i in range(count))

@@ -10,18 +10,17 @@ ends with it, even when it is killed.
 import contextlib
 import shutil
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field, replace
-from functools import cached_property
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from loadtest.lab.lab import Lab, lab_problem, temporary_lab
 from loadtest.lab.profile import ROUTER, Link, Profile, node_names, profile_named
-from loadtest.workload.caller import COMMAND, Access, Caller, RouterState
+from loadtest.workload.caller import COMMAND, Access, Caller
 from serving.cli.deployment import SHIPPED, Deployment, temporary_deployment
 from serving.cli.ports import free_port_block
 from serving.router.request import DEFAULT_ROUTER
 from serving.router.topology import Topology, local_topology
-from stages.errors import InputError, OnesweepError, ServiceError
+from stages.errors import InputError, ServiceError
 from stages.settings import setting
 from stages.wire.channel import parse_address
 
@@ -99,51 +98,13 @@ class Testbed:
 
     access: Access
     network: Network
+    caller: Caller  # a client process beside the router
     checkpoint: Path | None = None  # served bundle; None where it is not known
     deployment: Deployment | None = None  # None for a deployment that was found running
-    given_up: str = field(default="", init=False)  # why this deployment can serve no more; empty while it can
-
-    @property
-    def profile(self) -> str:
-        return self.network.profile
-
-    @property
-    def router(self) -> str:
-        return self.access.router
 
     def beside(self, argv: list[str]) -> list[str]:
         """The command that runs `argv` where it can reach the router."""
         return self.network.command(ROUTER, argv)
-
-    @cached_property
-    def caller(self) -> Caller:
-        """A client process beside the router, started when it is first used."""
-        return Caller(self.beside(COMMAND), self.access)
-
-    def facts(self) -> RouterState:
-        """Raises ServiceError when no router answers, or its hosts are not ready."""
-        facts = self.caller.facts()
-        facts.check_ready(self.router)
-        return facts
-
-    def mend(self) -> str:
-        """Restart processes that ended. Returns a sentence about them; empty when every process runs."""
-        ended = self.deployment.ended() if self.deployment else {}
-        if self.deployment is None or not ended:
-            return ""
-        what = "; ".join(f"{name} ended ({words})" for name, words in ended.items())
-        try:
-            for name in ended:
-                self.deployment.revive(name)
-            self.deployment.wait_ready()
-        except OnesweepError as error:
-            self.given_up = f"{what}; not ready again: {error}"
-            return self.given_up
-        return f"{what}; started again"
-
-    def close(self) -> None:
-        if "caller" in vars(self):
-            self.caller.close()
 
 
 def ring_topology(network: Network, checkpoint: Path) -> Topology:
@@ -160,47 +121,31 @@ def deployed(
     checkpoint: Path,
     topology: Topology | None = None,
     *,
-    host_options: Sequence[str] = (),
     router_options: Sequence[str] = (),
-    threads: int = 1,
     second: str | None = None,
 ) -> Iterator[Testbed]:
     """A ready deployment in a network, for the length of a `with` block.
 
     :param topology: None = a ring. Host i of it runs in the network's i-th host node, whatever its name is.
-    :param host_options: of all hosts; of an option that is given twice, the last one holds.
 
     Raises OnesweepError with the last log lines of a process that ended.
     """
     topology = topology or ring_topology(network, checkpoint)
     nodes = dict(zip((host.name for host in topology.hosts), network.nodes[1:], strict=False))
-    with temporary_deployment(
-        topology,
-        checkpoint,
-        threads,
-        place=lambda name, argv: network.command(nodes.get(name, ROUTER), argv),
-        host_options=(*network.options, *NO_MEMORY, *host_options),
-        router_options=(*network.options, *([ANYBODY] if network.lab else []), *router_options),
-        second=second,
-    ) as deployment:
-        access = Access(topology.router, insecure=network.lab is not None)
-        testbed = Testbed(access, network, checkpoint, deployment)
-        try:
-            yield testbed
-        finally:
-            testbed.close()
-
-
-@contextlib.contextmanager
-def started_testbed(
-    profile: str | Profile, hosts: int, checkpoint: Path, profiles: Path | None = None
-) -> Iterator[Testbed]:
-    """A ring in a network of its own, ready; both end with the `with` block. Raises OnesweepError."""
+    access = Access(topology.router, insecure=network.lab is not None)
     with (
-        open_network(profile, hosts, profiles) as network,
-        deployed(network, checkpoint) as testbed,
+        contextlib.closing(Caller(network.command(ROUTER, COMMAND), access)) as caller,
+        temporary_deployment(
+            topology,
+            checkpoint,
+            answers=caller.answers(),
+            place=lambda name, argv: network.command(nodes.get(name, ROUTER), argv),
+            host_options=(*network.options, *NO_MEMORY),
+            router_options=(*network.options, *([ANYBODY] if network.lab else []), *router_options),
+            second=second,
+        ) as deployment,
     ):
-        yield testbed
+        yield Testbed(access, network, caller, checkpoint, deployment)
 
 
 @dataclass(frozen=True)
@@ -236,25 +181,25 @@ def default_hosts(checkpoint: Path) -> int:
     return min(DEFAULT_HOSTS, block_count(checkpoint))
 
 
-def check_host_count(hosts: int | None, checkpoint: Path) -> None:
-    """Raises InputError where so many hosts cannot share the blocks."""
-    parts = block_count(checkpoint)
-    if hosts is not None and not 1 <= hosts <= parts:
-        raise InputError(f"--hosts must be 1 to {parts}, the checkpoint's blocks, not {hosts}")
+def check_network(profile: str, hosts: int, checkpoint: Path, profiles: Path | None = None) -> None:
+    """Raise OnesweepError where so many hosts cannot share the blocks, or a profile's links cannot join them."""
+    local_topology(hosts, block_count(checkpoint), checkpoint)
+    if profile != LOOPBACK:
+        profile_named(profile, profiles).check_hosts(hosts)
+        if problem := lab_problem():
+            raise ServiceError(f"{problem}; --profile {LOOPBACK} needs no lab")
 
 
 @contextlib.contextmanager
 def open_testbed(settings: TestbedSettings) -> Iterator[Testbed]:
     """The deployment, ready; what was started is stopped at the end. Raises OnesweepError."""
     if settings.access is not None:
-        testbed = Testbed(settings.access, Network(AS_FOUND, 0, 0))
-        try:
-            yield testbed
-        finally:
-            testbed.close()
+        network = Network(AS_FOUND, 0, 0)
+        with contextlib.closing(Caller(network.command(ROUTER, COMMAND), settings.access)) as caller:
+            yield Testbed(settings.access, network, caller)
         return
     s = settings
-    with started_testbed(s.profile, s.host_count, s.bundle, s.profiles) as testbed:
+    with open_network(s.profile, s.host_count, s.profiles) as network, deployed(network, s.bundle) as testbed:
         yield testbed
 
 
@@ -269,8 +214,4 @@ def check_testbed(settings: TestbedSettings) -> None:
             if given is not None:
                 raise InputError(f"--router names a deployment that is there, as it is: leave out {flag}")
         return
-    if settings.profile != LOOPBACK:
-        profile_named(settings.profile, settings.profiles).check_hosts(settings.host_count)
-        if problem := lab_problem():
-            raise ServiceError(f"{problem}; --profile {LOOPBACK} needs no lab")
-    local_topology(settings.host_count, block_count(settings.bundle), settings.bundle)
+    check_network(settings.profile, settings.host_count, settings.bundle, settings.profiles)

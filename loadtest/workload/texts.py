@@ -1,14 +1,103 @@
-"""Expected texts of the load and fault tests, and texts as tokens of a checkpoint."""
+"""Expected texts: of the models of a checkpoint in this process, without hosts, links or batching, or as a deployment
+writes them alone."""
 
-from collections.abc import Iterable
+import asyncio
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
 
 import torch
+from torch import Tensor
 
 from loadtest.workload.caller import check_answer
-from loadtest.workload.pipeline import InProcess, Work
 from loadtest.workload.prompts import SeededPrompt
 from loadtest.workload.testbed import Testbed
-from serving.modes.tokenizer import Tokenizer
+from serving.modes.base import DEFAULT_STEPS, DEFAULT_TEMPERATURE, whole
+from serving.modes.chunked import ChunkedMode, usual_chunk
+from serving.modes.drafters.local_model import TOKENS_PER_TURN, LocalModel, LocalSequence
+from serving.modes.pretrained_tokenizer import tokenizer_of
+from serving.modes.tokenizer import OutputText, Tokenizer
+from stages.backends import DEFAULT_BACKEND, backend_named
+from stages.checkpoint.checkpoint import load_chain
+from stages.checkpoint.manifest import find_bundle, read_manifest
+from stages.host.work.sweep import BlockWork, SweepPlan, run_unbatched
+from stages.model.codec import codec_named
+from stages.model.layers import LayerCache
+from stages.model.pipeline import new_caches
+from stages.model.samplers import DEFAULT_SAMPLER
+from stages.model.vocabulary import Vocabulary
+
+
+@dataclass(frozen=True)
+class Work:
+    """One request with the router's default settings."""
+
+    mode: str
+    prompt: bytes
+    max_bytes: int
+    seed: int
+
+
+class InProcess:
+    """The models of a bundle on one thread. Its texts must be those of any deployment of the bundle."""
+
+    def __init__(self, checkpoint: Path) -> None:
+        """Load and gate the weights. Raises CheckpointError."""
+        bundle, maker = find_bundle(checkpoint), backend_named(DEFAULT_BACKEND)
+        self.chain = read_manifest(bundle.chain) if bundle.chain else None
+        self.blocks = [maker.block(block) for block in load_chain(bundle.chain)] if bundle.chain else []
+        self.ar = LocalModel(bundle.ar) if bundle.ar else None
+        self._tokenizers = {each: tokenizer_of(path) for each, path in vars(bundle).items() if path}
+
+    def generate(self, work: Work) -> bytes:
+        """The text of one request."""
+        tokenizer = self._tokenizers["ar" if work.mode == "ar" else "chain"]
+        prompt = tokenizer.encode_text(work.prompt)
+        if work.mode == "ar":
+            pieces = self._tokens(work, prompt)
+        else:
+            vocabulary = tokenizer.vocabulary
+            most = whole(work.max_bytes, vocabulary) if work.mode == "sweep" else work.max_bytes
+            chunk = most if work.mode == "sweep" else usual_chunk(vocabulary)
+            pieces = self._chunks(work, vocabulary, prompt, most, min(chunk, most))
+        # as the router does: as many tokens as bytes at most, of whose text the bytes count
+        reading, text = OutputText(tokenizer.detokenizer(prompt), (), work.max_bytes), b""
+        for piece in pieces:
+            text += reading.feed(piece)
+            if reading.over:
+                break
+        return text + reading.end()
+
+    def _tokens(self, work: Work, prompt: bytes) -> Iterator[bytes]:
+        assert self.ar is not None
+        capacity = self.ar.vocabulary.count(prompt) + work.max_bytes
+        sequence, text = LocalSequence(self.ar, capacity, DEFAULT_TEMPERATURE, work.seed), prompt
+        for left in range(work.max_bytes, 0, -TOKENS_PER_TURN):
+            piece, _ = asyncio.run(sequence.after(text, min(left, TOKENS_PER_TURN)))
+            text += piece
+            yield piece
+
+    def _chunks(self, work: Work, vocabulary: Vocabulary, prompt: bytes, most: int, chunk: int) -> Iterator[bytes]:
+        assert self.chain is not None
+        start, left = vocabulary.count(prompt), most
+        a, capacity = self.chain.own_architecture, start + (left - 1) // chunk * chunk
+        caches, clean = [new_caches(a.layers, a, capacity) for _ in self.blocks], prompt
+        while left:
+            plan = SweepPlan(work.seed, start, min(chunk, left), DEFAULT_STEPS, DEFAULT_TEMPERATURE, DEFAULT_SAMPLER)
+            clean = self._sweep(caches, plan, vocabulary.decode(clean))
+            start, left = start + plan.slots, left - plan.slots
+            yield clean
+
+    def _sweep(self, caches: list[list[LayerCache]], plan: SweepPlan, clean: Tensor) -> bytes:
+        assert self.chain is not None
+        assert self.chain.partition is not None
+        codec, outcome = codec_named(ChunkedMode.default_codec), None
+        for index, (runner, held) in enumerate(zip(self.blocks, caches, strict=True)):
+            a, partition = self.chain.own_architecture, self.chain.partition
+            outcome = run_unbatched(BlockWork(a, index, partition, held, plan, codec, clean, outcome), runner)
+        assert outcome is not None
+        return outcome
+
 
 # Modes whose texts `InProcess` computes without a deployment, and so without its links, and how: speculation is exact,
 # its texts are those of `ar`.
@@ -26,34 +115,21 @@ class Texts:
     def of(self, mode: str, wanted: Iterable[int]) -> dict[int, bytes]:
         """Texts of the cases with these numbers. Raises OnesweepError."""
         numbers = sorted(set(wanted))
-        missing = [number for number in numbers if (mode, number) not in self._known]
-        texts = self._compute(mode, missing) if self._computes(mode) else self._ask(mode, missing)
-        self._known.update({(mode, number): text for number, text in zip(missing, texts, strict=True)})
+        for number in numbers:
+            if (mode, number) not in self._known:
+                self._known[mode, number] = self._text(mode, self.cases[number])
         return {number: self._known[mode, number] for number in numbers}
 
-    def source(self, mode: str) -> str:
-        """The source of the texts, in words."""
-        return "the same models in one process" if self._computes(mode) else "the idle deployment, one at a time"
-
-    def _computes(self, mode: str) -> bool:
-        return self.target.checkpoint is not None and mode in IN_PROCESS
-
-    def _compute(self, mode: str, numbers: list[int]) -> list[bytes]:
-        if self._models is None:
-            assert self.target.checkpoint is not None
-            torch.set_num_threads(1)  # as the hosts
-            self._models = InProcess(self.target.checkpoint)
-        cases = [self.cases[number] for number in numbers]
-        return [self._models.generate(Work(IN_PROCESS[mode], c.prompt.encode(), self.max_bytes, c.seed)) for c in cases]
-
-    def _ask(self, mode: str, numbers: list[int]) -> list[bytes]:
-        chosen = [self.cases[number] for number in numbers]
-        answers = []
-        for case in chosen:  # one at a time: batching must not be able to hide a difference
-            call = {"prompt": case.prompt, "mode": mode, "max_bytes": self.max_bytes, "seed": case.seed}
-            answers += self.target.caller.ask([call])
-            check_answer(answers[-1])
-        return [bytes.fromhex(answer["account"]["output_hex"]) for answer in answers]
+    def _text(self, mode: str, case: SeededPrompt) -> bytes:
+        if self.target.checkpoint is not None and mode in IN_PROCESS:
+            if self._models is None:
+                torch.set_num_threads(1)  # as the hosts
+                self._models = InProcess(self.target.checkpoint)
+            return self._models.generate(Work(IN_PROCESS[mode], case.prompt.encode(), self.max_bytes, case.seed))
+        call = {"prompt": case.prompt, "mode": mode, "max_bytes": self.max_bytes, "seed": case.seed}
+        (answer,) = self.target.caller.ask([call])  # one at a time: batching must not be able to hide a difference
+        check_answer(answer)
+        return bytes.fromhex(answer["account"]["output_hex"])
 
 
 def tokens_of(tokenizer: Tokenizer, prompt: bytes) -> list[int]:

@@ -94,26 +94,8 @@ def parse_variants(text: str, modes: Collection[str] = (*MODES, *DRAWING_MODES))
     variants = tuple(parse_variant(part, modes) for part in text.split(",") if part.strip())
     if not variants:
         raise InputError("--modes is empty: name one or more, such as sweep,ar")
-    return distinct(variants)
-
-
-def at_temperatures(variants: Sequence[ModeVariant], temperatures: Sequence[float]) -> tuple[ModeVariant, ...]:
-    """Each variant at each temperature; one that names its own keeps it."""
-    if not temperatures:
-        return tuple(variants)
-    return distinct(
-        [
-            variant.having(temperature=temperature)
-            for variant in variants
-            for temperature in (temperatures if variant.get("temperature") is None else [variant.get("temperature")])
-        ]
-    )
-
-
-def distinct(variants: Sequence[ModeVariant]) -> tuple[ModeVariant, ...]:
-    """`variants`. Raises InputError when one is there twice."""
     check_different([variant.label for variant in variants], "--modes")
-    return tuple(variants)
+    return variants
 
 
 def parse_names(text: str) -> tuple[str, ...]:

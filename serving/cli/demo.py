@@ -2,6 +2,7 @@
 
 import argparse
 import textwrap
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -38,24 +39,21 @@ def add_demo(demo: argparse.ArgumentParser) -> None:
 
 def run_demo(options: argparse.Namespace) -> int:
     progress = ProgressLine()
-    with ends_cleanly():
-        try:
-            checkpoint, parts = find_checkpoint(options, HOSTS, progress)
-            hosts = min(HOSTS, parts)
-            topology = local_topology(hosts, parts, checkpoint, free_port_block(hosts + 1) + 1)
-            print(f"starting {hosts} hosts and a router on this machine ...", flush=True)
-            with (
-                temporary_deployment(topology, checkpoint, waiting=lambda why: progress.at("loading")) as deployment,
-                Client(deployment.topology.router) as client,
-            ):
-                progress.close()
-                is_pretrained = "family" in manifest_record(checkpoint).get("architecture", {})
-                prompt = options.prompt or (QUESTION if is_pretrained else PROMPT)
-                kept = show_modes(client, is_pretrained, prompt)
-            if checkpoint == SHIPPED:
-                show_drawing(SHIPPED / PICTURES)
-        finally:
+    with ends_cleanly(), closing(progress):
+        checkpoint, parts = find_checkpoint(options, HOSTS, progress)
+        hosts = min(HOSTS, parts)
+        topology = local_topology(hosts, parts, checkpoint, free_port_block(hosts + 1) + 1)
+        print(f"starting {hosts} hosts and a router on this machine ...", flush=True)
+        with (
+            temporary_deployment(topology, checkpoint, waiting=lambda why: progress.at("loading")) as deployment,
+            Client(deployment.topology.router) as client,
+        ):
             progress.close()
+            is_pretrained = "family" in manifest_record(checkpoint).get("architecture", {})
+            prompt = options.prompt or (QUESTION if is_pretrained else PROMPT)
+            kept = show_modes(client, is_pretrained, prompt)
+        if checkpoint == SHIPPED:
+            show_drawing(SHIPPED / PICTURES)
     print("\nstopped. `onesweep run MODEL` talks with a model of your own, `onesweep up --detach` keeps hosts running.")
     return 0 if kept else 1
 

@@ -16,22 +16,20 @@ from collections.abc import Callable, Generator, Iterator, Sequence
 from dataclasses import dataclass, field
 from importlib.resources import files
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import psutil
 
 from serving.cli.ports import port_free
+from serving.cli.servers import HTTP, RELEASES, ROUTER, TOPOLOGY, server_arguments
 from serving.client.client import Client, RequestRefused, RouterError
 from serving.router.request import DEFAULT_ROUTER
 from serving.router.topology import HostEntry, Topology, read_topology
-from stages.errors import InputError, OnesweepError, ServiceError, TopologyError
+from stages.errors import OnesweepError, ServiceError
 from stages.progress import ProgressLine
 from stages.signals import deferred
 from stages.wire.channel import DRAIN_S, is_loopback, parse_address
-from stages.wire.tls import tls_arguments
 from stages.wire.tokens import token_for
-
-T = TypeVar("T")
 
 STOP_S = DRAIN_S + 5.0
 POLL_S = 0.1
@@ -39,16 +37,9 @@ POLL_S = 0.1
 # machine that is busy; who dies is not waited for.
 READY_S, LOADED_BYTES_S = 60.0, 5e6
 LOG_LINES = 5
-TOPOLOGY = "topology.toml"
+RECORD = "deployment.json"
 # How a server is started: -P, because the directory that `up` is called in is not for importing from.
 MODULE = ["-P", "-m", "serving.cli"]
-HTTP = "http"  # what the gateway's process is called
-ASKER = [
-    "-P",
-    "-c",
-    "import sys; from serving.cli.deployment import print_answers; print_answers(sys.argv[1])",
-]
-
 # Turns the name and the command of a process into the command that runs it where it belongs.
 Place = Callable[[str, list[str]], list[str]]
 
@@ -70,7 +61,6 @@ class Deployment:
     topology: Topology
     directory: Path
     processes: dict[str, int]  # process id of each host and of `router`; a second one's by its address
-    place: Place | None = None  # none: everything runs on this machine as it is, on loopback
     commands: dict[str, list[str]] = field(default_factory=dict, repr=False)  # how each process was started
     ready_within_s: float = field(default=READY_S, repr=False)
 
@@ -83,23 +73,13 @@ class Deployment:
         threads: int = 1,
         *,
         place: Place | None = None,
-        host_options: Sequence[str] = (),
-        router_options: Sequence[str] = (),
-        metrics: str | None = None,
-        http: str | None = None,
-        hosts_run: bool = False,
-        second: str | None = None,
+        **options: Any,  # noqa: ANN401
     ) -> Deployment:
         """Start every process; they are live but not ready when this returns.
 
         :param place: puts each process elsewhere, such as into a network namespace, by its name; addresses need not be
-            loopback then. What asks for the router's status is placed as `router`, too.
-        :param host_options: more options of every `onesweep host`, such as ("--insecure",).
-        :param router_options: more options of `onesweep router`.
-        :param metrics: where the router's metrics are; each host's are on a port of its own after it.
-        :param http: where a gateway listens, too.
-        :param hosts_run: the hosts are up elsewhere: only the router and the gateway are started.
-        :param second: where a second router listens, which deploys nothing.
+            loopback then.
+        :param options: those of `server_arguments`.
 
         Raises OnesweepError when one is up already, or an address is taken.
         """
@@ -108,43 +88,36 @@ class Deployment:
         except OSError as error:
             raise ServiceError(f"cannot make {directory}: {error.strerror}; name another in ONESWEEP_STATE") from None
         check_none_up(directory)
-        seen = _metrics_options(metrics, ["router", *(host.name for host in topology.hosts)])
+        servers = server_arguments(topology, checkpoint, directory, threads, **options)
         if place is None:
-            check_free(topology, http, () if hosts_run else topology.hosts)
+            hosts = [host for host in topology.hosts if host.name in servers]
+            check_free(topology, options.get("http"), hosts)
         # all of it is read by processes that share this machine
         weight_bytes = sum(path.stat().st_size for path in checkpoint.rglob("*.safetensors"))
-        deployment = cls(topology, directory, {}, place, ready_within_s=READY_S + weight_bytes / LOADED_BYTES_S)
-        topology_path = directory / TOPOLOGY
-        topology_path.write_text(topology.to_toml(), encoding="utf-8")
-        shelves = directory / "shelves"
-        shutil.rmtree(shelves, ignore_errors=True)  # it begins with the checkpoint, whatever was deployed before
+        deployment = cls(topology, directory, {}, ready_within_s=READY_S + weight_bytes / LOADED_BYTES_S)
+        (directory / TOPOLOGY).write_text(topology.to_toml(), encoding="utf-8")
+        shutil.rmtree(directory / RELEASES, ignore_errors=True)  # what was deployed before is not served again
         try:
-            for host in () if hosts_run else topology.hosts:
-                arguments = _host_arguments(topology, host, checkpoint, threads)
-                arguments += ["--shelf", str(shelves / host.name)]
-                deployment._spawn(host.name, [*arguments, *host_options, *seen[host.name]])
-            router = ["router", "--topology", str(topology_path), "--checkpoint", str(checkpoint)]
-            router += ["--threads", str(threads), *router_options]
-            deployment._spawn("router", [*router, "--shelf", str(shelves / "router"), *seen["router"]])
-            if second is not None:
-                deployment._spawn(second, [*router, "--listen", second])
-            if http is not None:
-                gateway = ["http", "--listen", http, "--router", topology.router]
-                deployment._spawn(HTTP, [*gateway, *tls_arguments(topology.client_tls)])
+            for name, arguments in servers.items():
+                command = [sys.executable, *MODULE, *arguments]
+                deployment.commands[name] = place(name, command) if place else command
+                deployment._launch(name, "wb")
         except BaseException:
             deployment.stop()
             raise
         return deployment
 
-    def wait_ready(self, waiting: Callable[[str], object] = lambda reason: None) -> None:
+    def wait_ready(
+        self, waiting: Callable[[str], object] = lambda reason: None, answers: Iterator[str | None] | None = None
+    ) -> None:
         """Return when the router can serve. Raises ServiceError with the reason and the log of what died.
 
         :param waiting: called now and then with the reason why it cannot yet.
+        :param answers: as `answers_of`, for a router that this process cannot reach.
         """
         deadline, reason = time.monotonic() + self.ready_within_s, "the router does not answer yet"
-        answers = answers_of(self.topology) if self.place is None else self._answers_there(self.place)
-        with contextlib.closing(answers):
-            for answer in answers:
+        with contextlib.closing(answers_of(self.topology)) as own:
+            for answer in answers or own:
                 self.check_alive()
                 if answer == "":
                     return
@@ -154,13 +127,13 @@ class Deployment:
                     break
         raise ServiceError(f"not ready after {self.ready_within_s:.0f} s: {reason}; logs are in {self.directory}")
 
-    def wait_listening(self, address: str, timeout_s: float = READY_S) -> None:
+    def wait_listening(self, address: str) -> None:
         """Return when somebody listens at `address`. Raises ServiceError as `wait_ready` does."""
-        deadline = time.monotonic() + timeout_s
+        deadline = time.monotonic() + READY_S
         while port_free(*parse_address(address)):
             self.check_alive()
             if time.monotonic() > deadline:
-                raise ServiceError(f"nobody listens at {address} after {timeout_s:.0f} s; logs are in {self.directory}")
+                raise ServiceError(f"nobody listens at {address} after {READY_S:.0f} s; logs are in {self.directory}")
             time.sleep(POLL_S)
 
     def check_alive(self) -> None:
@@ -174,7 +147,7 @@ class Deployment:
 
     def revive(self, name: str) -> None:
         """Start a process that ended again, as it was started."""
-        self._launch(name, self.commands[name], "ab")
+        self._launch(name, "ab")
 
     def kill(self, name: str) -> None:
         """End a process at once, as a power cut would; returns when it has ended."""
@@ -188,34 +161,20 @@ class Deployment:
         hosts = {host.name for host in self.topology.hosts}
         _end([self._process(name) for name in self.processes.keys() - hosts])
         _end([self._process(name) for name in hosts])
-        self._record_path(self.directory).unlink(missing_ok=True)
+        (self.directory / RECORD).unlink(missing_ok=True)
 
-    def _answers_there(self, place: Place) -> Generator[str | None, None, None]:
-        """Like `answers_of`, for a router that this process cannot reach: asked by a process beside it."""
-        command = place("router", [sys.executable, *ASKER, str(self.directory / TOPOLOGY)])
-        with subprocess.Popen(
-            command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, text=True, start_new_session=True
-        ) as asker:
-            try:
-                assert asker.stdout is not None
-                for line in asker.stdout:
-                    yield json.loads(line)
-            finally:
-                asker.kill()
-
-    def _spawn(self, name: str, arguments: list[str]) -> None:
-        command = [sys.executable, *MODULE, *arguments]
-        self.commands[name] = self.place(name, command) if self.place else command
-        self._launch(name, self.commands[name], "wb")
-
-    def _launch(self, name: str, command: list[str], log_mode: str) -> None:
+    def _launch(self, name: str, log_mode: str) -> None:
         # An interrupt between a process' start and its record would leave it running.
         with deferred(), (self.directory / f"{name}.log").open(log_mode) as log:
             process = subprocess.Popen(
-                command, stdin=subprocess.DEVNULL, stdout=log, stderr=subprocess.STDOUT, start_new_session=True
+                self.commands[name],
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
             )
             self.processes[name] = process.pid
-        self._record_path(self.directory).write_text(json.dumps({"processes": self.processes}), encoding="utf-8")
+        (self.directory / RECORD).write_text(json.dumps({"processes": self.processes}), encoding="utf-8")
 
     def _process(self, name: str) -> psutil.Process | None:
         """The process called `name`, if it still runs; another that was given its number since is not ours."""
@@ -234,10 +193,6 @@ class Deployment:
             return lines[-1][said.end() :]
         return " ".join(lines[-LOG_LINES:]) or "its log is empty"
 
-    @staticmethod
-    def _record_path(directory: Path) -> Path:
-        return directory / "deployment.json"
-
 
 def answers_of(topology: Topology) -> Generator[str | None, None, None]:
     """Again and again: why the router cannot serve, empty when it can, None when it does not answer."""
@@ -255,25 +210,13 @@ def answers_of(topology: Topology) -> Generator[str | None, None, None]:
             time.sleep(POLL_S)
 
 
-def print_answers(topology: str) -> None:
-    """Print `answers_of` a file, a line of JSON for each, until nobody reads them or the router is ready."""
-    try:
-        hosts = read_topology(Path(topology))
-    except TopologyError:  # the deployment was read from it, so it was removed since: nobody waits any more
-        return
-    for answer in answers_of(hosts):
-        print(json.dumps(answer), flush=True)
-        if answer == "":
-            return
-
-
 def find_deployment(directory: Path) -> Deployment | None:
     """The deployment that runs from `directory`, if any; a record of dead processes is removed.
 
     Raises ServiceError when somebody else could have written the record.
     """
     check_private(directory)
-    record_path = Deployment._record_path(directory)
+    record_path = directory / RECORD
     try:
         record = json.loads(record_path.read_text(encoding="utf-8"))
         processes = {str(name): int(pid) for name, pid in record["processes"].items()}
@@ -314,17 +257,18 @@ def temporary_deployment(
     checkpoint: Path,
     threads: int = 1,
     waiting: Callable[[str], object] = lambda reason: None,
+    answers: Iterator[str | None] | None = None,
     **options: Any,  # noqa: ANN401 - those of `Deployment.start`
 ) -> Iterator[Deployment]:
     """A deployment for the length of a `with` block, in a directory of its own; see `Deployment.start`.
 
-    :param waiting: as of `wait_ready`.
+    :param waiting: as `answers`, of `wait_ready`.
     """
     directory = Path(tempfile.mkdtemp(prefix="onesweep-"))
     try:
         deployment = Deployment.start(topology, checkpoint, directory, threads, **options)
         try:
-            deployment.wait_ready(waiting)
+            deployment.wait_ready(waiting, answers)
             yield deployment
         finally:
             deployment.stop()
@@ -367,30 +311,6 @@ def watch(deployment: Deployment) -> None:
     deployment.stop()
 
 
-def _host_arguments(topology: Topology, host: HostEntry, checkpoint: Path, threads: int) -> list[str]:
-    from stages.checkpoint.manifest import has_experts  # torch, which other commands need not wait for
-
-    successors = topology.successors(host, has_experts(checkpoint))
-    return [
-        *("host", host.name, "--checkpoint", str(checkpoint), "--blocks", host.span),
-        *("--listen", host.listen, "--threads", str(threads)),
-        *(("--next", ",".join(successors)) if successors else ()),
-        *(("--device", host.device) if host.device else ()),
-        *tls_arguments(topology.tls_of(host.name)),
-    ]
-
-
-def _metrics_options(address: str | None, names: Sequence[str]) -> dict[str, list[str]]:
-    """The flag of each process, on neighbouring ports. Raises InputError."""
-    if address is None:
-        return {name: [] for name in names}
-    where, port = parse_address(address, "--metrics")
-    if not 0 < port <= 65536 - len(names):
-        raise InputError(f"--metrics {address}: {len(names)} processes need as many ports from {port} on")
-    shown = f"[{where}]" if ":" in where else where
-    return {name: ["--metrics", f"{shown}:{port + i}"] for i, name in enumerate(names)}
-
-
 def _holds(command: list[str], part: list[str]) -> bool:
     """True if `part` is somewhere in `command`: the words that place a process may precede it."""
     return any(command[i : i + len(part)] == part for i in range(len(command) - len(part) + 1))
@@ -398,7 +318,7 @@ def _holds(command: list[str], part: list[str]) -> bool:
 
 def check_free(topology: Topology, http: str | None, hosts: Sequence[HostEntry]) -> None:
     """Raise ServiceError where the router, the gateway or one of `hosts` could not listen on this machine."""
-    listeners = {"router": topology.router} | {host.name: host.listen for host in hosts}
+    listeners = {ROUTER: topology.router} | {host.name: host.listen for host in hosts}
     for name, address in (listeners | ({HTTP: http} if http else {})).items():
         if not is_loopback(address):
             raise ServiceError(

@@ -6,7 +6,7 @@ import argparse
 import json
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -134,15 +134,15 @@ def _client(options: argparse.Namespace) -> Iterator[Client]:
     progress, parts = ProgressLine(), parts_of(checkpoint)
     hosts = min(HOSTS, parts)
     topology = local_topology(hosts, parts, checkpoint, free_port_block(hosts + 1) + 1)
-    with ends_cleanly():
-        try:
-            loading = f"starting {_counted(hosts, 'host')} and a router on this machine"
-            with temporary_deployment(topology, checkpoint, waiting=lambda why: progress.at(loading)) as deployment:
-                progress.close()
-                with Client(deployment.topology.router) as client:
-                    yield client
-        finally:
-            progress.close()
+    loading = f"starting {_counted(hosts, 'host')} and a router on this machine"
+    with (
+        ends_cleanly(),
+        closing(progress),
+        temporary_deployment(topology, checkpoint, waiting=lambda why: progress.at(loading)) as deployment,
+        Client(deployment.topology.router) as client,
+    ):
+        progress.close()
+        yield client
 
 
 def _write(path: Path, rows: list[DrawnPictures], columns: int) -> None:

@@ -57,7 +57,6 @@ def _connection(options: argparse.Namespace) -> dict[str, Any]:
 def add_generate(generate: argparse.ArgumentParser) -> None:
     _add_request(generate)
     generate.add_argument("--mode", default=Request.mode, metavar="M", help=f"{', '.join(MODES)} ({Request.mode})")
-    generate.add_argument("--stream", action="store_true", help="print pieces as they arrive")
     generate.add_argument("--json", action="store_true", help="print JSON")
 
 
@@ -86,19 +85,16 @@ async def _generate(options: argparse.Namespace) -> int:
 
     settings = _request_settings(options)
     async with async_client_of(options) as client:
-        if options.stream and not options.json:
-            decoder = TextDecoder()
-            async for item in client.stream(options.prompt, mode=options.mode, **settings):
-                if isinstance(item, Result):
-                    print(printable(decoder.end(), newline="\n"), flush=True)
-                    result = item
-                else:
-                    print(printable(decoder.feed(item), newline="\n"), end="", flush=True)
-        else:
-            result = await client.generate(options.prompt, mode=options.mode, **settings)
-            print(json.dumps(result.as_json()) if options.json else printable(result.text, newline="\n"))
-    if not options.json:
-        _print_cost(result)
+        if options.json:
+            print(json.dumps((await client.generate(options.prompt, mode=options.mode, **settings)).as_json()))
+            return 0
+        decoder = TextDecoder()
+        async for item in client.stream(options.prompt, mode=options.mode, **settings):
+            if isinstance(item, Result):
+                print(printable(decoder.end(), newline="\n"), flush=True)
+                _print_cost(item)
+            else:
+                print(printable(decoder.feed(item), newline="\n"), end="", flush=True)
     return 0
 
 

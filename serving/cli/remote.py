@@ -7,7 +7,7 @@ import asyncio
 import math
 import time
 from collections.abc import AsyncIterator, Sequence
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, closing
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -68,29 +68,26 @@ def run_serve(options: argparse.Namespace) -> int:
     check_none_up(state_directory())
     check_free(topology, options.http, ())
     progress = ProgressLine()
-    with ends_cleanly():
-        try:
-            progress.at(f"asking {len(hosts)} hosts for their memory and speed")
-            waiting = run_interruptible(_describe_all(topology, security))
-            checkpoint, parts = find_checkpoint(options, len(hosts), progress, waiting)
-            shares = local_topology(len(hosts), parts, checkpoint).hosts
-            placed = tuple(replace(host, blocks=share.blocks) for host, share in zip(hosts, shares, strict=True))
-            topology = replace(topology, hosts=placed)
-            run_interruptible(_bring_all(topology, security, read_release(checkpoint), waiting, progress))
-            router_options = ["--tokens", str(options.tokens.resolve())] if options.tokens else []
-            router_options += ["--insecure"] if options.insecure else []
-            deployment = Deployment.start(
-                topology,
-                checkpoint,
-                state_directory(),
-                options.threads,
-                router_options=router_options,
-                http=options.http,
-                hosts_run=True,
-            )
-            present(deployment, options.http, progress, 'try        onesweep generate "The sea"')
-        finally:
-            progress.close()
+    with ends_cleanly(), closing(progress):
+        progress.at(f"asking {len(hosts)} hosts for their memory and speed")
+        waiting = run_interruptible(_describe_all(topology, security))
+        checkpoint, parts = find_checkpoint(options, len(hosts), progress, waiting)
+        shares = local_topology(len(hosts), parts, checkpoint).hosts
+        placed = tuple(replace(host, blocks=share.blocks) for host, share in zip(hosts, shares, strict=True))
+        topology = replace(topology, hosts=placed)
+        run_interruptible(_bring_all(topology, security, read_release(checkpoint), waiting, progress))
+        router_options = ["--tokens", str(options.tokens.resolve())] if options.tokens else []
+        router_options += ["--insecure"] if options.insecure else []
+        deployment = Deployment.start(
+            topology,
+            checkpoint,
+            state_directory(),
+            options.threads,
+            router_options=router_options,
+            http=options.http,
+            hosts_run=True,
+        )
+        present(deployment, options.http, progress, 'try        onesweep generate "The sea"')
     return 0
 
 

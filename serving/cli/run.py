@@ -10,7 +10,7 @@ import os
 import shutil
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from functools import partial
 from importlib.metadata import version
 from pathlib import Path
@@ -68,28 +68,25 @@ def run_run(options: argparse.Namespace) -> int:
     if options.blocks not in (None, given):
         raise InputError(f"the topology has {given} blocks, --blocks says {options.blocks}: make them agree")
     progress = ProgressLine()
-    with ends_cleanly():
-        try:
-            checkpoint, parts = find_checkpoint(options, given or options.hosts or HOSTS, progress)
-            if given not in (None, parts):
-                raise InputError(f"{options.model} is cut into {parts} blocks already, not {given}: import it anew")
-            if topology is not None and (running := _running(topology, checkpoint, progress)):
-                progress.close()
-                return talk(running, settings, prompt)
-            if topology is None:
-                hosts = options.hosts or min(HOSTS, parts)
-                topology = local_topology(hosts, parts, checkpoint, free_port_block(hosts + 1) + 1)
-            megabytes = sum(path.stat().st_size for path in checkpoint.rglob("*.safetensors")) / 1e6
-            count = f"{len(topology.hosts)} host{'s' * (len(topology.hosts) > 1)}"
-            loading = f"loading {megabytes:.0f} MB of weights into {count} on this machine"
-            progress.at(loading)
-            with temporary_deployment(
-                topology, checkpoint, options.threads, waiting=lambda why: progress.at(loading)
-            ) as deployment:
-                progress.say(f"{count} ready; router {topology.router}")
-                return talk(partial(AsyncClient, topology.router), settings, prompt, deployment.check_alive)
-        finally:
+    with ends_cleanly(), closing(progress):
+        checkpoint, parts = find_checkpoint(options, given or options.hosts or HOSTS, progress)
+        if given not in (None, parts):
+            raise InputError(f"{options.model} is cut into {parts} blocks already, not {given}: import it anew")
+        if topology is not None and (running := _running(topology, checkpoint, progress)):
             progress.close()
+            return talk(running, settings, prompt)
+        if topology is None:
+            hosts = options.hosts or min(HOSTS, parts)
+            topology = local_topology(hosts, parts, checkpoint, free_port_block(hosts + 1) + 1)
+        megabytes = sum(path.stat().st_size for path in checkpoint.rglob("*.safetensors")) / 1e6
+        count = f"{len(topology.hosts)} host{'s' * (len(topology.hosts) > 1)}"
+        loading = f"loading {megabytes:.0f} MB of weights into {count} on this machine"
+        progress.at(loading)
+        with temporary_deployment(
+            topology, checkpoint, options.threads, waiting=lambda why: progress.at(loading)
+        ) as deployment:
+            progress.say(f"{count} ready; router {topology.router}")
+            return talk(partial(AsyncClient, topology.router), settings, prompt, deployment.check_alive)
 
 
 def find_checkpoint(
@@ -113,7 +110,7 @@ def find_checkpoint(
         there = "is none of these" if model.exists() else "is not there"
         raise InputError(f"{model} {there}: give a .gguf file, a Hugging Face folder, a checkpoint or a bundle")
     cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "onesweep"
-    checkpoint = ImportCache(cache).checkpoint(model, blocks, options.context, progress, hosts)
+    checkpoint = import_once(cache, model, blocks, options.context, progress, hosts)
     return checkpoint.resolve(), parts_of(checkpoint)
 
 
@@ -150,65 +147,57 @@ def _read_record(path: Path) -> dict[str, Any]:
 # Imported models, by the digest of what they were imported from.
 
 
-class ImportCache:
-    """Checkpoints under names that are digests of source, cut and context."""
+def import_once(
+    directory: Path,
+    source: Path,
+    blocks: int,
+    context: int | None,
+    progress: ProgressLine,
+    hosts: Sequence[StageHost] = (),
+) -> Path:
+    """The whole checkpoint of a source, in a directory of such; it is imported where there is none.
 
-    def __init__(self, directory: Path) -> None:
-        self.directory = directory
+    Raises OnesweepError.
+    """
+    progress.at(f"reading {source}", 0.0)
+    # Without their speeds, which differ from one measurement to the next: the hosts hold the cut of the first.
+    entry = directory / _key(source, blocks, context, [host.name for host in hosts])
+    with _locked(entry, progress):
+        # Only the holder of the lock makes such directories, so none of these is in use.
+        for left in directory.glob(f".{entry.name}.*"):  # of an import that was killed
+            shutil.rmtree(left, ignore_errors=True)
+        if entry.exists() and not is_whole(entry):
+            progress.say(f"{entry} is damaged: importing {source} again")
+            shutil.rmtree(entry, ignore_errors=True)
+        if not entry.exists():
+            progress.say(f"importing {source} once, into {directory}")
+            from stages.importing.importing import ImportSettings, import_model
+            from stages.memory import trim
 
-    def checkpoint(
-        self, source: Path, blocks: int, context: int | None, progress: ProgressLine, hosts: Sequence[StageHost] = ()
-    ) -> Path:
-        """The whole checkpoint of a source; it is imported where there is none. Raises OnesweepError."""
-        progress.at(f"reading {source}", 0.0)
-        # Without their speeds, which differ from one measurement to the next: the hosts hold the cut of the first.
-        entry = self.directory / _key(source, blocks, context, [host.name for host in hosts])
-        with self._locked(entry, progress):
-            # Only the holder of the lock makes such directories, so none of these is in use.
-            for left in self.directory.glob(f".{entry.name}.*"):  # of an import that was killed
-                shutil.rmtree(left, ignore_errors=True)
-            if entry.exists() and not is_whole(entry):
-                progress.say(f"{entry} is damaged: importing {source} again")
-                shutil.rmtree(entry, ignore_errors=True)
-            if not entry.exists():
-                self._import(source, entry, blocks, context, progress, hosts)
-            progress.say(f"{source.name}, cut into {blocks}, is in {entry}")
-        return entry
+            # In this process: a mistake in the source ends the command with its own sentence and exit code.
+            import_model(ImportSettings(source, entry, blocks, context, hosts=hosts), progress)
+            trim()
+        progress.say(f"{source.name}, cut into {blocks}, is in {entry}")
+    return entry
 
-    def _import(
-        self,
-        source: Path,
-        entry: Path,
-        blocks: int,
-        context: int | None,
-        progress: ProgressLine,
-        hosts: Sequence[StageHost],
-    ) -> None:
-        progress.say(f"importing {source} once, into {self.directory}")
-        from stages.importing.importing import ImportSettings, import_model
-        from stages.memory import trim
 
-        # In this process: a mistake in the source ends the command with its own sentence and exit code.
-        import_model(ImportSettings(source, entry, blocks, context, hosts=hosts), progress)
-        trim()
-
-    @contextmanager
-    def _locked(self, entry: Path, progress: ProgressLine) -> Iterator[None]:
-        """One process at a time works on an entry. Raises ServiceError."""
+@contextmanager
+def _locked(entry: Path, progress: ProgressLine) -> Iterator[None]:
+    """One process at a time works on an entry. Raises ServiceError."""
+    try:
+        entry.parent.mkdir(parents=True, exist_ok=True)
+        lock = entry.with_name(f"{entry.name}.lock").open("wb")
+    except OSError as error:
+        raise ServiceError(
+            f"cannot keep models in {entry.parent} ({error.strerror}); name another in XDG_CACHE_HOME"
+        ) from None
+    with lock:
         try:
-            self.directory.mkdir(parents=True, exist_ok=True)
-            lock = (self.directory / f"{entry.name}.lock").open("wb")
-        except OSError as error:
-            raise ServiceError(
-                f"cannot keep models in {self.directory} ({error.strerror}); name another in XDG_CACHE_HOME"
-            ) from None
-        with lock:
-            try:
-                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
-                progress.say("another run is importing this model: waiting for it")
-                fcntl.flock(lock, fcntl.LOCK_EX)
-            yield
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            progress.say("another run is importing this model: waiting for it")
+            fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
 
 
 def _key(source: Path, blocks: int, context: int | None, hosts: Sequence[str]) -> str:

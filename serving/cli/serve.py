@@ -80,7 +80,6 @@ def add_up(up: argparse.ArgumentParser) -> None:
     add_device(up)
     add("--tokens", type=Path, metavar="FILE", help="who may ask the router, from `onesweep token`")
     add("--tls-dir", type=Path, metavar="DIR", help="speak TLS: ca.pem, router.pem, host-1.pem ... of `onesweep certs`")
-    add("--metrics", metavar="HOST:PORT", help="serve metrics: the router's there, hosts' on the ports after it")
 
 
 def add_deploy(deploy: argparse.ArgumentParser) -> None:
@@ -192,7 +191,6 @@ def run_up(options: argparse.Namespace) -> int:
             options.threads,
             host_options=[word for flag, value in given.items() if value for word in (flag, value)],
             router_options=["--tokens", str(options.tokens.resolve())] if options.tokens else (),
-            metrics=options.metrics,
             http=options.http,
         )
         present(deployment, options.http, watched=not options.detach)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import asdict, dataclass, field, fields
 from io import BytesIO
 from typing import TYPE_CHECKING, Any
@@ -206,27 +205,18 @@ def pictures_of(message: router_pb2.Pictures, summary: router_pb2.DrawSummary | 
     # The message's own numbers are not trusted: reshape fails where they do not come to the pixels that it brought.
     if summary is None:
         return DrawnPictures(pixels, block=message.block)
-    names = [
-        f.name for f in fields(DrawnPictures) if f.name not in ("pixels", "block", "hosts", "classes", "wire_bytes")
-    ]
-    values: dict[str, Any] = {name: getattr(summary, name) for name in names}
-    rounded = {name: round(value, 3) for name, value in values.items() if isinstance(value, float)}
-    return DrawnPictures(
-        pixels,
-        classes=list(summary.classes),
-        wire_bytes=list(summary.wire_bytes),
-        hosts=_shares(summary.hosts),
-        **{**values, **rounded},
-    )
-
-
-def _shares(hosts: Iterable[router_pb2.HostShare]) -> list[HostShare]:
-    return [HostShare(h.name, list(h.blocks), round(h.compute_ms, 3), round(h.queue_ms, 3)) for h in hosts]
+    return DrawnPictures(pixels, **{**_booked(summary, DrawnPictures), "classes": list(summary.classes)})
 
 
 def result_of(summary: router_pb2.Summary, output: bytes) -> Result:
-    """The result of a request whose text was `output`: fields and the summary's are of the same name."""
-    values = {f.name: getattr(summary, f.name) for f in fields(Result) if f.name not in ("text", "output", "hosts")}
-    rounded = {name: round(value, DIGITS.get(name, 3)) for name, value in values.items() if isinstance(value, float)}
-    values |= {"wire_bytes": list(summary.wire_bytes), **rounded}
-    return Result(text=output.decode(errors="replace"), output=output, hosts=_shares(summary.hosts), **values)
+    """The result of a request whose text was `output`."""
+    return Result(text=output.decode(errors="replace"), output=output, **_booked(summary, Result))
+
+
+def _booked(summary: router_pb2.Summary | router_pb2.DrawSummary, kind: type[Result | DrawnPictures]) -> dict[str, Any]:
+    """The values of a summary: it has them under the names of the fields of `kind`."""
+    names = {f.name for f in fields(kind)} - {"text", "output", "pixels", "block", "hosts", "wire_bytes"}
+    values = {name: getattr(summary, name) for name in names}
+    values |= {name: round(value, DIGITS.get(name, 3)) for name, value in values.items() if isinstance(value, float)}
+    shares = [HostShare(h.name, [*h.blocks], round(h.compute_ms, 3), round(h.queue_ms, 3)) for h in summary.hosts]
+    return values | {"wire_bytes": list(summary.wire_bytes), "hosts": shares}

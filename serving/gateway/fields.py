@@ -153,28 +153,34 @@ class StreamOptions(Fields):
     include_obfuscation: Annotated[bool | None, neutral(False)] = None
 
 
-class TextRequest(Fields):
-    """The common fields of completions and chats."""
+class SampledRequest(Fields):
+    """The common fields of completions, chats and responses."""
 
     model: str = Field(description="`onesweep`, or `onesweep-MODE`; GET /v1/models lists them")
-    max_tokens: Count | None = Field(
-        default=None, description=f"to generate; a byte model's tokens are bytes ({DEFAULT_MAX_TOKENS})"
-    )
     temperature: float | None = Field(default=None, allow_inf_nan=False, description="0 = most likely (0.8)")
     seed: Seed | None = Field(
         default=None,
         description="the same seed and settings give the same text; left out: a random one, told in the answer",
     )
+    top_p: Annotated[float, Field(gt=0, le=1, allow_inf_nan=False)] | None = Field(
+        default=None, description="draw from the most likely tokens that have this share together"
+    )
+    stream: bool | None = None
+    user: str | None = Field(default=None, description="ignored")
+    onesweep: Extension = Field(default=Extension(), description="settings of ours")
+
+
+class TextRequest(SampledRequest):
+    """The common fields of completions and chats."""
+
+    max_tokens: Count | None = Field(
+        default=None, description=f"to generate; a byte model's tokens are bytes ({DEFAULT_MAX_TOKENS})"
+    )
     n: Annotated[int, Field(ge=1, le=MAX_CHOICES)] | None = Field(
         default=None, description="choices; choice i is what seed + i gives by itself"
     )
     stop: Stops = None
-    stream: bool | None = None
     stream_options: StreamOptions | None = None
-    user: str | None = Field(default=None, description="ignored")
-    top_p: Annotated[float, Field(gt=0, le=1, allow_inf_nan=False)] | None = Field(
-        default=None, description="draw from the most likely tokens that have this share together"
-    )
     frequency_penalty: Penalty | None = Field(
         default=None, description="taken from a token's logit each time it was written"
     )
@@ -182,7 +188,6 @@ class TextRequest(Fields):
     logit_bias: Annotated[dict[TokenNumber, Bias], Field(max_length=MAX_BIASES)] | None = Field(
         default=None, description="added to the logits of tokens, by their numbers in the model's vocabulary"
     )
-    onesweep: Extension = Field(default=Extension(), description="settings of ours")
 
 
 class CompletionRequest(TextRequest):

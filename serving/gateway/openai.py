@@ -28,7 +28,8 @@ from serving.gateway.completions import (
 )
 from serving.gateway.errors import OF_ROUTER, ApiError, json_response, named
 from serving.gateway.fields import ChatRequest, CompletionRequest, ImageRequest, PlainFormat, TextRequest
-from serving.gateway.responses import ResponseFormat, ResponseRequest
+from serving.gateway.response_fields import ResponseRequest
+from serving.gateway.responses import ResponseFormat
 from serving.modes import MODES
 from serving.v1 import router_pb2
 from stages.v1 import stage_pb2

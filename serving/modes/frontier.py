@@ -105,8 +105,6 @@ class Frontier:
     # Digests of the weights that were measured, by the name of their folder in the bundle.
     weights: Mapping[str, str]
     judge: str
-    # What `bits` are: the name of the ruler's figure.
-    basis: str
     human_bits: float | None = None
 
     def usual_bits(self) -> dict[str, float]:

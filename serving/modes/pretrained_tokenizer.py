@@ -4,7 +4,6 @@ import json
 import re
 import secrets
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -142,14 +141,14 @@ def _in_strings(value: Any, change: Callable[[str], str]) -> Any:  # noqa: ANN40
 # The letters that byte-level tokens have for bytes: printable ones for themselves, those from U+0100 on for others.
 _PRINTABLE = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
 _OTHERS = sorted(set(range(256)) - set(_PRINTABLE))
-_BYTES = {chr(byte): byte for byte in _PRINTABLE} | {chr(0x100 + i): byte for i, byte in enumerate(_OTHERS)}
+LETTERS = {chr(byte): byte for byte in _PRINTABLE} | {chr(0x100 + i): byte for i, byte in enumerate(_OTHERS)}
 
 
 def _bytes_of(token: str) -> bytes:
     """Bytes of a token that cuts a character in two: one byte by its number, or a letter a byte."""
     if re.fullmatch("<0x[0-9A-F]{2}>", token):
         return bytes.fromhex(token[3:5])
-    return bytes(_BYTES[letter] for letter in token) if set(token) <= _BYTES.keys() else token.encode()
+    return bytes(LETTERS[letter] for letter in token) if set(token) <= LETTERS.keys() else token.encode()
 
 
 class _Tokens(Detokenizer):
@@ -200,26 +199,18 @@ def read_pretrained_tokenizer(directory: Path, manifest: Manifest) -> Pretrained
         )
     tokenizer.no_truncation()
     tokenizer.no_padding()
-    specials = _specials(directory, manifest)
+    bos, eos, ends = _specials(directory, manifest)
     template = None
     if TEMPLATE_NAME in manifest.files:
         source = read_companion(directory, manifest, TEMPLATE_NAME).decode(errors="replace")
-        template = ChatTemplate(source, specials.bos, specials.eos)
-    return PretrainedTokenizer(tokenizer, Vocabulary(size), specials.ends, template, manifest.files[TOKENIZER_NAME])
+        template = ChatTemplate(source, bos, eos)
+    return PretrainedTokenizer(tokenizer, Vocabulary(size), ends, template, manifest.files[TOKENIZER_NAME])
 
 
-@dataclass(frozen=True)
-class _Specials:
-    """Tokens with a meaning of their own."""
-
-    bos: str = ""
-    eos: str = ""
-    ends: frozenset[int] = frozenset()
-
-
-def _specials(directory: Path, manifest: Manifest) -> _Specials:
+def _specials(directory: Path, manifest: Manifest) -> tuple[str, str, frozenset[int]]:
+    """Tokens with a meaning of their own: those before and after a text, and those that end one."""
     if SPECIALS_NAME not in manifest.files:
-        return _Specials()
+        return "", "", frozenset()
     try:
         record = json.loads(read_companion(directory, manifest, SPECIALS_NAME))
         bos, eos, ends = (record.get(name) for name in ("bos_token", "eos_token", "end_tokens"))
@@ -230,7 +221,7 @@ def _specials(directory: Path, manifest: Manifest) -> _Specials:
             raise ValueError(f"end_tokens must be at most {MAX_ENDS} whole numbers from 0 to {most - 1}")
     except (ValueError, AttributeError, RecursionError) as error:
         raise CheckpointError(f"{directory / SPECIALS_NAME} is damaged: {error}") from None
-    return _Specials(bos or "", eos or "", frozenset(ends or []))
+    return bos or "", eos or "", frozenset(ends or [])
 
 
 def read_tokenizers(directory: Path) -> Tokenizers:

@@ -33,9 +33,30 @@ async def score(session: Session, step: stage_pb2.Read, text: bytes) -> tuple[st
     return event, read_scores(event.scores.nats, count)
 
 
-class ScoredMode(Mode):
-    """A mode whose text comes from the drafter, and whose quality from the scorer."""
+@dataclass(frozen=True)
+class ResampleSizes:
+    """Sizes of a request that names none."""
 
+    # None = the whole output.
+    chunk: int | None
+    candidates: int
+    # Temperature of the drafter, as a multiple of the request's.
+    coolness: float = 1.0
+
+
+# Models that were trained here, as was their drafter. Of the way from `local` to `ar` in judge bits, at equal entropy,
+# 256 bytes of models of bytes go 28 % in one trip, with 64 candidates 40 % (docs/research/mode-settings.md).
+OWN = ResampleSizes(chunk=None, candidates=16)
+# Imported models. About 2^KL candidates are needed for a chunk (Chatterjee and Diaconis 2018, arXiv 1511.01437), and a
+# distilled drafter is 2.9 bits a token away. With twelve, 128 tokens take eleven trips, less than a tenth of those of
+# `ar`. Such a drafter gives too much to the many unlikely tokens, so it draws a little colder; the weights know.
+IMPORTED = ResampleSizes(chunk=12, candidates=32, coolness=0.9)
+
+
+class ResampleMode(Mode):
+    """A fixed number of sweeps, one by default, whatever the drafter is worth."""
+
+    name = "resample"
     # int8 by default: 32 candidates of 32 bytes take 162 KB a hop instead of 530 KB, and their shares move by 2 %.
     codecs = tuple(HIDDEN)
 
@@ -63,18 +84,8 @@ class ScoredMode(Mode):
     def positions(self) -> int:
         return max((self._models[name].positions for name in self.served), default=0)
 
-    def scorer(self, request: Generation) -> str:
-        """The scorer that `request` asks for, or the default. Meaningful while there is no `problem`."""
-        return request.scorer or self.served[0]
-
-    @property
-    def drafter(self) -> LocalModel:
-        """The router's own model. Meaningful as above."""
-        assert self.local is not None
-        return self.local
-
     def check(self, request: Generation) -> None:
-        name = self.scorer(request)
+        name = self._scorer(request)
         model = self._models.get(name)
         if model is None or name not in self.served:
             raise failed_precondition(
@@ -86,86 +97,46 @@ class ScoredMode(Mode):
         vocabulary, noun = self.tokenizer.vocabulary, self.tokenizer.noun
         prompt = vocabulary.count(request.prompt)
         need = prompt + request.max_tokens
-        for who, context in ((f"scorer {name!r}", model.positions), ("the drafter", self.drafter.positions)):
+        for who, context in ((f"scorer {name!r}", model.positions), ("the drafter", self._drafter.positions)):
             if need > context:
                 raise invalid(
                     f"prompt ({prompt} {noun}) and output ({request.max_tokens}) need a context of {need} {noun} in "
                     f"mode {self.name}, {who} has {context}: shorten one of them"
                 )
-
-    def width(self, request: Generation) -> int:
-        """Width of the scorer's hidden states. Meaningful as above."""
-        return self._models[self.scorer(request)].width
-
-    def most_candidates(self, request: Generation, length: int) -> int:
-        """Candidates of `length` tokens that a step of `request` may have: nothing is drafted for more."""
-        return self.drafter.most_branches(length)
-
-    def check_candidates(self, request: Generation, count: int, length: int) -> None:
-        """Raise Refusal where hosts or the drafter have no room for so many candidates of `length` tokens."""
-        noun, most = self.tokenizer.noun, most_scored(self.width(request))
-        each = f"{length} {noun}"
-        if length > most:
-            raise invalid(
-                f"a candidate of {each} is more than a message to the hosts holds ({most} {noun}): give a smaller chunk"
-            )
-        fit = self.most_candidates(request, length)
-        if not fit:
-            raise invalid(f"the drafter has no memory for a candidate of {each}: give a smaller chunk")
-        if count > fit:
-            raise invalid(
-                f"{count} candidates of {each} are more than the drafter has memory for: at most {fit} fit, "
-                f"so give {fit} candidates or fewer, or a smaller chunk"
-            )
-
-    @property
-    def _models(self) -> dict[str, stage_pb2.ModelInfo]:
-        """The hosts' models that can score."""
-        found = {name: self.ring.model(kind) for name, kind in SCORERS.items()}
-        return {name: model for name, model in found.items() if model is not None}
-
-
-@dataclass(frozen=True)
-class ResampleSizes:
-    """Sizes of a request that names none."""
-
-    # None = the whole output.
-    chunk: int | None
-    candidates: int
-    # Temperature of the drafter, as a multiple of the request's.
-    coolness: float = 1.0
-
-
-# Models that were trained here, as was their drafter. Of the way from `local` to `ar` in judge bits, at equal entropy,
-# 256 bytes of models of bytes go 28 % in one trip, with 64 candidates 40 % (docs/research/mode-settings.md).
-OWN = ResampleSizes(chunk=None, candidates=16)
-# Imported models. About 2^KL candidates are needed for a chunk (Chatterjee and Diaconis 2018, arXiv 1511.01437), and a
-# distilled drafter is 2.9 bits a token away. With twelve, 128 tokens take eleven trips, less than a tenth of those of
-# `ar`. Such a drafter gives too much to the many unlikely tokens, so it draws a little colder; the weights know.
-IMPORTED = ResampleSizes(chunk=12, candidates=32, coolness=0.9)
-
-
-class ResampleMode(ScoredMode):
-    """A fixed number of sweeps, one by default, whatever the drafter is worth."""
-
-    name = "resample"
-
-    def check(self, request: Generation) -> None:
-        super().check(request)
         if request.temperature == 0:
             raise invalid(
                 "mode resample chooses among random candidates, and at temperature 0 all are the same: "
                 "give a temperature above 0, or use mode ar"
             )
+        self._check_candidates(request, model.width)
+
+    def _check_candidates(self, request: Generation, width: int) -> None:
+        """Raise Refusal where hosts or the drafter have no room for the candidates.
+
+        :param width: of the scorer's hidden states.
+        """
         chunk, candidates = self._sizes(request)
-        self.check_candidates(request, candidates, chunk)
+        noun, most = self.tokenizer.noun, most_scored(width)
+        each = f"{chunk} {noun}"
+        if chunk > most:
+            raise invalid(
+                f"a candidate of {each} is more than a message to the hosts holds ({most} {noun}): give a smaller chunk"
+            )
+        fit = self._drafter.most_branches(chunk)
+        if not fit:
+            raise invalid(f"the drafter has no memory for a candidate of {each}: give a smaller chunk")
+        if candidates > fit:
+            raise invalid(
+                f"{candidates} candidates of {each} are more than the drafter has memory for: at most {fit} fit, "
+                f"so give {fit} candidates or fewer, or a smaller chunk"
+            )
 
     async def generate(self, request: Generation, account: Account) -> AsyncGenerator[bytes, None]:
-        name, (chunk, candidates) = self.scorer(request), self._sizes(request)
+        name, (chunk, candidates) = self._scorer(request), self._sizes(request)
         account.scorer, vocabulary = name, self.tokenizer.vocabulary
         reach = vocabulary.count(request.prompt) + request.max_tokens
         temperature = self._usual.coolness * request.temperature
-        sequence = LocalSequence(self.drafter, reach, temperature, request.seed, request.due_at)
+        sequence = LocalSequence(self._drafter, reach, temperature, request.seed, request.due_at)
         # candidates are not remembered, so of the last chunk the hosts need to cache nothing
         capacity = reach - 1
         with Session(self.ring, SCORERS[name], capacity, request.due_at, account) as session:
@@ -206,4 +177,20 @@ class ResampleMode(ScoredMode):
         """Chunk and candidates. Nothing is learnt over requests: a text would depend on who asked before."""
         usual = self._usual.chunk or request.whole(self.tokenizer.vocabulary)
         chunk = min(request.chunk or usual, request.max_tokens)
-        return chunk, request.candidates or max(1, min(self._usual.candidates, self.most_candidates(request, chunk)))
+        return chunk, request.candidates or max(1, min(self._usual.candidates, self._drafter.most_branches(chunk)))
+
+    def _scorer(self, request: Generation) -> str:
+        """The scorer that `request` asks for, or the default. Meaningful while there is no `problem`."""
+        return request.scorer or self.served[0]
+
+    @property
+    def _drafter(self) -> LocalModel:
+        """The router's own model. Meaningful as above."""
+        assert self.local is not None
+        return self.local
+
+    @property
+    def _models(self) -> dict[str, stage_pb2.ModelInfo]:
+        """The hosts' models that can score."""
+        found = {name: self.ring.model(kind) for name, kind in SCORERS.items()}
+        return {name: model for name, model in found.items() if model is not None}

@@ -27,7 +27,6 @@ FRONTIER = Frontier(
     ),
     {"ar": "a" * 64, "local": "b" * 64},
     "judge",
-    "judge_bits_per_byte",
     1.5,
 )
 

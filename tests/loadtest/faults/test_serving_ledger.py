@@ -10,21 +10,17 @@ from loadtest.faults.clients import (
     OK,
     Answer,
     Order,
-    RouterHealth,
     SeededRequest,
     Try,
-    seeded_drawings,
+    seeded_requests,
 )
 from loadtest.faults.serving_ledger import (
     Fate,
-    RightTexts,
-    ServingFaultRecord,
     fate_of,
     longest_wait,
     stall_s,
     stalls,
     undisturbed,
-    with_recoveries,
     wrong_words,
 )
 
@@ -32,8 +28,8 @@ TEXT = b"calm sea"
 GOOD = Answer(0, 10.0, 12.0, OK, TEXT.hex(), [10.5, 11.0, 12.0])
 CALL = Try(9.0, 9.5, "UNAVAILABLE", "gone", None, TEXT[:4].hex())
 REFUSED = Try(9.5, 9.6, "RESOURCE_EXHAUSTED", "full", 500)
-CALM = RightTexts([TEXT])
-KILL = ServingFaultRecord("kill", "a-1", 10.6, 14.0)
+CALM = [TEXT]
+KILL = FaultRecord("kill", "a-1", 10.6, 14.0)
 
 
 @pytest.mark.parametrize(
@@ -46,26 +42,13 @@ KILL = ServingFaultRecord("kill", "a-1", 10.6, 14.0)
         (replace(GOOD, tries=[replace(CALL, output=b"cold".hex())]), Fate.WRONG),
         (replace(GOOD, status=LATE, output=TEXT[:3].hex()), Fate.LOST),
         (replace(GOOD, status="INTERNAL", output=""), Fate.LOST),
-        (replace(GOOD, status=LATE, output="", first=False, tries=[REFUSED, REFUSED]), Fate.TURNED_AWAY),
-        (replace(GOOD, status=LATE, output="", first=False, tries=[REFUSED, CALL]), Fate.LATE),
         (replace(GOOD, status=LATE, output="", tries=[REFUSED]), Fate.LOST),
-        (replace(GOOD, status="INTERNAL", first=False), Fate.LOST),
     ],
 )
 def test_fates(answer: Answer, fate: Fate) -> None:
     assert fate_of(answer, CALM) is fate
     words = wrong_words([answer], [SeededRequest("ar", "The", 3)], CALM)
     assert bool(words) is (fate in (Fate.WRONG, Fate.LOST))
-
-
-def test_the_second_release_is_right_where_a_swap_was_met() -> None:
-    other = replace(GOOD, output=b"other".hex())
-    texts = RightTexts([TEXT], [b"other"], [ServingFaultRecord("swap", "router", 11.0, 20.0)])
-    assert [fate_of(answer, texts) for answer in (GOOD, other)] == [Fate.RIGHT, Fate.RIGHT]
-    after, before = replace(other, begin_s=20.5, end_s=22.0), replace(other, begin_s=8.0, end_s=10.5)
-    assert [fate_of(answer, texts) for answer in (after, before)] == [Fate.WRONG, Fate.WRONG]
-    mixed = replace(GOOD, tries=[replace(CALL, output=b"calm other".hex())])
-    assert fate_of(mixed, texts) is Fate.WRONG
 
 
 def test_a_stall_is_the_longest_wait_that_a_fault_may_have_made_longer() -> None:
@@ -78,26 +61,14 @@ def test_a_stall_is_the_longest_wait_that_a_fault_may_have_made_longer() -> None
 def test_only_requests_that_were_hit_count() -> None:
     hit, unharmed = replace(GOOD, replays=1), GOOD
     before, after = replace(hit, begin_s=5.0, end_s=10.5), replace(hit, begin_s=10.7)
-    (found,) = stalls([hit, unharmed, before, after, replace(hit, first=False)], [KILL])
+    (found,) = stalls([hit, unharmed, before, after], [KILL])
     assert (found.kind, found.faults, len(found.waits_s)) == ("kill", 1, 1)
     assert found.percentile_s(95) == pytest.approx(1.0)
 
 
-def test_a_recovery_is_the_first_good_word_that_nothing_bad_follows() -> None:
-    bad, good = {"a-1": "lost"}, dict[str, str]()
-    moments = [(10.0, good), (14.5, bad), (15.0, good), (16.0, good), (31.0, good)]
-    health = [RouterHealth(at_s, problems) for at_s, problems in moments]
-    kill, again = FaultRecord("kill", "a-1", 10.6, 14.0), FaultRecord("cut", "a-1 - b-1", 16.5, 30.5)
-    found = with_recoveries([kill, again, replace(again, begin_s=30.8, end_s=32.0)], health)
-    assert [fault.sound_s for fault in found] == [15.0, None, None]
-    early = [RouterHealth(14.2, good), *health[1:3]]  # the host that ended is not missed yet
-    assert with_recoveries([kill], early)[0].sound_s == 15.0
-    assert with_recoveries([], health) == []
-
-
 def test_what_nothing_happened_to_is_there_to_compare_with() -> None:
     assert longest_wait(GOOD) == 1.0
-    answers = [GOOD, replace(GOOD, replays=1), replace(GOOD, arrivals_s=[]), replace(GOOD, first=False)]
+    answers = [GOOD, replace(GOOD, replays=1), replace(GOOD, arrivals_s=[])]
     assert undisturbed(answers, []).waits_s == [1.0]
     assert undisturbed(answers, [KILL]).waits_s == []
     assert undisturbed(answers, [replace(KILL, begin_s=8.0, end_s=9.5)]).waits_s == []
@@ -105,7 +76,7 @@ def test_what_nothing_happened_to_is_there_to_compare_with() -> None:
 
 
 def test_drawings_take_turns_and_wrong_ones_are_told_without_their_pixels() -> None:
-    cases = seeded_drawings(["chain", "steps"], 5, ["cat", "dog", "cow"])
+    cases = seeded_requests(["chain", "steps"], 5, 0, ["cat", "dog", "cow"])
     assert [(case.mode, case.prompt) for case in cases[:3]] == [("chain", "cat"), ("steps", "dog"), ("chain", "cow")]
     assert len({case.seed for case in cases}) == len(cases) == 6
     order = Order("r", cases, 4, 1.0)

@@ -4,8 +4,8 @@ from dataclasses import replace
 
 import pytest
 
-from loadtest.faults.clients import LATE, OK, Answer, RouterHealth, SeededRequest, Try
-from loadtest.faults.serving_ledger import RightTexts, ServingFaultRecord
+from loadtest.faults.base import FaultRecord
+from loadtest.faults.clients import OK, Answer, RouterHealth, SeededRequest, Try
 from loadtest.faults.serving_run import (
     FAULT_HEAD,
     MODE_HEAD,
@@ -22,8 +22,9 @@ from loadtest.faults.usage import WARM_UP_S, ProcessUsage
 from loadtest.workload.testbed import LOOPBACK
 
 GOOD = Answer(0, 10.0, 12.0, OK, b"a".hex(), [11.0])
-AWAY = replace(GOOD, status=LATE, output="", first=False, tries=[Try(10.0, 10.1, "RESOURCE_EXHAUSTED", "full", 500)])
-HUNG = replace(AWAY, tries=[*AWAY.tries, Try(10.6, 12.0, "DEADLINE_EXCEEDED", "no answer")])
+AGAIN = replace(
+    GOOD, tries=[Try(10.0, 10.1, "RESOURCE_EXHAUSTED", "full", 500), Try(10.2, 10.3, "UNAVAILABLE", "lost")]
+)
 
 
 SECONDS = [float(second) for second in range(int(WARM_UP_S) + 60)]
@@ -31,9 +32,9 @@ USAGE = ProcessUsage("a-1", 7, SECONDS, [100.0 + second for second in SECONDS], 
 RESULT = ChaosResult(
     settings=ChaosSettings(profile=LOOPBACK, minutes=1.0, requests_at_once=2, faults=()),
     cases=(SeededRequest("ar", "The", 3),),
-    texts=RightTexts([b"a"]),
-    answers=[GOOD, AWAY, HUNG],
-    faults=[ServingFaultRecord("kill", "a-1", 10.5, 11.5)],
+    texts=[b"a"],
+    answers=[GOOD, AGAIN],
+    faults=[FaultRecord("kill", "a-1", 10.5, 11.5)],
     health=[RouterHealth(20.0, {})],
     usages=[USAGE],
     begin_s=5.0,
@@ -49,13 +50,13 @@ def test_rows_are_as_long_as_their_heads() -> None:
         assert rows
         assert {len(row) for row in rows} == {len(head)}
     (modes, total) = (dict(zip(MODE_HEAD, row, strict=True)) for row in mode_rows(RESULT))
-    assert modes["turned away"] == modes["late"] == total["late"] == "1"
+    assert (modes["right"], total["refused"], total["called again"]) == ("2", "1", "1")
     assert modes["p50 s"] == "2.00"
 
 
 def test_a_sound_run_has_no_trouble() -> None:
     assert RESULT.trouble == 0
-    assert "1 turned away and 1 late" in verdict(RESULT)[0]
+    assert "2 right, 0 wrong, 0 lost; 0 replays" in verdict(RESULT)[0]
 
 
 @pytest.mark.parametrize(

@@ -1,19 +1,13 @@
 """Real processes under load, with faults: nothing is lost, and no text changes."""
 
-import shutil
 from pathlib import Path
 
 import pytest
 
 from loadtest.faults.serving_run import chaos_record, run_chaos, verdict
-from loadtest.faults.serving_testbed import make_second, second_problem
 from loadtest.faults.settings import ChaosSettings
 from loadtest.lab.lab import lab_problem
 from loadtest.workload.testbed import LOOPBACK
-from serving.modes.frontier import read_frontier
-from stages.checkpoint.manifest import FRONTIER_NAME, read_manifest
-from tests.serving.modes.test_auto import option
-from tests.serving.modes.test_auto import write as write_frontier
 from tests.stages.pictures.tiny import TINY, tiny_picture_bundle
 
 MODES = ("chunked", "resample", "ar")
@@ -25,7 +19,7 @@ def test_faults_cost_no_text(bundles: Path) -> None:
     """One ring for all kinds. Links are cut where a lab can be made."""
     has_links = not lab_problem()
     links = ("cut", "one-way", "slow-link") if has_links else ()
-    kinds = ("flood", "freeze", "garbage", "half", "kill", "memory", "restart", "router", "slow", *links)
+    kinds = ("freeze", "garbage", "half", "kill", "memory", "restart", "router", "slow", *links)
     settings = ChaosSettings(
         checkpoint=bundles / "scored",
         profile="links-20" if has_links else LOOPBACK,
@@ -44,11 +38,10 @@ def test_faults_cost_no_text(bundles: Path) -> None:
     assert {result.cases[answer.case].mode for answer in result.answers} == set(MODES)
     assert sum(answer.replays for answer in result.answers) >= 1
     assert any(answer.tries for answer in result.answers), "the router's end cut off calls, which were made again"
-    assert any(not answer.first for answer in result.answers), "the flood"
     assert {usage.name for usage in result.usages} == {"a-1", "a-2", "b-1", "b-2", "router", "clients"}
     record = chaos_record(result)
     everything = record["modes"]["all"]
-    assert everything["right"] + everything["turned_away"] + everything["late"] == len(record["requests"])
+    assert everything["right"] == len(record["requests"])
 
 
 @pytest.mark.slow
@@ -62,24 +55,10 @@ def test_faults_cost_no_picture(tmp_path: Path) -> None:
         warm_up_s=1.0,
         requests_at_once=2,
         patience_s=120.0,
-        faults=("garbage", "kill", "swap"),
+        faults=("garbage", "kill"),
     )
     result = run_chaos(settings, lambda words: None)
-    assert sorted(fault.kind for fault in result.faults) == ["garbage", "kill", "swap"]
+    assert sorted(fault.kind for fault in result.faults) == ["garbage", "kill"]
     assert result.trouble == 0, verdict(result)
     assert {result.cases[answer.case].mode for answer in result.answers} == {"chain", "steps", "local"}
-    assert result.texts.first != result.texts.second
-    assert {len(pixels) for pixels in result.texts.first} == {2 * TINY.height * TINY.width}
-
-
-def test_pipelines_change_places_in_a_second_release_and_the_frontier_follows(bundles: Path, tmp_path: Path) -> None:
-    first = shutil.copytree(bundles / "scored", tmp_path / "first")
-    write_frontier(first / FRONTIER_NAME, first, (option("ar", 2.0),))
-    assert second_problem(first) == ""
-    second = make_second(first, tmp_path / "second")
-    assert read_manifest(second / "scorer") == read_manifest(first / "ar")
-    before, after = (read_frontier(directory / FRONTIER_NAME) for directory in (first, second))
-    assert after.options == before.options
-    served = {"ar": before.weights["scorer"], "scorer": before.weights["ar"], "chain": before.weights["chain"]}
-    assert after.problem(served) == ""
-    assert before.problem(served) != ""
+    assert {len(pixels) for pixels in result.texts} == {2 * TINY.height * TINY.width}

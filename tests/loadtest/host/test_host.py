@@ -8,7 +8,7 @@ import pytest
 from loadtest.commands import Row
 from loadtest.host import ring, shapes
 from loadtest.host.ring import RequestTiming, TextDiffers, check_text, overhead_rows
-from loadtest.workload.pipeline import InProcess, Work
+from loadtest.workload.texts import InProcess, Work
 from serving.cli.__main__ import main
 from tests.stages.pictures.tiny import tiny_picture_bundle
 

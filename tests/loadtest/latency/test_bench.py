@@ -31,8 +31,7 @@ def bench(bundle: Path, *options: object) -> list[str]:
         (("--profile", "lan", "--bytes", "0"), "--bytes '0' must be numbers from 1"),
         (("--profile", "lan", "--bytes", "many"), "--bytes 'many' must be numbers such as"),
         (("--profile", "lan", "--text", "new"), "unknown text 'new' in --text; choose from novel, copying"),
-        (("--profile", "lan", "--prompt", "/nowhere/p.txt"), "cannot read /nowhere/p.txt"),
-        (("--profile", "lan", "--hosts", 3), "--hosts must be 1 to 2"),
+        (("--profile", "lan", "--hosts", 3), "3 hosts cannot share 2 blocks"),
         (("--profile", "lan", "--json", "/nowhere/r.json"), "cannot write /nowhere/r.json"),
     ],
 )
@@ -44,7 +43,7 @@ def test_refused_with_a_sentence(
     says: str,
 ) -> None:
     monkeypatch.setattr("loadtest.workload.testbed.temporary_lab", lambda *_: pytest.fail("a lab was made"))
-    monkeypatch.setattr("loadtest.latency.run.lab_problem", lambda: "")
+    monkeypatch.setattr("loadtest.workload.testbed.lab_problem", lambda: "")
     sizes = () if {"--bytes", "--max-tokens"}.intersection(options) else ("--bytes", 8)
     check_refused(capsys, bench(bundle, *options, *sizes), says)
 
@@ -56,20 +55,18 @@ def test_refused_with_a_sentence(
 def test_a_token_model_without_a_lab(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("loadtest.latency.run.lab_problem", lambda: "there is no lab")
+    monkeypatch.setattr("loadtest.workload.testbed.lab_problem", lambda: "there is no lab")
     write_model(tmp_path / "model")
-    (tmp_path / "sea.txt").write_text("the old man and the sea\n")
     options = ("--profile", "loopback", "--modes", "ar,ar-speculative:lookup", "--max-tokens", 6, "--temperature", 1)
-    files = ("--prompt", tmp_path / "sea.txt", "--json", tmp_path / "r.json")
+    files = ("--text", "novel", "--json", tmp_path / "r.json")
     assert main(bench(tmp_path / "model", *options, *files, "--requests", 1, "--at-once", 2)) == 0
     loaded = json.loads((tmp_path / "r.json").read_text())
     for row in loaded["rows"]:
-        assert (row["profile"], row["text"], row["length"], row["unit"]) == ("loopback", "files", 6, "tokens")
+        assert (row["profile"], row["text"], row["length"], row["unit"]) == ("loopback", "novel", 6, "tokens")
         assert (row["requests"], row["failures"], row["tokens"]) == (2, 0, 6)
     _, guessed = loaded["rows"]
     assert (guessed["same_as_ar"], guessed["compared"]) == (2, 2)
     assert [sample["seed"] for sample in loaded["samples"]] == [0, 1, 0, 1]
-    assert {sample["prompt"] for sample in loaded["samples"]} == {"the old man and the sea"}
     assert "2 of 2" in capsys.readouterr().out
 
 

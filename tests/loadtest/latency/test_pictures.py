@@ -19,7 +19,7 @@ from tests.loadtest.latency.test_bench import bench
         (("--text", "novel"), "draws: it takes --levels"),
         (("--temperature", 1), "draws: it takes --levels"),
         (("--levels", "0"), "--levels '0' must be numbers from 1"),
-        (("--levels", "6", "--modes", "steps", "--hosts", 4), "--hosts must be 1 to 3"),
+        (("--levels", "6", "--modes", "steps", "--hosts", 4), "hosts cannot share 3 blocks"),
     ],
 )
 def test_refused_with_a_sentence(

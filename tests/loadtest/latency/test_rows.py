@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from loadtest.latency.run import PARTS, parts_ms, row_of, same_as_ar
+from loadtest.latency.run import row_of, same_as_ar
 from loadtest.latency.settings import Length
 from loadtest.latency.turns import RequestSeries, Sample
 from loadtest.workload.variants import ModeVariant
@@ -32,13 +32,6 @@ def test_medians_over_what_ended_well(sample: Make) -> None:
     assert (row["sweeps"], row["hops"], row["wire_bytes"], row["largest_hop_bytes"]) == (1, 3, 5000, 2500)
     assert row["host_seconds"] == pytest.approx(0.008)
     assert row["acceptance"] is None
-
-
-def test_the_parts_add_up(sample: Make) -> None:
-    parts = parts_ms(sample(100.0))
-    assert tuple(parts) == PARTS
-    assert sum(parts.values()) == pytest.approx(100.0)
-    assert (parts["queue"], parts["rest"]) == (1.0, pytest.approx(100 - FLOOR_MS - 1))
 
 
 def test_acceptance_is_a_share_of_all_guesses_that_were_reached(sample: Make) -> None:

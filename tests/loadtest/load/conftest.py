@@ -1,12 +1,13 @@
 """A small deployment under load, and its expected texts."""
 
+import contextlib
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
 from loadtest.load.plan import LoadSettings
-from loadtest.workload.caller import Access
+from loadtest.workload.caller import COMMAND, Access, Caller
 from loadtest.workload.prompts import SeededPrompt, seeded_prompts
 from loadtest.workload.testbed import Network, Testbed, TestbedSettings
 from loadtest.workload.texts import Texts
@@ -39,8 +40,10 @@ def deployment(bundle: Path, request_limit: int) -> Iterator[Deployment]:
 
 
 @pytest.fixture
-def target(deployment: Deployment, bundle: Path, locust: None) -> Testbed:
-    return Testbed(Access(deployment.topology.router), Network("loopback", 2, 0), bundle, deployment)
+def target(deployment: Deployment, bundle: Path, locust: None) -> Iterator[Testbed]:
+    access = Access(deployment.topology.router)
+    with contextlib.closing(Caller(COMMAND, access)) as caller:
+        yield Testbed(access, Network("loopback", 2, 0), caller, bundle, deployment)
 
 
 @pytest.fixture

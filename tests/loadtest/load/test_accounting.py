@@ -47,7 +47,7 @@ def test_every_request_falls_into_the_class_that_its_definition_says(sample: Loa
 
 @given(st.lists(samples))
 def test_no_request_is_dropped_and_none_counts_twice(run: list[LoadSample]) -> None:
-    figures = figures_of(judge(run, WINDOW, TEXTS), WINDOW, 4)
+    figures = figures_of(judge(run, TEXTS), WINDOW)
     for counts in (figures.counts, figures.outside):
         classes = [getattr(counts, outcome.value) for outcome in Outcome]
         assert sum(classes) == counts.requests
@@ -57,16 +57,15 @@ def test_no_request_is_dropped_and_none_counts_twice(run: list[LoadSample]) -> N
 
 @given(st.lists(samples))
 def test_latencies_and_rates_are_those_of_right_answers(run: list[LoadSample]) -> None:
-    figures = figures_of(judge(run, WINDOW, TEXTS), WINDOW, 4)
+    figures = figures_of(judge(run, TEXTS), WINDOW)
     right = [s for s in run if s.status == OK and bytes.fromhex(s.output) == TEXTS[s.case]]
     latencies = sorted(s.latency_ms for s in right if 100 <= s.begin_s < 110)
     assert (figures.p50_ms is None) == (not latencies)
     if latencies:
         assert latencies[0] <= figures.p50_ms <= figures.p95_ms <= figures.p99_ms <= latencies[-1]
         assert {figures.p50_ms, figures.p95_ms, figures.p99_ms} <= set(latencies)
-    arrived = sum(0 <= s.end_s - 100 < 10 for s in right)
+    arrived = sum(100 <= s.end_s < 110 for s in right)
     assert figures.throughput_rps == pytest.approx(arrived / 10)
-    assert figures.output_bytes_per_s == pytest.approx(4 * arrived / 10)
 
 
 @given(st.lists(st.floats(0, 1e6), min_size=1), st.integers(1, 100))
@@ -78,11 +77,10 @@ def test_a_percentile_is_the_smallest_value_that_enough_others_do_not_exceed(val
     assert percentile([], percent) is None
 
 
-def test_refusals_have_latencies_and_a_moment_to_come_back() -> None:
+def test_refusals_have_latencies_and_are_no_trouble() -> None:
     refusals = [LoadSample(0, 101.0, 101.0 + i / 1000, "RESOURCE_EXHAUSTED", False, 1000) for i in (1, 2, 3)]
-    figures = figures_of(judge(refusals, WINDOW, {}), WINDOW, 4)
-    assert (figures.refusal_p50_ms, figures.refusal_p95_ms) == pytest.approx((2.0, 3.0))
-    assert figures.retry_after_ms == 1000
+    figures = figures_of(judge(refusals, {}), WINDOW)
+    assert figures.refusal_p95_ms == pytest.approx(3.0)
     assert figures.counts == Counts(requests=3, refused=3)
     assert figures.counts.trouble == 0
 
@@ -90,6 +88,6 @@ def test_refusals_have_latencies_and_a_moment_to_come_back() -> None:
 def test_failures_are_shown_with_their_sentences_the_most_frequent_first() -> None:
     failed = [LoadSample(0, 101.0, 102.0, "UNAVAILABLE", message=m) for m in ("host-1 is lost", "x", "host-1 is lost")]
     failed.append(LoadSample(0, 101.0, 102.0, "INTERNAL"))
-    failures = figures_of(judge(failed, WINDOW, {}), WINDOW, 4).failures
+    failures = figures_of(judge(failed, {}), WINDOW).failures
     assert next(iter(failures.items())) == ("UNAVAILABLE: host-1 is lost", 2)
     assert set(failures) == {"UNAVAILABLE: host-1 is lost", "UNAVAILABLE: x", "INTERNAL"}

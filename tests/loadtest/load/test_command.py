@@ -47,10 +47,8 @@ def test_a_whole_run(router: str, request_limit: int, tmp_path: Path, capsys: py
     assert record["outside"]["requests"] == record["outside"]["right"] > 0
     assert 0 < record["generator_cores"] < 2
     assert 0 < record["p50_ms"] <= record["p95_ms"] <= record["p99_ms"]
-    assert record["output_bytes_per_s"] == pytest.approx(16 * record["throughput_rps"])
     assert f"{record['p95_ms']:,.1f}" in out
     assert f"takes {request_limit} requests at once" in out
-    assert "the load generator took" in out
     assert "Locust" in html.read_text(), "locust's own report"
     assert "gevent" not in sys.modules, "the parent stays as it is; only the generator's process is changed"
 

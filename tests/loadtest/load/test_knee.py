@@ -6,15 +6,13 @@ import pytest
 
 from loadtest.load.run import Counts, LoadFigures, LoadResult, climb, knee_note, levels, over_note
 
-FIGURES = LoadFigures(
-    *(Counts(requests=10, right=10), Counts()), *(10.0, 5.0, 640.0, 90.0, 100.0, 110.0, None, None, None, 0.1, {})
-)
+FIGURES = LoadFigures(*(Counts(requests=10, right=10), Counts()), *(10.0, 5.0, 90.0, 100.0, 110.0, None, 0.1, {}))
 
 
 def queue(capacity: int, users: int) -> LoadResult:
     """A server that works on `capacity` requests at a time, 100 ms each; the others wait."""
     p95, rate = 100.0 * max(1, users / capacity), 10.0 * min(users, capacity)
-    return LoadResult("sweep", users, replace(FIGURES, p95_ms=p95, throughput_rps=rate), [], "")
+    return LoadResult("sweep", users, replace(FIGURES, p95_ms=p95, throughput_rps=rate))
 
 
 @pytest.mark.parametrize(("capacity", "knee", "last"), [(1, 1, 2), (4, 4, 8), (5, 8, 16)])

@@ -34,7 +34,7 @@ def test_cases_have_seeds_of_their_own_and_prompts_of_different_lengths() -> Non
     cases = seeded_prompts(64, 10, 128, 512)
     assert [case.seed for case in cases] == list(range(10, 74))
     assert len({case.prompt for case in cases}) > 20
-    assert min(len(case.prompt) for case in cases) < 20 < 80 < max(len(case.prompt) for case in cases)
+    assert len({len(case.prompt) for case in cases}) > 10
 
 
 def test_prompts_are_cut_to_what_the_context_leaves() -> None:

@@ -8,7 +8,6 @@ import pytest
 import torch
 
 from loadtest.quality.pictures import (
-    accuracy,
     distance_interval,
     frechet_distance,
     load_judge,
@@ -51,11 +50,10 @@ def test_the_frechet_distance_is_that_of_gaussians() -> None:
 def test_a_judge_learns_is_kept_and_is_refused_when_damaged(bright: Path, tmp_path: Path) -> None:
     path, pictures = tmp_path / "judge.safetensors", load_pictures(bright)
     save_judge(train_judge(pictures, epochs=30), path, pictures)
-    stored = load_judge(path)
-    assert accuracy(stored.judge, pictures.test) > 0.9
-    assert stored.classes == TINY.classes
+    judge, _ = load_judge(path)
+    assert (judge.look(pictures.test.pixels)[1] == pictures.test.labels.numpy()).mean() > 0.9
     with pytest.raises(InputError, match=r"the judge knows pictures of \(1, 8, 8\), these have \(1, 9, 8\)"):
-        stored.judge.look(torch.zeros(1, 1, 9, 8, dtype=torch.uint8))
+        judge.look(torch.zeros(1, 1, 9, 8, dtype=torch.uint8))
     data = bytearray(path.read_bytes())
     data[-1] ^= 1
     path.write_bytes(data)

@@ -5,16 +5,15 @@ from pathlib import Path
 
 import pytest
 
-from loadtest.quality.text import Document, cut_prompts, digest, held_out_documents
+from loadtest.quality.text import cut_prompts, digest, held_out_documents
 from stages.errors import InputError
 
 TEXT = "".join(f"{i:05d}äöü–" for i in range(3000)).encode()
-DOCUMENT = Document(Path("text"), TEXT)
 
 
 def test_prompts_are_cut_between_characters_evenly_and_without_overlap() -> None:
     places = []
-    for passage in cut_prompts([DOCUMENT], 20, 30, 50):
+    for passage in cut_prompts([TEXT], 20, 30, 50):
         whole = passage.prompt + passage.continuation
         whole.decode()
         passage.prompt.decode()
@@ -28,20 +27,20 @@ def test_prompts_are_cut_between_characters_evenly_and_without_overlap() -> None
 
 
 def test_the_seed_shifts_them_and_the_same_seed_gives_the_same() -> None:
-    same = digest(cut_prompts([DOCUMENT], 20, 30, 47))
-    assert digest(cut_prompts([DOCUMENT], 20, 30, 47)) == same
-    assert digest(cut_prompts([DOCUMENT], 20, 30, 47, seed=1)) != same
+    same = digest(cut_prompts([TEXT], 20, 30, 47))
+    assert digest(cut_prompts([TEXT], 20, 30, 47)) == same
+    assert digest(cut_prompts([TEXT], 20, 30, 47, seed=1)) != same
 
 
 def test_files_of_a_folder(tmp_path: Path) -> None:
     (tmp_path / "a.md").write_text("words")
     (tmp_path / ".hidden").write_bytes(b"\xff")
-    assert [d.raw for d in held_out_documents(tmp_path)] == [b"words"]
+    assert held_out_documents(tmp_path) == [b"words"]
     for name in ("one", "two"):
         (tmp_path / name).mkdir()
         (tmp_path / name / "train.txt").write_text(f"train {name}")
         (tmp_path / name / "valid.txt").write_text(f"valid {name}")
-    assert [d.raw for d in held_out_documents(tmp_path)] == [b"valid one", b"valid two"]
+    assert held_out_documents(tmp_path) == [b"valid one", b"valid two"]
 
 
 def test_mistakes_end_in_a_sentence(tmp_path: Path) -> None:

@@ -1,6 +1,4 @@
-"""Prompts of our own, and a user's."""
-
-from pathlib import Path
+"""Prompts of our own."""
 
 import pytest
 
@@ -22,30 +20,19 @@ def test_what_is_to_be_copied_stands_in_the_prompt(text: str) -> None:
     assert ending in text[:-6], "a lookup would find nothing"
 
 
-def test_names_and_files(tmp_path: Path) -> None:
-    (tmp_path / "a").write_text("one\ntwo\n")
-    assert parse_prompts("", []) == (NOVEL,)
-    assert parse_prompts("copying, novel", []) == (COPYING, NOVEL)
-    (files,) = parse_prompts("", [tmp_path / "a"])
-    assert files.texts == ("one\ntwo",)
-    assert [prompts.name for prompts in parse_prompts("novel", [tmp_path / "a"])] == ["novel", "files"]
+def test_kinds_are_named() -> None:
+    assert parse_prompts("copying, novel") == (COPYING, NOVEL)
 
 
 @pytest.mark.parametrize(
-    ("names", "content", "says"),
+    ("names", "says"),
     [
-        ("old", None, "unknown text 'old' in --text; choose from novel, copying, or give --prompt"),
-        ("novel,novel", None, "--text names 'novel' twice"),
-        (",", None, "--text is empty"),
-        ("", b"\n\n", "is empty: --prompt takes files of text"),
-        ("", b"\xff", "is not UTF-8 (byte 0)"),
-        ("", b"x" * ((1 << 20) + 1), "has more than 1048576 bytes"),
+        ("old", "unknown text 'old' in --text; choose from novel, copying"),
+        ("novel,novel", "--text names 'novel' twice"),
+        (",", "--text is empty"),
     ],
 )
-def test_refused_with_a_sentence(tmp_path: Path, names: str, content: bytes | None, says: str) -> None:
-    files = [tmp_path / "a"] if content is not None else []
-    if content is not None:
-        files[0].write_bytes(content)
+def test_refused_with_a_sentence(names: str, says: str) -> None:
     with pytest.raises(InputError) as caught:
-        parse_prompts(names, files)
+        parse_prompts(names)
     assert says in str(caught.value)

@@ -12,8 +12,8 @@ from stages.errors import InputError, ServiceError
 @pytest.mark.slow
 def test_a_flag_that_is_refused_is_the_last_word(bundle: Path) -> None:
     with (
-        pytest.raises(ServiceError, match=r"host-[12] ended: no option --no-such-flag; see"),
-        deployed(Network("here", 2, free_port_block(3)), bundle, host_options=("--no-such-flag",)),
+        pytest.raises(ServiceError, match=r"router ended: no option --no-such-flag; see"),
+        deployed(Network("here", 2, free_port_block(3)), bundle, router_options=("--no-such-flag",)),
     ):
         pytest.fail("it started")
 

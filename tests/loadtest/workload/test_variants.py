@@ -2,7 +2,7 @@
 
 import pytest
 
-from loadtest.workload.variants import ModeVariant, at_temperatures, parse_names, parse_variant, parse_variants
+from loadtest.workload.variants import ModeVariant, parse_names, parse_variant, parse_variants
 from stages.errors import InputError
 
 
@@ -47,16 +47,6 @@ def test_what_is_no_mode(text: str, says: str) -> None:
     with pytest.raises(InputError) as caught:
         parse_variants(text)
     assert says in str(caught.value)
-
-
-def test_each_variant_at_each_temperature_but_where_it_names_its_own() -> None:
-    found = at_temperatures(parse_variants("sweep,ar:temperature=1"), (0.7, 0.9))
-    assert [variant.label for variant in found] == [
-        "sweep:temperature=0.7",
-        "sweep:temperature=0.9",
-        "ar:temperature=1.0",
-    ]
-    assert at_temperatures(found, ()) == found
 
 
 def test_having_leaves_settings_in_one_order() -> None:

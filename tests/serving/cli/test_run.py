@@ -12,7 +12,7 @@ from torch import Tensor
 
 from serving.cli.deployment import temporary_deployment
 from serving.cli.ports import free_port_block
-from serving.cli.run import ImportCache, is_whole
+from serving.cli.run import import_once, is_whole
 from serving.client.client import Client
 from serving.router.topology import local_topology
 from stages.errors import ServiceError
@@ -41,10 +41,10 @@ class Told:
     """A cache, and all that it said."""
 
     def __init__(self, directory: Path) -> None:
-        self.cache, self._stream = ImportCache(directory), io.StringIO()
+        self.directory, self._stream = directory, io.StringIO()
 
     def checkpoint(self, source: Path, blocks: int = 2) -> Path:
-        return self.cache.checkpoint(source, blocks, None, ProgressLine(self._stream))
+        return import_once(self.directory, source, blocks, None, ProgressLine(self._stream))
 
     @property
     def text(self) -> str:

@@ -5,8 +5,8 @@ from typing import Any
 import httpx
 import pytest
 
-from serving.gateway.app import MAX_BODY_BYTES
 from serving.gateway.fields import MAX_CHOICES
+from serving.gateway.middleware import MAX_BODY_BYTES
 from stages.host.schema_check import OF_CALLS
 
 JSON = {"content-type": "application/json"}

@@ -12,8 +12,9 @@ import httpx
 import pytest
 
 from serving.cli.ports import free_port_block
-from serving.gateway import app
-from serving.gateway.app import SECURITY_HEADERS, HttpCounters, make_app, run_gateway
+from serving.gateway import app, middleware
+from serving.gateway.app import make_app, run_gateway
+from serving.gateway.middleware import SECURITY_HEADERS, SMALL_BODY_BYTES
 from serving.gateway.settings import HttpSettings
 from stages.wire import web_server
 from tests.conftest import until
@@ -52,7 +53,7 @@ def is_live(connected: socket.socket) -> bool:
 
 
 def test_a_body_that_does_not_come_is_a_408(port: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(app, "BODY_S", 0.2)
+    monkeypatch.setattr(middleware, "BODY_S", 0.2)
     with dial(port) as connected:
         connected.sendall(POST + b"Content-Length: 10\r\n\r\n{")
         answer = b"".join(iter(partial(connected.recv, 4096), b""))  # to its end: the connection is closed at once
@@ -60,8 +61,8 @@ def test_a_body_that_does_not_come_is_a_408(port: int, monkeypatch: pytest.Monke
 
 
 def test_large_bodies_that_do_not_end_have_so_much_memory_together(port: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(app, "BODIES_BYTES", 100_000)  # one of these, and no other beside it
-    head, rest = POST + b"Content-Length: 200000\r\n\r\n", b"x" * (app.SMALL_BODY_BYTES + 60_000)
+    monkeypatch.setattr(middleware, "BODIES_BYTES", 100_000)  # one of these, and no other beside it
+    head, rest = POST + b"Content-Length: 200000\r\n\r\n", b"x" * (SMALL_BODY_BYTES + 60_000)
     with contextlib.ExitStack() as stack:
         slow = [stack.enter_context(dial(port)) for _ in range(4)]
         for connected in slow:
@@ -109,7 +110,7 @@ def test_a_failure_of_its_own_is_locked_down_too() -> None:
             raise ZeroDivisionError
 
     async def main() -> httpx.Response:
-        broken: Any = make_app(HttpSettings(), Broken(), HttpCounters())  # type: ignore[arg-type]
+        broken: Any = make_app(HttpSettings(), Broken())  # type: ignore[arg-type]
         transport = httpx.ASGITransport(broken, raise_app_exceptions=False)
         async with httpx.AsyncClient(transport=transport, base_url="http://localhost") as client:
             return await client.get("/api/hosts")

@@ -34,7 +34,7 @@ ALL = (LOCAL, SWEEP, CHUNKED, RESAMPLE, WARM, AR)
 
 def write(path: Path, bundle: Path, options: tuple[Option, ...]) -> Path:
     weights = {name: read_manifest(bundle / name).digest() for name in NAMES}
-    path.write_text(json.dumps(Frontier(options, weights, "judge", "judge_bits_per_byte").to_record()))
+    path.write_text(json.dumps(Frontier(options, weights, "judge").to_record()))
     return path
 
 

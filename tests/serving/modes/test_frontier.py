@@ -21,7 +21,6 @@ def record(**changes: Any) -> dict[str, Any]:
         (option("local", 2.5, 0, 0), option("resample", scorer="ar", chunk=32, temperature=0.8)),
         {"ar": "a" * 64, "local": "b" * 64},
         "judge",
-        "judge_bits_per_byte",
         1.5,
     )
     return {**frontier.to_record(), **changes}

@@ -149,7 +149,7 @@ def test_a_host_that_was_down_serves_what_the_others_serve(
     assert "or deploy with --without host-2" in err
     # one whose disk was lost, too, begins with what it was started with, and gets what is served
     line.kill("host-3")
-    shutil.rmtree(line.directory / "shelves" / "host-3")
+    shutil.rmtree(line.directory / "releases" / "host-3")
     line.revive("host-2")
     line.revive("host-3")
     until(lambda: caller.status().ready, 60)
@@ -228,7 +228,7 @@ def test_a_bad_checkpoint_leaves_everything_as_it_was(
     assert (after.release, after.previous) == (before.release, before.previous)
     assert answer(caller, "ar") == texts["old"]["ar"]
     due = {before.release, before.previous} - {""}
-    shelves = (line.directory / "shelves").iterdir()
+    shelves = (line.directory / "releases").iterdir()
     assert {path.name for shelf in shelves for path in shelf.iterdir() if path.is_dir() and path.name[0] != "."} <= due
     for host in line.topology.hosts:
         assert {release.name for release in describe(host.address).releases} <= due

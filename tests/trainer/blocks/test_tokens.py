@@ -11,7 +11,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from loadtest.workload.pipeline import InProcess, Work
+from loadtest.workload.texts import InProcess, Work
 from stages.checkpoint.checkpoint import halve, load_ar, load_chain
 from stages.checkpoint.manifest import TOKENIZER_NAME, read_manifest
 from stages.errors import CheckpointError, DataError

@@ -1,0 +1,60 @@
+"""The servers of a deployment on this machine: the arguments of each."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from serving.router.topology import HostEntry, Topology
+from stages.wire.tls import tls_arguments
+
+ROUTER, HTTP = "router", "http"  # what the processes of the router and the gateway are called
+TOPOLOGY, RELEASES = "topology.toml", "releases"
+
+
+def server_arguments(
+    topology: Topology,
+    checkpoint: Path,
+    directory: Path,
+    threads: int = 1,
+    *,
+    host_options: Sequence[str] = (),
+    router_options: Sequence[str] = (),
+    http: str | None = None,
+    hosts_run: bool = False,
+    second: str | None = None,
+) -> dict[str, list[str]]:
+    """Arguments of `onesweep` by the name of the process, the hosts first.
+
+    :param directory: has the file TOPOLOGY, and the folder RELEASES.
+    :param host_options: more options of every `onesweep host`, such as ("--insecure",).
+    :param router_options: more options of `onesweep router`.
+    :param http: where a gateway listens, too.
+    :param hosts_run: the hosts are up elsewhere: only the router and the gateway are started.
+    :param second: where a second router listens, which deploys nothing; its name is its address.
+    """
+    releases, found = directory / RELEASES, dict[str, list[str]]()
+    for host in () if hosts_run else topology.hosts:
+        own = ["--shelf", str(releases / host.name), *host_options]
+        found[host.name] = [*_host_arguments(topology, host, checkpoint, threads), *own]
+    router = ["router", "--topology", str(directory / TOPOLOGY), "--checkpoint", str(checkpoint)]
+    router += ["--threads", str(threads), *router_options]
+    found[ROUTER] = [*router, "--shelf", str(releases / ROUTER)]
+    if second is not None:
+        found[second] = [*router, "--listen", second]
+    if http is not None:
+        found[HTTP] = ["http", "--listen", http, "--router", topology.router, *tls_arguments(topology.client_tls)]
+    return found
+
+
+def _host_arguments(topology: Topology, host: HostEntry, checkpoint: Path, threads: int) -> list[str]:
+    from stages.checkpoint.manifest import has_experts  # torch, which other commands need not wait for
+
+    successors = topology.successors(host, has_experts(checkpoint))
+    return [
+        *("host", host.name, "--checkpoint", str(checkpoint), "--blocks", host.span),
+        *("--listen", host.listen, "--threads", str(threads)),
+        *(("--next", ",".join(successors)) if successors else ()),
+        *(("--device", host.device) if host.device else ()),
+        *tls_arguments(topology.tls_of(host.name)),
+    ]

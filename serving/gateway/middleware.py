@@ -1,0 +1,199 @@
+"""Middleware of the gateway: it checks headers, bounds bodies, cancels handlers of clients that leave, logs, counts."""
+
+import asyncio
+import logging
+import time
+from collections import Counter
+from collections.abc import Awaitable, Collection
+from http import HTTPMethod
+
+from starlette.datastructures import Headers, MutableHeaders
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from serving.gateway.errors import REQUEST_ID, ApiError, error_response
+from stages.telemetry.prometheus import Histogram, MetricFamily, MetricValues
+from stages.wire.web_access import is_other_site, is_ours, page_headers
+
+log = logging.getLogger(__name__)
+
+SECURITY_HEADERS = page_headers()  # headers of every answer
+
+
+def check_site(names: Collection[str], method: str, headers: Headers) -> None:
+    """Accept requests by the names of this server and from its own pages only.
+
+    :param names: of this server, beside `localhost` and addresses.
+
+    Raises ApiError: 403 for a wrong name or another site, 415 for a body that is not JSON.
+    """
+    host = headers.get("host", "")
+    if not is_ours(host, names):
+        raise ApiError(
+            403,
+            "this server is not known by the name in the Host header: use its address or localhost, "
+            "or start it with --allow-host NAME",
+            code="unknown_host",
+        )
+    if is_other_site(headers.get("origin"), host):
+        raise ApiError(403, "a page of another site may not call this server", code="cross_origin")
+    # browsers send forms and plain text from other sites' pages without asking us
+    if method == "POST" and headers.get("content-type", "").partition(";")[0].strip().lower() != "application/json":
+        raise ApiError(415, "the body must be JSON: send it with Content-Type: application/json")
+
+
+MAX_BODY_BYTES = 2 << 20  # twice the longest prompt that can be sent on
+BODY_S = 15.0
+# Bodies that are being received may have so many bytes together, beside the first SMALL_BODY_BYTES of each: those who
+# send large ones slowly keep nobody from a usual request.
+BODIES_BYTES, SMALL_BODY_BYTES = 64 << 20, 64 << 10
+
+
+class Gone(Exception):
+    """The client closed the connection."""
+
+
+class RequestBounds:
+    """Middleware that reads the whole body first, and cancels the handler when the client leaves.
+
+    The framework notices a lost client only when it sends, and a whole answer is sent once, at its end.
+    """
+
+    def __init__(self, app: ASGIApp, names: Collection[str]) -> None:
+        """:param names: as of `check_site`."""
+        self.app, self.names = app, names
+        self._received_bytes = 0  # of bodies that are not whole yet, beyond the small part of each
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        headers = Headers(scope=scope)
+        try:
+            check_site(self.names, scope["method"], headers)
+            body = await self._read(receive, headers)
+        except Gone:
+            return
+        except ApiError as error:
+            await error_response(error)(scope, receive, _with_headers(send))
+            return
+        await _while_connected(self.app(scope, _replay(body), _with_headers(send)), receive)
+
+    async def _read(self, receive: Receive, headers: Headers) -> bytes:
+        """The body. Raises ApiError if it is too large or too slow, or too many come, Gone if the client left."""
+        too_large = ApiError(413, f"the body is larger than {MAX_BODY_BYTES} bytes: send less", code="body_too_large")
+        declared = headers.get("content-length", "")
+        if declared.isdecimal() and int(declared[:20]) > MAX_BODY_BYTES:
+            raise too_large
+        closing = {"connection": "close"}  # the rest may never come
+        body, more, counted = bytearray(), True, 0
+        try:
+            async with asyncio.timeout(BODY_S):
+                while more:
+                    message = await receive()
+                    if message["type"] == "http.disconnect":
+                        raise Gone
+                    body += message.get("body", b"")
+                    if len(body) > MAX_BODY_BYTES:
+                        raise too_large
+                    grown = max(len(body) - SMALL_BODY_BYTES, 0) - counted
+                    if grown and self._received_bytes + grown > BODIES_BYTES:
+                        raise ApiError(
+                            503,
+                            "too many large bodies are on their way: send it later",
+                            headers=closing | {"retry-after": "1"},
+                        )
+                    counted, self._received_bytes = counted + grown, self._received_bytes + grown
+                    more = message.get("more_body", False)
+        except TimeoutError:
+            raise ApiError(408, f"the body did not come within {BODY_S:g} s: send it faster", headers=closing) from None
+        finally:
+            self._received_bytes -= counted
+        return bytes(body)
+
+
+def _replay(body: bytes) -> Receive:
+    message: Message | None = {"type": "http.request", "body": body, "more_body": False}
+
+    async def receive() -> Message:
+        nonlocal message
+        if message is None:
+            await asyncio.Event().wait()  # `_while_connected` reads the disconnect
+        given, message = message, None
+        assert given is not None
+        return given
+
+    return receive
+
+
+async def _while_connected(work: Awaitable[None], receive: Receive) -> None:
+    async def left() -> None:
+        while (await receive())["type"] != "http.disconnect":
+            pass
+
+    working, leaving = asyncio.ensure_future(work), asyncio.ensure_future(left())
+    try:
+        await asyncio.wait({working, leaving}, return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        leaving.cancel()
+        working.cancel()
+        await asyncio.wait({working, leaving})
+    if not working.cancelled():
+        working.result()
+
+
+def _with_headers(send: Send) -> Send:
+    async def sender(message: Message) -> None:
+        if message["type"] == "http.response.start":
+            headers = MutableHeaders(scope=message)
+            for name, value in SECURITY_HEADERS.items():
+                headers.setdefault(name, value)
+        await send(message)
+
+    return sender
+
+
+HTTP_METRICS = (
+    MetricFamily("onesweep_http_requests_total", "counter", "Ended requests, by HTTP status.", ("path", "status")),
+    MetricFamily("onesweep_http_request_seconds", "histogram", "Until the end of the answer.", ("path",)),
+)
+OTHER = "other"  # the label of unknown paths and methods: clients choose them, so they must not become labels
+LEFT = "left"  # the status of a request whose client left before its answer began
+
+
+class RequestLog:
+    """Middleware that logs and counts every request, without any text that the client chose."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self.app = app
+        self.statuses: Counter[tuple[str, ...]] = Counter()
+        self.seconds: dict[tuple[str, ...], Histogram] = {}
+
+    def read(self) -> MetricValues:
+        """The values for a scrape."""
+        return {"onesweep_http_requests_total": self.statuses, "onesweep_http_request_seconds": self.seconds}
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        begin, status, request = time.perf_counter(), LEFT, ""
+
+        async def sender(message: Message) -> None:
+            nonlocal status, request
+            if message["type"] == "http.response.start":
+                status, request = str(message["status"]), Headers(raw=message["headers"]).get(REQUEST_ID, "")
+            await send(message)
+
+        try:
+            await self.app(scope, receive, sender)
+        finally:
+            seconds = time.perf_counter() - begin
+            method = scope["method"] if scope["method"] in HTTPMethod.__members__ else OTHER
+            path = getattr(scope.get("route"), "path", OTHER)
+            self.statuses[path, status] += 1
+            self.seconds.setdefault((path,), Histogram()).add(seconds)
+            log.info(
+                "%s %s %s, %.1f ms%s",
+                *(method, path, status, seconds * 1000, f", request {request}" if request else ""),
+                extra={
+                    "request": request,
+                    "method": method,
+                    "path": path,
+                    "status": status,
+                    "ms": round(seconds * 1000, 3),
+                },
+            )

@@ -1,0 +1,178 @@
+"""The fields of POST /v1/responses, a chat in OpenAI's newer form."""
+
+from __future__ import annotations
+
+import json
+from typing import Annotated, Any, Literal
+
+from pydantic import AfterValidator, BeforeValidator, Field, Json, model_validator
+
+from serving.gateway.fields import (
+    DEFAULT_MAX_TOKENS,
+    ChatMessage,
+    ChatRequest,
+    ChatTool,
+    Count,
+    Fields,
+    FunctionName,
+    FunctionTool,
+    JsonSchemaFormat,
+    NamedSchema,
+    PlainFormat,
+    SampledRequest,
+    ToolChoice,
+    ToolName,
+    neutral,
+    text_of_parts,
+)
+from serving.router.request import MAX_MESSAGES, MAX_TOOLS
+
+# Fields that an item of each type has.
+_ITEMS = {
+    "message": ("role", "content"),
+    "function_call": ("call_id", "name", "arguments"),
+    "function_call_output": ("call_id", "output"),
+}
+InputParts = list[dict[Literal["type", "text"], str]]
+
+
+def _text_of_inputs(value: object) -> object:
+    """The text of an item: its parts have names of their own."""
+    kinds = ("input_text", "output_text")
+    if isinstance(value, list) and all(isinstance(p, dict) and p.get("type") in kinds for p in value):
+        value = [{"type": "text", "text": part.get("text")} for part in value]
+    return text_of_parts(value)
+
+
+InputText = Annotated[str | None, BeforeValidator(_text_of_inputs, json_schema_input_type=str | InputParts | None)]
+
+
+def _as_items(value: object) -> object:
+    return [{"role": "user", "content": value}] if isinstance(value, str) else value
+
+
+class InputItem(Fields):
+    """A message, a call of a tool that the model wrote before, or the output of one."""
+
+    type: Literal["message", "function_call", "function_call_output"] = "message"
+    role: Literal["system", "developer", "user", "assistant"] | None = None
+    content: InputText = None
+    call_id: str | None = Field(default=None, description="of a call, and of its output")
+    name: ToolName | None = Field(default=None, description="the tool that is called")
+    arguments: Json[dict[str, Any]] | None = Field(default=None, description="of the call: a JSON object")
+    output: InputText = Field(default=None, description="of the call")
+    # an answer of before that is sent again has them
+    id: str | None = Field(default=None, description="ignored")
+    status: str | None = Field(default=None, description="ignored")
+
+    @model_validator(mode="after")
+    def _check_type(self) -> InputItem:
+        fields, others = _ITEMS[self.type], {name for names in _ITEMS.values() for name in names}
+        if {name for name in others if getattr(self, name) is not None} != {*fields}:
+            raise ValueError(f"an item of type {self.type} has {', '.join(fields)}, and no other item's fields")
+        return self
+
+
+def _check_outputs(items: list[InputItem]) -> list[InputItem]:
+    """Raise ValueError for an output of a call that no item before makes."""
+    called = set[str | None]()
+    for item in items:
+        if item.type == "function_call_output" and item.call_id not in called:
+            raise ValueError(f"no function_call before the output has the call_id {item.call_id!r}")
+        called |= {item.call_id}
+    return items
+
+
+class FunctionKind(Fields):
+    type: Literal["function"]
+
+
+# the type comes first of the fields: that of another kind of tool is named before what else it lacks
+class ResponseTool(FunctionTool, FunctionKind):
+    """A function that the model may call."""
+
+
+class ResponseToolChoice(FunctionName, FunctionKind):
+    """The function that it must call."""
+
+
+class NamedSchemaFormat(NamedSchema):
+    type: Literal["json_schema"]
+
+
+class ResponseText(Fields):
+    format: Annotated[NamedSchemaFormat | PlainFormat, Field(discriminator="type")] | None = Field(
+        default=None, description="as response_format of a chat"
+    )
+
+
+class ResponseRequest(SampledRequest):
+    """POST /v1/responses: a chat in OpenAI's newer form. Nothing of it is stored."""
+
+    # one message fewer than a chat: instructions are one
+    input: Annotated[
+        list[InputItem],
+        Field(min_length=1, max_length=MAX_MESSAGES - 1, fail_fast=True),
+        BeforeValidator(_as_items, json_schema_input_type=str | list[InputItem]),
+        AfterValidator(_check_outputs),
+    ]
+    instructions: str | None = Field(default=None, description="a system message before the others")
+    tools: Annotated[list[ResponseTool], Field(max_length=MAX_TOOLS, fail_fast=True)] | None = Field(
+        default=None, description="functions that the model may call, as in a chat"
+    )
+    tool_choice: Literal["none", "auto", "required"] | ResponseToolChoice | None = Field(
+        default=None, description="whether, or which, a tool must be called, as in a chat"
+    )
+    parallel_tool_calls: bool | None = Field(default=None, description="as in a chat")
+    max_output_tokens: Count | None = Field(default=None, description=f"to generate ({DEFAULT_MAX_TOKENS})")
+    text: ResponseText | None = None
+    metadata: Annotated[dict[str, str], Field(max_length=16)] | None = Field(default=None, description="sent back")
+    store: Annotated[bool | None, neutral(False)] = None
+    background: Annotated[bool | None, neutral(False)] = None
+    truncation: Annotated[str | None, neutral("disabled")] = None
+    service_tier: Annotated[str | None, neutral("auto", "default")] = None
+
+    def chat(self) -> ChatRequest:
+        """The chat that it asks for."""
+        told = self.text.format if self.text else None
+        kind: JsonSchemaFormat | PlainFormat | None
+        if isinstance(told, NamedSchemaFormat):
+            named = NamedSchema(name=told.name, schema=told.schema_)
+            kind = JsonSchemaFormat(type="json_schema", json_schema=named)
+        else:
+            kind = told
+        tools = [FunctionTool(**tool.model_dump(exclude={"type"})) for tool in self.tools or []]
+        choice: Any = self.tool_choice
+        if isinstance(choice, ResponseToolChoice):
+            choice = ToolChoice(type="function", function=FunctionName(name=choice.name))
+        return ChatRequest(
+            model=self.model,
+            messages=self._messages(),
+            response_format=kind,
+            tools=[ChatTool(type="function", function=tool) for tool in tools],
+            tool_choice=choice,
+            parallel_tool_calls=self.parallel_tool_calls,
+            max_completion_tokens=self.max_output_tokens,
+            temperature=self.temperature,
+            top_p=self.top_p,
+            seed=self.seed,
+            onesweep=self.onesweep,
+        )
+
+    def _messages(self) -> list[ChatMessage]:
+        """Messages of a chat: one of role assistant has what the model said, and the calls that follow it."""
+        told = list[dict[str, Any]]()
+        if self.instructions:
+            told.append({"role": "system", "content": self.instructions})
+        for item in self.input:
+            if item.type == "message":
+                told.append({"role": item.role, "content": item.content})
+            elif item.type == "function_call_output":
+                told.append({"role": "tool", "content": item.output, "tool_call_id": item.call_id})
+            else:
+                if not told or told[-1]["role"] != "assistant" or len(told[-1].get("tool_calls", ())) == MAX_TOOLS:
+                    told.append({"role": "assistant"})
+                function = {"name": item.name, "arguments": json.dumps(item.arguments)}
+                call = {"id": item.call_id, "type": "function", "function": function}
+                told[-1].setdefault("tool_calls", []).append(call)
+        return [ChatMessage(**each) for each in told]
