@@ -1,10 +1,6 @@
 """Refusals: sentences for people, whatever somebody sent."""
 
 import asyncio
-import contextlib
-import gc
-import weakref
-from collections.abc import AsyncIterator
 from typing import Any
 
 import grpc
@@ -12,9 +8,7 @@ import grpc.aio
 import pytest
 
 from stages.v1 import stage_pb2
-from stages.wire.channel import new_server
 from stages.wire.status import MAX_CHARACTERS, StatusError, invalid, made_printable
-from tests.conftest import PATIENCE_S
 
 
 def test_a_sentence_that_quotes_a_long_field_is_cut() -> None:
@@ -54,42 +48,3 @@ def test_nobody_is_told_when_the_call_is_over() -> None:
     over: Any = Over()
     with pytest.raises(asyncio.CancelledError):  # which gRPC takes for what it is
         asyncio.run(invalid("no").abort(over))
-
-
-@pytest.mark.parametrize("kind", ["unary", "stream"])
-async def test_a_refused_call_leaves_nothing_behind(kind: str) -> None:
-    class Held:
-        """What a refused handler had in its hands."""
-
-    left = list[weakref.ref[Held]]()
-
-    def hold() -> Held:
-        held = Held()
-        left.append(weakref.ref(held))
-        return held
-
-    async def unary(request: bytes, context: Any) -> bytes:
-        held = hold()
-        raise invalid(f"no {type(held).__name__}")
-
-    async def stream(request: bytes, context: Any) -> AsyncIterator[bytes]:
-        held = hold()
-        yield b"1"
-        raise invalid(f"no {type(held).__name__}")
-
-    parse, calls = stage_pb2.WarmRequest.FromString, {"unary": "unary_unary", "stream": "unary_stream"}
-    make = getattr(grpc, f"{calls[kind]}_rpc_method_handler")
-    handler = make(unary if kind == "unary" else stream, request_deserializer=parse)
-    server = new_server()
-    server.add_generic_rpc_handlers([grpc.method_handlers_generic_handler("a.B", {"C": handler})])
-    port = server.add_insecure_port("127.0.0.1:0")
-    await server.start()
-    async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
-        for _ in range(3):
-            call = getattr(channel, calls[kind])("/a.B/C")(b"", timeout=PATIENCE_S)
-            with contextlib.suppress(grpc.aio.AioRpcError):
-                _ = await call if kind == "unary" else [each async for each in call]
-            assert (await call.code(), await call.details()) == (grpc.StatusCode.INVALID_ARGUMENT, "no Held")
-    await server.stop(None)
-    gc.collect()
-    assert [ref() for ref in left] == [None] * 3
