@@ -52,7 +52,7 @@ TINY = {"parts": 3, "layers": 1, "width": 32, "heads": 2, "context_length": 512,
 pytest_plugins = ["tests.fast_tier"]
 
 INITIAL_SEED = 67280421310721  # torch's own default
-PATIENCE_S = 60.0  # for a state that comes: waiting longer costs nothing, and a busy machine needs it
+PATIENCE_S = 180.0  # for a state that comes: waiting longer costs nothing, and a busy machine needs it
 POLL_S = 0.02
 # Of servers in this process: a machine that is busy with other things may keep them waiting for seconds.
 HOP_TIMEOUT_S = 5.0
@@ -354,7 +354,7 @@ class Etcd:
         """End it at once; `forget`: with all that it knew."""
         if self.process is not None:
             self.process.kill()
-            self.process.wait(10)
+            self.process.wait(PATIENCE_S)
             self.process = None
         if forget:
             shutil.rmtree(self.directory / "data")

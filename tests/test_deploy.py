@@ -16,6 +16,7 @@ from serving.gateway.middleware import HTTP_METRICS
 from serving.router.records import ROUTER_METRICS
 from stages.host.metrics import STAGE_METRICS
 from stages.telemetry.prometheus import MetricFamily
+from tests.conftest import PATIENCE_S
 
 ROOT = Path(__file__).resolve().parents[1]
 DEPLOY = ROOT / "deploy"
@@ -98,7 +99,9 @@ def test_the_example_scrapes_all_jobs_and_reads_the_rules() -> None:
 @pytest.mark.skipif(shutil.which("promtool") is None, reason="promtool is not installed")
 def test_promtool_agrees() -> None:
     for kind, name in (("config", "prometheus.yml"), ("rules", "alerts.yml")):
-        done = subprocess.run(["promtool", "check", kind, DEPLOY / name], capture_output=True, text=True, timeout=60)
+        done = subprocess.run(
+            ["promtool", "check", kind, DEPLOY / name], capture_output=True, text=True, timeout=PATIENCE_S
+        )
         assert done.returncode == 0, done.stderr
 
 

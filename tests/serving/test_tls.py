@@ -82,7 +82,7 @@ def served(bundles: Path, module_servers: Any, tmp_path_factory: pytest.TempPath
     )
     router = Served(address, pki, tokens, keys, directory / "tokens.toml")
     with router.client() as client:
-        until(lambda: answered(client), 30)
+        until(lambda: answered(client))
     return router
 
 

@@ -15,6 +15,7 @@ from stages.host.scheduler import HostObserver
 from stages.v1 import stage_pb2
 from stages.wire.messages import PROTOCOL
 from stages.wire.status import StatusError
+from tests.conftest import PATIENCE_S
 from tests.stages.raw_client import ROUTER
 
 KEY = b"k" * 32  # of the router's vouchers
@@ -37,7 +38,7 @@ async def listening(host: Host, working: bool = True) -> AsyncIterator[None]:
     await anext(events)
     worker = asyncio.create_task(host.work()) if working else None
     try:
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(PATIENCE_S):
             yield
     finally:
         if worker is not None:

@@ -14,6 +14,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from stages.v1 import stage_pb2, stage_pb2_grpc
 from stages.wire.channel import open_blocking_channel
 from stages.wire.messages import PROTOCOL
+from tests.conftest import PATIENCE_S
 
 ROUTER = "tester"
 CAPACITY = 40
@@ -104,7 +105,7 @@ class Peer:
         return event
 
     def release(self, *sessions: str) -> int:
-        return self.stub.Release(stage_pb2.ReleaseRequest(sessions=sessions), timeout=30).released
+        return self.stub.Release(stage_pb2.ReleaseRequest(sessions=sessions), timeout=PATIENCE_S).released
 
 
 @contextmanager

@@ -13,6 +13,7 @@ from stages.wire.channel import new_server
 from stages.wire.hop_stream import Relay
 from stages.wire.messages import PROTOCOL
 from stages.wire.status import StatusError
+from tests.conftest import PATIENCE_S
 
 HOP_TIMEOUT_S = 0.3
 PATIENT_S = 20.0
@@ -69,7 +70,7 @@ async def relay_to(
     await server.start()
     relay = Relay(f"127.0.0.1:{port}", 4 << 20, hop_timeout_s)
     try:
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(PATIENCE_S):
             yield service, relay
     finally:
         await relay.close()

@@ -15,6 +15,7 @@ import pytest
 
 from serving.cli.__main__ import main
 from serving.cli.deployment import MODULE, Deployment
+from tests.conftest import PATIENCE_S
 from tests.loadtest.conftest import check_refused
 
 QUICK = ["--seconds", "1", "--bytes", "16", "--texts", "4"]
@@ -74,7 +75,7 @@ def test_ctrl_c_prints_the_results_so_far_and_takes_everything_down(bundle: Path
             time.sleep(0.1)
         time.sleep(10.0)  # locust starts, and the measurement begins
         process.send_signal(signal.SIGINT)
-        out, err = process.communicate(timeout=40)
+        out, err = process.communicate(timeout=PATIENCE_S)
     assert process.returncode == 130
     assert err == "onesweep: stopped early: the figures are those of the requests until then\n"
     assert re.search(r"^sweep +8 +\d+ +\d+ +0 +0 +0 +0 ", out, re.MULTILINE)

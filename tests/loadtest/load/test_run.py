@@ -21,6 +21,7 @@ from loadtest.workload.testbed import AS_FOUND, Network, Testbed
 from loadtest.workload.texts import Texts
 from serving.v1 import router_pb2, router_pb2_grpc
 from stages.errors import ServiceError
+from tests.conftest import PATIENCE_S
 
 Settings = Callable[..., LoadSettings]
 
@@ -33,7 +34,7 @@ class Wordless(router_pb2_grpc.RouterServiceServicer):
 
     def Generate(self, request: router_pb2.GenerateRequest, context: Any) -> Iterator[router_pb2.GenerateResponse]:
         self.asked.set()
-        self.closing.wait(20)
+        self.closing.wait(PATIENCE_S)
         yield from ()
 
 
@@ -94,7 +95,7 @@ def test_a_request_without_answer_and_status_is_lost(wordless: str) -> None:
 
 def test_open_requests_of_a_run_that_is_stopped_are_cut_and_not_lost(wordless: str, silence: Wordless) -> None:
     def press_ctrl_c() -> None:
-        silence.asked.wait(20)
+        silence.asked.wait(PATIENCE_S)
         time.sleep(0.5)
         os.kill(os.getpid(), signal.SIGINT)
 

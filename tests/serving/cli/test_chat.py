@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from serving.client.client import Client
+from tests.conftest import PATIENCE_S
 from tests.serving.cli.terminal import Terminal
 from tests.serving.pretrained import ARCHITECTURE, write_model
 
@@ -116,7 +117,7 @@ def test_one_prompt_has_one_answer_and_nothing_else(
 def test_a_model_of_bytes_continues(local_ring: Any, bundles: Path) -> None:
     with local_ring(bundles / "own", 1) as client:
         options = ["--router", client.address, "--max-tokens", "8", "--temperature", "0", "--mode", "ar"]
-        shown = subprocess.run([*CHAT, *options], input="The sea\n", capture_output=True, text=True, timeout=100)
+        shown = subprocess.run([*CHAT, *options], input="The sea\n", capture_output=True, text=True, timeout=PATIENCE_S)
         text = client.generate("The sea", mode="ar", max_tokens=8, temperature=0).text
     assert shown.returncode == 0, shown.stderr
     assert "this model has no chat template: it continues each text that you type" in shown.stderr

@@ -19,6 +19,7 @@ from serving.cli.ports import free_port_block
 from serving.client.client import Client
 from serving.router.topology import local_topology
 from stages.errors import ServiceError
+from tests.conftest import PATIENCE_S
 
 pytestmark = pytest.mark.slow
 
@@ -135,7 +136,7 @@ def test_up_in_the_foreground_revives_a_replica_and_ends_with_its_command(
                 assert client.generate("The ", mode="ar", max_bytes=20).output_bytes == 20
             assert command.stdout.readline() == "host-1-1 ended and is started again; see its log\n"
             command.send_signal(signal.SIGINT)
-            rest = command.communicate(timeout=30)[0]
+            rest = command.communicate(timeout=PATIENCE_S)[0]
         finally:
             command.terminate()
         assert command.returncode == 0, rest

@@ -16,6 +16,7 @@ from serving.gateway.completions import merged
 from serving.router.request import Request
 from serving.v1 import router_pb2
 from stages.errors import InputError
+from tests.conftest import PATIENCE_S
 
 
 @given(st.binary(max_size=60), st.data())
@@ -87,7 +88,7 @@ async def test_calls_of_a_client_that_is_closed_fail(deployment: Deployment) -> 
     async with aclosing(merged([client.events("x", mode="ar", max_bytes=400)])) as pieces:
         await anext(pieces)
         await client.close()
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(PATIENCE_S):
             with pytest.raises(RouterError, match="was closed"):
                 _ = [piece async for piece in pieces]
 

@@ -25,7 +25,7 @@ from serving.v1.router_pb2 import GenerateRequest, GenerateResponse, Summary, To
 from serving.v1.router_pb2_grpc import RouterServiceStub
 from stages.wire.channel import MOST_STREAMS, open_blocking_channel
 from stages.wire.tokens import Key, new_token, token_hash, write_tokens
-from tests.conftest import until, wait_ready
+from tests.conftest import PATIENCE_S, until, wait_ready
 from tests.serving.gateway.conftest import run
 
 pytestmark = pytest.mark.slow
@@ -71,10 +71,10 @@ def test_a_request_continues_at_the_other_router(
     with Client(router) as first, Client(f"{router},{second}") as client, ThreadPoolExecutor() as threads:
         whole = first.generate(PROMPT, mode=mode, seed=SEED, link_ms=LINK_MS, max_bytes=LENGTH).output
         asked = threads.submit(ask, client.address, tmp_path if way else None, mode, text)
-        until(lambda: first.status().requests == 1 and (text or mode == "sweep"), 30.0)
+        until(lambda: first.status().requests == 1 and (text or mode == "sweep"))
         begun = bytes(text)
         os.kill(deployment.processes["router"], number)
-        asked.result(60)
+        asked.result(PATIENCE_S)
         assert begun != whole
         assert text in (whole, whole.decode(errors="replace").encode())
         until(lambda: "router" in deployment.ended())
@@ -142,10 +142,10 @@ def test_a_call_that_grpc_drops_is_asked_again(bundles: Path, servers: Any, monk
         try:
             ways = [RouterServiceStub(each).Generate for each in channels] * MOST_STREAMS
             calls = [way(GenerateRequest(mode="none"), timeout=300) for way in ways]
-            until(lambda: any(call.done() and call.code() is grpc.StatusCode.CANCELLED for call in calls), 60.0)
+            until(lambda: any(call.done() and call.code() is grpc.StatusCode.CANCELLED for call in calls))
             texts = [threads.submit(ask_plainly) for _ in range(8)]
             texts += [threads.submit(asyncio.run, ask()) for _ in range(8)]
-            until(lambda: Client in dropped or any(text.done() for text in texts), 60.0)
+            until(lambda: Client in dropped or any(text.done() for text in texts))
         finally:
             free.set()
         assert {text.result(120) for text in texts} == {whole}

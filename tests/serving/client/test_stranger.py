@@ -13,6 +13,7 @@ from grpc_health.v1 import health_pb2
 
 from serving.cli.deployment import Deployment
 from serving.client.client import Client
+from tests.conftest import PATIENCE_S
 
 pytestmark = pytest.mark.slow
 
@@ -29,7 +30,7 @@ def told(deployment: Deployment, tmp_path_factory: pytest.TempPathFactory) -> di
     folder = tmp_path_factory.mktemp("node")
     install = ["npm", "install", "--prefix", str(folder), "--no-audit", "--no-fund", "--ignore-scripts", *PACKAGES]
     tried = "--prefer-offline", "--fetch-retries=0", "--fetch-timeout=20000"
-    got = subprocess.run([*install, *tried], capture_output=True, text=True, timeout=100, check=False)
+    got = subprocess.run([*install, *tried], capture_output=True, text=True, timeout=PATIENCE_S, check=False)
     if got.returncode:
         pytest.skip(f"no registry has the node packages: {got.stderr[-200:]}")
     descriptor = FileDescriptorSet()
@@ -37,7 +38,9 @@ def told(deployment: Deployment, tmp_path_factory: pytest.TempPathFactory) -> di
     (folder / "health.bin").write_bytes(descriptor.SerializeToString())
     addresses = deployment.topology.router, deployment.topology.hosts[0].address
     command = ["node", str(HERE / "stranger.mjs"), str(folder), str(PROTOS), str(folder / "health.bin")]
-    said = subprocess.run([*command, *addresses, PROMPT], capture_output=True, text=True, timeout=100, check=False)
+    said = subprocess.run(
+        [*command, *addresses, PROMPT], capture_output=True, text=True, timeout=PATIENCE_S, check=False
+    )
     assert said.returncode == 0, said.stderr
     answers: dict[str, Any] = json.loads(said.stdout)
     return answers

@@ -27,7 +27,7 @@ from stages.checkpoint.checkpoint import load_picture_part
 from stages.checkpoint.manifest import read_manifest
 from stages.pictures.trajectory import DrawPlan, Trajectory, range_sigmas
 from stages.wire.channel import open_blocking_channel
-from tests.conftest import until
+from tests.conftest import PATIENCE_S, until
 from tests.serving.gateway.conftest import run
 from tests.serving.releases import doubled
 from tests.stages.pictures.tiny import TINY, tiny_picture_bundle
@@ -125,7 +125,7 @@ def test_bad_requests_are_refused_in_a_sentence(drawing: Deployment, artist: Cli
         for fields, message in BAD:
             request = router_pb2.DrawRequest(**{"classes": ["one"], **fields})
             with pytest.raises(grpc.RpcError, match=message) as refused:
-                list(stub.Draw(request, timeout=20))
+                list(stub.Draw(request, timeout=PATIENCE_S))
             assert refused.value.code() is grpc.StatusCode.INVALID_ARGUMENT, fields
     status = artist.status()
     assert (list(status.pictures.classes), list(status.drawing_modes)) == (
@@ -137,7 +137,7 @@ def test_bad_requests_are_refused_in_a_sentence(drawing: Deployment, artist: Cli
         artist.generate("hello", mode="sweep")
     with pytest.raises(RequestRefused, match="checkpoint draws pictures: ask for some with `onesweep draw`"):
         artist.generate("hello")
-    until(lambda: not any(host.sessions for host in artist.status().hosts), 30)
+    until(lambda: not any(host.sessions for host in artist.status().hosts))
 
 
 def test_text_weights_do_not_draw(client: Client) -> None:
@@ -230,7 +230,7 @@ def test_a_lost_host_costs_no_picture(bundle: Path, artist: Client) -> None:
         temporary_deployment(doubled(bundle), bundle, router_options=["--set", "hop_timeout_s=5"]) as running,
         Client(running.topology.router) as client,
     ):
-        until(lambda: all(host.ready for host in client.status().hosts), 30)
+        until(lambda: all(host.ready for host in client.status().hosts))
         for name, harm in (("a-1", signal.SIGSTOP), ("b-1", signal.SIGKILL)):
             os.kill(running.processes[name], harm)
             for mode, pixels in wanted.items():

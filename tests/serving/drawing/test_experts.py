@@ -108,7 +108,7 @@ def test_a_quota_of_bytes_counts_pixels(bundle: Path, three: Topology, servers: 
     write_tokens(tmp_path / "tokens.toml", [key])
     servers.router(other, bundle, tokens=tmp_path / "tokens.toml")
     with Client(other.router, token=token) as client:
-        until(lambda: is_ready(client), 30)
+        until(lambda: is_ready(client))
         draw = partial(client.draw, "one", mode="experts:1")
         assert draw(pictures=2).pixels.nbytes == 128
         with pytest.raises(RouterError, match="may use 200 bytes a day, prompts included: 72 are left") as refused:

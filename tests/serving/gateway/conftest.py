@@ -16,7 +16,7 @@ from playwright.sync_api import Browser, ConsoleMessage, Page, expect, sync_play
 
 from serving.cli.deployment import MODULE, Deployment
 from serving.cli.ports import free_port_block
-from tests.conftest import until
+from tests.conftest import PATIENCE_S, until
 from tests.serving.conftest import describe
 
 expect.set_options(timeout=20_000)
@@ -47,13 +47,13 @@ def run(directory: Path, *options: str, scheme: str = "http", verify: Any = True
             return False
 
     try:
-        until(live, 30.0)
+        until(live)
         yield gateway
         assert process.poll() is None, log.read_text()
     finally:
         process.terminate()
         try:
-            assert process.wait(20) == 0
+            assert process.wait(PATIENCE_S) == 0
         finally:
             process.kill()
         assert "Traceback" not in log.read_text(), log.read_text()
@@ -68,14 +68,14 @@ def gateway(deployment: Deployment, tmp_path_factory: pytest.TempPathFactory) ->
 
 @pytest.fixture
 def http(gateway: Gateway) -> Iterator[httpx.Client]:
-    with httpx.Client(base_url=gateway.url, timeout=30) as client:
+    with httpx.Client(base_url=gateway.url, timeout=PATIENCE_S) as client:
         yield client
 
 
 @pytest.fixture
 def openai(gateway: Gateway) -> Iterator[OpenAI]:
     """The official client; it does not try again, so that every refusal is seen."""
-    with OpenAI(base_url=f"{gateway.url}/v1", api_key="none", max_retries=0, timeout=30) as client:
+    with OpenAI(base_url=f"{gateway.url}/v1", api_key="none", max_retries=0, timeout=PATIENCE_S) as client:
         yield client
 
 

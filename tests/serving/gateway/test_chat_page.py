@@ -8,6 +8,7 @@ import httpx
 import pytest
 from playwright.sync_api import Page, expect
 
+from tests.conftest import PATIENCE_S
 from tests.serving.gateway.conftest import run
 from tests.serving.pretrained import write_model
 
@@ -36,7 +37,7 @@ def answered(site: str, *texts: str) -> str:
     roles = ("user", "assistant")
     messages = [{"role": roles[i % 2], "content": text} for i, text in enumerate(texts)]
     asked = {"model": "onesweep", "messages": messages, "max_tokens": 8, "temperature": 0}
-    answer = httpx.post(f"{site}/v1/chat/completions", json=asked, timeout=60).json()
+    answer = httpx.post(f"{site}/v1/chat/completions", json=asked, timeout=PATIENCE_S).json()
     text: str = answer["choices"][0]["message"]["content"]
     return text
 

@@ -13,6 +13,7 @@ from serving.cli.deployment import temporary_deployment
 from serving.cli.ports import free_port_block
 from serving.client.client import Client
 from serving.router.topology import local_topology
+from tests.conftest import PATIENCE_S
 from tests.serving.gateway.conftest import run
 from tests.serving.gateway.test_race import told
 from tests.stages.pictures.tiny import TINY, tiny_picture_bundle
@@ -51,7 +52,7 @@ def pixels_of(picture: dict[str, Any]) -> Any:
 def test_a_race_draws_what_each_mode_draws_alone(site: str, artist: Client, together: bool) -> None:
     # Previews take links of their own: with no delay, any of them may be the last to come.
     asked = {"prompt": "one", "entrants": MODES, "seed": 7, "levels": 4, "together": together, "link_ms": 100}
-    events = told(httpx.post(f"{site}/api/race/pictures", json=asked, timeout=60))
+    events = told(httpx.post(f"{site}/api/race/pictures", json=asked, timeout=PATIENCE_S))
     for mode in MODES:
         own = artist.draw("one", mode=mode, seed=7, levels=4)
         mine = [event for event in events if event["lane"] == mode]

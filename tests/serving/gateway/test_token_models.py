@@ -10,6 +10,7 @@ import pytest
 from openai import OpenAI
 
 from stages.model.llama import LlamaStage
+from tests.conftest import PATIENCE_S
 from tests.serving.gateway.conftest import run
 from tests.serving.pretrained import ids, text_of, write_model, written
 
@@ -38,7 +39,7 @@ def chat(answer: list[int], tmp_path_factory: pytest.TempPathFactory, local_ring
     with (
         local_ring(directory / "model", 3) as client,
         run(directory, "--router", client.address) as gateway,
-        OpenAI(base_url=f"{gateway.url}/v1", api_key="none", max_retries=0, timeout=60) as openai,
+        OpenAI(base_url=f"{gateway.url}/v1", api_key="none", max_retries=0, timeout=PATIENCE_S) as openai,
     ):
         yield openai
 

@@ -13,6 +13,7 @@ from openai import OpenAI
 
 from serving.gateway.calls import CallReader
 from stages.host.schema_check import CALL_END, CALL_TAG
+from tests.conftest import PATIENCE_S
 from tests.serving.gateway.conftest import run
 from tests.serving.pretrained import ARCHITECTURE, TEMPLATE, ids, write_model
 
@@ -62,7 +63,7 @@ def kind(served: Any) -> str:
 def chat(served: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[OpenAI]:
     with (
         run(tmp_path_factory.mktemp("http"), "--router", served[1].address) as gateway,
-        OpenAI(base_url=f"{gateway.url}/v1", api_key="none", max_retries=0, timeout=60) as openai,
+        OpenAI(base_url=f"{gateway.url}/v1", api_key="none", max_retries=0, timeout=PATIENCE_S) as openai,
     ):
         yield openai
 

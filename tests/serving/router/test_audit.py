@@ -96,7 +96,7 @@ def deployed(checkpoint: Path, servers: Any, lie: Lie | None, liar: str = "b-1",
         servers.router(topology, router.pop("weights", checkpoint), ring={"hop_timeout_s": 5.0, **router})
         wait_ready(topology.router)
         with Client(topology.router) as client:
-            until(partial(all_ready, client), 60)  # without replicas nothing is audited
+            until(partial(all_ready, client))  # without replicas nothing is audited
             yield client
 
 

@@ -22,7 +22,7 @@ from stages.checkpoint.release_store import read_release_manifest
 from stages.checkpoint.release_transfer import offer_of
 from stages.errors import OnesweepError
 from stages.v1 import stage_pb2
-from tests.conftest import until
+from tests.conftest import PATIENCE_S, until
 from tests.serving.conftest import describe
 from tests.serving.harm import harm_with
 from tests.serving.releases import REQUESTS, Texts, answer
@@ -92,7 +92,7 @@ class Crowd:
     def end(self) -> None:
         self._stop.set()
         for thread in self._threads:
-            thread.join(60)
+            thread.join(PATIENCE_S)
         assert self.errors == []
 
 
@@ -100,10 +100,10 @@ def under_load(router: str, switch: Callable[[], Any], before: Texts, after: Tex
     """What `switch` returns, while requests in every mode go on: each gets the text of one of the two releases."""
     crowd = Crowd(router)
     try:
-        until(lambda: crowd.has_all(late=False), 60)
+        until(lambda: crowd.has_all(late=False))
         outcome = switch()
         crowd.switched = True
-        until(lambda: crowd.has_all(late=True), 60)
+        until(lambda: crowd.has_all(late=True))
     finally:
         crowd.end()
     for key, text, late in crowd.answers:
@@ -152,7 +152,7 @@ def test_a_host_that_was_down_serves_what_the_others_serve(
     shutil.rmtree(line.directory / "releases" / "host-3")
     line.revive("host-2")
     line.revive("host-3")
-    until(lambda: caller.status().ready, 60)
+    until(lambda: caller.status().ready)
     for key in ("ar", "chunked", "resample"):
         assert answer(caller, key) == texts["new"][key]
 
@@ -199,7 +199,7 @@ def test_one_deployment_at_a_time(at: Callable[[Path], None], router: str, old: 
         return False
 
     asyncio.run(main())
-    until(again, 30)
+    until(again)
 
 
 @pytest.mark.parametrize(

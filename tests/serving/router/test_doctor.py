@@ -61,7 +61,7 @@ def test_a_host_that_is_down_is_named_and_the_others_are_measured(
     first, second, _ = topology.hosts
     for host in (first, second):
         servers.stage(bundles / "own", host.blocks, host.listen, topology.successors(host), name=host.name)
-    until(lambda: ("host-1", "host-2") in hops_of(examined(topology, tmp_path, capsys)[1]), 30)
+    until(lambda: ("host-1", "host-2") in hops_of(examined(topology, tmp_path, capsys)[1]))
     code, report = examined(topology, tmp_path, capsys)
     assert code == 1
     assert any(line.startswith("host-3: host host-3 at") and "see that it runs" in line for line in bad(report))

@@ -13,7 +13,7 @@ import pytest
 
 from serving.cli.deployment import Deployment
 from serving.client.client import Client, Result, RouterError
-from tests.conftest import until, wait_ready
+from tests.conftest import PATIENCE_S, until, wait_ready
 from tests.serving.conftest import describe, sessions
 
 pytestmark = pytest.mark.slow
@@ -38,7 +38,7 @@ class Request(threading.Thread):
         self.result: Result | None = None
         self.error: RouterError | None = None
         self.start()
-        assert self.begun.wait(20)
+        assert self.begun.wait(PATIENCE_S)
 
     def run(self) -> None:
         try:
@@ -56,7 +56,7 @@ def test_a_killed_host_ends_its_requests_and_may_come_back(victim: Deployment, c
     text = client.generate(PROMPT, max_bytes=40, seed=3).text
     request = Request(client)
     os.kill(victim.processes["host-2"], signal.SIGKILL)
-    request.join(30)
+    request.join(PATIENCE_S)
     assert request.error is not None
     assert request.error.code is grpc.StatusCode.UNAVAILABLE
     assert "host-2" in str(request.error)
@@ -76,7 +76,7 @@ def test_a_hanging_host_is_waited_for_and_named(victim: Deployment, client: Clie
     request = Request(client)
     os.kill(victim.processes["host-2"], signal.SIGSTOP)
     try:
-        request.join(30)
+        request.join(PATIENCE_S)
     finally:
         os.kill(victim.processes["host-2"], signal.SIGCONT)
     assert request.error is not None
@@ -117,6 +117,6 @@ def test_a_deadline_ends_the_request_everywhere(victim: Deployment, client: Clie
 def test_a_killed_router_leaves_no_sessions(victim: Deployment, client: Client) -> None:
     request = Request(client)
     os.kill(victim.processes["router"], signal.SIGKILL)
-    request.join(30)
+    request.join(PATIENCE_S)
     assert request.error is not None
     until(lambda: sessions(victim) == 0, 5)

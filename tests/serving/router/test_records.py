@@ -18,7 +18,7 @@ from serving.router.records import ROUTER_METRICS, UNKNOWN_MODE, RouterCounters
 from serving.router.topology import local_topology
 from serving.v1 import router_pb2
 from stages.host.metrics import STAGE_METRICS
-from tests.conftest import until
+from tests.conftest import PATIENCE_S, until
 from tests.test_deploy import series_of
 
 SECRET = "Xyzzy"
@@ -62,7 +62,7 @@ def scrape(deployment: Deployment, name: str) -> Figures:
     log = (deployment.directory / f"{name}.log").read_text()
     found = re.search(r"http://[0-9.:]+/metrics", log)
     assert found is not None
-    text = urllib.request.urlopen(found[0], timeout=10).read().decode()
+    text = urllib.request.urlopen(found[0], timeout=PATIENCE_S).read().decode()
     return {
         (sample.name, *(value for _, value in sorted(sample.labels.items()))): sample.value
         for family in text_string_to_metric_families(text)

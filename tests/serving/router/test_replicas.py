@@ -15,7 +15,7 @@ import pytest
 from serving.cli.deployment import Deployment, temporary_deployment
 from serving.client.client import Client, Result
 from stages.host.host import Host
-from tests.conftest import until, wait_ready
+from tests.conftest import PATIENCE_S, until, wait_ready
 from tests.serving.conftest import describe
 from tests.serving.releases import all_ready, doubled
 
@@ -53,7 +53,7 @@ class Streaming:
         self._begun = threading.Event()
         self._thread = threading.Thread(target=self._run, args=(client, request))
         self._thread.start()
-        assert self._begun.wait(30)
+        assert self._begun.wait(PATIENCE_S)
 
     def _run(self, client: Client, request: dict[str, Any]) -> None:
         try:
@@ -67,7 +67,7 @@ class Streaming:
             self._begun.set()
 
     def end(self) -> Result:
-        self._thread.join(60)
+        self._thread.join(PATIENCE_S)
         assert isinstance(self.result, Result)
         assert self.result.output == self.output
         return self.result
@@ -92,7 +92,7 @@ def test_a_host_that_is_killed_or_freezes(
 ) -> None:
     replays = 0
     for _ in range(TRIES):
-        until(partial(all_ready, caller), 30)
+        until(partial(all_ready, caller))
         request = Streaming(caller, REQUESTS[name])
         victim = busy(doubles, letter)
         if freezes:
@@ -112,7 +112,7 @@ def test_a_host_that_is_killed_or_freezes(
         if replays := result.replays:
             break
     assert replays >= 1
-    until(partial(all_ready, caller), 30)
+    until(partial(all_ready, caller))
     until(lambda: sum(describe(host.address).counters.sessions for host in doubles.topology.hosts) == 0, 20)
 
 
@@ -151,7 +151,7 @@ def test_a_host_that_is_slow_is_overtaken(
 
 
 def test_hosts_take_turns(caller: Client) -> None:
-    until(partial(all_ready, caller), 30)
+    until(partial(all_ready, caller))
     used: set[str] = set()
 
     def every_host_was_used() -> bool:
@@ -159,4 +159,4 @@ def test_hosts_take_turns(caller: Client) -> None:
         used.update(host.name for stream in streams for host in stream.end().hosts)
         return used == {"a-1", "a-2", "b-1", "b-2"}
 
-    until(every_host_was_used, 60)  # a loaded machine may show one replica as far away for a while
+    until(every_host_was_used)  # a loaded machine may show one replica as far away for a while

@@ -21,7 +21,7 @@ from serving.router.settings import RouterSettings
 from serving.router.topology import local_topology
 from stages.checkpoint.release_store import ReleaseStore, read_release_manifest
 from stages.wire.channel import open_blocking_channel
-from tests.conftest import until, wait_ready
+from tests.conftest import PATIENCE_S, until, wait_ready
 
 Run = Callable[..., tuple[int, str, str]]
 
@@ -34,7 +34,7 @@ def test_live_at_once_ready_with_its_hosts(bundles: Path, servers: Any) -> None:
 
         def serving(service: str) -> bool:
             request = health_pb2.HealthCheckRequest(service=service)
-            status = stub.Check(request, timeout=20, wait_for_ready=True).status
+            status = stub.Check(request, timeout=PATIENCE_S, wait_for_ready=True).status
             return status == health_pb2.HealthCheckResponse.SERVING
 
         assert serving("")
@@ -75,7 +75,7 @@ def test_a_router_that_stops_ends_what_it_began_and_takes_no_more(bundles: Path,
         *_, result = stream
         assert isinstance(result, Result)
         assert result.output_bytes == 200
-    router.ended.result(60)
+    router.ended.result(PATIENCE_S)
 
 
 def test_status_tells_what_can_be_served(deployment: Deployment) -> None:

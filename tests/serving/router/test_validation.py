@@ -17,7 +17,7 @@ from serving.router.topology import local_topology
 from serving.v1 import router_pb2, router_pb2_grpc
 from stages.checkpoint.manifest import read_manifest
 from stages.wire.channel import open_blocking_channel
-from tests.conftest import until
+from tests.conftest import PATIENCE_S, until
 
 Run = Callable[..., tuple[int, str, str]]
 
@@ -115,9 +115,9 @@ GOOD: dict[str, Any] = {"prompt": b"x", "mode": "sweep", "max_bytes": 4}
 )
 def test_a_wrong_field_is_refused(stub: router_pb2_grpc.RouterServiceStub, changes: dict[str, Any], says: str) -> None:
     with pytest.raises(grpc.RpcError, match=says) as caught:
-        list(stub.Generate(router_pb2.GenerateRequest(**{**GOOD, **changes}), timeout=10))
+        list(stub.Generate(router_pb2.GenerateRequest(**{**GOOD, **changes}), timeout=PATIENCE_S))
     assert caught.value.code() is grpc.StatusCode.INVALID_ARGUMENT
-    assert "summary" in str(list(stub.Generate(router_pb2.GenerateRequest(**GOOD), timeout=10))[-1])
+    assert "summary" in str(list(stub.Generate(router_pb2.GenerateRequest(**GOOD), timeout=PATIENCE_S))[-1])
 
 
 def test_a_caller_of_another_protocol_hears_which_side_is_older(stub: router_pb2_grpc.RouterServiceStub) -> None:

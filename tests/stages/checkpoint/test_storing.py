@@ -21,7 +21,7 @@ from stages.host.server import StageServer
 from stages.host.settings import StageSettings
 from stages.v1 import stage_pb2, stage_pb2_grpc
 from stages.wire.channel import open_blocking_channel
-from tests.conftest import until
+from tests.conftest import PATIENCE_S, until
 
 Stub = stage_pb2_grpc.StageServiceStub
 
@@ -37,7 +37,7 @@ def stub_of(bundles: Path, servers: Any) -> Iterator[Callable[..., Stub]]:
         servers.run(StageServer(settings).run)
         channels.append(open_blocking_channel(address))
         stub = Stub(channels[-1])
-        until(lambda: not described(stub).releases[0].loading, 60)
+        until(lambda: not described(stub).releases[0].loading)
         return stub
 
     yield start
@@ -56,7 +56,7 @@ def other(bundles: Path) -> ReleaseManifest:
 
 
 def described(stub: Stub) -> stage_pb2.DescribeResponse:
-    return stub.Describe(stage_pb2.DescribeRequest(), timeout=20, wait_for_ready=True)
+    return stub.Describe(stage_pb2.DescribeRequest(), timeout=PATIENCE_S, wait_for_ready=True)
 
 
 def delivery(contents: ReleaseManifest, wanted: Iterable[str]) -> Iterator[stage_pb2.StoreRequest]:
@@ -73,16 +73,16 @@ def of_block_1(contents: ReleaseManifest) -> list[str]:
 
 
 def store(stub: Stub, contents: ReleaseManifest) -> bool:
-    *_, last = stub.Store(delivery(contents, of_block_1(contents)), timeout=60)
+    *_, last = stub.Store(delivery(contents, of_block_1(contents)), timeout=PATIENCE_S)
     return last.stored
 
 
 def drop(stub: Stub, name: str) -> None:
-    stub.Drop(stage_pb2.DropRequest(release=name), timeout=60)
+    stub.Drop(stage_pb2.DropRequest(release=name), timeout=PATIENCE_S)
 
 
 def load(stub: Stub, name: str, *keep: str) -> None:
-    stub.Load(stage_pb2.LoadRequest(release=name, keep=keep), timeout=60)
+    stub.Load(stage_pb2.LoadRequest(release=name, keep=keep), timeout=PATIENCE_S)
 
 
 def refusal(call: Callable[..., object], *arguments: Any) -> tuple[grpc.StatusCode, str]:
@@ -94,7 +94,7 @@ def refusal(call: Callable[..., object], *arguments: Any) -> tuple[grpc.StatusCo
 def test_one_release_is_stored_at_a_time(stub: Stub, other: ReleaseManifest) -> None:
     requests: SimpleQueue[stage_pb2.StoreRequest | None] = SimpleQueue()
     requests.put(stage_pb2.StoreRequest(offer=offer_of(other)))
-    first = stub.Store(iter(requests.get, None), timeout=60)
+    first = stub.Store(iter(requests.get, None), timeout=PATIENCE_S)
     assert list(next(first).wanted)
     code, says = refusal(store, stub, other)
     assert code is grpc.StatusCode.ABORTED

@@ -20,6 +20,7 @@ from stages.checkpoint.release_store import read_release_manifest
 from stages.checkpoint.release_transfer import ReleaseTransfer
 from stages.v1 import stage_pb2, stage_pb2_grpc
 from stages.wire.channel import open_blocking_channel, open_channel
+from tests.conftest import PATIENCE_S
 
 pytestmark = pytest.mark.slow
 
@@ -82,7 +83,7 @@ def test_a_host_gets_its_stage_and_has_it_after_a_restart(bundles: Path, tmp_pat
         with open_blocking_channel(address) as channel:
             load = stage_pb2_grpc.StageServiceStub(channel).Load
             with pytest.raises(grpc.RpcError, match="is not here: store it first"):
-                load(request, timeout=30)
+                load(request, timeout=PATIENCE_S)
         assert len(give(address, bundles / "own", (0, 1, 2))) > 0
         info = described(address, ready=True)
         assert ([release.name for release in info.releases], list(info.blocks)) == ([name], [0, 1, 2])

@@ -17,6 +17,7 @@ from stages.host.next_hosts import Subscribers
 from stages.host.parts import HostPlan, Parts, load_parts, plan_host
 from stages.v1 import stage_pb2
 from stages.wire.messages import PROTOCOL
+from tests.conftest import PATIENCE_S
 from tests.stages.hosts import event_of, open_host, send
 from tests.stages.raw_client import ROUTER
 
@@ -79,7 +80,7 @@ def released_by(host: Host, session: str = "s") -> Callable[[], object]:
     async def release() -> None:
         host.release([session])
 
-    return lambda: asyncio.run_coroutine_threadsafe(release(), loop).result(10)
+    return lambda: asyncio.run_coroutine_threadsafe(release(), loop).result(PATIENCE_S)
 
 
 async def test_a_full_queue_sends_work_away(parts: Parts) -> None:

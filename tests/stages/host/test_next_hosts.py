@@ -17,6 +17,7 @@ from stages.host.scheduler import HostObserver
 from stages.v1 import stage_pb2
 from stages.wire.hop_stream import Relay
 from stages.wire.status import StatusError
+from tests.conftest import PATIENCE_S
 
 
 @asynccontextmanager
@@ -29,7 +30,7 @@ async def opened(wiring: Any = lambda address, other: "", keep_warm_s: float = 0
 
 
 async def settled(check: Any) -> None:
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(PATIENCE_S):
         while not check():
             await asyncio.sleep(0.02)
 

@@ -17,6 +17,7 @@ from stages.host.validation import parse_hop
 from stages.model.prefill import READ_POSITIONS
 from stages.model.scoring import BRANCH_ROWS
 from stages.v1 import stage_pb2
+from tests.conftest import PATIENCE_S
 from tests.stages.hops import Hops, Make, scores, steps, sweeps
 from tests.stages.slow_runner import Paced, alone, watched
 
@@ -162,7 +163,7 @@ class Threaded:
 
     def __exit__(self, *_: object) -> None:
         self.engine.stop()
-        self.thread.join(60)
+        self.thread.join(PATIENCE_S)
         assert not self.thread.is_alive()
         assert self.ended.empty()
 
@@ -172,7 +173,7 @@ def test_a_sweep_is_computed_on_the_thread_which_then_sleeps(whole: Parts) -> No
         for _ in range(3):  # between them there is nothing to do
             job = job_of(it.engine, it.parts, sweeps())
             assert it.engine.go() == []
-            assert it.ended.get(timeout=60) is job
+            assert it.ended.get(timeout=PATIENCE_S) is job
             assert isinstance(job.result, stage_pb2.Event)
 
 

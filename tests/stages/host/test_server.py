@@ -15,7 +15,7 @@ from stages.host import loading
 from stages.host.parts import HostPlan, Parts, load_parts, plan_host, wiring_problem
 from stages.host.server import SERVICE
 from stages.v1 import stage_pb2
-from tests.conftest import until
+from tests.conftest import PATIENCE_S, until
 from tests.stages.raw_client import Peer, peer, sweep
 
 
@@ -44,7 +44,7 @@ def test_not_ready_before_the_weights_are(bundles: Path, servers: Any, monkeypat
     begun = threading.Event()
 
     def load(plan: HostPlan, backend: Backend, held: Sequence[Parts]) -> Parts:
-        begun.wait(20)
+        begun.wait(PATIENCE_S)
         return load_parts(plan, backend, held)
 
     monkeypatch.setattr(loading, "load_parts", load)

@@ -87,7 +87,7 @@ def test_a_session_takes_hops_of_its_own_router_path_and_host(bundles: Path, new
 
         router, rival, paris, tokyo = (caller(*who) for who in ((ROUTER, "r"), (ROUTER, "x"), (HOST, "p"), (HOST, "t")))
         stranger = caller(HOST, "stranger", "127.0.0.9")
-        until(lambda: router.describe().ready, 30)
+        until(lambda: router.describe().ready)
         events = router.stub.Subscribe(stage_pb2.SubscribeRequest(router="r.1"))
         next(events)
         digest, text = router.describe().releases[-1].chain.digest, b"The sea "

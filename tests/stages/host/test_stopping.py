@@ -14,7 +14,7 @@ from stages.wire.channel import open_blocking_channel
 from stages.wire.flags import open_registry
 from stages.wire.messages import PROTOCOL
 from stages.wire.registry import RegistrySettings, parse_url
-from tests.conftest import until
+from tests.conftest import PATIENCE_S, until
 
 pytestmark = pytest.mark.slow
 
@@ -39,9 +39,9 @@ def test_it_stays_registered_until_its_requests_have_ended(bundles: Path, regist
         stub = stage_pb2_grpc.StageServiceStub(channel)
 
         def described() -> stage_pb2.DescribeResponse:
-            return stub.Describe(stage_pb2.DescribeRequest(), timeout=20, wait_for_ready=True)
+            return stub.Describe(stage_pb2.DescribeRequest(), timeout=PATIENCE_S, wait_for_ready=True)
 
-        until(lambda: described().ready and gateway.snapshot(), 60)
+        until(lambda: described().ready and gateway.snapshot())
         events = stub.Subscribe(stage_pb2.SubscribeRequest(router="r"))
         next(events)
         hop = stage_pb2.Hop(router="r", session="s", capacity=40, digest=described().releases[0].chain.digest)
@@ -53,6 +53,6 @@ def test_it_stays_registered_until_its_requests_have_ended(bundles: Path, regist
         until(lambda: described().not_ready_reason == "it is stopping")
         assert not described().ready
         assert gateway.snapshot()
-        stub.Release(stage_pb2.ReleaseRequest(sessions=["s"]), timeout=20)
-        running.ended.result(60)
+        stub.Release(stage_pb2.ReleaseRequest(sessions=["s"]), timeout=PATIENCE_S)
+        running.ended.result(PATIENCE_S)
     assert not gateway.snapshot()

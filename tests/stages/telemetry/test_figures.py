@@ -25,6 +25,7 @@ from stages.v1 import stage_pb2
 from stages.wire.messages import PROTOCOL, next_read
 from stages.wire.status import exhausted
 from stages.wire.tls import Expiry
+from tests.conftest import PATIENCE_S
 from tests.stages.hosts import event_of, listening, send
 from tests.stages.raw_client import ROUTER
 
@@ -56,7 +57,7 @@ def scrape(collector_of: Callable[[asyncio.AbstractEventLoop], Any]) -> str:
         server = MetricsServer("127.0.0.1:0", collector_of(asyncio.get_running_loop()))
         try:
             url = f"http://127.0.0.1:{server.port}/metrics"
-            return await asyncio.to_thread(lambda: urllib.request.urlopen(url, timeout=10).read().decode())
+            return await asyncio.to_thread(lambda: urllib.request.urlopen(url, timeout=PATIENCE_S).read().decode())
         finally:
             await server.close()
 

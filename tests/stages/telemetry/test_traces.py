@@ -17,6 +17,7 @@ from stages.host.metrics import record_hop
 from stages.telemetry.traces import Tracer, check_target, traceparent_of
 from stages.v1 import stage_pb2
 from stages.wire.status import invalid
+from tests.conftest import PATIENCE_S
 
 TRACE, SPAN = "4bf92f3577b34da6a3ce929d0e0e4736", "00f067aa0ba902b7"
 
@@ -79,7 +80,7 @@ def test_spans_reach_a_collector(monkeypatch: pytest.MonkeyPatch) -> None:
         record_hop(tracer, ended_job(f"00-{TRACE}-{SPAN}-01"))
         tracer.close()
     finally:
-        server.stop(None).wait(10)
+        server.stop(None).wait(PATIENCE_S)
     ((resource,),) = [request.resource_spans for request in collector.requests]
     ((span,),) = [scope.spans for scope in resource.scope_spans]
     assert (span.name, span.trace_id.hex(), span.parent_span_id.hex()) == ("hop", TRACE, SPAN)

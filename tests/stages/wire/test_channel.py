@@ -24,7 +24,7 @@ from stages.wire.channel import (
     parse_address,
 )
 from stages.wire.tls import Security
-from tests.conftest import until
+from tests.conftest import PATIENCE_S, until
 from tests.fuzz.attacker import ACK, OPENING, PING, frame
 
 
@@ -123,7 +123,7 @@ async def test_a_connection_too_many_is_closed_and_pings_without_end_are_answere
     monkeypatch.setattr(channel, "MOST_CONNECTIONS", 2)
     port = bind(server := new_server(), "127.0.0.1:0")
     await server.start()
-    async with asyncio.timeout(60):
+    async with asyncio.timeout(PATIENCE_S):
         opened = [await asyncio.open_connection("127.0.0.1", port) for _ in range(2)]
         for reader, writer in opened:
             writer.write(OPENING)
@@ -158,7 +158,7 @@ async def test_a_server_far_away_is_reached_at_the_first_try() -> None:
 
     far = await asyncio.start_server(joined, "127.0.0.1", 0)
     async with far, open_channel(f"127.0.0.1:{far.sockets[0].getsockname()[1]}") as opened:
-        answer = await health_pb2_grpc.HealthStub(opened).Check(health_pb2.HealthCheckRequest(), timeout=60)
+        answer = await health_pb2_grpc.HealthStub(opened).Check(health_pb2.HealthCheckRequest(), timeout=PATIENCE_S)
         assert answer.status == health_pb2.HealthCheckResponse.SERVING
     await server.stop(0)
 
@@ -176,13 +176,13 @@ def test_probes_learn_of_life_and_readiness_only(bundles: Path, servers: Any, un
 
         def status(service: str) -> int:
             request = health_pb2.HealthCheckRequest(service=service)
-            answer = probe.Check(request, wait_for_ready=True, timeout=20)
+            answer = probe.Check(request, wait_for_ready=True, timeout=PATIENCE_S)
             return int(answer.status)
 
         assert status("") == health_pb2.HealthCheckResponse.SERVING
-        until(lambda: status(SERVICE) == health_pb2.HealthCheckResponse.SERVING, 30)
+        until(lambda: status(SERVICE) == health_pb2.HealthCheckResponse.SERVING)
         with pytest.raises(grpc.RpcError) as caught:
-            stage_pb2_grpc.StageServiceStub(wire).Describe(stage_pb2.DescribeRequest(), timeout=10)
+            stage_pb2_grpc.StageServiceStub(wire).Describe(stage_pb2.DescribeRequest(), timeout=PATIENCE_S)
         assert caught.value.code() is grpc.StatusCode.UNIMPLEMENTED
     running.end()
 

@@ -24,7 +24,7 @@ from etcd3gw.client import Etcd3Client
 from stages.errors import ServiceError
 from stages.wire.etcd import EtcdClient, EtcdRegistry
 from stages.wire.registry import Registration, RegistrySettings, follow_successors, parse_url, write_entry
-from tests.conftest import eventually, jobs
+from tests.conftest import PATIENCE_S, eventually, jobs
 
 LEASE_S = 2
 """The shortest that etcd grants."""
@@ -98,7 +98,7 @@ async def test_a_host_that_is_killed_disappears(registry: EtcdRegistry, recorder
             await eventually(recorder.last("paris", "victim"))
         finally:
             victim.kill()
-            victim.wait(10)
+            victim.wait(PATIENCE_S)
         await eventually(recorder.last("paris"))
 
 
@@ -182,7 +182,7 @@ def answering(status: int, body: bytes, length: int) -> Iterator[int]:
         yield server.server_port
     finally:
         server.shutdown()
-        thread.join(10)
+        thread.join(PATIENCE_S)
         server.server_close()
 
 

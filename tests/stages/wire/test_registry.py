@@ -23,7 +23,7 @@ from stages.wire.registry import (
     successors,
     write_entry,
 )
-from tests.conftest import until
+from tests.conftest import PATIENCE_S, until
 
 PARIS = Registration("paris", "10.8.0.1:7701", (0, 1))
 
@@ -179,13 +179,13 @@ def test_a_stage_server_registers_itself_and_leaves(bundles: Path, registry_url:
     command = [sys.executable, "-P", "-m", "serving.cli", *map(str, arguments + more)]
     with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as stage:
         try:
-            (entry,) = until(lambda: gateway.snapshot(), 60)
+            (entry,) = until(lambda: gateway.snapshot())
             registration = read_entry(entry.name, entry.value)
             assert registration.name == "tokyo"
             assert registration.blocks == (1, 2)
             assert registration.address.startswith("127.0.0.1:")
             stage.send_signal(signal.SIGTERM)
-            assert stage.wait(20) == 0, stage.stderr and stage.stderr.read()
+            assert stage.wait(PATIENCE_S) == 0, stage.stderr and stage.stderr.read()
             assert gateway.snapshot() == []
         finally:
             stage.kill()

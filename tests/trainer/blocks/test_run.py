@@ -196,7 +196,7 @@ def test_a_killed_process_loses_and_repeats_nothing(
 
     watched = tmp_path / "killed" / "training" / log
     process = launched(tmp_path / "words", *command("killed"))
-    until(lambda: len(read_records(watched)) >= 8, 60)
+    until(lambda: len(read_records(watched)) >= 8)
     process.kill()
     assert ended(process, 60) == -signal.SIGKILL, "it ended before it could be killed"
     assert None in digests(tmp_path / "killed")

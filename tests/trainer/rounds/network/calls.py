@@ -6,6 +6,7 @@ from typing import Any
 import grpc
 import pytest
 
+from tests.conftest import PATIENCE_S
 from trainer.rounds.transfer import piece_at
 from trainer.v1 import rounds_pb2
 
@@ -33,4 +34,4 @@ def submit(network: Any, submission: Any, payload: bytes) -> Any:
     """Header and pieces at once, as nobody does who waits for the offset; the last answer."""
     requests = [rounds_pb2.SubmitRequest(submission=submission)]
     requests += [rounds_pb2.SubmitRequest(piece=piece) for piece in pieces(payload)]
-    return list(network.stub.Submit(iter(requests), timeout=30))[-1].verdict
+    return list(network.stub.Submit(iter(requests), timeout=PATIENCE_S))[-1].verdict

@@ -18,6 +18,7 @@ import pytest
 
 from stages.wire.channel import is_loopback
 from stages.wire.tokens import Keyring
+from tests.conftest import PATIENCE_S
 from tests.trainer.small import corpus, rounds_config
 from trainer.blocks.config import TrainingConfig
 from trainer.blocks.data import Corpus
@@ -140,7 +141,7 @@ class Network:
     def join(self, worker: str = "hand", **changes: Any) -> Any:
         fields = {"version": version("onesweep"), "protocol": PROTOCOL}
         fields |= {"worker": worker, "data": self.corpus.digest(), **changes}
-        return self.stub.Join(rounds_pb2.JoinRequest(**fields), timeout=30)
+        return self.stub.Join(rounds_pb2.JoinRequest(**fields), timeout=PATIENCE_S)
 
     def delta(self, part: str, size: float = 0.01) -> Tensors:
         return scale(self.ledger.weights(part), size)

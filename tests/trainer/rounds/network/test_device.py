@@ -10,7 +10,7 @@ import torch
 
 from stages.device import check_device
 from stages.errors import CheckpointError, ConfigError
-from tests.conftest import until
+from tests.conftest import PATIENCE_S, until
 from tests.trainer.small import corpus, rounds_config
 from trainer.blocks.data import within_memory
 from trainer.rounds.codecs import norm, subtract
@@ -64,8 +64,8 @@ def test_a_cpu_and_a_gpu_make_the_weights_of_one_device(network: Callable[..., A
     places = [(part, device) for part in (0, 1) for device in ("cpu", "cuda")]
     with ThreadPoolExecutor(len(places)) as pool:
         jobs = [pool.submit(net.work, f"{d}-{part}", part=part, device=d) for part, d in places]
-        assert [job.result(100) for job in jobs] == [3] * len(places)
-    until(lambda: net.over, 60)
+        assert [job.result(PATIENCE_S) for job in jobs] == [3] * len(places)
+    until(lambda: net.over)
     engine = Simulation(net.spec, corpus, SimulatedWorkers())
     engine.run()
     for part, begin in engine.spec.initial().items():

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from stages.errors import Interrupted
-from tests.conftest import until
+from tests.conftest import PATIENCE_S, until
 from tests.trainer.rounds.network.calls import Start
 from tests.trainer.small import corpus, rounds_config
 from trainer.blocks.config import TrainingConfig
@@ -45,7 +45,7 @@ def test_they_make_the_weights_of_one_process(network: Start, config: TrainingCo
     net, replicas = network(config), config.rounds.replicas
     parts = [part for part in range(config.architecture.parts) for _ in range(replicas)]
     assert net.work_together(*parts) == [3] * len(parts)
-    until(lambda: net.over, 60)
+    until(lambda: net.over)
     expect_weights_of_one_process(net, corpus)
     planned = [traffic_of(part, net.spec.config.rounds) for part in take_inventory(net.spec.config)]
     assert net.coordinator.sent_bytes == replicas * sum(each.down_in_all for each in planned)
@@ -79,15 +79,15 @@ def test_who_is_stopped_in_a_round_goes_on_where_it_was(network: Start, stopped:
             jobs = [pool.submit(net.work, f"w{i}", part=i, throttle=throttle) for i, throttle in enumerate(throttles)]
             for job in jobs:
                 if until_the_end:
-                    job.result(60)
+                    job.result(PATIENCE_S)
                 else:
                     with pytest.raises(Interrupted):
-                        job.result(60)
+                        job.result(PATIENCE_S)
         steps.append([throttle.steps for throttle in throttles])
         net.stop.clear()
         throttles = [Throttle(), Throttle()]
     assert [first + second for first, second in zip(*steps, strict=True)] == [6, 6], "three rounds of two, none twice"
-    until(lambda: net.over, 60)
+    until(lambda: net.over)
     expect_weights_of_one_process(net, corpus)
 
 
@@ -98,11 +98,11 @@ def test_whoever_takes_over_gets_the_whole_round(network: Start) -> None:
         throttles = Throttle(), StopAfter(net.stop, 3)
         for job in [pool.submit(net.work, f"w{i}", part=i, throttle=each) for i, each in enumerate(throttles)]:
             with pytest.raises(Interrupted):
-                job.result(60)
+                job.result(PATIENCE_S)
         net.stop.clear()
         for job in [pool.submit(net.work, f"new{i}", part=i) for i in range(2)]:
-            job.result(60)
-    until(lambda: net.over, 60)
+            job.result(PATIENCE_S)
+    until(lambda: net.over)
     assert audit(net.out / "rounds").problems == []
 
 
@@ -116,7 +116,7 @@ def test_a_coordinator_that_begins_anew_has_what_came(network: Start) -> None:
         yield from (rounds_pb2.PassRequest(piece=piece) for piece in pieces)
 
     made = bytes(range(200))
-    answers = net.stub.Pass(passed(first.lease, [piece_of(made, 0)]), timeout=30)
+    answers = net.stub.Pass(passed(first.lease, [piece_of(made, 0)]), timeout=PATIENCE_S)
     assert next(answers).offset == 0
     with pytest.raises(grpc.RpcError) as cut:
         next(answers)
@@ -124,10 +124,10 @@ def test_a_coordinator_that_begins_anew_has_what_came(network: Start) -> None:
     net.end()
     net = network(scorer)
     first, second = net.join("first", part=0), net.join("second", part=1)
-    answer = next(iter(net.stub.Pass(passed(first.lease, []), timeout=30)))
+    answer = next(iter(net.stub.Pass(passed(first.lease, []), timeout=PATIENCE_S)))
     assert answer.offset == len(made)
     fetch = rounds_pb2.FetchRequest(worker="second", lease=second.lease, name="features-0", offset=50)
-    piece = next(iter(net.stub.Fetch(fetch, timeout=30)))
+    piece = next(iter(net.stub.Fetch(fetch, timeout=PATIENCE_S)))
     assert (piece.offset, piece.data) == (50, made[50:])
 
 
@@ -157,5 +157,5 @@ def test_what_cannot_be_passed_on_is_refused(
             yield each
 
     with pytest.raises(grpc.RpcError, match=said) as refused:
-        list(net.stub.Pass(sent(), timeout=30))
+        list(net.stub.Pass(sent(), timeout=PATIENCE_S))
     assert refused.value.code().name == code

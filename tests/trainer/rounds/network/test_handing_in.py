@@ -13,7 +13,7 @@ import pytest
 import trainer.rounds.coordinator
 from stages.errors import CheckpointError
 from stages.wire.status import StatusError
-from tests.conftest import until
+from tests.conftest import PATIENCE_S, until
 from tests.trainer.rounds.network.calls import Start, pieces, refused, submit
 from tests.trainer.small import rounds_config
 from trainer.rounds.service import MOST_ALIKE, NewestCalls
@@ -50,7 +50,7 @@ def test_late_work_is_judged_by_rule(network: Start) -> None:
     slow, quick = net.join("slow", part=0), net.join("quick", part=0)
     payload = net.payload("block-0")
     submit(net, net.submission(quick, payload, worker="quick"), payload)
-    until(lambda: net.ledger.round("block-0") == 1, 30)
+    until(lambda: net.ledger.round("block-0") == 1)
     verdict = submit(net, net.submission(slow, payload, worker="slow", id="late"), payload)
     assert (verdict.outcome, verdict.reason) == (
         rounds_pb2.OUTCOME_REFUSED,
@@ -94,10 +94,12 @@ def test_a_cut_submission_goes_on_where_it_ended(network: Start) -> None:
     place, payload = net.join(part=0), net.payload("block-0")
     header = rounds_pb2.SubmitRequest(submission=net.submission(place, payload))
     first, *_ = pieces(payload)
-    code, details = refused(lambda: net.stub.Submit(iter([header, rounds_pb2.SubmitRequest(piece=first)]), timeout=30))
+    code, details = refused(
+        lambda: net.stub.Submit(iter([header, rounds_pb2.SubmitRequest(piece=first)]), timeout=PATIENCE_S)
+    )
     assert code is grpc.StatusCode.INVALID_ARGUMENT
     assert details == f"the pieces ended after {len(first.data)} of {len(payload)} bytes"
-    code, details = refused(lambda: net.stub.Submit(iter([header, header]), timeout=30))
+    code, details = refused(lambda: net.stub.Submit(iter([header, header]), timeout=PATIENCE_S))
     assert details == "one header comes, and then pieces only"
     link = net.link()
     verdict = link.submit(header.submission, payload)
@@ -125,7 +127,7 @@ def test_a_full_disk_loses_nothing(network: Start, monkeypatch: pytest.MonkeyPat
     for name in list(failures):
         fail_once(name)
     net.work_together(None, None)
-    until(lambda: net.coordinator.ended, 30)
+    until(lambda: net.coordinator.ended)
     assert failures == []
     assert any("cannot save put_update" in problem for problem in shown)
     found = audit(net.out / "rounds")
@@ -143,8 +145,8 @@ def test_a_round_does_not_wait_for_who_has_passed_it(network: Start) -> None:
     assert submit(net, net.submission(one, good, worker="one"), good).outcome == rounds_pb2.OUTCOME_ACCEPTED
     bad = np.full(len(good) // 4, math.nan, np.float32).tobytes()
     assert submit(net, net.submission(two, bad, worker="two"), bad).outcome == rounds_pb2.OUTCOME_REFUSED
-    net.stub.Next(rounds_pb2.NextRequest(worker="two", lease=two.lease, after=0), timeout=30)
-    until(lambda: net.ledger.round("block-0") == 1, 30)
+    net.stub.Next(rounds_pb2.NextRequest(worker="two", lease=two.lease, after=0), timeout=PATIENCE_S)
+    until(lambda: net.ledger.round("block-0") == 1)
 
 
 def test_the_newest_counts_and_too_many_are_refused() -> None:

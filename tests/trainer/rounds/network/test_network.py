@@ -31,7 +31,7 @@ from trainer.rounds.store import audit
 def test_four_workers_make_the_weights_of_one_process(network: Start, rounds: dict[str, Any]) -> None:
     net = network(**rounds)
     assert net.work_together(None, None, None, None) == [3, 3, 3, 3]
-    until(lambda: net.over, 60)  # modules are drawn from one generator: nobody else may draw meanwhile
+    until(lambda: net.over)  # modules are drawn from one generator: nobody else may draw meanwhile
     engine = Simulation(net.spec, corpus, SimulatedWorkers())
     engine.run()
     for part, expected in engine.published().items():
@@ -60,7 +60,7 @@ def test_every_kind_of_run_comes_to_its_end(network: Start, rounds: dict[str, An
     net = network(rounds_config, **{"replicas": 1, "rounds": 2, **rounds})
     trained = net.work_together(*[None] * len(net.spec.parts))
     assert trained == [2] * len(net.spec.parts)
-    until(lambda: net.coordinator.ended, 30)
+    until(lambda: net.coordinator.ended)
     found = audit(net.out / "rounds")
     assert found.problems == []
     assert found.merged == 2 * len(net.ledger.fragments())
@@ -72,7 +72,7 @@ def test_every_kind_of_run_comes_to_its_end(network: Start, rounds: dict[str, An
 def test_the_end_is_a_checkpoint_that_loads(network: Start) -> None:
     net = network(replicas=1)
     net.work_together(None, None)
-    until(lambda: "chain" in read_manifest(net.out).metrics, 60)
+    until(lambda: "chain" in read_manifest(net.out).metrics)
     for block, part in zip(load_chain(net.out), net.spec.parts, strict=True):
         weights = net.ledger.weights(part)
         assert all(torch.equal(tensor, weights[name]) for name, tensor in block.named_parameters())

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from tests.conftest import until
+from tests.conftest import PATIENCE_S, until
 from tests.trainer.rounds.network.calls import Start, submit
 from trainer.rounds.client import LeaseLostError
 from trainer.rounds.settings import Throttle
@@ -31,7 +31,7 @@ def test_of_two_processes_of_one_name_the_older_stands_by(network: Start, caplog
         twin = net.join("w0")  # within the 12 s that the older one needs for all of its steps
         until(lambda: "where one is asked for; trying again" in caplog.text, 250)
         throttle.pace_s = 0.0
-        net.stub.Leave(rounds_pb2.LeaveRequest(worker="w0", lease=twin.lease), timeout=30)
+        net.stub.Leave(rounds_pb2.LeaveRequest(worker="w0", lease=twin.lease), timeout=PATIENCE_S)
         assert job.result(250) == 3
 
 
@@ -41,7 +41,7 @@ def test_a_part_whose_worker_is_gone_is_given_to_another(network: Start) -> None
     net.join("silent", part=0)
     assert net.work("w0", part=0, wait=True) == 1
     assert net.work("w1", part=1) == 1
-    until(lambda: net.coordinator.ended, 30)
+    until(lambda: net.coordinator.ended)
 
 
 @pytest.mark.slow
@@ -50,7 +50,7 @@ def test_a_lockstep_round_does_not_wait_for_a_worker_that_is_gone(network: Start
     net.join("silent", part=0)
     place, payload = net.join(part=0), net.payload("block-0")
     assert submit(net, net.submission(place, payload), payload).outcome == rounds_pb2.OUTCOME_ACCEPTED
-    until(lambda: net.ledger.round("block-0") == 1, 60)
+    until(lambda: net.ledger.round("block-0") == 1)
     found = audit(net.out / "rounds")
     assert (found.problems, found.accepted, found.merged) == ([], 1, 1)
 
@@ -66,7 +66,7 @@ def test_an_order_is_of_the_round_that_is_open_when_it_is_made(network: Start, m
         return make(*args)
 
     monkeypatch.setattr(net.coordinator, "_filled", made_late)
-    order = net.stub.Next(rounds_pb2.NextRequest(worker="hand", lease=place.lease), timeout=30).order
+    order = net.stub.Next(rounds_pb2.NextRequest(worker="hand", lease=place.lease), timeout=PATIENCE_S).order
     assert (order.round, order.base.version) == (1, 1)
 
 
@@ -75,7 +75,7 @@ def test_who_watches_sees_parts_and_workers(network: Start) -> None:
     place = net.join(part=1)
     beat = rounds_pb2.BeatRequest(worker="hand", lease=place.lease, doing=rounds_pb2.DOING_TRAINING, steps=1)
     beat.losses["denoise_nats"] = 2.5
-    assert net.stub.Beat(beat, timeout=30).open_rounds == [0]
+    assert net.stub.Beat(beat, timeout=PATIENCE_S).open_rounds == [0]
     link = net.link()
     update = next(link.watch(1.0))
     assert [(p.name, p.round, p.present, p.replicas) for p in update.parts] == [

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from stages.wire.tls import Security, Tls
-from tests.conftest import until
+from tests.conftest import PATIENCE_S, until
 from tests.trainer.rounds.network.calls import Start, refused, submit
 from tests.trainer.small import rounds_config
 from trainer.rounds.commands import has_strangers
@@ -27,7 +27,7 @@ def hand_in(net: Any, worker: str, size: float = 0.01, **changes: Any) -> Any:
     """Join, hand in, and leave."""
     place, payload = net.join(worker, part=0), net.payload("block-0", net.delta("block-0", size))
     verdict = submit(net, net.submission(place, payload, worker, **changes), payload)
-    net.stub.Leave(rounds_pb2.LeaveRequest(worker=worker, lease=place.lease), timeout=30)
+    net.stub.Leave(rounds_pb2.LeaveRequest(worker=worker, lease=place.lease), timeout=PATIENCE_S)
     return verdict
 
 
@@ -55,14 +55,14 @@ def test_of_two_workers_the_liar_is_named_and_expelled(network: Start) -> None:
     with ThreadPoolExecutor(1) as pool:
         honest = pool.submit(net.work, "honest")
         for number in range(MOST_STRIKES):
-            until(lambda number=number: net.ledger.round("block-0") == number, 60)
+            until(lambda number=number: net.ledger.round("block-0") == number)
             drawn = torch.Generator().manual_seed(number)
             noise = {k: 0.4 * torch.randn(shape, generator=drawn) for k, shape in net.shapes("block-0").items()}
             payload = net.payload("block-0", noise)
             lie = net.submission(place, payload, "eve", id=f"lie-{number}", round=number, base_version=number)
             assert submit(net, lie, payload).outcome == ACCEPTED
-        assert honest.result(100) == MOST_STRIKES + 2, "nobody waits for who is expelled"
-    until(lambda: net.ledger.round("block-0") == MOST_STRIKES + 2, 60)
+        assert honest.result(PATIENCE_S) == MOST_STRIKES + 2, "nobody waits for who is expelled"
+    until(lambda: net.ledger.round("block-0") == MOST_STRIKES + 2)
     liar = next(member for member in net.coordinator.members if member.worker == "eve")
     assert liar.problem.startswith(f"left out of version {MOST_STRIKES} of block-0: it takes -")
     net.end()
@@ -98,7 +98,7 @@ def test_strangers_are_who_may_come_from_elsewhere(settings: CoordinatorSettings
 def test_the_last_update_sent_again_is_a_duplicate_after_a_restart(network: Start) -> None:
     net = network(replicas=1, rounds=1)
     assert hand_in(net, "hand").outcome == ACCEPTED
-    until(lambda: net.ledger.round("block-0") == 1, 60)
+    until(lambda: net.ledger.round("block-0") == 1)
     net.end()
     net = network(replicas=1, rounds=1)
     place, payload = net.join(part=0), net.payload("block-0")

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from stages.errors import CheckpointError, Interrupted
-from tests.conftest import until
+from tests.conftest import PATIENCE_S, until
 from tests.trainer.small import corpus
 from trainer.blocks import state
 from trainer.rounds.simulation import SimulatedWorkers, Simulation
@@ -44,18 +44,18 @@ def test_who_is_told_to_stop_does_not_wait_for_a_frozen_coordinator(
     monkeypatch.setattr(net.coordinator, call, frozen)
     with ThreadPoolExecutor(1) as pool:
         job = pool.submit(net.work, "w0")
-        until(lambda: called, 60)
+        until(lambda: called)
         net.stop.set()
         with pytest.raises(Interrupted, match="run again to go on"):
-            job.result(60)
-    until(lambda: not any(thread.name == "stop" for thread in threading.enumerate()), 60)  # its calls are cancelled
+            job.result(PATIENCE_S)
+    until(lambda: not any(thread.name == "stop" for thread in threading.enumerate()))  # its calls are cancelled
     monkeypatch.setattr(net.coordinator, call, real)
     if call == "judge":
         _, standing, _ = load_worker(net.out.parent / "state-w0" / STATE_NAME)
         assert standing.fragments[0].pending is not None, "what was learned is not lost"
     net.stop.clear()
     net.work("w0")
-    until(lambda: net.coordinator.ended, 30)
+    until(lambda: net.coordinator.ended)
     found = audit(net.out / "rounds")
     assert (found.problems, found.accepted, found.merged) == ([], 2, 2)
 
@@ -80,7 +80,7 @@ def test_who_is_stopped_between_two_fragments_goes_on_from_its_state(
             net.work("w0", save_every_s=0.0)
         net.stop.clear()
     net.work("w0")
-    until(lambda: net.over, 60)
+    until(lambda: net.over)
     engine = Simulation(net.spec, corpus, SimulatedWorkers())
     engine.run()
     found = net.spec.fragments.whole("ar", net.ledger.weights)
@@ -106,7 +106,7 @@ def test_a_worker_whose_disk_is_full_says_so_and_has_its_last_state(
     _, standing, _ = load_worker(net.out.parent / "state-w0" / STATE_NAME)
     assert standing.fragments[0].finished == 0
     net.work("w0")
-    until(lambda: net.coordinator.ended, 30)
+    until(lambda: net.coordinator.ended)
     found = audit(net.out / "rounds")
     assert (found.problems, found.accepted, found.merged) == ([], 3, 3)
 
