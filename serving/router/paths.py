@@ -226,7 +226,7 @@ class Attempt:
         if not all(hosts):
             return None
         vouchers = (voucher(link.key, self.name, space, hosts[:at]) for at, link in enumerate(self.path))
-        return stage_pb2.Memory(space=space, prefix=prefix, hosts=hosts, vouchers=b"".join(vouchers))
+        return stage_pb2.Memory(space=space, prefix=prefix, hosts=hosts[:-1], vouchers=b"".join(vouchers))
 
     def send(self, hops: Sequence[stage_pb2.Hop]) -> None:
         """Put the hops of a sweep or step on their way; one that the first host does not take is a fault."""

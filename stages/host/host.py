@@ -49,7 +49,7 @@ class Host:
         self.releases, self.settings, self.next_hosts = Releases(first), settings, next_hosts
         self.blocks, self.any_may_follow = first.plan.blocks, first.plan.any_may_follow
         self.meter, self.tracer = meter or HostObserver(), tracer
-        self.instance = f"{settings.name}/{secrets.token_hex(8)}"
+        self.instance = f"{settings.name}/{secrets.token_hex(4)}"
         """Name of this process: what it kept is gone with it."""
         self.stopping = False
         """No new session is opened any more."""
