@@ -112,15 +112,13 @@ def request() -> Target:
 
     modes, loop = [Served(name) for name in MODES], asyncio.new_event_loop()
 
-    async def checked(schema: str) -> str:
-        return ""  # the check takes a process of its own for each
-
-    validation.schema_problem = checked
+    validation.schema_problem = lambda schema: ""  # the check takes a process of its own for each
+    pools = validation.PromptPools()
 
     async def taken(message: router_pb2.GenerateRequest, mode: Mode) -> None:
         generation = validation.check_request(message, mode, time.monotonic() + 60)
         messages, tools = validation.parsed_chat(message)
-        generation = await validation.tokenized(generation, messages, tools, mode, Account())
+        generation = await validation.tokenized(generation, messages, tools, mode, Account(), pools)
         validation.check_fit(generation, mode)
 
     def parse(data: bytes) -> None:
