@@ -9,11 +9,9 @@ from typing import Any
 from loadtest.commands import BenchReport
 from loadtest.faults.base import (
     POLL_S,
-    Conditions,
     FaultRecord,
     FaultRun,
     Planned,
-    ReportTable,
     Say,
     Selection,
     check_links,
@@ -102,8 +100,7 @@ def check_chaos(settings: ChaosSettings) -> Selection[ServingTestbed]:
     """The faults of a run. Raises OnesweepError for what can be refused before anything is started."""
     checkpoint = (settings.checkpoint or SHIPPED).resolve()
     plan_host(checkpoint, (0,))
-    conditions = Conditions(settings.profile, audit=settings.audit)
-    selection = select(SERVING_FAULTS, settings, conditions, FAULTS_A_MINUTE)
+    selection = select(SERVING_FAULTS, settings, FAULTS_A_MINUTE)
     check_names("--modes", settings.modes or (), tuple(DRAWINGS if bundle_draws(checkpoint) else REQUESTS))
     check_links(settings.profile, settings.profiles, MOST_HOSTS)
     return selection
@@ -235,10 +232,12 @@ USAGE_HEAD = (
 
 def serving_report(result: ChaosResult) -> BenchReport:
     """The report of `bench chaos`."""
-    faults = ReportTable("What faults cost the requests that they hit", FAULT_HEAD, fault_rows(result))
-    tables = [ReportTable("Requests", MODE_HEAD, mode_rows(result)), *([faults] if result.faults else [])]
-    tables.append(ReportTable("Processes", USAGE_HEAD, usage_rows(result)))
-    return fault_report(tables, verdict(result), chaos_record(result), trouble=result.trouble)
+    tables = {
+        "Requests": (MODE_HEAD, mode_rows(result)),
+        "What faults cost the requests that they hit": (FAULT_HEAD, fault_rows(result) if result.faults else []),
+        "Processes": (USAGE_HEAD, usage_rows(result)),
+    }
+    return fault_report(tables, verdict(result), chaos_record(result), result.trouble)
 
 
 def mode_rows(result: ChaosResult) -> list[list[str]]:

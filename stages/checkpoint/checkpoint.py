@@ -195,6 +195,15 @@ def _staged(path: Path, write: Callable[[Path], object]) -> Iterator[Path]:
             temporary.unlink(missing_ok=True)
 
 
+def sync_names(path: Path) -> None:
+    """A file, or the names of the files in a directory, survive a power cut after this. Raises OSError."""
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
 def require_new(out: Path) -> None:
     """Raise InputError where something is at `out` already, other than an empty directory."""
     try:

@@ -17,33 +17,23 @@ from trainer.rounds.codecs import Tensors, norm, publish
 from trainer.rounds.merging import outer_step, screen, votes
 from trainer.rounds.scoring import Loss, Reputation, UpdateScore, admit
 from trainer.rounds.store import Record, Share, Store, Update, Version
+from trainer.v1.rounds_pb2 import ClosedRounds
 
 MOST_POINTS = 100  # of a fragment; once there are more rounds, a point stands for 2, 3, 4... of them
 
 Told = tuple[bool, Mapping[str, float]]  # of a merged update: whether it was late, and its losses
 
 
-@dataclass(frozen=True)
-class CurvePoint:
-    """Consecutive closed rounds of a fragment."""
-
-    first: int
-    last: int
-    updates: int  # merged
-    late: int  # of these, handed in for an earlier round
-    losses: Mapping[str, float]  # means over the updates that told them, in nats
-
-
-def curve_of(rounds: Sequence[Sequence[Told]]) -> list[CurvePoint]:
+def curve_of(rounds: Sequence[Sequence[Told]]) -> list[ClosedRounds]:
     """At most MOST_POINTS, in order; all but the last stand for as many rounds."""
     each = -(-len(rounds) // MOST_POINTS)
     return [_point(begin, rounds[begin : begin + each]) for begin in range(0, len(rounds), each or 1)]
 
 
-def _point(first: int, rounds: Sequence[Sequence[Told]]) -> CurvePoint:
+def _point(first: int, rounds: Sequence[Sequence[Told]]) -> ClosedRounds:
     told = [update for merged in rounds for update in merged]
-    losses = mean_losses(losses for _, losses in told)
-    return CurvePoint(first, first + len(rounds) - 1, len(told), sum(late for late, _ in told), losses)
+    losses, late = mean_losses(losses for _, losses in told), sum(late for late, _ in told)
+    return ClosedRounds(first=first, last=first + len(rounds) - 1, updates=len(told), late=late, losses=losses)
 
 
 def mean_losses(each: Iterable[Mapping[str, float]]) -> dict[str, float]:
@@ -160,7 +150,7 @@ class Ledger:
             return None
         return self.store.get_version(fragment, version, sha256).difference or None
 
-    def curve(self, fragment: str) -> list[CurvePoint]:
+    def curve(self, fragment: str) -> list[ClosedRounds]:
         """The losses of all rounds that were closed, also before a restart."""
         return curve_of(self._fragments[fragment].closed)
 

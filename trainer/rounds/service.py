@@ -228,7 +228,7 @@ def status_of(coordinator: Coordinator) -> rounds_pb2.WatchUpdate:
     state = rounds_pb2.RUN_STATE_STOPPING if coordinator.stopping else rounds_pb2.RUN_STATE_RUNNING
     return rounds_pb2.WatchUpdate(
         run=coordinator.spec.run,
-        state=rounds_pb2.RUN_STATE_FINISHED if coordinator.ended else state,
+        state=rounds_pb2.RUN_STATE_FINISHED if coordinator.schedule.ended else state,
         rounds=coordinator.spec.rounds,
         parts=[_part(coordinator, index) for index in range(len(coordinator.spec.parts))],
         workers=[_worker(coordinator, member) for member in coordinator.members],
@@ -254,10 +254,7 @@ def _part(coordinator: Coordinator, index: int) -> rounds_pb2.PartStatus:
         arrived=sum(member.done(first) >= round_ for member in members),
         losses=mean_losses(member.beat.losses for member in members),
         published=coordinator.publisher.published.get(name),
-        closed=[
-            rounds_pb2.ClosedRounds(**vars(point))
-            for point in coordinator.ledger.curve(coordinator.spec.fragments.parts[name][-1])
-        ],
+        closed=coordinator.ledger.curve(coordinator.spec.fragments.parts[name][-1]),
     )
 
 

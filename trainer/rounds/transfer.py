@@ -11,8 +11,8 @@ import zlib
 from mmap import mmap
 from pathlib import Path
 
+from stages.checkpoint.checkpoint import sync_names
 from stages.errors import CheckpointError, RequestError
-from trainer.rounds.store import sync_directory
 from trainer.v1 import rounds_pb2
 
 PIECE_BYTES = 256 << 10
@@ -113,7 +113,7 @@ class IncomingFile:
         try:
             with self.path.open("rb") as file:
                 os.fsync(file.fileno())
-            sync_directory(self.path.parent)
+            sync_names(self.path.parent)
         except OSError as error:
             raise CheckpointError(f"cannot write {self.path}: {error.strerror}") from None
 
