@@ -47,7 +47,7 @@ from loadtest.faults.settings import ChaosSettings
 from loadtest.faults.usage import CLIENTS, ProcessUsage, longest_lives, sampling
 from loadtest.report.record import settings_record
 from serving.cli.deployment import SHIPPED
-from stages.checkpoint.manifest import bundle_draws
+from stages.checkpoint.bundle import bundle_draws
 from stages.errors import InputError, ServiceError
 from stages.host.parts import plan_host
 
@@ -130,7 +130,7 @@ def run_chaos(settings: ChaosSettings, say: Say) -> ChaosResult:
             sampling(lambda: {**testbed.deployment.processes, **pids}) as usages,
             closing(Clients(order, testbed.opened.beside)) as clients,
         ):
-            pids[CLIENTS] = clients.pid
+            pids[CLIENTS] = clients.process.pid
             begin_s = time.monotonic()
             faults, ended = _go_through(testbed, clients, schedule, begin_s + settings.warm_up_s, say)
             _wait(clients, begin_s + settings.seconds)

@@ -16,7 +16,8 @@ from loadtest.workload.prompts import NOVEL, Prompts
 from loadtest.workload.testbed import check_network, deployed, open_network
 from loadtest.workload.variants import ModeVariant
 from serving.drawing import DEFAULT_LEVELS, DRAWING_MODES, EXPERT_RULES
-from stages.checkpoint.manifest import bundle_draws, find_bundle, read_manifest
+from stages.checkpoint.bundle import bundle_draws, find_bundle
+from stages.checkpoint.manifest import read_manifest
 from stages.errors import InputError, OnesweepError
 
 USUAL = tuple(map(ModeVariant, ("sweep", "chunked", "ar", "ar-speculative")))

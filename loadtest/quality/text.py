@@ -31,7 +31,8 @@ from serving.client.client import Client, RequestRefused, Result, RouterError
 from serving.modes import MODES
 from serving.modes.base import DEFAULT_TEMPERATURE
 from serving.modes.frontier import CHOOSABLE, Frontier, Option
-from stages.checkpoint.manifest import find_bundle, read_manifest
+from stages.checkpoint.bundle import find_bundle
+from stages.checkpoint.manifest import read_manifest
 from stages.errors import InputError
 from stages.model.randomness import Purpose, uniforms
 from stages.settings import write_destination

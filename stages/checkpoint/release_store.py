@@ -19,17 +19,9 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 
+from stages.checkpoint.bundle import FRONTIER_NAME, Bundle, find_bundle
 from stages.checkpoint.checkpoint import file_digest, replace_file, sync_names
-from stages.checkpoint.manifest import (
-    FRONTIER_NAME,
-    MANIFEST_NAME,
-    MAX_MANIFEST_BYTES,
-    Bundle,
-    Part,
-    find_bundle,
-    read_json,
-    read_manifest,
-)
+from stages.checkpoint.manifest import MANIFEST_NAME, MAX_MANIFEST_BYTES, Part, read_json, read_manifest
 from stages.errors import CheckpointError, InputError, ServiceError, StalePart, regular
 
 FOLDERS = tuple(field.name for field in fields(Bundle))
