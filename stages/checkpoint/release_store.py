@@ -20,7 +20,7 @@ from dataclasses import dataclass, field, fields
 from pathlib import Path
 
 from stages.checkpoint.bundle import FRONTIER_NAME, Bundle, find_bundle
-from stages.checkpoint.checkpoint import file_digest, replace_file, sync_names
+from stages.checkpoint.checkpoint import file_digest, replace_file, sync
 from stages.checkpoint.manifest import MANIFEST_NAME, MAX_MANIFEST_BYTES, Part, read_json, read_manifest
 from stages.errors import CheckpointError, InputError, ServiceError, StalePart, regular
 
@@ -319,11 +319,11 @@ class IncomingRelease:
             raise self._short()
         try:
             for path in [*self.coming.rglob("*"), self.coming]:
-                sync_names(path)
+                sync(path)
             if self.place.exists():  # the same release, with a damaged file maybe
                 shutil.rmtree(self.place)
             self.coming.rename(self.place)
-            sync_names(self.place.parent)
+            sync(self.place.parent)
         except OSError as error:
             raise _trouble(self.place, error) from None
 

@@ -15,7 +15,7 @@ import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 
-from stages.checkpoint.checkpoint import replace_file, sync_names
+from stages.checkpoint.checkpoint import replace_file, sync
 from stages.errors import CheckpointError, ResumeError
 from trainer.blocks.state import digest, exclusive
 from trainer.rounds.codecs import Tensors, under
@@ -193,10 +193,10 @@ class Store:
         try:
             folder.mkdir(parents=True, exist_ok=True)
             replace_file(path, lambda temporary: save_file(tensors, temporary))
-            sync_names(folder)
+            sync(folder)
             if folder not in self._lasting:
                 for above in (folder.parent, self.directory):
-                    sync_names(above)
+                    sync(above)
                 self._lasting.add(folder)
         except OSError as error:
             raise CheckpointError(f"cannot save {path}: {error.strerror}; free some space") from None
@@ -222,7 +222,7 @@ def open_store(directory: Path) -> Iterator[Store]:
     """
     try:
         directory.mkdir(parents=True, exist_ok=True)
-        sync_names(directory.parent)
+        sync(directory.parent)
         (directory / LOCK).open("a").close()
     except OSError as error:
         raise CheckpointError(f"cannot keep rounds in {directory}: {error.strerror}") from None
