@@ -44,7 +44,7 @@ from loadtest.faults.serving_ledger import (
 )
 from loadtest.faults.serving_testbed import MOST_HOSTS, SERVING_FAULTS, ServingTestbed, open_serving_testbed
 from loadtest.faults.settings import ChaosSettings
-from loadtest.faults.usage import CLIENTS, ProcessUsage, longest_lives, sampling
+from loadtest.faults.usage import CLIENTS, ProcessUsage, sampling
 from loadtest.report.record import settings_record
 from serving.cli.deployment import SHIPPED
 from stages.checkpoint.bundle import bundle_draws
@@ -261,13 +261,14 @@ def fault_rows(result: ChaosResult) -> list[list[str]]:
 
 def usage_figures(result: ChaosResult) -> dict[str, dict[str, Any]]:
     """The longest life of each process: memory and descriptors once it was warm, at the end, and at most."""
+    longest = {usage.name: usage for usage in sorted(result.usages, key=lambda usage: usage.seconds)}
     return {
         name: {
             "seconds": usage.seconds,
             "rss_mb": [usage.rss_mb[usage.warm], usage.rss_mb[-1], max(usage.rss_mb)],
             "descriptors": [usage.descriptors[usage.warm], usage.descriptors[-1], max(usage.descriptors)],
         }
-        for name, usage in sorted(longest_lives(result.usages).items())
+        for name, usage in sorted(longest.items())
     }
 
 

@@ -4,9 +4,9 @@ import contextlib
 import sys
 import tempfile
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, replace
 from importlib.util import find_spec
-from typing import IO
+from typing import IO, Self
 
 from loadtest.lab.child import Child, from_line
 from loadtest.load.plan import KINDS, LoadPlan, LoadSample, Window
@@ -17,33 +17,26 @@ from stages.signals import on_signal
 END_S = 20.0  # how long the generator may take to end once it was told to
 
 
-@dataclass
-class Recording:
-    """Every request of a run, and which part of it is measured."""
-
-    samples: list[LoadSample] = field(default_factory=list)
-    window: Window | None = None
-
-
 class Generator(Child):
-    """A running load generator."""
+    """A running load generator: every request of its users, and which part of the run is measured."""
 
     def __init__(self, command: list[str], plan: LoadPlan, words: IO[str]) -> None:
         super().__init__(command, asdict(plan), words)
-        self._words, self.recording = words, Recording()
-        self.stopped = False
+        self._words, self.stopped = words, False
+        self.samples = list[LoadSample]()
+        self.window: Window | None = None
 
-    def drain(self) -> Recording:
+    def drain(self) -> Self:
         """Read until the users have stopped and the generator has ended. Raises ServiceError when it failed."""
         for line in self.lines():
             match from_line(line, KINDS):
                 case LoadSample() as sample:
-                    self.recording.samples.append(sample)
+                    self.samples.append(sample)
                 case Window() as window:
-                    self.recording.window = replace(window, interrupted=window.interrupted or self.stopped)
+                    self.window = replace(window, interrupted=window.interrupted or self.stopped)
         code = self.process.wait()
         if code == 0:
-            return self.recording
+            return self
         self._words.seek(0)
         last = self._words.read().strip().splitlines()[-1:] or ["it said nothing"]
         raise ServiceError(f"the load generator ended (exit code {code}): {last[0]}")

@@ -34,7 +34,6 @@ from trainer.rounds.parts import (
     STAGE,
     ArPart,
     BlockPart,
-    FeatureFormat,
     Learner,
     PartTask,
     StagePart,
@@ -318,11 +317,3 @@ def settled(config: TrainingConfig) -> TrainingConfig:
     if rounds < 1:
         raise ConfigError("a run of rounds has at least one: give steps or rounds above 0")
     return replace(config, rounds=replace(config.rounds, rounds=rounds), steps=rounds * config.rounds.steps_per_round)
-
-
-def feed_nothing(part: PartTask, spec: RunSpec) -> PartTask:
-    """The part with features of zeros where it is fed, to measure what its steps cost."""
-    if is_fed(spec.config, spec.parts.index(part.name)):
-        form = FeatureFormat.of(spec.config)
-        part.neighbours.feed = lambda step: torch.zeros(form.sequences, form.positions, form.width)
-    return part
