@@ -87,13 +87,9 @@ class Coordinator:
         self._times_published = self.schedule.closed // settings.publish_every
         self._changed = asyncio.Event()
 
-    def fragments(self, member: Member) -> tuple[str, ...]:
-        """Fragments of the part that a member trains."""
-        return self.spec.fragments_of(member.place.part)
-
     def fragment(self, member: Member, number: int) -> str:
-        """One of them. Raises Refusal."""
-        fragments = self.fragments(member)
+        """One of those of the part that a member trains. Raises Refusal."""
+        fragments = self.spec.fragments_of(member.place.part)
         if number >= len(fragments):
             raise invalid(f"there is no fragment {number}: parts of this run have {len(fragments)}")
         return fragments[number]
@@ -110,7 +106,8 @@ class Coordinator:
             device, stands_by = request.device[:64], request.stands_by
             member = self.members.join(request.worker, wanted, self.clock(), device, key, stands_by)
             # a key takes its record along to any part, a place has only its own
-            if member.voter in self.ledger.expelled(self.ledger.fragments() if key else self.fragments(member)):
+            own = self.spec.fragments_of(member.place.part)
+            if member.voter in self.ledger.expelled(self.ledger.fragments() if key else own):
                 self.members.leave(member)
                 raise _expelled(key or request.worker)
         place, part = member.place, self.spec.parts[member.place.part]
@@ -210,7 +207,7 @@ class Coordinator:
         request.DiscardUnknownFields()
         member.beat = rounds_pb2.BeatRequest()
         member.beat.CopyFrom(request)  # a message keeps the memory of all that came with it
-        open_rounds = map(self.ledger.round, self.fragments(member))
+        open_rounds = map(self.ledger.round, self.spec.fragments_of(member.place.part))
         return rounds_pb2.BeatResponse(open_rounds=open_rounds, ended=self.schedule.ended)
 
     async def leave(self, request: rounds_pb2.LeaveRequest) -> rounds_pb2.LeaveResponse:
@@ -327,7 +324,7 @@ class Coordinator:
                 raise
 
     def _is_expelled(self, member: Member) -> bool:
-        return member.voter in self.ledger.expelled(self.fragments(member))
+        return member.voter in self.ledger.expelled(self.spec.fragments_of(member.place.part))
 
     def _filled(self, order: Order, fragment: str, held: dict[str, rounds_pb2.Held]) -> Order | None:
         if self.ledger.round(fragment) > order.round:

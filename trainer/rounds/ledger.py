@@ -247,7 +247,7 @@ class Ledger:
         p = self._fragments[fragment]
         ready = p.ready()
         assert ready, f"nothing came for round {p.round} of {fragment}"
-        sent = [(_voter(record), self._share(record)) for record in ready]
+        sent = [(record["voter"], self._share(record)) for record in ready]
         shares = votes(sent, self.settings.steps_per_round)
         # the last updates of a sparse codec bring the rest of many rounds: with momentum they would go too far
         is_rest = self.settings.up_codec(p.round) != self.settings.codec
@@ -265,8 +265,8 @@ class Ledger:
         weights, momentum = p.version.weights, p.version.outer
         if shares:
             weights, momentum = outer_step(settings, weights, list(shares.values()), momentum)
-        number, ids = p.round + 1, tuple(record["id"] for record in ready if _voter(record) in shares)
-        left_out = tuple(record["id"] for record in ready if _voter(record) not in shares)
+        number, ids = p.round + 1, tuple(record["id"] for record in ready if record["voter"] in shares)
+        left_out = tuple(record["id"] for record in ready if record["voter"] not in shares)
         public, difference = publish(weights, p.version.public, self.settings.version_codec(number))
         version = Version(weights, public, momentum, difference)
         scored = {"left_out": list(left_out), "scores": {v: asdict(score) for v, score in scores.items()}}
@@ -322,10 +322,6 @@ class Ledger:
             {(fragment.name, name) for fragment in self._fragments.values() for name in fragment.pending},
             {(fragment.name, number) for fragment in self._fragments.values() for number in fragment.digests},
         )
-
-
-def _voter(record: Record) -> str:
-    return str(record["voter"])
 
 
 class _Fragment:

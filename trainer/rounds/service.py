@@ -261,7 +261,7 @@ def _part(coordinator: Coordinator, index: int) -> rounds_pb2.PartStatus:
 def _worker(coordinator: Coordinator, member: Member) -> rounds_pb2.WorkerStatus:
     now, beat = coordinator.clock(), member.beat
     gone = not coordinator.members.is_here(member, now)
-    first = min(coordinator.fragments(member), key=coordinator.ledger.round)
+    first = min(coordinator.spec.fragments_of(member.place.part), key=coordinator.ledger.round)
     return rounds_pb2.WorkerStatus(
         worker=member.worker,
         part=member.place.part,
