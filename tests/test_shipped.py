@@ -10,10 +10,11 @@ import torch
 
 from loadtest.workload.texts import tokens_of
 from serving.modes.pretrained_tokenizer import tokenizer_of
+from stages.checkpoint.bundle import find_bundle
 from stages.checkpoint.checkpoint import load_ar, load_chain
 from stages.checkpoint.draft_head import read_draft_head
 from stages.checkpoint.inspect import verify
-from stages.checkpoint.manifest import Manifest, find_bundle, read_manifest
+from stages.checkpoint.manifest import Manifest, read_manifest
 from stages.model.architecture import LlamaArchitecture
 from trainer.blocks.data import load_corpus
 from trainer.blocks.losses import chain_diagnostics

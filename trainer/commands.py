@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Literal
 
 from stages.settings import add_flags, flag, from_flags, from_toml, read_toml, setting
-from trainer.options import add_shared_flags, config_of, corpus_of, given, print_json, set_threads
+from trainer.options import add_shared_flags, config_of, corpus_of, print_json, set_threads
 
 # Modules that need torch are imported when a command runs: help should not wait for it.
 
@@ -213,7 +213,7 @@ def run_pictures(options: argparse.Namespace) -> int:
     set_threads(options)
     asked = from_flags(PictureTraining, options)
     config = from_toml(PictureConfig, read_toml(options.config) if options.config else {}, str(options.config))
-    config = from_toml(PictureConfig, given({"steps": options.steps}), "flags", config)
+    config = from_toml(PictureConfig, {} if options.steps is None else {"steps": options.steps}, "flags", config)
     pictures, out = load_pictures(asked.data), asked.out or Path("runs/pictures") / asked.kind
     if asked.kind == "chain":
         manifest = train_picture_blocks(config, pictures, out, asked.block, asked.start)

@@ -39,12 +39,12 @@ def add_shared_flags(parser: argparse.ArgumentParser, *names: str) -> None:
     add_flags(parser, SharedFlags, names)
 
 
-def config_of(options: argparse.Namespace, **more: Any) -> TrainingConfig:  # noqa: ANN401 - of any setting
-    """Settings of a training: the file's, over them the flags and `more`. Raises ConfigError, InputError."""
+def config_of(options: argparse.Namespace) -> TrainingConfig:
+    """Settings of a training: the file's, over them the flags. Raises ConfigError, InputError."""
     from trainer.blocks.config import load_config
 
     set_threads(options)
-    return load_config(options.config, steps=getattr(options, "steps", None), **more)
+    return load_config(options.config, steps=getattr(options, "steps", None))
 
 
 def corpus_of(options: argparse.Namespace) -> Corpus:
@@ -66,11 +66,6 @@ def set_threads(options: argparse.Namespace) -> None:
     if count is not None and not 1 <= count <= MAX_THREADS:
         raise InputError(f"--threads must be from 1 to {MAX_THREADS}, not {count}")
     torch.set_num_threads(count or len(os.sched_getaffinity(0)))
-
-
-def given(values: dict[str, Any]) -> dict[str, Any]:
-    """The values that the command line has."""
-    return {name: value for name, value in values.items() if value is not None}
 
 
 def markdown(head: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:

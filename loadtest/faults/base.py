@@ -30,16 +30,6 @@ Say = Callable[[str], None]
 
 
 @dataclass(frozen=True)
-class Conditions:
-    """The circumstances that allow a kind of fault or forbid it."""
-
-    profile: str
-    checkpoint: Path = Path()  # bundle that is served
-    audit: float = 0.0
-    routers: int = 1
-
-
-@dataclass(frozen=True)
 class Fault(Generic[T]):
     """A kind of fault, done to a testbed of type T: it begins, lasts, and ends."""
 
@@ -49,7 +39,7 @@ class Fault(Generic[T]):
     end: Callable[[T, str], object]
     targets: Callable[[T], Sequence[str]]  # names of what it can be done to
     weight: int = 1  # how often it comes, beside the others
-    absent: Callable[[Conditions], str] = lambda conditions: ""  # why it cannot be done; empty when it can
+    absent: Callable[[FaultSettings], str] = lambda settings: ""  # why it cannot be done; empty when it can
     # Waits for the right moment. Not a part of the fault's time.
     prepare: Callable[[T, str], object] = lambda testbed, target: None
     in_leases: bool = False  # its length is in leases of the run, not in seconds
@@ -57,9 +47,9 @@ class Fault(Generic[T]):
     stands_in: bool = False
 
 
-def no_link(conditions: Conditions) -> str:
+def no_link(settings: FaultSettings) -> str:
     """Why a link cannot be cut."""
-    return "" if conditions.profile != LOOPBACK else "loopback has no link to cut: --profile names one that has"
+    return "" if settings.profile != LOOPBACK else "loopback has no link to cut: --profile names one that has"
 
 
 @dataclass(frozen=True)
@@ -104,22 +94,17 @@ class Selection(Generic[T]):
     absent: dict[str, str]  # kinds that cannot be done here, and why
     count: int  # faults of the whole run
 
-    def has(self, name: str) -> bool:
-        return any(fault.name == name for fault in self.able)
-
     @property
     def left_out(self) -> list[str]:
         return [f"fault {name}: {why}" for name, why in self.absent.items()]
 
 
-def select(
-    faults: Mapping[str, Fault[T]], settings: FaultSettings, conditions: Conditions, each_minute: float
-) -> Selection[T]:
+def select(faults: Mapping[str, Fault[T]], settings: FaultSettings, each_minute: float) -> Selection[T]:
     """:param each_minute: faults, where `settings` has no count. Raises InputError."""
     names = tuple(faults) if settings.faults is None else settings.faults
     names = () if names == NO_FAULTS else names
     check_names("--faults", names, tuple(faults))
-    absent = {name: why for name in names if (why := faults[name].absent(conditions))}
+    absent = {name: why for name in names if (why := faults[name].absent(settings))}
     able = tuple(faults[name] for name in names if name not in absent)
     if names and not able:
         raise InputError("; ".join(absent.values()))
@@ -223,23 +208,17 @@ def inflict(
 # The report of any target
 
 
-@dataclass(frozen=True)
-class ReportTable:
-    """Figures in cells."""
-
-    title: str
-    head: Sequence[str]
-    rows: Sequence[Sequence[str]]
-
-
 def fault_report(
-    tables: Sequence[ReportTable], verdict: Sequence[str], record: dict[str, Any], *, trouble: int
+    tables: Mapping[str, tuple[Sequence[str], Sequence[Sequence[str]]]],
+    verdict: Sequence[str],
+    record: dict[str, Any],
+    trouble: int,
 ) -> BenchReport:
-    """:param verdict: a sentence a line, below the tables that have rows.
+    """:param tables: head and rows by title. :param verdict: a sentence a line, below the tables that have rows.
 
     :param trouble: things that no run may have.
     """
-    parts = [f"{table.title}:\n{aligned(table.head, table.rows)}" for table in tables if table.rows]
+    parts = [f"{title}:\n{aligned(head, rows)}" for title, (head, rows) in tables.items() if rows]
     parts.append("\n".join(f"- {words}" for words in verdict))
     return BenchReport("\n" + "\n\n".join(parts), record, holds=not trouble)
 

@@ -8,7 +8,6 @@ its parent sees it. Times are seconds of the machine's monotonic clock, which al
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import itertools
 import json
 import subprocess
@@ -19,6 +18,7 @@ from collections.abc import AsyncIterator, Callable, Collection, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
+from loadtest.lab.child import Child, from_line, to_line
 from loadtest.workload.prompts import NOVEL
 from serving.client.client import AsyncClient, DrawnPictures, RequestRefused, Result, RouterError
 from serving.drawing import DRAWING_MODES
@@ -103,9 +103,6 @@ class Order:
     at_once: int
     patience_s: float
 
-    def to_json(self) -> str:
-        return json.dumps(asdict(self))
-
     @classmethod
     def from_json(cls, text: str) -> Order:
         table: dict[str, Any] = json.loads(text)
@@ -170,45 +167,26 @@ class RouterHealth:
 Message = Answer | RouterHealth
 
 
-def to_line(message: Message) -> str:
-    kind = "answer" if isinstance(message, Answer) else "health"
-    return json.dumps({"kind": kind, **asdict(message)}) + "\n"
+def _answer(tries: list[dict[str, Any]], **table: Any) -> Answer:  # noqa: ANN401 - of an Answer
+    return Answer(**table, tries=[Try(**each) for each in tries])
 
 
-def from_line(line: str) -> Message:
-    """Raises ValueError for a line that is no message."""
-    table: dict[str, Any] = json.loads(line)
-    try:
-        if table.pop("kind") == "health":
-            return RouterHealth(**table)
-        return Answer(**{**table, "tries": [Try(**each) for each in table["tries"]]})
-    except (KeyError, TypeError, AttributeError) as error:
-        raise ValueError(f"no message of the clients: {line!r}") from error
+KINDS: dict[str, Callable[..., Message]] = {Answer.__name__: _answer, RouterHealth.__name__: RouterHealth}
 
 
 # The parent's side
 
 
-class Clients:
+class Clients(Child):
     """A running process of clients."""
 
     def __init__(self, order: Order, beside: Beside) -> None:
         self.order = order
         self.answers: list[Answer] = []
         self.health: list[RouterHealth] = []
-        self._process = subprocess.Popen(
-            beside(COMMAND), stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, start_new_session=True
-        )
-        assert self._process.stdin is not None
-        with contextlib.suppress(BrokenPipeError):  # its end says more
-            self._process.stdin.write(order.to_json() + "\n")
-            self._process.stdin.flush()
+        super().__init__(beside(COMMAND), asdict(order))
         self._reader = threading.Thread(target=self._read, daemon=True)
         self._reader.start()
-
-    @property
-    def pid(self) -> int:
-        return self._process.pid
 
     def sound_since(self, moment_s: float) -> bool:
         """True when the router's last word is from after that moment, and every host and link can be used."""
@@ -220,20 +198,13 @@ class Clients:
 
     def check_alive(self) -> None:
         """Raises ServiceError when the process has ended."""
-        if self._process.poll() is not None:
-            raise ServiceError(f"the clients' process ended with exit code {self._process.returncode}")
-
-    def stop(self) -> None:
-        """Begin no more requests."""
-        stdin, self._process.stdin = self._process.stdin, None
-        if stdin is not None:
-            with contextlib.suppress(BrokenPipeError):
-                stdin.close()
+        if self.process.poll() is not None:
+            raise ServiceError(f"the clients' process ended with exit code {self.process.returncode}")
 
     def wait(self) -> None:
         """Wait until what is under way has ended. Raises ServiceError when the process failed."""
         try:
-            code = self._process.wait(self.order.patience_s + GRACE_S)
+            code = self.process.wait(self.order.patience_s + GRACE_S)
         except subprocess.TimeoutExpired:
             raise ServiceError("the clients did not end: their requests are past every deadline") from None
         self._reader.join(GRACE_S)
@@ -242,17 +213,13 @@ class Clients:
 
     def close(self) -> None:
         self.stop()
-        if self._process.poll() is None:
-            self._process.kill()
-        self._process.wait()
+        self.process.kill()
         self._reader.join(GRACE_S)
-        assert self._process.stdout is not None
-        self._process.stdout.close()
+        self.end(0.0)
 
     def _read(self) -> None:
-        assert self._process.stdout is not None
-        for line in iter(self._process.stdout.readline, ""):
-            message = from_line(line)
+        for line in self.lines():
+            message = from_line(line, KINDS)
             if isinstance(message, Answer):
                 self.answers.append(message)
             else:

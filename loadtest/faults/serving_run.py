@@ -9,11 +9,9 @@ from typing import Any
 from loadtest.commands import BenchReport
 from loadtest.faults.base import (
     POLL_S,
-    Conditions,
     FaultRecord,
     FaultRun,
     Planned,
-    ReportTable,
     Say,
     Selection,
     check_links,
@@ -46,10 +44,10 @@ from loadtest.faults.serving_ledger import (
 )
 from loadtest.faults.serving_testbed import MOST_HOSTS, SERVING_FAULTS, ServingTestbed, open_serving_testbed
 from loadtest.faults.settings import ChaosSettings
-from loadtest.faults.usage import CLIENTS, ProcessUsage, longest_lives, sampling
+from loadtest.faults.usage import CLIENTS, ProcessUsage, sampling
 from loadtest.report.record import settings_record
 from serving.cli.deployment import SHIPPED
-from stages.checkpoint.manifest import bundle_draws
+from stages.checkpoint.bundle import bundle_draws
 from stages.errors import InputError, ServiceError
 from stages.host.parts import plan_host
 
@@ -102,8 +100,7 @@ def check_chaos(settings: ChaosSettings) -> Selection[ServingTestbed]:
     """The faults of a run. Raises OnesweepError for what can be refused before anything is started."""
     checkpoint = (settings.checkpoint or SHIPPED).resolve()
     plan_host(checkpoint, (0,))
-    conditions = Conditions(settings.profile, audit=settings.audit)
-    selection = select(SERVING_FAULTS, settings, conditions, FAULTS_A_MINUTE)
+    selection = select(SERVING_FAULTS, settings, FAULTS_A_MINUTE)
     check_names("--modes", settings.modes or (), tuple(DRAWINGS if bundle_draws(checkpoint) else REQUESTS))
     check_links(settings.profile, settings.profiles, MOST_HOSTS)
     return selection
@@ -133,7 +130,7 @@ def run_chaos(settings: ChaosSettings, say: Say) -> ChaosResult:
             sampling(lambda: {**testbed.deployment.processes, **pids}) as usages,
             closing(Clients(order, testbed.opened.beside)) as clients,
         ):
-            pids[CLIENTS] = clients.pid
+            pids[CLIENTS] = clients.process.pid
             begin_s = time.monotonic()
             faults, ended = _go_through(testbed, clients, schedule, begin_s + settings.warm_up_s, say)
             _wait(clients, begin_s + settings.seconds)
@@ -235,10 +232,12 @@ USAGE_HEAD = (
 
 def serving_report(result: ChaosResult) -> BenchReport:
     """The report of `bench chaos`."""
-    faults = ReportTable("What faults cost the requests that they hit", FAULT_HEAD, fault_rows(result))
-    tables = [ReportTable("Requests", MODE_HEAD, mode_rows(result)), *([faults] if result.faults else [])]
-    tables.append(ReportTable("Processes", USAGE_HEAD, usage_rows(result)))
-    return fault_report(tables, verdict(result), chaos_record(result), trouble=result.trouble)
+    tables = {
+        "Requests": (MODE_HEAD, mode_rows(result)),
+        "What faults cost the requests that they hit": (FAULT_HEAD, fault_rows(result) if result.faults else []),
+        "Processes": (USAGE_HEAD, usage_rows(result)),
+    }
+    return fault_report(tables, verdict(result), chaos_record(result), result.trouble)
 
 
 def mode_rows(result: ChaosResult) -> list[list[str]]:
@@ -262,13 +261,14 @@ def fault_rows(result: ChaosResult) -> list[list[str]]:
 
 def usage_figures(result: ChaosResult) -> dict[str, dict[str, Any]]:
     """The longest life of each process: memory and descriptors once it was warm, at the end, and at most."""
+    longest = {usage.name: usage for usage in sorted(result.usages, key=lambda usage: usage.seconds)}
     return {
         name: {
             "seconds": usage.seconds,
             "rss_mb": [usage.rss_mb[usage.warm], usage.rss_mb[-1], max(usage.rss_mb)],
             "descriptors": [usage.descriptors[usage.warm], usage.descriptors[-1], max(usage.descriptors)],
         }
-        for name, usage in sorted(longest_lives(result.usages).items())
+        for name, usage in sorted(longest.items())
     }
 
 

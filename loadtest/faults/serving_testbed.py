@@ -13,9 +13,9 @@ from typing import Any
 
 import psutil
 
-from loadtest.faults.base import Conditions, Fault, no_link
+from loadtest.faults.base import Fault, no_link
 from loadtest.faults.process import Program
-from loadtest.faults.settings import ChaosSettings
+from loadtest.faults.settings import ChaosSettings, FaultSettings
 from loadtest.lab.profile import ROUTER
 from loadtest.workload.testbed import Testbed, deployed, open_network
 from serving.cli.deployment import MODULE, Deployment
@@ -197,8 +197,9 @@ def open_serving_testbed(settings: ChaosSettings, checkpoint: Path) -> Iterator[
 # The faults
 
 
-def _no_impostor(conditions: Conditions) -> str:
-    return "a host that an audit caught gets no more work: --audit leaves it out" if conditions.audit else ""
+def _no_impostor(settings: FaultSettings) -> str:
+    audited = isinstance(settings, ChaosSettings) and settings.audit
+    return "a host that an audit caught gets no more work: --audit leaves it out" if audited else ""
 
 
 _Bed = ServingTestbed

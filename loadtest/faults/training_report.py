@@ -7,7 +7,7 @@ from dataclasses import asdict
 from typing import Any
 
 from loadtest.commands import BenchReport
-from loadtest.faults.base import ReportTable, fault_report, seconds
+from loadtest.faults.base import fault_report, seconds
 from loadtest.faults.training_run import AIM_NATS, TrainingResult, mean_gap, recovery_s
 from loadtest.report.table import percentile
 
@@ -21,7 +21,9 @@ Results = Sequence[TrainingResult]  # one for each seed
 def training_report(results: Results) -> BenchReport:
     """The report of `bench chaos-training`."""
     record = {"verdict": verdict(results), "gap_nats": mean_gap(results), "runs": list(map(run_record, results))}
-    return fault_report(tables(results), verdict(results), record, trouble=trouble(results))
+    waits, scores = (FAULT_HEAD, fault_rows(results)), (SCORE_HEAD, score_rows(results))
+    tables = {"How long faults kept work away": waits, "What it came to": scores}
+    return fault_report(tables, verdict(results), record, trouble(results))
 
 
 def trouble(results: Results) -> int:
@@ -30,8 +32,8 @@ def trouble(results: Results) -> int:
     return sum(each.losses for each in results) + (gap is None or not gap <= AIM_NATS)
 
 
-def tables(results: Results) -> list[ReportTable]:
-    """The time that faults kept work away, and the losses of each block's end; the last is that of the model."""
+def fault_rows(results: Results) -> list[list[str]]:
+    """The time that faults kept work away."""
     waits = dict[str, list[float | None]]()
     for result in results:
         for fault in result.faults:
@@ -40,15 +42,16 @@ def tables(results: Results) -> list[ReportTable]:
     for kind, found in waits.items():
         known = sorted(wait_s for wait_s in found if wait_s is not None)
         rows.append([kind, str(len(found)), *(seconds(percentile(known, percent)) for percent in (50, 100))])
-    scores = [
+    return rows
+
+
+def score_rows(results: Results) -> list[list[str]]:
+    """The losses of each block's end; the last is that of the model."""
+    return [
         [str(each.seed), name, f"{known:.4f}", f"{each.scores[name]:.4f}", f"{each.scores[name] - known:+.4f}"]
         for each in results
         for name, known in each.undisturbed.items()
         if name in each.scores
-    ]
-    return [
-        ReportTable("How long faults kept work away", FAULT_HEAD, rows),
-        ReportTable("What it came to", SCORE_HEAD, scores),
     ]
 
 

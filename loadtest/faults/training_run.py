@@ -15,7 +15,6 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from loadtest.faults.base import (
-    Conditions,
     FaultRecord,
     FaultRun,
     Planned,
@@ -140,7 +139,7 @@ def check_training_chaos(settings: TrainingChaosSettings) -> tuple[RunFile, Sele
         raise InputError(f"{config}: faults are for parts that travel whole, not in {run.fragments} fragments")
     if not 1 <= len(run.workers) <= MOST_WORKERS:
         raise InputError(f"{run.parts} parts of {run.replicas} workers; at most {MOST_WORKERS} find room here")
-    selection = select(TRAINING_FAULTS, settings, Conditions(settings.profile), FAULTS_A_MINUTE)
+    selection = select(TRAINING_FAULTS, settings, FAULTS_A_MINUTE)
     check_text(settings.data)
     check_links(settings.profile, settings.profiles, len(run.workers))
     return run, selection

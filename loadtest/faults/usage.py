@@ -3,7 +3,7 @@
 import contextlib
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 
 import psutil
@@ -32,15 +32,6 @@ class ProcessUsage:
         """Index of the first sample after the warm-up; the last one where there is none."""
         found = (i for i, at_s in enumerate(self.at_s) if at_s - self.at_s[0] >= WARM_UP_S)
         return next(found, len(self.at_s) - 1)
-
-
-def longest_lives(usages: Iterable[ProcessUsage]) -> dict[str, ProcessUsage]:
-    """The longest life of each name."""
-    found: dict[str, ProcessUsage] = {}
-    for usage in usages:
-        if usage.name not in found or usage.seconds > found[usage.name].seconds:
-            found[usage.name] = usage
-    return found
 
 
 @contextlib.contextmanager

@@ -23,8 +23,9 @@ from serving.drawing import DEFAULT_GUIDANCE
 from serving.modes.base import DEFAULT_STEPS, DEFAULT_TEMPERATURE
 from serving.modes.pretrained_tokenizer import tokenizer_of
 from serving.router.topology import local_topology
+from stages.checkpoint.bundle import bundle_draws, find_bundle
 from stages.checkpoint.checkpoint import load_chain, load_picture_part, load_stage
-from stages.checkpoint.manifest import bundle_draws, find_bundle, read_manifest
+from stages.checkpoint.manifest import read_manifest
 from stages.errors import InputError, OnesweepError
 from stages.host.parts import plan_host
 from stages.model.block import Block

@@ -16,6 +16,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import IO, Any
 
+from loadtest.lab.child import Child
 from loadtest.lab.forwarder import give_order
 from loadtest.lab.namespaces import TUN, LabError, end_processes, processes_in, start_ticks
 from loadtest.lab.profile import Profile
@@ -218,38 +219,21 @@ def _spawn(
     problem = lab_problem()
     if problem:
         raise LabError(problem)
-    process = subprocess.Popen(
-        [sys.executable, "-P", "-m", "loadtest.lab.process"],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        stderr=log,
-        text=True,
-        start_new_session=True,  # Ctrl-C is for the command that made the lab, which then ends it
-        cwd="/",
-    )
     request = {
         "profile": asdict(profile),
         "hosts": hosts,
         "directory": str(directory.absolute()) if directory else "",
         "owner": 0 if directory else os.getpid(),
     }
+    child = Child([sys.executable, "-P", "-m", "loadtest.lab.process"], request, log, directory="/")
     try:
-        return process, _answer(process, request)
+        line = next(child.lines(), "")
+        record: dict[str, Any] = json.loads(line) if line else {"error": "the lab process ended before it was ready"}
+        if "error" in record:
+            raise LabError(record["error"])
     except BaseException:
-        process.kill()
-        process.wait()
+        child.process.kill()
+        child.end(STOP_S)
         raise
-
-
-def _answer(process: subprocess.Popen[str], request: dict[str, Any]) -> dict[str, Any]:
-    assert process.stdin is not None
-    assert process.stdout is not None
-    line = ""
-    with contextlib.suppress(BrokenPipeError), process.stdin, process.stdout:
-        process.stdin.write(json.dumps(request) + "\n")
-        process.stdin.flush()
-        line = process.stdout.readline()
-    record = json.loads(line) if line else {"error": "the lab process ended before it was ready"}
-    if "error" in record:
-        raise LabError(record["error"])
-    return dict(record)
+    child.stop()
+    return child.process, record

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
@@ -137,8 +136,8 @@ def _read(path: Path) -> dict[str, Profile]:
 
 
 @dataclass(frozen=True)
-class _Ends:
-    """Keys of one of a profile's links that say where it is."""
+class _Entry(Link):
+    """One of a profile's links as its file has it."""
 
     between: tuple[str, ...] = ()  # both directions
     source: str = ""
@@ -162,8 +161,10 @@ class _Ends:
 
 
 def _profile(name: str, table: object, where: str) -> Profile:
-    own, rest = _split({"links", "description"}, table, where)
-    entries, description = own.get("links", []), own.get("description", "")
+    if not isinstance(table, dict):
+        raise ProfileError(f"{where} must be a section")
+    rest = {**table}
+    entries, description = rest.pop("links", []), rest.pop("description", "")
     if not isinstance(entries, list):
         raise ProfileError(f"{where}: links must be sections [[{name}.links]]")
     if not isinstance(description, str):
@@ -177,13 +178,6 @@ def _profile(name: str, table: object, where: str) -> Profile:
 
 def _overrides(entry: object, default: Link, where: str) -> list[Override]:
     """One or two directed links; what an entry does not say is as in the rest of its profile."""
-    ends, rest = _split({field.name for field in fields(_Ends)}, entry, where)
-    link = from_toml(Link, rest, where, default, ProfileError)
-    return [Override(*pair, link) for pair in from_toml(_Ends, ends, where, error=ProfileError).pairs(where)]
-
-
-def _split(keys: Collection[str], table: object, where: str) -> tuple[dict[str, Any], dict[str, Any]]:
-    """The entries of a section with these keys, and the others."""
-    if not isinstance(table, dict):
-        raise ProfileError(f"{where} must be a section")
-    return {k: v for k, v in table.items() if k in keys}, {k: v for k, v in table.items() if k not in keys}
+    found = from_toml(_Entry, entry, where, _Entry(**vars(default)), ProfileError)
+    link = Link(**{field.name: getattr(found, field.name) for field in fields(Link)})
+    return [Override(*pair, link) for pair in found.pairs(where)]

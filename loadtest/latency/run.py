@@ -16,7 +16,8 @@ from loadtest.workload.prompts import NOVEL, Prompts
 from loadtest.workload.testbed import check_network, deployed, open_network
 from loadtest.workload.variants import ModeVariant
 from serving.drawing import DEFAULT_LEVELS, DRAWING_MODES, EXPERT_RULES
-from stages.checkpoint.manifest import bundle_draws, find_bundle, read_manifest
+from stages.checkpoint.bundle import bundle_draws, find_bundle
+from stages.checkpoint.manifest import read_manifest
 from stages.errors import InputError, OnesweepError
 
 USUAL = tuple(map(ModeVariant, ("sweep", "chunked", "ar", "ar-speculative")))
@@ -118,10 +119,10 @@ def _sample_record(profile: str, series: RequestSeries, sample: Sample) -> dict[
     if sample.error:
         return record | {"error": sample.error}
     times = {"latency_ms": sample.latency_ms, "first_byte_ms": sample.first_byte_ms}
-    record |= {name: round(value, 3) for name, value in (times | asdict(sample.least)).items()}
+    record |= {name: round(value, 3) for name, value in (times | asdict(sample.floor)).items()}
     if series.length.draws:
-        return record | {"pixels": hashlib.sha256(bytes.fromhex(sample.booked["output_hex"])).hexdigest()}
-    return record | {"text": sample.booked["text"]}
+        return record | {"pixels": hashlib.sha256(bytes.fromhex(sample.account["output_hex"])).hexdigest()}
+    return record | {"text": sample.account["text"]}
 
 
 # Rows of the table, one for each series of requests on each profile
@@ -152,19 +153,19 @@ def row_of(profile: str, series: RequestSeries, samples: Sequence[Sample]) -> Ro
         "p50_ms": median(lambda s: s.latency_ms),
         "p95_ms": percentile(latencies, 95),
         "first_byte_ms": median(lambda s: s.first_byte_ms),
-        "floor_ms": median(lambda s: s.least.total_ms),
-        "ratio": median(lambda s: s.latency_ms / s.least.total_ms),
-        "sweeps": count(lambda s: int(s.booked["sweeps"])),
-        "hops": count(lambda s: int(s.booked["hops"])),
-        "wire_bytes": count(lambda s: int(s.booked["wire_bytes_total"])),
-        "largest_hop_bytes": count(lambda s: max(s.booked["wire_bytes"], default=0)),
-        "host_seconds": median(lambda s: sum(host["compute_ms"] for host in s.booked["hosts"]) / 1000),
+        "floor_ms": median(lambda s: s.floor.total_ms),
+        "ratio": median(lambda s: s.latency_ms / s.floor.total_ms),
+        "sweeps": count(lambda s: int(s.account["sweeps"])),
+        "hops": count(lambda s: int(s.account["hops"])),
+        "wire_bytes": count(lambda s: int(s.account["wire_bytes_total"])),
+        "largest_hop_bytes": count(lambda s: max(s.account["wire_bytes"], default=0)),
+        "host_seconds": median(lambda s: sum(host["compute_ms"] for host in s.account["hosts"]) / 1000),
     }
     if series.length.draws:
         return row
     return row | {
-        "tokens": count(lambda s: int(s.booked["output_tokens"])),
-        "tokens_per_s": median(lambda s: int(s.booked["output_tokens"]) / s.latency_ms * 1000),
+        "tokens": count(lambda s: int(s.account["output_tokens"])),
+        "tokens_per_s": median(lambda s: int(s.account["output_tokens"]) / s.latency_ms * 1000),
         "acceptance": acceptance(good),
         "same_as_ar": None,
         "compared": None,
@@ -173,8 +174,8 @@ def row_of(profile: str, series: RequestSeries, samples: Sequence[Sample]) -> Ro
 
 def acceptance(samples: Sequence[Sample]) -> float | None:
     """Share of the draft tokens whose place was reached that were right; None where nothing was drafted."""
-    reached = sum(sample.booked.get("reached") or 0 for sample in samples)
-    return sum(sample.booked["accepted"] for sample in samples) / reached if reached else None
+    reached = sum(sample.account.get("reached") or 0 for sample in samples)
+    return sum(sample.account["accepted"] for sample in samples) / reached if reached else None
 
 
 def same_as_ar(series: RequestSeries, taken: Mapping[RequestSeries, Sequence[Sample]]) -> Row:
@@ -185,7 +186,7 @@ def same_as_ar(series: RequestSeries, taken: Mapping[RequestSeries, Sequence[Sam
     # int8 writes another text, so with the same codec
     plain = ModeVariant("ar").having(codec=variant.get("codec"), temperature=variant.get("temperature"))
     theirs, ours = (
-        {s.number: s.account["output_hex"] for s in taken.get(each, ()) if s.account is not None}
+        {s.number: s.account["output_hex"] for s in taken.get(each, ()) if s.account}
         for each in (replace(series, variant=plain), series)
     )
     both = theirs.keys() & ours.keys()

@@ -2,7 +2,7 @@
 
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from loadtest.latency.floor import BookedCost, Course, Floor
@@ -10,6 +10,8 @@ from loadtest.latency.settings import Length
 from loadtest.workload.prompts import NOVEL, Prompts
 from loadtest.workload.testbed import Testbed
 from loadtest.workload.variants import ModeVariant
+
+NOTHING = Floor(0.0, 0.0, 0.0)  # of a request that failed
 
 
 @dataclass(frozen=True)
@@ -36,21 +38,9 @@ class Sample:
     number: int = 0  # of the request of its series; decides its prompt
     latency_ms: float = 0.0  # from the call to the end of the account
     first_byte_ms: float = 0.0
-    floor: Floor | None = None
-    account: dict[str, Any] | None = None  # `Result.as_json()`; that of pictures has their digest, too
+    floor: Floor = NOTHING
+    account: dict[str, Any] = field(default_factory=dict)  # `Result.as_json()`, or that of pictures
     error: str = ""
-
-    @property
-    def booked(self) -> dict[str, Any]:
-        """The account of a request that ended well."""
-        assert self.account is not None
-        return self.account
-
-    @property
-    def least(self) -> Floor:
-        """The floor of a request that ended well."""
-        assert self.floor is not None
-        return self.floor
 
 
 def ended_well(samples: Sequence[Sample]) -> tuple[list[Sample], str | None]:

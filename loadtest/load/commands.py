@@ -91,8 +91,9 @@ def _one_run(run: LoadRun, texts: Texts, mode: str, results: list[LoadResult]) -
 
     result = run_load(s, run.target, texts, mode, s.users)
     results.append(result)
-    shown = "\n".join([table(RUNS, [result]), *run_notes(result)])
-    return BenchReport(shown, {"loadtest": "run", **run_record(result), **run.record()})
+    row = run_record(result)
+    shown = "\n".join([table(RUNS, [row]), *run_notes(result)])
+    return BenchReport(shown, {"loadtest": "run", **row, **run.record()})
 
 
 def _find_knees(run: LoadRun, texts: Texts, modes: list[str], results: list[LoadResult]) -> BenchReport:
@@ -116,8 +117,8 @@ def _find_knees(run: LoadRun, texts: Texts, modes: list[str], results: list[Load
             over = measure(mode, math.ceil(run.settings.over_knee * found.knee_result.users))
             knees[-1] |= {"over": over.users, "goodput": over.goodput(found.knee_result)}
             notes.append(over_note(found.knee_result, over))
-    shown = "\n".join(["", table(RUNS, results), "", *notes])
     rows = [run_record(result) for result in results]
+    shown = "\n".join(["", table(RUNS, rows), "", *notes])
     return BenchReport(shown, {"loadtest": "knee", "rows": rows, "knees": knees, **run.record()})
 
 

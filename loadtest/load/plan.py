@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import json
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from enum import StrEnum
 from pathlib import Path
-from typing import Any
 
 from loadtest.workload.caller import Access
 from loadtest.workload.prompts import SeededPrompt
@@ -92,9 +91,6 @@ class LoadPlan:
         """Longest wait of a user for an answer or a status."""
         return self.timeout_s + self.grace_s
 
-    def to_json(self) -> str:
-        return json.dumps(asdict(self))
-
     @classmethod
     def from_json(cls, text: str) -> LoadPlan:
         table = json.loads(text)
@@ -148,17 +144,4 @@ class Window:
 
 
 Message = LoadSample | Window
-_KINDS: dict[str, type[Message]] = {kind.__name__.lower(): kind for kind in (LoadSample, Window)}
-
-
-def to_line(message: Message) -> str:
-    return json.dumps({"kind": type(message).__name__.lower(), **asdict(message)}) + "\n"
-
-
-def from_line(line: str) -> Message:
-    """Raises ValueError for a line that is no message."""
-    table: dict[str, Any] = json.loads(line)
-    try:
-        return _KINDS[table.pop("kind")](**table)
-    except (KeyError, TypeError, AttributeError) as error:
-        raise ValueError(f"no message of the load generator: {line!r}") from error
+KINDS: dict[str, type[Message]] = {kind.__name__: kind for kind in (LoadSample, Window)}

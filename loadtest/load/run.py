@@ -7,9 +7,9 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
-from loadtest.load.generator import Recording, start_generator
+from loadtest.load.generator import Generator, start_generator
 from loadtest.load.plan import OK, LoadSample, LoadSettings, Outcome, Window, outcome_of
-from loadtest.report.table import Column, number, percentile, text_column
+from loadtest.report.table import Column, number, number_column, percentile, text_column
 from loadtest.workload.caller import RouterState
 from loadtest.workload.testbed import Testbed
 from loadtest.workload.texts import Texts
@@ -38,7 +38,7 @@ def run_load(settings: LoadSettings, target: Testbed, texts: Texts, mode: str, u
         return replace(result, interrupted=generator.stopped)
 
 
-def result_of(recording: Recording, texts: Texts, mode: str, users: int) -> LoadResult:
+def result_of(recording: Generator, texts: Texts, mode: str, users: int) -> LoadResult:
     """Compare every answer with the text of its case, then count.
 
     Raises Interrupted when nothing was measured, OnesweepError when there is nothing to compare with.
@@ -52,7 +52,7 @@ def result_of(recording: Recording, texts: Texts, mode: str, users: int) -> Load
     return LoadResult(mode, users, figures_of(judged, window), wrong, window.interrupted)
 
 
-def _expected(recording: Recording, texts: Texts, mode: str) -> dict[int, bytes]:
+def _expected(recording: Generator, texts: Texts, mode: str) -> dict[int, bytes]:
     """Raises ServiceError with what is known all the same when the deployment gives no texts any more."""
     try:
         return texts.of(mode, (sample.case for sample in recording.samples if sample.status == OK))
@@ -162,23 +162,14 @@ def over_the_knee(results: list[LoadResult]) -> str:
 # The table, notes below it, and records for JSON
 
 
-def _counted(name: str) -> Column[LoadResult]:
-    return name, lambda result: str(getattr(result.figures.counts, name))
-
-
-def _measured(title: str, name: str, digits: int = 1) -> Column[LoadResult]:
-    return title, lambda result: number(getattr(result.figures, name), digits)
-
-
-RUNS: tuple[Column[LoadResult], ...] = (
-    *map(text_column, ("mode", "users")),
-    *map(_counted, ("requests", "right", "refused", "failed", "lost", "wrong")),
-    _measured("rps", "throughput_rps", 2),
-    _measured("p50 ms", "p50_ms"),
-    _measured("p95 ms", "p95_ms"),
-    _measured("p99 ms", "p99_ms"),
-    _measured("refused p95 ms", "refusal_p95_ms"),
-    _measured("generator", "generator_cores", 2),  # its share of one core
+RUNS: tuple[Column[dict[str, Any]], ...] = (
+    *map(text_column, ("mode", "users", "requests", "right", "refused", "failed", "lost", "wrong")),
+    number_column("rps", "throughput_rps", 2),
+    number_column("p50 ms", "p50_ms"),
+    number_column("p95 ms", "p95_ms"),
+    number_column("p99 ms", "p99_ms"),
+    number_column("refused p95 ms", "refusal_p95_ms"),
+    number_column("generator", "generator_cores", 2),  # its share of one core
 )
 
 

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 import statistics
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -25,10 +26,9 @@ from loadtest.workload.caller import Access
 from loadtest.workload.testbed import TestbedSettings, check_testbed, open_testbed
 from loadtest.workload.variants import ModeVariant, parse_variants
 from serving.cli.deployment import SHIPPED
-from serving.client.client import AsyncClient, DrawnPictures
+from serving.client.client import Client, DrawnPictures
 from serving.drawing import DRAWING_MODES
 from stages.errors import CheckpointError, InputError
-from stages.signals import run_interruptible
 from trainer.blocks.state import digest
 from trainer.pictures.data import PictureSet, load_pictures
 
@@ -90,7 +90,7 @@ def measure_pictures(settings: QualitySettings) -> BenchReport:
     sample = pictures.train.take(torch.from_numpy(np.random.default_rng(0).permutation(len(pictures.train))[: s.count]))
     rows = [row(REAL, None, sample.pixels, sample.labels.tolist())]
     with open_testbed(target) as testbed:
-        drawn = run_interruptible(_drawn(testbed.access, variants, pictures.classes, s))
+        drawn = _drawn(testbed.access, variants, pictures.classes, s)
     for (variant, levels), answers in drawn.items():
         pixels = torch.from_numpy(np.concatenate([answer.pixels for answer in answers]))
         labels = list(range(len(pictures.classes))) * len(answers)
@@ -114,31 +114,29 @@ def measure_pictures(settings: QualitySettings) -> BenchReport:
     return BenchReport(f"{table(COLUMNS, rows)}\n\n{words}", record)
 
 
-async def _drawn(
+def _drawn(
     access: Access, variants: Sequence[ModeVariant] | None, classes: tuple[str, ...], settings: QualitySettings
 ) -> dict[tuple[ModeVariant, int], list[DrawnPictures]]:
     """A picture of every class in each request: `count` pictures at least. Raises OnesweepError."""
     requests = -(-settings.count // len(classes))
-    async with AsyncClient(access.router, **access.who()) as client:
-        status = await client.status()
+    with Client(access.router, **access.who()) as client, ThreadPoolExecutor(settings.in_flight) as threads:
+        status = client.status()
         if tuple(status.pictures.classes) != classes:
             raise InputError(
                 f"the bundle draws other classes than {settings.pictures} has: give the data that its nets "
                 "were trained on"
             )
-        places = asyncio.Semaphore(settings.in_flight)
         variants = variants or tuple(map(ModeVariant, status.drawing_modes))
         with open_meter("drawing", len(variants) * len(settings.levels) * requests, "request") as progress:
 
-            async def one(variant: ModeVariant, levels: int, number: int) -> DrawnPictures:
+            def one(variant: ModeVariant, levels: int, number: int) -> DrawnPictures:
                 fields = {"levels": levels, "seed": settings.seed + number * len(classes), **variant.request()}
-                async with places:
-                    answer = await client.draw(classes, timeout_s=TIMEOUT_S, **fields)
+                answer = client.draw(classes, timeout_s=TIMEOUT_S, **fields)
                 progress(1)
                 return answer
 
             return {
-                (variant, levels): await asyncio.gather(*(one(variant, levels, i) for i in range(requests)))
+                (variant, levels): list(threads.map(partial(one, variant, levels), range(requests)))
                 for variant in variants
                 for levels in settings.levels
             }

@@ -5,14 +5,15 @@ A judge alone prefers a phrase without end, so the entropy of the runs of four b
 
 from __future__ import annotations
 
-import asyncio
 import hashlib
 import json
 import math
 import statistics
 from collections import Counter
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -26,15 +27,15 @@ from loadtest.report.table import Column, Estimate, number_column, open_meter, p
 from loadtest.workload.caller import Access
 from loadtest.workload.testbed import TestbedSettings, check_testbed, open_testbed
 from loadtest.workload.variants import ModeVariant, parse_variants
-from serving.client.client import AsyncClient, RequestRefused, Result, RouterError
+from serving.client.client import Client, RequestRefused, Result, RouterError
 from serving.modes import MODES
 from serving.modes.base import DEFAULT_TEMPERATURE
 from serving.modes.frontier import CHOOSABLE, Frontier, Option
-from stages.checkpoint.manifest import find_bundle, read_manifest
+from stages.checkpoint.bundle import find_bundle
+from stages.checkpoint.manifest import read_manifest
 from stages.errors import InputError
 from stages.model.randomness import Purpose, uniforms
 from stages.settings import write_destination
-from stages.signals import run_interruptible
 from trainer.blocks.data import read_utf8
 
 HUMAN = "human"
@@ -199,42 +200,26 @@ def generate_all(
 ) -> dict[ModeVariant, list[Result]]:
     """One Result for each variant and passage; passage i has the seed of the settings + i.
 
-    Raises RequestRefused or RouterError, once.
+    Raises RequestRefused or RouterError, for the first request that fails.
     """
 
-    async def generate() -> dict[ModeVariant, list[Result]]:
-        async with AsyncClient(access.router, **access.who()) as client:
-            places = asyncio.Semaphore(1 if settings.write else settings.in_flight)
+    def one(variant: ModeVariant, number: int) -> Result:
+        request = {"prompt": passages[number].prompt, "max_bytes": settings.max_bytes, **variant.request()}
+        try:
+            result = client.generate(**request, seed=settings.seed + number, timeout_s=TIMEOUT_S)
+        except (RequestRefused, RouterError) as error:
+            raise type(error)(f"{variant.label}: {error}", error.code) from None
+        progress(1)
+        return result
 
-            async def one(variant: ModeVariant, number: int) -> Result:
-                async with places:
-                    request = {"prompt": passages[number].prompt, "max_bytes": settings.max_bytes, **variant.request()}
-                    try:
-                        result = await client.generate(**request, seed=settings.seed + number, timeout_s=TIMEOUT_S)
-                    except (RequestRefused, RouterError) as error:
-                        raise type(error)(f"{variant.label}: {error}", error.code) from None
-                progress(1)
-                return result
-
-            # one at a time: what the router refuses is known at once, and not after an hour of others
-            first = {variant: await one(variant, 0) for variant in variants}
-            others = range(1, len(passages))
-            return {
-                variant: [first[variant], *await _all_or_none([one(variant, i) for i in others])]
-                for variant in variants
-            }
-
-    return run_interruptible(generate())
-
-
-async def _all_or_none(requests: Sequence[Coroutine[Any, Any, Result]]) -> list[Result]:
-    """Raises the first error, with the other requests cancelled."""
-    try:
-        async with asyncio.TaskGroup() as group:
-            tasks = [group.create_task(request) for request in requests]
-    except ExceptionGroup as errors:
-        raise errors.exceptions[0] from None
-    return [task.result() for task in tasks]
+    with (
+        Client(access.router, **access.who()) as client,
+        ThreadPoolExecutor(1 if settings.write else settings.in_flight) as threads,
+    ):
+        # one at a time: what the router refuses is known at once, and not after an hour of others
+        first = {variant: one(variant, 0) for variant in variants}
+        others = range(1, len(passages))
+        return {variant: [first[variant], *threads.map(partial(one, variant), others)] for variant in variants}
 
 
 # Prompts from held-out text, each with its human continuation

@@ -1,1 +1,1 @@
-"""Results: tables for a terminal, charts, HTML pages and JSON records."""
+"""Results: tables for a terminal, and JSON records."""

@@ -6,9 +6,7 @@ make at once, or `null` for the router's status. `Caller` is the parent's end of
 """
 
 import argparse
-import contextlib
 import json
-import subprocess
 import sys
 import time
 from collections.abc import Iterator
@@ -17,6 +15,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Self
 
+from loadtest.lab.child import Child
 from serving.client.client import Client, Result
 from stages.errors import InputError, OnesweepError, ServiceError
 from stages.wire.channel import check_target
@@ -93,17 +92,13 @@ class RouterState:
         )
 
 
-class Caller:
+class Caller(Child):
     """The parent's end of a caller process."""
 
     def __init__(self, command: list[str], access: Access) -> None:
         """:param command: COMMAND, placed where it can reach the router."""
+        super().__init__(command, asdict(access))
         self.access = access
-        # a session of its own: Ctrl-C is for the benchmark, which then ends this process
-        self.process = subprocess.Popen(
-            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, start_new_session=True
-        )
-        self._write(asdict(access))
 
     def ask(self, calls: list[dict[str, Any]]) -> list[dict[str, Any]]:
         """Make these calls at once and return their answers in order. Raises OnesweepError when the process ended."""
@@ -126,23 +121,11 @@ class Caller:
             time.sleep(POLL_S)
 
     def close(self) -> None:
-        with contextlib.suppress(OSError, ValueError, subprocess.TimeoutExpired):
-            self.process.communicate(timeout=STOP_S)
-            return
-        self.process.kill()
-        self.process.wait()
-
-    def _write(self, value: object) -> None:
-        assert self.process.stdin is not None
-        with contextlib.suppress(BrokenPipeError):  # the empty answer that follows is reported
-            self.process.stdin.write(json.dumps(value) + "\n")
-            self.process.stdin.flush()
+        self.end(STOP_S)
 
     def _exchange(self, value: object) -> Any:  # noqa: ANN401 - JSON
-        assert self.process.stdout is not None
-        self._write(value)
-        line = self.process.stdout.readline()
-        if not line:
+        self.send(value)
+        if not (line := next(self.lines(), "")):
             raise OnesweepError(f"the client process of the benchmark ended (exit code {self.process.wait()})")
         return json.loads(line)
 

@@ -18,8 +18,9 @@ from serving.modes.drafters.local_model import TOKENS_PER_TURN, LocalModel, Loca
 from serving.modes.pretrained_tokenizer import tokenizer_of
 from serving.modes.tokenizer import OutputText, Tokenizer
 from stages.backends import DEFAULT_BACKEND, backend_named
+from stages.checkpoint.bundle import find_bundle
 from stages.checkpoint.checkpoint import load_chain
-from stages.checkpoint.manifest import find_bundle, read_manifest
+from stages.checkpoint.manifest import read_manifest
 from stages.host.work.sweep import BlockWork, SweepPlan, run_unbatched
 from stages.model.codec import codec_named
 from stages.model.layers import LayerCache

@@ -42,7 +42,7 @@ def run_host(options: argparse.Namespace) -> int:
 
 def _of_topology(options: argparse.Namespace) -> StageSettings:
     """A host whose place a topology says. Raises OnesweepError."""
-    from stages.checkpoint.manifest import has_experts
+    from stages.checkpoint.bundle import has_experts
 
     told = {f"--{name}": getattr(options, name) for name in ("blocks", "listen", "next", "registry", "advertise")}
     if given := [flag for flag, value in [*told.items(), ("--empty", options.empty or None)] if value is not None]:

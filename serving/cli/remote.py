@@ -145,7 +145,7 @@ async def _bring_all(
 ) -> None:
     """Have every host hold its stage; nothing is sent to one that does. Raises OnesweepError."""
     from serving.router.rollout import load, store
-    from stages.checkpoint.manifest import has_experts
+    from stages.checkpoint.bundle import has_experts
     from stages.checkpoint.release_store import release_files
     from stages.v1 import stage_pb2
     from stages.wire.status import StatusError

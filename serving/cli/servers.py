@@ -48,7 +48,7 @@ def server_arguments(
 
 
 def _host_arguments(topology: Topology, host: HostEntry, checkpoint: Path, threads: int) -> list[str]:
-    from stages.checkpoint.manifest import has_experts  # torch, which other commands need not wait for
+    from stages.checkpoint.bundle import has_experts  # torch, which other commands need not wait for
 
     successors = topology.successors(host, has_experts(checkpoint))
     return [

@@ -20,8 +20,9 @@ from serving.router.ring import RingView
 from serving.router.session import Session
 from serving.v1 import router_pb2
 from stages.backends import DEFAULT_BACKEND, backend_named
+from stages.checkpoint.bundle import find_bundle
 from stages.checkpoint.checkpoint import load_picture_part, load_router_net
-from stages.checkpoint.manifest import find_bundle, read_manifest
+from stages.checkpoint.manifest import read_manifest
 from stages.host.parts import ModelKind
 from stages.limits import MAX_SEED
 from stages.model.codec import CODECS, HIDDEN, codec_named

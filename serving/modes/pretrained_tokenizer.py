@@ -11,8 +11,9 @@ import tokenizers
 
 from serving.modes.chat_template import ChatTemplate, TemplateProblem
 from serving.modes.tokenizer import BYTES_NAME, Detokenizer, EncodedChat, Message, Tokenizer, Tokenizers
+from stages.checkpoint.bundle import find_bundle
 from stages.checkpoint.checkpoint import read_companion
-from stages.checkpoint.manifest import TOKENIZER_NAME, Manifest, find_bundle, read_manifest
+from stages.checkpoint.manifest import TOKENIZER_NAME, Manifest, read_manifest
 from stages.errors import CheckpointError, library_errors
 from stages.model.vocabulary import Vocabulary
 from stages.wire.status import StatusError, failed_precondition, internal, invalid

@@ -18,7 +18,7 @@ from serving.modes.resample import ResampleMode
 from serving.modes.speculative import SpeculativeMode
 from serving.modes.tokenizer import NO_TOKENIZERS, Tokenizers
 from serving.router.ring import RingView
-from stages.checkpoint.manifest import FRONTIER_NAME, bundle_draws, find_bundle
+from stages.checkpoint.bundle import FRONTIER_NAME, bundle_draws, find_bundle
 from stages.errors import InputError
 from stages.v1 import stage_pb2
 

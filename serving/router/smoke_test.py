@@ -24,8 +24,9 @@ from serving.router.ring import RingView
 from serving.router.session import Session
 from serving.router.validation import PromptPools, check_fit, tokenized
 from serving.v1 import router_pb2
+from stages.checkpoint.bundle import find_bundle
 from stages.checkpoint.gate import probe_tokens
-from stages.checkpoint.manifest import Manifest, find_bundle, read_manifest
+from stages.checkpoint.manifest import Manifest, read_manifest
 from stages.host.parts import ModelKind
 from stages.model.scoring import most_scored
 from stages.model.vocabulary import Vocabulary

@@ -182,8 +182,7 @@ def _staged(path: Path, write: Callable[[Path], object]) -> Iterator[Path]:
         os.close(handle)
         temporary = Path(name)
         write(temporary)
-        with temporary.open("rb") as written:
-            os.fsync(written.fileno())
+        sync(temporary)
         temporary.chmod(0o644)
         yield temporary
     except (OSError, SafetensorError) as error:
@@ -193,6 +192,15 @@ def _staged(path: Path, write: Callable[[Path], object]) -> Iterator[Path]:
     finally:
         if temporary is not None:
             temporary.unlink(missing_ok=True)
+
+
+def sync(path: Path) -> None:
+    """A file, or the names of those in a directory, survive a power cut after this. Raises OSError."""
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
 
 
 def require_new(out: Path) -> None:

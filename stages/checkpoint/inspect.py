@@ -13,9 +13,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from stages.checkpoint.bundle import find_bundle
 from stages.checkpoint.checkpoint import check_size, load_part, load_stage, new_part, read_companion
 from stages.checkpoint.gate import probe_tokens
-from stages.checkpoint.manifest import Manifest, find_bundle, read_manifest
+from stages.checkpoint.manifest import Manifest, read_manifest
 from stages.errors import CheckpointError, InputError, OnesweepError
 from stages.model.architecture import LlamaArchitecture
 from stages.model.layers import QuantLinear

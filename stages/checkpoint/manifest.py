@@ -1,5 +1,4 @@
-"""The manifest of a checkpoint: everything that defines a model but its weights; and the bundle of those that are
-served together."""
+"""The manifest of a checkpoint: everything that defines a model but its weights."""
 
 from __future__ import annotations
 
@@ -7,8 +6,7 @@ import hashlib
 import json
 import math
 import re
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field, fields, replace
+from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal, get_args
@@ -295,70 +293,3 @@ def _partition(record: dict[str, Any], blocks: int) -> NoisePartition:
     if len(partition.boundaries) != blocks + 1:
         raise CheckpointError(f"{len(partition.boundaries)} boundaries for {blocks} noise ranges")
     return partition
-
-
-# A bundle is one directory. One of text has `chain/`, `ar/`, `scorer/` and `local/`, one of pictures `chain/`,
-# `steps/`, `experts/` and `local/`.
-FRONTIER_NAME = "frontier.json"  # what mode `auto` chooses from; a bundle may have it
-
-
-@dataclass(frozen=True)
-class Bundle:
-    """Directory of each model of a bundle; None for one that is not there."""
-
-    chain: Path | None = None
-    ar: Path | None = None
-    scorer: Path | None = None
-    local: Path | None = None
-    steps: Path | None = None
-    experts: Path | None = None
-
-
-def find_bundle(directory: Path) -> Bundle:
-    """The models in `directory`: a bundle, or a single checkpoint of either kind, which may have local/ within it.
-
-    Raises CheckpointError when there is neither.
-    """
-    if (directory / MANIFEST_NAME).exists():
-        found = {read_manifest(directory).kind: directory, "local": directory / "local"}
-    else:
-        found = {field.name: directory / field.name for field in fields(Bundle)}
-    found = {name: path for name, path in found.items() if (path / MANIFEST_NAME).exists()}
-    if not found:
-        raise CheckpointError(
-            f"no checkpoint in {directory}: it has neither {MANIFEST_NAME} nor one in chain/, ar/, scorer/, steps/, "
-            "experts/ or local/"
-        )
-    return Bundle(**found)
-
-
-def bundle_draws(directory: Path) -> bool:
-    """True for models of pictures. Raises CheckpointError where there is no model."""
-    bundle = find_bundle(directory)
-    return any(path is not None and read_manifest(path).draws for path in vars(bundle).values())
-
-
-def has_experts(directory: Path) -> bool:
-    """True where experts draw: any of their hosts may follow any other. Raises CheckpointError as above."""
-    return find_bundle(directory).experts is not None
-
-
-def check_split(manifests: Mapping[str, Manifest]) -> int:
-    """Number of parts for hosts to share: blocks and stages go together, so all models must have as many.
-
-    manifests: those of the models that hosts hold parts of, by name. Raises CheckpointError.
-    """
-    if not manifests:
-        raise CheckpointError(
-            "nothing here that hosts could hold parts of: no chain/, ar/, scorer/, steps/ or experts/"
-        )
-    if len({manifest.draws for manifest in manifests.values()}) != 1:
-        raise CheckpointError("models of text and of pictures lie side by side: give each a directory of its own")
-    counts = {name: manifest.architecture.parts for name, manifest in manifests.items()}
-    if len(set(counts.values())) != 1:
-        shown = ", ".join(f"{name} {parts}" for name, parts in counts.items())
-        raise CheckpointError(
-            f"the models are cut into different numbers of parts ({shown}); "
-            "train each with as many stages as the chain has blocks"
-        )
-    return next(iter(counts.values()))

@@ -19,17 +19,9 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 
-from stages.checkpoint.checkpoint import file_digest, replace_file
-from stages.checkpoint.manifest import (
-    FRONTIER_NAME,
-    MANIFEST_NAME,
-    MAX_MANIFEST_BYTES,
-    Bundle,
-    Part,
-    find_bundle,
-    read_json,
-    read_manifest,
-)
+from stages.checkpoint.bundle import FRONTIER_NAME, Bundle, find_bundle
+from stages.checkpoint.checkpoint import file_digest, replace_file, sync
+from stages.checkpoint.manifest import MANIFEST_NAME, MAX_MANIFEST_BYTES, Part, read_json, read_manifest
 from stages.errors import CheckpointError, InputError, ServiceError, StalePart, regular
 
 FOLDERS = tuple(field.name for field in fields(Bundle))
@@ -327,11 +319,11 @@ class IncomingRelease:
             raise self._short()
         try:
             for path in [*self.coming.rglob("*"), self.coming]:
-                _sync(path)
+                sync(path)
             if self.place.exists():  # the same release, with a damaged file maybe
                 shutil.rmtree(self.place)
             self.coming.rename(self.place)
-            _sync(self.place.parent)
+            sync(self.place.parent)
         except OSError as error:
             raise _trouble(self.place, error) from None
 
@@ -370,14 +362,6 @@ def _begun(path: Path, part: Part) -> int:
 
 def _is_part(path: Path, part: Part) -> bool:
     return has_size(path, part) and file_digest(path) == part.sha256
-
-
-def _sync(path: Path) -> None:
-    handle = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
 
 
 def _trouble(path: Path, error: OSError) -> ServiceError:

@@ -11,9 +11,10 @@ import torch
 
 from stages.backends import DEFAULT_BACKEND, Backend, backend_named
 from stages.backends.base import BlockRunner, PictureRunner, StageRunner
+from stages.checkpoint.bundle import check_split, find_bundle
 from stages.checkpoint.checkpoint import CPU, load_block, load_picture_part, load_router_net, load_stage
 from stages.checkpoint.draft_head import has_draft_head, load_draft_head
-from stages.checkpoint.manifest import Manifest, check_split, find_bundle, read_manifest
+from stages.checkpoint.manifest import Manifest, read_manifest
 from stages.device import AUTO, check_device
 from stages.errors import InputError
 from stages.host.drafter import HeadDrafter

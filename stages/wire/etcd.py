@@ -4,13 +4,17 @@ etcd is asked over its HTTP gateway, on threads.
 """
 
 import asyncio
+import json
 import logging
 import math
+import time
 from collections.abc import AsyncGenerator, Callable
 from dataclasses import dataclass
+from http import HTTPStatus
 from typing import Any, ParamSpec, TypeVar
 
 from etcd3gw.client import Etcd3Client
+from etcd3gw.exceptions import Etcd3Exception
 from etcd3gw.lease import Lease
 
 from stages.errors import InputError, ServiceError
@@ -20,8 +24,11 @@ from stages.wire.registry import Registration, RegistrySettings, read_entry, wri
 
 log = logging.getLogger(__name__)
 
-REQUEST_TIMEOUT_S = 2.0
+REQUEST_TIMEOUT_S = 2.0  # to connect, and between two pieces of an answer
+ANSWER_S = 5.0  # for all of it
 MAX_ENTRIES = 256
+MAX_ANSWER_BYTES = 8 << 20  # more than so many entries of the longest make
+PIECE_BYTES = 64 << 10
 API = "/v3/"  # of etcd 3.4 and newer
 LEASE_S = 6
 RENEWALS = 3  # within the time of a lease: two may fail
@@ -45,6 +52,30 @@ class EtcdEntry:
     name: str
     value: bytes
     revision: int
+
+
+class EtcdMember(Etcd3Client):
+    """One member of a cluster, with an end to the answers that it gives."""
+
+    def post(self, url: str, *args: Any, json: Any = None, **kwargs: Any) -> Any:  # noqa: ANN401 - as the library has it
+        """The answer to a question: every method of the library asks by this one."""
+        body, deadline = bytearray(), time.monotonic() + ANSWER_S
+        with self.session.post(url, json=json, timeout=self.timeout, stream=True) as response:
+            while piece := response.raw.read1(PIECE_BYTES):
+                body += piece
+                if len(body) > MAX_ANSWER_BYTES or time.monotonic() > deadline:
+                    raise ValueError(f"an answer of more than {MAX_ANSWER_BYTES >> 20} MiB or {ANSWER_S:.0f} s")
+        if response.status_code != HTTPStatus.OK:
+            raise Etcd3Exception(body.decode(errors="replace"))
+        return _checked(body)
+
+
+def _checked(body: bytearray) -> dict[str, Any]:
+    """Other servers answer with JSON, too: etcd's has a header even where it has no keys."""
+    answer: dict[str, Any] = json.loads(body)
+    if "header" not in answer.get("result", answer):
+        raise ValueError("an answer without a header")
+    return answer
 
 
 class EtcdClient:
@@ -82,11 +113,11 @@ class EtcdClient:
         raise RegistryDown("; ".join(problems))
 
 
-def _member(endpoint: str, settings: RegistrySettings) -> Etcd3Client:
+def _member(endpoint: str, settings: RegistrySettings) -> EtcdMember:
     host, port = parse_address(endpoint)
     ca, cert, key = (str(path) if path else None for path in (settings.ca, settings.cert, settings.key))
     protocol = "https" if settings.tls else "http"
-    member = Etcd3Client(host, port, protocol, ca, key, cert, timeout=REQUEST_TIMEOUT_S, api_path=API)
+    member = EtcdMember(host, port, protocol, ca, key, cert, timeout=REQUEST_TIMEOUT_S, api_path=API)
     member.session.trust_env = False  # etcd is dialled directly, whatever proxy the shell has for the web
     member.session.max_redirects = 0
     return member

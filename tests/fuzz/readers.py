@@ -12,7 +12,8 @@ from pathlib import Path
 from serving.cli.deployment import SHIPPED
 from serving.modes.frontier import Frontier, Option, read_frontier
 from serving.router.topology import local_topology, read_topology
-from stages.checkpoint.manifest import FRONTIER_NAME, MANIFEST_NAME, read_manifest
+from stages.checkpoint.bundle import FRONTIER_NAME
+from stages.checkpoint.manifest import MANIFEST_NAME, read_manifest
 from stages.checkpoint.weights import read_weights
 from stages.wire.auth import HOST, Identity
 from stages.wire.registry import Registration, read_entry, write_entry

@@ -10,8 +10,9 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from stages.checkpoint.bundle import find_bundle
 from stages.checkpoint.checkpoint import load_ar, load_block, read_companion
-from stages.checkpoint.manifest import TOKENIZER_NAME, Manifest, find_bundle, read_manifest
+from stages.checkpoint.manifest import TOKENIZER_NAME, Manifest, read_manifest
 from stages.errors import CheckpointError, InputError
 from stages.model.block import Block
 from stages.model.pipeline import ArModel

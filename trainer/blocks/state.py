@@ -3,7 +3,6 @@
 import fcntl
 import hashlib
 import json
-import os
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -13,7 +12,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor, uint8
 
-from stages.checkpoint.checkpoint import replace_file
+from stages.checkpoint.checkpoint import replace_file, sync
 from stages.errors import CheckpointError, ResumeError
 
 
@@ -82,8 +81,7 @@ class StepLog:
     def flush(self) -> None:
         """Flush to disk, so that a state saved afterwards never lacks its log lines."""
         if self.path.exists():
-            with self.path.open("rb") as log:
-                os.fsync(log.fileno())
+            sync(self.path)
 
     def cut(self, step: int) -> None:
         """Drop the records after `step`, a final evaluation, and a line that a kill left half written."""

@@ -25,7 +25,6 @@ T = TypeVar("T")
 A = TypeVar("A")
 Wanted = Callable[[], bool]
 
-
 NEXT = "/trainer.v1.RoundsService/Next"
 CALL_S = 30.0
 TRANSFER_S = 24 * 3600.0
@@ -128,7 +127,7 @@ class RoundsClient:
         try:
             self._stub.Leave(request, timeout=2.0, metadata=self._metadata)
         except grpc.RpcError as error:
-            log.warning("the place was not given back (%s); it is free when the lease has run out", _status(error))
+            log.warning("the place was not given back (%s); it is free when the lease has run out", _said(error)[0])
 
     def fetch(self, file: rounds_pb2.File, worker: str, lease: str, path: Path) -> bytes:
         """A file of the coordinator; while it comes in it lies at `path`.
@@ -178,8 +177,7 @@ class RoundsClient:
         def judge(number: int, response: rounds_pb2.PassResponse) -> bool | None:
             return (number > 0 and response.offset == size) or None  # the first one says where to begin
 
-        header, piece = rounds_pb2.PassRequest(passing=passing), lambda piece: rounds_pb2.PassRequest(piece=piece)
-        self._sent(lambda: self._stub.Pass, header, piece, size, read, judge, wanted)
+        self._sent("Pass", rounds_pb2.PassRequest, {"passing": passing}, size, read, judge, wanted)
 
     def submit(self, submission: rounds_pb2.Submission, payload: bytes) -> rounds_pb2.Verdict:
         """Send an update until it was judged. Raises ServiceError, LeaseLostError, Interrupted."""
@@ -190,14 +188,14 @@ class RoundsClient:
         def read(offset: int) -> bytes:
             return payload[offset : offset + PIECE_BYTES]
 
-        header, piece = rounds_pb2.SubmitRequest(submission=submission), lambda p: rounds_pb2.SubmitRequest(piece=p)
-        return self._sent(lambda: self._stub.Submit, header, piece, len(payload), read, judge)
+        header = {"submission": submission}
+        return self._sent("Submit", rounds_pb2.SubmitRequest, header, len(payload), read, judge)
 
     def _sent(
         self,
-        call: Callable[[], Any],  # of the stub that there is then
-        header: T,
-        wrap: Callable[[rounds_pb2.Piece], T],
+        method: str,
+        kind: Callable[..., T],
+        header: dict[str, Any],
         size: int,
         read: Callable[[int], bytes],
         judge: Callable[[int, Any], A | None],
@@ -206,17 +204,17 @@ class RoundsClient:
         """Send a header, and pieces from the offset that is asked for; :param judge: makes the answer of a response."""
 
         def requests(offsets: SimpleQueue[int | None]) -> Iterator[T]:
-            yield header
+            yield kind(**header)
             offset = offsets.get()
             while offset is not None and offset < size and (data := read(offset)):
                 self.sent_bytes += len(data)
-                yield wrap(piece_of(data, offset))
+                yield kind(piece=piece_of(data, offset))
                 offset += len(data)
 
         def attempt() -> A:
             offsets: SimpleQueue[int | None] = SimpleQueue()
             try:
-                responses = call()(requests(offsets), timeout=TRANSFER_S, metadata=self._metadata)
+                responses = getattr(self._stub, method)(requests(offsets), timeout=TRANSFER_S, metadata=self._metadata)
                 with self._stoppable(responses, wanted):
                     for number, response in enumerate(responses):
                         if (answer := judge(number, response)) is not None:
@@ -247,7 +245,7 @@ class RoundsClient:
                         return
             except grpc.RpcError as error:
                 if not self._answered:
-                    raise self._explained(error) from None
+                    raise ServiceError(self._sentence(*_said(error), "refuses")) from None
                 problem = self._problem(error, ())
             if lost_s is None:
                 lost_s = time.monotonic()
@@ -313,35 +311,26 @@ class RoundsClient:
         """A sentence for a passing problem. Raises for a lasting one."""
         if not isinstance(error, grpc.RpcError):
             return str(error)
-        code = _status(error)
+        code, details = _said(error)
         if code in LOST:
-            raise LOST[code](_details(error))
-        if code is grpc.StatusCode.NOT_FOUND and "ask for the next order" in _details(error):
-            raise FileGoneError(_details(error))
+            raise LOST[code](details)
+        if code is grpc.StatusCode.NOT_FOUND and "ask for the next order" in details:
+            raise FileGoneError(details)
         if code in final or code not in AWAY:
-            raise self._explained(error)
-        if code is grpc.StatusCode.UNAVAILABLE:
-            return self._unanswered(error)
-        return f"{self.address} says: {_details(error) or code.name}"
+            raise ServiceError(self._sentence(code, details, "refuses"))
+        return self._sentence(code, details, "says")
 
-    def _explained(self, error: grpc.RpcError) -> ServiceError:
-        code, details = _status(error), _details(error)
-        if code is grpc.StatusCode.UNIMPLEMENTED:
-            return ServiceError(
-                f"what listens at {self.address} is no coordinator; start one with `onesweep train coordinate`"
-            )
-        if code is grpc.StatusCode.UNAVAILABLE:
-            return ServiceError(self._unanswered(error))
-        return ServiceError(f"{self.address} refuses: {details or code.name}")
-
-    def _unanswered(self, error: grpc.RpcError) -> str:
+    def _sentence(self, code: grpc.StatusCode, details: str, verb: str) -> str:
         """Raises ServiceError where the first handshake fails: later ones do while a coordinator is killed."""
-        problem = handshake_problem(_details(error), self.security)
-        if problem and not self._answered:
+        if code is grpc.StatusCode.UNIMPLEMENTED:
+            return f"what listens at {self.address} is no coordinator; start one with `onesweep train coordinate`"
+        if code is not grpc.StatusCode.UNAVAILABLE:
+            return f"{self.address} {verb}: {details or code.name}"
+        if not (problem := handshake_problem(details, self.security)):
+            return f"no coordinator answers at {self.address}"
+        if not self._answered:
             raise ServiceError(f"the coordinator at {self.address} {problem}")
-        return (
-            f"the coordinator at {self.address} {problem}" if problem else f"no coordinator answers at {self.address}"
-        )
+        return f"the coordinator at {self.address} {problem}"
 
     def _moved(self) -> int:
         return self.sent_bytes + self.received_bytes
@@ -374,12 +363,8 @@ class RoundsClient:
         )
 
 
-def _status(error: Any) -> grpc.StatusCode:  # noqa: ANN401 - an RpcError of a call has a code, which the stubs do not say
-    return error.code() or grpc.StatusCode.UNKNOWN
-
-
-def _details(error: Any) -> str:  # noqa: ANN401
-    return error.details() or ""
+def _said(error: Any) -> tuple[grpc.StatusCode, str]:  # noqa: ANN401 - that an RpcError has these the stubs do not say
+    return error.code() or grpc.StatusCode.UNKNOWN, error.details() or ""
 
 
 class Heartbeat:
@@ -405,8 +390,9 @@ class Heartbeat:
             try:
                 answer = self._client.beat(self._report())
             except grpc.RpcError as error:
-                if _status(error) in LOST:
-                    self.lost = LOST[_status(error)](_details(error))
+                code, details = _said(error)
+                if code in LOST:
+                    self.lost = LOST[code](details)
             except ValueError:  # the channel is being renewed
                 continue
             else:

@@ -117,28 +117,27 @@ def run_status(options: argparse.Namespace) -> int:
     import io
     import json
 
-    from trainer.rounds.view import TerminalScreen, duration, lines_of, snapshot
+    from trainer.rounds.view import duration, lines_of, show, snapshot
 
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="replace")  # a terminal without Unicode has no bars
     settings = from_flags(WatchSettings, options)
     link = _link(options, settings, threading.Event())
-    screen = TerminalScreen(sys.stdout, sys.stdout.isatty() and not settings.once)
-    shown = list[str]()
+    in_place, shown = sys.stdout.isatty() and not settings.once, list[str]()
 
     def away(problem: str) -> None:
         words = f"{problem}; looking for it for {duration(settings.patience_s)}"
         if settings.json:
             print(words, file=sys.stderr, flush=True)
         else:
-            screen.show([words, "", *shown] if screen.in_place else [words])
+            show([words, "", *shown] if in_place else [words], in_place)
 
     for update in link.watch(settings.interval_s, away):
         if settings.json:
             print(json.dumps(snapshot(update)), flush=True)
         else:
             shown = lines_of(update)
-            screen.show(shown)
+            show(shown, in_place)
         if settings.once:
             break
     link.close()

@@ -22,6 +22,7 @@ from trainer.rounds.ledger import Ledger
 from trainer.rounds.members import Member, Members
 from trainer.rounds.parts import FEATURES
 from trainer.rounds.publishing import Publisher
+from trainer.rounds.schedule import RoundSchedule, put_back
 from trainer.rounds.scoring import MOST_STRIKES, HeldOut
 from trainer.rounds.settings import PROTOCOL, CoordinatorSettings
 from trainer.rounds.spec import RunSpec
@@ -64,6 +65,7 @@ class Coordinator:
         replicas = spec.config.rounds.replicas
         self.members = Members(ledger.store, len(spec.parts), replicas, settings.lease_s, self.clock())
         self.features = FeatureRelay(spec, ledger, self.members, directory)
+        self.schedule = RoundSchedule(spec, ledger, self.members, self.features, self.clock)
         for record in ledger.store.records():
             if "worker" in record:
                 part = spec.parts.index(spec.fragments.part_of[record["part"]])
@@ -82,21 +84,12 @@ class Coordinator:
         # Rounds of a fragment that its waiting workers have done.
         self._asked: dict[str, list[int]] = {fragment: [] for fragment in ledger.fragments()}
         self._publishing: asyncio.Task[None] | None = None
-        self._times_published = self._rounds_closed() // settings.publish_every
+        self._times_published = self.schedule.closed // settings.publish_every
         self._changed = asyncio.Event()
 
-    @property
-    def ended(self) -> bool:
-        """True if every part has made its last round."""
-        return self._rounds_closed() >= self.spec.rounds
-
-    def fragments(self, member: Member) -> tuple[str, ...]:
-        """Fragments of the part that a member trains."""
-        return self.spec.fragments_of(member.place.part)
-
     def fragment(self, member: Member, number: int) -> str:
-        """One of them. Raises Refusal."""
-        fragments = self.fragments(member)
+        """One of those of the part that a member trains. Raises Refusal."""
+        fragments = self.spec.fragments_of(member.place.part)
         if number >= len(fragments):
             raise invalid(f"there is no fragment {number}: parts of this run have {len(fragments)}")
         return fragments[number]
@@ -107,13 +100,14 @@ class Coordinator:
         """Raises Refusal, CheckpointError. :param key: that the worker showed."""
         self.spec.check_join(request, self.settings.own_data)
         if request.incarnation not in ("", self.ledger.incarnation or request.incarnation):
-            raise _put_back("your state is of this run before its directory was lost or replaced")
+            raise put_back("your state is of this run before its directory was lost or replaced")
         wanted = request.part if request.HasField("part") else None
         async with self._members_kept():
             device, stands_by = request.device[:64], request.stands_by
             member = self.members.join(request.worker, wanted, self.clock(), device, key, stands_by)
             # a key takes its record along to any part, a place has only its own
-            if member.voter in self.ledger.expelled(self.ledger.fragments() if key else self.fragments(member)):
+            own = self.spec.fragments_of(member.place.part)
+            if member.voter in self.ledger.expelled(self.ledger.fragments() if key else own):
                 self.members.leave(member)
                 raise _expelled(key or request.worker)
         place, part = member.place, self.spec.parts[member.place.part]
@@ -146,7 +140,7 @@ class Coordinator:
         done = self._last_done(member, fragment, request)
         deadline = self.clock() + min(request.wait_seconds, MAX_WAIT_S)
         with contextlib.ExitStack() as stack:
-            if not self._is_answered(fragment, done):
+            if not self.schedule.is_answered(fragment, done):
                 self._asked[fragment].append(done)
                 stack.callback(self._asked[fragment].remove, done)
                 await waiting()
@@ -162,11 +156,13 @@ class Coordinator:
         """The last round that a worker has done, or will not do. Raises Refusal."""
         done = max(member.done(fragment), request.after if request.HasField("after") else -1)
         held = max((h.version for h in request.held if h.part == fragment), default=0)
-        self._check_known(fragment, done, held)
-        if (wanted := self._next_round(fragment, done)) is not None and self.features.is_missed(member.place, wanted):
+        self.schedule.check_known(fragment, done, held)
+        if (wanted := self.schedule.next_round(fragment, done)) is not None and self.features.is_missed(
+            member.place, wanted
+        ):
             member.problem = f"nobody made the features that it reads in round {wanted}: it waits for the next one"
             done = wanted
-        if self._is_at_rest(member):  # else its update may still be on its way
+        if self.schedule.is_at_rest(member):  # else its update may still be on its way
             member.passed[fragment] = done
             self._notify()
         return done
@@ -175,10 +171,10 @@ class Coordinator:
         self, member: Member, fragment: str, done: int, request: rounds_pb2.NextRequest, deadline: float
     ) -> rounds_pb2.NextResponse | None:
         """The answer for a worker that has done this round; None where it has to wait."""
-        wanted = self._wanted_round(member, fragment, done)
+        wanted = self.schedule.wanted_round(member, fragment, done)
         if wanted is None:
             return rounds_pb2.NextResponse(end=rounds_pb2.End(rounds=self.spec.rounds))
-        if wanted <= self._furthest(fragment) and self.features.may_begin(member.place, wanted):
+        if self.schedule.may_begin(member, fragment, wanted):
             held = {h.part: h for h in request.held}
             async with self.ledger_lock:
                 order = await in_thread(self._filled, Order(round=wanted), fragment, held)
@@ -211,8 +207,8 @@ class Coordinator:
         request.DiscardUnknownFields()
         member.beat = rounds_pb2.BeatRequest()
         member.beat.CopyFrom(request)  # a message keeps the memory of all that came with it
-        open_rounds = map(self.ledger.round, self.fragments(member))
-        return rounds_pb2.BeatResponse(open_rounds=open_rounds, ended=self.ended)
+        open_rounds = map(self.ledger.round, self.spec.fragments_of(member.place.part))
+        return rounds_pb2.BeatResponse(open_rounds=open_rounds, ended=self.schedule.ended)
 
     async def leave(self, request: rounds_pb2.LeaveRequest) -> rounds_pb2.LeaveResponse:
         """Raises Refusal."""
@@ -229,7 +225,7 @@ class Coordinator:
         async with self.ledger_lock:
             member = self.called(submission.worker, submission.lease)
             fragment = self.fragment(member, submission.fragment)
-            self._check_known(fragment, submission.round, submission.base_version)
+            self.schedule.check_known(fragment, submission.round, submission.base_version)
             verdict = self.intake.known(member, submission)
             if verdict is None:
                 payload, now_s = await in_thread(read), self.clock()
@@ -245,7 +241,7 @@ class Coordinator:
     async def run(self) -> None:
         """Close rounds when they are due, and publish, until the run has ended. Raises CheckpointError."""
         try:
-            while not self.ended:
+            while not self.schedule.ended:
                 await self.step()
                 await asyncio.sleep(TICK_S)
         finally:
@@ -259,7 +255,7 @@ class Coordinator:
         for fragment in self.ledger.fragments():
             if self.ledger.round(fragment) < self.spec.rounds:
                 await self._close_if_due(fragment)
-        done = self._rounds_closed() // self.settings.publish_every
+        done = self.schedule.closed // self.settings.publish_every
         # beside the rounds, one at a time
         if done > self._times_published and (self._publishing is None or self._publishing.done()):
             self._times_published = done
@@ -286,9 +282,9 @@ class Coordinator:
         self.problem = str(error)
 
     async def _close_if_due(self, fragment: str) -> None:
-        if any(self._is_answered(fragment, done) for done in self._asked[fragment]):
+        if any(self.schedule.is_answered(fragment, done) for done in self._asked[fragment]):
             return  # a worker that waited for this version begins with it, before there is another
-        self._expect(fragment)
+        self.ledger.expect(fragment, self.schedule.expected(fragment))
         async with self.ledger_lock:
             due = self.ledger.due(fragment, self.clock())
         if not due:
@@ -302,7 +298,7 @@ class Coordinator:
             return
         self.problem = ""
         log.info("%s: version %d from %d updates", fragment, merged.version, len(merged.updates))
-        for member in self._trainers(fragment):
+        for member in self.schedule.trainers(fragment):
             if (score := merged.scores.get(member.voter)) is not None and not score.kept:
                 member.problem = f"left out of version {merged.version} of {fragment}: {score}"
                 log.warning("%s: %s", member.worker, member.problem)
@@ -327,32 +323,8 @@ class Coordinator:
             if last:
                 raise
 
-    def _expect(self, fragment: str) -> None:
-        """Tell the ledger the number of workers that will hand in: of places that were never taken, of workers that are
-        here, and of those that did already."""
-        # Not of workers that are here and whose update was refused: made again it would be the same.
-        now, round_ = self.clock(), self.ledger.round(fragment)
-        members = self._trainers(fragment)
-        gone = sum(not self.members.is_here(m, now) and m.done(fragment) < round_ for m in members)
-        gone += sum(self.members.is_here(m, now) and m.has_passed(fragment, round_) for m in members)
-        self.ledger.expect(fragment, max(self.members.replicas - gone, 1))
-
-    def _trainers(self, fragment: str) -> list[Member]:
-        part = self.spec.fragments.part_of[fragment]
-        return [m for m in self.members if self.spec.parts[m.place.part] == part]
-
     def _is_expelled(self, member: Member) -> bool:
-        return member.voter in self.ledger.expelled(self.fragments(member))
-
-    def _is_at_rest(self, member: Member) -> bool:
-        """True if a worker that asks for a round has nothing on its way, and trains nothing meanwhile."""
-        return self.spec.config.rounds.overlap == "none" and len(self.fragments(member)) == 1
-
-    def _is_given_up(self, fragment: str) -> bool:
-        """True if nothing came for the open round, and nothing will: all that was made for it was refused."""
-        now, round_ = self.clock(), self.ledger.round(fragment)
-        here = [m for m in self._trainers(fragment) if self.members.is_here(m, now)]
-        return self.ledger.due_at(fragment) is None and all(m.has_passed(fragment, round_) for m in here)
+        return member.voter in self.ledger.expelled(self.spec.fragments_of(member.place.part))
 
     def _filled(self, order: Order, fragment: str, held: dict[str, rounds_pb2.Held]) -> Order | None:
         if self.ledger.round(fragment) > order.round:
@@ -365,56 +337,13 @@ class Coordinator:
         due = self.ledger.due_at(fragment)
         order.steps = self.spec.config.rounds.steps_per_round if order.round < self.spec.rounds else 0
         order.base.CopyFrom(self.weights.weights(fragment, held.get(fragment)))
-        if self._is_last(fragment):
+        if self.schedule.is_last(fragment):
             for part in self.needs[self.spec.fragments.part_of[fragment]]:
                 for copied in self.spec.fragments.parts[part]:
                     order.copies.append(self.weights.weights(copied, held.get(copied)))
         if due is not None:
             order.seconds_left = max(due - self.clock(), 0.0)
         return order
-
-    def _wanted_round(self, member: Member, fragment: str, done: int) -> int | None:
-        """The round that a worker is to make: the open one again where it was given up, else the next."""
-        wanted, again = self._next_round(fragment, done), self.ledger.round(fragment)
-        if wanted is None or wanted <= self._furthest(fragment):
-            return wanted
-        is_made_again = self._is_given_up(fragment) and self._is_at_rest(member)
-        if not is_made_again or self.features.is_missed(member.place, again):  # it could not be made now either
-            return wanted
-        member.passed[fragment] = again - 1
-        return again
-
-    def _next_round(self, fragment: str, done: int) -> int | None:
-        """The round after those that are done; None where there is no more."""
-        # All but the last fragment have one more, in which nothing is learned: while the others are trained to their
-        # end, theirs must be the weights that the last round made.
-        wanted = max(self.ledger.round(fragment), done + 1)
-        last = self.spec.rounds - self._is_last(fragment)
-        return wanted if wanted <= last and not self.ended else None
-
-    def _is_answered(self, fragment: str, done: int) -> bool:
-        """True if a worker that has done this round need not wait."""
-        wanted = self._next_round(fragment, done)
-        return wanted is None or wanted <= self._furthest(fragment)
-
-    def _is_last(self, fragment: str) -> bool:
-        """True if a round of its part ends with it."""
-        return self.spec.fragments.parts[self.spec.fragments.part_of[fragment]][-1] == fragment
-
-    def _check_known(self, fragment: str, done: int, version: int) -> None:
-        """Raise Refusal where a worker knows more than this coordinator, which never goes back by itself."""
-        open_round = self.ledger.round(fragment)
-        if done > self._furthest(fragment) or version > open_round:
-            said = f"you know round {max(done, version)} of {fragment}, and here round {open_round} is open"
-            raise _put_back(f"{said}: the coordinator's directory is an older one")
-
-    def _furthest(self, fragment: str) -> int:
-        """The last round that may be begun: with some overlaps, one that is not open yet."""
-        return self.ledger.round(fragment) + self.spec.config.rounds.ahead
-
-    def _rounds_closed(self) -> int:
-        """Rounds that every fragment has made."""
-        return min(map(self.ledger.round, self.ledger.fragments()))
 
     @contextlib.asynccontextmanager
     async def _members_kept(self) -> AsyncGenerator[None]:
@@ -433,8 +362,3 @@ def _expelled(name: str) -> StatusError:
         f"{name} is expelled from this run: {MOST_STRIKES} times, one after the other, its update took nothing off the "
         "loss on held-out text, and others' did"
     )
-
-
-def _put_back(said: str) -> StatusError:
-    ways = "put the right directory back and start the coordinator again, or start each worker with another --state"
-    return failed_precondition(f"{said}; {ways} to go on from the round that is open here")

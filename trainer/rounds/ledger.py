@@ -17,33 +17,23 @@ from trainer.rounds.codecs import Tensors, norm, publish
 from trainer.rounds.merging import outer_step, screen, votes
 from trainer.rounds.scoring import Loss, Reputation, UpdateScore, admit
 from trainer.rounds.store import Record, Share, Store, Update, Version
+from trainer.v1.rounds_pb2 import ClosedRounds
 
 MOST_POINTS = 100  # of a fragment; once there are more rounds, a point stands for 2, 3, 4... of them
 
 Told = tuple[bool, Mapping[str, float]]  # of a merged update: whether it was late, and its losses
 
 
-@dataclass(frozen=True)
-class CurvePoint:
-    """Consecutive closed rounds of a fragment."""
-
-    first: int
-    last: int
-    updates: int  # merged
-    late: int  # of these, handed in for an earlier round
-    losses: Mapping[str, float]  # means over the updates that told them, in nats
-
-
-def curve_of(rounds: Sequence[Sequence[Told]]) -> list[CurvePoint]:
+def curve_of(rounds: Sequence[Sequence[Told]]) -> list[ClosedRounds]:
     """At most MOST_POINTS, in order; all but the last stand for as many rounds."""
     each = -(-len(rounds) // MOST_POINTS)
     return [_point(begin, rounds[begin : begin + each]) for begin in range(0, len(rounds), each or 1)]
 
 
-def _point(first: int, rounds: Sequence[Sequence[Told]]) -> CurvePoint:
+def _point(first: int, rounds: Sequence[Sequence[Told]]) -> ClosedRounds:
     told = [update for merged in rounds for update in merged]
-    losses = mean_losses(losses for _, losses in told)
-    return CurvePoint(first, first + len(rounds) - 1, len(told), sum(late for late, _ in told), losses)
+    losses, late = mean_losses(losses for _, losses in told), sum(late for late, _ in told)
+    return ClosedRounds(first=first, last=first + len(rounds) - 1, updates=len(told), late=late, losses=losses)
 
 
 def mean_losses(each: Iterable[Mapping[str, float]]) -> dict[str, float]:
@@ -160,7 +150,7 @@ class Ledger:
             return None
         return self.store.get_version(fragment, version, sha256).difference or None
 
-    def curve(self, fragment: str) -> list[CurvePoint]:
+    def curve(self, fragment: str) -> list[ClosedRounds]:
         """The losses of all rounds that were closed, also before a restart."""
         return curve_of(self._fragments[fragment].closed)
 
@@ -257,7 +247,7 @@ class Ledger:
         p = self._fragments[fragment]
         ready = p.ready()
         assert ready, f"nothing came for round {p.round} of {fragment}"
-        sent = [(_voter(record), self._share(record)) for record in ready]
+        sent = [(record["voter"], self._share(record)) for record in ready]
         shares = votes(sent, self.settings.steps_per_round)
         # the last updates of a sparse codec bring the rest of many rounds: with momentum they would go too far
         is_rest = self.settings.up_codec(p.round) != self.settings.codec
@@ -275,8 +265,8 @@ class Ledger:
         weights, momentum = p.version.weights, p.version.outer
         if shares:
             weights, momentum = outer_step(settings, weights, list(shares.values()), momentum)
-        number, ids = p.round + 1, tuple(record["id"] for record in ready if _voter(record) in shares)
-        left_out = tuple(record["id"] for record in ready if _voter(record) not in shares)
+        number, ids = p.round + 1, tuple(record["id"] for record in ready if record["voter"] in shares)
+        left_out = tuple(record["id"] for record in ready if record["voter"] not in shares)
         public, difference = publish(weights, p.version.public, self.settings.version_codec(number))
         version = Version(weights, public, momentum, difference)
         scored = {"left_out": list(left_out), "scores": {v: asdict(score) for v, score in scores.items()}}
@@ -332,10 +322,6 @@ class Ledger:
             {(fragment.name, name) for fragment in self._fragments.values() for name in fragment.pending},
             {(fragment.name, number) for fragment in self._fragments.values() for number in fragment.digests},
         )
-
-
-def _voter(record: Record) -> str:
-    return str(record["voter"])
 
 
 class _Fragment:

@@ -100,16 +100,16 @@ class RoundsService(rounds_pb2_grpc.RoundsServiceServicer):
         self._sending, self._fetching = NewestCalls(), NewestCalls()
 
     async def Join(self, request: rounds_pb2.JoinRequest, context: Context) -> rounds_pb2.JoinResponse:
-        async with self._statuses(context):
+        async with self._statuses():
             return await self.coordinator.join(request, self.access.check_worker(context, WORK, request.worker))
 
     async def Next(self, request: rounds_pb2.NextRequest, context: Context) -> rounds_pb2.NextResponse:
-        async with self._statuses(context):
+        async with self._statuses():
             self.access.check_worker(context, WORK, request.worker)
             return await self.coordinator.next(request, partial(context.send_initial_metadata, ()))
 
     async def Fetch(self, request: rounds_pb2.FetchRequest, context: Context) -> AsyncIterator[rounds_pb2.Piece]:
-        async with self._statuses(context):
+        async with self._statuses():
             self.access.check_worker(context, WORK, request.worker)
             member, offset = self.coordinator.called(request.worker, request.lease), request.offset
             with self._fetching.begin((member.place, request.name)) as check:
@@ -123,7 +123,7 @@ class RoundsService(rounds_pb2_grpc.RoundsServiceServicer):
     async def Submit(
         self, requests: AsyncIterator[rounds_pb2.SubmitRequest], context: Context
     ) -> AsyncIterator[rounds_pb2.SubmitResponse]:
-        async with self._statuses(context):
+        async with self._statuses():
             header = await anext(aiter(requests), rounds_pb2.SubmitRequest())
             if header.WhichOneof("step") != "submission":
                 raise invalid("a submission begins with its header")
@@ -144,7 +144,7 @@ class RoundsService(rounds_pb2_grpc.RoundsServiceServicer):
     async def Pass(
         self, requests: AsyncIterator[rounds_pb2.PassRequest], context: Context
     ) -> AsyncIterator[rounds_pb2.PassResponse]:
-        async with self._statuses(context):
+        async with self._statuses():
             request = await anext(aiter(requests), rounds_pb2.PassRequest())
             if request.WhichOneof("step") != "passing":
                 raise invalid("features begin with a header")
@@ -159,18 +159,18 @@ class RoundsService(rounds_pb2_grpc.RoundsServiceServicer):
             yield rounds_pb2.PassResponse(offset=intake.offset)
 
     async def Beat(self, request: rounds_pb2.BeatRequest, context: Context) -> rounds_pb2.BeatResponse:
-        async with self._statuses(context):
+        async with self._statuses():
             self.access.check_worker(context, WORK, request.worker)
             return await self.coordinator.beat(request)
 
     async def Leave(self, request: rounds_pb2.LeaveRequest, context: Context) -> rounds_pb2.LeaveResponse:
-        async with self._statuses(context):
+        async with self._statuses():
             self.access.check_worker(context, WORK, request.worker)
             return await self.coordinator.leave(request)
 
     async def Watch(self, request: rounds_pb2.WatchRequest, context: Context) -> AsyncIterator[rounds_pb2.WatchUpdate]:
         interval = request.interval_seconds if request.HasField("interval_seconds") else DEFAULT_INTERVAL_S
-        async with self._statuses(context):
+        async with self._statuses():
             self.access.check_scope(context, STATUS)
             if not MIN_INTERVAL_S <= interval <= MAX_INTERVAL_S:
                 raise invalid(f"interval_seconds must be from {MIN_INTERVAL_S} to {MAX_INTERVAL_S:.0f}, not {interval}")
@@ -189,8 +189,8 @@ class RoundsService(rounds_pb2_grpc.RoundsServiceServicer):
             self.watchers -= 1
 
     @asynccontextmanager
-    async def _statuses(self, context: Context) -> AsyncIterator[None]:
-        """Ends a call with the status of an error that is raised inside."""
+    async def _statuses(self) -> AsyncIterator[None]:
+        """Makes a status of an error that is raised inside: it ends the call."""
         try:
             yield
         except DamagedError as error:
@@ -228,7 +228,7 @@ def status_of(coordinator: Coordinator) -> rounds_pb2.WatchUpdate:
     state = rounds_pb2.RUN_STATE_STOPPING if coordinator.stopping else rounds_pb2.RUN_STATE_RUNNING
     return rounds_pb2.WatchUpdate(
         run=coordinator.spec.run,
-        state=rounds_pb2.RUN_STATE_FINISHED if coordinator.ended else state,
+        state=rounds_pb2.RUN_STATE_FINISHED if coordinator.schedule.ended else state,
         rounds=coordinator.spec.rounds,
         parts=[_part(coordinator, index) for index in range(len(coordinator.spec.parts))],
         workers=[_worker(coordinator, member) for member in coordinator.members],
@@ -254,17 +254,14 @@ def _part(coordinator: Coordinator, index: int) -> rounds_pb2.PartStatus:
         arrived=sum(member.done(first) >= round_ for member in members),
         losses=mean_losses(member.beat.losses for member in members),
         published=coordinator.publisher.published.get(name),
-        closed=[
-            rounds_pb2.ClosedRounds(**vars(point))
-            for point in coordinator.ledger.curve(coordinator.spec.fragments.parts[name][-1])
-        ],
+        closed=coordinator.ledger.curve(coordinator.spec.fragments.parts[name][-1]),
     )
 
 
 def _worker(coordinator: Coordinator, member: Member) -> rounds_pb2.WorkerStatus:
     now, beat = coordinator.clock(), member.beat
     gone = not coordinator.members.is_here(member, now)
-    first = min(coordinator.fragments(member), key=coordinator.ledger.round)
+    first = min(coordinator.spec.fragments_of(member.place.part), key=coordinator.ledger.round)
     return rounds_pb2.WorkerStatus(
         worker=member.worker,
         part=member.place.part,

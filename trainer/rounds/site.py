@@ -37,7 +37,8 @@ from trainer.blocks.data import Corpus
 from trainer.rounds.codecs import under
 from trainer.rounds.parts import Learner
 from trainer.rounds.settings import WorkerSettings
-from trainer.rounds.worker import join_request, learner_of, spec_of
+from trainer.rounds.spec import RunSpec
+from trainer.rounds.worker import join_request
 from trainer.v1 import rounds_pb2
 
 log = logging.getLogger(__name__)
@@ -186,12 +187,12 @@ class Site:
         known, text = json.loads(self._place)
         place = Parse(known, rounds_pb2.JoinResponse())
         with tempfile.TemporaryDirectory(prefix="onesweep-site-") as scratch:
-            spec = spec_of(place, Path(scratch), corpus)
+            spec = RunSpec.joined(place, Path(scratch), corpus)
         try:
             spec.check_join(join_request(corpus, self.settings), own_data=corpus.digest() == text)
         except StatusError as refusal:
             raise InputError(f"this machine cannot join the site at {self.address}: {refusal}") from None
-        learner = learner_of(spec, place, corpus, self.settings)
+        learner = spec.learner(place, corpus, self.settings)
         log.info("machine %d of the site: %s, replica %d", self.settings.machine, learner.part.name, place.replica)
         return learner
 

@@ -13,15 +13,16 @@ from pathlib import Path
 import torch
 from torch import nn
 
-from stages.checkpoint.manifest import Manifest
-from stages.errors import ConfigError, InputError
+from stages.checkpoint.checkpoint import replace_file
+from stages.checkpoint.manifest import MANIFEST_NAME, Manifest, read_manifest
+from stages.errors import ConfigError, InputError, ServiceError
 from stages.model.block import Block, Codes
 from stages.model.partition import NoisePartition
 from stages.model.pipeline import ArModel, ArStage
 from stages.wire.channel import check_name
 from stages.wire.status import failed_precondition, invalid, protocol_refusal
 from trainer.blocks.checkpoint_dir import identity, make_partition, new_ar, new_chain, open_checkpoint_dir
-from trainer.blocks.config import MAX_WHOLE, TrainingConfig
+from trainer.blocks.config import MAX_WHOLE, TrainingConfig, parse_config
 from trainer.blocks.data import Corpus
 from trainer.blocks.losses import chain_diagnostics, next_byte_nats
 from trainer.blocks.state import json_digest
@@ -33,15 +34,16 @@ from trainer.rounds.parts import (
     STAGE,
     ArPart,
     BlockPart,
-    FeatureFormat,
+    Learner,
     PartTask,
     StagePart,
     block_name,
     is_fed,
+    place_on,
     stage_name,
     stage_weights,
 )
-from trainer.rounds.settings import PROTOCOL
+from trainer.rounds.settings import PROTOCOL, WorkerSettings
 from trainer.v1 import rounds_pb2
 
 
@@ -167,6 +169,16 @@ class RunSpec:
         manifest = open_checkpoint_dir(out, new)
         return cls.of(config, corpus, manifest.partition, manifest)
 
+    @classmethod
+    def joined(cls, place: rounds_pb2.JoinResponse, directory: Path, corpus: Corpus) -> RunSpec:
+        """The run that a coordinator describes; its manifest is kept in `directory`. Raises OnesweepError."""
+        replace_file(directory / MANIFEST_NAME, lambda path: path.write_text(place.manifest, encoding="utf-8"))
+        config, manifest = parse_config(place.config, "the coordinator's settings"), read_manifest(directory)
+        spec = cls.of(config, corpus, manifest.partition, manifest)
+        if spec.run != place.run:
+            raise ServiceError("the coordinator's settings are not those of the run that it names: another version?")
+        return spec
+
     @property
     def rounds(self) -> int:
         return self.config.rounds.rounds
@@ -231,6 +243,12 @@ class RunSpec:
         assert isinstance(module, Block)
         assert self.partition is not None
         return BlockPart(module, self.partition, corpus, config)
+
+    def learner(self, place: rounds_pb2.JoinResponse, corpus: Corpus, settings: WorkerSettings) -> Learner:
+        """The part of a place, to be trained here."""
+        seed = replica_seed(self.config.seed, place.replica, settings.machine)
+        placed = replace(corpus, device=settings.device)
+        return Learner(place_on(self.task(place.part, placed, seed), settings.device), self.config)
 
     def evaluate(self, published: Mapping[str, Tensors], corpus: Corpus) -> dict[str, float]:
         """Validation losses in nats of what was published: "next_byte" at its end; of a chain also "PART next_byte" of
@@ -299,11 +317,3 @@ def settled(config: TrainingConfig) -> TrainingConfig:
     if rounds < 1:
         raise ConfigError("a run of rounds has at least one: give steps or rounds above 0")
     return replace(config, rounds=replace(config.rounds, rounds=rounds), steps=rounds * config.rounds.steps_per_round)
-
-
-def feed_nothing(part: PartTask, spec: RunSpec) -> PartTask:
-    """The part with features of zeros where it is fed, to measure what its steps cost."""
-    if is_fed(spec.config, spec.parts.index(part.name)):
-        form = FeatureFormat.of(spec.config)
-        part.neighbours.feed = lambda step: torch.zeros(form.sequences, form.positions, form.width)
-    return part

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import sqlite3
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager, suppress
@@ -16,7 +15,7 @@ import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 
-from stages.checkpoint.checkpoint import replace_file
+from stages.checkpoint.checkpoint import replace_file, sync
 from stages.errors import CheckpointError, ResumeError
 from trainer.blocks.state import digest, exclusive
 from trainer.rounds.codecs import Tensors, under
@@ -194,10 +193,10 @@ class Store:
         try:
             folder.mkdir(parents=True, exist_ok=True)
             replace_file(path, lambda temporary: save_file(tensors, temporary))
-            sync_directory(folder)
+            sync(folder)
             if folder not in self._lasting:
                 for above in (folder.parent, self.directory):
-                    sync_directory(above)
+                    sync(above)
                 self._lasting.add(folder)
         except OSError as error:
             raise CheckpointError(f"cannot save {path}: {error.strerror}; free some space") from None
@@ -223,7 +222,7 @@ def open_store(directory: Path) -> Iterator[Store]:
     """
     try:
         directory.mkdir(parents=True, exist_ok=True)
-        sync_directory(directory.parent)
+        sync(directory.parent)
         (directory / LOCK).open("a").close()
     except OSError as error:
         raise CheckpointError(f"cannot keep rounds in {directory}: {error.strerror}") from None
@@ -265,15 +264,6 @@ def load_checked(path: Path, sha256: str) -> Tensors:
     if digest(tensors) != sha256:
         raise ResumeError(f"{path} is not what {DATABASE} says: its tensors have another SHA-256; {RESTORE}")
     return tensors
-
-
-def sync_directory(path: Path) -> None:
-    """Names of files made or replaced in a directory survive a power cut after this."""
-    handle = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
 
 
 def _named(prefix: str, tensors: Tensors) -> Tensors:

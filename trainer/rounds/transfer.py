@@ -6,13 +6,12 @@ Both ways use the same: the receiver asks for an offset, and the sender begins t
 from __future__ import annotations
 
 import hashlib
-import os
 import zlib
 from mmap import mmap
 from pathlib import Path
 
+from stages.checkpoint.checkpoint import sync
 from stages.errors import CheckpointError, RequestError
-from trainer.rounds.store import sync_directory
 from trainer.v1 import rounds_pb2
 
 PIECE_BYTES = 256 << 10
@@ -111,9 +110,8 @@ class IncomingFile:
     def sync(self) -> None:
         """Force what has come to the disk. Raises CheckpointError."""
         try:
-            with self.path.open("rb") as file:
-                os.fsync(file.fileno())
-            sync_directory(self.path.parent)
+            sync(self.path)
+            sync(self.path.parent)
         except OSError as error:
             raise CheckpointError(f"cannot write {self.path}: {error.strerror}") from None
 

@@ -4,7 +4,7 @@ import os
 import shutil
 from collections.abc import Sequence
 from itertools import pairwise
-from typing import Any, TextIO
+from typing import Any
 
 from google.protobuf.message import Message
 
@@ -132,33 +132,21 @@ def duration(seconds: float) -> str:
     return f"{seconds / 60:.0f} min" if seconds < 7200 else f"{seconds / 3600:.1f} h"
 
 
-HOME, CLEAR, END_OF_LINE, END_OF_SCREEN = "\x1b[H", "\x1b[2J", "\x1b[K", "\x1b[J"
+HOME, END_OF_LINE, END_OF_SCREEN = "\x1b[H", "\x1b[K", "\x1b[J"
 
 
-class TerminalScreen:
-    """One page of text, shown again and again."""
-
-    def __init__(self, out: TextIO, in_place: bool) -> None:
-        """:param in_place: whether `out` is a terminal whose lines may be written over."""
-        self.out, self.in_place = out, in_place
-        self._begun = False
-
-    def show(self, lines: Sequence[str]) -> None:
-        if self.in_place:
-            text = framed(lines, shutil.get_terminal_size())
-            self.out.write((HOME if self._begun else HOME + CLEAR) + text)
-            self._begun = True
-        else:
-            self.out.write("\n".join(lines) + "\n\n")
-        self.out.flush()
+def show(lines: Sequence[str], in_place: bool) -> None:
+    """Print one page of text; :param in_place: whether over the last one, on a terminal."""
+    text = framed(lines, shutil.get_terminal_size()) if in_place else "\n".join(lines) + "\n\n"
+    print(text, end="", flush=True)
 
 
 def framed(lines: Sequence[str], size: os.terminal_size) -> str:
-    """The lines that fit, with the rests of older lines wiped: nothing flickers, nothing scrolls."""
+    """The lines that fit, from the top, with the rests of older lines wiped: nothing flickers, nothing scrolls."""
     room = max(size.lines - 1, 1)
     if len(lines) > room:
         lines = [*lines[: room - 1], f"... {len(lines) - room + 1} more lines"]
-    return "".join(f"{line[: size.columns]}{END_OF_LINE}\n" for line in lines) + END_OF_SCREEN
+    return HOME + "".join(f"{line[: size.columns]}{END_OF_LINE}\n" for line in lines) + END_OF_SCREEN
 
 
 def snapshot(message: Message) -> dict[str, Any]:

@@ -13,22 +13,18 @@ from contextlib import ExitStack
 from dataclasses import replace
 from functools import partial
 from importlib.metadata import version
-from pathlib import Path
 from typing import TYPE_CHECKING
 
-from stages.checkpoint.checkpoint import replace_file
-from stages.checkpoint.manifest import MANIFEST_NAME, read_manifest
 from stages.errors import CodecError, ConfigError, Interrupted, ResumeError, ServiceError
 from stages.wire.status import protocol_refusal
-from trainer.blocks.config import parse_config
 from trainer.blocks.data import Corpus
 from trainer.blocks.state import exclusive
 from trainer.rounds.cache import FeatureClient, WeightCache
 from trainer.rounds.client import FileGoneError, Heartbeat, LeaseLostError, RoundsClient, TakenOverError
 from trainer.rounds.codecs import Tensors
-from trainer.rounds.parts import Learner, place_on, see
+from trainer.rounds.parts import see
 from trainer.rounds.settings import PROTOCOL, Throttle, WorkerSettings
-from trainer.rounds.spec import RunSpec, boundaries, replica_seed
+from trainer.rounds.spec import RunSpec, boundaries
 from trainer.rounds.worker_state import STATE_NAME, Fragment, WorkerProgress, load_worker, save_worker
 from trainer.v1 import rounds_pb2
 
@@ -115,12 +111,12 @@ class Worker:
 
     def _build(self, corpus: Corpus) -> None:
         place, client, settings = self.place, self.client, self.settings
-        self.spec = spec_of(place, settings.state, corpus)
+        self.spec = RunSpec.joined(place, settings.state, corpus)
         self.rounds = self.spec.config.rounds
         if place.part >= len(self.spec.parts):
             raise ServiceError(f"{client.address} gives part {place.part} of {len(self.spec.parts)}: it is damaged")
         self.part = self.spec.parts[place.part]
-        self.learner = learner_of(self.spec, place, corpus, settings)
+        self.learner = self.spec.learner(place, corpus, settings)
         if self.site is not None:
             self.site.announce(place, self.learner, corpus.digest())
         names, like = self.spec.fragments.parts[self.part], self.spec.fragments.like
@@ -391,20 +387,3 @@ def join_request(
         protocol=PROTOCOL,
         stands_by=stands_by,
     )
-
-
-def learner_of(spec: RunSpec, place: rounds_pb2.JoinResponse, corpus: Corpus, settings: WorkerSettings) -> Learner:
-    """The part of a place, to be trained here."""
-    seed = replica_seed(spec.config.seed, place.replica, settings.machine)
-    placed = replace(corpus, device=settings.device)
-    return Learner(place_on(spec.task(place.part, placed, seed), settings.device), spec.config)
-
-
-def spec_of(place: rounds_pb2.JoinResponse, directory: Path, corpus: Corpus) -> RunSpec:
-    """The run that the coordinator describes. Raises OnesweepError."""
-    replace_file(directory / MANIFEST_NAME, lambda path: path.write_text(place.manifest, encoding="utf-8"))
-    config, manifest = parse_config(place.config, "the coordinator's settings"), read_manifest(directory)
-    spec = RunSpec.of(config, corpus, manifest.partition, manifest)
-    if spec.run != place.run:
-        raise ServiceError("the coordinator's settings are not those of the run that it names: another version?")
-    return spec

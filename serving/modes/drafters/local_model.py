@@ -19,8 +19,9 @@ from serving.modes.tokenizer import BYTE_TOKENIZER, Tokenizer, tokenizer_id
 from stages.backends import packed_stage
 from stages.backends.base import CleanPiece
 from stages.backends.packed import Growing, GrowingPiece
+from stages.checkpoint.bundle import find_bundle
 from stages.checkpoint.checkpoint import load_stage
-from stages.checkpoint.manifest import find_bundle, read_manifest
+from stages.checkpoint.manifest import read_manifest
 from stages.limits import MAX_CANDIDATES
 from stages.model.draft_tree import Forks, LocalText
 from stages.model.pipeline import cache_bytes, new_caches

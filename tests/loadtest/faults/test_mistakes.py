@@ -11,7 +11,6 @@ from serving.cli.__main__ import main
     [
         ("bench chaos --faults kill,quake", "--faults has no 'quake'; choose from kill, "),
         ("bench chaos --faults kill,kill", "--faults names something twice"),
-        ("bench chaos --faults kill,", "--faults has no ''"),
         ("bench chaos --faults kill,none", "--faults has no 'none'"),
         ("bench chaos --checkpoint /nowhere", "/nowhere"),
         ("bench chaos --profile loopback --count 1 --faults kill,freeze,cut", "--count 1 is less than the 2 kinds"),
@@ -21,11 +20,8 @@ from serving.cli.__main__ import main
         ("bench chaos --profile moon", "no profile 'moon'"),
         ("bench chaos --profile loopback --json /nowhere/x.json", "cannot write /nowhere/x.json"),
         ("bench chaos-training --faults quake", "--faults has no 'quake'; choose from kill, "),
-        ("bench chaos-training --faults cut --profile loopback", "loopback has no link to cut"),
-        ("bench chaos-training --profile moon", "no profile 'moon'"),
         ("bench chaos-training --data /nowhere", "no text at /nowhere"),
         ("bench chaos-training --config /nowhere.toml", "cannot read /nowhere.toml"),
-        ("bench chaos-training --profile loopback --json /nowhere/x.json", "cannot write /nowhere/x.json"),
         ("wan train --data nowhere", "no text at nowhere"),
     ],
 )

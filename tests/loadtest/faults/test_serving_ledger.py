@@ -1,6 +1,7 @@
 """What counts as right, wrong and lost, and how waits for bytes are read off arrivals."""
 
-from dataclasses import replace
+import json
+from dataclasses import asdict, replace
 
 import pytest
 
@@ -80,7 +81,7 @@ def test_drawings_take_turns_and_wrong_ones_are_told_without_their_pixels() -> N
     assert [(case.mode, case.prompt) for case in cases[:3]] == [("chain", "cat"), ("steps", "dog"), ("chain", "cow")]
     assert len({case.seed for case in cases}) == len(cases) == 6
     order = Order("r", cases, 4, 1.0)
-    assert Order.from_json(order.to_json()) == order
+    assert Order.from_json(json.dumps(asdict(order))) == order
     (words,) = wrong_words([replace(GOOD, output=b"calm see".hex())], cases, CALM)
     assert words == "chain, seed 5: wrong pixels of cat: 1 of 8 bytes differ"
     (words,) = wrong_words([replace(GOOD, output=b"calm".hex())], cases, CALM)

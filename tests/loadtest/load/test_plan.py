@@ -1,8 +1,12 @@
 """What goes between the load generator and its parent, and what the users ask for."""
 
+import json
+from dataclasses import asdict
+
 import pytest
 
-from loadtest.load.plan import LoadPlan, LoadSample, Message, Window, from_line, to_line
+from loadtest.lab.child import from_line, to_line
+from loadtest.load.plan import KINDS, LoadPlan, LoadSample, Message, Window
 from loadtest.workload.caller import Access
 from loadtest.workload.prompts import SeededPrompt, seeded_prompts
 from stages.errors import InputError
@@ -10,7 +14,7 @@ from stages.errors import InputError
 
 def test_a_plan_goes_through_json() -> None:
     plan = LoadPlan(Access("127.0.0.1:1"), "sweep", 8, (SeededPrompt("a", 1), SeededPrompt("b", 2)), 3, 0.5, 2.0, 9.0)
-    assert LoadPlan.from_json(plan.to_json()) == plan
+    assert LoadPlan.from_json(json.dumps(asdict(plan))) == plan
     assert plan.patience_s == 14.0
 
 
@@ -21,13 +25,13 @@ def test_a_plan_goes_through_json() -> None:
 def test_a_message_is_one_line(message: Message) -> None:
     line = to_line(message)
     assert line.count("\n") == 1
-    assert from_line(line) == message
+    assert from_line(line, KINDS) == message
 
 
 @pytest.mark.parametrize("line", ["", "no json", "3", "{}", '{"kind": "sample"}', '{"kind": "other"}'])
 def test_what_is_no_message_is_found_out(line: str) -> None:
     with pytest.raises(ValueError):  # noqa: PT011 (json's own and ours)
-        from_line(line)
+        from_line(line, KINDS)
 
 
 def test_cases_have_seeds_of_their_own_and_prompts_of_different_lengths() -> None:

@@ -12,7 +12,8 @@ import pytest
 from serving.router import smoke_test as module
 from serving.router.audit import AuditFailed
 from serving.router.smoke_test import LOSS_TOLERANCE, _when_free, expected_nats, smoke_test
-from stages.checkpoint.manifest import find_bundle, read_manifest
+from stages.checkpoint.bundle import find_bundle
+from stages.checkpoint.manifest import read_manifest
 from stages.wire.status import StatusError, exhausted
 
 

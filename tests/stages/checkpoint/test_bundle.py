@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
+from stages.checkpoint.bundle import find_bundle
 from stages.checkpoint.inspect import verify
-from stages.checkpoint.manifest import find_bundle
 from stages.checkpoint.release_store import read_release_manifest, release_files
 from stages.errors import CheckpointError
 from stages.host.parts import plan_host

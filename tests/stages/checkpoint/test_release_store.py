@@ -119,7 +119,7 @@ def test_everything_is_on_the_disk_before_it_is_in_its_place(
     shelf: ReleaseStore, contents: ReleaseManifest, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     synced: list[Path] = []
-    monkeypatch.setattr("stages.checkpoint.release_store._sync", synced.append)
+    monkeypatch.setattr("stages.checkpoint.release_store.sync", synced.append)
     intake = shelf.begin(contents, of_block_1)
     fill(intake, contents)
     place = shelf.path(contents.name)

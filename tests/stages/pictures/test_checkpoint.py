@@ -11,9 +11,10 @@ from typing import Any
 import pytest
 import torch
 
+from stages.checkpoint.bundle import find_bundle
 from stages.checkpoint.checkpoint import halve, load_picture_part, load_router_net
 from stages.checkpoint.inspect import describe, record, verify
-from stages.checkpoint.manifest import MANIFEST_NAME, find_bundle, read_manifest
+from stages.checkpoint.manifest import MANIFEST_NAME, read_manifest
 from stages.checkpoint.release_store import read_release_manifest, release_files
 from stages.errors import CheckpointError
 from stages.host.parts import plan_host

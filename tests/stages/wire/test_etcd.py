@@ -5,11 +5,12 @@ import contextlib
 import datetime
 import http.server
 import ipaddress
+import itertools
 import logging
 import subprocess
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -22,6 +23,7 @@ from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 from etcd3gw.client import Etcd3Client
 
 from stages.errors import ServiceError
+from stages.wire import etcd
 from stages.wire.etcd import EtcdClient, EtcdRegistry
 from stages.wire.registry import Registration, RegistrySettings, follow_successors, parse_url, write_entry
 from tests.conftest import PATIENCE_S, eventually, jobs
@@ -165,7 +167,7 @@ async def test_next_hosts_are_told(registry: EtcdRegistry) -> None:
 
 # Who does not answer
 @contextlib.contextmanager
-def answering(status: int, body: bytes, length: int) -> Iterator[int]:
+def answering(status: int, body: Iterable[bytes], length: int) -> Iterator[int]:
     """A server that says the same to everybody; its port."""
 
     class Answer(http.server.BaseHTTPRequestHandler):
@@ -173,7 +175,8 @@ def answering(status: int, body: bytes, length: int) -> Iterator[int]:
             self.send_response(status)
             self.send_header("Content-Length", str(length))
             self.end_headers()
-            self.wfile.write(body)
+            with contextlib.suppress(OSError):  # the client hangs up
+                self.wfile.writelines(body)
 
     server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Answer)
     thread = threading.Thread(target=server.serve_forever)
@@ -202,8 +205,14 @@ def test_an_absent_etcd_is_named(unused_port: int) -> None:
 
 @pytest.mark.parametrize(
     ("status", "body", "length"),
-    [(200, b"[" * 100_000, 100_000), (200, b'{"header"', 1000), (503, b"[]", 2), (503, b"unav", 1000)],
-    ids=["deep", "cut", "busy", "busy-cut"],
+    [
+        (200, b"[" * 100_000, 100_000),
+        (200, b'{"header"', 1000),
+        (200, b"{}", 2),
+        (200, b'{"result": []}', 14),
+        (503, b"unav", 1000),
+    ],
+    ids=["deep", "cut", "other", "odd", "busy"],
 )
 def test_an_answer_that_is_none_is_a_registry_that_is_down(
     status: int, body: bytes, length: int, caplog: pytest.LogCaptureFixture
@@ -218,8 +227,16 @@ def test_an_answer_that_is_none_is_a_registry_that_is_down(
         async with jobs(Recorder().follow(registry), registry.register(host("paris"))):
             await eventually(lambda: len([message for message in caplog.messages if "is down" in message]) == 2)
 
-    with answering(status, body, length) as port:
+    with answering(status, [body], length) as port:
         asyncio.run(scene(port))
+
+
+@pytest.mark.parametrize(("limit", "value"), [("MAX_ANSWER_BYTES", 1 << 20), ("ANSWER_S", 0.05)])
+def test_an_answer_ends(limit: str, value: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("MAX_ANSWER_BYTES", "ANSWER_S"):
+        monkeypatch.setattr(etcd, name, value if name == limit else 1 << 40)
+    with answering(200, itertools.repeat(b" " * 4096), 1 << 40) as port:
+        assert "an answer of more than" in check(port)
 
 
 # A registry that is spoken to over TLS, with a certificate on both sides.

@@ -187,7 +187,7 @@ def test_a_restart_does_not_cut_it(tmp_path: Path) -> None:
                 if number:
                     ledger.accept(update(number - 1, 1, losses={"a_nats": 4.0 - number, "b_nats": 1.0}), 1.0)
                 ledger.close("p", 2.0)
-            return [tuple(vars(point).values()) for point in ledger.curve("p")]
+            return [(p.first, p.last, p.updates, p.late, dict(p.losses)) for p in ledger.curve("p")]
 
     whole = [
         (0, 0, 1, 0, {"a_nats": 3.0}),

@@ -316,7 +316,7 @@ def test_folders_are_made_to_last(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     """As are those that a kill left behind before that."""
     directory, synced = tmp_path / "out" / "rounds", list[Path]()
     (directory / UPDATES / "p").mkdir(parents=True)
-    monkeypatch.setattr(trainer.rounds.store, "sync_directory", synced.append)
+    monkeypatch.setattr(trainer.rounds.store, "sync", synced.append)
     with open_store(directory) as store:
         ledger = begun(store)
         synced.clear()

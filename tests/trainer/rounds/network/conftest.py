@@ -106,7 +106,7 @@ class Network:
 
     async def _close_together(self) -> None:
         ledger, now = self.ledger, self.coordinator.clock
-        while not self.coordinator.ended:
+        while not self.coordinator.schedule.ended:
             async with self.coordinator.ledger_lock:
                 due = all(ledger.due(fragment, now()) for fragment in ledger.fragments())
             if due:

@@ -127,7 +127,7 @@ def test_a_full_disk_loses_nothing(network: Start, monkeypatch: pytest.MonkeyPat
     for name in list(failures):
         fail_once(name)
     net.work_together(None, None)
-    until(lambda: net.coordinator.ended)
+    until(lambda: net.coordinator.schedule.ended)
     assert failures == []
     assert any("cannot save put_update" in problem for problem in shown)
     found = audit(net.out / "rounds")

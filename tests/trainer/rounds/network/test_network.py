@@ -60,7 +60,7 @@ def test_every_kind_of_run_comes_to_its_end(network: Start, rounds: dict[str, An
     net = network(rounds_config, **{"replicas": 1, "rounds": 2, **rounds})
     trained = net.work_together(*[None] * len(net.spec.parts))
     assert trained == [2] * len(net.spec.parts)
-    until(lambda: net.coordinator.ended)
+    until(lambda: net.coordinator.schedule.ended)
     found = audit(net.out / "rounds")
     assert found.problems == []
     assert found.merged == 2 * len(net.ledger.fragments())

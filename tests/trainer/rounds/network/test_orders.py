@@ -41,7 +41,7 @@ def test_a_part_whose_worker_is_gone_is_given_to_another(network: Start) -> None
     net.join("silent", part=0)
     assert net.work("w0", part=0, wait=True) == 1
     assert net.work("w1", part=1) == 1
-    until(lambda: net.coordinator.ended)
+    until(lambda: net.coordinator.schedule.ended)
 
 
 @pytest.mark.slow

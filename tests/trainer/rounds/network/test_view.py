@@ -1,4 +1,3 @@
-import io
 import json
 import os
 from collections.abc import Callable, Iterator
@@ -9,7 +8,7 @@ import grpc
 import pytest
 
 from trainer.rounds.client import RoundsClient
-from trainer.rounds.view import TerminalScreen, framed, lines_of
+from trainer.rounds.view import framed, lines_of
 from trainer.v1 import rounds_pb2, rounds_pb2_grpc
 
 
@@ -74,14 +73,8 @@ def test_names_hold_no_commands_for_the_terminal() -> None:
 
 def test_a_terminal_is_written_over_in_place() -> None:
     assert framed(["a" * 30, "b", "c", "d"], os.terminal_size((5, 4))) == (
-        "aaaaa\x1b[K\nb\x1b[K\n... 2\x1b[K\n\x1b[J"
+        "\x1b[Haaaaa\x1b[K\nb\x1b[K\n... 2\x1b[K\n\x1b[J"
     )  # the last line stays free, else the terminal would scroll
-    out = io.StringIO()
-    screen = TerminalScreen(out, in_place=True)
-    screen.show(["one"])
-    screen.show(["two"])
-    assert out.getvalue().count("\x1b[2J") == 1
-    assert "\x1b[Htwo\x1b[K" in out.getvalue()
 
 
 # Watching a run whose coordinator goes away: it is looked for again, and what comes of that is told.

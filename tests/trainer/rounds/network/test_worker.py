@@ -55,7 +55,7 @@ def test_who_is_told_to_stop_does_not_wait_for_a_frozen_coordinator(
         assert standing.fragments[0].pending is not None, "what was learned is not lost"
     net.stop.clear()
     net.work("w0")
-    until(lambda: net.coordinator.ended)
+    until(lambda: net.coordinator.schedule.ended)
     found = audit(net.out / "rounds")
     assert (found.problems, found.accepted, found.merged) == ([], 2, 2)
 
@@ -106,7 +106,7 @@ def test_a_worker_whose_disk_is_full_says_so_and_has_its_last_state(
     _, standing, _ = load_worker(net.out.parent / "state-w0" / STATE_NAME)
     assert standing.fragments[0].finished == 0
     net.work("w0")
-    until(lambda: net.coordinator.ended)
+    until(lambda: net.coordinator.schedule.ended)
     found = audit(net.out / "rounds")
     assert (found.problems, found.accepted, found.merged) == ([], 3, 3)
 

@@ -1,0 +1,102 @@
+"""The schedule of a run: the round that a worker makes next, and the workers that a round waits for."""
+
+from collections.abc import Callable
+
+from stages.wire.status import StatusError, failed_precondition
+from trainer.rounds.file_server import FeatureRelay
+from trainer.rounds.ledger import Ledger
+from trainer.rounds.members import Member, Members
+from trainer.rounds.spec import RunSpec
+
+
+class RoundSchedule:
+    """Rounds of fragments, as the ledger and the members are now."""
+
+    def __init__(
+        self, spec: RunSpec, ledger: Ledger, members: Members, features: FeatureRelay, clock: Callable[[], float]
+    ) -> None:
+        self.spec, self.ledger, self.members, self.features, self.clock = spec, ledger, members, features, clock
+
+    @property
+    def closed(self) -> int:
+        """Rounds that every fragment has made."""
+        return min(map(self.ledger.round, self.ledger.fragments()))
+
+    @property
+    def ended(self) -> bool:
+        """True if every part has made its last round."""
+        return self.closed >= self.spec.rounds
+
+    def may_begin(self, member: Member, fragment: str, round_: int) -> bool:
+        """True if a worker need not wait any more for a round that it is to make."""
+        return round_ <= self._furthest(fragment) and self.features.may_begin(member.place, round_)
+
+    def wanted_round(self, member: Member, fragment: str, done: int) -> int | None:
+        """The round that a worker is to make: the open one again where it was given up, else the next."""
+        wanted, again = self.next_round(fragment, done), self.ledger.round(fragment)
+        if wanted is None or wanted <= self._furthest(fragment):
+            return wanted
+        is_made_again = self._is_given_up(fragment) and self.is_at_rest(member)
+        if not is_made_again or self.features.is_missed(member.place, again):  # it could not be made now either
+            return wanted
+        member.passed[fragment] = again - 1
+        return again
+
+    def next_round(self, fragment: str, done: int) -> int | None:
+        """The round after those that are done; None where there is no more."""
+        # All but the last fragment have one more, in which nothing is learned: while the others are trained to their
+        # end, theirs must be the weights that the last round made.
+        wanted = max(self.ledger.round(fragment), done + 1)
+        last = self.spec.rounds - self.is_last(fragment)
+        return wanted if wanted <= last and not self.ended else None
+
+    def is_answered(self, fragment: str, done: int) -> bool:
+        """True if a worker that has done this round need not wait."""
+        wanted = self.next_round(fragment, done)
+        return wanted is None or wanted <= self._furthest(fragment)
+
+    def is_last(self, fragment: str) -> bool:
+        """True if a round of its part ends with it."""
+        return self.spec.fragments.parts[self.spec.fragments.part_of[fragment]][-1] == fragment
+
+    def is_at_rest(self, member: Member) -> bool:
+        """True if a worker that asks for a round has nothing on its way, and trains nothing meanwhile."""
+        return self.spec.config.rounds.overlap == "none" and len(self.spec.fragments_of(member.place.part)) == 1
+
+    def check_known(self, fragment: str, done: int, version: int) -> None:
+        """Raise Refusal where a worker knows more than this coordinator, which never goes back by itself."""
+        open_round = self.ledger.round(fragment)
+        if done > self._furthest(fragment) or version > open_round:
+            said = f"you know round {max(done, version)} of {fragment}, and here round {open_round} is open"
+            raise put_back(f"{said}: the coordinator's directory is an older one")
+
+    def expected(self, fragment: str) -> int:
+        """Workers that will hand in for the open round: of places that were never taken, those that are here, and those
+        that did already."""
+        # Not of workers that are here and whose update was refused: made again it would be the same.
+        now, round_ = self.clock(), self.ledger.round(fragment)
+        members = self.trainers(fragment)
+        gone = sum(not self.members.is_here(m, now) and m.done(fragment) < round_ for m in members)
+        gone += sum(self.members.is_here(m, now) and m.has_passed(fragment, round_) for m in members)
+        return max(self.members.replicas - gone, 1)
+
+    def trainers(self, fragment: str) -> list[Member]:
+        """Members that train the part of a fragment."""
+        part = self.spec.fragments.part_of[fragment]
+        return [m for m in self.members if self.spec.parts[m.place.part] == part]
+
+    def _is_given_up(self, fragment: str) -> bool:
+        """True if nothing came for the open round, and nothing will: all that was made for it was refused."""
+        now, round_ = self.clock(), self.ledger.round(fragment)
+        here = [m for m in self.trainers(fragment) if self.members.is_here(m, now)]
+        return self.ledger.due_at(fragment) is None and all(m.has_passed(fragment, round_) for m in here)
+
+    def _furthest(self, fragment: str) -> int:
+        """The last round that may be begun: with some overlaps, one that is not open yet."""
+        return self.ledger.round(fragment) + self.spec.config.rounds.ahead
+
+
+def put_back(said: str) -> StatusError:
+    """The refusal of a worker that knows another state of the run."""
+    ways = "put the right directory back and start the coordinator again, or start each worker with another --state"
+    return failed_precondition(f"{said}; {ways} to go on from the round that is open here")
