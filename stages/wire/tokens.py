@@ -20,8 +20,16 @@ from stages.errors import InputError, one_of
 from stages.settings import from_toml, read_toml
 from stages.wire.channel import check_name, is_loopback
 from stages.wire.flags import TOKEN_VARIABLE
-from stages.wire.secret_files import check_secret, read_file, stamp_of, write_file
-from stages.wire.status import StatusError
+from stages.wire.secret_files import (
+    check_private,
+    check_secret,
+    make_state_directory,
+    read_file,
+    stamp_of,
+    state_directory,
+    write_file,
+)
+from stages.wire.status import Metadata, StatusError
 from stages.wire.tls import Tls
 
 log = logging.getLogger(__name__)
@@ -30,6 +38,7 @@ GENERATE, STATUS, WORK, ADMIN = "generate", "status", "work", "admin"
 SCOPES = (GENERATE, STATUS, WORK, ADMIN)  # `admin` includes the others
 PREFIX = "onesweep_"  # makes a token recognizable, also to scanners for leaked secrets
 HEADER, SCHEME = "authorization", "Bearer "
+OWN_TOKENS = "tokens"  # the folder of the state directory with a file for each server's address
 
 
 @dataclass(frozen=True)
@@ -138,7 +147,7 @@ def token_hash(token: str) -> str:
     return hashlib.sha256(token.encode("utf-8", "surrogatepass")).hexdigest()
 
 
-def token_metadata(token: str) -> tuple[tuple[str, str], ...]:
+def token_metadata(token: str) -> Metadata:
     """The metadata of a call with a token; none for an empty token. Raises InputError for text that is no token."""
     if not token:
         return ()
@@ -201,5 +210,49 @@ def token_of(options: argparse.Namespace, address: str, tls: Tls | None) -> str:
 
 
 def token_for(address: str, tls: Tls | None = None) -> str:
-    """The token of $ONESWEEP_TOKEN; empty where there is none, or where it would travel in plain text."""
+    """`own_token`, else that of $ONESWEEP_TOKEN; empty where there is none, or it would travel in plain text."""
+    if own := own_token(address):  # first: the variable is exported for another router
+        return own
     return os.environ.get(TOKEN_VARIABLE, "") if tls or all(map(is_loopback, address.split(","))) else ""
+
+
+# Tokens of servers that a deployment started on this machine: each has one of its own, in a file that only its user can
+# read. Who listens in place of a server that died is shown a token that opens nothing.
+
+
+def make_own_token(path: Path, *addresses: str) -> None:
+    """Make the one token of a server on this machine: its SHA-256 in `path`, and the token where `own_token` looks.
+
+    Raises OnesweepError.
+    """
+    token = new_token()
+    write_tokens(path, [Key("owner", token_hash(token), (GENERATE, STATUS, ADMIN))])
+    for directory in (state_directory(), state_directory() / OWN_TOKENS):
+        make_state_directory(directory)
+    for address in addresses:
+        write_file(_own_path(address), token.encode())
+
+
+def own_token(address: str) -> str:
+    """The token that this user's deployment made for a server, or for each of several; empty where there is none.
+
+    Raises ServiceError where others could have written it.
+    """
+    addresses = address.split(",")
+    if not all(map(is_loopback, addresses)):
+        return ""
+    check_private(state_directory())
+    try:
+        found = {_own_path(each).read_text(encoding="ascii") for each in addresses}
+    except OSError:
+        return ""
+    return found.pop() if len(found) == 1 else ""
+
+
+def forget_own_token(address: str) -> None:
+    """Remove what `make_own_token` left for a server that ends."""
+    _own_path(address).unlink(missing_ok=True)
+
+
+def _own_path(address: str) -> Path:
+    return state_directory() / OWN_TOKENS / address.replace("localhost", "127.0.0.1")
