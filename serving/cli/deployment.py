@@ -28,7 +28,7 @@ from stages.progress import ProgressLine
 from stages.signals import deferred
 from stages.wire.channel import DRAIN_S, is_loopback, parse_address
 from stages.wire.secret_files import check_private, make_state_directory, state_directory
-from stages.wire.tokens import forget_own_token
+from stages.wire.tokens import own_token_path
 
 STOP_S = DRAIN_S + 5.0
 POLL_S = 0.1
@@ -151,7 +151,7 @@ class Deployment:
         hosts = {host.name for host in self.topology.hosts}
         routers = [self.topology.router, *(self.processes.keys() - hosts - {ROUTER, HTTP})]
         for address in (*routers, *(each for host in self.topology.hosts for each in (host.address, host.listen))):
-            forget_own_token(address)
+            own_token_path(address).unlink(missing_ok=True)
         _end([self._process(name) for name in self.processes.keys() - hosts])
         _end([self._process(name) for name in hosts])
         (self.directory / RECORD).unlink(missing_ok=True)

@@ -12,8 +12,6 @@ from stages.wire.tokens import make_own_token
 
 ROUTER, HTTP = "router", "http"  # what the processes of the router and the gateway are called
 TOPOLOGY, RELEASES = "topology.toml", "releases"
-# Options of a server that say who may ask it.
-GUARDS = {"--tokens", "--anybody", "--tls-cert"}
 
 
 def server_arguments(
@@ -28,7 +26,7 @@ def server_arguments(
     hosts_run: bool = False,
     second: str | None = None,
 ) -> dict[str, list[str]]:
-    """Arguments of `onesweep` by the name of the process, the hosts first. Makes the tokens of those that need some.
+    """Arguments of `onesweep` by the name of the process, the hosts first. Makes their own tokens.
 
     :param directory: has the file TOPOLOGY, and the folder RELEASES.
     :param host_options: more options of every `onesweep host`, such as ("--insecure",).
@@ -54,11 +52,8 @@ def server_arguments(
 
 
 def _guard(path: Path, arguments: Sequence[str], *addresses: str) -> list[str]:
-    """The option that has a server of this machine ask for its own token, where none of its options says who may ask.
-
-    :param path: of the file of its tokens.
-    """
-    if GUARDS & {*arguments} or not all(map(is_loopback, addresses)):
+    """The option that has a server on this machine ask for its own token, where no other says who may ask it."""
+    if {"--tokens", "--anybody", "--tls-cert"} & {*arguments} or not all(map(is_loopback, addresses)):
         return []
     make_own_token(path, *addresses)
     return ["--tokens", str(path)]

@@ -76,8 +76,7 @@ class RouterConnection(ABC):
         """:param address: HOST:PORT, or several with commas between: where a router is lost, the next one continues its
             requests, and their text is the same.
         :param tls: the authority that the router's certificate must be signed by; None = plain text.
-        :param token: sent with every call; None = that of a router that `onesweep up` and the like run here for this
-            user, else $ONESWEEP_TOKEN.
+        :param token: sent with every call; None = `token_for`: this user's own router asks for no other.
         :param insecure: accept plain text to another machine, without a token.
 
         Raises InputError for a connection that would not be safe.

@@ -32,11 +32,8 @@ def _authorization(
     client: RouterClient,
     authorization: Annotated[str | None, Header(description="Bearer TOKEN: passed on to the router")] = None,
 ) -> str | None:
-    """The header as gRPC metadata; None where the way to the router is not private. Raises ApiError.
-
-    On loopback, before a router that a deployment of this user's started, it is the deployment's own token: then all
-    on this machine may ask for texts and status, and the gateway has no other call.
-    """
+    """The header as gRPC metadata; None where the way to the router is not private. Raises ApiError."""
+    # the page works at once on the user's own machine: whoever reaches it may ask for texts and status, no more
     if is_loopback(request.app.state.settings.listen) and (own := own_token(client.address)):
         return SCHEME + own
     if not authorization:

@@ -51,7 +51,6 @@ async def _answer(request: Request, error: Exception) -> Response:
 async def run_gateway(settings: HttpSettings, stop: asyncio.Event) -> None:
     """Serve until `stop` is set and running answers have ended. Raises OnesweepError."""
     lookout = Telemetry(settings.seeing, "onesweep-http", "http", settings.insecure)
-    # no token of its own: `access.py` says whose each call brings
     client = AsyncClient(settings.router, tls=settings.router_tls, token="", insecure=settings.insecure)
     app = make_app(settings, client)
     server = WebServer(app, settings.tls_cert, settings.tls_key, drain_s=settings.drain_s)

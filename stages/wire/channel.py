@@ -119,10 +119,8 @@ def open_channel(
     options: Options = (),
     metadata: Metadata = (),
 ) -> grpc.aio.Channel:
-    """A channel that connects with its first call. Raises InputError.
-
-    :param options: further ones of gRPC. :param metadata: of calls that bring none of their own.
-    """
+    """A channel that connects with its first call. Raises InputError. :param options: further ones of gRPC.
+    :param metadata: of calls that bring none of their own."""
     check_target(address, security)
     options = _message_options(message_bytes, options)
     if security.tls is None:

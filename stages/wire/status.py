@@ -222,10 +222,8 @@ def guarded_handler(handler: Any, begin: Callable[[Any, Context], Awaitable[Any]
 
 
 def with_decode_errors(channel: grpc.aio.Channel, metadata: Metadata = ()) -> grpc.aio.Channel:
-    """The same channel, whose calls fail with INTERNAL when an answer cannot be parsed.
-
-    :param metadata: of calls that bring none of their own.
-    """
+    """The same channel, whose calls fail with INTERNAL when an answer cannot be parsed. :param metadata: of calls
+    that bring none of their own."""
     wrapped: Any = _Channel(channel, metadata)
     return wrapped
 

@@ -38,7 +38,6 @@ GENERATE, STATUS, WORK, ADMIN = "generate", "status", "work", "admin"
 SCOPES = (GENERATE, STATUS, WORK, ADMIN)  # `admin` includes the others
 PREFIX = "onesweep_"  # makes a token recognizable, also to scanners for leaked secrets
 HEADER, SCHEME = "authorization", "Bearer "
-OWN_TOKENS = "tokens"  # the folder of the state directory with a file for each server's address
 
 
 @dataclass(frozen=True)
@@ -221,20 +220,19 @@ def token_for(address: str, tls: Tls | None = None) -> str:
 
 
 def make_own_token(path: Path, *addresses: str) -> None:
-    """Make the one token of a server on this machine: its SHA-256 in `path`, and the token where `own_token` looks.
+    """Make the token of a server on this machine: its SHA-256 in `path`, itself where `own_token` looks.
 
     Raises OnesweepError.
     """
     token = new_token()
     write_tokens(path, [Key("owner", token_hash(token), (GENERATE, STATUS, ADMIN))])
-    for directory in (state_directory(), state_directory() / OWN_TOKENS):
-        make_state_directory(directory)
+    make_state_directory(state_directory())
     for address in addresses:
-        write_file(_own_path(address), token.encode())
+        write_file(own_token_path(address), token.encode())
 
 
 def own_token(address: str) -> str:
-    """The token that this user's deployment made for a server, or for each of several; empty where there is none.
+    """The token that this user's deployment made for a server, or for several; empty where there is none.
 
     Raises ServiceError where others could have written it.
     """
@@ -243,16 +241,11 @@ def own_token(address: str) -> str:
         return ""
     check_private(state_directory())
     try:
-        found = {_own_path(each).read_text(encoding="ascii") for each in addresses}
+        found = {own_token_path(each).read_text(encoding="ascii") for each in addresses}
     except OSError:
         return ""
     return found.pop() if len(found) == 1 else ""
 
 
-def forget_own_token(address: str) -> None:
-    """Remove what `make_own_token` left for a server that ends."""
-    _own_path(address).unlink(missing_ok=True)
-
-
-def _own_path(address: str) -> Path:
-    return state_directory() / OWN_TOKENS / address.replace("localhost", "127.0.0.1")
+def own_token_path(address: str) -> Path:
+    return state_directory() / f"{address.replace('localhost', '127.0.0.1')}.token"

@@ -25,7 +25,7 @@ from stages.host.server import StageServer
 from stages.host.settings import HostSettings, StageSettings
 from stages.v1 import stage_pb2, stage_pb2_grpc
 from stages.wire.channel import open_blocking_channel
-from stages.wire.tokens import forget_own_token, make_own_token, own_token
+from stages.wire.tokens import make_own_token, own_token, own_token_path
 from tests.conftest import wait_ready
 
 Run = Callable[..., tuple[int, str, str]]
@@ -81,11 +81,10 @@ def test_without_the_token_a_router_and_a_host_refuse_every_call(
         assert client.generate("The ", mode="ar", max_bytes=4).output_bytes == 4
         code, text, _ = onesweep("generate", "The ", "--mode", "ar", "--max-bytes", 4, "--router", topology.router)
         assert (code, onesweep("status", "--router", topology.router)[0], bool(text)) == (0, 0, True)
-        forget_own_token(topology.router)
+        own_token_path(topology.router).unlink()
         assert onesweep("status", "--router", topology.router)[0] == 2
-    for path in (state, state / "tokens"):
-        assert stat.S_IMODE(path.stat().st_mode) == 0o700
-    secrets = [*tokens.values(), *(state / "tokens").iterdir()]
+    assert stat.S_IMODE(state.stat().st_mode) == 0o700
+    secrets = [*tokens.values(), *state.iterdir()]
     assert {stat.S_IMODE(path.stat().st_mode) for path in secrets} == {0o600}
     assert not any(own_token(host.address) in path.read_text() for path in tokens.values())
 
@@ -156,4 +155,4 @@ def test_another_user_of_this_machine_is_refused(bundles: Path, state: Path, one
         assert said.status_code == 200, "the gateway lends its token to the page: docs/security.md says so"
     finally:
         assert onesweep("down")[0] == 0
-    assert not list((state / "tokens").iterdir())
+    assert not list(state.glob("*.token"))
