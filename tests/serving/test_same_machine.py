@@ -76,7 +76,7 @@ def test_without_the_token_a_router_and_a_host_refuse_every_call(
     refused = codes(topology.router, host.address)
     assert refused == dict.fromkeys([*ROUTER_CALLS, *HOST_CALLS], "UNAUTHENTICATED")
 
-    wait_ready(topology.router, token=own_token(topology.router))
+    wait_ready(topology.router)
     with Client(topology.router.replace("127.0.0.1", "localhost")) as client:
         assert client.generate("The ", mode="ar", max_bytes=4).output_bytes == 4
         code, text, _ = onesweep("generate", "The ", "--mode", "ar", "--max-bytes", 4, "--router", topology.router)
