@@ -33,7 +33,7 @@ def _authorization(
     authorization: Annotated[str | None, Header(description="Bearer TOKEN: passed on to the router")] = None,
 ) -> str | None:
     """The header as gRPC metadata; None where the way to the router is not private. Raises ApiError."""
-    # the page works at once on the user's own machine: whoever reaches it may ask for texts and status, no more
+    # the page works at once on the user's own machine: all who reach it get texts and status, no more
     if is_loopback(request.app.state.settings.listen) and (own := own_token(client.address)):
         return SCHEME + own
     if not authorization:

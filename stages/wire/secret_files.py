@@ -40,7 +40,7 @@ def stamp_of(path: Path) -> FileStamp:
 
 
 def state_directory() -> Path:
-    """Where this user's deployments keep tokens, records and logs: $ONESWEEP_STATE, or a folder of this user's."""
+    """The directory of deployments' tokens, records and logs: $ONESWEEP_STATE, or a folder of this user's."""
     named = os.environ.get("ONESWEEP_STATE")
     return Path(named) if named else Path(tempfile.gettempdir()) / f"onesweep-{os.getuid()}"
 

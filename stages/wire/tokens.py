@@ -38,6 +38,7 @@ GENERATE, STATUS, WORK, ADMIN = "generate", "status", "work", "admin"
 SCOPES = (GENERATE, STATUS, WORK, ADMIN)  # `admin` includes the others
 PREFIX = "onesweep_"  # makes a token recognizable, also to scanners for leaked secrets
 HEADER, SCHEME = "authorization", "Bearer "
+OWNER = "owner"  # the one key of a server of `make_own_token`
 
 
 @dataclass(frozen=True)
@@ -98,6 +99,11 @@ class Keyring:
     def open(self) -> bool:
         """True if no token is needed."""
         return self.path is None
+
+    @property
+    def shared(self) -> bool:
+        """True if several people may hold a token."""
+        return self.path is not None and {key.name for key in self._keys.values()} != {OWNER}
 
     def identify(self, metadata: Iterable[tuple[str, str | bytes]] | None, scope: str) -> Key:
         """The owner of the token in a call's metadata.
@@ -225,7 +231,7 @@ def make_own_token(path: Path, *addresses: str) -> None:
     Raises OnesweepError.
     """
     token = new_token()
-    write_tokens(path, [Key("owner", token_hash(token), (GENERATE, STATUS, ADMIN))])
+    write_tokens(path, [Key(OWNER, token_hash(token), (ADMIN,))])
     make_state_directory(state_directory())
     for address in addresses:
         write_file(own_token_path(address), token.encode())

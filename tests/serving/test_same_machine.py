@@ -25,7 +25,7 @@ from stages.host.server import StageServer
 from stages.host.settings import HostSettings, StageSettings
 from stages.v1 import stage_pb2, stage_pb2_grpc
 from stages.wire.channel import open_blocking_channel
-from stages.wire.tokens import make_own_token, own_token, own_token_path
+from stages.wire.tokens import Keyring, make_own_token, own_token, own_token_path
 from tests.conftest import wait_ready
 
 Run = Callable[..., tuple[int, str, str]]
@@ -114,6 +114,7 @@ def test_two_routers_have_one_token_or_none_is_shown(tmp_path: Path, state: Path
     both = "127.0.0.1:1,127.0.0.1:2"
     make_own_token(tmp_path / "one", *both.split(","))
     assert own_token(both) == own_token("localhost:2") != ""
+    assert not Keyring(tmp_path / "one").shared, "nobody else's places are kept from the one user"
     make_own_token(tmp_path / "other", "127.0.0.1:2")
     assert own_token(both) == ""
     assert own_token(f"{both},127.0.0.1:3") == ""
