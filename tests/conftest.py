@@ -267,7 +267,7 @@ def open_servers() -> contextlib.closing[Servers]:
     return contextlib.closing(Servers())
 
 
-def wait_ready(address: str, within_s: float = PATIENCE_S, token: str = "") -> None:
+def wait_ready(address: str, within_s: float = PATIENCE_S, token: str | None = None) -> None:
     def ready() -> bool:
         try:
             return client.status(2.0).ready

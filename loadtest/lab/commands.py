@@ -7,8 +7,8 @@ from typing import NoReturn
 
 from loadtest.lab.lab import Lab, require_lab, start_lab, stop_lab
 from loadtest.lab.profile import Link, profile_named, read_profiles
-from serving.cli.deployment import state_directory
 from stages.errors import InputError
+from stages.wire.secret_files import state_directory
 
 
 def add_wan_up(up: argparse.ArgumentParser) -> None:

@@ -20,8 +20,8 @@ from loadtest.lab.child import Child
 from loadtest.lab.forwarder import give_order
 from loadtest.lab.namespaces import TUN, LabError, end_processes, processes_in, start_ticks
 from loadtest.lab.profile import Profile
-from serving.cli.deployment import check_private
 from stages.errors import InputError
+from stages.wire.secret_files import check_private, make_state_directory
 
 # The record of a detached lab is a JSON file in a directory that is the user's alone.
 RECORD, LOCK, LOG = "wan.json", "wan.lock", "wan.log"
@@ -161,12 +161,8 @@ def temporary_lab(profile: Profile, hosts: int) -> Iterator[Lab]:
 
 
 def start_lab(profile: Profile, hosts: int, directory: Path) -> Lab:
-    """A lab that outlives this process; its record lies in `directory`. Raises LabError or ProfileError."""
-    try:
-        directory.mkdir(mode=0o700, parents=True, exist_ok=True)
-    except OSError as error:
-        raise LabError(f"cannot make {directory}: {error.strerror}; name another in ONESWEEP_STATE") from None
-    check_private(directory)
+    """A lab that outlives this process; its record lies in `directory`. Raises OnesweepError."""
+    make_state_directory(directory)
     previous = find_lab(directory)
     if previous is not None:
         problem = previous.problem()

@@ -21,7 +21,6 @@ from stages.errors import InputError, OnesweepError, ServiceError
 from stages.wire.channel import check_target
 from stages.wire.flags import add_client_options
 from stages.wire.tls import LOOPBACK_ONLY, Tls, security_of
-from stages.wire.tokens import token_for
 
 # -P: not what lies in the working directory
 COMMAND = [sys.executable, "-P", "-m", "loadtest.workload.caller"]
@@ -59,8 +58,7 @@ class Access:
 
     def who(self) -> dict[str, Any]:
         """Settings of a client."""
-        tls = Tls(Path(self.authority)) if self.authority else None
-        return {"tls": tls, "token": token_for(self.router, tls), "insecure": self.insecure}
+        return {"tls": Tls(Path(self.authority)) if self.authority else None, "insecure": self.insecure}
 
 
 @dataclass(frozen=True)

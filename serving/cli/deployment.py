@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import json
-import os
 import re
 import shutil
-import stat
 import subprocess
 import sys
 import tempfile
@@ -29,7 +27,8 @@ from stages.errors import OnesweepError, ServiceError
 from stages.progress import ProgressLine
 from stages.signals import deferred
 from stages.wire.channel import DRAIN_S, is_loopback, parse_address
-from stages.wire.tokens import token_for
+from stages.wire.secret_files import check_private, make_state_directory, state_directory
+from stages.wire.tokens import own_token_path
 
 STOP_S = DRAIN_S + 5.0
 POLL_S = 0.1
@@ -46,12 +45,6 @@ Place = Callable[[str, list[str]], list[str]]
 
 class NothingUp(OnesweepError):
     """No deployment is running."""
-
-
-def state_directory() -> Path:
-    """The directory of a detached deployment's record and logs: $ONESWEEP_STATE, or a folder of this user's."""
-    named = os.environ.get("ONESWEEP_STATE")
-    return Path(named) if named else Path(tempfile.gettempdir()) / f"onesweep-{os.getuid()}"
 
 
 @dataclass
@@ -83,15 +76,12 @@ class Deployment:
 
         Raises OnesweepError when one is up already, or an address is taken.
         """
-        try:
-            directory.mkdir(mode=0o700, parents=True, exist_ok=True)
-        except OSError as error:
-            raise ServiceError(f"cannot make {directory}: {error.strerror}; name another in ONESWEEP_STATE") from None
+        make_state_directory(directory)
         check_none_up(directory)
-        servers = server_arguments(topology, checkpoint, directory, threads, **options)
         if place is None:
-            hosts = [host for host in topology.hosts if host.name in servers]
-            check_free(topology, options.get("http"), hosts)
+            check_free(topology, options.get("http"), () if options.get("hosts_run") else topology.hosts)
+        # after the checks: it replaces the tokens of what ran at these addresses before
+        servers = server_arguments(topology, checkpoint, directory, threads, **options)
         # all of it is read by processes that share this machine
         weight_bytes = sum(path.stat().st_size for path in checkpoint.rglob("*.safetensors"))
         deployment = cls(topology, directory, {}, ready_within_s=READY_S + weight_bytes / LOADED_BYTES_S)
@@ -159,6 +149,9 @@ class Deployment:
     def stop(self) -> None:
         """End every process, the router first so that running requests end; kill what does not stop."""
         hosts = {host.name for host in self.topology.hosts}
+        routers = [self.topology.router, *(self.processes.keys() - hosts - {ROUTER, HTTP})]
+        for address in (*routers, *(each for host in self.topology.hosts for each in (host.address, host.listen))):
+            own_token_path(address).unlink(missing_ok=True)
         _end([self._process(name) for name in self.processes.keys() - hosts])
         _end([self._process(name) for name in hosts])
         (self.directory / RECORD).unlink(missing_ok=True)
@@ -196,8 +189,7 @@ class Deployment:
 
 def answers_of(topology: Topology) -> Generator[str | None, None, None]:
     """Again and again: why the router cannot serve, empty when it can, None when it does not answer."""
-    tls = topology.client_tls
-    with Client(topology.router, tls=tls, token=token_for(topology.router, tls), insecure=True) as client:
+    with Client(topology.router, tls=topology.client_tls, insecure=True) as client:
         while True:
             try:
                 status = client.status(timeout_s=2.0)
@@ -211,7 +203,7 @@ def answers_of(topology: Topology) -> Generator[str | None, None, None]:
 
 
 def find_deployment(directory: Path) -> Deployment | None:
-    """The deployment that runs from `directory`, if any; a record of dead processes is removed.
+    """The deployment that runs from `directory`, if any; what dead ones left is removed.
 
     Raises ServiceError when somebody else could have written the record.
     """
@@ -226,7 +218,7 @@ def find_deployment(directory: Path) -> Deployment | None:
     deployment = Deployment(topology, directory, processes)
     if any(deployment._process(name) for name in processes):
         return deployment
-    record_path.unlink(missing_ok=True)
+    deployment.stop()
     return None
 
 
@@ -330,19 +322,6 @@ def check_free(topology: Topology, http: str | None, hosts: Sequence[HostEntry])
                 f"{address}, where {name} should listen, is in use: `onesweep down` ends a deployment of ours, "
                 "another topology or --port avoids it"
             )
-
-
-def check_private(directory: Path) -> None:
-    """Raise ServiceError unless `directory` is this user's alone: what it says is believed, and signals are sent."""
-    try:
-        status = directory.lstat()
-    except OSError:
-        return
-    if not stat.S_ISDIR(status.st_mode) or status.st_uid != os.getuid() or status.st_mode & 0o077:
-        raise ServiceError(
-            f"{directory} must be a directory of yours that nobody else can enter (chmod 700): "
-            "put that right, or name another in ONESWEEP_STATE"
-        )
 
 
 def _end(processes: list[psutil.Process | None]) -> None:

@@ -50,8 +50,9 @@ def add_serve(serve: argparse.ArgumentParser) -> None:
 
 def run_serve(options: argparse.Namespace) -> int:
     from serving.cli.deploy import read_release
-    from serving.cli.deployment import Deployment, check_free, check_none_up, present, state_directory
+    from serving.cli.deployment import Deployment, check_free, check_none_up, present
     from serving.router.topology import HostEntry, Topology, local_topology
+    from stages.wire.secret_files import state_directory
     from stages.wire.tls import Security
     from stages.wire.tokens import read_tokens
 

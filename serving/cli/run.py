@@ -247,13 +247,11 @@ def _running(topology: Topology, checkpoint: Path, progress: ProgressLine) -> Ca
     Raises OnesweepError."""
     from serving.cli.deploy import deploy, read_release
     from serving.client.client import AsyncClient, Client, RouterError
-    from stages.wire.tokens import token_for
 
     tls = topology.client_tls
-    who: dict[str, Any] = {"tls": tls, "token": token_for(topology.router, tls)}
-    open_client = partial(AsyncClient, topology.router, **who)
+    open_client = partial(AsyncClient, topology.router, tls=tls)
     try:
-        with Client(topology.router, **who) as client:
+        with Client(topology.router, tls=tls) as client:
             status = client.status()
     except RouterError as error:
         progress.say(f"starting the topology's hosts here ({error})")

@@ -15,7 +15,6 @@ from serving.cli.deployment import (
     present,
     require_deployment,
     router_here,
-    state_directory,
 )
 from serving.cli.generate import add_router_options, async_client_of, client_of
 from serving.client.result import record_of
@@ -31,6 +30,7 @@ from stages.signals import ends_cleanly
 from stages.telemetry.observability import ObservabilitySettings, start_log
 from stages.wire.flags import add_registry_flags, add_server_options
 from stages.wire.registry import registry_settings
+from stages.wire.secret_files import state_directory
 from stages.wire.tls import security_of
 from stages.wire.tokens import read_tokens
 from stages.wire.web_access import check_framework

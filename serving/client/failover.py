@@ -25,9 +25,9 @@ from serving.router.request import DEFAULT_ROUTER
 from serving.v1 import router_pb2, router_pb2_grpc
 from stages.errors import InputError, ServiceError, printable
 from stages.wire.channel import Options, check_target, is_loopback, parse_address
-from stages.wire.status import REQUEST_KEY, STATUS_MARK, call_metadata, retry_after_ms
+from stages.wire.status import REQUEST_KEY, STATUS_MARK, Metadata, call_metadata, retry_after_ms
 from stages.wire.tls import Security, Tls, handshake_problem
-from stages.wire.tokens import token_metadata
+from stages.wire.tokens import token_for, token_metadata
 
 MOST_ROUTERS = 8
 # A router that is back may not be reached for 2 s, gRPC's pause between attempts: so long all are asked again.
@@ -71,12 +71,12 @@ class RouterConnection(ABC):
     """Common part of the two clients: addresses, certificates and token."""
 
     def __init__(
-        self, address: str = DEFAULT_ROUTER, *, tls: Tls | None = None, token: str = "", insecure: bool = False
+        self, address: str = DEFAULT_ROUTER, *, tls: Tls | None = None, token: str | None = None, insecure: bool = False
     ) -> None:
         """:param address: HOST:PORT, or several with commas between: where a router is lost, the next one continues its
             requests, and their text is the same.
         :param tls: the authority that the router's certificate must be signed by; None = plain text.
-        :param token: sent with every call, for routers that ask for one.
+        :param token: sent with every call; None = `token_for`: this user's own router asks for no other.
         :param insecure: accept plain text to another machine, without a token.
 
         Raises InputError for a connection that would not be safe.
@@ -84,7 +84,7 @@ class RouterConnection(ABC):
         self.address, self.addresses, self.security = address, router_addresses(address), Security(tls, insecure)
         self.first = 0  # the router that the next request asks first
         self._check(token)
-        self._metadata = token_metadata(token)
+        self._token = token
         self.closed = False
         self._channels: list[Any] = []  # calls under way end on the channel that they began on
         self._open()
@@ -94,7 +94,12 @@ class RouterConnection(ABC):
         """True where a token that is sent cannot be read on its way."""
         return self.security.tls is not None or all(map(is_loopback, self.addresses))
 
-    def _check(self, token: str) -> None:
+    @property
+    def _metadata(self) -> Metadata:
+        """Looked up with each call: a router that is started again asks for another token."""
+        return token_metadata(token_for(self.address, self.security.tls) if self._token is None else self._token)
+
+    def _check(self, token: str | None) -> None:
         """Raise InputError for plain text that was not allowed, or that would bring a token to another machine."""
         for address in self.addresses:
             check_target(address, self.security, "router address")

@@ -13,6 +13,8 @@ from serving.client.client import AsyncClient, DrawnPictures, Result
 from serving.client.result import Logprobs
 from serving.gateway.errors import ApiError
 from serving.v1 import router_pb2
+from stages.wire.channel import is_loopback
+from stages.wire.tokens import SCHEME, own_token
 
 MAX_TOKEN_CHARACTERS = 4096
 
@@ -26,10 +28,14 @@ RouterClient = Annotated[AsyncClient, Depends(_client)]
 
 
 def _authorization(
+    request: Request,
     client: RouterClient,
     authorization: Annotated[str | None, Header(description="Bearer TOKEN: passed on to the router")] = None,
 ) -> str | None:
     """The header as gRPC metadata; None where the way to the router is not private. Raises ApiError."""
+    # the page works at once on the user's own machine: all who reach it get texts and status, no more
+    if is_loopback(request.app.state.settings.listen) and (own := own_token(client.address)):
+        return SCHEME + own
     if not authorization:
         return None
     match = re.fullmatch(r"[Bb]earer +([\x21-\x7e]+)", authorization)

@@ -51,7 +51,7 @@ async def _answer(request: Request, error: Exception) -> Response:
 async def run_gateway(settings: HttpSettings, stop: asyncio.Event) -> None:
     """Serve until `stop` is set and running answers have ended. Raises OnesweepError."""
     lookout = Telemetry(settings.seeing, "onesweep-http", "http", settings.insecure)
-    client = AsyncClient(settings.router, tls=settings.router_tls, insecure=settings.insecure)
+    client = AsyncClient(settings.router, tls=settings.router_tls, token="", insecure=settings.insecure)
     app = make_app(settings, client)
     server = WebServer(app, settings.tls_cert, settings.tls_key, drain_s=settings.drain_s)
     with open_socket(settings.listen) as listener:

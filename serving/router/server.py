@@ -68,7 +68,7 @@ async def run_router(settings: RouterSettings, stop: asyncio.Event) -> None:
     ring = Ring(settings.topology.hosts, settings.ring, verifier, meter, security, name, findings=findings)
     rollout = Rollout(ring, _first(settings, ring, shelf), shelf, settings.checkpoint)
     lookout = Telemetry(settings.seeing, "onesweep-router", "router", security.insecure)
-    admission = Admission(settings.admission, reserves=not keyring.open)
+    admission = Admission(settings.admission, reserves=keyring.shared)
     service = RouterService(rollout, keyring, admission, settings.ring.hop_timeout_s, figures, lookout.tracer)
     service.is_local = is_loopback(settings.listen)
     checks = Health(rollout)

@@ -29,9 +29,10 @@ from stages.memory import free_memory, keep_trimmed, return_large_buffers, trim
 from stages.signals import stop_on_signals
 from stages.telemetry.observability import Telemetry
 from stages.v1 import stage_pb2, stage_pb2_grpc
-from stages.wire.auth import HOST, CertificateGuard
+from stages.wire.auth import HOST, CallerGuard
 from stages.wire.channel import HealthChecks, bind, check_target, is_loopback, new_server, parse_address, serve_health
 from stages.wire.registry import Registration, check_dialled, follow_successors
+from stages.wire.tokens import ADMIN, Keyring
 
 log = logging.getLogger(__name__)
 
@@ -277,7 +278,11 @@ def _new_server(
     service: StageService | WaitingService, message_bytes: int, settings: StageSettings
 ) -> tuple[grpc.aio.Server, HealthChecks, int]:
     """A live server of the stage service, its health service, and its port. Raises OnesweepError."""
-    server = new_server(message_bytes, [CertificateGuard(SERVICE)] if settings.security.tls else [])
+    guards = [CallerGuard(SERVICE)] if settings.security.tls else []
+    if settings.tokens is not None:
+        keyring = Keyring(settings.tokens)
+        guards.append(CallerGuard(SERVICE, lambda _, __, call: keyring.identify(call.invocation_metadata(), ADMIN)))
+    server = new_server(message_bytes, guards)
     stage_pb2_grpc.add_StageServiceServicer_to_server(service, server)
     checks = HealthChecks()
     health_pb2_grpc.add_HealthServicer_to_server(checks, server)

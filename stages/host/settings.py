@@ -60,6 +60,8 @@ class StageSettings:
     host: HostSettings
     threads: int | None = setting(None, "processor threads (all cores)", above=0, most=MAX_THREADS)
     security: Security = LOOPBACK_ONLY
+    # None = who may dial it, or has a certificate.
+    tokens: Path | None = setting(None, "who may use it on loopback: `up` makes them")
     # Where releases are kept that are deployed to this host.
     shelf: Path | None = setting(None, "keep what is deployed there (none: takes nothing)", metavar="DIR")
     registry: "EtcdRegistry | None" = None

@@ -1,4 +1,4 @@
-"""Access to a stage server by certificate: identities `onesweep://ROLE/NAME`, and the calls that each role may make."""
+"""Access to a stage server by who calls: identities `onesweep://ROLE/NAME` in certificates, and what each role may."""
 
 from __future__ import annotations
 
@@ -82,6 +82,11 @@ def _plain(host: str) -> str:
         return host.lower()
 
 
+def check_certificate(method: str, request: object, context: Context) -> None:
+    """`check_caller` of who shows a certificate."""
+    check_caller(identity_of(context), method, request)
+
+
 def check_caller(peer: Identity | None, method: str, request: object) -> None:
     """Raise StatusError unless `peer` may call `method` of the stage service."""
     shown = peer.uri if peer else "of nobody that onesweep knows"
@@ -94,13 +99,15 @@ def check_caller(peer: Identity | None, method: str, request: object) -> None:
         raise _denied(f"your certificate is {shown}: you may listen as {peer.name}.SOMETHING only")
 
 
-class CertificateGuard(grpc.aio.ServerInterceptor):
-    """Rejects calls of one service by the caller's certificate. Other services of the server, such as health, are open
-    to all whose handshake succeeded."""
+class CallerGuard(grpc.aio.ServerInterceptor):
+    """Rejects calls of one service by who calls. Other services of the server, such as health, are open to all whose
+    handshake succeeded."""
 
-    def __init__(self, service: str) -> None:
-        """:param service: its full name."""
-        self.service = service
+    def __init__(self, service: str, check: Callable[[str, object, Context], object] = check_certificate) -> None:
+        """:param service: its full name.
+        :param check: raises StatusError for a call that is refused.
+        """
+        self.service, self._check_caller = service, check
         self._logged = ""
 
     async def intercept_service(
@@ -124,7 +131,7 @@ class CertificateGuard(grpc.aio.ServerInterceptor):
 
     async def _check(self, method: str, request: object, context: Context) -> None:
         try:
-            check_caller(identity_of(context), method, request)
+            self._check_caller(method, request, context)
         except StatusError as refusal:
             if refusal.message != self._logged:  # a rejected peer often retries at once: one line is enough
                 log.warning("%s refused to %s: %s", method, context.peer(), refusal.message)

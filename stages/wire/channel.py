@@ -22,6 +22,7 @@ from stages.wire.status import (
     DEFAULT_RETRY_MS,
     Context,
     DecodeErrors,
+    Metadata,
     StatusError,
     exhausted,
     ignoring_ended_call,
@@ -112,14 +113,20 @@ def check_target(address: str, security: Security, what: str = "address") -> Non
 
 
 def open_channel(
-    address: str, message_bytes: int = DEFAULT_MESSAGE_BYTES, security: Security = LOOPBACK_ONLY, options: Options = ()
+    address: str,
+    message_bytes: int = DEFAULT_MESSAGE_BYTES,
+    security: Security = LOOPBACK_ONLY,
+    options: Options = (),
+    metadata: Metadata = (),
 ) -> grpc.aio.Channel:
-    """A channel that connects with its first call. Raises InputError. :param options: further ones of gRPC."""
+    """A channel that connects with its first call. Raises InputError. :param options: further ones of gRPC.
+    :param metadata: of calls that bring none of their own."""
     check_target(address, security)
     options = _message_options(message_bytes, options)
     if security.tls is None:
-        return with_decode_errors(grpc.aio.insecure_channel(address, options=options))
-    return with_decode_errors(grpc.aio.secure_channel(address, channel_credentials(security.tls), options=options))
+        return with_decode_errors(grpc.aio.insecure_channel(address, options=options), metadata)
+    secured = grpc.aio.secure_channel(address, channel_credentials(security.tls), options=options)
+    return with_decode_errors(secured, metadata)
 
 
 def open_blocking_channel(

@@ -21,6 +21,7 @@ from stages.wire.channel import DEFAULT_MESSAGE_BYTES, KEEP_WARM_S, open_channel
 from stages.wire.messages import PROTOCOL, hops_refusal, seconds_until
 from stages.wire.status import STATUS_MARK, StatusError, made_printable, retry_after_ms, trailing_metadata
 from stages.wire.tls import LOOPBACK_ONLY, Security, handshake_problem
+from stages.wire.tokens import own_token, token_metadata
 
 WARM_TIMEOUT_S = 2.0
 # A link without hops for so long is idle, and gets a message in a pause of this length: twenty small messages a second
@@ -212,7 +213,8 @@ class Relay:
 
     def _open(self) -> None:
         stamp = self.security.stamp()
-        self.channel = open_channel(self.address, self._message_bytes, self.security, self._options)
+        shown = token_metadata(own_token(self.address))  # never $ONESWEEP_TOKEN: the host may be another person's
+        self.channel = open_channel(self.address, self._message_bytes, self.security, self._options, shown)
         self._stamp = stamp
         self.stub: stage_pb2_grpc.StageServiceAsyncStub = stage_pb2_grpc.StageServiceStub(self.channel)
 

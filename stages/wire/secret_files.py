@@ -3,11 +3,12 @@
 import fcntl
 import os
 import stat
+import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from stages.errors import InputError
+from stages.errors import InputError, ServiceError
 
 SECRET, PUBLIC = 0o600, 0o644
 SECRET_MODE = 0o027  # permissions that no secret's file may have: its group may read it, others nothing
@@ -36,6 +37,34 @@ def stamp_of(path: Path) -> FileStamp:
     except OSError:
         return None
     return status.st_mtime_ns, status.st_size, status.st_ino
+
+
+def state_directory() -> Path:
+    """The directory of deployments' tokens, records and logs: $ONESWEEP_STATE, or a folder of this user's."""
+    named = os.environ.get("ONESWEEP_STATE")
+    return Path(named) if named else Path(tempfile.gettempdir()) / f"onesweep-{os.getuid()}"
+
+
+def check_private(directory: Path) -> None:
+    """Raise ServiceError unless `directory` is this user's alone: what it says is believed, and signals are sent."""
+    try:
+        status = directory.lstat()
+    except OSError:
+        return
+    if not stat.S_ISDIR(status.st_mode) or status.st_uid != os.getuid() or status.st_mode & 0o077:
+        raise ServiceError(
+            f"{directory} must be a directory of yours that nobody else can enter (chmod 700): "
+            "put that right, or name another in ONESWEEP_STATE"
+        )
+
+
+def make_state_directory(directory: Path) -> None:
+    """Make a directory that is this user's alone, or check one. Raises ServiceError."""
+    try:
+        directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+    except OSError as error:
+        raise ServiceError(f"cannot make {directory}: {error.strerror}; name another in ONESWEEP_STATE") from None
+    check_private(directory)
 
 
 def make_private_directory(directory: Path) -> None:

@@ -33,6 +33,7 @@ CALL_KINDS = ("unary_unary", "unary_stream", "stream_unary", "stream_stream")
 _BY_NUMBER = {code.value[0]: code for code in grpc.StatusCode}
 M = TypeVar("M", bound=Message)
 Context = grpc.aio.ServicerContext[Any, Any]
+Metadata = tuple[tuple[str, str], ...]
 if TYPE_CHECKING:
     Handler = grpc.RpcMethodHandler[Any, Any]
 
@@ -220,19 +221,20 @@ def guarded_handler(handler: Any, begin: Callable[[Any, Context], Awaitable[Any]
     return handler._replace(**{kind: stream if handler.response_streaming else answer})
 
 
-def with_decode_errors(channel: grpc.aio.Channel) -> grpc.aio.Channel:
-    """The same channel, whose calls fail with INTERNAL when an answer cannot be parsed."""
-    wrapped: Any = _Channel(channel)
+def with_decode_errors(channel: grpc.aio.Channel, metadata: Metadata = ()) -> grpc.aio.Channel:
+    """The same channel, whose calls fail with INTERNAL when an answer cannot be parsed. :param metadata: of calls
+    that bring none of their own."""
+    wrapped: Any = _Channel(channel, metadata)
     return wrapped
 
 
 class _Channel:
-    def __init__(self, channel: grpc.aio.Channel) -> None:
-        self._channel = channel
+    def __init__(self, channel: grpc.aio.Channel, metadata: Metadata) -> None:
+        self._channel, self._metadata = channel, metadata
 
     def __getattr__(self, name: str) -> Any:  # noqa: ANN401
         attribute = getattr(self._channel, name)
-        return partial(_calls, attribute) if name in CALL_KINDS else attribute
+        return partial(_calls, attribute, self._metadata) if name in CALL_KINDS else attribute
 
     async def __aenter__(self) -> _Channel:
         return self
@@ -266,11 +268,11 @@ class _Call:
             self._call.cancel()
 
 
-def _calls(make: Callable[..., Any], path: str, **how: Any) -> Callable[..., _Call]:  # noqa: ANN401
+def _calls(make: Callable[..., Any], metadata: Metadata, path: str, **how: Any) -> Callable[..., _Call]:  # noqa: ANN401
     if how.get("response_deserializer") is not None:
         how["response_deserializer"] = _tolerant(how["response_deserializer"], ANSWER_BYTES.get(path, 0))
     begin = make(path, **how)
-    return lambda *request, **options: _Call(begin(*request, **options))
+    return lambda *request, **options: _Call(begin(*request, **({"metadata": metadata} | options)))
 
 
 def _no_message() -> NoMessageError:

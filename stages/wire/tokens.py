@@ -20,8 +20,16 @@ from stages.errors import InputError, one_of
 from stages.settings import from_toml, read_toml
 from stages.wire.channel import check_name, is_loopback
 from stages.wire.flags import TOKEN_VARIABLE
-from stages.wire.secret_files import check_secret, read_file, stamp_of, write_file
-from stages.wire.status import StatusError
+from stages.wire.secret_files import (
+    check_private,
+    check_secret,
+    make_state_directory,
+    read_file,
+    stamp_of,
+    state_directory,
+    write_file,
+)
+from stages.wire.status import Metadata, StatusError
 from stages.wire.tls import Tls
 
 log = logging.getLogger(__name__)
@@ -30,6 +38,7 @@ GENERATE, STATUS, WORK, ADMIN = "generate", "status", "work", "admin"
 SCOPES = (GENERATE, STATUS, WORK, ADMIN)  # `admin` includes the others
 PREFIX = "onesweep_"  # makes a token recognizable, also to scanners for leaked secrets
 HEADER, SCHEME = "authorization", "Bearer "
+OWNER = "owner"  # the one key of a server of `make_own_token`
 
 
 @dataclass(frozen=True)
@@ -91,6 +100,11 @@ class Keyring:
         """True if no token is needed."""
         return self.path is None
 
+    @property
+    def shared(self) -> bool:
+        """True if several people may hold a token."""
+        return self.path is not None and {key.name for key in self._keys.values()} != {OWNER}
+
     def identify(self, metadata: Iterable[tuple[str, str | bytes]] | None, scope: str) -> Key:
         """The owner of the token in a call's metadata.
 
@@ -138,7 +152,7 @@ def token_hash(token: str) -> str:
     return hashlib.sha256(token.encode("utf-8", "surrogatepass")).hexdigest()
 
 
-def token_metadata(token: str) -> tuple[tuple[str, str], ...]:
+def token_metadata(token: str) -> Metadata:
     """The metadata of a call with a token; none for an empty token. Raises InputError for text that is no token."""
     if not token:
         return ()
@@ -201,5 +215,43 @@ def token_of(options: argparse.Namespace, address: str, tls: Tls | None) -> str:
 
 
 def token_for(address: str, tls: Tls | None = None) -> str:
-    """The token of $ONESWEEP_TOKEN; empty where there is none, or where it would travel in plain text."""
+    """`own_token`, else that of $ONESWEEP_TOKEN; empty where there is none, or it would travel in plain text."""
+    if own := own_token(address):  # first: the variable is exported for another router
+        return own
     return os.environ.get(TOKEN_VARIABLE, "") if tls or all(map(is_loopback, address.split(","))) else ""
+
+
+# Tokens of servers that a deployment started on this machine: each has one of its own, in a file that only its user can
+# read. Who listens in place of a server that died is shown a token that opens nothing.
+
+
+def make_own_token(path: Path, *addresses: str) -> None:
+    """Make the token of a server on this machine: its SHA-256 in `path`, itself where `own_token` looks.
+
+    Raises OnesweepError.
+    """
+    token = new_token()
+    write_tokens(path, [Key(OWNER, token_hash(token), (ADMIN,))])
+    make_state_directory(state_directory())
+    for address in addresses:
+        write_file(own_token_path(address), token.encode())
+
+
+def own_token(address: str) -> str:
+    """The token that this user's deployment made for a server, or for several; empty where there is none.
+
+    Raises ServiceError where others could have written it.
+    """
+    addresses = address.split(",")
+    if not all(map(is_loopback, addresses)):
+        return ""
+    check_private(state_directory())
+    try:
+        found = {own_token_path(each).read_text(encoding="ascii") for each in addresses}
+    except OSError:
+        return ""
+    return found.pop() if len(found) == 1 else ""
+
+
+def own_token_path(address: str) -> Path:
+    return state_directory() / f"{address.replace('localhost', '127.0.0.1')}.token"

@@ -26,7 +26,10 @@ def test_attacks_cost_others_no_text(bundles: Path) -> None:
         topology.router: "/serving.v1.RouterService/Generate",
         topology.hosts[0].listen: "/stages.v1.StageService/Push",
     }
-    with temporary_deployment(topology, bundles / "own") as deployment, Client(topology.router) as client:
+    with (
+        temporary_deployment(topology, bundles / "own", router_options=["--anybody"]) as deployment,
+        Client(topology.router) as client,
+    ):
         expected = client.generate("The old man", **ASKED).output
         for attack in attacker.ATTACKS:
             for address, path in targets.items():

@@ -15,6 +15,8 @@ from serving.client.client import Client
 from serving.router.topology import local_topology
 from stages.v1 import stage_pb2, stage_pb2_grpc
 from stages.wire.channel import open_blocking_channel
+from stages.wire.status import Metadata
+from stages.wire.tokens import own_token, token_metadata
 from tests.serving.releases import REQUESTS, Texts, answer, composed
 
 
@@ -59,10 +61,16 @@ def client(deployment: Deployment) -> Iterator[Client]:
         yield opened
 
 
+def shown(address: str) -> Metadata:
+    """What a call to a deployment's server brings that is not made by our client."""
+    return token_metadata(own_token(address))
+
+
 def describe(address: str) -> stage_pb2.DescribeResponse:
     """What the host at an address says of itself."""
     with open_blocking_channel(address) as channel:
-        return stage_pb2_grpc.StageServiceStub(channel).Describe(stage_pb2.DescribeRequest(), timeout=5)
+        asked = stage_pb2.DescribeRequest()
+        return stage_pb2_grpc.StageServiceStub(channel).Describe(asked, timeout=5, metadata=shown(address))
 
 
 def sessions(deployment: Deployment) -> int:

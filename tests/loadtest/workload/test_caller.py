@@ -9,7 +9,6 @@ import pytest
 from loadtest.workload.caller import Access, add_access_options
 from serving.cli.__main__ import main
 from stages.errors import InputError
-from stages.wire.tokens import token_for
 
 
 def access(*words: str) -> Access | None:
@@ -30,12 +29,3 @@ def test_what_the_options_say_goes_through_json() -> None:
 def test_plain_text_does_not_leave_the_machine_unasked(locust: None, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["bench", "loadtest", "--router", "10.8.0.9:7700"]) == 2
     assert "--router 10.8.0.9:7700 is on another machine and traffic would not be encrypted" in capsys.readouterr().err
-
-
-def test_a_token_stays_where_it_would_travel_in_plain_text(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("ONESWEEP_TOKEN", "secret")
-    assert token_for("127.0.0.1:7700") == "secret"
-    assert token_for("10.8.0.9:7700") == ""
-    assert Access("10.8.0.9:7700", insecure=True).who()["token"] == ""
-    assert Access("10.8.0.9:7700", "ca.pem").who()["token"] == "secret"
-    assert Access("127.0.0.1:7700").who()["token"] == "secret"

@@ -1,9 +1,9 @@
 // A client of router and hosts that shares nothing with ours but proto/. Prints what it was told, as JSON.
-// Arguments: a folder with node_modules, proto/, the health service's descriptor, the router, a host, a prompt.
+// Arguments: a folder with node_modules, proto/, the health service's descriptor, the router, a host, a prompt, their tokens.
 import { createRequire } from "node:module";
 import { readFileSync } from "node:fs";
 
-const [modules, protos, health, router, host, prompt] = process.argv.slice(2);
+const [modules, protos, health, router, host, prompt, ...tokens] = process.argv.slice(2);
 const require = createRequire(`${modules}/`);
 const grpc = require("@grpc/grpc-js");
 const loader = require("@grpc/proto-loader");
@@ -16,11 +16,16 @@ const { v1: checks } = grpc.loadPackageDefinition(
 const plain = grpc.credentials.createInsecure();
 const deadline = () => ({ deadline: Date.now() + 60_000 });
 
+const [forRouter, forHost] = tokens.map((token) => {
+  const shown = new grpc.Metadata();
+  shown.set("authorization", `Bearer ${token}`);
+  return shown;
+});
 const texts = new serving.RouterService(router, plain);
 
 function generate(request, afterFirst = () => {}) {
   return new Promise((resolve) => {
-    const call = texts.Generate({ prompt: Buffer.from(prompt), ...request }, deadline());
+    const call = texts.Generate({ prompt: Buffer.from(prompt), ...request }, forRouter, deadline());
     const pieces = [];
     let summary = null;
     call.on("data", (each) => {
@@ -36,17 +41,17 @@ function generate(request, afterFirst = () => {}) {
   });
 }
 
-const unary = (client, method, request) =>
+const unary = (client, method, request, shown = new grpc.Metadata()) =>
   new Promise((resolve, reject) =>
-    client[method](request, deadline(), (error, answer) => (error ? reject(error) : resolve(answer))),
+    client[method](request, shown, deadline(), (error, answer) => (error ? reject(error) : resolve(answer))),
   );
 
 const told = { sweep: await generate({ mode: "sweep", max_bytes: 24, seed: 5 }) };
 told.ar = await generate({ mode: "ar", max_bytes: 24, seed: 5 });
 told.cancelled = await generate({ mode: "ar", max_bytes: 400 }, (call) => call.cancel());
 told.refused = await generate({ mode: "sweep", max_bytes: 24, steps: 1000 });
-told.status = await unary(texts, "Status", {});
-told.host = await unary(new stages.StageService(host, plain), "Describe", {});
+told.status = await unary(texts, "Status", {}, forRouter);
+told.host = await unary(new stages.StageService(host, plain), "Describe", {}, forHost);
 for (const [name, address, service] of [
   ["router_health", router, "serving.v1.RouterService"],
   ["host_health", host, "stages.v1.StageService"],

@@ -13,6 +13,7 @@ from grpc_health.v1 import health_pb2
 
 from serving.cli.deployment import Deployment
 from serving.client.client import Client
+from stages.wire.tokens import own_token
 from tests.conftest import PATIENCE_S
 
 pytestmark = pytest.mark.slow
@@ -38,8 +39,13 @@ def told(deployment: Deployment, tmp_path_factory: pytest.TempPathFactory) -> di
     (folder / "health.bin").write_bytes(descriptor.SerializeToString())
     addresses = deployment.topology.router, deployment.topology.hosts[0].address
     command = ["node", str(HERE / "stranger.mjs"), str(folder), str(PROTOS), str(folder / "health.bin")]
+    command += [*addresses, PROMPT, *map(own_token, addresses)]
     said = subprocess.run(
-        [*command, *addresses, PROMPT], capture_output=True, text=True, timeout=PATIENCE_S, check=False
+        command,
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE_S,
+        check=False,
     )
     assert said.returncode == 0, said.stderr
     answers: dict[str, Any] = json.loads(said.stdout)

@@ -28,6 +28,7 @@ from stages.checkpoint.manifest import read_manifest
 from stages.pictures.trajectory import DrawPlan, Trajectory, range_sigmas
 from stages.wire.channel import open_blocking_channel
 from tests.conftest import PATIENCE_S, until
+from tests.serving.conftest import shown
 from tests.serving.gateway.conftest import run
 from tests.serving.releases import doubled
 from tests.stages.pictures.tiny import TINY, tiny_picture_bundle
@@ -125,7 +126,7 @@ def test_bad_requests_are_refused_in_a_sentence(drawing: Deployment, artist: Cli
         for fields, message in BAD:
             request = router_pb2.DrawRequest(**{"classes": ["one"], **fields})
             with pytest.raises(grpc.RpcError, match=message) as refused:
-                list(stub.Draw(request, timeout=PATIENCE_S))
+                list(stub.Draw(request, timeout=PATIENCE_S, metadata=shown(drawing.topology.router)))
             assert refused.value.code() is grpc.StatusCode.INVALID_ARGUMENT, fields
     status = artist.status()
     assert (list(status.pictures.classes), list(status.drawing_modes)) == (

@@ -4,7 +4,9 @@ import os
 import re
 import shutil
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import grpc
@@ -18,6 +20,7 @@ from serving.v1 import router_pb2, router_pb2_grpc
 from stages.checkpoint.manifest import read_manifest
 from stages.wire.channel import open_blocking_channel
 from tests.conftest import PATIENCE_S, until
+from tests.serving.conftest import shown
 
 Run = Callable[..., tuple[int, str, str]]
 
@@ -87,9 +90,11 @@ def test_bytes_that_are_no_text_on_the_command_line(onesweep: Run) -> None:
 
 
 @pytest.fixture(scope="module")
-def stub(deployment: Deployment) -> Iterator[router_pb2_grpc.RouterServiceStub]:
+def stub(deployment: Deployment) -> Iterator[Any]:
     with open_blocking_channel(deployment.topology.router) as channel:
-        yield router_pb2_grpc.RouterServiceStub(channel)
+        ways, brings = router_pb2_grpc.RouterServiceStub(channel), shown(deployment.topology.router)
+        calls = {name: partial(getattr(ways, name), metadata=brings) for name in ("Generate", "Draw", "Status")}
+        yield SimpleNamespace(**calls)
 
 
 GOOD: dict[str, Any] = {"prompt": b"x", "mode": "sweep", "max_bytes": 4}
@@ -113,14 +118,14 @@ GOOD: dict[str, Any] = {"prompt": b"x", "mode": "sweep", "max_bytes": 4}
         ({"mode": "resample", "scorer": ""}, "unknown scorer ''; choose from scorer, ar"),
     ],
 )
-def test_a_wrong_field_is_refused(stub: router_pb2_grpc.RouterServiceStub, changes: dict[str, Any], says: str) -> None:
+def test_a_wrong_field_is_refused(stub: Any, changes: dict[str, Any], says: str) -> None:
     with pytest.raises(grpc.RpcError, match=says) as caught:
         list(stub.Generate(router_pb2.GenerateRequest(**{**GOOD, **changes}), timeout=PATIENCE_S))
     assert caught.value.code() is grpc.StatusCode.INVALID_ARGUMENT
     assert "summary" in str(list(stub.Generate(router_pb2.GenerateRequest(**GOOD), timeout=PATIENCE_S))[-1])
 
 
-def test_a_caller_of_another_protocol_hears_which_side_is_older(stub: router_pb2_grpc.RouterServiceStub) -> None:
+def test_a_caller_of_another_protocol_hears_which_side_is_older(stub: Any) -> None:
     for request in (router_pb2.GenerateRequest(**GOOD), router_pb2.DrawRequest(), router_pb2.StatusRequest()):
         request.protocol = 9
         call = getattr(stub, type(request).__name__.removesuffix("Request"))
@@ -128,7 +133,7 @@ def test_a_caller_of_another_protocol_hears_which_side_is_older(stub: router_pb2
             list(call(request))
 
 
-def test_a_call_without_a_deadline_is_served(stub: router_pb2_grpc.RouterServiceStub) -> None:
+def test_a_call_without_a_deadline_is_served(stub: Any) -> None:
     *_, last = stub.Generate(router_pb2.GenerateRequest(**GOOD))
     assert last.summary.output_bytes == 4
 
