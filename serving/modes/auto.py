@@ -176,7 +176,7 @@ class AutoMode(Mode):
                 raise unavailable(f"{problem}; no setting of the frontier does without hosts")
             raise failed_precondition("no setting of the frontier can do this request: shorten it, or name a mode")
         budget_ms = request.budget_ms
-        sweep_ms = self.conditions.trip_ms(link_ms=request.link_ms or 0)
+        sweep_ms = self.conditions.trip_ms()
         if budget_ms is not None and not self.ring.problem and budget_ms < sweep_ms:
             raise invalid(
                 f"a budget of {budget_ms} ms is below one sweep, which takes {sweep_ms:.0f} ms on the links as they "
@@ -203,7 +203,7 @@ class AutoMode(Mode):
         assert self.guide.frontier is not None
         options = [option for option in self.guide.frontier.options if self._can_do(option, request)]
         whole, count = request.whole(self.tokenizer.vocabulary), _expected(request, account)
-        return [self.conditions.forecast(o, whole if o.one_piece else count, request.link_ms or 0) for o in options]
+        return [self.conditions.forecast(o, whole if o.one_piece else count) for o in options]
 
     def _can_do(self, option: Option, request: Generation) -> bool:
         mode = self.modes[option.mode]

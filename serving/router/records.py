@@ -85,7 +85,7 @@ class RequestRecord(RequestContext):
         self._log()
 
     def stamp(self, hop: stage_pb2.Hop) -> None:
-        hop.request, hop.link_delay_ms, hop.batch = self.name, self.link_ms, self.batch
+        hop.request, hop.batch = self.name, self.batch
         if self._span is None or self._tracer is None:
             return
         self._end_sweep()

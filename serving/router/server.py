@@ -70,7 +70,6 @@ async def run_router(settings: RouterSettings, stop: asyncio.Event) -> None:
     lookout = Telemetry(settings.seeing, "onesweep-router", "router", security.insecure)
     admission = Admission(settings.admission, reserves=not keyring.open)
     service = RouterService(rollout, keyring, admission, settings.ring.hop_timeout_s, figures, lookout.tracer)
-    service.is_local = is_loopback(settings.listen)
     checks = Health(rollout)
     server = _server_of(service, checks)
     port = bind(server, settings.listen, security)

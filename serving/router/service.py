@@ -34,10 +34,8 @@ from serving.router.validation import (
 )
 from serving.v1 import router_pb2, router_pb2_grpc
 from stages.checkpoint.release_transfer import drain_requests
-from stages.limits import MAX_LINK_MS
 from stages.telemetry.traces import Tracer
 from stages.v1 import stage_pb2
-from stages.wire.channel import is_loopback
 from stages.wire.status import StatusError, check_caller, failed_precondition, ignoring_ended_call
 from stages.wire.tokens import ADMIN, GENERATE, STATUS, Key, Keyring
 
@@ -66,7 +64,6 @@ class RouterService(router_pb2_grpc.RouterServiceServicer):
         self.keyring, self.admission, self.ring_wait_s = keyring, admission, ring_wait_s
         self.figures, self.tracer = figures, tracer
         self.prompts = PromptPools()
-        self.is_local = False  # listens on a loopback address
 
     def Generate(
         self, request: router_pb2.GenerateRequest, context: Context
@@ -155,18 +152,11 @@ class RouterService(router_pb2_grpc.RouterServiceServicer):
             audits=router_pb2.Audits(**asdict(self.ring.auditor.counters)),
             requests=self.admission.requests,
             request_limit=self.admission.settings.request_limit,
-            link_ms_limit=self._link_ms_limit,
             judge_bits=frontier.usual_bits() if frontier else None,
             human_bits=(frontier.human_bits if frontier else None) or 0.0,
             pictures=served.pictures,
             chat=any(served.modes[name].tokenizer.chats for name in served.served_modes),
         )
-
-    @property
-    def _link_ms_limit(self) -> int:
-        """Most delay that a request may add to every hop."""
-        local = self.is_local and all(is_loopback(link.entry.address) for link in self.ring.links)
-        return MAX_LINK_MS if local else 0
 
     async def _told(
         self,
@@ -214,15 +204,6 @@ class RouterService(router_pb2_grpc.RouterServiceServicer):
                 if (account := record.account) is not None:
                     place.spend(account.output_bytes)
 
-    def _checked_link_ms(self, delay_ms: int) -> int:
-        """A delay that a request asks for. Raises StatusError where it cannot be added."""
-        if delay_ms and not self._link_ms_limit:
-            raise failed_precondition(
-                "link_ms adds delay to a ring that is all on one machine: leave it out, "
-                "or have router and hosts listen on loopback addresses"
-            )
-        return delay_ms
-
     async def _draw(
         self, request: router_pb2.DrawRequest, record: RequestRecord, key: Key
     ) -> AsyncGenerator[router_pb2.DrawResponse, None]:
@@ -232,7 +213,6 @@ class RouterService(router_pb2_grpc.RouterServiceServicer):
         if mode.uses_hosts:
             await served.view.usable(self.ring_wait_s)
         order = check_drawing(request, mode, served.drawing, record.due_at)
-        record.link_ms = self._checked_link_ms(order.link_ms)
         account = record.account = Account(record)
         served.requests += 1
         try:
@@ -264,7 +244,6 @@ class RouterService(router_pb2_grpc.RouterServiceServicer):
     ) -> AsyncGenerator[router_pb2.GenerateResponse, None]:
         mode = check_mode(request.mode, served.modes)
         generation = check_request(request, mode, record.due_at)
-        record.link_ms = self._checked_link_ms(generation.link_ms or 0)
         account = record.account = Account(record, trips=[] if request.trips else None)
         if mode.uses_hosts:
             await served.view.usable(self.ring_wait_s)

@@ -427,13 +427,11 @@ class Session:
     @property
     def _pace(self) -> str:
         """Kind of the work under way, for its usual time: the first batch of candidates has all hosts to pass."""
-        context = self.account.context
         if isinstance(self._work, PictureMessage):
             drawing = self._work.drawing  # what takes twice as long has a usual time of its own
             size = (len(drawing.classes) * drawing.levels).bit_length()
-            return f"pictures by {self.kind}, 2^{size}, {context.link_ms} ms more a hop"
+            return f"pictures by {self.kind}, 2^{size}"
         later = " more" if self.attempts and self.attempts[0].batches else ""
         scores = isinstance(self._work, stage_pb2.Read) and self._work.HasField("score")
         kind = f"{self.kind}{later} candidates" if scores else self.kind
-        kind = f"{kind}, batch" if context.batch else kind
-        return f"{kind}, {context.link_ms} ms more a hop" if context.link_ms else kind
+        return f"{kind}, batch" if self.account.context.batch else kind

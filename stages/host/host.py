@@ -6,7 +6,6 @@ import logging
 import secrets
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from functools import partial
 
 import grpc
 
@@ -17,14 +16,14 @@ from stages.host.prefixes import Beginning, PrefixStore, is_vouched
 from stages.host.scheduler import HostObserver, ScheduledHop, Scheduler
 from stages.host.sessions import HostSession, SessionStore
 from stages.host.settings import HostSettings
-from stages.host.validation import check_link_delay, parse_hop
+from stages.host.validation import parse_hop
 from stages.host.work.base import HopWork, TextWork
 from stages.host.work.pictures import ConsultWork, PictureWork
 from stages.host.work.read import ReadWork, SampleWork
 from stages.model.prefill import MAX_PREFILL_CHUNKS, prefix_root
 from stages.telemetry.traces import Tracer
 from stages.v1 import stage_pb2
-from stages.wire.hop_stream import LinkDelay, Relay
+from stages.wire.hop_stream import Relay
 from stages.wire.messages import PROTOCOL, Outcome, forward, hops_refusal, seconds_until, summed, work_of
 from stages.wire.status import StatusError, exhausted, failed_precondition, invalid
 
@@ -63,7 +62,6 @@ class Host:
         self.queued_bytes = 0
         """Of the messages of hops under way."""
         self.counters = stage_pb2.Counters()
-        self._result_delay = LinkDelay()
 
     def accept(self, hop: stage_pb2.Hop, received_bytes: int, sender: str = "") -> ScheduledHop:
         """Check a hop and queue it; `_go` has it computed. Raises StatusError, and then nothing has changed.
@@ -153,7 +151,6 @@ class Host:
         # a session ends with the weights that it began with
         parts = self.releases.parts_for(hop.digest) if session is None else session.parts
         work = parse_hop(hop, parts.plan, is_open=session is not None)
-        check_link_delay(hop.link_delay_ms, self.settings.is_local)
         if hop.router not in self.subscribers:
             raise failed_precondition(f"router {hop.router!r} does not listen here: subscribe first")
         if self.scheduler.full and (session is None or not session.in_step):
@@ -284,23 +281,18 @@ class Host:
         if isinstance(outcome, stage_pb2.Hop):
             self._push(outcome, job.due_at)
             if job.work.preview is not None:
-                self._show(hop, job.work.preview)
+                self._show(hop.router, job.work.preview)
             # after the next step has started: its trip round the ring is what the user waits for
             if job.work.result is not None:
-                self._publish(hop, job.work.result)
+                self.subscribers.publish(hop.router, job.work.result)
         elif not job.work.is_prefill:  # of a prefill, the last hop of the step brings the result
-            self._publish(hop, outcome)
+            self.subscribers.publish(hop.router, outcome)
 
-    def _show(self, hop: stage_pb2.Hop, preview: Callable[[], stage_pb2.Event]) -> None:
+    def _show(self, router: str, preview: Callable[[], stage_pb2.Event]) -> None:
         """Publish a preview, made on a thread of its own: neither hops nor the event loop wait for it."""
         made = asyncio.get_running_loop().run_in_executor(None, preview)
-        made.add_done_callback(lambda done: None if done.cancelled() else self._publish(hop, done.result()))
-
-    def _publish(self, hop: stage_pb2.Hop, event: stage_pb2.Event) -> None:
-        if hop.link_delay_ms:
-            self._result_delay.after(hop.link_delay_ms, partial(self.subscribers.publish, hop.router, event))
-        else:
-            self.subscribers.publish(hop.router, event)
+        publish = self.subscribers.publish
+        made.add_done_callback(lambda done: None if done.cancelled() else publish(router, done.result()))
 
     def _push(self, hop: stage_pb2.Hop, due_at: float) -> None:
         hop.left_s = seconds_until(due_at)
@@ -335,7 +327,7 @@ class Host:
         self.sessions.release(hop.session)
         number = work_of(hop).number
         fault = stage_pb2.Fault(code=refusal.number, message=refusal.message, host=self.settings.name, lost=lost)
-        self._publish(hop, stage_pb2.Event(session=hop.session, number=number, fault=fault))
+        self.subscribers.publish(hop.router, stage_pb2.Event(session=hop.session, number=number, fault=fault))
 
 
 def _check_origin(hop: stage_pb2.Hop, session: HostSession, sender: str) -> None:

@@ -30,7 +30,7 @@ from stages.signals import stop_on_signals
 from stages.telemetry.observability import Telemetry
 from stages.v1 import stage_pb2, stage_pb2_grpc
 from stages.wire.auth import HOST, CertificateGuard
-from stages.wire.channel import HealthChecks, bind, check_target, is_loopback, new_server, parse_address, serve_health
+from stages.wire.channel import HealthChecks, bind, check_target, new_server, parse_address, serve_health
 from stages.wire.registry import Registration, check_dialled, follow_successors
 
 log = logging.getLogger(__name__)
@@ -145,7 +145,7 @@ class StageServer:
         return task
 
     def _host(self, figures: HostCounters | None, lookout: Telemetry) -> Host:
-        settings = replace(self.settings.host, is_local=is_loopback(self.settings.listen))
+        settings = self.settings.host
         links = NextHosts(
             lambda address, other: wiring_problem([release.plan for release in host.releases.all], address, other),
             full_state_bytes(self.first.plan),

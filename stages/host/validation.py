@@ -14,7 +14,7 @@ from stages.host.work.pictures import parse_consult, parse_denoise, parse_draw
 from stages.host.work.read import parse_read
 from stages.host.work.score import parse_score
 from stages.host.work.sweep import parse_sweep
-from stages.limits import MAX_ADDRESS, MAX_LINK_MS
+from stages.limits import MAX_ADDRESS
 from stages.model.prefill import ATTEND_POSITIONS
 from stages.v1 import stage_pb2
 from stages.wire.channel import MAX_NAME
@@ -108,15 +108,6 @@ def check_timings(timings: Sequence[stage_pb2.HopTiming]) -> None:
             raise invalid(f"the timing of {timing.host} has times that are negative, not finite or of years")
         if timing.received_bytes > MAX_TIMING_BYTES:
             raise invalid(f"the timing of {timing.host} has a message of {timing.received_bytes} bytes")
-
-
-def check_link_delay(delay_ms: int, is_local: bool) -> None:
-    """Raise StatusError unless this host may delay what it sends."""
-    if delay_ms > MAX_LINK_MS:
-        raise invalid(f"a delay of {delay_ms} ms; at most {MAX_LINK_MS} ms can be added to a link")
-    # anybody's request could hold up a host that serves others
-    if delay_ms and not is_local:
-        raise failed_precondition("delay is added to links on one machine only: this host listens on another address")
 
 
 def _check_path(hop: stage_pb2.Hop) -> None:
