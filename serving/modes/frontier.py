@@ -195,7 +195,7 @@ class TripOverhead:
     def __init__(self) -> None:
         self._n = self._x = self._xx = self._y = self._xy = 0.0
 
-    def learn(self, extra_ms: float, payload: float) -> None:
+    def record(self, extra_ms: float, payload: float) -> None:
         x = payload / UNIT_BYTES
         for name, value in (("_n", 1.0), ("_x", x), ("_xx", x * x), ("_y", extra_ms), ("_xy", x * extra_ms)):
             setattr(self, name, FORGET * getattr(self, name) + value)
@@ -254,7 +254,7 @@ class LatencyModel:
         expected_ms = trips_ms + compute_ms
         return Forecast(option, expected_ms, expected_ms * (high / mean), mean, trips_ms / mean, compute_ms)
 
-    def learn(self, mode: str, account: Account, latency_ms: float) -> None:
+    def record(self, mode: str, account: Account, latency_ms: float) -> None:
         """Book the trips of a request."""
         mode = account.mode or mode
         if not (sweeps := account.sweeps):
@@ -264,9 +264,9 @@ class LatencyModel:
         payload = account.wire_bytes_total / sweeps
         sweep_ms, step_ms = self._delays()
         if mode != "ar":
-            self._extra["sweep"].learn(rest_ms / sweeps - sweep_ms, payload)
+            self._extra["sweep"].record(rest_ms / sweeps - sweep_ms, payload)
         elif sweeps > 1:
-            self._extra["step"].learn((rest_ms - self.trip_ms(payload)) / (sweeps - 1) - step_ms, payload)
+            self._extra["step"].record((rest_ms - self.trip_ms(payload)) / (sweeps - 1) - step_ms, payload)
 
     def _delays(self) -> tuple[float, float]:
         """Delay of one sweep, and of one step of `ar`, from the router's own links.

@@ -236,4 +236,4 @@ def read_tokenizers(directory: Path) -> Tokenizers:
 
 def tokenizer_of(directory: Path) -> Tokenizer:
     """The tokenizer of a checkpoint. Raises OnesweepError where it is missing or damaged."""
-    return read_tokenizers(directory).named(read_manifest(directory).digest())
+    return read_tokenizers(directory).of(read_manifest(directory).digest())

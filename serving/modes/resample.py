@@ -72,13 +72,13 @@ class ResampleMode(Mode):
 
     @property
     def tokenizer(self) -> Tokenizer:
-        return next((self.tokenizers.of(model) for model in self._models.values()), BYTE_TOKENIZER)
+        return next((self.tokenizers.of(model.digest) for model in self._models.values()), BYTE_TOKENIZER)
 
     @property
     def served(self) -> list[str]:
         """Scorers of the hosts that read this mode's tokens, by the name that a request has for them."""
         ours = self.tokenizer.id
-        return [name for name, model in self._models.items() if self.tokenizers.of(model).id == ours]
+        return [name for name, model in self._models.items() if self.tokenizers.of(model.digest).id == ours]
 
     @property
     def positions(self) -> int:

@@ -45,6 +45,7 @@ class RequestRecord(RequestContext):
         :param due_at: its deadline, by the monotonic clock."""
         self.mode, self.due_at = mode, due_at
         self.name = secrets.token_hex(8)
+        self.metadata = ((REQUEST_KEY, self.name),)
         self.account = Account(self)
         # Once the request is done.
         self.summary: router_pb2.Summary | router_pb2.DrawSummary | None = None
@@ -62,10 +63,6 @@ class RequestRecord(RequestContext):
         """Until the deadline."""
         return self.due_at - time.monotonic()
 
-    @property
-    def metadata(self) -> tuple[tuple[str, str], ...]:
-        return ((REQUEST_KEY, self.name),)
-
     def __enter__(self) -> Self:
         if self._tracer is not None:
             span = self._tracer.begin("request")
@@ -82,7 +79,20 @@ class RequestRecord(RequestContext):
             self._end_span(self._span)
         if self._figures is not None:
             self._figures.ended(self)
-        self._log()
+        account, ms = self.account, (time.perf_counter() - self._begin) * 1000
+        log.info(
+            "request %s %s %s: %d bytes, %d sweeps, %.1f ms%s",
+            *(self.name, self.mode, self.code.name, account.output_bytes, account.sweeps, ms),
+            f" ({self._reason})" if self._reason else "",
+            extra={
+                "request": self.name,
+                "mode": self.mode,
+                "code": self.code.name,
+                "ms": round(ms, 3),
+                "sweeps": account.sweeps,
+                "bytes": account.output_bytes,
+            },
+        )
 
     def stamp(self, hop: stage_pb2.Hop) -> None:
         hop.request, hop.batch = self.name, self.batch
@@ -132,22 +142,6 @@ class RequestRecord(RequestContext):
         if self.code is not grpc.StatusCode.OK:
             _mark_failed(span, self.code.name)
         span.end()
-
-    def _log(self) -> None:
-        account, ms = self.account, (time.perf_counter() - self._begin) * 1000
-        log.info(
-            "request %s %s %s: %d bytes, %d sweeps, %.1f ms%s",
-            *(self.name, self.mode, self.code.name, account.output_bytes, account.sweeps, ms),
-            f" ({self._reason})" if self._reason else "",
-            extra={
-                "request": self.name,
-                "mode": self.mode,
-                "code": self.code.name,
-                "ms": round(ms, 3),
-                "sweeps": account.sweeps,
-                "bytes": account.output_bytes,
-            },
-        )
 
 
 def _mark_failed(span: Span, why: str) -> None:

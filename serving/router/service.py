@@ -83,7 +83,9 @@ class RouterService(router_pb2_grpc.RouterServiceServicer):
         serve: Callable[[Q, RequestRecord, Key], AsyncGenerator[R, None]],
     ) -> AsyncGenerator[R, None]:
         """The answer to a request, under the name that logs and traces have for it."""
-        record = RequestRecord(mode, _deadline(context), self.figures, self.tracer)
+        left_s = context.time_remaining()
+        due_at = time.monotonic() + min(DEFAULT_TIMEOUT_S if left_s is None else left_s, MAX_TIMEOUT_S)
+        record = RequestRecord(mode, due_at, self.figures, self.tracer)
         with ignoring_ended_call():
             await context.send_initial_metadata(record.metadata)
         context.set_trailing_metadata(record.metadata)
@@ -97,12 +99,12 @@ class RouterService(router_pb2_grpc.RouterServiceServicer):
     def Deploy(
         self, requests: AsyncIterator[router_pb2.DeployRequest], context: Context
     ) -> AsyncIterator[router_pb2.DeployProgress]:
-        return self._told(lambda tell: self.rollout.deploy(requests, tell), context, requests)
+        return self._progress_of(lambda tell: self.rollout.deploy(requests, tell), context, requests)
 
     def Rollback(
         self, request: router_pb2.RollbackRequest, context: Context
     ) -> AsyncIterator[router_pb2.DeployProgress]:
-        return self._told(self.rollout.rollback, context)
+        return self._progress_of(self.rollout.rollback, context)
 
     async def Status(self, request: router_pb2.StatusRequest, context: Context) -> router_pb2.StatusResponse:
         check_caller(request.protocol, ROUTER)
@@ -158,7 +160,7 @@ class RouterService(router_pb2_grpc.RouterServiceServicer):
             chat=any(served.modes[name].tokenizer.chats for name in served.served_modes),
         )
 
-    async def _told(
+    async def _progress_of(
         self,
         job: Callable[[Tell], Coroutine[Any, Any, router_pb2.Switch]],
         context: Context,
@@ -192,7 +194,7 @@ class RouterService(router_pb2_grpc.RouterServiceServicer):
         record.batch = batch = is_batch(request)
         size, most = prompt_bytes(request), request.max_bytes or request.max_tokens
         async with self.admission.enter(key, size + most, record.left_s, batch) as place:
-            place.spend(size)
+            place.spent_bytes += size
             served = self.rollout.current
             served.requests += 1
             try:
@@ -202,7 +204,7 @@ class RouterService(router_pb2_grpc.RouterServiceServicer):
             finally:  # what was written for a whole answer counts, too, where nobody waited for it
                 served.requests -= 1
                 if (account := record.account) is not None:
-                    place.spend(account.output_bytes)
+                    place.spent_bytes += account.output_bytes
 
     async def _draw(
         self, request: router_pb2.DrawRequest, record: RequestRecord, key: Key
@@ -217,7 +219,7 @@ class RouterService(router_pb2_grpc.RouterServiceServicer):
         served.requests += 1
         try:
             async with self.admission.enter(key, order.size, record.left_s) as place:
-                place.spend(order.size)  # a caller that leaves early pays, too: hosts have computed for it
+                place.spent_bytes += order.size  # a caller that leaves early pays, too: hosts have computed for it
                 previews = asyncio.Queue[stage_pb2.Pictures | None]()
                 task = asyncio.create_task(retry_drawing(order, account, previews.put_nowait))
                 task.add_done_callback(lambda _: previews.put_nowait(None))
@@ -227,7 +229,7 @@ class RouterService(router_pb2_grpc.RouterServiceServicer):
                     pixels = task.result()
                 except StatusError as error:
                     if error.code is not grpc.StatusCode.DEADLINE_EXCEEDED:  # which is the client's own
-                        place.spend(-order.size)
+                        place.spent_bytes -= order.size
                     raise
                 finally:
                     task.cancel()
@@ -273,7 +275,7 @@ class RouterService(router_pb2_grpc.RouterServiceServicer):
                     if reading.over:
                         break
                 if generation.logprobs is not None:
-                    told += [_told(drawn, mode.tokenizer) for drawn in account.take_logprobs(read)]
+                    told += [_logprob_of(drawn, mode.tokenizer) for drawn in account.take_logprobs(read)]
                 account.output_bytes += len(text)
                 while account.trips:
                     yield router_pb2.GenerateResponse(trip=account.trips.pop(0))
@@ -292,18 +294,12 @@ class RouterService(router_pb2_grpc.RouterServiceServicer):
         if (text := held + rest) or told:
             yield router_pb2.GenerateResponse(text=text, logprobs=told)
         account.stopped = reading.stopped or ((ended or account.complete) and not reading.over)
-        served.conditions.learn(mode.name, account, account.elapsed_ms() - waited_ms)
+        served.conditions.record(mode.name, account, account.elapsed_ms() - waited_ms)
         summary = record.summary = account.summary(mode.name, request.seed)
         summary.request = record.name
         yield router_pb2.GenerateResponse(summary=summary)
 
 
-def _told(drawn: Drawn, tokenizer: Tokenizer) -> router_pb2.TokenLogprob:
+def _logprob_of(drawn: Drawn, tokenizer: Tokenizer) -> router_pb2.TokenLogprob:
     top = [router_pb2.TokenLogprob(text=tokenizer.token_text(token), logprob=nats) for token, nats in drawn.top]
     return router_pb2.TokenLogprob(text=tokenizer.token_text(drawn.token), logprob=drawn.nats, top=top)
-
-
-def _deadline(context: Context) -> float:
-    """Deadline of a call, by the monotonic clock; calls without one get the default."""
-    left = context.time_remaining()
-    return time.monotonic() + min(DEFAULT_TIMEOUT_S if left is None else left, MAX_TIMEOUT_S)

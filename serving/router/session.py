@@ -139,7 +139,7 @@ class Session:
             self._text, self._drafts, self._start, self._kept = text, drafts, start, 0
             work.number, work.start, work.clean = self._number, start, self.vocabulary.cut(text, start) + drafts
         self._work, self._written, self._steps = work, b"", 0
-        self._begin_waiting()
+        self._failed_at, self._tries, self._waiting_since = None, 0, time.monotonic()
         if self.ring.auditor.share:
             self._works.append(work)
         if self.attempts:
@@ -170,21 +170,12 @@ class Session:
                 if event.number == self._work.number:
                     self.on_preview(event)
                 continue
-            due = self._due_number, len(attempt.batches)
-            came = event.number, event.scores.batch if event.HasField("scores") else due[1]
-            if came < due:
-                continue  # of a hop that was sent twice
             try:
-                if came > due:
-                    raise internal(f"the result of {came[0]}, batch {came[1]}, came for {due[0]}, batch {due[1]}")
-                check_timings(event.timings)
-                self._learn(attempt)
-                attempt.batches.append(event)
-                if len(attempt.batches) < attempt.results:
+                whole = self._whole(attempt, event)
+                if whole is None:
                     continue
-                event, attempt.batches = merged(attempt.batches), []
                 if check is not None:
-                    check(event)
+                    check(whole)
             except StatusError as refusal:
                 last = attempt.path[-1].entry
                 fault = stage_pb2.Fault(code=refusal.number, message=refusal.message, host=last.name)
@@ -195,10 +186,10 @@ class Session:
                     raise AuditFailed(f"host {link.entry.name} is faulty")
             self.ring.auditor.counters.sweeps += 1
             if self.ring.auditor.share:
-                self._results.append(event)
-            self._settle(attempt, event)
+                self._results.append(whole)
+            self._settle(attempt, whole)
             self.account.context.arrived()
-            return event
+            return whole
 
     def _receive(self, attempt: Attempt, event: stage_pb2.Event) -> None:
         """Take a result or fault in; an attempt whose hosts send results without end has failed."""
@@ -220,16 +211,25 @@ class Session:
         assert self._work is not None
         return self._work.number + self._steps
 
-    def _begin_waiting(self) -> None:
-        self._failed_at, self._tries = None, 0
-        self._waiting_since = time.monotonic()
-
-    def _learn(self, attempt: Attempt) -> None:
-        """Book how long a result, or a batch of it, was waited for; the next batch has a time of its own."""
+    def _whole(self, attempt: Attempt, event: stage_pb2.Event) -> stage_pb2.Event | None:
+        """The result that ends with `event`; None where batches of it are lacking, or it was sent twice. Raises
+        StatusError."""
+        due = self._due_number, len(attempt.batches)
+        came = event.number, event.scores.batch if event.HasField("scores") else due[1]
+        if came < due:
+            return None
+        if came > due:
+            raise internal(f"the result of {came[0]}, batch {came[1]}, came for {due[0]}, batch {due[1]}")
+        check_timings(event.timings)
         # also where there was a second try: else what takes long would be tried twice for ever
         if self._failed_at is None and attempt is self.attempts[0]:
-            self.ring.hedging.learn(self._pace, time.monotonic() - self._waiting_since)
+            self.ring.hedging.record(self._pace, time.monotonic() - self._waiting_since)
             self._waiting_since = time.monotonic()
+        attempt.batches.append(event)
+        if len(attempt.batches) < attempt.results:
+            return None
+        whole, attempt.batches = merged(attempt.batches), []
+        return whole
 
     def _settle(self, attempt: Attempt, event: stage_pb2.Event) -> None:
         """A result is here: other attempts can stop."""
@@ -245,11 +245,11 @@ class Session:
             self.account.hosts = {link.info.name: link for link in attempt.path if link.info}
         for timing in event.timings:
             if timing.host in self.account.hosts:
-                self.account.hosts[timing.host].learn(timing)
+                self.account.hosts[timing.host].record(timing)
         assert self._work is not None
         if isinstance(self._work, stage_pb2.Read) and self._work.sample.remaining > 1:  # the hosts start the next one
             self._written, self._steps = self._written + event.text, self._steps + 1
-            self._begin_waiting()
+            self._failed_at, self._tries, self._waiting_since = None, 0, time.monotonic()
 
     async def _next(self) -> tuple[Attempt, stage_pb2.Event] | None:
         """The next event; None when it is time for a second try."""

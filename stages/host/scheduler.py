@@ -138,9 +138,21 @@ class Scheduler:
         return rows <= fewest
 
     def _turn(self) -> list[ScheduledHop]:
-        """One pass; returns the jobs that have a result now."""
+        """One pass, with one piece of every hop that takes part; returns the jobs that have a result now."""
         self._take_in()
-        self._pass()
+        running, others = self._first_in_line()
+        self.meter.taken([*running, *others])
+        begin = time.perf_counter()
+        while running:  # through all stages of this host
+            _advance(running)
+            running = [
+                job
+                for job in running
+                if job.result is None and isinstance(job.work, ReadWork) and not job.work.between_reads
+            ]
+            self._steps_ms = (time.perf_counter() - begin) * 1000
+        if others:
+            _advance(others)
         ended, jobs, self._jobs = list[ScheduledHop](), self._jobs, []
         now = time.perf_counter()
         for job in jobs:
@@ -191,23 +203,6 @@ class Scheduler:
             job.result = StatusError(
                 grpc.StatusCode.DEADLINE_EXCEEDED, "the deadline passed while the work was waiting"
             )
-
-    def _pass(self) -> None:
-        """One piece of every hop that takes part: AR steps through all stages of this host, the others one call."""
-        running, others = self._first_in_line()
-        self.meter.taken([*running, *others])
-        begin = time.perf_counter()
-        while running:
-            _advance(running)
-            # those that have yet to go through further stages of this host with their piece
-            running = [
-                job
-                for job in running
-                if job.result is None and isinstance(job.work, ReadWork) and not job.work.between_reads
-            ]
-            self._steps_ms = (time.perf_counter() - begin) * 1000
-        if others:
-            _advance(others)
 
     def _first_in_line(self) -> tuple[list[ScheduledHop], list[ScheduledHop]]:
         """AR steps for a pass, and other work: the oldest of each, until their pieces fill it; one at least.

@@ -135,10 +135,16 @@ class SessionStore:
         self.bytes += need
         return session
 
-    def count_grammar(self, session: HostSession) -> None:
-        """Book the memory of a session's compiled schema, once. Raises StatusError where the budget has no room."""
+    def count_grammar(self, name: str) -> None:
+        """Book the memory of a session's compiled schema, once. Raises StatusError where the budget has no room: the
+        session is then freed."""
+        session = self.sessions[name]
         if not session.has_grammar:
-            self._check_room(GRAMMAR_BYTES)
+            try:
+                self._check_room(GRAMMAR_BYTES)
+            except StatusError:
+                self.release(name)
+                raise
             session.has_grammar = True
             session.bytes, self.bytes = session.bytes + GRAMMAR_BYTES, self.bytes + GRAMMAR_BYTES
 

@@ -200,14 +200,10 @@ class SampleWork(ReadWork):
     def begin(self, session: HostSession, following: int) -> None:
         super().begin(session, following)
         # here, and not when a token is drawn: a tokenizer that cannot be read fails this hop alone
-        self._grammar = self._session_grammar() if self._ends_here else None
-
-    def _session_grammar(self) -> Grammar | None:
-        """The session's, made at its first step."""
-        session, settings = self.session, self.sampling.grammar
+        settings = self.sampling.grammar if self._ends_here else None
         if settings is not None and (session.grammar is None or session.grammar.settings != settings):
             session.grammar = Grammar(session.parts.plan.models[session.kind], settings)
-        return session.grammar if settings is not None else None
+        self._grammar = session.grammar if settings is not None else None
 
     def next_op(self) -> KernelCall:
         if self._at < len(self._stages):

@@ -77,7 +77,7 @@ def released_by(host: Host, session: str = "s") -> Callable[[], object]:
     loop = asyncio.get_running_loop()
 
     async def release() -> None:
-        host.release([session])
+        host.sessions.release(session)
 
     return lambda: asyncio.run_coroutine_threadsafe(release(), loop).result(10)
 
