@@ -170,7 +170,10 @@ class AutoMode(Mode):
 
     def _choose(self, request: Generation, account: Account) -> Choice:
         """Raises Refusal where nothing can be had, or nothing in time."""
-        forecasts = self._forecasts(request, account)
+        assert self.guide.frontier is not None
+        options = [option for option in self.guide.frontier.options if self._can_do(option, request)]
+        whole, count = request.whole(self.tokenizer.vocabulary), _expected(request, account)
+        forecasts = [self.conditions.forecast(o, whole if o.one_piece else count) for o in options]
         if not forecasts:
             if problem := self.ring.problem:
                 raise unavailable(f"{problem}; no setting of the frontier does without hosts")
@@ -197,13 +200,6 @@ class AutoMode(Mode):
             return ""
         fits = "" if local <= budget_ms else f", but takes {local:.0f} ms for this text"
         return f", or use mode local, which needs none{fits}"
-
-    def _forecasts(self, request: Generation, account: Account) -> list[Forecast]:
-        """Forecasts of every option that can do `request`."""
-        assert self.guide.frontier is not None
-        options = [option for option in self.guide.frontier.options if self._can_do(option, request)]
-        whole, count = request.whole(self.tokenizer.vocabulary), _expected(request, account)
-        return [self.conditions.forecast(o, whole if o.one_piece else count) for o in options]
 
     def _can_do(self, option: Option, request: Generation) -> bool:
         mode = self.modes[option.mode]

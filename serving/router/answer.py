@@ -22,7 +22,6 @@ from stages.wire.messages import (
     PictureMessage,
     Work,
     copy_of,
-    known_of,
     merged,
     results_of,
 )
@@ -129,7 +128,7 @@ class AuditedAnswer:
         first, vocabulary = self.works[0], self.vocabulary
         assert isinstance(first, stage_pb2.Read)
         drawn = b"".join(each.text for each in self.results)
-        clean = vocabulary.cut(first.clean, 0, known_of(first, vocabulary))
+        clean = vocabulary.cut(first.clean, 0, vocabulary.count(first.clean) - first.sample.draft)
         works, at, start, count = list[Work](), 0, first.start, vocabulary.count(drawn)
         while at < count:
             end = min(at + cut.randint(PASS_TOKENS // 2, PASS_TOKENS), count)

@@ -300,14 +300,14 @@ class Ring:
 
 def _begun(job: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
     """A task whose failure is not passed over in silence."""
+
+    def ended(task: asyncio.Task[T]) -> None:
+        if not task.cancelled() and (error := task.exception()) is not None:
+            log.critical("a job of the ring failed", exc_info=error)
+
     task = asyncio.create_task(job)
-    task.add_done_callback(_tell_failure)
+    task.add_done_callback(ended)
     return task
-
-
-def _tell_failure(task: asyncio.Task[Any]) -> None:
-    if not task.cancelled() and (error := task.exception()) is not None:
-        log.critical("a job of the ring failed", exc_info=error)
 
 
 # The ring as the requests of one release see it: hosts that hold its weights, and no others.

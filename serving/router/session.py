@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Self
 
@@ -90,7 +90,7 @@ class Session:
         self._start, self._reads, self._kept = 0, list[int](), 0
         self._number = 0  # of the next work
         # Space of its text in the hosts' memory; empty: it has none.
-        self._space = account.context.space if view.settings.memory else b""
+        self._space = account.context.space
         # A host no longer had what it said that it keeps.
         self._forgotten = False
         self._work: Work | PictureMessage | None = None
@@ -317,7 +317,14 @@ class Session:
         """Begin an attempt, once there are hosts for it. Raises Refusal when there are none for too long."""
         left_s = self.due_at - time.monotonic()
         patience_s = min(self.ring.settings.hop_timeout_s, left_s)
-        deadline, prefixes = time.monotonic() + patience_s, self._prefixes()
+        deadline, prefixes, work = time.monotonic() + patience_s, list[bytes](), self._work
+        # once something went wrong, hosts read all of it anew: the second try depends on nothing that may be gone, too
+        anew = self._tries or self._forgotten or self._start
+        if self._space and not anew and isinstance(work, stage_pb2.Read):
+            # the last known token is read in any case: the hosts are asked for what follows it
+            most = (self.vocabulary.count(self._text) - 1) // ATTEND_POSITIONS * ATTEND_POSITIONS
+            root = prefix_root(self._space, self._digest, work.codec)
+            prefixes = prefix_digests(root, self.vocabulary.cut(self._text, 0, most), self.vocabulary)
         avoid = self._blamed | self.ring.auditor.apart()
         while (path := self._choose(avoid, prefixes)) is None or (self._tries and not self.ring.may_replay()):
             if time.monotonic() > (self.due_at if path else deadline):
@@ -326,19 +333,7 @@ class Session:
             await asyncio.sleep(PAUSE_S)
         self._begin(path, prefixes)
 
-    def _prefixes(self) -> list[bytes]:
-        """Digests of the beginnings of the text that hosts may have in memory, the shortest first."""
-        work = self._work
-        # Once something went wrong, hosts read all of it anew: the second try depends on nothing that may be gone, too.
-        anew = self._tries or self._forgotten or self._start
-        if not self._space or anew or not isinstance(work, stage_pb2.Read):
-            return []
-        # the last known token is read in any case: the hosts are asked for what follows it
-        most = (self.vocabulary.count(self._text) - 1) // ATTEND_POSITIONS * ATTEND_POSITIONS
-        root = prefix_root(self._space, self._digest, work.codec)
-        return prefix_digests(root, self.vocabulary.cut(self._text, 0, most), self.vocabulary)
-
-    def _begin(self, path: HostPath, prefixes: list[bytes] | None = None) -> None:
+    def _begin(self, path: HostPath, prefixes: Sequence[bytes] = ()) -> None:
         """:param prefixes: of the text, which the hosts may have in memory."""
         if self._tries:
             self.account.replays += 1

@@ -148,7 +148,7 @@ class Host:
         work = parse_hop(hop, parts.plan, is_open=session is not None)
         if hop.router not in self.subscribers:
             raise failed_precondition(f"router {hop.router!r} does not listen here: subscribe first")
-        if self.scheduler.full and (session is None or not session.in_step):
+        if self.scheduler.full and (session is None or not session.prefills + session.batches):
             raise exhausted(f"{self.settings.name} has {self.scheduler.limit} hops under way", retry_after_ms=500)
         limit = self.settings.queue_mb << 20
         # steps are counted, and one may have a thousand batches
@@ -180,25 +180,19 @@ class Host:
     def _open(self, hop: stage_pb2.Hop, work: HopWork, parts: Parts, capacity: int) -> HostSession:
         if self.stopping:
             raise StatusError(grpc.StatusCode.UNAVAILABLE, f"{self.settings.name} is stopping")
-        beginning = self._beginning(hop)
+        beginning, memory = None, hop.memory
+        if hop.HasField("memory"):
+            vouched = is_vouched(hop, self.subscribers.key(hop.router))
+            root = prefix_root(memory.space, hop.digest, hop.read.codec)
+            kept = Beginning(root, tuple(memory.hosts[: hop.place]) if vouched else ())
+            if memory.prefix:
+                # what nobody vouched for has no place: such a prefix is not there
+                self.prefixes.find(memory.prefix if vouched else b"", kept, hop.read.start)
+            beginning = kept if vouched else None
         session = self.sessions.open(hop.session, hop.router, work.kind, capacity, parts)
         session.next_number = work.number  # a replay starts where another host's session ended
         session.beginning, session.path = beginning, tuple(hop.path)
         return session
-
-    def _beginning(self, hop: stage_pb2.Hop) -> Beginning | None:
-        """Place in memory of the text that a hop opens a session for; None where nothing is kept of it, or the router
-        does not vouch for it. Raises StatusError where its prefix is gone."""
-        if not hop.HasField("memory"):
-            return None
-        memory = hop.memory
-        vouched = is_vouched(hop, self.subscribers.key(hop.router))
-        root = prefix_root(memory.space, hop.digest, hop.read.codec)
-        beginning = Beginning(root, tuple(memory.hosts[: hop.place]) if vouched else ())
-        if memory.prefix:
-            # what nobody vouched for has no place: such a prefix is not there
-            self.prefixes.find(memory.prefix if vouched else b"", beginning, hop.read.start)
-        return beginning if vouched else None
 
     def _drawing(self, hop: stage_pb2.Hop, work: PictureWork, parts: Parts, session: HostSession | None) -> HostSession:
         """Nothing is kept between hops of pictures, so any of them may be the first."""

@@ -125,8 +125,10 @@ class NextHosts:
                     warmer = asyncio.create_task(relay.keep_warm(self._state_bytes, self._keep_warm_s))
                 if problem:
                     await asyncio.sleep(RETRY_S)
-                else:
-                    await _until_review(relay)
+                    continue
+                due = time.monotonic() + REVIEW_S
+                while relay.rtt_ms is not None and time.monotonic() < due:
+                    await asyncio.sleep(CHECK_S)
         finally:
             if warmer is not None:
                 warmer.cancel()
@@ -141,13 +143,6 @@ class NextHosts:
         except StatusError as refusal:
             return refusal.message
         return problem
-
-
-async def _until_review(relay: Relay) -> None:
-    """Return when a good link is to be looked at again: it fell silent, or it is time."""
-    due = time.monotonic() + REVIEW_S
-    while relay.rtt_ms is not None and time.monotonic() < due:
-        await asyncio.sleep(CHECK_S)
 
 
 # Events kept for a router that does not read them; later ones are dropped, its requests then end at their deadline.

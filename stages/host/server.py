@@ -217,7 +217,8 @@ class EmptyHost:
         problem = ""
         while not stop.is_set():
             changed = asyncio.Event()
-            told = asyncio.create_task(_pass_on(stop, changed))
+            stopping = asyncio.create_task(stop.wait())
+            stopping.add_done_callback(lambda _, changed=changed: changed.set())  # type: ignore[misc]
             try:
                 given = None if problem else read_assignment(self.shelf)
                 if given is None or not self.shelf.in_use:
@@ -235,7 +236,7 @@ class EmptyHost:
                 problem = f"its stage cannot be served: {error}"
                 log.error("%s: %s", self.settings.host.name, problem)
             finally:
-                told.cancel()
+                stopping.cancel()
                 gc.collect()
                 trim()
         self.shelf.close()
@@ -266,11 +267,6 @@ def measured_speed() -> float:
         matrix @ row
         times_s.append(time.perf_counter() - begin)
     return matrix.numel() / min(times_s)
-
-
-async def _pass_on(stop: asyncio.Event, changed: asyncio.Event) -> None:
-    await stop.wait()
-    changed.set()
 
 
 def _new_server(

@@ -70,11 +70,6 @@ class HostSession:
             self.prefills = self.batches = 0
             self.next_number += 1
 
-    @property
-    def in_step(self) -> bool:
-        """True if it has had some hops of a step, and waits for the last one."""
-        return self.prefills + self.batches > 0
-
     def add_up(self, event: stage_pb2.Event, is_prefill: bool) -> None:
         """Keep the timings of a prefill that ended here; the event of the next hop with a result gets the sums."""
         if not is_prefill and not self.timings:
@@ -92,7 +87,6 @@ class HostSession:
 
     @cached_property
     def vocabulary(self) -> Vocabulary:
-        """Vocabulary of the texts that it reads."""
         return self.parts.plan.models[self.kind].vocabulary
 
 

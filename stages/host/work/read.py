@@ -217,8 +217,16 @@ class SampleWork(ReadWork):
         assert isinstance(result, Tensor)
         event = self._sampled(result)
         self.outcome = event
-        if event.WhichOneof("outcome") == "text" and not event.complete:
-            self._start_next(event)
+        if event.WhichOneof("outcome") != "text" or event.complete:
+            return
+        vocabulary, drafting = self.session.vocabulary, self.drafting
+        written = vocabulary.tokens(event.text)
+        if drafting is not None:
+            event.drafted = self.draft
+        if (left := self.remaining - len(written)) < 1:
+            return
+        draft, kept = (Draft(), 0) if drafting is None else self._drafted(drafting, written, left)
+        self.result, self.outcome = event, next_read(self.hop, event.text, vocabulary, kept, draft)
 
     def _ended(self, hidden: Tensor) -> None:
         self._states = hidden
@@ -257,19 +265,6 @@ class SampleWork(ReadWork):
                 break
         event.text = text
         return event
-
-    def _start_next(self, event: stage_pb2.Event) -> None:
-        """Make the next step of the hosts the outcome, where there is one: with drafts, if this host makes them."""
-        vocabulary = self.session.vocabulary
-        written = vocabulary.tokens(event.text)
-        if self.drafting is not None:
-            event.drafted = self.draft
-        if (left := self.remaining - len(written)) < 1:
-            return
-        draft, kept = Draft(), 0
-        if self.drafting is not None:
-            draft, kept = self._drafted(self.drafting, written, left)
-        self.result, self.outcome = event, next_read(self.hop, event.text, vocabulary, kept, draft)
 
     def _drafted(self, limits: stage_pb2.Drafting, written: list[int], left: int) -> tuple[Draft, int]:
         """Drafts of what follows the tokens just written, and how many of the drafts before the hosts remember."""
