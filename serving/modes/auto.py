@@ -149,10 +149,7 @@ class AutoMode(Mode):
         return [mode for mode in served if not isinstance(mode, ResampleMode) or mode.is_near]
 
     def _first_of(self, request: Generation, why: str) -> tuple[Mode, str]:
-        """The mode for a request that no frontier decides, and a sentence. Raises Refusal.
-
-        :param why: no frontier does.
-        """
+        """The mode for a request that no frontier decides (`why`), and a sentence. Raises Refusal."""
         if request.budget_ms is not None:
             raise failed_precondition(f"mode auto cannot keep a budget: {why}: leave budget_ms out, or name a mode")
         refusal: StatusError | None = None

@@ -269,11 +269,9 @@ class LatencyModel:
             self._extra["step"].record((rest_ms - self.trip_ms(payload)) / (sweeps - 1) - step_ms, payload)
 
     def _delays(self) -> tuple[float, float]:
-        """Delay of one sweep, and of one step of `ar`, from the router's own links.
-
-        Two hosts are taken to be as far apart as the farther of them is from the router; what that is wrong by is
-        learned with the first requests.
-        """
+        """Delay of one sweep, and of one step of `ar`, from the router's own links."""
+        # two hosts are taken to be as far apart as the farther of them is from the router; what that is wrong by is
+        # recorded with the first requests
         rtts = [UNKNOWN_RTT_MS if rtt is None else rtt for rtt in self.rtts()]
         within_ms = sum(max(pair) for pair in pairwise(rtts)) / 2
         back_ms = max(rtts[0], rtts[-1]) / 2 if len(rtts) > 1 else 0.0

@@ -177,7 +177,6 @@ class _Tokens(Detokenizer):
         return text
 
     def _added(self) -> str:
-        """Text that the held tokens add."""
         return self._text(self._known + self._held)[len(self._text(self._known)) :]
 
     def _text(self, tokens: list[int]) -> str:

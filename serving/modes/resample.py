@@ -111,10 +111,7 @@ class ResampleMode(Mode):
         self._check_candidates(request, model.width)
 
     def _check_candidates(self, request: Generation, width: int) -> None:
-        """Raise Refusal where hosts or the drafter have no room for the candidates.
-
-        :param width: of the scorer's hidden states.
-        """
+        """Raise Refusal where hosts, by the scorer's width, or the drafter have no room for the candidates."""
         chunk, candidates = self._sizes(request)
         noun, most = self.tokenizer.noun, most_scored(width)
         each = f"{chunk} {noun}"
@@ -191,6 +188,5 @@ class ResampleMode(Mode):
 
     @property
     def _models(self) -> dict[str, stage_pb2.ModelInfo]:
-        """The hosts' models that can score."""
         found = {name: self.ring.model(kind) for name, kind in SCORERS.items()}
         return {name: model for name, model in found.items() if model is not None}

@@ -196,8 +196,7 @@ class Admission:
         return own + sum(ahead)
 
     def _make_room(self, usage: Usage, refusal: StatusError, batch: bool) -> None:
-        """Put out the newest request of the key that has the most waiting, batch requests first. Raises `refusal` where
-        that is this one."""
+        """Refuse the newest request of the key that has the most waiting, batch requests first."""
         gives_way = any(each.batch for other in self._usage.values() for each in other.waiting)
 
         def pool(other: Usage) -> list[Waiting]:

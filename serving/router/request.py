@@ -45,12 +45,10 @@ def _setting(own: dict[str, Any], help: str, **more: Any) -> Any:  # noqa: ANN40
 
 
 def _count(help: str, http: str = "", least: int = 1, most: int = MAX_COUNT, **more: Any) -> Any:  # noqa: ANN401
-    """A whole number."""
     return _setting({"http": http}, help, least=least, most=most, **more)
 
 
 def _name(help: str, http: str) -> Any:  # noqa: ANN401
-    """A name that the router knows."""
     return _setting({"http": http, "name": True}, help)
 
 

@@ -174,10 +174,7 @@ class Rollout:
         return served
 
     async def _hold_on(self) -> None:
-        """Stay with what is served, here and when the router starts anew: hosts will hold what was not tried yet.
-
-        Raises CheckpointError.
-        """
+        # stay with what is served, here and when the router starts anew: hosts will hold what was not tried yet
         if self.current.view.pinned:
             return
         self.current.name = self.current.release
@@ -253,7 +250,6 @@ class Rollout:
         return ActiveRelease.over(RingView(self.ring, plan.weights), own, name)
 
     def _joining(self, without: list[str]) -> list[HostLink]:
-        """Hosts that must load a release. Raises Refusal."""
         names = [link.entry.name for link in self.ring.links]
         if unknown := [name for name in without if name not in names]:
             raise invalid(f"there is no host {unknown[0]!r} to do without; there are {', '.join(names)}")
@@ -406,7 +402,6 @@ async def drop(link: HostLink, name: str) -> None:
 
 @contextlib.contextmanager
 def _refusals(link: HostLink) -> Iterator[None]:
-    """Errors of gRPC as StatusErrors."""
     begin = time.perf_counter()
     try:
         yield

@@ -162,10 +162,7 @@ def _own_name(settings: RouterSettings) -> str:
 
 
 def _first(settings: RouterSettings, ring: Ring, shelf: ReleaseStore | None) -> ActiveRelease:
-    """The release that is served first: the one that was deployed last, or what the hosts turn out to have.
-
-    Raises OnesweepError.
-    """
+    """The release that is served first: the one that was deployed last, or what the hosts turn out to have."""
     name = next(reversed(shelf.in_use), "") if shelf else ""
     directory = find_release(name, shelf, settings.checkpoint) if name else None
     if directory is not None:

@@ -205,7 +205,6 @@ class Session:
 
     @property
     def _due_number(self) -> int:
-        """Number of the next result."""
         if isinstance(self._work, stage_pb2.Denoise):  # the hosts make all steps before they send one
             return self._work.number + self._work.drawing.levels - self._work.level
         assert self._work is not None

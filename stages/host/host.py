@@ -9,11 +9,11 @@ from concurrent.futures import ThreadPoolExecutor
 
 import grpc
 
-from stages.host.metrics import record_hop
+from stages.host.metrics import HostCounters, record_hop
 from stages.host.next_hosts import NextHosts, Subscribers
 from stages.host.parts import Parts, Release, Releases
 from stages.host.prefixes import Beginning, PrefixStore, is_vouched
-from stages.host.scheduler import HostObserver, ScheduledHop, Scheduler
+from stages.host.scheduler import ScheduledHop, Scheduler
 from stages.host.sessions import HostSession, SessionStore
 from stages.host.settings import HostSettings
 from stages.host.validation import parse_hop
@@ -39,14 +39,14 @@ class Host:
         first: Release,
         settings: HostSettings,
         next_hosts: NextHosts,
-        meter: HostObserver | None = None,
+        meter: HostCounters | None = None,
         tracer: Tracer | None = None,
     ) -> None:
         """:param first: what it begins with; all that comes later holds the same blocks.
         :param next_hosts: to the hosts that may come next; none where this host holds a whole model."""
         self.releases, self.settings, self.next_hosts = Releases(first), settings, next_hosts
         self.blocks, self.any_may_follow = first.plan.blocks, first.plan.any_may_follow
-        self.meter, self.tracer = meter or HostObserver(), tracer
+        self.meter, self.tracer = meter or HostCounters(), tracer
         self.instance = f"{settings.name}/{secrets.token_hex(8)}"
         """Name of this process: what it kept is gone with it."""
         self.stopping = False

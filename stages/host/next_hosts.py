@@ -6,7 +6,7 @@ import time
 from collections.abc import AsyncGenerator, Callable, Sequence
 
 from stages.errors import InputError
-from stages.host.scheduler import HostObserver
+from stages.host.metrics import HostCounters
 from stages.v1 import stage_pb2
 from stages.wire.hop_stream import WARM_TIMEOUT_S, Relay
 from stages.wire.status import StatusError, failed_precondition
@@ -32,7 +32,7 @@ class NextHosts:
         message_bytes: int,
         hop_timeout_s: float,
         keep_warm_s: float,
-        meter: HostObserver,
+        meter: HostCounters,
         security: Security = LOOPBACK_ONLY,
     ) -> None:
         """:param state_bytes: size of the largest usual hop, which opens a link's window.

@@ -22,7 +22,6 @@ from stages.host.loading import Loader, Sources
 from stages.host.metrics import STAGE_METRICS, HostCounters
 from stages.host.next_hosts import NextHosts
 from stages.host.parts import device_for, full_state_bytes, wiring_problem
-from stages.host.scheduler import HostObserver
 from stages.host.service import StageSeat, StageService, WaitingService, read_assignment
 from stages.host.settings import StageSettings
 from stages.memory import free_memory, keep_trimmed, return_large_buffers, trim
@@ -83,12 +82,12 @@ class StageServer:
             await self.settings.registry.check()
         seeing = self.settings.seeing
         lookout = Telemetry(seeing, "onesweep-stage", self.settings.host.name, self.settings.security.insecure)
-        figures = HostCounters() if seeing.metrics else None
+        figures = HostCounters()
         host = self._host(figures, lookout)
         loader = Loader(host, self.sources, self.backend, self.message_bytes)
         service = StageService(host, loader, self.seat, self.settings.security.tls)
         server, checks, port = _new_server(service, self.message_bytes, self.settings)
-        if figures is not None:
+        if seeing.metrics:
             lookout.serve(STAGE_METRICS, figures.reader(service.description, self.settings.security.tls))
         vitals = await serve_health(checks, self.settings.health)
         await server.start()
@@ -144,7 +143,7 @@ class StageServer:
         task.add_done_callback(ended)
         return task
 
-    def _host(self, figures: HostCounters | None, lookout: Telemetry) -> Host:
+    def _host(self, figures: HostCounters, lookout: Telemetry) -> Host:
         settings = self.settings.host
         links = NextHosts(
             lambda address, other: wiring_problem([release.plan for release in host.releases.all], address, other),
@@ -152,7 +151,7 @@ class StageServer:
             self.message_bytes,
             settings.hop_timeout_s,
             settings.keep_warm_s,
-            figures or HostObserver(),
+            figures,
             self.settings.security,
         )
         host = self.host_type(self.first, settings, links, figures, lookout.tracer)

@@ -47,8 +47,6 @@ class LinkObserver:
 
 
 class _Handover:
-    """One hop on its way to the next host."""
-
     def __init__(self, hop: stage_pb2.Hop, settled: Settled) -> None:
         self.hop, self._settled = hop, settled
         self.begin, self.due_at = time.perf_counter(), time.monotonic() + hop.left_s

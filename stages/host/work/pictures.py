@@ -86,7 +86,6 @@ class PictureWork(HopWork):
         self._pieces.extend(PicturePiece(x, piece.sigma, classes) for x, classes in parts)
 
     def _event(self, trajectory: Trajectory, preview_of: int | None = None) -> stage_pb2.Event:
-        """The pictures, or a preview after a block."""
         pictures = stage_pb2.Pictures(pixels=trajectory.pixels().numpy().tobytes())
         if preview_of is not None:
             pictures.preview, pictures.block = True, preview_of
@@ -105,7 +104,6 @@ class DrawWork(PictureWork):
         self._enter(self.estimate)
 
     def _enter(self, estimate: Tensor | None) -> None:
-        """Enter the next block with E."""
         self._block, self._runner = self._left.popleft()
         self._trajectory = Trajectory(
             self.architecture,
@@ -155,7 +153,6 @@ class DenoiseWork(PictureWork):
         self._enter(self._trajectory.piece().x if self.hidden is None else self.hidden)
 
     def _enter(self, x: Tensor) -> None:
-        """Enter the next stage with patches or hidden states."""
         self._stage, self._runner = self._left.popleft()
         classes = self.plan.conditions(self.architecture)
         self._evaluate(PicturePiece(x, self._trajectory.sigma, classes))
@@ -170,7 +167,6 @@ class DenoiseWork(PictureWork):
             self.outcome = self.hop
 
     def _step(self, f: Tensor) -> None:
-        """Make the solver's step."""
         trajectory = self._trajectory
         trajectory.supply(f)
         if trajectory.done:

@@ -82,7 +82,6 @@ class ReadWork(TextWork):
         self._hidden = list[Tensor]()
 
     def _source(self) -> deque[Tensor]:
-        """Input of the host's first stage, read by read."""
         return deque((self.clean if self.hidden is None else self.hidden).split(self.lengths))
 
     @property
@@ -125,13 +124,11 @@ class ReadWork(TextWork):
         self.outcome = stage_pb2.Event(session=self.hop.session, number=self.number)
 
     def _between_stages(self, hidden: Tensor) -> Tensor:
-        """The input of the next stage on this host: as another host would get it, so that a text does not depend on
-        which host holds which stage. hidden: (..., width)."""
+        # as another host would get it, so that a text does not depend on which host holds which stage
         return self.codec.round_trip(hidden.flatten(0, -2), FEATURE_LIMIT).view(hidden.shape)
 
     @cached_property
     def _ends_here(self) -> bool:
-        """True if this host holds the last stage."""
         return self._stages[-1] == self.session.parts.plan.parts - 1
 
     def _forward(self, hidden: Tensor) -> None:
@@ -375,7 +372,6 @@ def _parse_tree(sample: stage_pb2.Sample, count: int) -> tuple[int, ...]:
 
 
 def _check_remaining(sample: stage_pb2.Sample, end: int, positions: int) -> None:
-    """`end`: the position after the new tokens."""
     remaining = sample.remaining or 1
     if sample.HasField("drafting"):
         # those that are drafted already are among the tokens still to write

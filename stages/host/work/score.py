@@ -125,7 +125,6 @@ def parse_score(hop: stage_pb2.Hop, kind: ModelKind, source: ModelSource) -> Sco
 
 
 def _check_batch(read: stage_pb2.Read) -> None:
-    """A batch of candidates after the first."""
     score = read.score
     if score.batch >= score.batches:
         raise invalid(f"batch {score.batch} of {score.batches} batches of candidates")
