@@ -7,6 +7,7 @@ from collections.abc import Sequence
 
 import grpc
 
+from stages.errors import CodecError
 from stages.host.parts import HostPlan, ModelKind, ModelSource
 from stages.host.prefixes import VOUCHER_BYTES
 from stages.host.work.base import HopWork
@@ -57,19 +58,22 @@ def parse_hop(hop: stage_pb2.Hop, plan: HostPlan, is_open: bool = False) -> HopW
     _check_part(message, plan)
     if hop.HasField("memory"):
         _check_memory(hop)
-    match kind_of_work:
-        case "sweep":
-            work: HopWork = parse_sweep(hop, source)
-        case "draw":
-            work = parse_draw(hop, source)
-        case "denoise":
-            work = parse_denoise(hop, source)
-        case "consult":
-            work = parse_consult(hop, source)
-        case _ if hop.read.HasField("score"):
-            work = parse_score(hop, kind, source)
-        case _:
-            work = parse_read(hop, kind, source, plan)
+    try:
+        match kind_of_work:
+            case "sweep":
+                work: HopWork = parse_sweep(hop, source)
+            case "draw":
+                work = parse_draw(hop, source)
+            case "denoise":
+                work = parse_denoise(hop, source)
+            case "consult":
+                work = parse_consult(hop, source)
+            case _ if hop.read.HasField("score"):
+                work = parse_score(hop, kind, source)
+            case _:
+                work = parse_read(hop, kind, source, plan)
+    except CodecError as error:  # of its payloads
+        raise invalid(str(error)) from None
     if not hop.left_s > 0:  # true for NaN too
         raise StatusError(grpc.StatusCode.DEADLINE_EXCEEDED, "the deadline of this request has passed")
     return work

@@ -16,7 +16,6 @@ from torch import Tensor
 
 from stages.backends.base import CleanPiece, Denoised
 from stages.checkpoint.draft_head import has_draft_head
-from stages.errors import CodecError
 from stages.host.drafter import HeadDrafter
 from stages.host.grammar import Grammar
 from stages.host.parts import HostPlan, ModelKind, ModelSource
@@ -29,7 +28,6 @@ from stages.host.work.base import (
     check_extent,
     check_reads,
     parse_sampling,
-    parse_tokens,
 )
 from stages.limits import MAX_BRANCHES
 from stages.model.codec import FEATURE_LIMIT, StateCodec, hidden_codec
@@ -296,9 +294,9 @@ class SampleWork(ReadWork):
 
 
 def parse_read(hop: stage_pb2.Hop, kind: ModelKind, source: ModelSource, plan: HostPlan) -> ReadWork:
-    """A read that asks nothing, or for a sample. Raises StatusError."""
+    """A read that asks nothing, or for a sample. Raises StatusError, or CodecError."""
     read, sample, a = hop.read, hop.read.sample, source.manifest.text_architecture
-    clean = parse_tokens(read.clean, source.vocabulary)
+    clean = source.vocabulary.decode(read.clean)
     count = clean.shape[0]
     if not count:
         raise invalid("an AR step needs at least one new token")
@@ -342,13 +340,10 @@ def check_new_tokens(hop: stage_pb2.Hop, count: int, taken: int, positions: int)
 
 
 def parse_hidden(read: stage_pb2.Read, rows: int, width: int) -> tuple[StateCodec, Tensor | None]:
-    """The codec of hidden states, and those of the stage before. Raises StatusError."""
-    try:
-        codec = hidden_codec(read.codec)
-        if read.stage > 0:
-            return codec, codec.decode(read.hidden, rows, width, FEATURE_LIMIT)
-    except CodecError as error:
-        raise invalid(str(error)) from None
+    """The codec of hidden states, and those of the stage before. Raises StatusError, or CodecError."""
+    codec = hidden_codec(read.codec)
+    if read.stage > 0:
+        return codec, codec.decode(read.hidden, rows, width, FEATURE_LIMIT)
     if read.hidden:
         raise invalid("stage 0 reads tokens: its message carries no hidden states")
     return codec, None
