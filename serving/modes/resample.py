@@ -7,11 +7,10 @@ serving/modes/candidates.py): with many candidates the text has the scorer's dis
 
 from collections.abc import AsyncGenerator
 from dataclasses import dataclass
-from functools import partial
 
 from serving.modes import MODEL, SCORERS
 from serving.modes.base import Generation, Mode
-from serving.modes.candidates import Floats, check_scores, read_scores, weigh, write_candidates
+from serving.modes.candidates import Floats, read_scores, weigh, write_candidates
 from serving.modes.drafters.local_model import LocalModel, LocalSequence, drafter_problem
 from serving.modes.tokenizer import BYTE_TOKENIZER, Tokenizer, Tokenizers
 from serving.router.accounting import Account
@@ -27,10 +26,10 @@ FOLDERS = {"scorer": "scorer/", "ar": "ar/"}
 
 async def score(session: Session, step: stage_pb2.Read, text: bytes) -> tuple[stage_pb2.Event, Floats]:
     """The result of a step after `text`, and ln p of each of its candidates: (candidates,). Raises Refusal."""
-    count = len(step.score.candidates)
+    count, nats = len(step.score.candidates), list[Floats]()
     await session.push(step, text)
-    event = await session.event(partial(check_scores, count=count))
-    return event, read_scores(event.scores.nats, count)
+    event = await session.event(lambda event: nats.append(read_scores(event.scores.nats, count)))
+    return event, nats[-1]
 
 
 @dataclass(frozen=True)

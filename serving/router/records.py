@@ -75,11 +75,23 @@ class RequestRecord(RequestContext):
         if error is not None:
             self._fail(error)
         self._end_sweep()
-        if self._span is not None:
-            self._end_span(self._span)
+        account, ms = self.account, (time.perf_counter() - self._begin) * 1000
+        if (span := self._span) is not None:
+            span.set_attributes(
+                {
+                    "onesweep.request": self.name,
+                    "onesweep.mode": self.mode,
+                    "onesweep.sweeps": account.sweeps,
+                    "onesweep.output_bytes": account.output_bytes,
+                    "onesweep.output_tokens": account.output_tokens,
+                    "onesweep.wire_bytes": account.wire_bytes_total,
+                }
+            )
+            if self.code is not grpc.StatusCode.OK:
+                _mark_failed(span, self.code.name)
+            span.end()
         if self._figures is not None:
             self._figures.ended(self)
-        account, ms = self.account, (time.perf_counter() - self._begin) * 1000
         log.info(
             "request %s %s %s: %d bytes, %d sweeps, %.1f ms%s",
             *(self.name, self.mode, self.code.name, account.output_bytes, account.sweeps, ms),
@@ -126,22 +138,6 @@ class RequestRecord(RequestContext):
                 _mark_failed(self._sweep, "no result came")
             self._sweep.end(self._arrived_ns)
         self._sweep = self._arrived_ns = None
-
-    def _end_span(self, span: Span) -> None:
-        account = self.account
-        span.set_attributes(
-            {
-                "onesweep.request": self.name,
-                "onesweep.mode": self.mode,
-                "onesweep.sweeps": account.sweeps,
-                "onesweep.output_bytes": account.output_bytes,
-                "onesweep.output_tokens": account.output_tokens,
-                "onesweep.wire_bytes": account.wire_bytes_total,
-            }
-        )
-        if self.code is not grpc.StatusCode.OK:
-            _mark_failed(span, self.code.name)
-        span.end()
 
 
 def _mark_failed(span: Span, why: str) -> None:
