@@ -24,7 +24,7 @@ from serving.router.topology import local_topology
 
 HOSTS = 3
 ENTRANTS = ("sweep", "resample:scorer", "ar", "ar-speculative")
-BYTES, LINK_MS = 96, 20
+BYTES = 96
 RACE_TIMEOUT_MS = 180_000
 GATEWAY_TIMEOUT_S = 60.0
 WIDE: ViewportSize = {"width": 1200, "height": 900}
@@ -63,7 +63,6 @@ def race(page: Page) -> None:
     for box in page.locator("[name=entrant]").all():
         box.set_checked(box.get_attribute("value") in ENTRANTS)
     page.get_by_label("Bytes").fill(str(BYTES))
-    page.get_by_label("Delay added to every hop").fill(str(LINK_MS))
     page.get_by_label("One after another").check()
     page.get_by_role("button", name="Race").click()
     page.locator("#note").wait_for(timeout=RACE_TIMEOUT_MS)

@@ -12,6 +12,5 @@ MAX_BIASES, MAX_BIAS = 300, 100.0
 # Of frequency and presence: likewise.
 MAX_PENALTY = 2.0
 MAX_REPETITION_PENALTY = 10.0
-MAX_LINK_MS = 500  # delay that a request may add to every hop
 MAX_ADDRESS = 255  # characters of HOST:PORT
 MAX_THREADS = 1024  # processor threads of a process

@@ -22,12 +22,12 @@ class GarbageHost(Host):
 
     _turns = itertools.cycle(SPOILS)
 
-    def _hand_over(self, job: ScheduledHop, outcome: Outcome) -> None:
+    def _go_on(self, job: ScheduledHop, outcome: Outcome) -> None:
         # not the step that follows a text: it would be computed from what is none
         told = job.work.result or outcome
         spoil(told, next(self._turns))
         if isinstance(told, stage_pb2.Hop):
-            super()._hand_over(job, told)
+            super()._go_on(job, told)
         else:
             self.subscribers.publish(job.hop.router, told)
 

@@ -57,7 +57,7 @@ def run_draw(options: argparse.Namespace) -> int:
     if options.out.exists():
         raise InputError(f"{options.out} is there already: name another file, or remove it")
     check_destination(options.out, "--out")
-    names = ("pictures", "mode", "seed", "levels", "solver", "guidance", "codec", "link_ms", "timeout_s")
+    names = ("pictures", "mode", "seed", "levels", "solver", "guidance", "codec", "timeout_s")
     settings = {name: value for name in names if (value := getattr(options, name)) is not None}
     with _client(options) as client:
         status = client.status() if options.all or options.compare else None

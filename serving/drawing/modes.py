@@ -47,7 +47,6 @@ class CheckedDrawing:
     codec: str
     previews: bool
     due_at: float
-    link_ms: int
 
     @property
     def drawing(self) -> stage_pb2.Drawing:

@@ -10,7 +10,7 @@ from typing import Any
 from serving.drawing import DEFAULT_GUIDANCE, DEFAULT_LEVELS, DRAWING_MODES, MAX_PICTURES
 from serving.v1 import router_pb2
 from stages.errors import InputError, RequestError
-from stages.limits import MAX_COUNT, MAX_LINK_MS, MAX_SEED
+from stages.limits import MAX_COUNT, MAX_SEED
 from stages.settings import check, setting
 from stages.wire.status import CALLS
 
@@ -31,13 +31,6 @@ class DrawingRequest:
     solver: str | None = setting(None, "euler, 2m (2m)", rare=True)
     guidance: float | None = setting(None, f"pull towards the class; 1 is none ({DEFAULT_GUIDANCE:g})", metavar="G")
     codec: str | None = setting(None, "what travels: fp32, int8, int4 (int8; steps: fp32, int8)", rare=True)
-    link_ms: int | None = setting(
-        None,
-        "delay added to every hop, one way, on a ring on this machine (0)",
-        least=0,
-        most=MAX_LINK_MS,
-        rare=True,
-    )
 
     # Bounds are the message's; the router knows the model and checks the rest.
     def __post_init__(self) -> None:

@@ -6,7 +6,6 @@ from serving.drawing import DEFAULT_GUIDANCE, DEFAULT_LEVELS, DRAWING_MODES, MAX
 from serving.drawing.modes import CheckedDrawing, DrawingMode
 from serving.v1 import router_pb2
 from stages.errors import close_to, one_of
-from stages.limits import MAX_LINK_MS
 from stages.pictures.trajectory import MAX_GUIDANCE, MAX_LEVELS, SOLVERS, DrawPlan
 from stages.v1 import stage_pb2
 from stages.wire.status import failed_precondition, invalid
@@ -52,13 +51,11 @@ def check_drawing(request: router_pb2.DrawRequest, mode: DrawingMode, modes: Mod
     codec = request.codec if request.HasField("codec") else mode.default_codec
     if codec not in mode.codecs:
         raise invalid(f"mode {mode.name} has no codec {codec[:40]!r}; choose from {', '.join(mode.codecs)}")
-    if request.link_ms > MAX_LINK_MS:
-        raise invalid(f"link_ms must be 0 to {MAX_LINK_MS}, not {request.link_ms}")
     if request.previews and mode.name != "chain":
         raise invalid(f"mode {mode.name} has no previews: leave them out, or use mode chain")
     classes = [_class_index(name, mode.info) for name in request.classes for _ in range(each)]
     plan = DrawPlan(request.seed, tuple(classes), levels, solver, guidance)
-    return CheckedDrawing(mode, plan, codec, request.previews, due_at, request.link_ms)
+    return CheckedDrawing(mode, plan, codec, request.previews, due_at)
 
 
 def _class_index(name: str, info: stage_pb2.PictureInfo) -> int:

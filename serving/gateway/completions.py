@@ -214,7 +214,6 @@ class AnswerFormat:
         return self._object("chat.completion" if self.chat else "text_completion", choices, more)
 
     def _part(self, piece: ChoiceText, reason: str | None) -> dict[str, Any]:
-        """A choice with its next text."""
         logprobs = self._logprobs(piece.index, piece.logprobs)
         if self.chat:
             delta: dict[str, Any] = {"content": piece.text} if piece.text else {}

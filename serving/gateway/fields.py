@@ -29,7 +29,7 @@ from serving.router.request import (
     is_decimal,
 )
 from stages.host.schema_check import OF_CALLS
-from stages.limits import MAX_BIAS, MAX_BIASES, MAX_COUNT, MAX_LINK_MS, MAX_LOGPROBS, MAX_PENALTY, MAX_SEED
+from stages.limits import MAX_BIAS, MAX_BIASES, MAX_COUNT, MAX_LOGPROBS, MAX_PENALTY, MAX_SEED
 
 MAX_FIELDS = 64
 MAX_CHOICES = 16
@@ -336,9 +336,6 @@ class ImageRequest(Fields):
     onesweep: ImageExtension = Field(default=ImageExtension(), description="settings of ours")
 
 
-LinkMs = Annotated[int, Field(ge=0, le=MAX_LINK_MS)]
-
-
 class RaceRequest(Fields):
     """POST /api/race: one prompt in several modes."""
 
@@ -350,9 +347,6 @@ class RaceRequest(Fields):
     seed: Seed = 1
     temperature: float | None = Field(default=None, allow_inf_nan=False)
     budget_ms: Count | None = Field(default=None, description="of mode auto")
-    link_ms: LinkMs = Field(
-        default=0, description="delay to add to every hop, one way, where the ring is all on one machine"
-    )
     together: bool = Field(default=True, description="all at once; else one after another, undisturbed by each other")
 
 
@@ -365,5 +359,4 @@ class PictureRaceRequest(Fields):
     )
     seed: Seed = 1
     levels: Count | None = Field(default=None, description="steps from noise to picture")
-    link_ms: LinkMs = Field(default=0, description="as in POST /api/race")
     together: bool = Field(default=True, description="as in POST /api/race")

@@ -83,7 +83,7 @@ async def _in_turn(lanes: Sequence[AsyncGenerator[dict[str, Any], None]]) -> Asy
 async def _lane(router: RouterAccess, entrant: Entrant, request: RaceRequest) -> AsyncGenerator[dict[str, Any], None]:
     """The events of one entrant. Its error ends no other lane."""
     decoder = TextDecoder()
-    asked = request.model_dump(include={"prompt", "max_bytes", "seed", "temperature", "budget_ms", "link_ms"})
+    asked = request.model_dump(include={"prompt", "max_bytes", "seed", "temperature", "budget_ms"})
     yield {"lane": entrant.label, "started": True}
     events = router.events(**entrant_settings(entrant, asked), trips=True)
     try:
@@ -115,7 +115,7 @@ async def _picture_lane(
     yield {"lane": mode, "started": True}
     shown = asyncio.Queue[DrawnPictures | None]()
     preview = shown.put_nowait if mode == PREVIEWED else None
-    asked = request.model_dump(include={"seed", "levels", "link_ms"})
+    asked = request.model_dump(include={"seed", "levels"})
     task = asyncio.create_task(router.draw(request.prompt, mode=mode, preview=preview, **asked))
     task.add_done_callback(lambda _: shown.put_nowait(None))
     try:

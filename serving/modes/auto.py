@@ -149,10 +149,7 @@ class AutoMode(Mode):
         return [mode for mode in served if not isinstance(mode, ResampleMode) or mode.is_near]
 
     def _first_of(self, request: Generation, why: str) -> tuple[Mode, str]:
-        """The mode for a request that no frontier decides, and a sentence. Raises Refusal.
-
-        :param why: no frontier does.
-        """
+        """The mode for a request that no frontier decides (`why`), and a sentence. Raises Refusal."""
         if request.budget_ms is not None:
             raise failed_precondition(f"mode auto cannot keep a budget: {why}: leave budget_ms out, or name a mode")
         refusal: StatusError | None = None
@@ -170,13 +167,16 @@ class AutoMode(Mode):
 
     def _choose(self, request: Generation, account: Account) -> Choice:
         """Raises Refusal where nothing can be had, or nothing in time."""
-        forecasts = self._forecasts(request, account)
+        assert self.guide.frontier is not None
+        options = [option for option in self.guide.frontier.options if self._can_do(option, request)]
+        whole, count = request.whole(self.tokenizer.vocabulary), _expected(request, account)
+        forecasts = [self.conditions.forecast(o, whole if o.one_piece else count) for o in options]
         if not forecasts:
             if problem := self.ring.problem:
                 raise unavailable(f"{problem}; no setting of the frontier does without hosts")
             raise failed_precondition("no setting of the frontier can do this request: shorten it, or name a mode")
         budget_ms = request.budget_ms
-        sweep_ms = self.conditions.trip_ms(link_ms=request.link_ms or 0)
+        sweep_ms = self.conditions.trip_ms()
         if budget_ms is not None and not self.ring.problem and budget_ms < sweep_ms:
             raise invalid(
                 f"a budget of {budget_ms} ms is below one sweep, which takes {sweep_ms:.0f} ms on the links as they "
@@ -197,13 +197,6 @@ class AutoMode(Mode):
             return ""
         fits = "" if local <= budget_ms else f", but takes {local:.0f} ms for this text"
         return f", or use mode local, which needs none{fits}"
-
-    def _forecasts(self, request: Generation, account: Account) -> list[Forecast]:
-        """Forecasts of every option that can do `request`."""
-        assert self.guide.frontier is not None
-        options = [option for option in self.guide.frontier.options if self._can_do(option, request)]
-        whole, count = request.whole(self.tokenizer.vocabulary), _expected(request, account)
-        return [self.conditions.forecast(o, whole if o.one_piece else count, request.link_ms or 0) for o in options]
 
     def _can_do(self, option: Option, request: Generation) -> bool:
         mode = self.modes[option.mode]

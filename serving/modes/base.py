@@ -146,7 +146,7 @@ class PipelineMode(Mode):
 
     @property
     def tokenizer(self) -> Tokenizer:
-        return self.tokenizers.of(self._model) if self._model else BYTE_TOKENIZER
+        return self.tokenizers.of(self._model.digest) if self._model else BYTE_TOKENIZER
 
     @property
     def _model(self) -> stage_pb2.ModelInfo | None:

@@ -13,7 +13,6 @@ from numpy.typing import NDArray
 from serving.modes.drafters.local_model import LocalSequence
 from serving.modes.drafters.passes import DraftJob
 from stages.model.randomness import Purpose, uniforms
-from stages.v1 import stage_pb2
 from stages.wire.status import internal
 
 Floats = NDArray[np.float64]
@@ -85,11 +84,6 @@ def read_scores(payload: bytes, count: int) -> Floats:
     if np.isnan(nats).any():
         raise internal("the scores of candidates are not numbers: look at the hosts' weights")
     return nats
-
-
-def check_scores(event: stage_pb2.Event, count: int) -> None:
-    """Raise Refusal unless `event` brings scores of `count` candidates."""
-    read_scores(event.scores.nats, count)
 
 
 def draw(probs: Floats, u: Floats) -> NDArray[np.int64]:

@@ -195,7 +195,7 @@ class TripOverhead:
     def __init__(self) -> None:
         self._n = self._x = self._xx = self._y = self._xy = 0.0
 
-    def learn(self, extra_ms: float, payload: float) -> None:
+    def record(self, extra_ms: float, payload: float) -> None:
         x = payload / UNIT_BYTES
         for name, value in (("_n", 1.0), ("_x", x), ("_xx", x * x), ("_y", extra_ms), ("_xy", x * extra_ms)):
             setattr(self, name, FORGET * getattr(self, name) + value)
@@ -230,32 +230,31 @@ class LatencyModel:
         self.rtts = rtts
         self._extra = {"sweep": TripOverhead(), "step": TripOverhead()}
 
-    def trip_ms(self, payload: float = 0.0, link_ms: int = 0) -> float:
+    def trip_ms(self, payload: float = 0.0) -> float:
         """One sweep from the router round the hosts and back, without arithmetic.
 
         :param payload: bytes of all its hops.
-        :param link_ms: delay that the request adds to every hop.
         """
-        return self._delays(link_ms)[0] + self._extra["sweep"].ms(payload)
+        return self._delays()[0] + self._extra["sweep"].ms(payload)
 
-    def step_ms(self, payload: float = 0.0, link_ms: int = 0) -> float:
+    def step_ms(self, payload: float = 0.0) -> float:
         """One further token of `ar`, which goes from the last host to the first."""
-        return self._delays(link_ms)[1] + self._extra["step"].ms(payload)
+        return self._delays()[1] + self._extra["step"].ms(payload)
 
-    def forecast(self, option: Option, count: int, link_ms: int = 0) -> Forecast:
+    def forecast(self, option: Option, count: int) -> Forecast:
         """`option` for a text of `count` tokens."""
         mean, high = option.sweeps_for(count)
         share = count / option.output_tokens
         compute_ms, payload = (option.host_ms + option.router_ms) * share, option.wire_bytes * share / max(mean, 1.0)
         if not mean:
             return Forecast(option, compute_ms, compute_ms, 0, 0.0, compute_ms)
-        trips_ms = mean * self.trip_ms(payload, link_ms)
+        trips_ms = mean * self.trip_ms(payload)
         if option.mode == "ar":
-            trips_ms = self.trip_ms(payload, link_ms) + (mean - 1) * self.step_ms(payload, link_ms)
+            trips_ms = self.trip_ms(payload) + (mean - 1) * self.step_ms(payload)
         expected_ms = trips_ms + compute_ms
         return Forecast(option, expected_ms, expected_ms * (high / mean), mean, trips_ms / mean, compute_ms)
 
-    def learn(self, mode: str, account: Account, latency_ms: float) -> None:
+    def record(self, mode: str, account: Account, latency_ms: float) -> None:
         """Book the trips of a request."""
         mode = account.mode or mode
         if not (sweeps := account.sweeps):
@@ -263,20 +262,17 @@ class LatencyModel:
         # hosts that compute batches of candidates side by side take less time than their sum
         rest_ms = max(latency_ms - account.local_compute_ms - sum(account.compute_ms.values()), 0.0)
         payload = account.wire_bytes_total / sweeps
-        link_ms = account.context.link_ms
-        sweep_ms, step_ms = self._delays(link_ms)
+        sweep_ms, step_ms = self._delays()
         if mode != "ar":
-            self._extra["sweep"].learn(rest_ms / sweeps - sweep_ms, payload)
+            self._extra["sweep"].record(rest_ms / sweeps - sweep_ms, payload)
         elif sweeps > 1:
-            self._extra["step"].learn((rest_ms - self.trip_ms(payload, link_ms)) / (sweeps - 1) - step_ms, payload)
+            self._extra["step"].record((rest_ms - self.trip_ms(payload)) / (sweeps - 1) - step_ms, payload)
 
-    def _delays(self, link_ms: int) -> tuple[float, float]:
-        """Delay of one sweep, and of one step of `ar`, from the router's own links.
-
-        Two hosts are taken to be as far apart as the farther of them is from the router; what that is wrong by is
-        learned with the first requests.
-        """
-        rtts = [UNKNOWN_RTT_MS if rtt is None else rtt + 2 * link_ms for rtt in self.rtts()]
+    def _delays(self) -> tuple[float, float]:
+        """Delay of one sweep, and of one step of `ar`, from the router's own links."""
+        # two hosts are taken to be as far apart as the farther of them is from the router; what that is wrong by is
+        # recorded with the first requests
+        rtts = [UNKNOWN_RTT_MS if rtt is None else rtt for rtt in self.rtts()]
         within_ms = sum(max(pair) for pair in pairwise(rtts)) / 2
         back_ms = max(rtts[0], rtts[-1]) / 2 if len(rtts) > 1 else 0.0
         return within_ms + (rtts[0] + rtts[-1]) / 2, within_ms + back_ms

@@ -29,7 +29,7 @@ class LocalMode(Mode):
 
     @property
     def tokenizer(self) -> Tokenizer:
-        return self.tokenizers.named(self.model.digest) if self.model else BYTE_TOKENIZER
+        return self.tokenizers.of(self.model.digest) if self.model else BYTE_TOKENIZER
 
     @property
     def positions(self) -> int:

@@ -178,7 +178,6 @@ class _Tokens(Detokenizer):
         return text
 
     def _added(self) -> str:
-        """Text that the held tokens add."""
         return self._text(self._known + self._held)[len(self._text(self._known)) :]
 
     def _text(self, tokens: list[int]) -> str:
@@ -237,4 +236,4 @@ def read_tokenizers(directory: Path) -> Tokenizers:
 
 def tokenizer_of(directory: Path) -> Tokenizer:
     """The tokenizer of a checkpoint. Raises OnesweepError where it is missing or damaged."""
-    return read_tokenizers(directory).named(read_manifest(directory).digest())
+    return read_tokenizers(directory).of(read_manifest(directory).digest())

@@ -7,11 +7,10 @@ serving/modes/candidates.py): with many candidates the text has the scorer's dis
 
 from collections.abc import AsyncGenerator
 from dataclasses import dataclass
-from functools import partial
 
 from serving.modes import MODEL, SCORERS
 from serving.modes.base import Generation, Mode
-from serving.modes.candidates import Floats, check_scores, read_scores, weigh, write_candidates
+from serving.modes.candidates import Floats, read_scores, weigh, write_candidates
 from serving.modes.drafters.local_model import LocalModel, LocalSequence, drafter_problem
 from serving.modes.tokenizer import BYTE_TOKENIZER, Tokenizer, Tokenizers
 from serving.router.accounting import Account
@@ -27,10 +26,10 @@ FOLDERS = {"scorer": "scorer/", "ar": "ar/"}
 
 async def score(session: Session, step: stage_pb2.Read, text: bytes) -> tuple[stage_pb2.Event, Floats]:
     """The result of a step after `text`, and ln p of each of its candidates: (candidates,). Raises Refusal."""
-    count = len(step.score.candidates)
+    count, nats = len(step.score.candidates), list[Floats]()
     await session.push(step, text)
-    event = await session.event(partial(check_scores, count=count))
-    return event, read_scores(event.scores.nats, count)
+    event = await session.event(lambda event: nats.append(read_scores(event.scores.nats, count)))
+    return event, nats[-1]
 
 
 @dataclass(frozen=True)
@@ -72,13 +71,13 @@ class ResampleMode(Mode):
 
     @property
     def tokenizer(self) -> Tokenizer:
-        return next((self.tokenizers.of(model) for model in self._models.values()), BYTE_TOKENIZER)
+        return next((self.tokenizers.of(model.digest) for model in self._models.values()), BYTE_TOKENIZER)
 
     @property
     def served(self) -> list[str]:
         """Scorers of the hosts that read this mode's tokens, by the name that a request has for them."""
         ours = self.tokenizer.id
-        return [name for name, model in self._models.items() if self.tokenizers.of(model).id == ours]
+        return [name for name, model in self._models.items() if self.tokenizers.of(model.digest).id == ours]
 
     @property
     def positions(self) -> int:
@@ -111,10 +110,7 @@ class ResampleMode(Mode):
         self._check_candidates(request, model.width)
 
     def _check_candidates(self, request: Generation, width: int) -> None:
-        """Raise Refusal where hosts or the drafter have no room for the candidates.
-
-        :param width: of the scorer's hidden states.
-        """
+        """Raise Refusal where hosts, by the scorer's width, or the drafter have no room for the candidates."""
         chunk, candidates = self._sizes(request)
         noun, most = self.tokenizer.noun, most_scored(width)
         each = f"{chunk} {noun}"
@@ -191,6 +187,5 @@ class ResampleMode(Mode):
 
     @property
     def _models(self) -> dict[str, stage_pb2.ModelInfo]:
-        """The hosts' models that can score."""
         found = {name: self.ring.model(kind) for name, kind in SCORERS.items()}
         return {name: model for name, model in found.items() if model is not None}

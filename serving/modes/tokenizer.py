@@ -134,12 +134,8 @@ class Tokenizers:
     def __init__(self, of_tokens: Mapping[str, Tokenizer]) -> None:
         self._of_tokens = of_tokens
 
-    def of(self, model: stage_pb2.ModelInfo) -> Tokenizer:
-        """That of a model of the hosts, for which there is no `problem`."""
-        return self.named(model.digest)
-
-    def named(self, digest: str) -> Tokenizer:
-        """That of the model with this digest, here or on the hosts."""
+    def of(self, digest: str) -> Tokenizer:
+        """That of the model with this digest, here or on the hosts; meaningful while there is no `problem`."""
         return self._of_tokens.get(digest, BYTE_TOKENIZER)
 
     def problem(self, model: stage_pb2.ModelInfo) -> str:

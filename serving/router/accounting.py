@@ -21,8 +21,6 @@ JITTER_S = 0.02
 class RequestContext:
     """The properties of a request that travel to the hosts beside its work."""
 
-    # Added to every hop.
-    link_ms = 0
     # It gives way to others, on the hosts too.
     batch = False
     # Where hosts may keep the beginnings of its texts; empty: nowhere.

@@ -27,7 +27,7 @@ INTERACTIVE_SHARE, BATCH_SHARE = 4, 8  # one place of so many
 DAY_S = 86_400
 LEAST_RETRY_MS, MOST_RETRY_MS = 1000, 60_000
 # Weight of a new request in the mean of how long they take.
-LEARN = 0.2
+NEW_SHARE = 0.2
 
 
 @dataclass(eq=False)
@@ -54,15 +54,12 @@ class Usage:
     bytes_today: int = 0
 
 
+@dataclass
 class AdmittedRequest:
     """An admitted request."""
 
-    def __init__(self) -> None:
-        self.spent_bytes = 0
-
-    def spend(self, count: int) -> None:
-        """Book bytes that were read or generated."""
-        self.spent_bytes += count
+    # That were read or generated so far.
+    spent_bytes: int = 0
 
 
 class Admission:
@@ -111,21 +108,21 @@ class Admission:
         usage.most = key.concurrent or self._share
         # waiting for one's own quota helps nobody: the caller knows best when to come back
         self._check_quotas(key, usage, max_bytes)
-        ticket, day = AdmittedRequest(), usage.day
+        admitted, day = AdmittedRequest(), usage.day
         usage.bytes_today += max_bytes
         try:
             await self._take_place(key, usage, min(self.settings.queue_wait_s, left_s), batch)
             begin = self._clock()
             try:
                 async with self._pace:
-                    yield ticket
+                    yield admitted
             finally:
                 took_s = self._clock() - begin
-                self._mean_s += LEARN * (took_s - self._mean_s) if self._mean_s else took_s
+                self._mean_s += NEW_SHARE * (took_s - self._mean_s) if self._mean_s else took_s
                 self._leave(usage, batch)
         finally:
             if usage.day == day:
-                usage.bytes_today += ticket.spent_bytes - max_bytes
+                usage.bytes_today += admitted.spent_bytes - max_bytes
 
     @property
     def waiting(self) -> int:
@@ -136,7 +133,15 @@ class Admission:
         if key.concurrent is not None and usage.held + len(usage.waiting) >= key.concurrent:
             said = f"key {key.name} has {key.concurrent} requests under way, its limit"
             raise exhausted(said, self._retry_ms(1))
-        self._check_bytes(key, usage, max_bytes)
+        day, into_s = divmod(time.time(), DAY_S)
+        if usage.day != day:
+            usage.day, usage.bytes_today = int(day), 0
+        if key.bytes_per_day is not None and usage.bytes_today + max_bytes > key.bytes_per_day:
+            said = (
+                f"key {key.name} may use {key.bytes_per_day} bytes a day, prompts included: "
+                f"{max(key.bytes_per_day - usage.bytes_today, 0)} are left until midnight UTC"
+            )
+            raise exhausted(f"{said}, and {max_bytes} were asked for", math.ceil((DAY_S - into_s) * 1000))
         if key.rate is None:
             return
         now_s, most = self._clock(), max(key.rate, 1.0)
@@ -147,22 +152,9 @@ class Admission:
             raise exhausted(f"key {key.name} may start {key.rate:g} requests a second", wait_ms)
         usage.allowance -= 1.0
 
-    def _check_bytes(self, key: Key, usage: Usage, max_bytes: int) -> None:
-        day, into_s = divmod(time.time(), DAY_S)
-        if usage.day != day:
-            usage.day, usage.bytes_today = int(day), 0
-        if key.bytes_per_day is None or usage.bytes_today + max_bytes <= key.bytes_per_day:
-            return
-        left = max(key.bytes_per_day - usage.bytes_today, 0)
-        said = (
-            f"key {key.name} may use {key.bytes_per_day} bytes a day, prompts included: "
-            f"{left} are left until midnight UTC"
-        )
-        raise exhausted(f"{said}, and {max_bytes} were asked for", math.ceil((DAY_S - into_s) * 1000))
-
     async def _take_place(self, key: Key, usage: Usage, wait_s: float, batch: bool) -> None:
         if self._may_take(usage, batch) and not any(each.batch <= batch for each in usage.waiting):
-            self._seat(usage, batch)
+            self._give_place(usage, batch)
             return
         full = f"{self.requests} requests are under way, the limit"
         if self.requests < self.settings.request_limit:
@@ -204,8 +196,7 @@ class Admission:
         return own + sum(ahead)
 
     def _make_room(self, usage: Usage, refusal: StatusError, batch: bool) -> None:
-        """Put out the newest request of the key that has the most waiting, batch requests first. Raises `refusal` where
-        that is this one."""
+        """Refuse the newest request of the key that has the most waiting, batch requests first."""
         gives_way = any(each.batch for other in self._usage.values() for each in other.waiting)
 
         def pool(other: Usage) -> list[Waiting]:
@@ -223,7 +214,7 @@ class Admission:
         fits = free > (self._reserved if usage.held else 0) and usage.held < usage.most
         return fits and not (batch and self.batches >= self._batch_most)
 
-    def _seat(self, usage: Usage, batch: bool) -> None:
+    def _give_place(self, usage: Usage, batch: bool) -> None:
         self.requests, self.batches = self.requests + 1, self.batches + batch
         self._turns += 1
         usage.held, usage.turn = usage.held + 1, self._turns
@@ -231,9 +222,9 @@ class Admission:
     def _leave(self, usage: Usage, batch: bool) -> None:
         self.requests, self.batches = self.requests - 1, self.batches - batch
         usage.held -= 1
-        self._seat_waiting()
+        self._give_free_places()
 
-    def _seat_waiting(self) -> None:
+    def _give_free_places(self) -> None:
         """Give free places away: to the key that holds the fewest, and of these to the one that had to wait longest."""
         while True:
             owed = self.batches < self._batch_least
@@ -249,7 +240,7 @@ class Admission:
             usage.waiting.remove(first)
             if not first.turn.done():  # else its client went, or waited long enough, in this very moment
                 first.turn.set_result(None)
-                self._seat(usage, first.batch)
+                self._give_place(usage, first.batch)
 
     def _retry_ms(self, place: int) -> int:
         """When the request at this place of a queue would get its turn, about."""

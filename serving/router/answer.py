@@ -12,17 +12,15 @@ import torch
 from numpy.typing import NDArray
 
 from serving.router.paths import Attempt, HostLink, HostPath
-from stages.host.parts import MODEL_KINDS, HostPlan, ModelKind, Parts, load_parts, plan_host
+from stages.host.parts import HostPlan, Parts, load_parts, plan_host
 from stages.host.sessions import HostSession, SessionStore
 from stages.host.validation import parse_hop
 from stages.model.vocabulary import Vocabulary
 from stages.v1 import stage_pb2
 from stages.wire.messages import (
-    Outcome,
     PictureMessage,
     Work,
     copy_of,
-    known_of,
     merged,
     results_of,
 )
@@ -129,7 +127,7 @@ class AuditedAnswer:
         first, vocabulary = self.works[0], self.vocabulary
         assert isinstance(first, stage_pb2.Read)
         drawn = b"".join(each.text for each in self.results)
-        clean = vocabulary.cut(first.clean, 0, known_of(first, vocabulary))
+        clean = vocabulary.cut(first.clean, 0, vocabulary.count(first.clean) - first.sample.draft)
         works, at, start, count = list[Work](), 0, first.start, vocabulary.count(drawn)
         while at < count:
             end = min(at + cut.randint(PASS_TOKENS // 2, PASS_TOKENS), count)
@@ -168,18 +166,14 @@ class ReferenceVerifier:
         self._checkpoints = checkpoints
         self._loaded = {path: parts for path, parts in self._loaded.items() if path in checkpoints}
 
-    def knows(self, digest: str) -> bool:
-        """True where it has those weights. Raises OnesweepError."""
-        return self._plan(digest) is not None
-
     @torch.inference_mode()
     def results(self, steps: Sequence[Sequence[stage_pb2.Hop]]) -> list[stage_pb2.Event]:
-        """Results of the hops of some steps, the first of which opens a session, of weights that it `knows`.
+        """Results of the hops of some steps, the first of which opens a session, of weights that it has.
 
         Raises OnesweepError, and StatusError for a hop that no host would take.
         """
         first = steps[0][0]
-        found = self._plan(first.digest)
+        found = self.find(first.digest)
         assert found is not None
         path, plan = found
         parts = self._loaded.get(path) or load_parts(plan)
@@ -194,32 +188,23 @@ class ReferenceVerifier:
             results.append(merged(ends[-results_of(hops) :]))
         return results
 
-    def _plan(self, digest: str) -> tuple[Path, HostPlan] | None:
-        """The bundle that has those weights, and the plan of a host with all of it."""
+    def find(self, digest: str) -> tuple[Path, HostPlan] | None:
+        """The bundle that has those weights, if any, and the plan of a host with all of it. Raises OnesweepError."""
         for checkpoint in self._checkpoints:
             loaded = self._loaded.get(checkpoint)
             plan = loaded.plan if loaded else plan_host(checkpoint, tuple(range(plan_host(checkpoint, (0,)).parts)))
-            if _kind(plan, digest) is not None:
+            if digest and digest in plan.weights:
                 return checkpoint, plan
         return None
 
 
 def _end(hop: stage_pb2.Hop, session: HostSession) -> stage_pb2.Event:
-    outcome = _outcome(hop, session)
-    while isinstance(outcome, stage_pb2.Hop):  # of pictures, whose next step begins where the last one ended
-        outcome = _outcome(outcome, session)
-    return outcome
-
-
-def _outcome(hop: stage_pb2.Hop, session: HostSession) -> Outcome:
     parts = session.parts
     work = parse_hop(copy_of(hop), parts.plan)
     work.begin(session, parts.plan.blocks[-1] + 1)
     while work.outcome is None:
         call = work.next_op()
         work.complete(call.compute([call.piece])[0])
+    if isinstance(work.outcome, stage_pb2.Hop):  # of pictures, whose next step begins where the last one ended
+        return _end(work.outcome, session)
     return work.outcome
-
-
-def _kind(plan: HostPlan, digest: str) -> ModelKind | None:
-    return next((kind for kind in MODEL_KINDS if kind in plan.models and plan.models[kind].digest == digest), None)

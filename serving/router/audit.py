@@ -173,7 +173,7 @@ class Auditor:
         """The router's own results, if it can compute them."""
         steps = answer.steps(Attempt(answer.path, lambda *_: None), self._random)
         try:
-            if self.verifier is not None and self.verifier.knows(steps[0][0].digest):
+            if self.verifier is not None and self.verifier.find(steps[0][0].digest):
                 loop = asyncio.get_running_loop()
                 return answer.told(await loop.run_in_executor(self._thread, self.verifier.results, steps))
         except OnesweepError as error:

@@ -181,7 +181,9 @@ def judge(report: Report) -> None:
     for hop in report.hops:
         _judge_hop(report, hop)
     ours = report.machines[0]
-    _judge_kernels(report)
+    for control in sorted({m.congestion_control for m in report.machines} - {"", "cubic", "bbr"}):
+        where = ", ".join(m.name for m in report.machines if m.congestion_control == control)
+        report.bad(where, f"congestion control {control}: set net.ipv4.tcp_congestion_control to cubic or bbr")
     for machine in report.machines:
         if machine.version != ours.version:
             report.bad(machine.name, f"runs onesweep {machine.version}, the router's machine {ours.version}: use one")
@@ -231,13 +233,6 @@ def _judge_backends(report: Report, hosts: Sequence[Endpoint]) -> None:
                 "continues for another may change at a rare tie, and audits may take one for faulty; give all the same "
                 "--backend and --device, on GPUs of one kind",
             )
-
-
-def _judge_kernels(report: Report) -> None:
-    for control in sorted({m.congestion_control for m in report.machines} - {""}):
-        if control not in ("cubic", "bbr"):
-            where = ", ".join(m.name for m in report.machines if m.congestion_control == control)
-            report.bad(where, f"congestion control {control}: set net.ipv4.tcp_congestion_control to cubic or bbr")
 
 
 def report_text(report: Report) -> str:

@@ -34,7 +34,7 @@ SILENT_S = 1.0
 # Of what a host may say of itself.
 MOST_BLOCKS, MOST_HOSTS = 1024, 64
 CLOCK_LIMIT_S = 0.5  # Clocks that differ by more are named: certificates, logs and traces go by them.
-LEARN = 0.1  # Weight of a new time in the running mean of a host's times.
+NEW_SHARE = 0.1  # Weight of a new time in the running mean of a host's times.
 
 # Digests of the models that a host holds, in the order of KINDS: hosts with the same can share a request.
 Weights = tuple[str, ...]
@@ -53,6 +53,8 @@ class HostLink:
         self.entry, self.clock = entry, clock
         self.relay = Relay(entry.address, MESSAGE_BYTES, hop_timeout_s, entry.name, security, EVENTS_BYTES)
         self.info: stage_pb2.DescribeResponse | None = None
+        # Blocks of a whole model, as it says; 0 while that is not known.
+        self.parts = 0
         # What it has loaded, the newest last.
         self.held: dict[Weights, stage_pb2.Release] = {}
         # Why no request can use this host; empty when one can.
@@ -81,12 +83,6 @@ class HostLink:
         """Name of the host's process, as it says."""
         return self.info.instance if self.info else ""
 
-    @property
-    def parts(self) -> int:
-        """Blocks of a whole model, as the host says; 0 while that is not known."""
-        releases = self.info.releases if self.info else ()
-        return max((getattr(release, kind).parts for release in releases for kind in MODEL_KINDS), default=0)
-
     def silent_s(self) -> float | None:
         """Seconds without an answer to a keep-warm message, if those are too many."""
         if self.relay.asked_at is None:
@@ -97,10 +93,10 @@ class HostLink:
         # No longer than a description is waited for, whatever the host says of itself.
         return quiet_s if quiet_s > max(usual_s, min(usual_s + 2 * late_s, self.relay.hop_timeout_s)) else None
 
-    def learn(self, timing: stage_pb2.HopTiming) -> None:
+    def record(self, timing: stage_pb2.HopTiming) -> None:
         """Book what a hop took."""
         took_ms = timing.queue_ms + timing.compute_ms
-        self.hop_ms += LEARN * (took_ms - self.hop_ms) if self.hop_ms else took_ms
+        self.hop_ms += NEW_SHARE * (took_ms - self.hop_ms) if self.hop_ms else took_ms
 
     def hear(self, info: stage_pb2.DescribeResponse) -> None:
         """Take note of what the host says of itself. Raises StatusError for what no sound host says."""
@@ -108,6 +104,7 @@ class HostLink:
         if any(size > most for size, most in zip(sizes, (MOST_BLOCKS, MOST_HOSTS, MOST_RELEASES), strict=True)):
             raise internal("it names {} blocks, {} links and {} releases".format(*sizes))
         self.info = info
+        self.parts = max((getattr(each, kind).parts for each in info.releases for kind in MODEL_KINDS), default=0)
         self.onward = {link.address: link for link in info.links}
         self.held = {weights_of(release): release for release in info.releases if not release.loading}
 

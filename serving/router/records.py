@@ -45,6 +45,7 @@ class RequestRecord(RequestContext):
         :param due_at: its deadline, by the monotonic clock."""
         self.mode, self.due_at = mode, due_at
         self.name = secrets.token_hex(8)
+        self.metadata = ((REQUEST_KEY, self.name),)
         self.account = Account(self)
         # Once the request is done.
         self.summary: router_pb2.Summary | router_pb2.DrawSummary | None = None
@@ -62,10 +63,6 @@ class RequestRecord(RequestContext):
         """Until the deadline."""
         return self.due_at - time.monotonic()
 
-    @property
-    def metadata(self) -> tuple[tuple[str, str], ...]:
-        return ((REQUEST_KEY, self.name),)
-
     def __enter__(self) -> Self:
         if self._tracer is not None:
             span = self._tracer.begin("request")
@@ -78,14 +75,39 @@ class RequestRecord(RequestContext):
         if error is not None:
             self._fail(error)
         self._end_sweep()
-        if self._span is not None:
-            self._end_span(self._span)
+        account, ms = self.account, (time.perf_counter() - self._begin) * 1000
+        if (span := self._span) is not None:
+            span.set_attributes(
+                {
+                    "onesweep.request": self.name,
+                    "onesweep.mode": self.mode,
+                    "onesweep.sweeps": account.sweeps,
+                    "onesweep.output_bytes": account.output_bytes,
+                    "onesweep.output_tokens": account.output_tokens,
+                    "onesweep.wire_bytes": account.wire_bytes_total,
+                }
+            )
+            if self.code is not grpc.StatusCode.OK:
+                _mark_failed(span, self.code.name)
+            span.end()
         if self._figures is not None:
             self._figures.ended(self)
-        self._log()
+        log.info(
+            "request %s %s %s: %d bytes, %d sweeps, %.1f ms%s",
+            *(self.name, self.mode, self.code.name, account.output_bytes, account.sweeps, ms),
+            f" ({self._reason})" if self._reason else "",
+            extra={
+                "request": self.name,
+                "mode": self.mode,
+                "code": self.code.name,
+                "ms": round(ms, 3),
+                "sweeps": account.sweeps,
+                "bytes": account.output_bytes,
+            },
+        )
 
     def stamp(self, hop: stage_pb2.Hop) -> None:
-        hop.request, hop.link_delay_ms, hop.batch = self.name, self.link_ms, self.batch
+        hop.request, hop.batch = self.name, self.batch
         if self._span is None or self._tracer is None:
             return
         self._end_sweep()
@@ -116,38 +138,6 @@ class RequestRecord(RequestContext):
                 _mark_failed(self._sweep, "no result came")
             self._sweep.end(self._arrived_ns)
         self._sweep = self._arrived_ns = None
-
-    def _end_span(self, span: Span) -> None:
-        account = self.account
-        span.set_attributes(
-            {
-                "onesweep.request": self.name,
-                "onesweep.mode": self.mode,
-                "onesweep.sweeps": account.sweeps,
-                "onesweep.output_bytes": account.output_bytes,
-                "onesweep.output_tokens": account.output_tokens,
-                "onesweep.wire_bytes": account.wire_bytes_total,
-            }
-        )
-        if self.code is not grpc.StatusCode.OK:
-            _mark_failed(span, self.code.name)
-        span.end()
-
-    def _log(self) -> None:
-        account, ms = self.account, (time.perf_counter() - self._begin) * 1000
-        log.info(
-            "request %s %s %s: %d bytes, %d sweeps, %.1f ms%s",
-            *(self.name, self.mode, self.code.name, account.output_bytes, account.sweeps, ms),
-            f" ({self._reason})" if self._reason else "",
-            extra={
-                "request": self.name,
-                "mode": self.mode,
-                "code": self.code.name,
-                "ms": round(ms, 3),
-                "sweeps": account.sweeps,
-                "bytes": account.output_bytes,
-            },
-        )
 
 
 def _mark_failed(span: Span, why: str) -> None:

@@ -16,7 +16,6 @@ from stages.limits import (
     MAX_CANDIDATES,
     MAX_COUNT,
     MAX_DRAFT,
-    MAX_LINK_MS,
     MAX_LOGPROBS,
     MAX_PENALTY,
     MAX_REPETITION_PENALTY,
@@ -46,12 +45,10 @@ def _setting(own: dict[str, Any], help: str, **more: Any) -> Any:  # noqa: ANN40
 
 
 def _count(help: str, http: str = "", least: int = 1, most: int = MAX_COUNT, **more: Any) -> Any:  # noqa: ANN401
-    """A whole number."""
     return _setting({"http": http}, help, least=least, most=most, **more)
 
 
 def _name(help: str, http: str) -> Any:  # noqa: ANN401
-    """A name that the router knows."""
     return _setting({"http": http, "name": True}, help)
 
 
@@ -135,12 +132,6 @@ class Request:
     budget_ms: int | None = _count(
         "latency to keep to, mode auto (the best text)", "latency to keep to: auto", metavar="MS", rare=False
     )
-    link_ms: int | None = _count(
-        "delay added to every hop, one way, on a ring on this machine (0)",
-        "delay to add to every hop, one way, where the ring is all on one machine",
-        least=0,
-        most=MAX_LINK_MS,
-    )
     priority: str | None = _name("interactive, batch (interactive)", "interactive, batch: gives way to others")
     # Added to the logits of tokens, by their numbers in the model's vocabulary.
     logit_bias: Mapping[int, float] = field(default_factory=dict)
@@ -200,7 +191,7 @@ SETTINGS: tuple[Field[Any], ...] = tuple(f for f in fields(Request) if f.metadat
 CHOOSABLE = tuple(
     f.name
     for f in SETTINGS
-    if f.metadata.get("http") and f.name not in ("budget_ms", "link_ms", "priority") and "neutral" not in f.metadata
+    if f.metadata.get("http") and f.name not in ("budget_ms", "priority") and "neutral" not in f.metadata
 )
 # Settings that shape what is drawn, with their neutral values.
 SHAPES: dict[str, float] = {f.name: f.metadata["neutral"] for f in SETTINGS if "neutral" in f.metadata}

@@ -46,7 +46,7 @@ class Hedging:
         self._seen: dict[str, tuple[float, float]] = {}
         self._hedges = HEDGES
 
-    def learn(self, kind: str, took_s: float) -> None:
+    def record(self, kind: str, took_s: float) -> None:
         """Book how long a result took that came of the first try."""
         mean_s, deviation_s = self._seen.get(kind, (took_s, took_s / 2))
         deviation_s += (abs(took_s - mean_s) - deviation_s) / 4
@@ -300,14 +300,14 @@ class Ring:
 
 def _begun(job: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
     """A task whose failure is not passed over in silence."""
+
+    def ended(task: asyncio.Task[T]) -> None:
+        if not task.cancelled() and (error := task.exception()) is not None:
+            log.critical("a job of the ring failed", exc_info=error)
+
     task = asyncio.create_task(job)
-    task.add_done_callback(_tell_failure)
+    task.add_done_callback(ended)
     return task
-
-
-def _tell_failure(task: asyncio.Task[Any]) -> None:
-    if not task.cancelled() and (error := task.exception()) is not None:
-        log.critical("a job of the ring failed", exc_info=error)
 
 
 # The ring as the requests of one release see it: hosts that hold its weights, and no others.
@@ -323,17 +323,19 @@ class RingView:
         """:param weights: None = those that the hosts turn out to hold, until `pin`."""
         self.ring, self.settings = ring, ring.settings
         self._weights, self.pinned = weights or (), weights is not None
-        self._found: Weights | None = None
+        self._release: stage_pb2.Release | None = None  # these weights as a host describes them
+        self._found = False  # there is a way for them
         self._found_until, self._seen = 0.0, -1
 
     @property
     def weights(self) -> Weights:
         """Digests in the order of KINDS. Meaningful while there is no `problem`, or once they are pinned."""
-        return self._usable() or self._weights
+        self._look()
+        return self._weights
 
     def pin(self) -> None:
         """Stay with these weights, whatever the hosts come to hold."""
-        self._usable()
+        self._look()
         self.pinned, self._seen = bool(self._weights), -1
 
     def unpin(self) -> None:
@@ -343,7 +345,7 @@ class RingView:
     @property
     def problem(self) -> str:
         """Why requests cannot be served now; empty when they can."""
-        if self._usable() is not None:
+        if self._look():
             return ""
         return self.ring.problem_of(self._weights if self.pinned else None)
 
@@ -359,15 +361,15 @@ class RingView:
     @property
     def release(self) -> str:
         """The hosts' name of these weights; empty while none has them."""
-        release = self._described()
-        return release.name if release else ""
+        self._look()
+        return self._release.name if self._release else ""
 
     def model(self, kind: ModelKind) -> stage_pb2.ModelInfo | None:
         """The hosts' model of a kind, if there is one. Meaningful while there is no `problem`."""
-        release = self._described()
-        if release is None or not release.HasField(kind):
+        self._look()
+        if self._release is None or not self._release.HasField(kind):
             return None
-        model: stage_pb2.ModelInfo = getattr(release, kind)
+        model: stage_pb2.ModelInfo = getattr(self._release, kind)
         return model
 
     def digest(self, kind: ModelKind) -> str:
@@ -377,24 +379,18 @@ class RingView:
         """Round trips to the hosts of the way that a request would take now."""
         return [link.relay.least_rtt_ms for link in self.ring.choose(self.weights) or self.ring.links]
 
-    def _described(self) -> stage_pb2.Release | None:
-        """These weights as a host describes them."""
-        weights = self.weights
-        return next((link.held[weights] for link in self.ring.links if weights in link.held), None)
-
-    def _usable(self) -> Weights | None:
-        """Weights that there is a way for: those used so far, else those that most hosts hold; None where none."""
-        if self._seen != self.ring.changes or time.monotonic() > self._found_until:
-            self._seen, self._found_until = self.ring.changes, time.monotonic() + FOUND_S
-            self._found = self._find()
-        return self._found
-
-    def _find(self) -> Weights | None:
+    def _look(self) -> bool:
+        """Find weights that there is a way for: those used so far, else those that most hosts hold. False where there
+        is none."""
+        if self._seen == self.ring.changes and time.monotonic() <= self._found_until:
+            return self._found
+        self._seen, self._found_until = self.ring.changes, time.monotonic() + FOUND_S
         links = [link for link in self.ring.links if not link.problem]
         held = Counter(weights for link in links for weights in reversed(link.held))
         others = [] if self.pinned else [weights for weights, _ in held.most_common()]
-        for weights in [self._weights, *others]:
-            if weights in held and self.ring.choose(weights) is not None:
-                self._weights = weights
-                return weights
-        return None
+        able = (each for each in (self._weights, *others) if each in held and self.ring.choose(each) is not None)
+        found = next(able, None)
+        self._found, self._weights = found is not None, found or self._weights
+        described = (link.held[self._weights] for link in self.ring.links if self._weights in link.held)
+        self._release = next(described, None)
+        return self._found

@@ -103,7 +103,7 @@ class Rollout:
             # The weights are not tried again, and hosts that are down are no obstacle: a rollback is for trouble, and
             # these weights were served before.
             outcomes = await asyncio.gather(
-                *(bring(link, self._name_at(link, previous), contents, self._kept(link)) for link in self.ring.links),
+                *(bring(link, _name_at(link, previous), contents, self._kept(link)) for link in self.ring.links),
                 return_exceptions=True,
             )
             for outcome in outcomes:
@@ -154,7 +154,13 @@ class Rollout:
         await self._quiet()
         contents = await asyncio.to_thread(read_release_manifest, directory)
         say(f"loading release {name} on {', '.join(link.entry.name for link in joining)}")
-        jobs = [self._bring_new(link, name, contents, say) for link in joining]
+
+        async def give(link: HostLink) -> None:
+            sent_bytes = await store(link, contents)
+            await load(link, name, self._kept(link))
+            say(f"{link.entry.name}: loaded, gated and warm ({sent_bytes / 1e6:.1f} MB sent)")
+
+        jobs = [give(link) for link in joining]
         own, *_ = await _all([in_thread(RouterParts.read, directory), *jobs])
         served = ActiveRelease.over(RingView(self.ring, plan.weights), own, name)
         await served.view.usable(self.ring.settings.hop_timeout_s)
@@ -167,16 +173,8 @@ class Rollout:
             say(f"it does not serve {', '.join(sorted(lost))}, which the release before does")
         return served
 
-    async def _bring_new(self, link: HostLink, name: str, contents: ReleaseManifest, say: Say) -> None:
-        sent_bytes = await store(link, contents)
-        await load(link, name, self._kept(link))
-        say(f"{link.entry.name}: loaded, gated and warm ({sent_bytes / 1e6:.1f} MB sent)")
-
     async def _hold_on(self) -> None:
-        """Stay with what is served, here and when the router starts anew: hosts will hold what was not tried yet.
-
-        Raises CheckpointError.
-        """
+        # stay with what is served, here and when the router starts anew: hosts will hold what was not tried yet
         if self.current.view.pinned:
             return
         self.current.name = self.current.release
@@ -252,7 +250,6 @@ class Rollout:
         return ActiveRelease.over(RingView(self.ring, plan.weights), own, name)
 
     def _joining(self, without: list[str]) -> list[HostLink]:
-        """Hosts that must load a release. Raises Refusal."""
         names = [link.entry.name for link in self.ring.links]
         if unknown := [name for name in without if name not in names]:
             raise invalid(f"there is no host {unknown[0]!r} to do without; there are {', '.join(names)}")
@@ -274,13 +271,7 @@ class Rollout:
 
     def _kept(self, link: HostLink) -> list[str]:
         """A host's name of the release that it must keep."""
-        release = link.held.get(self.current.view.weights)
-        return [release.name] if release else []
-
-    def _name_at(self, link: HostLink, served: ActiveRelease) -> str:
-        """A host's name of a release; one that it was started with may have another name there."""
-        release = link.held.get(served.view.weights)
-        return release.name if release else served.name
+        return [_name_at(link, self.current)] if self.current.view.weights in link.held else []
 
     def _switch(self, changed: bool) -> router_pb2.Switch:
         return router_pb2.Switch(release=self.current.release, previous=self.previous_name, changed=changed)
@@ -294,6 +285,12 @@ class Rollout:
             yield
         finally:
             self._busy = False
+
+
+def _name_at(link: HostLink, served: ActiveRelease) -> str:
+    """A host's name of a release; one that it was started with may have another name there."""
+    release = link.held.get(served.view.weights)
+    return release.name if release else served.name
 
 
 def find_release(name: str, shelf: ReleaseStore | None, checkpoint: Path | None) -> Path | None:
@@ -405,7 +402,6 @@ async def drop(link: HostLink, name: str) -> None:
 
 @contextlib.contextmanager
 def _refusals(link: HostLink) -> Iterator[None]:
-    """Errors of gRPC as StatusErrors."""
     begin = time.perf_counter()
     try:
         yield

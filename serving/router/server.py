@@ -70,7 +70,6 @@ async def run_router(settings: RouterSettings, stop: asyncio.Event) -> None:
     lookout = Telemetry(settings.seeing, "onesweep-router", "router", security.insecure)
     admission = Admission(settings.admission, reserves=keyring.shared)
     service = RouterService(rollout, keyring, admission, settings.ring.hop_timeout_s, figures, lookout.tracer)
-    service.is_local = is_loopback(settings.listen)
     checks = Health(rollout)
     server = _server_of(service, checks)
     port = bind(server, settings.listen, security)
@@ -163,10 +162,7 @@ def _own_name(settings: RouterSettings) -> str:
 
 
 def _first(settings: RouterSettings, ring: Ring, shelf: ReleaseStore | None) -> ActiveRelease:
-    """The release that is served first: the one that was deployed last, or what the hosts turn out to have.
-
-    Raises OnesweepError.
-    """
+    """The release that is served first: the one that was deployed last, or what the hosts turn out to have."""
     name = next(reversed(shelf.in_use), "") if shelf else ""
     directory = find_release(name, shelf, settings.checkpoint) if name else None
     if directory is not None:

@@ -34,10 +34,8 @@ from serving.router.validation import (
 )
 from serving.v1 import router_pb2, router_pb2_grpc
 from stages.checkpoint.release_transfer import drain_requests
-from stages.limits import MAX_LINK_MS
 from stages.telemetry.traces import Tracer
 from stages.v1 import stage_pb2
-from stages.wire.channel import is_loopback
 from stages.wire.status import StatusError, check_caller, failed_precondition, ignoring_ended_call
 from stages.wire.tokens import ADMIN, GENERATE, STATUS, Key, Keyring
 
@@ -66,7 +64,6 @@ class RouterService(router_pb2_grpc.RouterServiceServicer):
         self.keyring, self.admission, self.ring_wait_s = keyring, admission, ring_wait_s
         self.figures, self.tracer = figures, tracer
         self.prompts = PromptPools()
-        self.is_local = False  # listens on a loopback address
 
     def Generate(
         self, request: router_pb2.GenerateRequest, context: Context
@@ -86,7 +83,9 @@ class RouterService(router_pb2_grpc.RouterServiceServicer):
         serve: Callable[[Q, RequestRecord, Key], AsyncGenerator[R, None]],
     ) -> AsyncGenerator[R, None]:
         """The answer to a request, under the name that logs and traces have for it."""
-        record = RequestRecord(mode, _deadline(context), self.figures, self.tracer)
+        left_s = context.time_remaining()
+        due_at = time.monotonic() + min(DEFAULT_TIMEOUT_S if left_s is None else left_s, MAX_TIMEOUT_S)
+        record = RequestRecord(mode, due_at, self.figures, self.tracer)
         with ignoring_ended_call():
             await context.send_initial_metadata(record.metadata)
         context.set_trailing_metadata(record.metadata)
@@ -100,12 +99,12 @@ class RouterService(router_pb2_grpc.RouterServiceServicer):
     def Deploy(
         self, requests: AsyncIterator[router_pb2.DeployRequest], context: Context
     ) -> AsyncIterator[router_pb2.DeployProgress]:
-        return self._told(lambda tell: self.rollout.deploy(requests, tell), context, requests)
+        return self._progress_of(lambda tell: self.rollout.deploy(requests, tell), context, requests)
 
     def Rollback(
         self, request: router_pb2.RollbackRequest, context: Context
     ) -> AsyncIterator[router_pb2.DeployProgress]:
-        return self._told(self.rollout.rollback, context)
+        return self._progress_of(self.rollout.rollback, context)
 
     async def Status(self, request: router_pb2.StatusRequest, context: Context) -> router_pb2.StatusResponse:
         check_caller(request.protocol, ROUTER)
@@ -155,20 +154,13 @@ class RouterService(router_pb2_grpc.RouterServiceServicer):
             audits=router_pb2.Audits(**asdict(self.ring.auditor.counters)),
             requests=self.admission.requests,
             request_limit=self.admission.settings.request_limit,
-            link_ms_limit=self._link_ms_limit,
             judge_bits=frontier.usual_bits() if frontier else None,
             human_bits=(frontier.human_bits if frontier else None) or 0.0,
             pictures=served.pictures,
             chat=any(served.modes[name].tokenizer.chats for name in served.served_modes),
         )
 
-    @property
-    def _link_ms_limit(self) -> int:
-        """Most delay that a request may add to every hop."""
-        local = self.is_local and all(is_loopback(link.entry.address) for link in self.ring.links)
-        return MAX_LINK_MS if local else 0
-
-    async def _told(
+    async def _progress_of(
         self,
         job: Callable[[Tell], Coroutine[Any, Any, router_pb2.Switch]],
         context: Context,
@@ -202,7 +194,7 @@ class RouterService(router_pb2_grpc.RouterServiceServicer):
         record.batch = batch = is_batch(request)
         size, most = prompt_bytes(request), request.max_bytes or request.max_tokens
         async with self.admission.enter(key, size + most, record.left_s, batch) as place:
-            place.spend(size)
+            place.spent_bytes += size
             served = self.rollout.current
             served.requests += 1
             try:
@@ -212,16 +204,7 @@ class RouterService(router_pb2_grpc.RouterServiceServicer):
             finally:  # what was written for a whole answer counts, too, where nobody waited for it
                 served.requests -= 1
                 if (account := record.account) is not None:
-                    place.spend(account.output_bytes)
-
-    def _checked_link_ms(self, delay_ms: int) -> int:
-        """A delay that a request asks for. Raises StatusError where it cannot be added."""
-        if delay_ms and not self._link_ms_limit:
-            raise failed_precondition(
-                "link_ms adds delay to a ring that is all on one machine: leave it out, "
-                "or have router and hosts listen on loopback addresses"
-            )
-        return delay_ms
+                    place.spent_bytes += account.output_bytes
 
     async def _draw(
         self, request: router_pb2.DrawRequest, record: RequestRecord, key: Key
@@ -232,12 +215,11 @@ class RouterService(router_pb2_grpc.RouterServiceServicer):
         if mode.uses_hosts:
             await served.view.usable(self.ring_wait_s)
         order = check_drawing(request, mode, served.drawing, record.due_at)
-        record.link_ms = self._checked_link_ms(order.link_ms)
         account = record.account = Account(record)
         served.requests += 1
         try:
             async with self.admission.enter(key, order.size, record.left_s) as place:
-                place.spend(order.size)  # a caller that leaves early pays, too: hosts have computed for it
+                place.spent_bytes += order.size  # a caller that leaves early pays, too: hosts have computed for it
                 previews = asyncio.Queue[stage_pb2.Pictures | None]()
                 task = asyncio.create_task(retry_drawing(order, account, previews.put_nowait))
                 task.add_done_callback(lambda _: previews.put_nowait(None))
@@ -247,7 +229,7 @@ class RouterService(router_pb2_grpc.RouterServiceServicer):
                     pixels = task.result()
                 except StatusError as error:
                     if error.code is not grpc.StatusCode.DEADLINE_EXCEEDED:  # which is the client's own
-                        place.spend(-order.size)
+                        place.spent_bytes -= order.size
                     raise
                 finally:
                     task.cancel()
@@ -264,7 +246,6 @@ class RouterService(router_pb2_grpc.RouterServiceServicer):
     ) -> AsyncGenerator[router_pb2.GenerateResponse, None]:
         mode = check_mode(request.mode, served.modes)
         generation = check_request(request, mode, record.due_at)
-        record.link_ms = self._checked_link_ms(generation.link_ms or 0)
         account = record.account = Account(record, trips=[] if request.trips else None)
         if mode.uses_hosts:
             await served.view.usable(self.ring_wait_s)
@@ -294,7 +275,7 @@ class RouterService(router_pb2_grpc.RouterServiceServicer):
                     if reading.over:
                         break
                 if generation.logprobs is not None:
-                    told += [_told(drawn, mode.tokenizer) for drawn in account.take_logprobs(read)]
+                    told += [_logprob_of(drawn, mode.tokenizer) for drawn in account.take_logprobs(read)]
                 account.output_bytes += len(text)
                 while account.trips:
                     yield router_pb2.GenerateResponse(trip=account.trips.pop(0))
@@ -313,18 +294,12 @@ class RouterService(router_pb2_grpc.RouterServiceServicer):
         if (text := held + rest) or told:
             yield router_pb2.GenerateResponse(text=text, logprobs=told)
         account.stopped = reading.stopped or ((ended or account.complete) and not reading.over)
-        served.conditions.learn(mode.name, account, account.elapsed_ms() - waited_ms)
+        served.conditions.record(mode.name, account, account.elapsed_ms() - waited_ms)
         summary = record.summary = account.summary(mode.name, request.seed)
         summary.request = record.name
         yield router_pb2.GenerateResponse(summary=summary)
 
 
-def _told(drawn: Drawn, tokenizer: Tokenizer) -> router_pb2.TokenLogprob:
+def _logprob_of(drawn: Drawn, tokenizer: Tokenizer) -> router_pb2.TokenLogprob:
     top = [router_pb2.TokenLogprob(text=tokenizer.token_text(token), logprob=nats) for token, nats in drawn.top]
     return router_pb2.TokenLogprob(text=tokenizer.token_text(drawn.token), logprob=drawn.nats, top=top)
-
-
-def _deadline(context: Context) -> float:
-    """Deadline of a call, by the monotonic clock; calls without one get the default."""
-    left = context.time_remaining()
-    return time.monotonic() + min(DEFAULT_TIMEOUT_S if left is None else left, MAX_TIMEOUT_S)

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Self
 
@@ -90,7 +90,7 @@ class Session:
         self._start, self._reads, self._kept = 0, list[int](), 0
         self._number = 0  # of the next work
         # Space of its text in the hosts' memory; empty: it has none.
-        self._space = account.context.space if view.settings.memory else b""
+        self._space = account.context.space
         # A host no longer had what it said that it keeps.
         self._forgotten = False
         self._work: Work | PictureMessage | None = None
@@ -139,7 +139,7 @@ class Session:
             self._text, self._drafts, self._start, self._kept = text, drafts, start, 0
             work.number, work.start, work.clean = self._number, start, self.vocabulary.cut(text, start) + drafts
         self._work, self._written, self._steps = work, b"", 0
-        self._begin_waiting()
+        self._failed_at, self._tries, self._waiting_since = None, 0, time.monotonic()
         if self.ring.auditor.share:
             self._works.append(work)
         if self.attempts:
@@ -170,21 +170,12 @@ class Session:
                 if event.number == self._work.number:
                     self.on_preview(event)
                 continue
-            due = self._due_number, len(attempt.batches)
-            came = event.number, event.scores.batch if event.HasField("scores") else due[1]
-            if came < due:
-                continue  # of a hop that was sent twice
             try:
-                if came > due:
-                    raise internal(f"the result of {came[0]}, batch {came[1]}, came for {due[0]}, batch {due[1]}")
-                check_timings(event.timings)
-                self._learn(attempt)
-                attempt.batches.append(event)
-                if len(attempt.batches) < attempt.results:
+                whole = self._whole(attempt, event)
+                if whole is None:
                     continue
-                event, attempt.batches = merged(attempt.batches), []
                 if check is not None:
-                    check(event)
+                    check(whole)
             except StatusError as refusal:
                 last = attempt.path[-1].entry
                 fault = stage_pb2.Fault(code=refusal.number, message=refusal.message, host=last.name)
@@ -195,10 +186,10 @@ class Session:
                     raise AuditFailed(f"host {link.entry.name} is faulty")
             self.ring.auditor.counters.sweeps += 1
             if self.ring.auditor.share:
-                self._results.append(event)
-            self._settle(attempt, event)
+                self._results.append(whole)
+            self._settle(attempt, whole)
             self.account.context.arrived()
-            return event
+            return whole
 
     def _receive(self, attempt: Attempt, event: stage_pb2.Event) -> None:
         """Take a result or fault in; an attempt whose hosts send results without end has failed."""
@@ -214,22 +205,30 @@ class Session:
 
     @property
     def _due_number(self) -> int:
-        """Number of the next result."""
         if isinstance(self._work, stage_pb2.Denoise):  # the hosts make all steps before they send one
             return self._work.number + self._work.drawing.levels - self._work.level
         assert self._work is not None
         return self._work.number + self._steps
 
-    def _begin_waiting(self) -> None:
-        self._failed_at, self._tries = None, 0
-        self._waiting_since = time.monotonic()
-
-    def _learn(self, attempt: Attempt) -> None:
-        """Book how long a result, or a batch of it, was waited for; the next batch has a time of its own."""
+    def _whole(self, attempt: Attempt, event: stage_pb2.Event) -> stage_pb2.Event | None:
+        """The result that ends with `event`; None where batches of it are lacking, or it was sent twice. Raises
+        StatusError."""
+        due = self._due_number, len(attempt.batches)
+        came = event.number, event.scores.batch if event.HasField("scores") else due[1]
+        if came < due:
+            return None
+        if came > due:
+            raise internal(f"the result of {came[0]}, batch {came[1]}, came for {due[0]}, batch {due[1]}")
+        check_timings(event.timings)
         # also where there was a second try: else what takes long would be tried twice for ever
         if self._failed_at is None and attempt is self.attempts[0]:
-            self.ring.hedging.learn(self._pace, time.monotonic() - self._waiting_since)
+            self.ring.hedging.record(self._pace, time.monotonic() - self._waiting_since)
             self._waiting_since = time.monotonic()
+        attempt.batches.append(event)
+        if len(attempt.batches) < attempt.results:
+            return None
+        whole, attempt.batches = merged(attempt.batches), []
+        return whole
 
     def _settle(self, attempt: Attempt, event: stage_pb2.Event) -> None:
         """A result is here: other attempts can stop."""
@@ -245,11 +244,11 @@ class Session:
             self.account.hosts = {link.info.name: link for link in attempt.path if link.info}
         for timing in event.timings:
             if timing.host in self.account.hosts:
-                self.account.hosts[timing.host].learn(timing)
+                self.account.hosts[timing.host].record(timing)
         assert self._work is not None
         if isinstance(self._work, stage_pb2.Read) and self._work.sample.remaining > 1:  # the hosts start the next one
             self._written, self._steps = self._written + event.text, self._steps + 1
-            self._begin_waiting()
+            self._failed_at, self._tries, self._waiting_since = None, 0, time.monotonic()
 
     async def _next(self) -> tuple[Attempt, stage_pb2.Event] | None:
         """The next event; None when it is time for a second try."""
@@ -317,7 +316,14 @@ class Session:
         """Begin an attempt, once there are hosts for it. Raises Refusal when there are none for too long."""
         left_s = self.due_at - time.monotonic()
         patience_s = min(self.ring.settings.hop_timeout_s, left_s)
-        deadline, prefixes = time.monotonic() + patience_s, self._prefixes()
+        deadline, prefixes, work = time.monotonic() + patience_s, list[bytes](), self._work
+        # once something went wrong, hosts read all of it anew: the second try depends on nothing that may be gone, too
+        anew = self._tries or self._forgotten or self._start
+        if self._space and not anew and isinstance(work, stage_pb2.Read):
+            # the last known token is read in any case: the hosts are asked for what follows it
+            most = (self.vocabulary.count(self._text) - 1) // ATTEND_POSITIONS * ATTEND_POSITIONS
+            root = prefix_root(self._space, self._digest, work.codec)
+            prefixes = prefix_digests(root, self.vocabulary.cut(self._text, 0, most), self.vocabulary)
         avoid = self._blamed | self.ring.auditor.apart()
         while (path := self._choose(avoid, prefixes)) is None or (self._tries and not self.ring.may_replay()):
             if time.monotonic() > (self.due_at if path else deadline):
@@ -326,19 +332,7 @@ class Session:
             await asyncio.sleep(PAUSE_S)
         self._begin(path, prefixes)
 
-    def _prefixes(self) -> list[bytes]:
-        """Digests of the beginnings of the text that hosts may have in memory, the shortest first."""
-        work = self._work
-        # Once something went wrong, hosts read all of it anew: the second try depends on nothing that may be gone, too.
-        anew = self._tries or self._forgotten or self._start
-        if not self._space or anew or not isinstance(work, stage_pb2.Read):
-            return []
-        # the last known token is read in any case: the hosts are asked for what follows it
-        most = (self.vocabulary.count(self._text) - 1) // ATTEND_POSITIONS * ATTEND_POSITIONS
-        root = prefix_root(self._space, self._digest, work.codec)
-        return prefix_digests(root, self.vocabulary.cut(self._text, 0, most), self.vocabulary)
-
-    def _begin(self, path: HostPath, prefixes: list[bytes] | None = None) -> None:
+    def _begin(self, path: HostPath, prefixes: Sequence[bytes] = ()) -> None:
         """:param prefixes: of the text, which the hosts may have in memory."""
         if self._tries:
             self.account.replays += 1
@@ -427,13 +421,11 @@ class Session:
     @property
     def _pace(self) -> str:
         """Kind of the work under way, for its usual time: the first batch of candidates has all hosts to pass."""
-        context = self.account.context
         if isinstance(self._work, PictureMessage):
             drawing = self._work.drawing  # what takes twice as long has a usual time of its own
             size = (len(drawing.classes) * drawing.levels).bit_length()
-            return f"pictures by {self.kind}, 2^{size}, {context.link_ms} ms more a hop"
+            return f"pictures by {self.kind}, 2^{size}"
         later = " more" if self.attempts and self.attempts[0].batches else ""
         scores = isinstance(self._work, stage_pb2.Read) and self._work.HasField("score")
         kind = f"{self.kind}{later} candidates" if scores else self.kind
-        kind = f"{kind}, batch" if context.batch else kind
-        return f"{kind}, {context.link_ms} ms more a hop" if context.link_ms else kind
+        return f"{kind}, batch" if self.account.context.batch else kind

@@ -37,8 +37,6 @@ class RingSettings:
     audit_share: float = setting(0.0, "share of answers to audit", least=0, most=1, rare=True)
     # Hops that a long step is sent in at most; 1 only shows what pieces are worth.
     pieces: int = MAX_PIECES
-    # Hosts may keep the beginnings of prompts; False only shows what that is worth.
-    memory: bool = True
 
 
 @dataclass(frozen=True)

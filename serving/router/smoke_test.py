@@ -51,7 +51,13 @@ async def smoke_test(served: ActiveRelease, directory: Path, say: Callable[[str]
         if paths[kind] is not None:
             manifest = read_manifest(paths[kind])
             nats = await _when_free(partial(_nats, served.view, kind, manifest))
-            _judge(kind, manifest, nats)
+            expected = expected_nats(manifest)
+            tolerance = manifest.probe_tolerance + LOSS_TOLERANCE
+            if expected is None or not abs(nats - expected) <= tolerance:  # true for NaN too
+                raise failed_precondition(
+                    f"{kind}/: its probe text takes {nats:.4f} nats a token through the hosts, its manifest says "
+                    f"{expected}: the parts do not make the model that they should"
+                )
             say(f"{kind}: {nats:.4f} nats a token on its probe text, through the hosts")
     for name in served.served_modes:
         await _when_free(partial(_write, served.modes[name]))
@@ -82,23 +88,8 @@ def expected_nats(manifest: Manifest) -> float | None:
     return last.probe.get(measure) if last else None
 
 
-def _judge(kind: str, manifest: Manifest, nats: float) -> None:
-    expected = expected_nats(manifest)
-    if expected is None or not abs(nats - expected) <= manifest.probe_tolerance + LOSS_TOLERANCE:  # true for NaN too
-        raise failed_precondition(
-            f"{kind}/: its probe text takes {nats:.4f} nats a token through the hosts, its manifest says {expected}: "
-            "the parts do not make the model that they should"
-        )
-
-
 async def _write(mode: Mode) -> None:
-    generation = Generation(
-        prompt=PROMPT,
-        seed=1,
-        codec=mode.default_codec,
-        max_tokens=TEST_TOKENS,
-        due_at=_deadline(),
-    )
+    generation = Generation(prompt=PROMPT, seed=1, codec=mode.default_codec, max_tokens=TEST_TOKENS, due_at=_deadline())
     try:
         account = Account()
         generation = await tokenized(generation, (), (), mode, account, PromptPools())

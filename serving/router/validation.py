@@ -73,11 +73,7 @@ def check_request(request: router_pb2.GenerateRequest, mode: Mode, due_at: float
 
     Raises Refusal with a sentence that says what to change.
     """
-    _check_text("prompt", request.prompt)
-    _check_messages(request)
-    if not request.prompt and not request.messages:
-        raise invalid("the prompt is empty: give at least one byte of text")
-    _check_stops(request.stops)
+    _check_texts(request)
     limits = [request.max_bytes] if request.max_bytes else []
     limits += [request.max_tokens] if request.HasField("max_tokens") else []
     if not limits or min(limits) < 1:
@@ -227,7 +223,9 @@ def _check_taken(name: str, mode: Mode, takers: Sequence[str]) -> None:
         raise invalid(f"mode {mode.name} does not take {name}: leave it out, or use mode {', '.join(takers)}")
 
 
-def _check_messages(request: router_pb2.GenerateRequest) -> None:
+def _check_texts(request: router_pb2.GenerateRequest) -> None:
+    """Raise Refusal unless prompt or messages, and stop strings, are text of a size that is allowed."""
+    _check_text("prompt", request.prompt)
     if request.messages and request.prompt:
         raise invalid("give a prompt or messages, not both")
     if len(request.messages) > MAX_MESSAGES:
@@ -237,12 +235,11 @@ def _check_messages(request: router_pb2.GenerateRequest) -> None:
     for message in request.messages:
         if not re.fullmatch(r"[a-z]{1,16}", message.role):
             raise invalid(f"a message's role must be a word such as user, not {message.role[:40]!r}")
-
-
-def _check_stops(stops: Sequence[bytes]) -> None:
-    if len(stops) > MAX_STOPS:
-        raise invalid(f"{len(stops)} stop strings; at most {MAX_STOPS}")
-    for stop in stops:
+    if not request.prompt and not request.messages:
+        raise invalid("the prompt is empty: give at least one byte of text")
+    if len(request.stops) > MAX_STOPS:
+        raise invalid(f"{len(request.stops)} stop strings; at most {MAX_STOPS}")
+    for stop in request.stops:
         _check_text("stop string", stop)
         if not 0 < len(stop) <= MAX_STOP_BYTES:
             raise invalid(f"a stop string has 1 to {MAX_STOP_BYTES} bytes")

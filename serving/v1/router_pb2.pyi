@@ -65,7 +65,6 @@ class GenerateRequest(_message.Message):
     STOPS_FIELD_NUMBER: _builtins.int
     MESSAGES_FIELD_NUMBER: _builtins.int
     BRANCHES_FIELD_NUMBER: _builtins.int
-    LINK_MS_FIELD_NUMBER: _builtins.int
     TOP_P_FIELD_NUMBER: _builtins.int
     TOP_K_FIELD_NUMBER: _builtins.int
     MIN_P_FIELD_NUMBER: _builtins.int
@@ -113,8 +112,6 @@ class GenerateRequest(_message.Message):
     """of text; a byte model's tokens are bytes"""
     branches: _builtins.int
     """alternatives guessed at a place, `ar-speculative` only; not given: as many as pay"""
-    link_ms: _builtins.int
-    """delay added to every hop, one way; only where all of the ring is on one machine"""
     top_p: _builtins.float
     """These shape what is drawn, as stages.v1.Shaping says; `ar`, `ar-speculative`, `local` and `auto` only."""
     top_k: _builtins.int
@@ -173,7 +170,6 @@ class GenerateRequest(_message.Message):
         stops: _abc.Iterable[_builtins.bytes] | None = ...,
         messages: _abc.Iterable[Global___Message] | None = ...,
         branches: _builtins.int | None = ...,
-        link_ms: _builtins.int | None = ...,
         top_p: _builtins.float | None = ...,
         top_k: _builtins.int | None = ...,
         min_p: _builtins.float | None = ...,
@@ -188,9 +184,9 @@ class GenerateRequest(_message.Message):
         protocol: _builtins.int = ...,
         must_call: _abc.Iterable[_builtins.str] | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_branches", b"_branches", "_budget_ms", b"_budget_ms", "_candidates", b"_candidates", "_chunk", b"_chunk", "_codec", b"_codec", "_draft", b"_draft", "_drafter", b"_drafter", "_frequency_penalty", b"_frequency_penalty", "_link_ms", b"_link_ms", "_logprobs", b"_logprobs", "_max_tokens", b"_max_tokens", "_min_p", b"_min_p", "_presence_penalty", b"_presence_penalty", "_repetition_penalty", b"_repetition_penalty", "_sampler", b"_sampler", "_scorer", b"_scorer", "_steps", b"_steps", "_temperature", b"_temperature", "_top_k", b"_top_k", "_top_p", b"_top_p", "branches", b"branches", "budget_ms", b"budget_ms", "candidates", b"candidates", "chunk", b"chunk", "codec", b"codec", "draft", b"draft", "drafter", b"drafter", "frequency_penalty", b"frequency_penalty", "link_ms", b"link_ms", "logprobs", b"logprobs", "max_tokens", b"max_tokens", "min_p", b"min_p", "presence_penalty", b"presence_penalty", "repetition_penalty", b"repetition_penalty", "sampler", b"sampler", "scorer", b"scorer", "steps", b"steps", "temperature", b"temperature", "top_k", b"top_k", "top_p", b"top_p"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_branches", b"_branches", "_budget_ms", b"_budget_ms", "_candidates", b"_candidates", "_chunk", b"_chunk", "_codec", b"_codec", "_draft", b"_draft", "_drafter", b"_drafter", "_frequency_penalty", b"_frequency_penalty", "_logprobs", b"_logprobs", "_max_tokens", b"_max_tokens", "_min_p", b"_min_p", "_presence_penalty", b"_presence_penalty", "_repetition_penalty", b"_repetition_penalty", "_sampler", b"_sampler", "_scorer", b"_scorer", "_steps", b"_steps", "_temperature", b"_temperature", "_top_k", b"_top_k", "_top_p", b"_top_p", "branches", b"branches", "budget_ms", b"budget_ms", "candidates", b"candidates", "chunk", b"chunk", "codec", b"codec", "draft", b"draft", "drafter", b"drafter", "frequency_penalty", b"frequency_penalty", "logprobs", b"logprobs", "max_tokens", b"max_tokens", "min_p", b"min_p", "presence_penalty", b"presence_penalty", "repetition_penalty", b"repetition_penalty", "sampler", b"sampler", "scorer", b"scorer", "steps", b"steps", "temperature", b"temperature", "top_k", b"top_k", "top_p", b"top_p"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_branches", b"_branches", "_budget_ms", b"_budget_ms", "_candidates", b"_candidates", "_chunk", b"_chunk", "_codec", b"_codec", "_draft", b"_draft", "_drafter", b"_drafter", "_frequency_penalty", b"_frequency_penalty", "_link_ms", b"_link_ms", "_logprobs", b"_logprobs", "_max_tokens", b"_max_tokens", "_min_p", b"_min_p", "_presence_penalty", b"_presence_penalty", "_repetition_penalty", b"_repetition_penalty", "_sampler", b"_sampler", "_scorer", b"_scorer", "_steps", b"_steps", "_temperature", b"_temperature", "_top_k", b"_top_k", "_top_p", b"_top_p", "branches", b"branches", "budget_ms", b"budget_ms", "candidates", b"candidates", "chunk", b"chunk", "codec", b"codec", "draft", b"draft", "drafter", b"drafter", "frequency_penalty", b"frequency_penalty", "json_schema", b"json_schema", "link_ms", b"link_ms", "logit_bias", b"logit_bias", "logprobs", b"logprobs", "max_bytes", b"max_bytes", "max_tokens", b"max_tokens", "messages", b"messages", "min_p", b"min_p", "mode", b"mode", "must_call", b"must_call", "presence_penalty", b"presence_penalty", "priority", b"priority", "prompt", b"prompt", "protocol", b"protocol", "repetition_penalty", b"repetition_penalty", "sampler", b"sampler", "scorer", b"scorer", "seed", b"seed", "steps", b"steps", "stops", b"stops", "temperature", b"temperature", "tools", b"tools", "top_k", b"top_k", "top_p", b"top_p", "trips", b"trips", "whole", b"whole"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_branches", b"_branches", "_budget_ms", b"_budget_ms", "_candidates", b"_candidates", "_chunk", b"_chunk", "_codec", b"_codec", "_draft", b"_draft", "_drafter", b"_drafter", "_frequency_penalty", b"_frequency_penalty", "_logprobs", b"_logprobs", "_max_tokens", b"_max_tokens", "_min_p", b"_min_p", "_presence_penalty", b"_presence_penalty", "_repetition_penalty", b"_repetition_penalty", "_sampler", b"_sampler", "_scorer", b"_scorer", "_steps", b"_steps", "_temperature", b"_temperature", "_top_k", b"_top_k", "_top_p", b"_top_p", "branches", b"branches", "budget_ms", b"budget_ms", "candidates", b"candidates", "chunk", b"chunk", "codec", b"codec", "draft", b"draft", "drafter", b"drafter", "frequency_penalty", b"frequency_penalty", "json_schema", b"json_schema", "logit_bias", b"logit_bias", "logprobs", b"logprobs", "max_bytes", b"max_bytes", "max_tokens", b"max_tokens", "messages", b"messages", "min_p", b"min_p", "mode", b"mode", "must_call", b"must_call", "presence_penalty", b"presence_penalty", "priority", b"priority", "prompt", b"prompt", "protocol", b"protocol", "repetition_penalty", b"repetition_penalty", "sampler", b"sampler", "scorer", b"scorer", "seed", b"seed", "steps", b"steps", "stops", b"stops", "temperature", b"temperature", "tools", b"tools", "top_k", b"top_k", "top_p", b"top_p", "trips", b"trips", "whole", b"whole"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__branches: _TypeAlias = _typing.Literal["branches"]  # noqa: Y015
     _WhichOneofArgType__branches: _TypeAlias = _typing.Literal["_branches", b"_branches"]  # noqa: Y015
@@ -208,8 +204,6 @@ class GenerateRequest(_message.Message):
     _WhichOneofArgType__drafter: _TypeAlias = _typing.Literal["_drafter", b"_drafter"]  # noqa: Y015
     _WhichOneofReturnType__frequency_penalty: _TypeAlias = _typing.Literal["frequency_penalty"]  # noqa: Y015
     _WhichOneofArgType__frequency_penalty: _TypeAlias = _typing.Literal["_frequency_penalty", b"_frequency_penalty"]  # noqa: Y015
-    _WhichOneofReturnType__link_ms: _TypeAlias = _typing.Literal["link_ms"]  # noqa: Y015
-    _WhichOneofArgType__link_ms: _TypeAlias = _typing.Literal["_link_ms", b"_link_ms"]  # noqa: Y015
     _WhichOneofReturnType__logprobs: _TypeAlias = _typing.Literal["logprobs"]  # noqa: Y015
     _WhichOneofArgType__logprobs: _TypeAlias = _typing.Literal["_logprobs", b"_logprobs"]  # noqa: Y015
     _WhichOneofReturnType__max_tokens: _TypeAlias = _typing.Literal["max_tokens"]  # noqa: Y015
@@ -248,8 +242,6 @@ class GenerateRequest(_message.Message):
     def WhichOneof(self, oneof_group: _WhichOneofArgType__drafter) -> _WhichOneofReturnType__drafter | None: ...
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__frequency_penalty) -> _WhichOneofReturnType__frequency_penalty | None: ...
-    @_typing.overload
-    def WhichOneof(self, oneof_group: _WhichOneofArgType__link_ms) -> _WhichOneofReturnType__link_ms | None: ...
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__logprobs) -> _WhichOneofReturnType__logprobs | None: ...
     @_typing.overload
@@ -621,7 +613,6 @@ class DrawRequest(_message.Message):
     GUIDANCE_FIELD_NUMBER: _builtins.int
     CODEC_FIELD_NUMBER: _builtins.int
     PREVIEWS_FIELD_NUMBER: _builtins.int
-    LINK_MS_FIELD_NUMBER: _builtins.int
     PROTOCOL_FIELD_NUMBER: _builtins.int
     pictures: _builtins.int
     """how many of each class; 0: one"""
@@ -639,8 +630,6 @@ class DrawRequest(_message.Message):
     """of what travels between hosts: fp32, int8, int4; `steps`: fp32, int8"""
     previews: _builtins.bool
     """`chain` only: what each host's estimate shows"""
-    link_ms: _builtins.int
-    """delay added to every hop, one way; only where all of the ring is on one machine"""
     protocol: _builtins.int
     """as in GenerateRequest"""
     @_builtins.property
@@ -659,12 +648,11 @@ class DrawRequest(_message.Message):
         guidance: _builtins.float | None = ...,
         codec: _builtins.str | None = ...,
         previews: _builtins.bool = ...,
-        link_ms: _builtins.int | None = ...,
         protocol: _builtins.int = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_codec", b"_codec", "_guidance", b"_guidance", "_levels", b"_levels", "_link_ms", b"_link_ms", "_solver", b"_solver", "codec", b"codec", "guidance", b"guidance", "levels", b"levels", "link_ms", b"link_ms", "solver", b"solver"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_codec", b"_codec", "_guidance", b"_guidance", "_levels", b"_levels", "_solver", b"_solver", "codec", b"codec", "guidance", b"guidance", "levels", b"levels", "solver", b"solver"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_codec", b"_codec", "_guidance", b"_guidance", "_levels", b"_levels", "_link_ms", b"_link_ms", "_solver", b"_solver", "classes", b"classes", "codec", b"codec", "guidance", b"guidance", "levels", b"levels", "link_ms", b"link_ms", "mode", b"mode", "pictures", b"pictures", "previews", b"previews", "protocol", b"protocol", "seed", b"seed", "solver", b"solver"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_codec", b"_codec", "_guidance", b"_guidance", "_levels", b"_levels", "_solver", b"_solver", "classes", b"classes", "codec", b"codec", "guidance", b"guidance", "levels", b"levels", "mode", b"mode", "pictures", b"pictures", "previews", b"previews", "protocol", b"protocol", "seed", b"seed", "solver", b"solver"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__codec: _TypeAlias = _typing.Literal["codec"]  # noqa: Y015
     _WhichOneofArgType__codec: _TypeAlias = _typing.Literal["_codec", b"_codec"]  # noqa: Y015
@@ -672,8 +660,6 @@ class DrawRequest(_message.Message):
     _WhichOneofArgType__guidance: _TypeAlias = _typing.Literal["_guidance", b"_guidance"]  # noqa: Y015
     _WhichOneofReturnType__levels: _TypeAlias = _typing.Literal["levels"]  # noqa: Y015
     _WhichOneofArgType__levels: _TypeAlias = _typing.Literal["_levels", b"_levels"]  # noqa: Y015
-    _WhichOneofReturnType__link_ms: _TypeAlias = _typing.Literal["link_ms"]  # noqa: Y015
-    _WhichOneofArgType__link_ms: _TypeAlias = _typing.Literal["_link_ms", b"_link_ms"]  # noqa: Y015
     _WhichOneofReturnType__solver: _TypeAlias = _typing.Literal["solver"]  # noqa: Y015
     _WhichOneofArgType__solver: _TypeAlias = _typing.Literal["_solver", b"_solver"]  # noqa: Y015
     @_typing.overload
@@ -682,8 +668,6 @@ class DrawRequest(_message.Message):
     def WhichOneof(self, oneof_group: _WhichOneofArgType__guidance) -> _WhichOneofReturnType__guidance | None: ...
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__levels) -> _WhichOneofReturnType__levels | None: ...
-    @_typing.overload
-    def WhichOneof(self, oneof_group: _WhichOneofArgType__link_ms) -> _WhichOneofReturnType__link_ms | None: ...
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__solver) -> _WhichOneofReturnType__solver | None: ...
 
@@ -881,7 +865,6 @@ class StatusResponse(_message.Message):
     RELEASE_FIELD_NUMBER: _builtins.int
     PREVIOUS_FIELD_NUMBER: _builtins.int
     AUDITS_FIELD_NUMBER: _builtins.int
-    LINK_MS_LIMIT_FIELD_NUMBER: _builtins.int
     CHAT_FIELD_NUMBER: _builtins.int
     JUDGE_BITS_FIELD_NUMBER: _builtins.int
     HUMAN_BITS_FIELD_NUMBER: _builtins.int
@@ -901,8 +884,6 @@ class StatusResponse(_message.Message):
     """that new requests use; empty while no host told"""
     previous: _builtins.str
     """that `Rollback` switches to; empty where there is none"""
-    link_ms_limit: _builtins.int
-    """most that a request may add to every hop; 0 where the ring is not on one machine"""
     chat: _builtins.bool
     """the served model has a chat template"""
     human_bits: _builtins.float
@@ -943,7 +924,6 @@ class StatusResponse(_message.Message):
         release: _builtins.str = ...,
         previous: _builtins.str = ...,
         audits: Global___Audits | None = ...,
-        link_ms_limit: _builtins.int = ...,
         chat: _builtins.bool = ...,
         judge_bits: _abc.Mapping[_builtins.str, _builtins.float] | None = ...,
         human_bits: _builtins.float = ...,
@@ -952,7 +932,7 @@ class StatusResponse(_message.Message):
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["audits", b"audits", "pictures", b"pictures"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["ar_digest", b"ar_digest", "audits", b"audits", "chain_digest", b"chain_digest", "chat", b"chat", "context_tokens", b"context_tokens", "drawing_modes", b"drawing_modes", "hosts", b"hosts", "human_bits", b"human_bits", "judge_bits", b"judge_bits", "link_ms_limit", b"link_ms_limit", "modes", b"modes", "pictures", b"pictures", "previous", b"previous", "ready", b"ready", "release", b"release", "request_limit", b"request_limit", "requests", b"requests", "scorer_digest", b"scorer_digest", "version", b"version"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["ar_digest", b"ar_digest", "audits", b"audits", "chain_digest", b"chain_digest", "chat", b"chat", "context_tokens", b"context_tokens", "drawing_modes", b"drawing_modes", "hosts", b"hosts", "human_bits", b"human_bits", "judge_bits", b"judge_bits", "modes", b"modes", "pictures", b"pictures", "previous", b"previous", "ready", b"ready", "release", b"release", "request_limit", b"request_limit", "requests", b"requests", "scorer_digest", b"scorer_digest", "version", b"version"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

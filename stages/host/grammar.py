@@ -11,7 +11,6 @@ import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -20,7 +19,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from stages.checkpoint.checkpoint import read_companion
-from stages.checkpoint.manifest import TOKENIZER_NAME, read_manifest
+from stages.checkpoint.manifest import TOKENIZER_NAME
 from stages.errors import CheckpointError, library_errors
 from stages.host.parts import ModelSource
 from stages.host.schema_check import byte_tokenizer, compiled
@@ -51,7 +50,7 @@ class Grammar:
         """Raises CheckpointError for a tokenizer that is missing or damaged, ValueError for a schema that is none."""
         self.settings, self._size = settings, source.vocabulary.size
         tokens = source.vocabulary != BYTES
-        tokenizer = _tokenizer(source, settings.ends) if tokens else byte_tokenizer()
+        tokenizer = token_tokenizer(source, settings.ends) if tokens else byte_tokenizer()
         matcher = _matcher(tokenizer, settings.schema)
         if isinstance(matcher, str):
             raise ValueError(matcher)
@@ -117,17 +116,14 @@ def with_tags_as_text(tokenizer: str) -> str:
 
 
 @lru_cache(maxsize=4)
-def _token_tokenizer(directory: Path, digest: str, size: int, ends: tuple[int, ...]) -> LLTokenizer:
+def token_tokenizer(source: ModelSource, ends: tuple[int, ...]) -> LLTokenizer:
+    """That of a token model. Raises CheckpointError."""
     from llguidance import LLTokenizer
 
-    text = read_companion(directory, read_manifest(directory), TOKENIZER_NAME).decode()
+    directory, size = source.directory, source.vocabulary.size
+    text = read_companion(directory, source.manifest, TOKENIZER_NAME).decode()
     with library_errors(lambda problem: CheckpointError(f"{directory / TOKENIZER_NAME} is no tokenizer: {problem}")):
         return LLTokenizer(with_tags_as_text(text), n_vocab=size, eos_token=list(ends))
-
-
-def _tokenizer(source: ModelSource, ends: tuple[int, ...]) -> LLTokenizer:
-    """That of a token model. Raises CheckpointError."""
-    return _token_tokenizer(source.directory, source.digest, source.vocabulary.size, ends)
 
 
 @lru_cache(maxsize=KEPT_GRAMMARS)

@@ -6,25 +6,23 @@ import logging
 import secrets
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from functools import partial
 
 import grpc
 
-from stages.host.metrics import record_hop
+from stages.host.metrics import HostCounters, record_hop
 from stages.host.next_hosts import NextHosts, Subscribers
 from stages.host.parts import Parts, Release, Releases
 from stages.host.prefixes import Beginning, PrefixStore, is_vouched
-from stages.host.scheduler import HostObserver, ScheduledHop, Scheduler
+from stages.host.scheduler import ScheduledHop, Scheduler
 from stages.host.sessions import HostSession, SessionStore
 from stages.host.settings import HostSettings
-from stages.host.validation import check_link_delay, parse_hop
+from stages.host.validation import parse_hop
 from stages.host.work.base import HopWork, TextWork
 from stages.host.work.pictures import ConsultWork, PictureWork
 from stages.host.work.read import ReadWork, SampleWork
 from stages.model.prefill import MAX_PREFILL_CHUNKS, prefix_root
 from stages.telemetry.traces import Tracer
 from stages.v1 import stage_pb2
-from stages.wire.hop_stream import LinkDelay, Relay
 from stages.wire.messages import PROTOCOL, Outcome, forward, hops_refusal, seconds_until, summed, work_of
 from stages.wire.status import StatusError, exhausted, failed_precondition, invalid
 
@@ -41,14 +39,14 @@ class Host:
         first: Release,
         settings: HostSettings,
         next_hosts: NextHosts,
-        meter: HostObserver | None = None,
+        meter: HostCounters | None = None,
         tracer: Tracer | None = None,
     ) -> None:
         """:param first: what it begins with; all that comes later holds the same blocks.
         :param next_hosts: to the hosts that may come next; none where this host holds a whole model."""
         self.releases, self.settings, self.next_hosts = Releases(first), settings, next_hosts
         self.blocks, self.any_may_follow = first.plan.blocks, first.plan.any_may_follow
-        self.meter, self.tracer = meter or HostObserver(), tracer
+        self.meter, self.tracer = meter or HostCounters(), tracer
         self.instance = f"{settings.name}/{secrets.token_hex(4)}"
         """Name of this process: what it kept is gone with it."""
         self.stopping = False
@@ -63,10 +61,9 @@ class Host:
         self.queued_bytes = 0
         """Of the messages of hops under way."""
         self.counters = stage_pb2.Counters()
-        self._result_delay = LinkDelay()
 
     def accept(self, hop: stage_pb2.Hop, received_bytes: int, sender: str = "") -> ScheduledHop:
-        """Check a hop and queue it; `_go` has it computed. Raises StatusError, and then nothing has changed.
+        """Check a hop and queue it; the scheduler computes it. Raises StatusError, and then nothing has changed.
 
         :param sender: the host that it is from; empty for a router, and without TLS."""
         try:
@@ -112,10 +109,6 @@ class Host:
     def _go(self) -> None:
         self._finish(self.scheduler.go())
 
-    def release(self, names: list[str]) -> int:
-        """Free sessions; returns how many there were."""
-        return sum(self.sessions.release(name) for name in names)
-
     async def end(self, names: list[str]) -> int:
         """Free the sessions of requests that ended, and keep what they read in memory; returns how many there were."""
         count = 0
@@ -153,12 +146,19 @@ class Host:
         # a session ends with the weights that it began with
         parts = self.releases.parts_for(hop.digest) if session is None else session.parts
         work = parse_hop(hop, parts.plan, is_open=session is not None)
-        check_link_delay(hop.link_delay_ms, self.settings.is_local)
         if hop.router not in self.subscribers:
             raise failed_precondition(f"router {hop.router!r} does not listen here: subscribe first")
-        if self.scheduler.full and (session is None or not session.in_step):
+        if self.scheduler.full and (session is None or not session.prefills + session.batches):
             raise exhausted(f"{self.settings.name} has {self.scheduler.limit} hops under way", retry_after_ms=500)
-        self._check_room(received_bytes)
+        limit = self.settings.queue_mb << 20
+        # steps are counted, and one may have a thousand batches
+        if self.queued_bytes and self.queued_bytes + received_bytes > limit:
+            raise exhausted(
+                f"{self.settings.name} has no memory for another message of {received_bytes} bytes: "
+                f"{self.queued_bytes} of {limit} are under way; "
+                "come back later, with fewer candidates if there are many",
+                retry_after_ms=500,
+            )
         if isinstance(work, PictureWork):
             session = self._drawing(hop, work, parts, session)
         else:
@@ -166,7 +166,7 @@ class Host:
             opens = work.start == 0 or bool(hop.memory.prefix)
             session = self._open(hop, work, parts, hop.capacity) if opens else self._due(hop, work)
             if isinstance(work, SampleWork) and work.sampling.grammar is not None and parts.plan.is_last:
-                self._count_grammar(hop, session)
+                self.sessions.count_grammar(hop.session)
             session.length = work.start + work.remembered
         if sender and not isinstance(work, ConsultWork):  # experts take turns; else one host alone forwards to this one
             session.sender = sender
@@ -177,45 +177,22 @@ class Host:
         self.scheduler.submit(job)
         return job
 
-    def _check_room(self, size: int) -> None:
-        """Raise StatusError where a message finds no memory: steps are counted, and one may have a thousand batches."""
-        limit = self.settings.queue_mb << 20
-        if self.queued_bytes and self.queued_bytes + size > limit:
-            raise exhausted(
-                f"{self.settings.name} has no memory for another message of {size} bytes: {self.queued_bytes} of "
-                f"{limit} are under way; come back later, with fewer candidates if there are many",
-                retry_after_ms=500,
-            )
-
     def _open(self, hop: stage_pb2.Hop, work: HopWork, parts: Parts, capacity: int) -> HostSession:
         if self.stopping:
             raise StatusError(grpc.StatusCode.UNAVAILABLE, f"{self.settings.name} is stopping")
-        beginning = self._beginning(hop)
+        beginning, memory = None, hop.memory
+        if hop.HasField("memory"):
+            vouched = is_vouched(hop, self.subscribers.key(hop.router))
+            root = prefix_root(memory.space, hop.digest, hop.read.codec)
+            kept = Beginning(root, tuple(memory.hosts[: hop.place]) if vouched else ())
+            if memory.prefix:
+                # what nobody vouched for has no place: such a prefix is not there
+                self.prefixes.find(memory.prefix if vouched else b"", kept, hop.read.start)
+            beginning = kept if vouched else None
         session = self.sessions.open(hop.session, hop.router, work.kind, capacity, parts)
         session.next_number = work.number  # a replay starts where another host's session ended
         session.beginning, session.path = beginning, tuple(hop.path)
         return session
-
-    def _count_grammar(self, hop: stage_pb2.Hop, session: HostSession) -> None:
-        try:
-            self.sessions.count_grammar(session)
-        except StatusError:
-            self.sessions.release(hop.session)
-            raise
-
-    def _beginning(self, hop: stage_pb2.Hop) -> Beginning | None:
-        """Place in memory of the text that a hop opens a session for; None where nothing is kept of it, or the router
-        does not vouch for it. Raises StatusError where its prefix is gone."""
-        if not hop.HasField("memory"):
-            return None
-        memory = hop.memory
-        vouched = is_vouched(hop, self.subscribers.key(hop.router))
-        root = prefix_root(memory.space, hop.digest, hop.read.codec)
-        beginning = Beginning(root, tuple(memory.hosts[: hop.place]) if vouched else ())
-        if memory.prefix:
-            # what nobody vouched for has no place: such a prefix is not there
-            self.prefixes.find(memory.prefix if vouched else b"", beginning, hop.read.start)
-        return beginning if vouched else None
 
     def _drawing(self, hop: stage_pb2.Hop, work: PictureWork, parts: Parts, session: HostSession | None) -> HostSession:
         """Nothing is kept between hops of pictures, so any of them may be the first."""
@@ -248,17 +225,21 @@ class Host:
                     self._fault(job.hop, job.result)
             else:
                 self.counters.completed += 1
-                _book_reads(job)
+                work, begun = job.work, job.session.beginning
+                if begun is not None and isinstance(work, ReadWork):  # only what was computed can be kept
+                    vocabulary = job.session.vocabulary
+                    clean = vocabulary.cut(job.hop.read.clean, 0, work.at_once)
+                    begun.read(work.start, work.lengths, clean, vocabulary)
                 self._go_on(job, job.result)
             self.meter.ended(job)
             if self.tracer is not None and job.hop.traceparent:
                 record_hop(self.tracer, job)
 
     def _go_on(self, job: ScheduledHop, outcome: Outcome) -> None:
-        result = job.work.result
+        hop, result = job.hop, job.work.result
         brought = outcome if result is None else result
         if isinstance(brought, stage_pb2.Event):
-            brought.timings.extend(job.hop.timings)
+            brought.timings.extend(hop.timings)
         brought.timings.add(
             host=self.settings.name,
             queue_ms=job.queue_ms,
@@ -276,46 +257,37 @@ class Host:
         if result is not None:
             job.session.add_up(result, is_prefill=False)
         self.sessions.renew(job.session)
-        if not job.session.released:
-            self._hand_over(job, outcome)
-
-    def _hand_over(self, job: ScheduledHop, outcome: Outcome) -> None:
-        hop = job.hop
+        if job.session.released:
+            return
         if isinstance(outcome, stage_pb2.Hop):
             self._push(outcome, job.due_at)
             if job.work.preview is not None:
-                self._show(hop, job.work.preview)
+                self._show(hop.router, job.work.preview)
             # after the next step has started: its trip round the ring is what the user waits for
-            if job.work.result is not None:
-                self._publish(hop, job.work.result)
+            if result is not None:
+                self.subscribers.publish(hop.router, result)
         elif not job.work.is_prefill:  # of a prefill, the last hop of the step brings the result
-            self._publish(hop, outcome)
+            self.subscribers.publish(hop.router, outcome)
 
-    def _show(self, hop: stage_pb2.Hop, preview: Callable[[], stage_pb2.Event]) -> None:
+    def _show(self, router: str, preview: Callable[[], stage_pb2.Event]) -> None:
         """Publish a preview, made on a thread of its own: neither hops nor the event loop wait for it."""
         made = asyncio.get_running_loop().run_in_executor(None, preview)
-        made.add_done_callback(lambda done: None if done.cancelled() else self._publish(hop, done.result()))
-
-    def _publish(self, hop: stage_pb2.Hop, event: stage_pb2.Event) -> None:
-        if hop.link_delay_ms:
-            self._result_delay.after(hop.link_delay_ms, partial(self.subscribers.publish, hop.router, event))
-        else:
-            self.subscribers.publish(hop.router, event)
+        publish = self.subscribers.publish
+        made.add_done_callback(lambda done: None if done.cancelled() else publish(router, done.result()))
 
     def _push(self, hop: stage_pb2.Hop, due_at: float) -> None:
         hop.left_s = seconds_until(due_at)
         try:
-            # else this host is the whole ring
-            if len(hop.path) > 1 or (not hop.path and self.next_hosts.relays):
-                self._send(hop, self.next_hosts.to(hop.path[hop.place] if hop.path else ""))
+            # this host is the whole ring
+            if len(hop.path) <= 1 and (hop.path or not self.next_hosts.relays):
+                self.accept(hop, received_bytes=0)
+                # not at once: a whole text would be one call in another
+                asyncio.get_running_loop().call_soon(self._go)
                 return
-            self.accept(hop, received_bytes=0)
+            relay = self.next_hosts.to(hop.path[hop.place] if hop.path else "")
         except StatusError as refusal:
             self._fault(hop, refusal)
             return
-        asyncio.get_running_loop().call_soon(self._go)  # not at once: a whole text would be one call in another
-
-    def _send(self, hop: stage_pb2.Hop, relay: Relay) -> None:
         size = hop.ByteSize()
         self.queued_bytes += size  # it is held here until the next host has it
 
@@ -335,7 +307,7 @@ class Host:
         self.sessions.release(hop.session)
         number = work_of(hop).number
         fault = stage_pb2.Fault(code=refusal.number, message=refusal.message, host=self.settings.name, lost=lost)
-        self._publish(hop, stage_pb2.Event(session=hop.session, number=number, fault=fault))
+        self.subscribers.publish(hop.router, stage_pb2.Event(session=hop.session, number=number, fault=fault))
 
 
 def _check_origin(hop: stage_pb2.Hop, session: HostSession, sender: str) -> None:
@@ -344,12 +316,3 @@ def _check_origin(hop: stage_pb2.Hop, session: HostSession, sender: str) -> None
         raise StatusError(grpc.StatusCode.PERMISSION_DENIED, "this session is of another router, or another path")
     if sender and session.sender not in ("", sender) and not hop.HasField("consult"):
         raise StatusError(grpc.StatusCode.PERMISSION_DENIED, f"this session's hops come from {session.sender}")
-
-
-def _book_reads(job: ScheduledHop) -> None:
-    """Note what a session has read by now: only what was computed can be kept."""
-    work, session = job.work, job.session
-    if session.beginning is not None and isinstance(work, ReadWork):
-        vocabulary = session.vocabulary
-        clean = vocabulary.cut(job.hop.read.clean, 0, work.at_once)
-        session.beginning.read(work.start, work.lengths, clean, vocabulary)

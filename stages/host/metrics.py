@@ -8,7 +8,6 @@ from collections.abc import Callable, Collection, Sequence
 from typing import TYPE_CHECKING, Literal
 
 from stages.host.parts import MODEL_KINDS
-from stages.host.scheduler import HostObserver
 from stages.telemetry.prometheus import COUNTS, Histogram, MetricFamily, MetricValues
 from stages.v1 import stage_pb2
 from stages.wire.hop_stream import LinkObserver
@@ -96,8 +95,8 @@ class ModelCounters:
         self.received_bytes = self.result_bytes = 0
 
 
-class HostCounters(HostObserver):
-    """Counters of a host."""
+class HostCounters:
+    """Counters of a host. `taken` is called on the compute thread, all else on the event loop."""
 
     def __init__(self) -> None:
         self.models = {kind: ModelCounters() for kind in MODEL_KINDS}

@@ -6,7 +6,7 @@ import time
 from collections.abc import AsyncGenerator, Callable, Sequence
 
 from stages.errors import InputError
-from stages.host.scheduler import HostObserver
+from stages.host.metrics import HostCounters
 from stages.v1 import stage_pb2
 from stages.wire.hop_stream import WARM_TIMEOUT_S, Relay
 from stages.wire.status import StatusError, failed_precondition
@@ -32,7 +32,7 @@ class NextHosts:
         message_bytes: int,
         hop_timeout_s: float,
         keep_warm_s: float,
-        meter: HostObserver,
+        meter: HostCounters,
         security: Security = LOOPBACK_ONLY,
     ) -> None:
         """:param state_bytes: size of the largest usual hop, which opens a link's window.
@@ -125,8 +125,10 @@ class NextHosts:
                     warmer = asyncio.create_task(relay.keep_warm(self._state_bytes, self._keep_warm_s))
                 if problem:
                     await asyncio.sleep(RETRY_S)
-                else:
-                    await _until_review(relay)
+                    continue
+                due = time.monotonic() + REVIEW_S
+                while relay.rtt_ms is not None and time.monotonic() < due:
+                    await asyncio.sleep(CHECK_S)
         finally:
             if warmer is not None:
                 warmer.cancel()
@@ -141,13 +143,6 @@ class NextHosts:
         except StatusError as refusal:
             return refusal.message
         return problem
-
-
-async def _until_review(relay: Relay) -> None:
-    """Return when a good link is to be looked at again: it fell silent, or it is time."""
-    due = time.monotonic() + REVIEW_S
-    while relay.rtt_ms is not None and time.monotonic() < due:
-        await asyncio.sleep(CHECK_S)
 
 
 # Events kept for a router that does not read them; later ones are dropped, its requests then end at their deadline.

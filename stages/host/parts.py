@@ -223,9 +223,7 @@ def _runner(
 
 
 def _drafter(source: ModelSource, last: PipelineStage) -> HeadDrafter:
-    """The drafter of a model with a draft head, made before a backend takes the last stage's matrices over.
-
-    It computes on the processor, wherever the stage does."""
+    # made before a backend takes the last stage's matrices over; it computes on the processor, wherever the stage does
     assert last.head is not None
     return HeadDrafter(load_draft_head(source.directory, source.manifest), last.head.weight.detach().cpu())
 

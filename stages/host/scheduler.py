@@ -19,12 +19,12 @@ from typing import Any
 import grpc
 import torch
 
+from stages.host.metrics import HostCounters
 from stages.host.parts import WARM_POSITIONS
 from stages.host.sessions import HostSession
 from stages.host.work.base import HopWork, KernelCall
 from stages.host.work.read import ReadWork, SampleWork
 from stages.v1 import stage_pb2
-from stages.wire.hop_stream import LinkObserver
 from stages.wire.messages import Outcome
 from stages.wire.status import StatusError, exhausted
 
@@ -62,12 +62,12 @@ class ScheduledHop:
 class Scheduler:
     """Owns the hops from their acceptance to their result."""
 
-    def __init__(self, following: int, limit: int, most_hops: int, meter: HostObserver | None = None) -> None:
+    def __init__(self, following: int, limit: int, most_hops: int, meter: HostCounters | None = None) -> None:
         """:param following: the block or stage after this host's.
         :param limit: hops under way; the host refuses one more.
         :param most_hops: hops that share a pass; 1 = one after the other."""
         self.following, self.limit, self.most_hops = following, limit, most_hops
-        self.meter = meter or HostObserver()
+        self.meter = meter or HostCounters()
         self._arrived: deque[ScheduledHop] = deque()
         self._waiting: list[ScheduledHop] = []
         """For an earlier hop of their session to end: they share its caches."""
@@ -138,9 +138,21 @@ class Scheduler:
         return rows <= fewest
 
     def _turn(self) -> list[ScheduledHop]:
-        """One pass; returns the jobs that have a result now."""
+        """One pass, with one piece of every hop that takes part; returns the jobs that have a result now."""
         self._take_in()
-        self._pass()
+        running, others = self._first_in_line()
+        self.meter.taken([*running, *others])
+        begin = time.perf_counter()
+        while running:  # through all stages of this host
+            _advance(running)
+            running = [
+                job
+                for job in running
+                if job.result is None and isinstance(job.work, ReadWork) and not job.work.between_reads
+            ]
+            self._steps_ms = (time.perf_counter() - begin) * 1000
+        if others:
+            _advance(others)
         ended, jobs, self._jobs = list[ScheduledHop](), self._jobs, []
         now = time.perf_counter()
         for job in jobs:
@@ -192,33 +204,15 @@ class Scheduler:
                 grpc.StatusCode.DEADLINE_EXCEEDED, "the deadline passed while the work was waiting"
             )
 
-    def _pass(self) -> None:
-        """One piece of every hop that takes part: AR steps through all stages of this host, the others one call."""
-        running, others = self._first_in_line()
-        self.meter.taken([*running, *others])
-        begin = time.perf_counter()
-        while running:
-            _advance(running)
-            # those that have yet to go through further stages of this host with their piece
-            running = [
-                job
-                for job in running
-                if job.result is None and isinstance(job.work, ReadWork) and not job.work.between_reads
-            ]
-            self._steps_ms = (time.perf_counter() - begin) * 1000
-        if others:
-            _advance(others)
-
     def _first_in_line(self) -> tuple[list[ScheduledHop], list[ScheduledHop]]:
-        """AR steps for a pass, and other work: the oldest of each, until their pieces fill it; one at least.
-
-        Hops of batch requests are left out while there are others, or in their turn all take part."""
+        """AR steps for a pass, and other work: the oldest of each, until their pieces fill it; one at least."""
         able, urgent = list[ScheduledHop](), list[ScheduledHop]()
         for job in self._jobs:
             if job.result is None:
                 able.append(job)
                 if not job.hop.batch:
                     urgent.append(job)
+        # hops of batch requests are left out while there are others, or in their turn all take part
         yields = 0 < len(urgent) < len(able) and self._yields < MOST_YIELDS
         self._yields = self._yields + 1 if yields else 0
         steps, others, rows = list[ScheduledHop](), list[ScheduledHop](), [0, 0]
@@ -319,23 +313,3 @@ def _tried(compute: Callable[..., Any], members: Sequence[_Member]) -> Sequence[
         else:
             log.warning("a call for %d hops failed; each is computed alone", len(members), exc_info=True)
     return None
-
-
-class HostObserver:
-    """Observer of a host. `taken` is called on the compute thread, all others on the event loop."""
-
-    def link(self, address: str) -> LinkObserver:
-        """Observer of the link to `address`."""
-        return LinkObserver()
-
-    def taken(self, jobs: Sequence[ScheduledHop]) -> None:
-        """A pass begins with a piece of each of these."""
-
-    def ended(self, job: ScheduledHop) -> None:
-        """A hop has its result, in the state in which it leaves."""
-
-    def refused(self, refusal: StatusError) -> None:
-        """A hop was not accepted."""
-
-    def faulted(self, refusal: StatusError) -> None:
-        """A request was given up after its hop was accepted."""

@@ -22,7 +22,6 @@ from stages.host.loading import Loader, Sources
 from stages.host.metrics import STAGE_METRICS, HostCounters
 from stages.host.next_hosts import NextHosts
 from stages.host.parts import device_for, full_state_bytes, wiring_problem
-from stages.host.scheduler import HostObserver
 from stages.host.service import StageSeat, StageService, WaitingService, read_assignment
 from stages.host.settings import StageSettings
 from stages.memory import free_memory, keep_trimmed, return_large_buffers, trim
@@ -30,7 +29,7 @@ from stages.signals import stop_on_signals
 from stages.telemetry.observability import Telemetry
 from stages.v1 import stage_pb2, stage_pb2_grpc
 from stages.wire.auth import HOST, CallerGuard
-from stages.wire.channel import HealthChecks, bind, check_target, is_loopback, new_server, parse_address, serve_health
+from stages.wire.channel import HealthChecks, bind, check_target, new_server, parse_address, serve_health
 from stages.wire.registry import Registration, check_dialled, follow_successors
 from stages.wire.tokens import ADMIN, Keyring
 
@@ -84,12 +83,12 @@ class StageServer:
             await self.settings.registry.check()
         seeing = self.settings.seeing
         lookout = Telemetry(seeing, "onesweep-stage", self.settings.host.name, self.settings.security.insecure)
-        figures = HostCounters() if seeing.metrics else None
+        figures = HostCounters()
         host = self._host(figures, lookout)
         loader = Loader(host, self.sources, self.backend, self.message_bytes)
         service = StageService(host, loader, self.seat, self.settings.security.tls)
         server, checks, port = _new_server(service, self.message_bytes, self.settings)
-        if figures is not None:
+        if seeing.metrics:
             lookout.serve(STAGE_METRICS, figures.reader(service.description, self.settings.security.tls))
         vitals = await serve_health(checks, self.settings.health)
         await server.start()
@@ -145,15 +144,15 @@ class StageServer:
         task.add_done_callback(ended)
         return task
 
-    def _host(self, figures: HostCounters | None, lookout: Telemetry) -> Host:
-        settings = replace(self.settings.host, is_local=is_loopback(self.settings.listen))
+    def _host(self, figures: HostCounters, lookout: Telemetry) -> Host:
+        settings = self.settings.host
         links = NextHosts(
             lambda address, other: wiring_problem([release.plan for release in host.releases.all], address, other),
             full_state_bytes(self.first.plan),
             self.message_bytes,
             settings.hop_timeout_s,
             settings.keep_warm_s,
-            figures or HostObserver(),
+            figures,
             self.settings.security,
         )
         host = self.host_type(self.first, settings, links, figures, lookout.tracer)
@@ -218,7 +217,8 @@ class EmptyHost:
         problem = ""
         while not stop.is_set():
             changed = asyncio.Event()
-            told = asyncio.create_task(_pass_on(stop, changed))
+            stopping = asyncio.create_task(stop.wait())
+            stopping.add_done_callback(lambda _, changed=changed: changed.set())  # type: ignore[misc]
             try:
                 given = None if problem else read_assignment(self.shelf)
                 if given is None or not self.shelf.in_use:
@@ -236,7 +236,7 @@ class EmptyHost:
                 problem = f"its stage cannot be served: {error}"
                 log.error("%s: %s", self.settings.host.name, problem)
             finally:
-                told.cancel()
+                stopping.cancel()
                 gc.collect()
                 trim()
         self.shelf.close()
@@ -267,11 +267,6 @@ def measured_speed() -> float:
         matrix @ row
         times_s.append(time.perf_counter() - begin)
     return matrix.numel() / min(times_s)
-
-
-async def _pass_on(stop: asyncio.Event, changed: asyncio.Event) -> None:
-    await stop.wait()
-    changed.set()
 
 
 def _new_server(

@@ -70,11 +70,6 @@ class HostSession:
             self.prefills = self.batches = 0
             self.next_number += 1
 
-    @property
-    def in_step(self) -> bool:
-        """True if it has had some hops of a step, and waits for the last one."""
-        return self.prefills + self.batches > 0
-
     def add_up(self, event: stage_pb2.Event, is_prefill: bool) -> None:
         """Keep the timings of a prefill that ended here; the event of the next hop with a result gets the sums."""
         if not is_prefill and not self.timings:
@@ -92,7 +87,6 @@ class HostSession:
 
     @cached_property
     def vocabulary(self) -> Vocabulary:
-        """Vocabulary of the texts that it reads."""
         return self.parts.plan.models[self.kind].vocabulary
 
 
@@ -135,10 +129,16 @@ class SessionStore:
         self.bytes += need
         return session
 
-    def count_grammar(self, session: HostSession) -> None:
-        """Book the memory of a session's compiled schema, once. Raises StatusError where the budget has no room."""
+    def count_grammar(self, name: str) -> None:
+        """Book the memory of a session's compiled schema, once. Raises StatusError where the budget has no room: the
+        session is then freed."""
+        session = self.sessions[name]
         if not session.has_grammar:
-            self._check_room(GRAMMAR_BYTES)
+            try:
+                self._check_room(GRAMMAR_BYTES)
+            except StatusError:
+                self.release(name)
+                raise
             session.has_grammar = True
             session.bytes, self.bytes = session.bytes + GRAMMAR_BYTES, self.bytes + GRAMMAR_BYTES
 

@@ -43,7 +43,6 @@ class HostSettings:
     keep_warm_s: float = setting(KEEP_WARM_S, "pace on idle links, 0 = off", least=0, most=60, rare=True)
     # How long to wait for the next host to take a hop.
     hop_timeout_s: float = setting(5.0, "wait for the next host", above=0, rare=True)
-    is_local: bool = False  # listens on a loopback address: requests may add delay to the links
 
     def __post_init__(self) -> None:
         check_name(self.name, "host name")

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 
 import grpc
 
+from stages.errors import CodecError
 from stages.host.parts import HostPlan, ModelKind, ModelSource
 from stages.host.prefixes import VOUCHER_BYTES
 from stages.host.work.base import HopWork
@@ -14,7 +15,7 @@ from stages.host.work.pictures import parse_consult, parse_denoise, parse_draw
 from stages.host.work.read import parse_read
 from stages.host.work.score import parse_score
 from stages.host.work.sweep import parse_sweep
-from stages.limits import MAX_ADDRESS, MAX_LINK_MS
+from stages.limits import MAX_ADDRESS
 from stages.model.prefill import ATTEND_POSITIONS
 from stages.v1 import stage_pb2
 from stages.wire.channel import MAX_NAME
@@ -45,17 +46,7 @@ def parse_hop(hop: stage_pb2.Hop, plan: HostPlan, is_open: bool = False) -> HopW
     kind_of_work = hop.WhichOneof("work")
     if kind_of_work is None:
         raise invalid("the message carries no work: neither a sweep nor a step; see that its sender runs this version")
-    if not is_open:
-        check_label(hop.router, "router")
-        check_label(hop.session, "session")
-        _check_path(hop)
-    if hop.place >= max(len(hop.path), 1):
-        raise invalid(f"place {hop.place} on a path of {len(hop.path)} hosts")
-    check_timings(hop.timings)
-    if hop.request:  # names end up in logs and traces
-        check_label(hop.request, "request")
-    if hop.traceparent:
-        check_label(hop.traceparent, "traceparent")
+    _check_envelope(hop, is_open)
     message: AnyWork = getattr(hop, kind_of_work)
     if plan.draws and kind_of_work in TEXT:
         raise failed_precondition("this checkpoint draws pictures: ask for pictures with `onesweep draw`")
@@ -67,26 +58,25 @@ def parse_hop(hop: stage_pb2.Hop, plan: HostPlan, is_open: bool = False) -> HopW
     _check_part(message, plan)
     if hop.HasField("memory"):
         _check_memory(hop)
-    work = _parse_work(hop, kind, source, plan)
+    try:
+        match kind_of_work:
+            case "sweep":
+                work: HopWork = parse_sweep(hop, source)
+            case "draw":
+                work = parse_draw(hop, source)
+            case "denoise":
+                work = parse_denoise(hop, source)
+            case "consult":
+                work = parse_consult(hop, source)
+            case _ if hop.read.HasField("score"):
+                work = parse_score(hop, kind, source)
+            case _:
+                work = parse_read(hop, kind, source, plan)
+    except CodecError as error:  # of its payloads
+        raise invalid(str(error)) from None
     if not hop.left_s > 0:  # true for NaN too
         raise StatusError(grpc.StatusCode.DEADLINE_EXCEEDED, "the deadline of this request has passed")
     return work
-
-
-def _parse_work(hop: stage_pb2.Hop, kind: ModelKind, source: ModelSource, plan: HostPlan) -> HopWork:
-    match hop.WhichOneof("work"):
-        case "sweep":
-            return parse_sweep(hop, source)
-        case "draw":
-            return parse_draw(hop, source)
-        case "denoise":
-            return parse_denoise(hop, source)
-        case "consult":
-            return parse_consult(hop, source)
-        case _ if hop.read.HasField("score"):
-            return parse_score(hop, kind, source)
-        case _:
-            return parse_read(hop, kind, source, plan)
 
 
 # The envelope
@@ -110,21 +100,21 @@ def check_timings(timings: Sequence[stage_pb2.HopTiming]) -> None:
             raise invalid(f"the timing of {timing.host} has a message of {timing.received_bytes} bytes")
 
 
-def check_link_delay(delay_ms: int, is_local: bool) -> None:
-    """Raise StatusError unless this host may delay what it sends."""
-    if delay_ms > MAX_LINK_MS:
-        raise invalid(f"a delay of {delay_ms} ms; at most {MAX_LINK_MS} ms can be added to a link")
-    # anybody's request could hold up a host that serves others
-    if delay_ms and not is_local:
-        raise failed_precondition("delay is added to links on one machine only: this host listens on another address")
-
-
-def _check_path(hop: stage_pb2.Hop) -> None:
-    if len(hop.path) > MAX_TIMINGS:
-        raise invalid(f"a path of {len(hop.path)} hosts; a sweep passes at most {MAX_TIMINGS}")
-    for address in hop.path:
-        if not 0 < len(address) <= MAX_ADDRESS or not address.isascii() or not address.isprintable():
-            raise invalid(f"an address on the path must be 1 to {MAX_ADDRESS} printable ASCII characters")
+def _check_envelope(hop: stage_pb2.Hop, is_open: bool) -> None:
+    if not is_open:
+        check_label(hop.router, "router")
+        check_label(hop.session, "session")
+        if len(hop.path) > MAX_TIMINGS:
+            raise invalid(f"a path of {len(hop.path)} hosts; a sweep passes at most {MAX_TIMINGS}")
+        for address in hop.path:
+            check_label(address, "an address on the path", MAX_ADDRESS)
+    if hop.place >= max(len(hop.path), 1):
+        raise invalid(f"place {hop.place} on a path of {len(hop.path)} hosts")
+    check_timings(hop.timings)
+    if hop.request:  # names end up in logs and traces
+        check_label(hop.request, "request")
+    if hop.traceparent:
+        check_label(hop.traceparent, "traceparent")
 
 
 def _check_memory(hop: stage_pb2.Hop) -> None:

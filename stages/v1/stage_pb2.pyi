@@ -563,7 +563,6 @@ class Hop(_message.Message):
     DRAW_FIELD_NUMBER: _builtins.int
     DENOISE_FIELD_NUMBER: _builtins.int
     CONSULT_FIELD_NUMBER: _builtins.int
-    LINK_DELAY_MS_FIELD_NUMBER: _builtins.int
     BATCH_FIELD_NUMBER: _builtins.int
     MEMORY_FIELD_NUMBER: _builtins.int
     router: _builtins.str
@@ -582,10 +581,6 @@ class Hop(_message.Message):
     """what logs and traces call the request; may be empty"""
     traceparent: _builtins.str
     """W3C trace context of the sweep; may be empty"""
-    link_delay_ms: _builtins.int
-    """Added to every link that the work, and what follows from it, takes: 0 to 500. FAILED_PRECONDITION where the host
-    listens on an address that other machines reach.
-    """
     batch: _builtins.bool
     """gives way to the work of other requests"""
     @_builtins.property
@@ -626,13 +621,12 @@ class Hop(_message.Message):
         draw: Global___Draw | None = ...,
         denoise: Global___Denoise | None = ...,
         consult: Global___Consult | None = ...,
-        link_delay_ms: _builtins.int = ...,
         batch: _builtins.bool = ...,
         memory: Global___Memory | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["consult", b"consult", "denoise", b"denoise", "draw", b"draw", "memory", b"memory", "read", b"read", "sweep", b"sweep", "work", b"work"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["batch", b"batch", "capacity", b"capacity", "consult", b"consult", "denoise", b"denoise", "digest", b"digest", "draw", b"draw", "left_s", b"left_s", "link_delay_ms", b"link_delay_ms", "memory", b"memory", "path", b"path", "place", b"place", "read", b"read", "request", b"request", "router", b"router", "session", b"session", "sweep", b"sweep", "timings", b"timings", "traceparent", b"traceparent", "work", b"work"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["batch", b"batch", "capacity", b"capacity", "consult", b"consult", "denoise", b"denoise", "digest", b"digest", "draw", b"draw", "left_s", b"left_s", "memory", b"memory", "path", b"path", "place", b"place", "read", b"read", "request", b"request", "router", b"router", "session", b"session", "sweep", b"sweep", "timings", b"timings", "traceparent", b"traceparent", "work", b"work"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType_work: _TypeAlias = _typing.Literal["sweep", "read", "draw", "denoise", "consult"]  # noqa: Y015
     _WhichOneofArgType_work: _TypeAlias = _typing.Literal["work", b"work"]  # noqa: Y015
@@ -662,7 +656,7 @@ class Memory(_message.Message):
     """
     @_builtins.property
     def hosts(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
-        """Instances of the path's hosts. What a host keeps was computed from what those before it sent: it is found again
+        """Instances of the path's hosts but the last. What a host keeps was computed from what those before it sent: it is found again
         after the same ones only.
         """
 

@@ -10,7 +10,6 @@ import contextlib
 import time
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Iterable
-from functools import partial
 
 import grpc
 import grpc.aio
@@ -38,20 +37,6 @@ BATCH_HOPS = 8  # and at most so many: the next host begins with the first while
 Settled = Callable[[StatusError | None], None]  # hears once what became of a hop: None when the next host has queued it
 
 
-class LinkDelay:
-    """Delays calls as a longer link would: by a constant time, in their order."""
-
-    def __init__(self) -> None:
-        self._held: dict[int, deque[Callable[[], object]]] = {}
-
-    def after(self, delay_ms: int, call: Callable[[], object]) -> None:
-        """Call after a delay above 0."""
-        held = self._held.setdefault(delay_ms, deque())
-        held.append(call)
-        # a timer takes the oldest call, not its own: the loop may run two timers of one moment in any order
-        asyncio.get_running_loop().call_later(delay_ms / 1000, lambda: held.popleft()())
-
-
 class LinkObserver:
     """Observer of one link. This one does nothing, which is all that a host without --metrics pays."""
 
@@ -63,8 +48,6 @@ class LinkObserver:
 
 
 class _Handover:
-    """One hop on its way to the next host."""
-
     def __init__(self, hop: stage_pb2.Hop, settled: Settled) -> None:
         self.hop, self._settled = hop, settled
         self.begin, self.due_at = time.perf_counter(), time.monotonic() + hop.left_s
@@ -122,17 +105,10 @@ class Relay:
         self._batches = 0
         self._wake = asyncio.Event()
         self._streamer: asyncio.Task[None] | None = None
-        self._delay = LinkDelay()
 
     def send(self, hop: stage_pb2.Hop, settled: Settled) -> None:
         """Hand a hop over; `settled` hears of it once, with a StatusError that names this address if it failed."""
         self.wake()
-        if hop.link_delay_ms:
-            self._delay.after(hop.link_delay_ms, partial(self._enqueue, hop, settled))
-        else:
-            self._enqueue(hop, settled)
-
-    def _enqueue(self, hop: stage_pb2.Hop, settled: Settled) -> None:
         handover = _Handover(hop, settled)
         left_s = hop.left_s
         loop = asyncio.get_running_loop()

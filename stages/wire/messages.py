@@ -54,11 +54,6 @@ def copy_of(message: M) -> M:
     return copy
 
 
-def known_of(read: stage_pb2.Read, vocabulary: Vocabulary) -> int:
-    """Number of the new tokens that are no draft tokens."""
-    return vocabulary.count(read.clean) - read.sample.draft
-
-
 def step_hops(hop: stage_pb2.Hop, vocabulary: Vocabulary, most: int, rows: int) -> list[stage_pb2.Hop]:
     """`hop` as it travels: Reads of the beginning of its tokens, then the rest, its candidates in batches.
 

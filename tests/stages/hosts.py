@@ -9,9 +9,9 @@ import grpc
 import pytest
 
 from stages.host.host import Host, HostSettings
+from stages.host.metrics import HostCounters
 from stages.host.next_hosts import NextHosts
 from stages.host.parts import Parts, Release
-from stages.host.scheduler import HostObserver
 from stages.v1 import stage_pb2
 from stages.wire.messages import PROTOCOL
 from stages.wire.status import StatusError
@@ -23,10 +23,10 @@ KEY = b"k" * 32  # of the router's vouchers
 
 @asynccontextmanager
 async def open_host(
-    parts: Parts, working: bool = True, meter: HostObserver | None = None, **settings: Any
+    parts: Parts, working: bool = True, meter: HostCounters | None = None, **settings: Any
 ) -> AsyncIterator[Host]:
     """A host that the test listens to, and whose worker runs, or not yet."""
-    links = NextHosts(lambda address, other: "", 0, 1 << 20, 1.0, 0.0, HostObserver())
+    links = NextHosts(lambda address, other: "", 0, 1 << 20, 1.0, 0.0, HostCounters())
     host = Host(Release("r", parts.plan, parts), HostSettings("h", **settings), links, meter)
     async with listening(host, working):
         yield host

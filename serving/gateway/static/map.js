@@ -12,7 +12,6 @@ export class RingMap {
   constructor(container) {
     this.container = container;
     this.hosts = [];
-    this.addedMs = 0;
     this.runners = new Set();
     this.still = matchMedia("(prefers-reduced-motion: reduce)");
     new ResizeObserver(() => this.draw()).observe(container);
@@ -24,12 +23,6 @@ export class RingMap {
     if (drawn === this.drawn) return;
     this.drawn = drawn;
     this.hosts = hosts;
-    this.draw();
-  }
-
-  /** Shows `ms` more on every link, there and back. */
-  add(ms) {
-    this.addedMs = 2 * ms;
     this.draw();
   }
 
@@ -117,7 +110,7 @@ export class RingMap {
     // between stages of several hosts links cross in the middle
     const t = this.places.size > this.stages().length + 1 ? 0.36 : 0.5;
     const at = { x: a.x + t * (b.x - a.x), y: a.y + t * (b.y - a.y) + 4 };
-    labels.append(svg("text", { class: "ms", ...at }, `${round(ms + this.addedMs)} ms`));
+    labels.append(svg("text", { class: "ms", ...at }, `${round(ms)} ms`));
   }
 
   node(host) {

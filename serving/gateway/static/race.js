@@ -11,8 +11,6 @@ const TINTS = 12;
 const REFRESH_MS = 2000;
 const REDRAW_MS = 60;
 const RANKS = ["1st", "2nd", "3rd"];
-// One way; the distances are those of fibre, with the detours that cables take.
-const DISTANCES = [[0, "side by side"], [5, "one region"], [25, "one continent"], [75, "across an ocean"], [200, "round the world"]];
 
 const map = new RingMap(byId("map"));
 const form = byId("form");
@@ -30,7 +28,6 @@ async function refresh() {
     judgeBits = status.judge_bits;
     byId("human-bits").textContent = status.human_bits.toFixed(2);
     byId("judge").hidden = !status.human_bits;
-    offerDelay(status.link_ms_limit);
     if (status.ready) offerClasses(status.pictures?.classes ?? []);
     offer(status.entrants);
     showProblem(byId("unready"), status.ready ? "" : status.hosts.map((host) => host.reason).filter(Boolean).join("; "));
@@ -71,22 +68,6 @@ function offer(entrants) {
   }
 }
 
-/** The slider, where the ring is on one machine: its hosts add the delay themselves. */
-function offerDelay(limit) {
-  byId("link-row").hidden = !limit;
-  if (limit) byId("link").max = Math.min(DISTANCES.at(-1)[0], limit);
-}
-
-const linkMs = () => (byId("link-row").hidden ? 0 : byId("link").valueAsNumber);
-
-function showDelay() {
-  const ms = linkMs();
-  const said = `${ms} ms, ${DISTANCES.find(([most]) => ms <= most)[1]}`;
-  byId("link-said").textContent = said;
-  byId("link").setAttribute("aria-valuetext", said);
-  map.add(ms);
-}
-
 /** Shows the tooltip of a mode, or of none: it stays until another is shown. */
 function showTip(chip) {
   const shown = chip?.querySelector("input").getAttribute("aria-describedby") ?? "tip-hint";
@@ -97,7 +78,7 @@ const boxes = () => [...form.querySelectorAll("[name=entrant]")];
 const chosen = () => boxes().filter((box) => box.checked).map((box) => box.value);
 
 function requested() {
-  const common = { entrants: chosen(), seed: byId("seed").valueAsNumber, link_ms: linkMs(), together: !byId("turns").checked };
+  const common = { entrants: chosen(), seed: byId("seed").valueAsNumber, together: !byId("turns").checked };
   if (draws) return { ...common, prompt: byId("class").value, levels: byId("levels").valueAsNumber || null };
   const temperature = byId("temperature").value;
   return {
@@ -210,11 +191,9 @@ function drawTracks() {
 }
 
 function showNote(request) {
-  const delay = request.link_ms ? ` Every hop took ${request.link_ms} ms more than the links of this machine do.` : "";
-  const how = request.together
+  byId("note").textContent = request.together
     ? "They ran at the same time on the same hosts, and slowed each other down: tick “One after another” for undisturbed times."
     : "Each ran alone. The bars have one scale: a bar is a request, a stripe in it a sweep.";
-  byId("note").textContent = how + delay;
   byId("note").hidden = false;
 }
 
@@ -226,7 +205,6 @@ form.addEventListener("submit", (event) => {
   event.preventDefault();
   run();
 });
-byId("link").addEventListener("input", showDelay);
 for (const kind of ["pointerover", "focusin"]) {
   byId("entrants").addEventListener(kind, ({ target }) => target.closest(".chip") && showTip(target.closest(".chip")));
 }
@@ -236,7 +214,6 @@ form.addEventListener("keydown", (event) => {
   if (event.key === "Enter" && (event.ctrlKey || event.metaKey)) form.requestSubmit();
 });
 
-showDelay();
 keepToken(refresh);
 refresh();
 setInterval(() => document.hidden || aborter || refresh(), REFRESH_MS);

@@ -13,14 +13,13 @@ from torch import Tensor
 
 from stages.backends.base import BranchPiece, CleanPiece, Denoised, NoisyPiece
 from stages.checkpoint.manifest import TOKENIZER_NAME
-from stages.errors import CodecError
 from stages.host.grammar import MAX_ENDS, GrammarSettings
 from stages.host.parts import ModelKind, ModelSource
 from stages.host.schema_check import MAX_SCHEMA_BYTES, grammar_absent
 from stages.host.sessions import HostSession
 from stages.limits import MAX_LOGPROBS, MAX_PENALTY, MAX_REPETITION_PENALTY, MAX_TEMPERATURE
 from stages.model.scoring import Shaping, bias_problem
-from stages.model.vocabulary import BYTES, Vocabulary
+from stages.model.vocabulary import BYTES
 from stages.pictures.trajectory import PicturePiece
 from stages.v1 import stage_pb2
 from stages.wire.messages import Outcome
@@ -93,14 +92,6 @@ class TextWork(HopWork):
     def remembered(self) -> int:
         """Number of these positions that the session keeps."""
         return self.positions
-
-
-def parse_tokens(data: bytes, vocabulary: Vocabulary) -> Tensor:
-    """Tokens of `vocabulary`, (tokens,) int64. Raises StatusError."""
-    try:
-        return vocabulary.decode(data)
-    except CodecError as error:
-        raise invalid(str(error)) from None
 
 
 def check_reads(reads: Sequence[int], clean: int) -> None:

@@ -16,7 +16,6 @@ from torch import Tensor
 
 from stages.backends.base import Denoised, PictureRunner
 from stages.backends.rows import ROWS_TOGETHER
-from stages.errors import CodecError
 from stages.host.parts import ModelSource
 from stages.host.sessions import HostSession
 from stages.host.work.base import HopWork, KernelCall
@@ -86,7 +85,6 @@ class PictureWork(HopWork):
         self._pieces.extend(PicturePiece(x, piece.sigma, classes) for x, classes in parts)
 
     def _event(self, trajectory: Trajectory, preview_of: int | None = None) -> stage_pb2.Event:
-        """The pictures, or a preview after a block."""
         pictures = stage_pb2.Pictures(pixels=trajectory.pixels().numpy().tobytes())
         if preview_of is not None:
             pictures.preview, pictures.block = True, preview_of
@@ -105,7 +103,6 @@ class DrawWork(PictureWork):
         self._enter(self.estimate)
 
     def _enter(self, estimate: Tensor | None) -> None:
-        """Enter the next block with E."""
         self._block, self._runner = self._left.popleft()
         self._trajectory = Trajectory(
             self.architecture,
@@ -155,7 +152,6 @@ class DenoiseWork(PictureWork):
         self._enter(self._trajectory.piece().x if self.hidden is None else self.hidden)
 
     def _enter(self, x: Tensor) -> None:
-        """Enter the next stage with patches or hidden states."""
         self._stage, self._runner = self._left.popleft()
         classes = self.plan.conditions(self.architecture)
         self._evaluate(PicturePiece(x, self._trajectory.sigma, classes))
@@ -170,7 +166,6 @@ class DenoiseWork(PictureWork):
             self.outcome = self.hop
 
     def _step(self, f: Tensor) -> None:
-        """Make the solver's step."""
         trajectory = self._trajectory
         trajectory.supply(f)
         if trajectory.done:
@@ -221,17 +216,14 @@ class ConsultWork(PictureWork):
 
 
 def parse_draw(hop: stage_pb2.Hop, source: ModelSource) -> DrawWork:
-    """Raises StatusError."""
+    """Raises StatusError, or CodecError."""
     draw = hop.draw
     a = source.manifest.picture_architecture
     plan = _plan(draw.drawing, a, least_levels=a.parts)
     if draw.block == 0 and draw.estimate:
         raise invalid("block 0 starts from noise: its message carries no estimate")
-    try:
-        codec = codec_named(draw.codec)
-        estimate = _pictures(draw.estimate, codec, plan, a) if draw.block else None
-    except CodecError as error:
-        raise invalid(str(error)) from None
+    codec = codec_named(draw.codec)
+    estimate = _pictures(draw.estimate, codec, plan, a) if draw.block else None
     return DrawWork(
         hop=hop,
         kind="chain",
@@ -244,7 +236,7 @@ def parse_draw(hop: stage_pb2.Hop, source: ModelSource) -> DrawWork:
 
 
 def parse_denoise(hop: stage_pb2.Hop, source: ModelSource) -> DenoiseWork:
-    """Raises StatusError."""
+    """Raises StatusError, or CodecError."""
     denoise, a, level = hop.denoise, source.manifest.picture_architecture, hop.denoise.level
     plan = _plan(denoise.drawing, a, least_levels=1)
     if level > plan.levels:
@@ -256,16 +248,13 @@ def parse_denoise(hop: stage_pb2.Hop, source: ModelSource) -> DenoiseWork:
         raise invalid("solver 2m alone, and after level 0, needs the pictures denoised before: send none")
     if denoise.hidden and not denoise.stage:
         raise invalid("stage 0 reads patches: its message carries no hidden states")
-    try:
-        codec = hidden_codec(denoise.codec)
-        estimate = _pictures(denoise.estimate, EXACT, plan, a) if level else None
-        before = _pictures(denoise.before, EXACT, plan, a) if needs_before else None
-        hidden = None
-        if denoise.stage:
-            rows = plan.evaluations * a.tokens
-            hidden = codec.decode(denoise.hidden, rows, a.features, FEATURE_LIMIT).view(-1, a.tokens, a.features)
-    except CodecError as error:
-        raise invalid(str(error)) from None
+    codec = hidden_codec(denoise.codec)
+    estimate = _pictures(denoise.estimate, EXACT, plan, a) if level else None
+    before = _pictures(denoise.before, EXACT, plan, a) if needs_before else None
+    hidden = None
+    if denoise.stage:
+        rows = plan.evaluations * a.tokens
+        hidden = codec.decode(denoise.hidden, rows, a.features, FEATURE_LIMIT).view(-1, a.tokens, a.features)
     return DenoiseWork(
         hop=hop,
         kind="steps",
@@ -280,7 +269,7 @@ def parse_denoise(hop: stage_pb2.Hop, source: ModelSource) -> DenoiseWork:
 
 
 def parse_consult(hop: stage_pb2.Hop, source: ModelSource) -> ConsultWork:
-    """Raises StatusError."""
+    """Raises StatusError, or CodecError."""
     work = hop.consult
     a = source.manifest.picture_architecture
     rule = next((each for each in RULES if each == work.rule), None)
@@ -298,12 +287,9 @@ def parse_consult(hop: stage_pb2.Hop, source: ModelSource) -> ConsultWork:
     for name, payload, due in (("estimate", work.estimate, work.level), ("before", work.before, needs_before)):
         if payload and not due:
             raise invalid(f"a picture at this place, drawn by rule {rule}, carries no {name}")
-    try:
-        codec = codec_named(work.codec)
-        estimate = _pictures(work.estimate, codec, plan, a) if work.level else None
-        before = _pictures(work.before, codec, plan, a) if needs_before else None
-    except CodecError as error:
-        raise invalid(str(error)) from None
+    codec = codec_named(work.codec)
+    estimate = _pictures(work.estimate, codec, plan, a) if work.level else None
+    before = _pictures(work.before, codec, plan, a) if needs_before else None
     turn = Turn(work.expert if work.HasField("expert") else None, work.level, estimate, before)
     number = work.number + work.moves
     return ConsultWork(hop=hop, kind="experts", number=number, plan=plan, codec=codec, rule=rule, turn=turn)

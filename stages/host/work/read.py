@@ -16,7 +16,6 @@ from torch import Tensor
 
 from stages.backends.base import CleanPiece, Denoised
 from stages.checkpoint.draft_head import has_draft_head
-from stages.errors import CodecError
 from stages.host.drafter import HeadDrafter
 from stages.host.grammar import Grammar
 from stages.host.parts import HostPlan, ModelKind, ModelSource
@@ -29,7 +28,6 @@ from stages.host.work.base import (
     check_extent,
     check_reads,
     parse_sampling,
-    parse_tokens,
 )
 from stages.limits import MAX_BRANCHES
 from stages.model.codec import FEATURE_LIMIT, StateCodec, hidden_codec
@@ -82,7 +80,6 @@ class ReadWork(TextWork):
         self._hidden = list[Tensor]()
 
     def _source(self) -> deque[Tensor]:
-        """Input of the host's first stage, read by read."""
         return deque((self.clean if self.hidden is None else self.hidden).split(self.lengths))
 
     @property
@@ -125,13 +122,11 @@ class ReadWork(TextWork):
         self.outcome = stage_pb2.Event(session=self.hop.session, number=self.number)
 
     def _between_stages(self, hidden: Tensor) -> Tensor:
-        """The input of the next stage on this host: as another host would get it, so that a text does not depend on
-        which host holds which stage. hidden: (..., width)."""
+        # as another host would get it, so that a text does not depend on which host holds which stage
         return self.codec.round_trip(hidden.flatten(0, -2), FEATURE_LIMIT).view(hidden.shape)
 
     @cached_property
     def _ends_here(self) -> bool:
-        """True if this host holds the last stage."""
         return self._stages[-1] == self.session.parts.plan.parts - 1
 
     def _forward(self, hidden: Tensor) -> None:
@@ -200,14 +195,10 @@ class SampleWork(ReadWork):
     def begin(self, session: HostSession, following: int) -> None:
         super().begin(session, following)
         # here, and not when a token is drawn: a tokenizer that cannot be read fails this hop alone
-        self._grammar = self._session_grammar() if self._ends_here else None
-
-    def _session_grammar(self) -> Grammar | None:
-        """The session's, made at its first step."""
-        session, settings = self.session, self.sampling.grammar
+        settings = self.sampling.grammar if self._ends_here else None
         if settings is not None and (session.grammar is None or session.grammar.settings != settings):
             session.grammar = Grammar(session.parts.plan.models[session.kind], settings)
-        return session.grammar if settings is not None else None
+        self._grammar = session.grammar if settings is not None else None
 
     def next_op(self) -> KernelCall:
         if self._at < len(self._stages):
@@ -221,8 +212,16 @@ class SampleWork(ReadWork):
         assert isinstance(result, Tensor)
         event = self._sampled(result)
         self.outcome = event
-        if event.WhichOneof("outcome") == "text" and not event.complete:
-            self._start_next(event)
+        if event.WhichOneof("outcome") != "text" or event.complete:
+            return
+        vocabulary, drafting = self.session.vocabulary, self.drafting
+        written = vocabulary.tokens(event.text)
+        if drafting is not None:
+            event.drafted = self.draft
+        if (left := self.remaining - len(written)) < 1:
+            return
+        draft, kept = (Draft(), 0) if drafting is None else self._drafted(drafting, written, left)
+        self.result, self.outcome = event, next_read(self.hop, event.text, vocabulary, kept, draft)
 
     def _ended(self, hidden: Tensor) -> None:
         self._states = hidden
@@ -262,19 +261,6 @@ class SampleWork(ReadWork):
         event.text = text
         return event
 
-    def _start_next(self, event: stage_pb2.Event) -> None:
-        """Make the next step of the hosts the outcome, where there is one: with drafts, if this host makes them."""
-        vocabulary = self.session.vocabulary
-        written = vocabulary.tokens(event.text)
-        if self.drafting is not None:
-            event.drafted = self.draft
-        if (left := self.remaining - len(written)) < 1:
-            return
-        draft, kept = Draft(), 0
-        if self.drafting is not None:
-            draft, kept = self._drafted(self.drafting, written, left)
-        self.result, self.outcome = event, next_read(self.hop, event.text, vocabulary, kept, draft)
-
     def _drafted(self, limits: stage_pb2.Drafting, written: list[int], left: int) -> tuple[Draft, int]:
         """Drafts of what follows the tokens just written, and how many of the drafts before the hosts remember."""
         drafter, known = self._drafter, self.clean.shape[0] - self.draft
@@ -308,9 +294,9 @@ class SampleWork(ReadWork):
 
 
 def parse_read(hop: stage_pb2.Hop, kind: ModelKind, source: ModelSource, plan: HostPlan) -> ReadWork:
-    """A read that asks nothing, or for a sample. Raises StatusError."""
+    """A read that asks nothing, or for a sample. Raises StatusError, or CodecError."""
     read, sample, a = hop.read, hop.read.sample, source.manifest.text_architecture
-    clean = parse_tokens(read.clean, source.vocabulary)
+    clean = source.vocabulary.decode(read.clean)
     count = clean.shape[0]
     if not count:
         raise invalid("an AR step needs at least one new token")
@@ -354,13 +340,10 @@ def check_new_tokens(hop: stage_pb2.Hop, count: int, taken: int, positions: int)
 
 
 def parse_hidden(read: stage_pb2.Read, rows: int, width: int) -> tuple[StateCodec, Tensor | None]:
-    """The codec of hidden states, and those of the stage before. Raises StatusError."""
-    try:
-        codec = hidden_codec(read.codec)
-        if read.stage > 0:
-            return codec, codec.decode(read.hidden, rows, width, FEATURE_LIMIT)
-    except CodecError as error:
-        raise invalid(str(error)) from None
+    """The codec of hidden states, and those of the stage before. Raises StatusError, or CodecError."""
+    codec = hidden_codec(read.codec)
+    if read.stage > 0:
+        return codec, codec.decode(read.hidden, rows, width, FEATURE_LIMIT)
     if read.hidden:
         raise invalid("stage 0 reads tokens: its message carries no hidden states")
     return codec, None
@@ -384,7 +367,6 @@ def _parse_tree(sample: stage_pb2.Sample, count: int) -> tuple[int, ...]:
 
 
 def _check_remaining(sample: stage_pb2.Sample, end: int, positions: int) -> None:
-    """`end`: the position after the new tokens."""
     remaining = sample.remaining or 1
     if sample.HasField("drafting"):
         # those that are drafted already are among the tokens still to write

@@ -11,7 +11,7 @@ from torch import Tensor
 from stages.backends.base import BranchPiece, Denoised
 from stages.host.parts import ModelKind, ModelSource
 from stages.host.sessions import HostSession
-from stages.host.work.base import KernelCall, check_temperature, parse_tokens
+from stages.host.work.base import KernelCall, check_temperature
 from stages.host.work.read import ReadWork, check_new_tokens, parse_hidden
 from stages.limits import MAX_CANDIDATES
 from stages.model.scoring import CandidateScores, branch_pieces, head_pieces, most_scored
@@ -96,9 +96,9 @@ class ScoreWork(ReadWork):
 
 
 def parse_score(hop: stage_pb2.Hop, kind: ModelKind, source: ModelSource) -> ScoreWork:
-    """Raises StatusError."""
+    """Raises StatusError, or CodecError."""
     read, score, a = hop.read, hop.read.score, source.manifest.text_architecture
-    clean = parse_tokens(read.clean, source.vocabulary)
+    clean = source.vocabulary.decode(read.clean)
     count = clean.shape[0]
     if score.batch:
         _check_batch(read)
@@ -125,7 +125,6 @@ def parse_score(hop: stage_pb2.Hop, kind: ModelKind, source: ModelSource) -> Sco
 
 
 def _check_batch(read: stage_pb2.Read) -> None:
-    """A batch of candidates after the first."""
     score = read.score
     if score.batch >= score.batches:
         raise invalid(f"batch {score.batch} of {score.batches} batches of candidates")
@@ -149,4 +148,4 @@ def _parse_candidates(score: stage_pb2.Score, end: int, source: ModelSource) -> 
         raise invalid(f"{count} candidates of {length} tokens; a hop has at most {most} in all of width {a.width}")
     if end + length > a.positions:
         raise invalid(f"candidates of {length} tokens after {end} do not fit the context of {a.positions}")
-    return parse_tokens(b"".join(score.candidates), vocabulary).view(count, length)
+    return vocabulary.decode(b"".join(score.candidates)).view(count, length)

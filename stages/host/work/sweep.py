@@ -11,10 +11,9 @@ import torch
 from torch import Tensor
 
 from stages.backends.base import BlockRunner, CleanPiece, Denoised, NoisyPiece
-from stages.errors import CodecError
 from stages.host.parts import ModelSource
 from stages.host.sessions import HostSession
-from stages.host.work.base import KernelCall, TextWork, check_extent, check_reads, parse_tokens, plain_sampling
+from stages.host.work.base import KernelCall, TextWork, check_extent, check_reads, plain_sampling
 from stages.limits import MAX_STEPS
 from stages.model.architecture import Architecture
 from stages.model.codec import ESTIMATE_LIMIT, StateCodec, codec_named
@@ -178,10 +177,10 @@ class SweepWork(TextWork):
 
 
 def parse_sweep(hop: stage_pb2.Hop, source: ModelSource) -> SweepWork:
-    """Raises StatusError."""
+    """Raises StatusError, or CodecError."""
     sweep = hop.sweep
     a = source.manifest.own_architecture
-    clean = parse_tokens(sweep.clean, source.vocabulary)
+    clean = source.vocabulary.decode(sweep.clean)
     known, start = len(clean), sweep.start + len(clean)
     check_extent(hop.capacity, sweep.start, known, a.positions)
     if sweep.reads and sweep.start:
@@ -201,12 +200,9 @@ def parse_sweep(hop: stage_pb2.Hop, source: ModelSource) -> SweepWork:
     if sampler not in SAMPLERS:
         raise invalid(f"unknown sampler {sampler[:40]!r}; choose from {', '.join(SAMPLERS)}")
     first, before = sweep.block == 0, None
-    try:
-        codec = codec_named(sweep.codec)
-        if not first:
-            before = codec.decode(sweep.estimate, sweep.slots, a.code_dim, ESTIMATE_LIMIT)
-    except CodecError as error:
-        raise invalid(str(error)) from None
+    codec = codec_named(sweep.codec)
+    if not first:
+        before = codec.decode(sweep.estimate, sweep.slots, a.code_dim, ESTIMATE_LIMIT)
     if first and sweep.estimate:
         raise invalid("block 0 starts from noise: its message carries no estimate")
     denoising = SweepPlan(seed, start, sweep.slots, sweep.steps, temperature, sampler)

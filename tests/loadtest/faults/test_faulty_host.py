@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from loadtest.faults.faulty_host import SPOILS, spoil
-from serving.modes.candidates import check_scores
+from serving.modes.candidates import read_scores
 from stages.model.codec import CODECS, CodecError
 from stages.v1 import stage_pb2
 from stages.wire.messages import put_work, work_of
@@ -33,7 +33,7 @@ def test_spoiled_results_are_no_results(lie: str) -> None:
         assert scores.number == 9
     else:
         with pytest.raises(StatusError):
-            check_scores(scores, 2)
+            read_scores(scores.scores.nats, 2)
     text = stage_pb2.Event(number=2, text=b"a")
     spoil(text, lie)
     assert (text.number, len(text.text)) != (2, 1)

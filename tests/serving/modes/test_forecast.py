@@ -44,7 +44,7 @@ def test_what_the_links_do_not_tell_is_learned(mode: str) -> None:
     truth_ms = 40.0 * sweeps + conditions.forecast(option, 256).ms  # 40 ms more for each than anybody knew
     for _ in range(12):
         done = account(sweeps, option.host_ms, option.router_ms, int(option.wire_bytes))
-        conditions.learn(mode, done, truth_ms)
+        conditions.record(mode, done, truth_ms)
     assert conditions.forecast(option, 256).ms == pytest.approx(truth_ms, rel=0.03)
 
 
@@ -52,7 +52,7 @@ def test_fixed_and_payload_are_told_apart() -> None:
     extra, numbers = TripOverhead(), random.Random(1)
     for _ in range(200):
         payload = numbers.choice([1_000, 50_000, 400_000])
-        extra.learn(10 + 25 * payload / 100_000 + numbers.gauss(0, 0.5), payload)
+        extra.record(10 + 25 * payload / 100_000 + numbers.gauss(0, 0.5), payload)
     assert extra.ms(0) == pytest.approx(10, abs=3)
     assert extra.ms(800_000) == pytest.approx(210, rel=0.1)
 
@@ -61,7 +61,7 @@ def test_fixed_and_payload_are_told_apart() -> None:
 def test_more_payload_never_takes_less(seen: list[tuple[float, float]], payload: float) -> None:
     extra = TripOverhead()
     for ms, size in seen:
-        extra.learn(ms, size)
+        extra.record(ms, size)
     assert extra.ms(payload + 1e5) >= extra.ms(payload)
 
 

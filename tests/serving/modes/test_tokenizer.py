@@ -14,7 +14,8 @@ from serving.modes.pretrained_tokenizer import UNKNOWN, PretrainedTokenizer, rea
 from serving.modes.tokenizer import BYTE_TOKENIZER, Message, OutputText
 from stages.checkpoint.manifest import read_manifest
 from stages.errors import CheckpointError
-from stages.host.grammar import _token_tokenizer
+from stages.host.grammar import token_tokenizer
+from stages.host.parts import ModelSource
 from stages.importing.gguf_tokenizer import read_vocabulary, tokenizer_json
 from stages.importing.source import probe_tokens
 from stages.model.vocabulary import Vocabulary
@@ -144,7 +145,7 @@ def test_a_tokenizer_that_cannot_be_used_is_refused_when_it_is_read(tmp_path: Pa
     with pytest.raises(CheckpointError, match="tokenizer"):
         probe_tokens((tmp_path / "tokenizer.json").read_text(), ARCHITECTURE, "the sea")
     with pytest.raises(CheckpointError, match=r"tokenizer.json is no tokenizer: .*\w"):
-        _token_tokenizer(tmp_path, "", 300, ())
+        token_tokenizer(ModelSource(tmp_path, read_manifest(tmp_path), ""), ())
 
 
 def test_control_tokens_in_messages_are_text(tmp_path: Path) -> None:

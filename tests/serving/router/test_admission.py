@@ -48,8 +48,8 @@ async def refused(gate: Admission, key: Key, max_bytes: int = 1) -> StatusError:
 
 
 async def enters(gate: Admission, key: Key, max_bytes: int = 1) -> None:
-    async with gate.enter(key, max_bytes) as ticket:
-        ticket.spend(max_bytes)
+    async with gate.enter(key, max_bytes) as admitted:
+        admitted.spent_bytes += max_bytes
 
 
 class Held:
@@ -207,18 +207,18 @@ async def test_bytes_a_day(monkeypatch: pytest.MonkeyPatch) -> None:
     now = [DAY_S * 20_000 + 10.0]
     monkeypatch.setattr("serving.router.admission.time.time", lambda: now[0])
     gate, key = admission(8), Key("alice", bytes_per_day=100)
-    async with gate.enter(key, 80) as ticket:
+    async with gate.enter(key, 80) as admitted:
         assert "20 are left until midnight UTC, and 21 were asked for" in str(await refused(gate, key, 21))
-        ticket.spend(30)
+        admitted.spent_bytes += 30
     await enters(gate, key, 70)
     refusal = await refused(gate, key, 1)
     assert "key alice may use 100 bytes a day, prompts included: 0 are left" in str(refusal)
     assert refusal.retry_after_ms == (DAY_S - 10) * 1000
     now[0] += DAY_S
-    async with gate.enter(key, 100) as ticket:
+    async with gate.enter(key, 100) as admitted:
         now[0] += DAY_S
         await enters(gate, key, 100)
-        ticket.spend(1)
+        admitted.spent_bytes += 1
     assert "0 are left" in str(await refused(gate, key, 1))
 
 

@@ -5,7 +5,7 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
-from serving.modes.candidates import check_scores
+from serving.modes.candidates import read_scores
 from stages.model import scoring
 from stages.v1 import stage_pb2
 from tests.serving.router.test_session import Answer, tried
@@ -30,7 +30,7 @@ def scores_of(hop: stage_pb2.Hop) -> stage_pb2.Event:
 
 def scored_by(answer: Answer) -> tuple[stage_pb2.Event, list[list[int]], int]:
     """`tried` of WORK, with the batches that each try sent."""
-    event, tries, replays = tried(WORK, answer, lambda event: check_scores(event, COUNT))
+    event, tries, replays = tried(WORK, answer, lambda event: read_scores(event.scores.nats, COUNT))
     return event, [[work.score.batch for work in sent] for sent in tries], replays
 
 

@@ -198,7 +198,7 @@ async def test_an_audits_time_is_not_the_hosts() -> None:
 
     ring.auditor = Auditor(ring, 1.0, None)
     ring.auditor.picks, ring.auditor.audit = lambda answer: True, audit  # type: ignore[method-assign]
-    ring.hedging.learn = lambda kind, took_s: took.append(took_s)  # type: ignore[method-assign]
+    ring.hedging.record = lambda kind, took_s: took.append(took_s)  # type: ignore[method-assign]
     session = opened(ring)
     await session.push(step(remaining=1), b"a")
     deliver(session.attempts[0], stage_pb2.Event(text=b"b"))
@@ -213,7 +213,7 @@ async def test_an_audits_time_is_not_the_hosts() -> None:
 def taught(times_s: list[float]) -> Hedging:
     patience = Hedging()
     for time_s in times_s:
-        patience.learn("ar", time_s)
+        patience.record("ar", time_s)
     return patience
 
 
@@ -228,7 +228,7 @@ def test_second_tries_are_few() -> None:
     patience = Hedging()
     assert sum(patience.may_hedge() for _ in range(100)) == HEDGES
     for _ in range(int(2 / HEDGE_SHARE)):
-        patience.learn("ar", 0.1)
+        patience.record("ar", 0.1)
     assert sum(patience.may_hedge() for _ in range(100)) in (1, 2)
 
 
@@ -242,7 +242,7 @@ class Impatient(Hedging):
     def wait_s(self, kind: str, left_s: float) -> float:
         return 0.0
 
-    def learn(self, kind: str, took_s: float) -> None:
+    def record(self, kind: str, took_s: float) -> None:
         self.learnt.append(kind)
 
 

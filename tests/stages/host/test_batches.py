@@ -179,7 +179,9 @@ async def test_what_waits_for_the_next_host_or_the_router_is_bounded_too(
         waiting = list[Settled]()
         relay = SimpleNamespace(address="there", send=lambda hop, settled: waiting.append(settled))
         large = opening(whole.plan.models["ar"].digest, hidden=bytes(1 << 20))
-        host._send(large, relay)  # type: ignore[arg-type]
+        large.path[:] = ["here", "there"]
+        monkeypatch.setattr(host.next_hosts, "to", lambda address: relay)
+        host._push(large, float("inf"))
         with refused(grpc.StatusCode.RESOURCE_EXHAUSTED, "are under way"):
             host.accept(opening(whole.plan.models["ar"].digest), 1)
         waiting[0](None)

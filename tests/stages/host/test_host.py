@@ -78,7 +78,7 @@ def released_by(host: Host, session: str = "s") -> Callable[[], object]:
     loop = asyncio.get_running_loop()
 
     async def release() -> None:
-        host.release([session])
+        host.sessions.release(session)
 
     return lambda: asyncio.run_coroutine_threadsafe(release(), loop).result(PATIENCE_S)
 
@@ -188,24 +188,3 @@ async def test_a_router_that_does_not_read_loses_events_and_harms_nobody() -> No
     assert known.queues[ROUTER].qsize() == 4096
     await listening.aclose()
     assert ROUTER not in known
-
-
-# Delay on the links of a ring on one machine
-
-
-@pytest.mark.parametrize(
-    ("is_local", "delay_ms", "code", "message"),
-    [
-        (False, 5, grpc.StatusCode.FAILED_PRECONDITION, "delay is added to links on one machine only"),
-        (True, 501, grpc.StatusCode.INVALID_ARGUMENT, "a delay of 501 ms; at most 500 ms"),
-    ],
-)
-async def test_a_delay_that_a_host_refuses(
-    parts: Parts, is_local: bool, delay_ms: int, code: grpc.StatusCode, message: str
-) -> None:
-    async with open_host(parts, is_local=is_local) as host:
-        request = hop(host)
-        request.link_delay_ms = delay_ms
-        (rejection,) = host.take(stage_pb2.HopBatch(protocol=PROTOCOL, hops=[request])).rejections
-        assert (rejection.code, message in rejection.message) == (code.value[0], True)
-        assert not host.sessions.sessions

@@ -135,7 +135,7 @@ async def test_only_what_was_read_in_whole_pieces_is_kept(whole: Parts) -> None:
         await written(host, hops_of(whole, "spaceless", LONG_PROMPT[:384], space=b""))
         await host.end(["spaceless"])
         await written(host, hops_of(whole, "lost", LONG_PROMPT[:384]))
-        host.release(["lost"])
+        host.sessions.release("lost")
         assert host.prefixes.bytes == 7 * PIECE_BYTES
 
 
