@@ -6,7 +6,6 @@ import logging
 import random
 from collections import deque
 from collections.abc import AsyncIterator
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -72,8 +71,7 @@ class HostileHost(stage_pb2_grpc.StageServiceServicer):
             yield self._changed(ack)
 
     async def Release(self, request: Any, context: Any) -> stage_pb2.ReleaseResponse:
-        digests = bytes(self.rng.choice((8, 1 << 20)))
-        prefixes = stage_pb2.PrefixList(version=self.rng.getrandbits(60), digests=digests)
+        prefixes = stage_pb2.PrefixList(version=self.rng.getrandbits(60), digests=bytes(self.rng.choice((8, 1 << 20))))
         return self._changed(stage_pb2.ReleaseResponse(released=1, prefixes=prefixes))
 
     async def Warm(self, request: Any, context: Any) -> stage_pb2.WarmResponse:
@@ -103,7 +101,7 @@ def test_ten_thousand_answers_of_a_hostile_host(
     for entry in honest.hosts:
         after = [*honest.successors(entry), *([address] if entry.blocks == (0,) else [])]
         servers.stage(bundle, entry.blocks, entry.listen, after, name=entry.name)
-    servers.router(replace(topology), bundle)
+    servers.router(topology, bundle)
     wait_ready(topology.router)
     with Client(topology.router) as client:
         right = client.generate(PROMPT, **ASK).output

@@ -40,13 +40,7 @@ def told(deployment: Deployment, tmp_path_factory: pytest.TempPathFactory) -> di
     addresses = deployment.topology.router, deployment.topology.hosts[0].address
     command = ["node", str(HERE / "stranger.mjs"), str(folder), str(PROTOS), str(folder / "health.bin")]
     command += [*addresses, PROMPT, *map(own_token, addresses)]
-    said = subprocess.run(
-        command,
-        capture_output=True,
-        text=True,
-        timeout=PATIENCE_S,
-        check=False,
-    )
+    said = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE_S, check=False)
     assert said.returncode == 0, said.stderr
     answers: dict[str, Any] = json.loads(said.stdout)
     return answers

@@ -37,14 +37,10 @@ async def test_a_caller_waits_for_one_job_of_another_and_not_for_all() -> None:
     await asyncio.sleep(0)
     late = [asyncio.create_task(pool.run("alice", job, f"alice-{i}")) for i in range(2)]
     await asyncio.sleep(0)
-    gone = asyncio.create_task(pool.run("bob", job, "bob"))
-    await asyncio.sleep(0)
-    gone.cancel()
     gate.set()
     await asyncio.gather(*flood, *late)
     assert {"alice-0", "alice-1"} <= set(order[:5])
     assert len(order) == 10
-    assert await pool.run("bob", lambda: "still there") == "still there"
 
 
 async def test_a_job_that_fails_or_is_cancelled_gives_its_thread_back() -> None:

@@ -271,7 +271,7 @@ def test_what_passed_a_faulty_host_is_dropped_for_good() -> None:
     assert not kept.holds("b", before=("x/1",))
 
 
-@pytest.mark.parametrize("forged", ["session", "space", "key", "place", "voucher", "none"])
+@pytest.mark.parametrize("forged", ["session", "space", "key", "place", "none"])
 async def test_what_the_router_does_not_vouch_for_is_neither_kept_nor_found(whole: Parts, forged: str) -> None:
     async with open_host(whole) as host:
         await written(host, hops_of(whole, "1", FIRST))
@@ -291,8 +291,6 @@ async def test_what_the_router_does_not_vouch_for_is_neither_kept_nor_found(whol
                 hops[0].place = 1
                 memory.hosts[:] = ["liar/1", "own/1"]
                 memory.vouchers = 2 * voucher(KEY, session, MINE, [])
-            elif forged == "voucher":
-                memory.vouchers = bytes(16)
             else:
                 memory.vouchers = b""
             if pieces:

@@ -86,29 +86,23 @@ def test_a_session_takes_hops_of_its_own_router_path_and_host(bundles: Path, new
             return Peer(address, stack.enter_context(opened))
 
         router, rival, paris, tokyo = (
-            caller(*who)
-            for who in (
-                (ROUTER, "r.west"),
-                (ROUTER, "r"),
-                (HOST, "p"),
-                (HOST, "t"),
-            )
+            caller(*who) for who in ((ROUTER, "r.w"), (ROUTER, "r"), (HOST, "p"), (HOST, "t"))
         )
         stranger = caller(HOST, "stranger", "127.0.0.9")
         until(lambda: router.describe().ready)
-        events = router.stub.Subscribe(stage_pb2.SubscribeRequest(router="r.west.1"))
+        events = router.stub.Subscribe(stage_pb2.SubscribeRequest(router="r.w.1"))
         next(events)
         digest, text = router.describe().releases[-1].chain.digest, b"The sea "
 
         def refusal(sender: Peer, path: str = address) -> str:
             hop = sweep(digest, number=number, start=8 * number, clean=text, slots=4)
-            hop.router, hop.path[:] = "r.west.1", [path]
+            hop.router, hop.path[:] = "r.w.1", [path]
             rejections = sender.send(hop).rejections
             return rejections[0].message if rejections else ""
 
         number = 0
         assert refusal(stranger).endswith("for 127.0.0.9: no host of this hop's path")
-        assert refusal(rival).endswith("r.west.1 is another router")
+        assert refusal(rival).endswith("r.w.1 is another router")
         assert refusal(router) == ""
         number, text = 1, b"and more"
         assert refusal(stranger, "127.0.0.9:1").endswith("of another router, or another path")
