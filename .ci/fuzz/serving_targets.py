@@ -102,7 +102,7 @@ def request() -> Target:
     spoken = PretrainedTokenizer(encoding, Vocabulary(300), frozenset({257}), template)
 
     class Served(Mode):
-        problem, positions, tokenizer, fills, keeps_budget = "", 4096, spoken, True, True
+        problem, positions, tokenizer, keeps_budget = "", 4096, spoken, True
 
         def __init__(self, name: str) -> None:
             self.name = name
