@@ -33,20 +33,18 @@ def _authorization(
     authorization: Annotated[str | None, Header(description="Bearer TOKEN: passed on to the router")] = None,
 ) -> str | None:
     """The header as gRPC metadata; None where the way to the router is not private. Raises ApiError."""
-    # the page works at once on the user's own machine: all who reach it get texts and status, no more
-    if is_loopback(request.app.state.settings.listen) and (own := own_token(client.address)):
-        return SCHEME + own
-    if not authorization:
-        return None
-    match = re.fullmatch(r"[Bb]earer +([\x21-\x7e]+)", authorization)
-    if match is None or len(match[1]) > MAX_TOKEN_CHARACTERS:
+    match = re.fullmatch(r"[Bb]earer +([\x21-\x7e]+)", authorization or "")
+    if authorization and (match is None or len(match[1]) > MAX_TOKEN_CHARACTERS):
         raise ApiError(
             401,
             "the Authorization header must be 'Bearer TOKEN', a token of printable ASCII characters",
             headers={"www-authenticate": "Bearer"},
         )
+    # the page works at once on the user's own machine: all who reach it get texts and status, no more
+    if is_loopback(request.app.state.settings.listen) and (own := own_token(client.address)):
+        return SCHEME + own
     # OpenAI's clients always send a token, so a missing private way is no error: the router decides without it
-    return f"Bearer {match[1]}" if client.is_private else None
+    return f"Bearer {match[1]}" if match and client.is_private else None
 
 
 @dataclass(frozen=True)
