@@ -4,7 +4,6 @@ import asyncio
 import ctypes
 import mmap
 import sys
-import time
 from pathlib import Path
 
 import psutil
@@ -39,13 +38,12 @@ def require_memory(needed: int, what: str) -> None:
         )
 
 
-_M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3  # how this process's C allocator treats what is freed
+# How this process's C allocator treats what is freed.
+_M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3
 # A buffer of this size is given back when it is freed. 1 MB keeps less, and costs 12 % of a wide block's time.
 LARGE_BYTES = 4 << 20
 KEPT_BYTES = 8 << 20  # smaller ones are kept up to this much
 TRIM_S = 60.0  # trimming takes 1 to 2 ms of a process of 600 MB
-# A process that grew by so much is trimmed sooner: 24 clients with prompts of 1 MB had a router keep 1.6 GB.
-GROWTH_BYTES, LOOK_S = 48 << 20, 0.25
 
 
 def return_large_buffers() -> None:
@@ -69,15 +67,10 @@ def trim() -> None:
 
 
 async def keep_trimmed() -> None:
-    """Trim once a minute and after each growth, for ever: what is freed in the midst of a heap stays with the process
-    otherwise."""
-    process = psutil.Process()
-    trimmed_at, size = time.monotonic(), process.memory_info().rss
+    """Trim once a minute, for ever: what is freed in the midst of a heap stays with the process otherwise."""
     while True:
-        await asyncio.sleep(LOOK_S)
-        if time.monotonic() - trimmed_at > TRIM_S or process.memory_info().rss > size + GROWTH_BYTES:
-            trim()
-            trimmed_at, size = time.monotonic(), process.memory_info().rss
+        await asyncio.sleep(TRIM_S)
+        trim()
 
 
 # Memory of tensors, page by page: given back to the system before the tensor itself ends.
