@@ -52,7 +52,7 @@ class ArMode(PipelineMode):
 
 
 def check_tokens(event: stage_pb2.Event, request: Generation, vocabulary: Vocabulary, most: int = 1) -> None:
-    """Raise Refusal unless `event` brings 1 to `most` tokens, and with them what `request` asks to be told."""
+    """Raise StatusError unless `event` brings 1 to `most` tokens, and with them what `request` asks to be told."""
     if not 1 <= (count := count_tokens(event, vocabulary, "step")) <= most:
         raise internal(f"a step that may bring {most} tokens came back with {count}")
     if event.complete and not request.json_schema:

@@ -149,7 +149,7 @@ class AutoMode(Mode):
         return [mode for mode in served if not isinstance(mode, ResampleMode) or mode.is_near]
 
     def _first_of(self, request: Generation, why: str) -> tuple[Mode, str]:
-        """The mode for a request that no frontier decides (`why`), and a sentence. Raises Refusal."""
+        """The mode for a request that no frontier decides (`why`), and a sentence. Raises StatusError."""
         if request.budget_ms is not None:
             raise failed_precondition(f"mode auto cannot keep a budget: {why}: leave budget_ms out, or name a mode")
         refusal: StatusError | None = None
@@ -166,7 +166,7 @@ class AutoMode(Mode):
         raise refusal or failed_precondition("no mode that is served can do this request: name one")
 
     def _choose(self, request: Generation, account: Account) -> Choice:
-        """Raises Refusal where nothing can be had, or nothing in time."""
+        """Raises StatusError where nothing can be had, or nothing in time."""
         assert self.guide.frontier is not None
         options = [option for option in self.guide.frontier.options if self._can_do(option, request)]
         whole, count = request.whole(self.tokenizer.vocabulary), _expected(request, account)

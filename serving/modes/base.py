@@ -117,12 +117,12 @@ class Mode(ABC):
         return request.max_tokens
 
     def check(self, request: Generation) -> None:
-        """Raise Refusal where this mode cannot do `request`, before any host is asked. Meaningful as above."""
+        """Raise StatusError where this mode cannot do `request`, before any host is asked. Meaningful as above."""
         return
 
     @abstractmethod
     def generate(self, request: Generation, account: Account) -> AsyncGenerator[bytes, None]:
-        """Pieces of text, in tokens and in order, each booked in `account`. Raises Refusal."""
+        """Pieces of text, in tokens and in order, each booked in `account`. Raises StatusError."""
 
 
 class PipelineMode(Mode):
@@ -155,7 +155,7 @@ class PipelineMode(Mode):
 
 
 def count_tokens(event: stage_pb2.Event, vocabulary: Vocabulary, source: str) -> int:
-    """Tokens that a result brings. Raises Refusal for what is no text. source: "sweep" or "step"."""
+    """Tokens that a result brings. Raises StatusError for what is no text. source: "sweep" or "step"."""
     try:
         return len(vocabulary.decode(event.text))
     except CodecError as error:

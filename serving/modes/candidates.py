@@ -77,7 +77,7 @@ def weigh(drafted: Candidates, nats: Floats) -> ImportanceWeights:
 
 
 def read_scores(payload: bytes, count: int) -> Floats:
-    """ln p of each candidate from a `Scores` message: (count,). Raises Refusal for another."""
+    """ln p of each candidate from a `Scores` message: (count,). Raises StatusError for another."""
     if len(payload) != 8 * count:
         raise internal(f"scores of {count} candidates came back as {len(payload)} bytes")
     nats = np.frombuffer(payload, dtype="<f8").astype(np.float64)

@@ -25,7 +25,7 @@ FOLDERS = {"scorer": "scorer/", "ar": "ar/"}
 
 
 async def score(session: Session, step: stage_pb2.Read, text: bytes) -> tuple[stage_pb2.Event, Floats]:
-    """The result of a step after `text`, and ln p of each of its candidates: (candidates,). Raises Refusal."""
+    """The result of a step after `text`, and ln p of each of its candidates: (candidates,). Raises StatusError."""
     count, nats = len(step.score.candidates), list[Floats]()
     await session.push(step, text)
     event = await session.event(lambda event: nats.append(read_scores(event.scores.nats, count)))
@@ -110,7 +110,7 @@ class ResampleMode(Mode):
         self._check_candidates(request, model.width)
 
     def _check_candidates(self, request: Generation, width: int) -> None:
-        """Raise Refusal where hosts, by the scorer's width, or the drafter have no room for the candidates."""
+        """Raise StatusError where hosts, by the scorer's width, or the drafter have no room for the candidates."""
         chunk, candidates = self._sizes(request)
         noun, most = self.tokenizer.noun, most_scored(width)
         each = f"{chunk} {noun}"

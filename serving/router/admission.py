@@ -100,7 +100,7 @@ class Admission:
         :param left_s: until its deadline: one that would wait beyond it is refused at once.
         :param batch: it gives way to others.
 
-        Raises Refusal: RESOURCE_EXHAUSTED says which limit was met and when to come back.
+        Raises StatusError: RESOURCE_EXHAUSTED says which limit was met and when to come back.
         """
         if self.stopping:
             raise unavailable("the router is stopping: ask another one, or this one later")
@@ -129,7 +129,7 @@ class Admission:
         return sum(len(usage.waiting) for usage in self._usage.values())
 
     def _check_quotas(self, key: Key, usage: Usage, max_bytes: int) -> None:
-        """Raises Refusal, or takes one request off the rate's allowance."""
+        """Raises StatusError, or takes one request off the rate's allowance."""
         if key.concurrent is not None and usage.held + len(usage.waiting) >= key.concurrent:
             said = f"key {key.name} has {key.concurrent} requests under way, its limit"
             raise exhausted(said, self._retry_ms(1))

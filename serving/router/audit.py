@@ -276,7 +276,7 @@ async def retry_after_audit(
 
     :param whole: the caller has handed nothing out: None tells it that all pieces so far were wrong.
 
-    Raises Refusal: DATA_LOSS where what was handed out already was wrong.
+    Raises StatusError: DATA_LOSS where what was handed out already was wrong.
     """
     sent = b""
     for _ in range(MOST_TRIES):

@@ -128,7 +128,7 @@ class HostLink:
         return next(lacking, len(prefixes))
 
     async def describe(self, sessions: Iterable[str] = (), faulty: Iterable[str] = ()) -> None:
-        """Refresh `info` and `problem`, and the leases of `sessions`. Raises Refusal when the host does not answer."""
+        """Refresh `info` and `problem`, and the leases of `sessions`. Raises StatusError where it does not answer."""
         begin = time.time()
         info = await self.relay.describe(self.relay.hop_timeout_s, self.prefix_version, sessions, faulty)
         self.hear(info)

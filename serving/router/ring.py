@@ -350,7 +350,7 @@ class RingView:
         return self.ring.problem_of(self._weights if self.pinned else None)
 
     async def usable(self, wait_s: float) -> None:
-        """Return when requests can be served. Raises Refusal with the problem and how long it was waited for."""
+        """Return when requests can be served. Raises StatusError with the problem and how long it was waited for."""
         waited = 0.0
         while problem := self.problem:
             if waited >= wait_s:

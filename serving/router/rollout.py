@@ -58,7 +58,7 @@ class Rollout:
         self._bringing: dict[str, asyncio.Task[None]] = {}
 
     async def deploy(self, requests: AsyncIterator[router_pb2.DeployRequest], tell: Tell) -> router_pb2.Switch:
-        """Take a release in, and have requests use it. Raises Refusal; everything is as it was then."""
+        """Take a release in, and have requests use it. Raises StatusError; everything is as it was then."""
         if self.shelf is None:
             raise failed_precondition("the router has no shelf for releases: start it, and the hosts, with --shelf DIR")
         with self._alone():
@@ -92,7 +92,7 @@ class Rollout:
             return await to_its_end(self._make_current(served))
 
     async def rollback(self, tell: Tell) -> router_pb2.Switch:
-        """Have requests use the release before; hosts that are down are left out. Raises Refusal where it cannot be."""
+        """Have requests use the release before; hosts that are down are left out. Raises StatusError where it cannot."""
         with self._alone():
             name = self.previous_name
             if not name:
@@ -141,7 +141,7 @@ class Rollout:
             del self._bringing[link.entry.address]
 
     async def _bring_all(self, name: str, joining: Sequence[HostLink], say: Say, tried: bool) -> ActiveRelease:
-        """A release that all hosts have and that was tried. Raises Refusal."""
+        """A release that all hosts have and that was tried. Raises StatusError."""
         assert self.shelf is not None
         directory = self.shelf.path(name)
         assert directory is not None
@@ -225,7 +225,7 @@ class Rollout:
         self._bringing.clear()  # one that had not begun did not take itself away
 
     async def _quiet(self) -> None:
-        """Return when nothing needs the release before the last any more. Raises Refusal."""
+        """Return when nothing needs the release before the last any more. Raises StatusError."""
         # no clock and no host can tell: `auto` opens sessions late, and only the router knows its requests
         for _ in range(int(DRAIN_S / POLL_S)):
             if not self._bringing and not (self._previous and self._previous.requests):
@@ -239,7 +239,7 @@ class Rollout:
         )
 
     async def _revived(self, name: str) -> ActiveRelease:
-        """The release before, after the router was started anew. Raises Refusal."""
+        """The release before, after the router was started anew. Raises StatusError."""
         try:
             directory = await asyncio.to_thread(find_release, name, self.shelf, self.checkpoint)
             if directory is None:
@@ -339,7 +339,7 @@ async def _all(jobs: Sequence[Coroutine[Any, Any, Any]]) -> list[Any]:
 
 
 async def store(link: HostLink, contents: ReleaseManifest, assignment: stage_pb2.Assignment | None = None) -> int:
-    """Put a release onto a host's shelf; returns the bytes that it did not have. Raises Refusal.
+    """Put a release onto a host's shelf; returns the bytes that it did not have. Raises StatusError.
 
     :param contents: with its directories.
     :param assignment: the stage of a host that was started without a checkpoint.
@@ -368,7 +368,7 @@ async def store(link: HostLink, contents: ReleaseManifest, assignment: stage_pb2
 async def load(
     link: HostLink, name: str, keep: Sequence[str] = (), assignment: stage_pb2.Assignment | None = None
 ) -> None:
-    """Have a host load a release from its shelf, and look at what it holds then. Raises Refusal.
+    """Have a host load a release from its shelf, and look at what it holds then. Raises StatusError.
 
     :param assignment: the stage of a host that was started without a checkpoint; it loads after its answer.
     """
@@ -381,7 +381,7 @@ async def load(
 
 
 async def bring(link: HostLink, name: str, contents: ReleaseManifest | None, keep: Sequence[str] = ()) -> None:
-    """Have a host load a release, whose files it may lack, or have damaged. Raises Refusal.
+    """Have a host load a release, whose files it may lack, or have damaged. Raises StatusError.
 
     :param contents: None where there are no files to send.
     """
@@ -395,7 +395,7 @@ async def bring(link: HostLink, name: str, contents: ReleaseManifest | None, kee
 
 
 async def drop(link: HostLink, name: str) -> None:
-    """Have a host let go of a release. Raises Refusal."""
+    """Have a host let go of a release. Raises StatusError."""
     with _refusals(link):
         await link.relay.stub.Drop(stage_pb2.DropRequest(release=name), timeout=DROP_S)
 

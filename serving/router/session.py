@@ -41,7 +41,7 @@ from stages.wire.messages import (
 )
 from stages.wire.status import StatusError, internal, invalid, unavailable
 
-# Raises Refusal for a result that cannot be one.
+# Raises StatusError for a result that cannot be one.
 Check = Callable[[stage_pb2.Event], object]
 
 _Code = grpc.StatusCode
@@ -128,7 +128,7 @@ class Session:
 
     async def push(self, work: Work | PictureMessage, text: bytes = b"", drafts: bytes = b"") -> None:
         """Start a sweep, or the first of some AR steps: it gets its number, and what hosts have not read of the text.
-        Raises Refusal where there are no hosts for it.
+        Raises StatusError where there are no hosts for it.
 
         :param text: all that is known of it.
         :param drafts: tokens after it that may be wrong."""
@@ -152,7 +152,7 @@ class Session:
         self._kept = drafts
 
     async def event(self, check: Check | None = None) -> stage_pb2.Event:
-        """The next result. Raises Refusal when no hosts get it done, or at the deadline."""
+        """The next result. Raises StatusError when no hosts get it done, or at the deadline."""
         while True:
             found = await self._next()
             if found is None:
@@ -276,7 +276,7 @@ class Session:
             self._begin(path)
 
     async def _fail(self, attempt: Attempt, fault: stage_pb2.Fault) -> None:
-        """End an attempt; if it was the last one, begin another. Raises Refusal where that is no use."""
+        """End an attempt; if it was the last one, begin another. Raises StatusError where that is no use."""
         self._give_up(attempt)
         if attempt.recalled and fault.code == _Code.NOT_FOUND.value[0]:
             # a host no longer had in memory what it had listed: that is no reason to avoid it
@@ -313,7 +313,7 @@ class Session:
         await self._try(refusal)
 
     async def _try(self, because: StatusError | None = None) -> None:
-        """Begin an attempt, once there are hosts for it. Raises Refusal when there are none for too long."""
+        """Begin an attempt, once there are hosts for it. Raises StatusError when there are none for too long."""
         left_s = self.due_at - time.monotonic()
         patience_s = min(self.ring.settings.hop_timeout_s, left_s)
         deadline, prefixes, work = time.monotonic() + patience_s, list[bytes](), self._work

@@ -45,7 +45,7 @@ T = TypeVar("T")
 
 
 async def smoke_test(served: ActiveRelease, directory: Path, say: Callable[[str], object]) -> None:
-    """Raise Refusal with what is wrong with a release."""
+    """Raise StatusError with what is wrong with a release."""
     paths = vars(find_bundle(directory))
     for kind in PIPELINES:
         if paths[kind] is not None:

@@ -50,14 +50,14 @@ def is_batch(request: router_pb2.GenerateRequest) -> bool:
 
 
 def check_mode(name: str, modes: dict[str, Mode]) -> Mode:
-    """The mode called `name`. Raises Refusal."""
+    """The mode called `name`. Raises StatusError."""
     if name not in modes:
         raise invalid(f"unknown mode {name!r}{close_to(name, MODES)}; {_served(modes)}")
     return modes[name]
 
 
 def check_served(mode: Mode, modes: Mapping[str, Mode]) -> None:
-    """Raise Refusal unless `mode` has its weights. Meaningful once the hosts are ready."""
+    """Raise StatusError unless `mode` has its weights. Meaningful once the hosts are ready."""
     if mode.problem:
         raise failed_precondition(f"mode {mode.name} cannot be served: {mode.problem}; {_served(modes)}")
 
@@ -71,7 +71,7 @@ def _served(modes: Mapping[str, Mode]) -> str:
 def check_request(request: router_pb2.GenerateRequest, mode: Mode, due_at: float) -> Generation:
     """A Generation for `mode` from a message, checked as far as it can be without knowing the hosts.
 
-    Raises Refusal with a sentence that says what to change.
+    Raises StatusError with a sentence that says what to change.
     """
     _check_texts(request)
     limits = [request.max_bytes] if request.max_bytes else []
@@ -118,7 +118,7 @@ def check_request(request: router_pb2.GenerateRequest, mode: Mode, due_at: float
 
 
 def check_fit(generation: Generation, mode: Mode) -> None:
-    """Raise Refusal unless `mode` can do `generation`, which was `tokenized` for it: no host is asked before."""
+    """Raise StatusError unless `mode` can do `generation`, which was `tokenized` for it: no host is asked before."""
     noun, output = mode.tokenizer.noun, generation.max_tokens
     prompt = mode.tokenizer.vocabulary.count(generation.prompt)
     if prompt + output > mode.positions:
@@ -136,7 +136,7 @@ def check_fit(generation: Generation, mode: Mode) -> None:
 
 
 def parsed_chat(request: router_pb2.GenerateRequest) -> tuple[list[Message], list[Any]]:
-    """The messages, and the tools that the model may call. Raises Refusal."""
+    """The messages, and the tools that the model may call. Raises StatusError."""
     if (size := len(request.tools.encode())) > MAX_TOOLS_BYTES:
         raise invalid(f"the tools have {size} bytes, at most {MAX_TOOLS_BYTES} can be sent: describe them more shortly")
     if request.tools and not request.messages:
@@ -218,13 +218,13 @@ async def tokenized(
 
 
 def _check_taken(name: str, mode: Mode, takers: Sequence[str]) -> None:
-    """Raise Refusal for a setting that means nothing to `mode`. takers: the modes that take it."""
+    """Raise StatusError for a setting that means nothing to `mode`. takers: the modes that take it."""
     if mode.name not in takers:
         raise invalid(f"mode {mode.name} does not take {name}: leave it out, or use mode {', '.join(takers)}")
 
 
 def _check_texts(request: router_pb2.GenerateRequest) -> None:
-    """Raise Refusal unless prompt or messages, and stop strings, are text of a size that is allowed."""
+    """Raise StatusError unless prompt or messages, and stop strings, are text of a size that is allowed."""
     _check_text("prompt", request.prompt)
     if request.messages and request.prompt:
         raise invalid("give a prompt or messages, not both")

@@ -63,7 +63,7 @@ class Sources:
         return Release(read_release_manifest(self.checkpoint).name, plan_host(self.checkpoint, self.blocks))
 
     def plan(self, name: str) -> HostPlan:
-        """Raises CheckpointError or InputError, or Refusal (NOT_FOUND) where files of it must be stored first."""
+        """Raises CheckpointError or InputError, or StatusError (NOT_FOUND) where files of it must be stored first."""
         path = self.shelf.path(name) if self.shelf else None
         if path is None:
             with contextlib.suppress(CheckpointError):
@@ -87,7 +87,7 @@ class Loader:
         self._busy = asyncio.Lock()
 
     def require_shelf(self) -> ReleaseStore:
-        """Raises Refusal where there is none."""
+        """Raises StatusError where there is none."""
         if self.sources.shelf is None:
             raise failed_precondition(f"{self.host.settings.name} has no shelf for releases: start it with --shelf DIR")
         return self.sources.shelf
@@ -133,7 +133,7 @@ class Loader:
                     self.host.releases.all.remove(release)
 
     async def load(self, name: str, keep: Collection[str]) -> None:
-        """Make a release the newest one, and let go of all but those in `keep`. Raises Refusal."""
+        """Make a release the newest one, and let go of all but those in `keep`. Raises StatusError."""
         self.require_shelf()
         if self._busy.locked():
             raise StatusError(grpc.StatusCode.ABORTED, f"{self.host.settings.name} is loading a release already")
@@ -147,7 +147,7 @@ class Loader:
         log.info("%s: release %s is loaded", self.host.settings.name, name)
 
     async def drop(self, name: str) -> None:
-        """Let go of a release and its files. Raises Refusal for the only one."""
+        """Let go of a release and its files. Raises StatusError for the only one."""
         releases = self.host.releases
         async with self._busy:
             others = [release for release in releases.all if release.name != name]

@@ -91,7 +91,7 @@ class NextHosts:
         self._keepers[address] = asyncio.create_task(self._keep(relay))
 
     def to(self, address: str) -> Relay:
-        """The link to a host; with an empty address, the only one. Raises Refusal."""
+        """The link to a host; with an empty address, the only one. Raises StatusError."""
         if address in self._relays:
             return self._relays[address]
         if not address and len(self._relays) == 1:

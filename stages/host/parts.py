@@ -294,7 +294,7 @@ class Releases:
     def parts_for(self, digest: str) -> Parts:
         """The parts of the model called `digest`; of the newest release where there is no such model.
 
-        Raises Refusal while nothing is loaded.
+        Raises StatusError while nothing is loaded.
         """
         loaded = self.loaded
         if not loaded:

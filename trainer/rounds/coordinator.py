@@ -88,7 +88,7 @@ class Coordinator:
         self._changed = asyncio.Event()
 
     def fragment(self, member: Member, number: int) -> str:
-        """One of those of the part that a member trains. Raises Refusal."""
+        """One of those of the part that a member trains. Raises StatusError."""
         fragments = self.spec.fragments_of(member.place.part)
         if number >= len(fragments):
             raise invalid(f"there is no fragment {number}: parts of this run have {len(fragments)}")
@@ -97,7 +97,7 @@ class Coordinator:
     # Calls of workers
 
     async def join(self, request: rounds_pb2.JoinRequest, key: str = "") -> rounds_pb2.JoinResponse:
-        """Raises Refusal, CheckpointError. :param key: that the worker showed."""
+        """Raises StatusError, CheckpointError. :param key: that the worker showed."""
         self.spec.check_join(request, self.settings.own_data)
         if request.incarnation not in ("", self.ledger.incarnation or request.incarnation):
             raise put_back("your state is of this run before its directory was lost or replaced")
@@ -129,7 +129,7 @@ class Coordinator:
     async def next(
         self, request: rounds_pb2.NextRequest, waiting: Callable[[], Awaitable[None]]
     ) -> rounds_pb2.NextResponse:
-        """A worker's next order; waits for it. Raises Refusal.
+        """A worker's next order; waits for it. Raises StatusError.
 
         :param waiting: called once nothing that comes later can change the answer.
         """
@@ -153,7 +153,7 @@ class Coordinator:
                 self.called(request.worker, request.lease)
 
     def _last_done(self, member: Member, fragment: str, request: rounds_pb2.NextRequest) -> int:
-        """The last round that a worker has done, or will not do. Raises Refusal."""
+        """The last round that a worker has done, or will not do. Raises StatusError."""
         done = max(member.done(fragment), request.after if request.HasField("after") else -1)
         held = max((h.version for h in request.held if h.part == fragment), default=0)
         self.schedule.check_known(fragment, done, held)
@@ -187,21 +187,21 @@ class Coordinator:
         return None
 
     def called(self, worker: str, lease: str) -> Member:
-        """The member that calls; its lease begins anew. Raises Refusal."""
+        """The member that calls; its lease begins anew. Raises StatusError."""
         member = self.members.called(worker, lease, self.clock())
         if self._is_expelled(member):
             raise _expelled(worker)
         return member
 
     async def read(self, request: rounds_pb2.FetchRequest, offset: int) -> bytes | mmap:
-        """A file that an order named, or features as far as they are made: some beyond `offset`. Raises Refusal."""
+        """A file that an order named, or features as far as they are made: some beyond `offset`. Raises StatusError."""
         member = self.called(request.worker, request.lease)
         if request.name.startswith(FEATURES):
             return await self.features.read(member, request.name, offset)
         return self.weights.read(request.name)
 
     async def beat(self, request: rounds_pb2.BeatRequest) -> rounds_pb2.BeatResponse:
-        """Raises Refusal."""
+        """Raises StatusError."""
         member = self.called(request.worker, request.lease)
         check_beat(request)
         request.DiscardUnknownFields()
@@ -211,7 +211,7 @@ class Coordinator:
         return rounds_pb2.BeatResponse(open_rounds=open_rounds, ended=self.schedule.ended)
 
     async def leave(self, request: rounds_pb2.LeaveRequest) -> rounds_pb2.LeaveResponse:
-        """Raises Refusal."""
+        """Raises StatusError."""
         member = self.called(request.worker, request.lease)
         async with self._members_kept():
             self.members.leave(member)
@@ -219,7 +219,7 @@ class Coordinator:
         return rounds_pb2.LeaveResponse()
 
     async def judge(self, submission: rounds_pb2.Submission, read: Callable[[], bytes]) -> rounds_pb2.Verdict:
-        """The verdict on an update that has come whole. Raises Refusal, CheckpointError; and what `read` raises."""
+        """The verdict on an update that has come whole. Raises StatusError, CheckpointError; and what `read` raises."""
         # under the lock, so that no other worker joins at this place before its update is known, and one payload is in
         # memory for any number of calls
         async with self.ledger_lock:

@@ -63,7 +63,7 @@ class WeightServer:
         return offered
 
     def read(self, name: str) -> bytes:
-        """The file of this name. Raises Refusal."""
+        """The file of this name. Raises StatusError."""
         for data, file in list(self._files.values()):  # orders are made on another thread
             if name == file.name:
                 return data
@@ -128,7 +128,7 @@ class FeatureRelay:
         return maker is None or maker.beat.round != round_ or not self._members.is_here(maker, time.monotonic())
 
     def begin(self, place: Place, round_: int) -> IncomingFile:
-        """The file for what the worker at a place makes in a round. Raises Refusal, CheckpointError."""
+        """The file for what the worker at a place makes in a round. Raises StatusError, CheckpointError."""
         if not passes_on(self._config, place.part) or round_ > self._ledger.round(self._parts[place.part]):
             raise invalid(f"nobody reads what {self._parts[place.part]} makes in round {round_}")
         reader = Place(place.part + 1, place.replica)
@@ -144,7 +144,7 @@ class FeatureRelay:
         self._grew = asyncio.Event()
 
     async def read(self, member: Member, name: str, offset: int) -> mmap.mmap:
-        """A file that has something at `offset`, or ends there; waits for it. Raises Refusal."""
+        """A file that has something at `offset`, or ends there; waits for it. Raises StatusError."""
         place, number = member.place, name.removeprefix(FEATURES)
         round_ = int(number) if number.isdecimal() and len(number) <= MOST_DIGITS else -1
         while True:
@@ -188,7 +188,7 @@ class UpdateIntake:
         self.directory.mkdir(parents=True, exist_ok=True)
 
     def check(self, member: Member, submission: rounds_pb2.Submission) -> None:
-        """Raise Refusal for a header that no update of this member can have."""
+        """Raise StatusError for a header that no update of this member can have."""
         fragments, rounds = self.spec.fragments_of(member.place.part), self.spec.config.rounds
         try:
             check_name(submission.id, "submission id")
@@ -262,7 +262,7 @@ class UpdateIntake:
 
 
 def check_beat(beat: rounds_pb2.BeatRequest) -> None:
-    """Raise Refusal unless a worker's report of itself can be shown."""
+    """Raise StatusError unless a worker's report of itself can be shown."""
     _check_losses(beat.losses)
     for name in ("busy_seconds", "lived_seconds"):
         if not 0 <= getattr(beat, name) < math.inf:

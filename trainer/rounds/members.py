@@ -105,7 +105,7 @@ class Members:
     def join(
         self, worker: str, part: int | None, now_s: float, device: str = "", key: str = "", stands_by: bool = False
     ) -> Member:
-        """A place for `worker`: its own, else one that nobody had, else one whose worker is gone. Raises Refusal.
+        """A place for `worker`: its own, else one that nobody had, else one whose worker is gone. Raises StatusError.
 
         :param key: that it showed; a key has one place. :param stands_by: not to take it from a process of its name.
 
@@ -135,7 +135,7 @@ class Members:
         return member
 
     def called(self, worker: str, lease: str, now_s: float) -> Member:
-        """The member that calls, whose lease begins anew. Raises Refusal."""
+        """The member that calls, whose lease begins anew. Raises StatusError."""
         for member in self._members.values():
             if member.lease and member.worker == worker:
                 if member.lease == lease:

@@ -64,7 +64,7 @@ class RoundSchedule:
         return self.spec.config.rounds.overlap == "none" and len(self.spec.fragments_of(member.place.part)) == 1
 
     def check_known(self, fragment: str, done: int, version: int) -> None:
-        """Raise Refusal where a worker knows more than this coordinator, which never goes back by itself."""
+        """Raise StatusError where a worker knows more than this coordinator, which never goes back by itself."""
         open_round = self.ledger.round(fragment)
         if done > self._furthest(fragment) or version > open_round:
             said = f"you know round {max(done, version)} of {fragment}, and here round {open_round} is open"

@@ -38,7 +38,7 @@ class WorkerAccess:
         self.keyring, self.mutual = keyring, mutual
 
     def check_scope(self, context: Context, scope: str) -> str | None:
-        """The caller's name; None where everybody has access. Raises Refusal."""
+        """The caller's name; None where everybody has access. Raises StatusError."""
         if not self.keyring.open:
             return self.keyring.identify(context.invocation_metadata(), scope).name
         if not self.mutual:
@@ -53,7 +53,7 @@ class WorkerAccess:
         return identity.name
 
     def check_worker(self, context: Context, scope: str, worker: str) -> str:
-        """The caller's key, empty where everybody has access. Raises Refusal unless it may work as `worker`."""
+        """The caller's key, empty where everybody has access. Raises StatusError unless it may work as `worker`."""
         name = self.check_scope(context, scope)
         if name is not None and worker != name and not worker.startswith(f"{name}."):
             said = f"you are {name}: you may work as {name} or {name}.SOMETHING only, not as {worker[:80]!r}"
@@ -69,9 +69,9 @@ class NewestCalls:
 
     @contextmanager
     def begin(self, what: Hashable) -> Iterator[Callable[[], None]]:
-        """One more, for the length of the block. Raises Refusal where there are too many.
+        """One more, for the length of the block. Raises StatusError where there are too many.
 
-        Yields what is to be called before each step: it raises Refusal once another has begun.
+        Yields what is to be called before each step: it raises StatusError once another has begun.
         """
         alike, mine = self._open.setdefault(what, []), object()
         if len(alike) >= MOST_ALIKE:
@@ -209,7 +209,7 @@ class RoundsService(rounds_pb2_grpc.RoundsServiceServicer):
         check: Callable[[], None],
         stored: Callable[[], None] = lambda: None,
     ) -> None:
-        """Store pieces until all have come. Raises Refusal, RequestError, CheckpointError."""
+        """Store pieces until all have come. Raises StatusError, RequestError, CheckpointError."""
         while not intake.whole:
             request = await anext(aiter(requests), None)
             if request is None:

@@ -285,7 +285,7 @@ class RunSpec:
         return whole.eval()
 
     def check_join(self, request: rounds_pb2.JoinRequest, own_data: bool) -> None:
-        """Raise Refusal unless the worker that asks can take part.
+        """Raise StatusError unless the worker that asks can take part.
 
         :param own_data: whether it may bring other text.
         """

@@ -79,7 +79,7 @@ class LocalModel:
     async def generate(
         self, prompt: bytes, max_tokens: int, temperature: float, seed: int, due_at: float, shaping: Shaping = PLAIN
     ) -> AsyncGenerator[tuple[bytes, float], None]:
-        """(tokens, compute milliseconds) pieces. Raises Refusal when the deadline passes."""
+        """(tokens, compute milliseconds) pieces. Raises StatusError when the deadline passes."""
         sequence = LocalSequence(self, self.vocabulary.count(prompt) + max_tokens, temperature, seed, shaping=shaping)
         text, left = prompt, max_tokens
         while left:
