@@ -92,7 +92,7 @@ class Rollout:
             return await to_its_end(self._make_current(served))
 
     async def rollback(self, tell: Tell) -> router_pb2.Switch:
-        """Have requests use the release before; hosts that are down are left out. Raises StatusError where it cannot."""
+        """Have requests use the release before, without hosts that are down. Raises StatusError where it cannot be."""
         with self._alone():
             name = self.previous_name
             if not name:
