@@ -10,6 +10,7 @@ OnesweepError           exit 1
 |  +- ConfigError       settings of a run
 |  +- TopologyError     a topology file
 +- CheckpointError      files that cannot be loaded or saved
+|  +- MissingCheckpoint none where one should be; exit 2, for a service that starts again would not find it either
 |  +- StalePart         what a file began with was another's; it was removed
 +- ResumeError          a training state that cannot be gone on from
 +- Interrupted          asked to stop, state saved; exit 130
@@ -51,6 +52,10 @@ class TopologyError(InputError): ...
 
 
 class CheckpointError(OnesweepError): ...
+
+
+class MissingCheckpoint(CheckpointError):
+    exit_code = 2
 
 
 class StalePart(CheckpointError): ...

@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import logging
 import signal
 import threading
 from collections.abc import Callable, Coroutine, Iterator
@@ -9,6 +10,9 @@ from functools import partial
 from typing import Any, NoReturn, TypeVar
 
 T = TypeVar("T")
+
+log = logging.getLogger(__name__)
+ASKED_TO_END = "asked to end by"  # in a server's log, before the name of the signal
 
 # Ctrl-C, a plain `kill`, a closed terminal. Ctrl-C is set too, because a command that a script starts in the background
 # inherits it ignored.
@@ -95,15 +99,17 @@ def run_interruptible(work: Coroutine[Any, Any, T]) -> T:
 
 
 def stop_on_signals() -> asyncio.Event:
-    """An event that SIGTERM or SIGINT sets; a second signal ends the process at once. Main thread only."""
+    """An event that SIGTERM or SIGINT sets, which the log tells; a second signal ends the process at once. Main thread
+    only."""
     stop, loop, numbers = asyncio.Event(), asyncio.get_running_loop(), (signal.SIGTERM, signal.SIGINT)
 
-    def begin_to_stop() -> None:
+    def begin_to_stop(by: signal.Signals) -> None:
+        log.info("%s %s", ASKED_TO_END, by.name)
         stop.set()
         for number in numbers:
             loop.remove_signal_handler(number)
             signal.signal(number, signal.SIG_DFL)
 
     for number in numbers:
-        loop.add_signal_handler(number, begin_to_stop)
+        loop.add_signal_handler(number, begin_to_stop, number)
     return stop

@@ -46,8 +46,8 @@ from loadtest.faults.serving_testbed import MOST_HOSTS, SERVING_FAULTS, ServingT
 from loadtest.faults.settings import ChaosSettings
 from loadtest.faults.usage import CLIENTS, ProcessUsage, sampling
 from loadtest.report.record import settings_record
-from serving.cli.deployment import SHIPPED
 from stages.checkpoint.bundle import bundle_draws
+from stages.checkpoint.shipped import SHIPPED
 from stages.errors import InputError, ServiceError
 from stages.host.parts import plan_host
 

@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Literal
 
 from loadtest.commands import CHECKPOINT, numbers_flag
-from serving.cli.deployment import SHIPPED
+from stages.checkpoint.shipped import SHIPPED
 from stages.settings import flag, setting
 
 MAX_AT_ONCE = 64  # requests in flight that a router takes by default

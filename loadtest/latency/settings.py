@@ -7,7 +7,7 @@ from loadtest.commands import CHECKPOINT, numbers
 from loadtest.workload.prompts import Prompts
 from loadtest.workload.testbed import default_hosts
 from loadtest.workload.variants import ModeVariant, check_different, parse_names, parse_variants
-from serving.cli.deployment import SHIPPED
+from stages.checkpoint.shipped import SHIPPED
 from stages.errors import InputError
 from stages.settings import flag, setting
 
@@ -70,7 +70,7 @@ class WanSettings:
     seed: int = setting(0, "seed of the first request", metavar="S", least=0, most=MAX_SEED)
     # None: three, or one for each block where there are fewer.
     hosts: int | None = setting(None, "hosts that share the blocks", least=1, shown="3")
-    checkpoint: Path = field(default=SHIPPED.resolve(), metadata=CHECKPOINT)
+    checkpoint: Path = field(default=SHIPPED, metadata=CHECKPOINT)
     # From --bytes, --max-tokens or --levels, and from --text; empty: the bundle's.
     lengths: tuple[Length, ...] = ()
     prompts: tuple[Prompts, ...] = ()

@@ -25,9 +25,9 @@ from loadtest.report.table import Column, number_column, open_meter, table, text
 from loadtest.workload.caller import Access
 from loadtest.workload.testbed import TestbedSettings, check_testbed, open_testbed
 from loadtest.workload.variants import ModeVariant, parse_variants
-from serving.cli.deployment import SHIPPED
 from serving.client.client import Client, DrawnPictures
 from serving.drawing import DRAWING_MODES
+from stages.checkpoint.shipped import SHIPPED
 from stages.errors import CheckpointError, InputError
 from trainer.blocks.state import digest
 from trainer.pictures.data import PictureSet, load_pictures

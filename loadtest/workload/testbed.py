@@ -16,10 +16,11 @@ from pathlib import Path
 from loadtest.lab.lab import Lab, lab_problem, temporary_lab
 from loadtest.lab.profile import ROUTER, Link, Profile, node_names, profile_named
 from loadtest.workload.caller import COMMAND, Access, Caller
-from serving.cli.deployment import SHIPPED, Deployment, temporary_deployment
+from serving.cli.deployment import Deployment, temporary_deployment
 from serving.cli.ports import free_port_block
 from serving.router.request import DEFAULT_ROUTER
 from serving.router.topology import Topology, local_topology
+from stages.checkpoint.shipped import SHIPPED
 from stages.errors import InputError, ServiceError
 from stages.settings import setting
 from stages.wire.channel import parse_address

@@ -146,6 +146,7 @@ def add_token_add(add: argparse.ArgumentParser) -> None:
     add.add_argument("--rate", type=float, metavar="R", help="requests a second (any)")
     add.add_argument("--concurrent", type=int, metavar="N", help="requests at once (any)")
     add.add_argument("--bytes-per-day", type=int, metavar="B", help="bytes of prompts and texts a day (any)")
+    add.add_argument("--out", type=Path, metavar="FILE", help="write the token there, for its owner alone (prints it)")
     _add_file(add)
 
 
@@ -159,7 +160,7 @@ def add_token_remove(remove: argparse.ArgumentParser) -> None:
 
 
 def run_token_add(options: argparse.Namespace) -> int:
-    from stages.wire.secret_files import lock_beside
+    from stages.wire.secret_files import lock_beside, write_file
     from stages.wire.tokens import Key, new_token, read_tokens, token_hash, write_tokens
 
     scopes = tuple(dict.fromkeys(part.strip() for part in options.scope.split(",") if part.strip()))
@@ -169,8 +170,15 @@ def run_token_add(options: argparse.Namespace) -> int:
         keys = read_tokens(options.tokens) if options.tokens.exists() else ()
         if any(other.name == key.name for other in keys):
             raise InputError(f"{options.tokens} has a key {key.name} already: remove it first, or take another name")
+        if options.out is not None:
+            if options.out.exists():
+                raise InputError(f"{options.out} is there already: name another file, or remove it")
+            write_file(options.out, f"{token}\n".encode())
         write_tokens(options.tokens, [*keys, replace(key, sha256=token_hash(token))])
-    print(token)
+    if options.out is None:
+        print(token)
+        return 0
+    print(f"{options.out}: the token of {options.name}; commands take it with --token-file {options.out}")
     return 0
 
 

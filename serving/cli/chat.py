@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from serving.cli.generate import add_router_options, async_client_of
+from serving.cli.generate import add_router_options, add_wait, async_client_of, wait_ready
 from serving.client.result import Result
 from serving.drawing import PICTURES_SERVED
 from serving.router.request import MAX_TIMEOUT_S
@@ -55,6 +55,7 @@ class ChatSettings:
 def add_chat(chat: argparse.ArgumentParser) -> None:
     add_chat_options(chat)
     add_router_options(chat)
+    add_wait(chat)
 
 
 def add_chat_options(parser: argparse.ArgumentParser) -> None:
@@ -90,6 +91,7 @@ def given_prompt(options: argparse.Namespace) -> str | None:
 def run_chat(options: argparse.Namespace) -> int:
     settings, prompt = chat_settings(options), given_prompt(options)
     with ends_cleanly():
+        wait_ready(options)
         return talk(partial(async_client_of, options), settings, prompt)
 
 

@@ -10,9 +10,8 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Generator, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +24,7 @@ from serving.router.request import DEFAULT_ROUTER
 from serving.router.topology import HostEntry, Topology, read_topology
 from stages.errors import OnesweepError, ServiceError
 from stages.progress import ProgressLine
-from stages.signals import deferred
+from stages.signals import ASKED_TO_END, deferred
 from stages.wire.channel import DRAIN_S, is_loopback, parse_address
 from stages.wire.secret_files import check_private, make_state_directory, state_directory
 from stages.wire.tokens import own_token_path
@@ -106,8 +105,8 @@ class Deployment:
         :param answers: as `answers_of`, for a router that this process cannot reach.
         """
         deadline, reason = time.monotonic() + self.ready_within_s, "the router does not answer yet"
-        with contextlib.closing(answers_of(self.topology)) as own:
-            for answer in answers or own:
+        with Client(self.topology.router, tls=self.topology.client_tls, insecure=True) as client:
+            for answer in answers or answers_of(client):
                 self.check_alive()
                 if answer == "":
                     return
@@ -182,24 +181,25 @@ class Deployment:
 
     def _last_words(self, name: str) -> str:
         lines = (self.directory / f"{name}.log").read_text(errors="replace").strip().splitlines()
+        if asked := [line for line in lines[-LOG_LINES:] if ASKED_TO_END in line]:
+            return asked[-1][asked[-1].index(ASKED_TO_END) :]
         if lines and (said := re.match(r"onesweep( \w+)*: (error: )?", lines[-1])):
             return lines[-1][said.end() :]
         return " ".join(lines[-LOG_LINES:]) or "its log is empty"
 
 
-def answers_of(topology: Topology) -> Generator[str | None, None, None]:
+def answers_of(client: Client) -> Iterator[str | None]:
     """Again and again: why the router cannot serve, empty when it can, None when it does not answer."""
-    with Client(topology.router, tls=topology.client_tls, insecure=True) as client:
-        while True:
-            try:
-                status = client.status(timeout_s=2.0)
-                reasons = "; ".join(host.reason for host in status.hosts if host.reason)
-                yield "" if status.ready else reasons or "not ready"
-            except RequestRefused:  # it wants a token that is not in the environment
-                yield "" if client.serves(timeout_s=2.0) else "not ready"
-            except RouterError:
-                yield None
-            time.sleep(POLL_S)
+    while True:
+        try:
+            status = client.status(timeout_s=2.0)
+            reasons = "; ".join(host.reason for host in status.hosts if host.reason)
+            yield "" if status.ready else reasons or "not ready"
+        except RequestRefused:  # it wants a token that is not in the environment
+            yield "" if client.serves(timeout_s=2.0) else "not ready"
+        except RouterError:
+            yield None
+        time.sleep(POLL_S)
 
 
 def find_deployment(directory: Path) -> Deployment | None:
@@ -225,7 +225,10 @@ def find_deployment(directory: Path) -> Deployment | None:
 def check_none_up(directory: Path) -> None:
     """Raise ServiceError where a deployment runs from `directory`."""
     if (previous := find_deployment(directory)) is not None:
-        raise ServiceError(f"a deployment is up already (router {previous.topology.router}); `onesweep down` first")
+        raise ServiceError(
+            f"a deployment is up already (router {previous.topology.router}, in {directory}): `onesweep down` ends it; "
+            "for a second one set ONESWEEP_STATE to another directory, for `up` and for the commands that ask it"
+        )
 
 
 def router_here(given: str | None) -> tuple[str, Topology | None]:
@@ -334,10 +337,3 @@ def _end(processes: list[psutil.Process | None]) -> None:
         with contextlib.suppress(psutil.NoSuchProcess):
             process.kill()
     psutil.wait_procs(stubborn, timeout=STOP_S)
-
-
-# Where the weights are that come with the repository.
-
-# Beside the packages in a checkout, within one of them in a wheel.
-_HOME = Path(str(files("onesweep")))
-SHIPPED = _HOME / "weights" if (_HOME / "weights" / "chain").is_dir() else _HOME.parent / "weights"

@@ -10,7 +10,7 @@ from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from serving.cli.generate import add_router_options, client_of
+from serving.cli.generate import add_router_options, add_wait, client_of, wait_ready
 from serving.cli.run import HOSTS, draws, parts_of
 from serving.client.comparison import aligned
 from serving.drawing import DRAWING_MODES
@@ -40,6 +40,7 @@ def add_draw(parser: argparse.ArgumentParser) -> None:
         "--checkpoint", type=Path, metavar="DIR", help="a bundle of pictures: hosts start here and draw"
     )
     add_router_options(parser)
+    add_wait(parser)
     add_flags(parser, DrawingRequest)
     parser.add_argument("--timeout-s", type=float, default=DEFAULT_TIMEOUT_S, metavar="S", help="deadline (120)")
 
@@ -118,6 +119,7 @@ def _counted(count: int, noun: str) -> str:
 def _client(options: argparse.Namespace) -> Iterator[Client]:
     """A client of the router that the options name, or of one that is started here. Raises OnesweepError."""
     if options.checkpoint is None:
+        wait_ready(options)
         with client_of(options) as client:
             yield client
         return

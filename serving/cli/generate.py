@@ -5,13 +5,16 @@ from __future__ import annotations
 import argparse
 import json
 import sys
+import time
+from contextlib import closing
 from typing import TYPE_CHECKING, Any
 
 from serving.client.comparison import all_entrants, comparison, named_entrants, run_entrants
 from serving.client.result import Result
 from serving.modes import MODES
 from serving.router.request import DEFAULT_TIMEOUT_S, ROUTER_HELP, SETTINGS, Request
-from stages.errors import ServiceError, printable
+from stages.errors import InputError, ServiceError, printable
+from stages.progress import ProgressLine
 from stages.settings import add_flags
 from stages.signals import run_interruptible
 from stages.wire.flags import add_client_options, add_token_options
@@ -21,11 +24,37 @@ if TYPE_CHECKING:
 
 # Modules that need gRPC are imported when a command runs.
 
+WAIT_S = 120.0
+
 
 def add_router_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--router", metavar="HOST:PORT", help=ROUTER_HELP)
     add_client_options(parser)
     add_token_options(parser)
+
+
+def add_wait(parser: argparse.ArgumentParser) -> None:
+    what = "for a router that is not there yet, or whose hosts load weights (120 for these)"
+    parser.add_argument("--wait", type=float, metavar="S", help=what)
+
+
+def wait_ready(options: argparse.Namespace) -> None:
+    """Return when the router can serve, or after --wait: what it says of a request then tells why not.
+
+    Nobody waits unasked where no router answers and none was started here."""
+    from serving.cli.deployment import answers_of, router_here
+
+    wait_s = WAIT_S if options.wait is None else options.wait
+    if not wait_s >= 0:
+        raise InputError(f"--wait must be 0 or more seconds, not {wait_s}")
+    deadline = time.monotonic() + wait_s
+    may_come = options.wait is not None or router_here(options.router)[1] is not None
+    with client_of(options) as client, closing(ProgressLine()) as progress:
+        for reason in answers_of(client):
+            nobody = reason is None and not may_come
+            if nobody or reason == "" or time.monotonic() >= deadline:
+                return
+            progress.at(f"waiting for the router at {client.address}: {reason or 'it starts'}")
 
 
 def client_of(options: argparse.Namespace) -> Client:
@@ -69,12 +98,14 @@ def add_compare(compare: argparse.ArgumentParser) -> None:
 def _add_request(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("prompt", metavar="PROMPT")
     add_router_options(parser)
+    add_wait(parser)
     add_flags(parser, Request)
     parser.set_defaults(seed=0)
     parser.add_argument("--timeout-s", type=float, default=DEFAULT_TIMEOUT_S, metavar="S", help="deadline (120)")
 
 
 def run_generate(options: argparse.Namespace) -> int:
+    wait_ready(options)
     # not by the blocking client: left by an exception while it starts a call, it waits at its end for that call's
     # deadline
     return run_interruptible(_generate(options))
@@ -102,6 +133,7 @@ def run_compare(options: argparse.Namespace) -> int:
     entrants = None if options.modes is None else named_entrants(options.modes)
     settings = _request_settings(options)
     Request(prompt=options.prompt).message()
+    wait_ready(options)
     with client_of(options) as client:
         if entrants is None:
             status = client.status()
@@ -129,7 +161,7 @@ def _print_cost(result: Result) -> None:
     tokens = f" in {result.output_tokens} tokens" if result.output_tokens != result.output_bytes else ""
     cached = f", {result.cached_tokens} of {result.prompt_tokens} prompt tokens from memory"
     print(
-        f"[{result.mode}, seed {result.seed}: {result.output_bytes} bytes{tokens}, "
+        f"[{result.mode}, seed {result.seed}, {result.sampling}: {result.output_bytes} bytes{tokens}, "
         f"{result.sweeps} sweeps, {result.hops} hops, {result.wire_bytes_total} bytes on the wire, "
         f"{result.latency_ms:.0f} ms, {result.compute_ms:.0f} ms of compute{cached if result.cached_tokens else ''}]",
         file=sys.stderr,

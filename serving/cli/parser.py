@@ -35,7 +35,10 @@ class CommandParser(argparse.ArgumentParser):
     def parse(self, words: Sequence[str]) -> argparse.Namespace:
         """The options of a command line. Raises UsageError."""
         self._words = words
-        options, extra = self.parse_known_args(list(words))
+        # A program's own words, which come last, are nobody's options; elsewhere options and texts stand in any order.
+        ends_in_words = any(action.nargs == argparse.REMAINDER for action in self._actions)
+        parse = self.parse_known_args if ends_in_words else self.parse_known_intermixed_args
+        options, extra = parse(list(words))
         if extra:
             self.error(f"unexpected {extra[0]!r}: put quotes around a text with spaces")
         return options

@@ -8,7 +8,6 @@ from functools import partial
 from pathlib import Path
 
 from serving.cli.deployment import (
-    SHIPPED,
     Deployment,
     NothingUp,
     find_deployment,
@@ -22,9 +21,11 @@ from serving.gateway.settings import DEFAULT_LISTEN, HttpSettings
 from serving.router.request import DEFAULT_ROUTER
 from serving.router.settings import RouterSettings
 from serving.router.topology import Topology, local_topology, read_topology
+from stages.checkpoint.shipped import SHIPPED
 from stages.device import AUTO
 from stages.errors import InputError
 from stages.host.commands import add_device, check_positive
+from stages.progress import ProgressLine
 from stages.settings import add_flags, from_flags
 from stages.signals import ends_cleanly
 from stages.telemetry.observability import ObservabilitySettings, start_log
@@ -193,14 +194,14 @@ def run_up(options: argparse.Namespace) -> int:
             router_options=["--tokens", str(options.tokens.resolve())] if options.tokens else (),
             http=options.http,
         )
-        present(deployment, options.http, watched=not options.detach)
+        present(deployment, options.http, ProgressLine(), watched=not options.detach)
     return 0
 
 
 def run_down(options: argparse.Namespace) -> int:
     deployment = require_deployment(state_directory())
     deployment.stop()
-    print(f"stopped {len(deployment.processes)} processes")
+    print(f"stopped {len(deployment.processes)} processes of the router at {deployment.topology.router}")
     return 0
 
 
@@ -231,6 +232,8 @@ def run_status(options: argparse.Namespace) -> int:
     state = "ready" if status.ready else "not ready"
     modes = ", ".join([*status.modes, *status.drawing_modes])
     print(f"router {state}; modes {modes}; {status.requests} of {status.request_limit} requests")
+    if status.sampling:
+        print(f"requests that do not say: {status.sampling}")
     for host in status.hosts:
         blocks = ",".join(map(str, host.blocks))
         state = f"ready, {host.rtt_ms:.1f} ms, {host.sessions} sessions" if host.ready else host.reason

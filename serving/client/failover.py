@@ -135,6 +135,8 @@ class RouterConnection(ABC):
                     self._open()
             problem = handshake_problem(details, self.security)
             missing = f"no router answers at {address}; start one with `onesweep up` ({details})"
+            if "resolving" in details:  # gRPC's sentence has three kinds of brackets
+                missing = f"the name in {address} has no address: see that it is spelled right"
             return RouterError(f"the router at {address} {problem}" if problem else missing, code, reached=False)
         if code is StatusCode.CANCELLED and not reached and not self.closed:
             # gRPC's own word: of the calls that wait for a server's event loop, it ends some from 1,000 on, and no code

@@ -96,6 +96,8 @@ class Result:
     scorer: str = ""
     # Who guessed, in `ar-speculative`.
     drafter: str = ""
+    # How tokens were drawn: the request's settings, or where it named none the model's own.
+    sampling: str = ""
     # Tokens a sweep, the most; 0 where the mode has none.
     chunk: int = 0
     # Continuations scored in a sweep, the most.

@@ -130,7 +130,7 @@ class AutoMode(Mode):
     async def generate(self, request: Generation, account: Account) -> AsyncGenerator[bytes, None]:
         if problem := self.unguided:
             mode, account.reason = self._first_of(request, problem)
-            own = replace(request, codec=mode.default_codec)
+            own = replace(request, codec=mode.default_codec).sampled_for(mode)
         else:
             if request.budget_ms is None:
                 await self.ring.usable(self.ring.settings.hop_timeout_s)
@@ -138,7 +138,7 @@ class AutoMode(Mode):
             account.reason = choice.reason + (f"; hosts are left out: {self.ring.problem}" if self.ring.problem else "")
             picked = choice.picked.option
             mode, own = self.modes[picked.mode], self._part(picked, request)
-        account.mode = mode.name
+        account.mode, account.sampling = mode.name, own.sampling_words
         async with aclosing(mode.generate(own, account)) as pieces:
             async for piece in pieces:
                 yield piece
@@ -216,7 +216,7 @@ class AutoMode(Mode):
     def _part(self, option: Option, request: Generation) -> Generation:
         """`request` as the option's own mode is asked for it."""
         settings = dict(option.settings)
-        if request.own_temperature:
+        if "temperature" in request.given:
             settings["temperature"] = request.temperature
         codec = settings.pop("codec", self.modes[option.mode].default_codec)
         return replace(request, **settings, codec=codec, budget_ms=None)

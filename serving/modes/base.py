@@ -1,11 +1,14 @@
 """The interface of a mode: one request in, pieces of text out, every sweep booked."""
 
+from __future__ import annotations
+
 import math
 from abc import ABC, abstractmethod
-from collections.abc import AsyncGenerator
-from dataclasses import dataclass
+from collections.abc import AsyncGenerator, Mapping
+from dataclasses import dataclass, replace
 from typing import Any
 
+from serving.modes import SHAPED
 from serving.modes.tokenizer import BYTE_TOKENIZER, Tokenizer, Tokenizers
 from serving.router.accounting import Account
 from serving.router.request import SHAPES, Request
@@ -30,6 +33,11 @@ DEFAULT_TEMPERATURE = 0.8
 LEAST_BYTES_A_TOKEN = 2.5
 
 
+def words_of(sampling: Mapping[str, Any]) -> str:
+    """Settings for people, such as "temperature 0.6, top_p 0.95"."""
+    return ", ".join(f"{name} {value:g}" for name, value in sampling.items() if isinstance(value, int | float))
+
+
 def whole(most_bytes: int, vocabulary: Vocabulary) -> int:
     """Tokens that are enough for most texts of so many bytes."""
     return most_bytes if vocabulary == BYTES else math.ceil(most_bytes / LEAST_BYTES_A_TOKEN)
@@ -45,8 +53,8 @@ class Generation(Request):
     max_tokens: int
     due_at: float
     temperature: float = DEFAULT_TEMPERATURE
-    # Whether the temperature is the user's, not the default.
-    own_temperature: bool = False
+    # Settings that the request names: where it does not, the model's publisher, or `auto`, may have another default.
+    given: frozenset[str] = frozenset()
     steps: int = DEFAULT_STEPS
     codec: str = ""
     sampler: str = DEFAULT_SAMPLER
@@ -54,6 +62,17 @@ class Generation(Request):
     ends: frozenset[int] = frozenset()
     # Of the prompt, those that the user gave: `auto` may have one mode go on with what another wrote.
     given_tokens: int = 0
+
+    def sampled_for(self, mode: Mode) -> Generation:
+        """As the model's publisher has it sampled, where the request does not say."""
+        names = mode.tokenizer.sampling.keys() - self.given - (SHAPES.keys() if mode.name not in SHAPED else set())
+        own: dict[str, Any] = {name: mode.tokenizer.sampling[name] for name in names}
+        return replace(self, **own)
+
+    @property
+    def sampling_words(self) -> str:
+        """Settings that tokens are drawn with, for people."""
+        return words_of({"temperature": self.temperature, **self.shapes})
 
     @property
     def shaping(self) -> Shaping:

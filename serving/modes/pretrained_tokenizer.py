@@ -5,6 +5,7 @@ import re
 import secrets
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import tokenizers
@@ -42,10 +43,11 @@ class PretrainedTokenizer(Tokenizer):
         ends: frozenset[int] = frozenset(),
         template: ChatTemplate | None = None,
         id: str = "",
+        sampling: Mapping[str, float] = MappingProxyType({}),
     ) -> None:
-        """:param id: as `Tokenizer.id`."""
+        """:param id: as `Tokenizer.id`, like `sampling`."""
         self.encoding, self.vocabulary, self.ends, self.template = encoding, vocabulary, ends, template
-        self.id, self.chats = id, template is not None
+        self.id, self.chats, self.sampling = id, template is not None, sampling
         self.most_bytes = max((len(token.encode()) for token in encoding.get_vocab()), default=1)
         normal: Callable[[str], str] = encoding.normalizer.normalize_str if encoding.normalizer else str
         added = encoding.get_added_tokens_decoder()

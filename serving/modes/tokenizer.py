@@ -3,6 +3,7 @@
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from types import MappingProxyType
 from typing import Any, ClassVar, NamedTuple
 
 from stages.checkpoint.manifest import TOKENIZER_NAME, Manifest
@@ -55,6 +56,8 @@ class Tokenizer(ABC):
     id: str
     # Tokens that say that a text ends.
     ends: frozenset[int] = frozenset()
+    # How the model's publisher has its tokens drawn, by the names of a request's settings.
+    sampling: Mapping[str, float] = MappingProxyType({})
     # Whether the model knows whose turn it is in a conversation.
     chats: bool = False
     # Bytes that one token stands for at most.

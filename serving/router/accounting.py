@@ -86,6 +86,7 @@ class Account:
     ahead_used: int = 0
     scorer: str = ""
     drafter: str = ""  # of `ar-speculative`
+    sampling: str = ""  # the settings that tokens were drawn with
     reason: str = ""
     # Times that work moved to other hosts.
     replays: int = 0

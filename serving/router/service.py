@@ -13,6 +13,7 @@ import grpc.aio
 from serving.drawing import DRAWING_MODES, PICTURES_SERVED, metric_mode
 from serving.drawing.modes import retry_drawing
 from serving.drawing.validation import check_drawing, check_drawing_mode
+from serving.modes.base import words_of
 from serving.modes.tokenizer import BYTE_TOKENIZER, OutputText, Tokenizer
 from serving.router.accounting import Account, Drawn
 from serving.router.active_release import ActiveRelease
@@ -115,6 +116,7 @@ class RouterService(router_pb2_grpc.RouterServiceServicer):
         """The router and its hosts as they are now."""
         served, frontier = self.rollout.current, self.rollout.current.frontier
         names = {link.entry.address: link.entry.name for link in self.ring.links}
+        tokenizers = [served.modes[name].tokenizer for name in served.served_modes]
         return router_pb2.StatusResponse(
             version=version("onesweep"),
             ready=not served.view.problem,
@@ -157,7 +159,8 @@ class RouterService(router_pb2_grpc.RouterServiceServicer):
             judge_bits=frontier.usual_bits() if frontier else None,
             human_bits=(frontier.human_bits if frontier else None) or 0.0,
             pictures=served.pictures,
-            chat=any(served.modes[name].tokenizer.chats for name in served.served_modes),
+            sampling=next((words_of(each.sampling) for each in tokenizers if each.sampling), ""),
+            chat=any(each.chats for each in tokenizers),
         )
 
     async def _progress_of(
@@ -254,6 +257,9 @@ class RouterService(router_pb2_grpc.RouterServiceServicer):
             raise failed_precondition(PICTURES_SERVED)
         check_served(mode, served.modes)
         generation = await tokenized(generation, messages, tools, mode, account, self.prompts)
+        if not mode.chooses:
+            generation = generation.sampled_for(mode)
+            account.sampling = generation.sampling_words
         check_fit(generation, mode)
         account.trip_begin_ms = waited_ms = account.elapsed_ms()
         # a byte model writes as many bytes as it is asked for

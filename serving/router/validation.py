@@ -113,7 +113,7 @@ def check_request(request: router_pb2.GenerateRequest, mode: Mode, due_at: float
         must_call=tuple(request.must_call),
         max_bytes=request.max_bytes or None,
         due_at=due_at,
-        own_temperature="temperature" in given,
+        given=frozenset(given_in(request)),
     )
 
 

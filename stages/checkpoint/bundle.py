@@ -10,7 +10,7 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 
 from stages.checkpoint.manifest import MANIFEST_NAME, Manifest, read_manifest
-from stages.errors import CheckpointError
+from stages.errors import CheckpointError, MissingCheckpoint
 
 FRONTIER_NAME = "frontier.json"  # what mode `auto` chooses from; a bundle may have it
 
@@ -30,7 +30,7 @@ class Bundle:
 def find_bundle(directory: Path) -> Bundle:
     """The models in `directory`: a bundle, or a single checkpoint of either kind, which may have local/ within it.
 
-    Raises CheckpointError when there is neither.
+    Raises MissingCheckpoint when there is neither.
     """
     if (directory / MANIFEST_NAME).exists():
         found = {read_manifest(directory).kind: directory, "local": directory / "local"}
@@ -38,7 +38,7 @@ def find_bundle(directory: Path) -> Bundle:
         found = {field.name: directory / field.name for field in fields(Bundle)}
     found = {name: path for name, path in found.items() if (path / MANIFEST_NAME).exists()}
     if not found:
-        raise CheckpointError(
+        raise MissingCheckpoint(
             f"no checkpoint in {directory}: it has neither {MANIFEST_NAME} nor one in chain/, ar/, scorer/, steps/, "
             "experts/ or local/"
         )

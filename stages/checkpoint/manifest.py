@@ -11,7 +11,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal, get_args
 
-from stages.errors import CheckpointError, InputError, regular
+from stages.errors import CheckpointError, InputError, MissingCheckpoint, regular
 from stages.model.architecture import CONTEXT, VOCABULARY, Architecture, LlamaArchitecture, drop_defaults
 from stages.model.block import Codes
 from stages.model.partition import LogNormalPrior, NoisePartition
@@ -141,13 +141,13 @@ def read_manifest(directory: Path) -> Manifest:
 
 
 def read_json(path: Path, missing: str = "", most_bytes: int = MAX_MANIFEST_BYTES) -> dict[str, Any]:
-    """The object in a file. Raises CheckpointError. :param missing: said where there is none."""
+    """The object in a file. Raises CheckpointError. :param missing: said of a checkpoint where there is none."""
     try:
         if path.stat().st_size > most_bytes:
             raise CheckpointError(f"{path} is over {most_bytes} bytes: that is no {path.name}")
         record = json.loads(regular(path).read_text(encoding="utf-8"), parse_float=_finite, parse_constant=_finite)
     except (FileNotFoundError, NotADirectoryError):
-        raise CheckpointError(missing or f"{path} is missing") from None
+        raise (MissingCheckpoint(missing) if missing else CheckpointError(f"{path} is missing")) from None
     except OSError as error:
         raise CheckpointError(f"cannot read {path}: {error.strerror}") from None
     except (ValueError, RecursionError) as error:

@@ -15,6 +15,8 @@ from stages.limits import MAX_THREADS
 from stages.progress import ProgressLine
 from stages.settings import add_flags
 
+NO_HEAD = Path("none")
+
 
 def add_import(pretrained: argparse.ArgumentParser) -> None:
     add = pretrained.add_argument
@@ -30,7 +32,8 @@ def add_import(pretrained: argparse.ArgumentParser) -> None:
         default="float32",
         help="of layers: 4 bytes a number, 2 bytes, or 4 bits (float32)",
     )
-    add("--draft-head", type=Path, metavar="FILE", help="of `distill --head`: the last host drafts by it")
+    what = "of `distill --head`, or none: the last host drafts by it (that of the model, where one ships)"
+    add("--draft-head", type=Path, metavar="FILE", help=what)
     add("--untrained", action="store_true", help="the weights are random: ask for no loss")
 
 
@@ -69,10 +72,11 @@ def run_import(options: argparse.Namespace) -> int:
         is_untrained=options.untrained,
         hosts=host_shares(options.blocks, options.speeds, options.memory_mb),
         weights=options.weights,
+        is_head_attached=options.draft_head is None,
     )
     try:
         imported = import_model(settings, progress)
-        if options.draft_head is not None:
+        if options.draft_head not in (None, NO_HEAD):
             try:
                 add_draft_head(options.out, options.draft_head)
             except CheckpointError as error:

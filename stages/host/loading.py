@@ -217,6 +217,7 @@ class Loader:
     def _load(self, plan: HostPlan, held: Sequence[Parts]) -> Parts:
         parts = load_parts(plan, self.backend, held)
         trim()  # what laying out matrices left, before the warm-up takes more
+        log.info("%s: trying what was read", self.host.settings.name)
         warm_up(parts, {digest for other in held for digest in other.plan.weights})
         for other in held:
             parts.quick_rows.update({digest: n for digest, n in other.quick_rows.items() if digest in plan.weights})

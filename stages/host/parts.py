@@ -1,5 +1,6 @@
 """The parts of the models that one host holds."""
 
+import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -28,6 +29,8 @@ from stages.pictures.part import PictureArchitecture
 from stages.pictures.trajectory import evaluations, most_pictures
 from stages.v1 import stage_pb2
 from stages.wire.status import StatusError
+
+log = logging.getLogger(__name__)
 
 ModelKind = Literal["chain", "ar", "scorer", "steps", "experts"]  # the models that hosts hold parts of
 MODEL_KINDS: tuple[ModelKind, ...] = get_args(ModelKind)
@@ -212,6 +215,8 @@ def _runner(
     kind: str, source: ModelSource, index: int, backend: Backend, drafters: dict[str, HeadDrafter]
 ) -> BlockRunner | StageRunner | PictureRunner:
     """One part, read now. The drafter of a last stage with a draft head is put into `drafters`."""
+    if part := source.manifest.parts[index]:
+        log.info("reading part %d of %s: %.1f MB", index, kind, part.bytes / 1e6)
     if source.manifest.draws:
         return backend.picture(load_picture_part(source.directory, index))
     if kind == "chain":

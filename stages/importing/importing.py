@@ -13,8 +13,10 @@ import torch
 from torch import nn
 
 from stages.checkpoint.checkpoint import new_directory, require_new, save_part, write_manifest
+from stages.checkpoint.draft_head import add_draft_head
 from stages.checkpoint.gate import PROBE_TEXT
 from stages.checkpoint.manifest import TOKENIZER_NAME, Manifest, read_manifest
+from stages.checkpoint.shipped import SHIPPED_HEADS
 from stages.errors import CheckpointError, InputError
 from stages.importing.gate import MAX_THREADS, check_loss, joined, layer_tensors
 from stages.importing.gguf_file import GgufSource
@@ -139,6 +141,7 @@ class ImportSettings:
     is_untrained: bool = False
     hosts: Sequence[StageHost] = ()  # of each stage; none: equal ones, with room for any
     weights: Weights = "float32"  # of the matrices in layers
+    is_head_attached: bool = True  # where a draft head of this model ships
 
 
 def open_source(path: Path) -> Source:
@@ -191,8 +194,15 @@ def import_model(settings: ImportSettings, progress: WorkProgress | None = None)
             share = sum(architecture.layers[:index]) / layers
             progress.at(f"writing stage {index + 1} of {architecture.parts}", CHECKING + (1 - CHECKING) * share)
             hidden = save_part(directory, build_stage(source, architecture, index), hidden)
+        if settings.is_head_attached and (head := SHIPPED_HEADS.get(_norm_digest(source))) and head.is_file():
+            add_draft_head(directory, head)
+            progress.say(f"the last host drafts by {head}, which was trained for this model")
         progress.close()
         return read_manifest(directory)
+
+
+def _norm_digest(source: Source) -> str:
+    return hashlib.sha256(source.tensor(NORM).numpy().tobytes()).hexdigest()
 
 
 @torch.inference_mode()

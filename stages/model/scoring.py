@@ -126,6 +126,9 @@ def bias_problem(biases: Mapping[int, float], vocabulary: int) -> str:
     return ""
 
 
+FEW = 64  # tokens that are sorted first
+
+
 @dataclass(frozen=True)
 class Shaping:
     """Settings that shape a distribution. The defaults change nothing, not even a bit."""
@@ -185,13 +188,19 @@ class Shaping:
         return kept
 
     def _kept(self, row: Floats) -> Tokens:
-        tokens = likeliest(row, self.top_k or len(row))
-        probs = np.exp(row[tokens] - row[tokens[0]])
-        count = len(tokens)
+        most, probs = self.top_k or len(row), np.exp(row - row.max())
+        share = np.inf
         if self.top_p < 1:
-            before = np.cumsum(probs)
-            count = 1 + int((before[:-1] < self.top_p * before[-1]).sum())
-        return tokens[: min(count, int((probs >= self.min_p).sum()))]
+            share = self.top_p * (probs[likeliest(row, most)] if most < len(row) else probs).sum()
+        # A whole vocabulary takes longer to sort than a small stage to compute, and few tokens are kept.
+        some = FEW
+        while True:
+            tokens = likeliest(row, min(some, most))
+            within = 1 + int((np.cumsum(probs[tokens])[:-1] < share).sum())
+            kept = min(within, int((probs[tokens] >= self.min_p).sum()))
+            if kept < len(tokens) or some >= min(most, len(row)):
+                return tokens[:kept]
+            some *= 8
 
 
 PLAIN = Shaping()

@@ -73,8 +73,17 @@ def parse_address(text: str, what: str = "address") -> tuple[str, int]:
     """(host, port) of "HOST:PORT" or "[IPv6]:PORT". Raises InputError."""
     match = re.fullmatch(r"(\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9._-]+):([0-9]{1,5})", text)
     if match is None or int(match[2]) > 65535:
-        raise InputError(f"{what} {text!r} must be HOST:PORT, with a port from 0 to 65535")
+        raise InputError(f"{what} {text!r} must be HOST:PORT, with a port from 0 to 65535{_instead(text)}")
     return match[1].strip("[]"), int(match[2])
+
+
+def _instead(text: str) -> str:
+    """The address that was meant by a URL, or by IPv6 without brackets, as the end of a sentence."""
+    bare = re.sub(r"^[a-z]+://|/.*$", "", text)
+    if bare != text:
+        return f": write {bare}" if ":" in bare else f": write {bare}:PORT"
+    host, _, port = text.rpartition(":")
+    return f": write [{host}]:{port}" if ":" in host else ""
 
 
 def check_name(name: str, what: str = "name") -> str:

@@ -154,7 +154,10 @@ def test_the_commands(onesweep: Run, path: Path) -> None:
     code, out, _ = onesweep("token", "add", "alice", "--scope", "generate", *limits, "--tokens", path)
     token = out.strip()
     assert (code, token[:9], len(token)) == (0, "onesweep_", 52)
-    assert onesweep("token", "add", "bob", "--tokens", path)[0] == 0
+    out = path.with_name("bob.token")
+    assert onesweep("token", "add", "bob", "--tokens", path, "--out", out)[0] == 0
+    assert (out.read_text()[:9], out.stat().st_mode & 0o777) == ("onesweep_", 0o600)
+    assert onesweep("token", "add", "eve", "--tokens", path, "--out", out)[0] == 2, "bob's would be lost"
     alice, bob = onesweep("token", "list", "--tokens", path)[1].splitlines()
     assert alice.split(maxsplit=2) == ["alice", "generate", "2 a second, 3 at once, 1000 bytes a day"]
     assert bob.split(maxsplit=2) == ["bob", "generate,status", "no limits"]

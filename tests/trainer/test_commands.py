@@ -77,7 +77,7 @@ FILES = {
         ("AR --threads 0", 2, "--threads must be from 1"),
         ("BLOCKS --block 2", 2, "this chain has blocks 0 to 1"),
         ("AR --block 0", 2, "--block is of a chain: the parts of ar are trained together"),
-        ("evaluate . --data TEXT", 1, "no checkpoint in"),
+        ("evaluate . --data TEXT", 2, "no checkpoint in"),
         ("evaluate . --windows 0", 2, "windows must be at least 1"),
     ],
 )

@@ -57,6 +57,7 @@ SHARED = (
     "add_device",
     "add_import_options",
     "add_router_options",
+    "add_wait",
 )
 """Options of several commands, declared beside those of one."""
 

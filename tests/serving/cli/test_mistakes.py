@@ -15,6 +15,7 @@ import pytest
 
 from serving.cli.__main__ import main
 from serving.cli.deployment import MODULE
+from serving.cli.parser import parse
 from serving.cli.ports import free_port_block
 from serving.client.client import Client
 from serving.router.topology import local_topology
@@ -81,7 +82,7 @@ TYPING = [
     ("chaos --minutes 1", 2, "did you mean `onesweep bench chaos`?"),
     ("coordinate", 2, "did you mean `onesweep train coordinate`?"),
     ("bench lodtest", 2, "did you mean `onesweep bench loadtest`?"),
-    ("serve", 2, "MODEL, --hosts is missing"),
+    ("serve", 2, "--hosts is missing"),
     ("--verison", 2, "no option --verison (did you mean --version?)"),
     ("generate x --max-byte 5", 2, "no option --max-byte (did you mean --max-bytes?)"),
     ("generate The sea", 2, "unexpected 'sea': put quotes around a text with spaces"),
@@ -95,8 +96,8 @@ TYPING = [
     ("completion bsh", 2, "did you mean bash"),
 ]
 FILES = [
-    ("inspect /nowhere", 1, "no checkpoint in /nowhere"),
-    ("up --checkpoint /nowhere", 1, "no checkpoint in /nowhere"),
+    ("inspect /nowhere", 2, "no checkpoint in /nowhere"),
+    ("up --checkpoint /nowhere", 2, "no checkpoint in /nowhere"),
     ("up --checkpoint {damaged} --port {port}", 1, "in use"),
     ("up --checkpoint {weights} --hosts 9", 2, "choose 1 to 3 hosts"),
     ("up --checkpoint {weights} --tokens /nowhere", 2, "cannot read /nowhere"),
@@ -128,8 +129,8 @@ SERVERS = [
     ("generate x --router no-such-host.invalid:7700 --insecure", 1, "no-such-host.invalid:7700"),
     ("generate x --router {guarded}", 2, "token"),
     ("generate x --router {ring} --token-file /nowhere", 2, "cannot read /nowhere"),
-    ("generate x --router {lonely} --timeout-s 30", 1, "see that it runs"),
-    ("compare x --router {lonely}", 1, "nothing can be compared, the router is not ready"),
+    ("generate x --router {lonely} --wait 0 --timeout-s 30", 1, "see that it runs"),
+    ("compare x --router {lonely} --wait 0", 1, "nothing can be compared, the router is not ready"),
     ("compare x --router {ring} --modes resample:scroer", 2, "did you mean scorer?"),
     ("generate x --router {ring} --mode swep", 2, "unknown mode 'swep' (did you mean sweep?); served here: "),
     ("generate x --router {ring} --set steps=4", 2, "mode auto chooses steps itself: leave it out, or name a mode"),
@@ -160,7 +161,23 @@ def test_a_mistake_ends_in_a_sentence(
     assert out == ""
 
 
-@pytest.mark.parametrize(("line", "code"), [("generat x", 2), ("inspect /nowhere", 1), ("up --checkpoint /nowhere", 1)])
+def test_output_that_cannot_be_written_ends_in_a_sentence(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for line in ("completion bash", "wan profiles", "--version", "generate --help"):
+        with open("/dev/full", "w") as full, monkeypatch.context() as changed:
+            changed.setattr("sys.stdout", full)
+            assert main(line.split()) == 1
+        assert capsys.readouterr().err == "onesweep: cannot write the output: No space left on device\n"
+
+
+def test_options_and_texts_stand_in_any_order() -> None:
+    for line in ("run m --max-tokens 8 hi", "run --max-tokens 8 m hi", "run m hi --max-tokens 8"):
+        options = parse(line.split())
+        assert (str(options.model), options.max_tokens, options.prompt) == ("m", 8, "hi")
+
+
+@pytest.mark.parametrize(("line", "code"), [("generat x", 2), ("inspect /nowhere", 2), ("up --checkpoint /nowhere", 2)])
 def test_the_exit_code_and_the_sentence_leave_the_process(line: str, code: int) -> None:
     ended = run(*line.split())
     assert (ended.returncode, ended.stdout) == (code, "")

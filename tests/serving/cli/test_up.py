@@ -76,14 +76,14 @@ def test_up_status_down(bundles: Path, state: Path, port: int, onesweep: Run) ->
     assert "host-1" in out
     code, out, err = onesweep("generate", "The ", "--max-bytes", 8, "--mode", "local")
     assert code == 0
-    assert err.startswith("[local, seed 0: 8 bytes, 0 sweeps, 0 hops, 0 bytes on the wire")
+    assert err.startswith("[local, seed 0, temperature 0.8: 8 bytes, 0 sweeps, 0 hops, 0 bytes on the wire")
     assert onesweep("generate", "The ", "--max-bytes", 8, "--mode", "local")[1] == out
 
     code, _, err = onesweep(*up)
     assert code == 1
-    assert f"a deployment is up already (router 127.0.0.1:{port}); `onesweep down` first" in err
+    assert f"a deployment is up already (router 127.0.0.1:{port}, in" in err
 
-    assert onesweep("down") == (0, "stopped 2 processes\n", "")
+    assert onesweep("down") == (0, f"stopped 2 processes of the router at 127.0.0.1:{port}\n", "")
     assert not any(process.is_running() and process.status() != psutil.STATUS_ZOMBIE for process in processes)
     assert not taken(port)
     assert not taken(port + 1)

@@ -28,7 +28,7 @@ from tests.stages.raw_client import Peer
         (["--blocks", "0", "--set", "keep_warm_s=90"], 2, "keep_warm_s must be from 0 to 60, not 90"),
         (["--blocks", "0", "--set", "lease_s=nan"], 2, "lease_s must be above 0"),
         (["--blocks", "0", "--threads", "99999"], 2, "--threads must be at most"),
-        (["--blocks", "0", "--checkpoint", "/nowhere"], 1, "no checkpoint in /nowhere"),
+        (["--blocks", "0", "--checkpoint", "/nowhere"], 2, "no checkpoint in /nowhere"),
     ],
 )
 def test_a_wrong_option_is_explained(bundles: Path, capfd, arguments: list[str], code: int, says: str) -> None:

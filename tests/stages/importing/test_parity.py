@@ -15,17 +15,17 @@ import torch
 from torch import Tensor
 
 from serving.cli.__main__ import main
-from serving.cli.deployment import SHIPPED
 from stages.backends import backend_named
 from stages.backends.base import CleanPiece
 from stages.checkpoint.checkpoint import load_stage
 from stages.checkpoint.draft_head import add_draft_head, load_draft_head
 from stages.checkpoint.manifest import Manifest, read_manifest
+from stages.checkpoint.shipped import SHIPPED, SHIPPED_HEADS
 from stages.model.pipeline import new_caches
 from tests.stages.model.tiny_llama import tiny_tokenizer
 
 TOLERANCE = 1e-3
-SHIPPED_HEAD = Path(__file__).resolve().parents[3] / "weights" / "smollm2" / "draft-head.safetensors"
+(SHIPPED_HEAD,) = SHIPPED_HEADS.values()
 SIZES = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 3, "vocab_size": 300}
 SIZES |= {"num_attention_heads": 4, "num_key_value_heads": 4, "max_position_embeddings": 256, "initializer_range": 0.3}
 LLAMA3 = {"rope_type": "llama3", "rope_theta": 500.0, "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0}

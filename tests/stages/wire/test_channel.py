@@ -62,6 +62,19 @@ def test_what_is_no_address(text: str) -> None:
 
 
 @pytest.mark.parametrize(
+    ("text", "meant"),
+    [
+        ("http://127.0.0.1:7700/v1", "127.0.0.1:7700"),
+        ("https://example.org", "example.org:PORT"),
+        ("::1:7700", r"\[::1\]:7700"),
+    ],
+)
+def test_what_was_meant_by_an_address(text: str, meant: str) -> None:
+    with pytest.raises(InputError, match=f": write {meant}$"):
+        parse_address(text)
+
+
+@pytest.mark.parametrize(
     ("address", "loopback"),
     [
         *(("127.0.0.1:1", True), ("127.9.9.9:1", True), ("[::1]:1", True), ("localhost:1", True)),
