@@ -45,7 +45,7 @@ def page_routes() -> APIRouter:
             raise ApiError(404, "no such file")
         return shown(name)
 
-    for path, page in (("/", "race.html"), ("/chat", "chat.html"), ("/hosts", "hosts.html")):
+    for path, page in (("/", "race.html"), ("/race", "race.html"), ("/chat", "chat.html"), ("/hosts", "hosts.html")):
         routes.add_api_route(path, partial(shown, page), response_class=Response)
     return routes
 

@@ -56,6 +56,8 @@ class Tokenizer(ABC):
     id: str
     # Tokens that say that a text ends.
     ends: frozenset[int] = frozenset()
+    # The model's, where it was published.
+    model_name: str = ""
     # How the model's publisher has its tokens drawn, by the names of a request's settings.
     sampling: Mapping[str, float] = MappingProxyType({})
     # Whether the model knows whose turn it is in a conversation.

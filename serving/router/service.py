@@ -159,6 +159,7 @@ class RouterService(router_pb2_grpc.RouterServiceServicer):
             judge_bits=frontier.usual_bits() if frontier else None,
             human_bits=(frontier.human_bits if frontier else None) or 0.0,
             pictures=served.pictures,
+            model=next((each.model_name for each in tokenizers if each.model_name), ""),
             sampling=next((words_of(each.sampling) for each in tokenizers if each.sampling), ""),
             chat=any(each.chats for each in tokenizers),
         )

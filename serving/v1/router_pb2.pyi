@@ -874,6 +874,7 @@ class StatusResponse(_message.Message):
     HUMAN_BITS_FIELD_NUMBER: _builtins.int
     PICTURES_FIELD_NUMBER: _builtins.int
     DRAWING_MODES_FIELD_NUMBER: _builtins.int
+    MODEL_FIELD_NUMBER: _builtins.int
     SAMPLING_FIELD_NUMBER: _builtins.int
     version: _builtins.str
     ready: _builtins.bool
@@ -893,6 +894,8 @@ class StatusResponse(_message.Message):
     """the served model has a chat template"""
     human_bits: _builtins.float
     """of people's texts, by the same judge; 0 where they were not measured"""
+    model: _builtins.str
+    """name under which it was published; empty where it was trained here"""
     sampling: _builtins.str
     """settings of the model's publisher that a request has which names none"""
     @_builtins.property
@@ -936,11 +939,12 @@ class StatusResponse(_message.Message):
         human_bits: _builtins.float = ...,
         pictures: _stage_pb2.PictureInfo | None = ...,
         drawing_modes: _abc.Iterable[_builtins.str] | None = ...,
+        model: _builtins.str = ...,
         sampling: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["audits", b"audits", "pictures", b"pictures"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["ar_digest", b"ar_digest", "audits", b"audits", "chain_digest", b"chain_digest", "chat", b"chat", "context_tokens", b"context_tokens", "drawing_modes", b"drawing_modes", "hosts", b"hosts", "human_bits", b"human_bits", "judge_bits", b"judge_bits", "modes", b"modes", "pictures", b"pictures", "previous", b"previous", "ready", b"ready", "release", b"release", "request_limit", b"request_limit", "requests", b"requests", "sampling", b"sampling", "scorer_digest", b"scorer_digest", "version", b"version"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["ar_digest", b"ar_digest", "audits", b"audits", "chain_digest", b"chain_digest", "chat", b"chat", "context_tokens", b"context_tokens", "drawing_modes", b"drawing_modes", "hosts", b"hosts", "human_bits", b"human_bits", "judge_bits", b"judge_bits", "model", b"model", "modes", b"modes", "pictures", b"pictures", "previous", b"previous", "ready", b"ready", "release", b"release", "request_limit", b"request_limit", "requests", b"requests", "sampling", b"sampling", "scorer_digest", b"scorer_digest", "version", b"version"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -14,7 +14,7 @@ async function refresh() {
     show(await hosts());
     showProblem(byId("unready"), "");
   } catch (error) {
-    showProblem(byId("unready"), error.message);
+    showProblem(byId("unready"), `${error.message} Trying again every ${REFRESH_MS / 1000} s.`);
     askForToken(error);
   }
 }
@@ -26,6 +26,8 @@ function show(status) {
     fact("state", status.ready ? "ready" : "not ready"),
     fact("requests", `${status.requests} of ${status.request_limit}`),
     fact("context", `${status.context_tokens} tokens`),
+    ...(status.model ? [fact("model", status.model)] : []),
+    ...(status.sampling ? [fact("sampling", status.sampling)] : []),
     fact("modes", status.modes.join(", ") || "none"),
   );
   byId("hosts").replaceChildren(...status.hosts.map(card));

@@ -6,7 +6,9 @@ import { Lane, PictureLane } from "./lane.js";
 import { RingMap } from "./map.js";
 import { aboutMode, promisedEqual } from "./modes.js";
 
-const USUAL = ["sweep", "resample:scorer", "ar-speculative", "ar", "local", "chain", "steps"];
+// Those that show the difference: few trips, few trips and the same text, a trip a token.
+const USUAL = ["resample:scorer", "ar-speculative", "ar", "chain", "steps", "local"];
+const MOST_TICKED = 3;
 const TINTS = 12;
 const REFRESH_MS = 2000;
 const REDRAW_MS = 60;
@@ -23,6 +25,8 @@ let draws = false; // the model draws; otherwise it writes
 async function refresh() {
   try {
     const status = await hosts();
+    // who comes without a wish sees what the model is for
+    if (location.pathname === "/" && status.chat) location.replace("/chat");
     map.show(status.hosts);
     showServer(status);
     judgeBits = status.judge_bits;
@@ -32,7 +36,7 @@ async function refresh() {
     offer(status.entrants);
     showProblem(byId("unready"), status.ready ? "" : status.hosts.map((host) => host.reason).filter(Boolean).join("; "));
   } catch (error) {
-    showProblem(byId("unready"), error.message);
+    showProblem(byId("unready"), `${error.message} Trying again every ${REFRESH_MS / 1000} s.`);
     askForToken(error);
   }
 }
@@ -54,8 +58,10 @@ function offerClasses(classes) {
 function offer(entrants) {
   if (offered === entrants.join()) return;
   offered = entrants.join();
-  const ticked = new Set(boxes().length ? chosen() : USUAL);
+  const first = [...USUAL.filter((each) => entrants.includes(each)), ...entrants].slice(0, MOST_TICKED);
+  const ticked = new Set(boxes().length ? chosen() : first);
   for (const former of byId("entrants").querySelectorAll(".chip, p")) former.remove();
+  byId("others").hidden = !entrants.some((each) => !first.includes(each));
   // in one place below the boxes: over them it would hide the next mode, and a finger cannot hover
   byId("tips").replaceChildren(html("p", { id: "tip-hint", classes: "shown" }, "Point at a mode, or go there with Tab, to read what it does."));
   for (const [index, entrant] of entrants.entries()) {
@@ -63,7 +69,9 @@ function offer(entrants) {
     const swatch = html("span", { classes: `swatch lane-${index % TINTS}` });
     const tip = html("p", { id: `about-${index}`, role: "tooltip" }, html("b", {}, entrant), `: ${aboutMode(entrant, draws)}`);
     box.setAttribute("aria-describedby", tip.id);
-    byId("tips").before(html("label", { classes: "chip" }, box, swatch, entrant));
+    const chip = html("label", { classes: "chip" }, box, swatch, entrant);
+    if (first.includes(entrant)) byId("others").before(chip);
+    else byId("others").append(chip);
     byId("tips").append(tip);
   }
 }

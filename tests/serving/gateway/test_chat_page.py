@@ -27,6 +27,7 @@ def site(tmp_path_factory: pytest.TempPathFactory, local_ring: Any) -> Iterator[
 @pytest.fixture
 def page(page_at: Any, site: str) -> Iterator[Page]:
     with page_at(f"{site}/chat", "#form:not([hidden])") as page:
+        page.get_by_text("Settings").click()
         page.get_by_label("Temperature").fill("0")
         page.get_by_label("Most tokens").fill("8")
         yield page
@@ -42,10 +43,7 @@ def answered(site: str, *texts: str) -> str:
     return text
 
 
-def answers(page: Page) -> list[str]:
-    """The model's turns so far, the last of which is whole."""
-    expect(page.get_by_role("button", name="Send")).to_be_visible()
-    return page.locator(".turn.assistant p:first-of-type").all_text_contents()
+KEPT = "JSON.parse(localStorage.getItem('onesweep-chats'))[0].messages.map((each) => each.content)"
 
 
 def test_a_conversation_goes_on_with_what_was_said(page: Page, site: str) -> None:
@@ -53,7 +51,7 @@ def test_a_conversation_goes_on_with_what_was_said(page: Page, site: str) -> Non
     page.get_by_label("Message").fill("the sea")
     page.keyboard.press("Enter")
     expect(page.locator(".turn.assistant .quiet")).to_contain_text("8 tokens by")
-    assert answers(page) == [first]
+    assert page.evaluate(KEPT) == ["the sea", first]
     expect(page.get_by_role("status")).to_have_text(first)
     expect(page.get_by_label("Message")).to_be_focused()
     page.keyboard.type("the ship")
@@ -61,9 +59,57 @@ def test_a_conversation_goes_on_with_what_was_said(page: Page, site: str) -> Non
     page.keyboard.type("and")
     page.get_by_role("button", name="Send").click()
     expect(page.locator(".turn.assistant .quiet").nth(1)).to_contain_text("8 tokens by")
-    assert answers(page) == [first, answered(site, "the sea", first, "the ship\nand")]
+    second = answered(site, "the sea", first, "the ship\nand")
+    assert page.evaluate(KEPT)[1::2] == [first, second]
+    page.get_by_role("button", name="Regenerate").click()
+    expect(page.locator(".turn.assistant .costs-line").nth(1)).to_contain_text("8 tokens by")
+    assert page.evaluate(KEPT)[1::2] == [first, second], "at temperature 0"
     page.get_by_role("button", name="New chat").click()
     expect(page.locator(".turn")).to_have_count(0)
+    page.reload()
+    page.get_by_label("Chats").select_option("the sea")
+    expect(page.locator(".turn")).to_have_count(4)
+    page.get_by_role("button", name="Delete chat").click()
+    expect(page.get_by_label("Chats")).to_be_hidden()
+
+
+WRITTEN = """# Head
+One *thin* and **bold `*x*`** [site](https://example.org/a) <img src=x onerror=alert(1)>
+line [bad](javascript:alert(1))
+
+- one
+- two `a<b`
+3. three
+
+```python
+print("**")
+- no item
+```
+end ```
+unclosed"""
+SHOWN = """<p><strong>Head</strong></p><p>One <em>thin</em> and <strong>bold <code>*x*</code></strong> \
+<a href="https://example.org/a" rel="noreferrer" target="_blank">site</a> &lt;img src=x onerror=alert(1)&gt;
+line [bad](javascript:alert(1))</p><ul><li>one</li><li>two <code>a&lt;b</code></li></ul><ol><li>three</li></ol>\
+<pre><code>print("**")
+- no item</code></pre><p>end ```
+unclosed</p>"""
+
+
+def test_markdown_becomes_elements(page: Page) -> None:
+    made = page.evaluate(
+        """async (text) => { const { markdown } = await import("/static/markdown.js");
+        const whole = document.createElement("div"); whole.append(...markdown(text)); return whole.innerHTML; }""",
+        WRITTEN,
+    )
+    assert made == SHOWN
+
+
+def test_a_chat_model_opens_its_chat(page: Page, site: str) -> None:
+    page.goto(f"{site}/")
+    page.wait_for_url(f"{site}/chat")
+    page.get_by_role("link", name="Race").click()
+    page.wait_for_selector(".chip")
+    assert page.url == f"{site}/race"
 
 
 def test_what_is_said_never_becomes_markup(page: Page) -> None:

@@ -19,6 +19,7 @@ def page(page_at: Any, gateway: Any) -> Iterator[Page]:
 
 
 def tick(page: Page, *entrants: str) -> None:
+    page.evaluate("for (const each of document.querySelectorAll('details')) each.open = true")
     for box in page.locator("[name=entrant]").all():
         box.set_checked(box.get_attribute("value") in entrants)
 
@@ -59,10 +60,17 @@ REACHED = """() => [...document.querySelectorAll("a[href], button, input, select
 MARK = "document.activeElement === document.body ? false : (document.activeElement.dataset.reached = '1')"
 
 
+def test_a_phone_has_the_button_in_view(page_at: Any, gateway: Any) -> None:
+    with page_at(f"{gateway.url}/", ".chip", viewport={"width": 375, "height": 667}) as page:
+        assert page.locator(".chip:visible").count() == 3
+        assert page.locator("[name=entrant]:checked").count() == 3
+        expect(page.get_by_role("button", name="Race")).to_be_in_viewport(ratio=1)
+
+
 @pytest.mark.parametrize("path", ["/", "/chat", "/hosts"])
 def test_every_control_is_reached_by_the_keyboard(page_at: Any, gateway: Any, path: str) -> None:
     with page_at(gateway.url + path, "#version:not(:empty)") as page:
-        page.evaluate("document.querySelector('details').open = true")
+        page.evaluate("for (const each of document.querySelectorAll('details')) each.open = true")
         page.keyboard.press("Tab")
         for _ in range(100):
             if not page.evaluate(MARK):

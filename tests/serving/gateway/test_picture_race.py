@@ -77,6 +77,7 @@ def test_the_page_draws_with_the_keyboard_alone_and_shows_trips(page: Page, arti
     page.keyboard.press("Enter")
     expect(page.get_by_label("Class")).to_be_focused()
     page.keyboard.type("two")
+    page.get_by_text("Settings").click()
     page.get_by_label("Seed").fill("7")
     page.keyboard.press("Control+Enter")
     expect(page.locator("#note")).to_contain_text("slowed each other down")
