@@ -2,7 +2,7 @@ BIN := .venv/bin
 OUT := .
 PROTOS := proto/stages/v1/stage.proto proto/serving/v1/router.proto proto/trainer/v1/rounds.proto
 
-.PHONY: help demo demo-model test test-slow lint house reference bench wan proto screenshots clean
+.PHONY: help install demo demo-model test test-slow lint house reference bench wan proto screenshots clean
 .DEFAULT_GOAL := help
 
 help: ## list the targets
@@ -13,6 +13,8 @@ help: ## list the targets
 
 .venv/.model .venv/.dev: .venv/.lean
 	@sh .ci/venv.sh $(@:.venv/.%=%)
+
+install: .venv/.lean ## into .venv, all that a host, a router or a client needs; without CUDA where there is no GPU
 
 demo: .venv/.lean ## a small model on three local hosts, one sweep against the AR pipeline
 	$(BIN)/onesweep demo
