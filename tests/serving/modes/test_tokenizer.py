@@ -17,7 +17,7 @@ from stages.errors import CheckpointError
 from stages.host.grammar import token_tokenizer
 from stages.host.parts import ModelSource
 from stages.importing.gguf_tokenizer import read_vocabulary, tokenizer_json
-from stages.importing.source import probe_tokens
+from stages.importing.speech import probe_tokens
 from stages.model.vocabulary import Vocabulary
 from stages.wire.status import StatusError
 from tests.serving.pretrained import ARCHITECTURE, VOCABULARY, panicking, tokenizer, write_model
@@ -92,7 +92,7 @@ def test_bytes_that_stand_for_a_character_are_told_together() -> None:
 def test_what_is_handed_out_does_not_depend_on_its_pieces(text: str, most: int, stops: list[str]) -> None:
     outcomes = set()
     for size in (1, 3, len(text) or 1):
-        reading = OutputText(BYTE_TOKENIZER.detokenizer(b""), [stop.encode() for stop in stops], most)
+        reading = OutputText(BYTE_TOKENIZER, b"", [stop.encode() for stop in stops], most)
         pieces = [text[i : i + size].encode() for i in range(0, len(text), size)]
         told = b"".join(reading.feed(piece) for piece in pieces) + reading.end()
         assert len(told) <= most
@@ -161,7 +161,7 @@ def test_control_tokens_in_messages_are_text(tmp_path: Path) -> None:
 
 
 def test_a_template_that_makes_no_text_is_a_wrong_argument() -> None:
-    spelling = PretrainedTokenizer(LEVEL, VOCABULARY, template=ChatTemplate("{{ 1 // 0 }}", "", ""))
+    spelling = PretrainedTokenizer(LEVEL, VOCABULARY, template=ChatTemplate("{{ 1 // 0 }}"))
     with pytest.raises(StatusError, match="the model's chat template fails with these messages: integer division"):
         spelling.encode_chat([Message("user", "hello")])
 

