@@ -117,7 +117,8 @@ def folder() -> Target:
     """A Hugging Face folder, as JSON: its files of settings, and the shapes of its tensors."""
     base = Path(tempfile.mkdtemp())
     (base / "tokenizer.json").write_text(tiny_tokenizer(300))
-    settings = {name: f"{name}.json" for name in ("config", "tokenizer_config", "generation_config")}
+    names = ("config", "tokenizer_config", "generation_config", "special_tokens_map", "added_tokens", "chat_template")
+    settings = {name: f"{name}.json" for name in names}
     settings["index"] = huggingface.INDEX
 
     def parse(data: bytes) -> None:

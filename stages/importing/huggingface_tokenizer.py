@@ -72,7 +72,7 @@ def _named(settings: Mapping[str, Any]) -> dict[str, Any]:
     others = [name for name, token in settings.items() if name.endswith("_token") and isinstance(token, str)]
     found = {name: settings[name] for name in (*NAMED, *others) if _content(settings.get(name))}
     extra = settings.get("extra_special_tokens")
-    return found | {str(name): token for name, token in (extra if isinstance(extra, dict) else {}).items()}
+    return found | {_content(name): token for name, token in (extra if isinstance(extra, dict) else {}).items()}
 
 
 def _tokens(
@@ -82,16 +82,20 @@ def _tokens(
     number. Raises CheckpointError."""
     lists = [tokens for name in EXTRA if isinstance(tokens := settings.get(name), list)]
     special = [token for token in (*_named(settings).values(), *chain(*lists)) if _content(token)]
-    names, told = {_content(token) for token in special}, set(known)
-    decoder = settings.get("added_tokens_decoder") or {number: name for name, number in added.items()}
+    decoder = settings.get("added_tokens_decoder")
+    # with flags of their own, only those that have a name become special; what is special already stays so
+    controls = {_content(token) for token in (_named(settings).values() if decoder else special)}
+    controls |= {name for name, flags in known.items() if flags["special"]}
+    told = set(known)
     try:
-        numbered = sorted((int(number), _content(token), token) for number, token in decoder.items())
+        pairs = decoder.items() if decoder else [(number, name) for name, number in added.items()]
+        numbered = sorted((int(number), _content(token), token) for number, token in pairs)
     except (ValueError, TypeError, AttributeError):
         raise CheckpointError("added_tokens_decoder must name a token for each number: fetch the files again") from None
     for number, name, token in numbered:
         if name and (isinstance(token, dict) or name not in known):
             told.add(name)
-            yield number, _added_token(token, name in names)
+            yield number, _added_token(token, name in controls)
     for token in special:
         if (name := _content(token)) not in told:
             told.add(name)
@@ -114,9 +118,9 @@ def _templates(folder: Path, settings: Mapping[str, Any]) -> dict[str, str]:
         return {name: read_text(path) for name, path in files.items()}
     setting = settings.get("chat_template") or _read_beside(folder, "chat_template.json").get("chat_template")
     if isinstance(setting, list):
-        setting = {each["name"]: each.get("template") for each in setting if isinstance(each, dict) and "name" in each}
+        setting = {_content(each.get("name")): each.get("template") for each in setting if isinstance(each, dict)}
     given = setting if isinstance(setting, dict) else {DEFAULT: setting}
-    return {str(name): template for name, template in given.items() if isinstance(template, str)}
+    return {_content(name): template for name, template in given.items() if isinstance(template, str)}
 
 
 def _read_beside(folder: Path, name: str) -> dict[str, Any]:

@@ -101,6 +101,27 @@ def test_what_is_handed_out_does_not_depend_on_its_pieces(text: str, most: int, 
     assert len(outcomes) == 1
 
 
+@settings(deadline=None)
+@given(texts, texts, st.lists(texts.filter(bool), max_size=2), st.booleans())
+def test_a_control_token_ends_a_text_where_it_is_a_stop_string(
+    text: str, after: str, stops: list[str], is_stop: bool
+) -> None:
+    spelling, outcomes = spelling_of(LEVEL), set()
+    tokens = [*LEVEL.encode(text).ids, LEVEL.token_to_id("<|end|>"), *LEVEL.encode(after).ids]
+    names = [*(stop.encode() for stop in stops), *[b"<|end|>"] * is_stop]
+    written = tokens if not is_stop else LEVEL.encode(text).ids
+    expected = OutputText(spelling, b"", [stop.encode() for stop in stops], None)
+    whole = expected.feed(spelling.vocabulary.encode(written)) + expected.end()
+    for size in (1, 3, len(tokens)):
+        reading, told = OutputText(spelling, b"", names, None), b""
+        for at in range(0, len(tokens), size):
+            told += reading.feed(spelling.vocabulary.encode(tokens[at : at + size]))
+            if reading.over:
+                break
+        outcomes.add((told + reading.end(), reading.stopped, reading.over))
+    assert outcomes == {(whole, is_stop or expected.stopped, is_stop or expected.stopped)}
+
+
 # Checkpoints and templates
 
 
@@ -164,6 +185,15 @@ def test_a_template_that_makes_no_text_is_a_wrong_argument() -> None:
     spelling = PretrainedTokenizer(LEVEL, VOCABULARY, template=ChatTemplate("{{ 1 // 0 }}"))
     with pytest.raises(StatusError, match="the model's chat template fails with these messages: integer division"):
         spelling.encode_chat([Message("user", "hello")])
+
+
+def test_tools_have_a_template_of_their_own() -> None:
+    taught = '{{ tools | tojson }}<tool_call> {"name": "", "arguments": {}}'
+    plain, tools = ChatTemplate("the sea"), [{"function": {"name": "ship", "parameters": {}}}]
+    spelling = PretrainedTokenizer(LEVEL, VOCABULARY, template=plain, tool_template=ChatTemplate(taught))
+    for given_tools, text in (((), "the sea"), (tools, '[{"function": {"name": "ship"')):
+        tokens = VOCABULARY.tokens(spelling.encode_chat([Message("user", "hello")], given_tools).tokens)
+        assert LEVEL.decode(tokens).startswith(text)
 
 
 def test_a_model_without_a_template_takes_no_messages() -> None:

@@ -117,10 +117,11 @@ def usual() -> Any:
     ("settings", "said"),
     [
         ({}, {}),
+        ({}, {"token_type": None}),
         ({"add_dummy_prefix": False}, {"add_space_prefix": False}),
         ({"byte_fallback": False, "vocab_size": 160, "character_coverage": 0.98}, {}),
     ],
-    ids=["as Llama's", "no space before", "unknown letters"],
+    ids=["as Llama's", "no kinds", "no space before", "unknown letters"],
 )
 def test_hard_texts(settings: dict[str, Any], said: dict[str, Any]) -> None:
     library, made = model(**settings), rebuilt(fields_of(model(**settings), **said))

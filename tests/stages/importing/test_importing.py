@@ -35,17 +35,20 @@ def edit(path: Path, **changes: Any) -> None:
 
 
 def test_a_folder_becomes_a_checkpoint(folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    out = tmp_path / "out"
+    out, templates = tmp_path / "out", [{"name": name, "template": name} for name in ("default", "tool_use")]
+    edit(folder / "tokenizer_config.json", chat_template=templates)
     assert main(["import", str(folder), "--blocks", "2", "--out", str(out)]) == 0
-    said = capsys.readouterr().out
-    assert "nats a token on the probe text" in said
-    assert "stage 1: 1 layers with the head" in said
+    said = capsys.readouterr()
+    assert "nats a token on the probe text" in said.out
+    assert "stage 1: 1 layers with the head" in said.out
+    assert "texts end at <extra_257> (257: config.json, eos_token)" in said.err
     assert all(check.ok for check in verify(out))
     manifest = read_manifest(out)
     assert isinstance(manifest.architecture, LlamaArchitecture)
     assert manifest.architecture.layers == (2, 1)
     assert manifest.data == {"source": "model", "format": "safetensors", "dtype": "unknown"}
-    assert manifest.files.keys() == {"tokenizer.json", "chat_template.jinja", "special_tokens.json", "LICENSE"}
+    names = {"tokenizer.json", "chat_template.jinja", "chat_template_tool_use.jinja", "special_tokens.json", "LICENSE"}
+    assert manifest.files.keys() == names
     for name, digest in manifest.files.items():
         assert hashlib.sha256((out / name).read_bytes()).hexdigest() == digest
     assert json.loads((out / "special_tokens.json").read_text()) == {
