@@ -59,7 +59,6 @@ class PretrainedTokenizer(Tokenizer):
         # tokens that are looked for in normalised text: other forms of their names, such as wide letters, are they, too
         self._folded = {number for number, each in found.items() if normal is not str and each.normalized}
         names = [normal(each.content) if number in self._folded else each.content for number, each in found.items()]
-        # by their names as they are written
         self._numbers = {each.content: number for number, each in added.items() if each.special}
         self._normal, self._controls = normal, re.compile("|".join(map(re.escape, names)) or "(?!)")
 

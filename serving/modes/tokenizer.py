@@ -212,7 +212,7 @@ class OutputText:
         :param most_bytes: None = no limit but that of tokens. No character is cut in two for it.
         """
         self._reader, self._cutter, self._left = tokenizer.detokenizer(prompt), StopCutter(stops), most_bytes
-        # a stop string that is the name of a control token never comes in the text: its number ends that
+        # the name of a control token never comes in a text: where it is a stop string, its number ends that
         self._numbers, self._vocabulary = tokenizer.unwritten(stops), tokenizer.vocabulary
         self.stopped = self.over = False  # a stop string came; the text is complete
 
