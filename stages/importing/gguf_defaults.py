@@ -1,28 +1,13 @@
 """Defaults of GGUF files: how llama.cpp's loader takes what a file leaves unsaid."""
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
-
 # Sources, in llama.cpp: `load` of src/llama-vocab.cpp for tokenizers, `load_hparams` of src/llama-model.cpp and
 # `load_arch_hparams` of src/models/ for the rest. What has no default there must be in a file here, too.
 
-
-@dataclass(frozen=True)
-class TokenizerDefaults:
-    """Defaults of one `tokenizer.ggml.model`; numbers beyond the vocabulary are none."""
-
-    ids: Mapping[str, int] = field(default_factory=dict)
-    begins: bool = False  # `add_bos_token`
-    pre: str = ""  # how text is cut before merging
-
-
-TOKENIZERS = {
-    "llama": TokenizerDefaults({"bos": 1, "eos": 2, "unknown": 0}, begins=True),
-    # 11 is a comma in most vocabularies: a token that is plain text is none here
-    "gpt2": TokenizerDefaults({"bos": 11, "eos": 11}, pre="default"),
-}
-# Of `gpt2`, by the way of cutting: those that begin a text with a token all the same.
-BEGINNING = ("llama-bpe",)
+# Numbers of tokens by `tokenizer.ggml.model`; those beyond the vocabulary are none, and so is a token of `gpt2` that is
+# plain text: 11 is a comma in most vocabularies.
+IDS = {"llama": {"bos": 1, "eos": 2, "unknown": 0}, "gpt2": {"bos": 11, "eos": 11}}
+CUT = "default"  # `tokenizer.ggml.pre`, how `gpt2` cuts text before merging
+BEGINNING = {"llama", "llama-bpe"}  # models of tokenizers, and ways of cutting, where a text begins with a token
 # Other names of a way of cutting.
 SAME_CUT = dict.fromkeys(("llama3", "llama-v3", "falcon3", "pixtral", "midm-2.0"), "llama-bpe")
 SAME_CUT |= dict.fromkeys(("phi-2", "gigachat", "a.x-4.0", "mellum"), "gpt-2")

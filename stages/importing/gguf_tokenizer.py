@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from stages.errors import CheckpointError
-from stages.importing.gguf_defaults import BEGINNING, SAME_CUT, TOKENIZERS, TokenizerDefaults
+from stages.importing.gguf_defaults import BEGINNING, CUT, IDS, SAME_CUT
 from stages.importing.speech import (
     DEFAULT,
     TEXT_ENDS,
@@ -65,7 +65,7 @@ def read_vocabulary(fields: Mapping[str, Any]) -> GgufVocabulary:
     """From a file's metadata. Raises CheckpointError for what has another type or size than the format says."""
     said = _Said(fields)
     model = said.one("model", str, "")
-    defaults, are_pieces = TOKENIZERS.get(model, TokenizerDefaults()), model == SENTENCEPIECE
+    are_pieces = model == SENTENCEPIECE
     tokens = said.array("tokens", (str,), "texts")
     tokens = [token or f"[EMPTY_{i}]" for i, token in enumerate(tokens)]  # as llama.cpp calls them
     told = said.array("token_type", (int,), "whole numbers", len(tokens))
@@ -76,7 +76,7 @@ def read_vocabulary(fields: Mapping[str, Any]) -> GgufVocabulary:
     if are_pieces:  # those that a user adds are found in the text as it is written
         spelled = zip(tokens, kinds, strict=True)
         tokens = [token.replace(SPACE, " ") if kind == USER_DEFINED else token for token, kind in spelled]
-    unsaid = {name: i for name, i in defaults.ids.items() if are_pieces or kinds[i : i + 1] == [CONTROL]}
+    unsaid = {name: i for name, i in IDS.get(model, {}).items() if are_pieces or kinds[i : i + 1] == [CONTROL]}
     named = ("bos", "eos", "unknown", "eot", "eom")
     given = {name: said.number(name, len(tokens), unsaid.get(name)) for name in named}
     # What ends a text is looked for as it is written, whatever kind the file says it has; where it has no kinds, all
@@ -86,8 +86,8 @@ def read_vocabulary(fields: Mapping[str, Any]) -> GgufVocabulary:
     marks = {number for name, number in given.items() if name in parts}
     marks |= {i for i, token in enumerate(tokens) if token in TURN_ENDS + TEXT_ENDS and is_mark(token, template)}
     kinds = [CONTROL if i in marks and kind != UNKNOWN else kind for i, kind in enumerate(kinds)]
-    pre = said.one("pre", str, "") or defaults.pre
-    begins = defaults.begins or SAME_CUT.get(pre, pre) in BEGINNING
+    pre = said.one("pre", str, "") or CUT
+    begins = model in BEGINNING or SAME_CUT.get(pre, pre) in BEGINNING
     return GgufVocabulary(
         model,
         pre,

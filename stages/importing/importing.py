@@ -20,7 +20,7 @@ from stages.importing.gate import MAX_THREADS, check_loss, joined, layer_tensors
 from stages.importing.gguf_file import GgufSource
 from stages.importing.huggingface import HuggingFaceSource
 from stages.importing.source import EMBEDDING, HEAD, NORM, Source, expected_shapes
-from stages.importing.speech import Speech, probe_tokens
+from stages.importing.speech import Speech, first_bytes, probe_tokens, require_file
 from stages.memory import require_memory
 from stages.model.architecture import WEIGHT_WORDS, LlamaArchitecture, Weights
 from stages.model.layers import BYTES_EACH
@@ -147,7 +147,9 @@ def open_source(path: Path) -> Source:
     """Raises InputError or CheckpointError."""
     if path.is_dir():
         return HuggingFaceSource(path)
-    if path.is_file():  # a hub's own copy has no suffix
+    require_file(path)
+    # a hub's own copy of a file has no suffix
+    if path.is_file() and (path.suffix.lower() == ".gguf" or first_bytes(path).startswith(b"GGUF")):
         return GgufSource(path)
     raise InputError(f"{path} is neither a Hugging Face folder (config.json, safetensors) nor a .gguf file")
 

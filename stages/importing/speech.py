@@ -124,15 +124,22 @@ def read_text(path: Path) -> str:
 
 def require_file(path: Path) -> None:
     """Raises CheckpointError where a download left something else in place of a file."""
-    try:
-        beginning = path.open("rb").read(512) if path.is_file() else b""
-    except OSError as error:
-        raise CheckpointError(f"cannot read {path}: {error.strerror}") from None
-    beginning = beginning.removeprefix(b"\xef\xbb\xbf").lstrip().lower()
+    beginning = first_bytes(path).removeprefix(b"\xef\xbb\xbf").lstrip().lower()
     if beginning.startswith(b"version https://git-lfs"):
         raise CheckpointError(f"{path} is a pointer of Git LFS, not the file: fetch that with `git lfs pull`")
     if beginning.startswith((b"<!doctype html", b"<html")):
         raise CheckpointError(f"{path} is a web page that was saved in place of the file: download the file itself")
+
+
+def first_bytes(path: Path) -> bytes:
+    """First bytes of a file; none where there is no file. Raises CheckpointError."""
+    if not path.is_file():
+        return b""
+    try:
+        with path.open("rb") as file:
+            return file.read(512)
+    except OSError as error:
+        raise CheckpointError(f"cannot read {path}: {error.strerror}") from None
 
 
 # The texts that a model may not travel without.

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from serving.cli.run import _key
 from stages.errors import CheckpointError
+from stages.importing.gguf_file import GgufSource
 from stages.importing.importing import open_source
 from stages.importing.source import Source
 from stages.importing.speech import open_tokenizer
@@ -123,6 +124,20 @@ def test_texts_end_as_in_llama_cpp_but_for_plain_text(
 )
 def test_a_factor_alone_is_linear_scaling(source: Callable[..., Source], said: dict[str, Any], scaling: object) -> None:
     assert source(**said).architecture.rope_scaling == scaling
+
+
+@pytest.mark.parametrize(
+    ("architecture", "name", "value"),
+    [
+        ("gemma2", "attention.sliding_window", 4096),
+        ("gemma3", "attention.sliding_window", None),
+        ("gemma3", "rope.freq_base", 10000.0),
+    ],
+)
+def test_what_an_architecture_leaves_unsaid(architecture: str, name: str, value: object) -> None:
+    silent = GgufSource.__new__(GgufSource)
+    silent._name, silent._fields = architecture, {}
+    assert silent._says(name, None) == value
 
 
 def test_templates_have_names(source: Callable[..., Source]) -> None:

@@ -124,8 +124,9 @@ def test_what_is_refused_before_a_tensor_is_read(imported: Any, folder: Path, tm
         imported(folder, blocks=4)
     with pytest.raises(InputError, match=r"--context 300: the model reads from 2 to 256"):
         imported(folder, context=300)
-    with pytest.raises(InputError, match=r"neither a Hugging Face folder .* nor a .gguf file"):
-        imported(tmp_path / "nothing")
+    for name in ("nothing", "model/LICENSE"):
+        with pytest.raises(InputError, match=r"neither a Hugging Face folder .* nor a .gguf file"):
+            imported(tmp_path / name)
     monkeypatch.setattr(memory, "free_memory", lambda: 1000)
     with pytest.raises(CheckpointError, match=r"not enough memory for importing .* MB needed, 0 MB free"):
         imported(folder)
