@@ -24,7 +24,8 @@ from stages.importing import huggingface
 from stages.importing.families import FAMILIES
 from stages.importing.gguf_file import GgufSource
 from stages.importing.gguf_tokenizer import SPLITS, GgufVocabulary, tokenizer_json
-from stages.importing.source import expected_shapes, is_matrix, probe_tokens
+from stages.importing.source import expected_shapes, is_matrix
+from stages.importing.speech import probe_tokens
 from stages.model.architecture import LlamaArchitecture
 from stages.model.llama import LlamaStage
 from stages.settings import from_toml, read_toml
@@ -116,7 +117,8 @@ def folder() -> Target:
     """A Hugging Face folder, as JSON: its files of settings, and the shapes of its tensors."""
     base = Path(tempfile.mkdtemp())
     (base / "tokenizer.json").write_text(tiny_tokenizer(300))
-    settings = {name: f"{name}.json" for name in ("config", "tokenizer_config", "generation_config")}
+    names = ("config", "tokenizer_config", "generation_config", "special_tokens_map", "added_tokens", "chat_template")
+    settings = {name: f"{name}.json" for name in names}
     settings["index"] = huggingface.INDEX
 
     def parse(data: bytes) -> None:
@@ -178,7 +180,7 @@ def tokenizer() -> Target:
         spelled, kinds = [*PIECES, "<x>"], [*KINDS, 4]
         scores = [-float(i) for i in range(len(spelled))]
         for pre, model in [*((pre, "gpt2") for pre in SPLITS), ("default", "llama")]:
-            told = GgufVocabulary(model, pre, spelled, kinds, scores, ["b c"], 1, 2, 0, [2], True, True, False)
+            told = GgufVocabulary(model, pre, spelled, kinds, scores, ["b c"], 1, 2, 0, {"eos": 2}, True, True, False)
             yield tokenizer_json(told).encode()
 
     return Target(parse, seeds(), (OnesweepError, StatusError), changed_json)

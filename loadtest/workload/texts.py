@@ -62,7 +62,7 @@ class InProcess:
             chunk = most if work.mode == "sweep" else usual_chunk(vocabulary)
             pieces = self._chunks(work, vocabulary, prompt, most, min(chunk, most))
         # as the router does: as many tokens as bytes at most, of whose text the bytes count
-        reading, text = OutputText(tokenizer.detokenizer(prompt), (), work.max_bytes), b""
+        reading, text = OutputText(tokenizer, prompt, (), work.max_bytes), b""
         for piece in pieces:
             text += reading.feed(piece)
             if reading.over:

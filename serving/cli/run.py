@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import argparse
 import fcntl
+import glob
 import hashlib
 import json
 import os
+import re
 import shutil
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -33,7 +35,7 @@ HOSTS = 3
 MANIFEST = "manifest.json"
 FOLDERS = ("", "chain", "ar", "scorer", "steps", "experts")  # of a checkpoint or a bundle
 # Files of a folder that an import reads, and of those beside a GGUF file.
-PUBLISHED = ("*.json", "*.safetensors", "*.jinja")
+PUBLISHED = ("*.json", "*.safetensors", "*.jinja", "additional_chat_templates/*.jinja")
 BESIDE = ("tokenizer.json", "LICEN[CS]E*", "NOTICE*", "COPYING*", "USE_POLICY*")
 DIGITS = 16
 DEPLOY_S = 600.0
@@ -106,7 +108,7 @@ def find_checkpoint(
                 f"{model} draws pictures: `onesweep draw CLASS --checkpoint {model} --out FILE` asks for some"
             )
         return model.resolve(), parts
-    if not (model.suffix == ".gguf" and model.is_file()) and not (model / "config.json").is_file():
+    if not model.is_file() and not (model / "config.json").is_file():
         there = "is none of these" if model.exists() else "is not there"
         raise InputError(f"{model} {there}: give a .gguf file, a Hugging Face folder, a checkpoint or a bundle")
     cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "onesweep"
@@ -205,7 +207,9 @@ def _key(source: Path, blocks: int, context: int | None, hosts: Sequence[str]) -
     if source.is_dir():
         paths = [path for pattern in PUBLISHED + BESIDE for path in source.glob(pattern)]
     else:
-        paths = [source, *(path for pattern in BESIDE for path in source.parent.glob(pattern))]
+        # a model may come in several files, whose names differ in their number
+        parts = re.sub(r"-\d{5}(?=-of-\d{5})", "-?????", glob.escape(source.name))
+        paths = [path for pattern in (parts, *BESIDE) for path in source.parent.glob(pattern)]
     paths = sorted({path for path in paths if path.is_file()})
     # The version: a later one may write other files of the same source.
     files = list(zip((path.name for path in paths), _digests(paths), strict=True))

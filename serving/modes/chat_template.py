@@ -45,9 +45,12 @@ class TemplateProblem(OnesweepError):
 class ChatTemplate:
     """One template, as `transformers` renders such: blocks leave no blank lines, and the model's turn is begun."""
 
-    def __init__(self, source: str, bos_token: str, eos_token: str) -> None:
-        """Raises CheckpointError for what is no template."""
-        self._source, self._given = source, {"bos_token": bos_token, "eos_token": eos_token, "documents": None}
+    def __init__(self, source: str, named: Mapping[str, str] | None = None) -> None:
+        """:param named: tokens that a template writes by their names, such as `bos_token`.
+
+        Raises CheckpointError for what is no template.
+        """
+        self._source, self._given = source, {"bos_token": "", "eos_token": "", "documents": None, **(named or {})}
         # two ways of writing a call in JSON, told by the words with which templates teach them: that of Hermes and
         # Qwen, in a tag, and Llama 3's; answers in other ways could not be read
         tagged = re.search(r'<tool_call>(\\n|[^\w<])*\{ *\\*"(name|arguments)', source)

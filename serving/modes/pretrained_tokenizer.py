@@ -5,13 +5,13 @@ import re
 import secrets
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any
 
 import tokenizers
 
 from serving.modes.chat_template import ChatTemplate, TemplateProblem
 from serving.modes.tokenizer import BYTES_NAME, Detokenizer, EncodedChat, Message, Tokenizer, Tokenizers
+from serving.router.request import SETTINGS, SHAPES, bounds_problem
 from stages.checkpoint.bundle import find_bundle
 from stages.checkpoint.checkpoint import read_companion
 from stages.checkpoint.manifest import TOKENIZER_NAME, Manifest, read_manifest
@@ -21,7 +21,9 @@ from stages.wire.status import StatusError, failed_precondition, internal, inval
 
 # OpenAI's newer name of a role, and the one that templates know.
 ROLES = {"developer": "system"}
-TEMPLATE_NAME, SPECIALS_NAME = "chat_template.jinja", "special_tokens.json"
+TEMPLATE_NAME, TOOL_TEMPLATE_NAME = "chat_template.jinja", "chat_template_tool_use.jinja"
+SPECIALS_NAME = "special_tokens.json"
+SAMPLED = {f.name: f for f in SETTINGS if f.name == "temperature" or f.name in SHAPES}  # of a model's publisher
 MAX_ENDS = 64
 # Tokens of a prompt that a reader looks at: whether a word begins with a space is seen from the one before.
 CONTEXT = 8
@@ -43,11 +45,15 @@ class PretrainedTokenizer(Tokenizer):
         ends: frozenset[int] = frozenset(),
         template: ChatTemplate | None = None,
         id: str = "",
-        sampling: Mapping[str, float] = MappingProxyType({}),
+        tool_template: ChatTemplate | None = None,
     ) -> None:
-        """:param id: as `Tokenizer.id`, like `sampling`."""
+        """:param id: as `Tokenizer.id`.
+
+        :param tool_template: in place of `template` where there are tools, if the model has one.
+        """
         self.encoding, self.vocabulary, self.ends, self.template = encoding, vocabulary, ends, template
-        self.id, self.chats, self.sampling = id, template is not None, sampling
+        self.tool_template = tool_template or template
+        self.id, self.chats = id, template is not None
         self.most_bytes = max((len(token.encode()) for token in encoding.get_vocab()), default=1)
         normal: Callable[[str], str] = encoding.normalizer.normalize_str if encoding.normalizer else str
         added = encoding.get_added_tokens_decoder()
@@ -55,6 +61,7 @@ class PretrainedTokenizer(Tokenizer):
         # tokens that are looked for in normalised text: other forms of their names, such as wide letters, are they, too
         self._folded = {number for number, each in found.items() if normal is not str and each.normalized}
         names = [normal(each.content) if number in self._folded else each.content for number, each in found.items()]
+        self._numbers = {each.content: number for number, each in added.items() if each.special}
         self._normal, self._controls = normal, re.compile("|".join(map(re.escape, names)) or "(?!)")
 
     def encode_text(self, text: bytes) -> bytes:
@@ -66,7 +73,7 @@ class PretrainedTokenizer(Tokenizer):
     def encode_chat(
         self, messages: Sequence[Message], tools: Sequence[Any] = (), must_call: Sequence[str] = ()
     ) -> EncodedChat:
-        if self.template is None:
+        if (template := self.tool_template if tools else self.template) is None:
             raise failed_precondition("this model has no chat template: send a prompt in place of messages")
         told = [{**each.more, "role": ROLES.get(each.role, each.role), "content": each.content} for each in messages]
         # control tokens in what a user sends stay text: a stand-in goes through the template in place of each
@@ -77,15 +84,15 @@ class PretrainedTokenizer(Tokenizer):
             return f"{mark}{len(found) - 1}{mark}"
 
         try:
-            schema = self.template.call_schema(tools, must_call)
+            schema = template.call_schema(tools, must_call)
             # strict is for us: a template may write all that it is given
             plain = [{name: told for name, told in each["function"].items() if name != "strict"} for each in tools]
             tools = [each | {"function": function} for each, function in zip(tools, plain, strict=True)]
             told, shown = _in_strings([told, tools], lambda text: self._controls.sub(stand_in, self._named(text)))
-            text = self.template.render(told, shown)
+            text = template.render(told, shown)
         except TemplateProblem as problem:
             raise invalid(str(problem)) from None
-        text += self.template.call_opening if must_call else ""
+        text += template.call_opening if must_call else ""
         if not found:
             return EncodedChat(self._encode(text, specials=False), len(text.encode()), schema)
         pieces = re.split(f"{mark}([0-9]+){mark}", text)
@@ -94,6 +101,9 @@ class PretrainedTokenizer(Tokenizer):
             self._plain(each) if at % 2 else self._encode(each, specials=False) for at, each in enumerate(pieces)
         )
         return EncodedChat(tokens, len("".join(pieces).encode()), schema)
+
+    def unwritten(self, names: Sequence[bytes]) -> frozenset[int]:
+        return frozenset(self._numbers[name.decode()] for name in names if name.decode() in self._numbers)
 
     def token_text(self, token: int) -> bytes:
         # after another token: by itself some tokenizers take the space before a word away
@@ -201,29 +211,39 @@ def read_pretrained_tokenizer(directory: Path, manifest: Manifest) -> Pretrained
         )
     tokenizer.no_truncation()
     tokenizer.no_padding()
-    bos, eos, ends = _specials(directory, manifest)
-    template = None
-    if TEMPLATE_NAME in manifest.files:
-        source = read_companion(directory, manifest, TEMPLATE_NAME).decode(errors="replace")
-        template = ChatTemplate(source, bos, eos)
-    return PretrainedTokenizer(tokenizer, Vocabulary(size), ends, template, manifest.files[TOKENIZER_NAME])
+    named, ends, sampling = _specials(directory, manifest)
+    template, tool_template = (
+        ChatTemplate(read_companion(directory, manifest, name).decode(errors="replace"), named)
+        if name in manifest.files
+        else None
+        for name in (TEMPLATE_NAME, TOOL_TEMPLATE_NAME)
+    )
+    id = manifest.files[TOKENIZER_NAME]
+    read = PretrainedTokenizer(tokenizer, Vocabulary(size), ends, template, id, tool_template)
+    read.model_name, read.sampling = str(manifest.data.get("source", "")), sampling
+    return read
 
 
-def _specials(directory: Path, manifest: Manifest) -> tuple[str, str, frozenset[int]]:
-    """Tokens with a meaning of their own: those before and after a text, and those that end one."""
+def _specials(directory: Path, manifest: Manifest) -> tuple[dict[str, str], frozenset[int], dict[str, float]]:
+    """Tokens with a meaning of their own, those with a name in templates and those that end a text; and the settings
+    that the model's tokens are drawn with where a request does not say."""
     if SPECIALS_NAME not in manifest.files:
-        return "", "", frozenset()
+        return {}, frozenset(), {}
     try:
         record = json.loads(read_companion(directory, manifest, SPECIALS_NAME))
-        bos, eos, ends = (record.get(name) for name in ("bos_token", "eos_token", "end_tokens"))
-        most = manifest.text_architecture.vocabulary
-        if not all(isinstance(each, str | None) for each in (bos, eos)) or not isinstance(ends or [], list):
+        named = {name: token for name, token in record.items() if name.endswith("_token") and token is not None}
+        ends, most = record.get("end_tokens"), manifest.text_architecture.vocabulary
+        if not all(isinstance(each, str) for each in named.values()) or not isinstance(ends or [], list):
             raise ValueError("its tokens must be texts, and end_tokens a list")
         if len(ends or []) > MAX_ENDS or not all(type(end) is int and 0 <= end < most for end in ends or []):
             raise ValueError(f"end_tokens must be at most {MAX_ENDS} whole numbers from 0 to {most - 1}")
-    except (ValueError, AttributeError, RecursionError) as error:
+        sampling = dict(record.get("sampling") or {})
+        for name in sampling:
+            if name not in SAMPLED or (problem := bounds_problem(SAMPLED[name], sampling[name])):
+                raise ValueError(problem if name in SAMPLED else f"sampling has no setting {name!r}")
+    except (ValueError, TypeError, AttributeError, RecursionError) as error:
         raise CheckpointError(f"{directory / SPECIALS_NAME} is damaged: {error}") from None
-    return bos or "", eos or "", frozenset(ends or [])
+    return named, frozenset(ends or []), sampling
 
 
 def read_tokenizers(directory: Path) -> Tokenizers:

@@ -80,6 +80,10 @@ class Tokenizer(ABC):
         """A conversation that the model is to go on with, as `GenerateRequest` has it. Blocks. Raises StatusError for
         one that the model's template does not take."""
 
+    def unwritten(self, names: Sequence[bytes]) -> frozenset[int]:
+        """Tokens with one of these names that are left out of a text: control tokens."""
+        return frozenset()
+
     @abstractmethod
     def token_text(self, token: int) -> bytes:
         """The bytes that a token stands for in the middle of a text, which may cut a character in two."""
@@ -205,15 +209,24 @@ def _begun(text: bytes, stop: bytes) -> int:
 
 
 class OutputText:
-    """Feeds a reader's text through stop strings and a limit of bytes. The text does not depend on its pieces."""
+    """Feeds what a model writes through stop strings and a limit of bytes. The text does not depend on its pieces."""
 
-    def __init__(self, reader: Detokenizer, stops: Sequence[bytes], most_bytes: int | None) -> None:
-        """:param most_bytes: None = no limit but that of tokens. No character is cut in two for it."""
-        self._reader, self._cutter, self._left = reader, StopCutter(stops), most_bytes
+    def __init__(self, tokenizer: Tokenizer, prompt: bytes, stops: Sequence[bytes], most_bytes: int | None) -> None:
+        """:param prompt: in tokens.
+
+        :param most_bytes: None = no limit but that of tokens. No character is cut in two for it.
+        """
+        self._reader, self._cutter, self._left = tokenizer.detokenizer(prompt), StopCutter(stops), most_bytes
+        # the name of a control token never comes in a text: where it is a stop string, its number ends that
+        self._numbers, self._vocabulary = tokenizer.unwritten(stops), tokenizer.vocabulary
         self.stopped = self.over = False  # a stop string came; the text is complete
 
     def feed(self, tokens: bytes) -> bytes:
         """Text that can be handed out now."""
+        if self._numbers:
+            written = self._vocabulary.tokens(tokens)
+            count = next((i for i, token in enumerate(written) if token in self._numbers), len(written))
+            tokens, self.stopped = self._vocabulary.cut(tokens, 0, count), count < len(written)
         text = self._reader.feed(tokens)
         return self._within(self._cutter.feed(text)) if self._cutter.stops or self._left is not None else text
 
@@ -222,7 +235,7 @@ class OutputText:
         return self._within(self._cutter.feed(self._reader.end()) + self._cutter.end())
 
     def _within(self, text: bytes) -> bytes:
-        self.stopped = self._cutter.stopped
+        self.stopped = self.stopped or self._cutter.stopped
         self.over = self.stopped or (self._left is not None and len(text) >= self._left)
         if self._left is None:
             return text

@@ -15,8 +15,10 @@ from torch import Tensor
 from stages.errors import CheckpointError, InputError
 from stages.importing.families import gguf_family
 from stages.importing.family import FULL, SLIDING, ModelFamily, refused_with
+from stages.importing.gguf_defaults import METADATA, OF_ARCHITECTURE, OLDER_NAMES
 from stages.importing.gguf_tokenizer import gguf_speech
 from stages.importing.source import Shape, Source, expected_shapes, is_matrix, places_of
+from stages.importing.speech import require_file
 from stages.model.architecture import GROUP, LlamaArchitecture, RopeScaling
 from stages.model.layers import LARGEST
 from stages.model.llama import stretch
@@ -79,6 +81,38 @@ def open_gguf(path: Path) -> Any:  # noqa: ANN401
     return Reader(path)
 
 
+PART = re.compile(r"(.+)-\d{5}-of-\d{5}(\.\w+)?", re.DOTALL)  # the name of one of several files of a model
+
+
+def _read_parts(path: Path) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Metadata and tensors of a model in one file or several, of which `path` is any. Raises CheckpointError."""
+    fields, tensors = _read(path)
+    count = fields.get("split.count", 0)
+    if type(count) is not int or count <= 1:
+        return fields, tensors
+    if (named := PART.fullmatch(path.name)) is None:
+        raise CheckpointError(
+            f"{path} is one of {count} files of a model: give all of them the names that they were published with, "
+            f"such as NAME-00001-of-{count:05}.gguf"
+        )
+    paths = [path.with_name(f"{named[1]}-{i + 1:05}-of-{count:05}{named[2] or ''}") for i in range(count)]
+    if missing := [each.name for each in paths if not each.is_file()]:
+        raise CheckpointError(f"{len(missing)} of {count} parts are missing: {', '.join(missing[:8])}")
+    found = [_read(each) for each in paths]  # what one lacks, the model will
+    return found[0][0], {name: tensor for _, some in found for name, tensor in some.items()}
+
+
+def _read(path: Path) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Metadata and tensors of one file. Raises CheckpointError."""
+    require_file(path)
+    try:
+        reader = open_gguf(path)
+        fields = {name: field.contents() for name, field in reader.fields.items()}
+    except Exception as error:  # what a damaged file makes the reader raise has no common class
+        raise CheckpointError(f"{path} is no GGUF file, or is damaged ({error}); fetch it again") from None
+    return fields, {tensor.name: tensor for tensor in reader.tensors}
+
+
 ROPE_FACTORS = "rope_freqs.weight"
 LONG_ROPE = ("rope_factors_long.weight", "rope_factors_short.weight")
 LLAMA3_FACTORS = (8.0, 32.0)
@@ -115,17 +149,10 @@ class GgufSource(Source):
     def __init__(self, path: Path) -> None:
         self.path = path
         self._gguf = gguf_package()
-        try:
-            reader = open_gguf(path)
-            self._fields = {name: field.contents() for name, field in reader.fields.items()}
-        except Exception as error:  # what a damaged file makes the reader raise has no common class
-            raise CheckpointError(f"{path} is no GGUF file, or is damaged ({error}); fetch it again") from None
-        self._tensors = {tensor.name: tensor for tensor in reader.tensors}
+        self._fields, self._tensors = _read_parts(path)
         self._factors = self._tensors.pop(ROPE_FACTORS, None)
         self._name = self._fields.get("general.architecture")
         self.family = gguf_family(self._name, bool(self._says("expert_count", 0)))
-        if (count := self._fields.get("split.count", 1)) != 1:
-            raise CheckpointError(f"{path} is one of {count} files of a model: join them with llama-gguf-split --merge")
         self._check_quantisations()
         with refused_with(str(path)):
             a = self._shape_of()
@@ -206,8 +233,14 @@ class GgufSource(Source):
         return a
 
     def _says(self, name: str, *default: Any) -> Any:  # noqa: ANN401
-        key = f"{self._name}.{name}"
-        return self._fields.get(key, *default) if default else self._fields[key]
+        """Metadata of the architecture. Raises KeyError where the file says nothing and nothing goes without saying."""
+        unsaid = METADATA | OF_ARCHITECTURE.get(str(self._name), {})
+        for each in (name, OLDER_NAMES.get(name, name)):
+            if (found := self._fields.get(f"{self._name}.{each}")) is not None:
+                return found
+        if name not in unsaid and not default:
+            raise KeyError(f"{self._name}.{name}")
+        return unsaid.get(name, *default)
 
     def _settings(self) -> dict[str, Any]:
         """The metadata as a config.json would have them."""
@@ -220,13 +253,11 @@ class GgufSource(Source):
         epsilon = float(f"{self._says('attention.layer_norm_rms_epsilon'):.6g}")  # stored in float32
         heads = config["num_attention_heads"]
         head_dim = config.get("head_dim") or config["hidden_size"] // heads
-        scaling = self._says("rope.scaling.type", "none") or "none"
+        scaling, factor = self._says("rope.scaling.type"), self._says("rope.scaling.factor")
         if any(name in self._tensors for name in LONG_ROPE):
             scaling = "longrope"
-        rope = {
-            "rope_type": "default" if scaling == "none" else scaling,
-            "factor": self._says("rope.scaling.factor", 1),
-        }
+        is_plain = scaling == "none" or (scaling == "linear" and factor in (0, 1))
+        rope = {"rope_type": "default" if is_plain else scaling, "factor": factor}
         turned = self._says("rope.dimension_count", head_dim)
         config |= {"rms_norm_eps": epsilon, "head_dim": head_dim, "rotary_dim": turned, "rope_scaling": rope}
         if isinstance(pattern := config.get("sliding_window_pattern"), list):

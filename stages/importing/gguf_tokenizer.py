@@ -8,20 +8,34 @@ from pathlib import Path
 from typing import Any
 
 from stages.errors import CheckpointError
-from stages.importing.source import Speech, end_tokens, licence_texts, read_text
+from stages.importing.gguf_defaults import BEGINNING, CUT, IDS, SAME_CUT
+from stages.importing.speech import (
+    DEFAULT,
+    TEXT_ENDS,
+    TURN_ENDS,
+    Speech,
+    is_mark,
+    licence_texts,
+    open_tokenizer,
+    read_text,
+    speech_of,
+)
 
 # What a GGUF file says of its tokens, checked before use: the file is a user's.
 NORMAL, UNKNOWN, CONTROL, USER_DEFINED = 1, 2, 3, 4  # kinds of tokens, of those in `tokenizer.ggml.token_type`
 SENTENCEPIECE = "llama"  # what `tokenizer.ggml.model` calls SentencePiece
+TEMPLATE = "tokenizer.chat_template"  # and, after a dot, the name of another one
+# Settings of the publisher's, `general.sampling.`, by the names of a request's.
+SAMPLING_KEYS = {name: name for name in ("top_p", "top_k", "min_p")}
+SAMPLING_KEYS |= {"temperature": "temp", "repetition_penalty": "penalty_repeat"}
+LISTED = "tokenizer.chat_templates"  # of those others
 SPACE = "▁"  # how SentencePiece writes a space
 _INSTEAD = "put the model's own tokenizer.json beside the file"
-# Of a SentencePiece model that does not name them, as llama.cpp has it.
-_PIECES_IDS = {"bos": 1, "eos": 2, "unknown": 0}
 
 
 @dataclass(frozen=True)
 class GgufVocabulary:
-    """Arrays have a place for every token, or are empty where the file has none."""
+    """Arrays have a place for every token, or are empty where the file has none; each token has a kind."""
 
     model: str  # its algorithm: `gpt2`, `llama`, ..
     pre: str  # how text is cut before merging
@@ -32,7 +46,7 @@ class GgufVocabulary:
     bos: int | None
     eos: int | None
     unknown: int | None
-    ends: list[int]  # tokens that a text ends with
+    ends: dict[str, int | None]  # tokens that a text ends with, by the names of their fields
     begins: bool  # whether a text begins with `bos`
     is_prefixed: bool  # whether a space is put before a text
     changes_text: bool  # whether text is changed before it is cut, by tables or by leaving spaces out
@@ -56,29 +70,39 @@ def read_vocabulary(fields: Mapping[str, Any]) -> GgufVocabulary:
     model = said.one("model", str, "")
     are_pieces = model == SENTENCEPIECE
     tokens = said.array("tokens", (str,), "texts")
-    kinds = said.array("token_type", (int,), "whole numbers", len(tokens))
+    tokens = [token or f"[EMPTY_{i}]" for i, token in enumerate(tokens)]  # as llama.cpp calls them
+    told = said.array("token_type", (int,), "whole numbers", len(tokens))
+    kinds = told or [NORMAL] * len(tokens)
     scores = said.array("scores", (float, int), "numbers", len(tokens))
     if any(math.isnan(score) for score in scores):
         raise CheckpointError("tokenizer.ggml.scores holds what is no number: the file is damaged, fetch it again")
     if are_pieces:  # those that a user adds are found in the text as it is written
-        spelled = zip(tokens, kinds or [NORMAL] * len(tokens), strict=True)
+        spelled = zip(tokens, kinds, strict=True)
         tokens = [token.replace(SPACE, " ") if kind == USER_DEFINED else token for token, kind in spelled]
-    default = _PIECES_IDS if are_pieces else {}
-    bos, eos, unknown, eot, eom = (
-        said.number(name, len(tokens), default.get(name)) for name in ("bos", "eos", "unknown", "eot", "eom")
-    )
+    unsaid = {name: i for name, i in IDS.get(model, {}).items() if are_pieces or kinds[i : i + 1] == [CONTROL]}
+    named = ("bos", "eos", "unknown", "eot", "eom")
+    given = {name: said.number(name, len(tokens), unsaid.get(name)) for name in named}
+    # What ends a text is looked for as it is written, whatever kind the file says it has; where it has no kinds, all
+    # tokens with a part of their own are.
+    parts = given if not told else {"eos", "eot", "eom"}
+    template = str(fields.get(TEMPLATE, ""))
+    marks = {number for name, number in given.items() if name in parts}
+    marks |= {i for i, token in enumerate(tokens) if token in TURN_ENDS + TEXT_ENDS and is_mark(token, template)}
+    kinds = [CONTROL if i in marks and kind != UNKNOWN else kind for i, kind in enumerate(kinds)]
+    pre = said.one("pre", str, "") or CUT
+    begins = model in BEGINNING or SAME_CUT.get(pre, pre) in BEGINNING
     return GgufVocabulary(
         model,
-        said.one("pre", str, "gpt-2"),
+        pre,
         tokens,
         kinds,
         scores,
         said.array("merges", (str,), "texts"),
-        bos,
-        eos,
-        unknown,
-        sorted({end for end in (eos, eot, eom) if end is not None}),
-        said.one("add_bos_token", bool, are_pieces) and bos is not None,
+        given["bos"],
+        given["eos"],
+        given["unknown"],
+        {name: given[name] for name in ("eos", "eot", "eom")},
+        said.one("add_bos_token", bool, begins) and given["bos"] is not None,
         said.one("add_space_prefix", bool, True),
         bool(fields.get("tokenizer.ggml.precompiled_charsmap")) or said.one("remove_extra_whitespaces", bool, False),
     )
@@ -134,13 +158,20 @@ SPLITS: dict[str, list[dict[str, Any]]] = {
     # OLMo 2's, say: cut as Llama 3's (llama-vocab.cpp of llama.cpp), and merged without exception
     "dbrx": [_split(_LLAMA3)],
     "qwen2": [_split(_LLAMA3.replace(r"\p{N}{1,3}", r"\p{N}"))],
+    # of files that are older than `tokenizer.ggml.pre`: each expression cuts what those before it left
+    "default": [
+        _split(r"[\p{P}\$\+<=>\^~\|]+"),
+        _split(r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)"),
+        _split(r"\p{N}+"),
+        _split(r"[0-9][0-9][0-9]"),
+    ],
 }
 _OWN_WORDS = ("smollm", "gpt-2")  # those that leave the cutting into words to the last step
 
 
 def byte_level(vocabulary: GgufVocabulary) -> dict[str, Any]:
     """The steps of its tokenizer.json. Raises CheckpointError for a way of cutting that is not known."""
-    pre = vocabulary.pre
+    pre = SAME_CUT.get(vocabulary.pre, vocabulary.pre)
     if pre not in SPLITS:
         raise CheckpointError(
             f"the tokenizer in this file ('gpt2', cut as {pre!r}) cannot be rebuilt from it; those cut as "
@@ -148,7 +179,7 @@ def byte_level(vocabulary: GgufVocabulary) -> dict[str, Any]:
         )
     words = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": pre in _OWN_WORDS}
     return {
-        "normalizer": {"type": "NFC"} if pre == "qwen2" else None,
+        "normalizer": {"type": "NFC"} if vocabulary.pre == "qwen2" else None,
         "pre_tokenizer": {"type": "Sequence", "pretokenizers": [*SPLITS[pre], words]},
         "decoder": {**words, "use_regex": True},
         "model": {
@@ -210,10 +241,10 @@ def _merges(vocabulary: GgufVocabulary) -> list[tuple[str, str]]:
 
 def _check(vocabulary: GgufVocabulary) -> None:
     tokens, kinds, scores = vocabulary.tokens, vocabulary.kinds, vocabulary.scores
-    if not (tokens and kinds and scores):
+    if not (tokens and scores):
         raise CheckpointError(
-            "a SentencePiece tokenizer is rebuilt from tokenizer.ggml.tokens, token_type and scores, and one of them "
-            f"is not in this file: {_INSTEAD}"
+            "a SentencePiece tokenizer is rebuilt from tokenizer.ggml.tokens and scores, and one of them is not in "
+            f"this file: {_INSTEAD}"
         )
     if vocabulary.changes_text:
         raise CheckpointError(
@@ -239,11 +270,17 @@ def gguf_speech(path: Path, fields: Mapping[str, Any], size: int) -> Speech:
     """One beside the file comes first. Raises CheckpointError. size: of the model's vocabulary."""
     beside = path.parent / "tokenizer.json"
     vocabulary = read_vocabulary(fields)
-    specials = {"bos_token": vocabulary.text(vocabulary.bos), "eos_token": vocabulary.text(vocabulary.eos)}
-    return Speech(
-        read_text(beside) if beside.is_file() else tokenizer_json(vocabulary),
-        str(fields.get("tokenizer.chat_template", "")),
-        {**specials, "end_tokens": end_tokens(vocabulary.ends, size)},
+    found = {name: str(text) for name, text in fields.items() if name.startswith(TEMPLATE) and name != LISTED and text}
+    templates = {name.removeprefix(TEMPLATE).removeprefix(".") or DEFAULT: text for name, text in found.items()}
+    tokenizer = read_text(beside) if beside.is_file() else tokenizer_json(vocabulary)
+    return speech_of(
+        tokenizer,
+        open_tokenizer(tokenizer),
+        templates,
+        {"bos_token": vocabulary.text(vocabulary.bos), "eos_token": vocabulary.text(vocabulary.eos)},
+        {f"tokenizer.ggml.{name}_token_id": number for name, number in vocabulary.ends.items()},
+        {name: fields.get(f"general.sampling.{theirs}") for name, theirs in SAMPLING_KEYS.items()},
+        size,
         licence_texts(path.parent),
     )
 

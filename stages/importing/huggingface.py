@@ -10,23 +10,13 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
-from stages.checkpoint.manifest import read_json as read_object
 from stages.errors import CheckpointError
 from stages.importing.families import family_named
 from stages.importing.family import NORMS, ModelFamily, refused_with
-from stages.importing.source import (
-    Shape,
-    Source,
-    Speech,
-    TensorPlace,
-    end_tokens,
-    expected_shapes,
-    licence_texts,
-    places_of,
-    read_text,
-)
+from stages.importing.huggingface_tokenizer import folder_speech, read_json
+from stages.importing.source import Shape, Source, TensorPlace, expected_shapes, places_of
+from stages.importing.speech import require_file
 
-read_json = partial(read_object, most_bytes=64 << 20)
 INDEX, SINGLE = "model.safetensors.index.json", "model.safetensors"
 _TOP = {
     "model.embed_tokens.weight": "embedding.weight",
@@ -46,7 +36,7 @@ class HuggingFaceSource(Source):
         with refused_with("config.json"):
             self.architecture = self.family.architecture(config)
         self._files = self._find()
-        self.speech = _speech(folder, config, self.architecture.vocabulary)
+        self.speech = folder_speech(folder, config, self.architecture.vocabulary)
         dtype = str(config.get("dtype") or config.get("torch_dtype") or "unknown")
         self.about = {"source": folder.resolve().name, "format": "safetensors", "dtype": dtype}
 
@@ -98,6 +88,7 @@ class HuggingFaceSource(Source):
         return {name: file for name, file in places.items() if not _UNUSED.search(name)}
 
     def _open(self, file: str) -> Any:  # noqa: ANN401
+        require_file(self.folder / file)
         try:
             return safe_open(self.folder / file, "pt")
         except (SafetensorError, OSError) as error:
@@ -126,37 +117,6 @@ def _family(config: Mapping[str, Any]) -> ModelFamily:
             "quantised safetensors (quantization_config) are not read: import the model unquantised, or as GGUF"
         )
     return family
-
-
-def _speech(folder: Path, config: dict[str, Any], vocabulary: int) -> Speech:
-    read_json(folder / "tokenizer.json")  # says what is wrong with it, if anything
-    settings = read_json(path) if (path := folder / "tokenizer_config.json").is_file() else {}
-    generation = read_json(path) if (path := folder / "generation_config.json").is_file() else {}
-    ends = generation.get("eos_token_id", config.get("eos_token_id"))
-    template = folder / "chat_template.jinja"
-    return Speech(
-        read_text(folder / "tokenizer.json"),
-        read_text(template) if template.is_file() else _template(settings.get("chat_template")),
-        {
-            "bos_token": _content(settings.get("bos_token")),
-            "eos_token": _content(settings.get("eos_token")),
-            "end_tokens": end_tokens(ends if isinstance(ends, list) else [ends], vocabulary),
-        },
-        licence_texts(folder),
-    )
-
-
-def _template(setting: object) -> str:
-    """The chat template; of several, the one called default."""
-    if isinstance(setting, list):
-        named = [each for each in setting if isinstance(each, dict) and each.get("name") == "default"]
-        setting = named[0].get("template") if named else None
-    return setting if isinstance(setting, str) else ""
-
-
-def _content(token: object) -> str | None:
-    content = token.get("content") if isinstance(token, dict) else token
-    return content if isinstance(content, str) else None
 
 
 def _is_plain(file: object) -> bool:

@@ -21,7 +21,8 @@ from stages.errors import CheckpointError, InputError
 from stages.importing.gate import MAX_THREADS, check_loss, joined, layer_tensors
 from stages.importing.gguf_file import GgufSource
 from stages.importing.huggingface import HuggingFaceSource
-from stages.importing.source import EMBEDDING, HEAD, NORM, Source, Speech, expected_shapes, probe_tokens
+from stages.importing.source import EMBEDDING, HEAD, NORM, Source, expected_shapes
+from stages.importing.speech import Speech, first_bytes, probe_tokens, require_file
 from stages.memory import require_memory
 from stages.model.architecture import WEIGHT_WORDS, LlamaArchitecture, Weights
 from stages.model.layers import BYTES_EACH
@@ -123,7 +124,8 @@ def _rooms(hosts: Sequence[StageHost]) -> str:
     return rooms and f" (room: {rooms})"
 
 
-CHAT_TEMPLATE_NAME, SPECIAL_TOKENS_NAME = "chat_template.jinja", "special_tokens.json"
+CHAT_TEMPLATE_NAME, TOOL_TEMPLATE_NAME = "chat_template.jinja", "chat_template_tool_use.jinja"
+SPECIAL_TOKENS_NAME = "special_tokens.json"
 NUMBER_BYTES = 4
 DEFAULT_CONTEXT = 8192  # positions that are kept of a longer context: hosts hold a rotary table of it
 TEMPORARIES = 3  # times the largest tensor that is held beside a stage while one is put together
@@ -148,7 +150,9 @@ def open_source(path: Path) -> Source:
     """Raises InputError or CheckpointError."""
     if path.is_dir():
         return HuggingFaceSource(path)
-    if path.suffix == ".gguf" and path.is_file():
+    require_file(path)
+    # a hub's own copy of a file has no suffix
+    if path.is_file() and (path.suffix.lower() == ".gguf" or first_bytes(path).startswith(b"GGUF")):
         return GgufSource(path)
     raise InputError(f"{path} is neither a Hugging Face folder (config.json, safetensors) nor a .gguf file")
 
@@ -171,7 +175,7 @@ def import_model(settings: ImportSettings, progress: WorkProgress | None = None)
         f"{settings.source.name}: {layers} layers; this takes {disk / MEGABYTE:.0f} MB of disk and "
         f"{memory / MEGABYTE:.0f} MB of memory"
     )
-    for line in _stages(architecture):
+    for line in (*_stages(architecture), source.speech.describe_ends(), source.speech.describe_sampling()):
         progress.say(line)
     if settings.weights == "q4" and (sentence := source.rounded_twice()):
         progress.say(sentence)
@@ -271,10 +275,11 @@ def _require_disk(needed: int, out: Path) -> None:
 def _write_files(directory: Path, speech: Speech) -> dict[str, str]:
     """Write the files beside the weights; returns their digests."""
     contents = {TOKENIZER_NAME: speech.tokenizer.encode(), **speech.licences}
-    if speech.chat_template:
-        contents[CHAT_TEMPLATE_NAME] = speech.chat_template.encode(errors="replace")
-    if speech.special_tokens:
-        contents[SPECIAL_TOKENS_NAME] = (json.dumps(speech.special_tokens, indent=2) + "\n").encode()
+    for name, template in ((CHAT_TEMPLATE_NAME, speech.chat_template), (TOOL_TEMPLATE_NAME, speech.tool_template)):
+        if template:
+            contents[name] = template.encode(errors="replace")
+    special_tokens = {**speech.named, "end_tokens": list(speech.ends), "sampling": speech.sampling}
+    contents[SPECIAL_TOKENS_NAME] = (json.dumps(special_tokens, indent=2) + "\n").encode()
     for name, content in contents.items():
         (directory / name).write_bytes(content)
     return {name: hashlib.sha256(content).hexdigest() for name, content in contents.items()}

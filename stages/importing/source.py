@@ -1,39 +1,24 @@
 """Sources of pretrained models: one interface for every format of their files."""
 
 import math
-import re
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
 from itertools import accumulate
-from pathlib import Path
 from typing import Any
 
-from tokenizers import Tokenizer
 from torch import Tensor
 
-from stages.checkpoint.manifest import MAX_PROBE_TOKENS
-from stages.errors import CheckpointError, library_errors, regular
+from stages.errors import CheckpointError
 from stages.importing.family import ModelFamily
+from stages.importing.speech import Speech
 from stages.model.architecture import LlamaArchitecture
 from stages.model.layers import quantised
 from stages.model.llama import LlamaLayer
 from stages.model.pipeline import without_memory
 
-MAX_ENDS = 64
 EMBEDDING, NORM, HEAD = "embedding.weight", "norm.weight", "head.weight"
 Shape = tuple[int, ...]
-
-
-@dataclass(frozen=True)
-class Speech:
-    """Everything of a model beside its weights."""
-
-    tokenizer: str  # tokenizer.json
-    chat_template: str = ""
-    # `bos_token` and `eos_token` as text or None, and `end_tokens`, the ids that a text ends with.
-    special_tokens: Mapping[str, Any] = field(default_factory=dict)
-    licences: Mapping[str, bytes] = field(default_factory=dict)  # file name -> text
 
 
 class Source(ABC):
@@ -160,62 +145,3 @@ def is_matrix(name: str, shape: Shape) -> bool:
     """True for a tensor that has fewer bits than float32 where weights have 4: norms, biases, the embedding, the head
     and the router of a mixture have not."""
     return name.startswith("layers.") and len(shape) == 2 and not name.endswith("router.weight")
-
-
-def end_tokens(numbers: Iterable[object], vocabulary: int) -> list[int]:
-    """End tokens that the model can write: files name numbers beyond the vocabulary for none."""
-    ends = sorted({end for end in numbers if type(end) is int and 0 <= end < vocabulary})
-    if len(ends) > MAX_ENDS:
-        raise CheckpointError(f"{len(ends)} tokens are said to end a text; at most {MAX_ENDS} are read")
-    return ends
-
-
-def read_text(path: Path) -> str:
-    """Raises CheckpointError."""
-    try:
-        return regular(path).read_text(encoding="utf-8")
-    except OSError as error:
-        raise CheckpointError(f"cannot read {path}: {error.strerror}") from None
-    except ValueError as error:
-        raise CheckpointError(f"{path} is damaged ({error}); fetch it again") from None
-
-
-# The texts that a model may not travel without.
-_NAME = re.compile(r"(LICEN[CS]E|NOTICE|COPYING|USE_POLICY|ACCEPTABLE_USE)([._-][A-Za-z0-9._-]*)?", re.IGNORECASE)
-MAX_TEXTS = 8
-MAX_TEXT_BYTES = 1 << 20
-
-
-def licence_texts(folder: Path) -> dict[str, bytes]:
-    """Licences in a folder: file name -> text."""
-    paths = sorted(path for path in folder.iterdir() if _NAME.fullmatch(path.name) and path.is_file())
-    return {path.name: path.read_bytes() for path in paths[:MAX_TEXTS] if path.stat().st_size <= MAX_TEXT_BYTES}
-
-
-LEAST_SHARE = 0.85  # of the vocabulary that a tokenizer must know: models round theirs up, by less than this
-
-
-def probe_tokens(tokenizer: str, architecture: LlamaArchitecture, text: str) -> tuple[int, ...]:
-    """`text` in tokens. Raises CheckpointError for a tokenizer that cannot be the model's."""
-    made = open_tokenizer(tokenizer)
-    ids = made.get_vocab(with_added_tokens=True).values()
-    size, vocabulary = len(ids), architecture.vocabulary
-    if size == 0 or max(ids) >= vocabulary or size < LEAST_SHARE * vocabulary:
-        raise CheckpointError(
-            f"the tokenizer does not match: it knows {size} tokens, up to number {max(ids, default=-1)}, and the model "
-            f"{vocabulary}: take the tokenizer.json that was published with these weights"
-        )
-    with library_errors(lambda problem: CheckpointError(f"the tokenizer fails on the probe text ({problem})")):
-        tokens = tuple(made.encode(text).ids[: min(architecture.positions, MAX_PROBE_TOKENS)])
-    if len(tokens) < 2:
-        raise CheckpointError(f"the tokenizer makes {len(tokens)} tokens of the probe text: it is none for text")
-    return tokens
-
-
-def open_tokenizer(tokenizer: str) -> Any:  # noqa: ANN401
-    """The tokenizer that a tokenizer.json describes. Raises as `probe_tokens` does."""
-    with library_errors(lambda problem: CheckpointError(f"tokenizer.json cannot be read ({problem})")):
-        made = Tokenizer.from_str(tokenizer)
-    made.no_truncation()  # some were stored as they were set for a training
-    made.no_padding()
-    return made

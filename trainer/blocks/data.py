@@ -18,7 +18,7 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from torch import Tensor
 
 from stages.errors import CheckpointError, DataError, InputError
-from stages.importing.source import open_tokenizer
+from stages.importing.speech import open_tokenizer
 from stages.model.architecture import VOCABULARY
 from stages.model.randomness import Purpose, uniforms
 

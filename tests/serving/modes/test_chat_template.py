@@ -31,7 +31,7 @@ HELLO = [{"role": "user", "content": "hello"}]
     ],
 )
 def test_a_template_can_do_no_harm(source: str, sentence: str) -> None:
-    template = ChatTemplate("{% if messages[0].content == 'hello' %}" + source + "{% endif %}hi", "", "")
+    template = ChatTemplate("{% if messages[0].content == 'hello' %}" + source + "{% endif %}hi")
     with pytest.raises(TemplateProblem, match=sentence):
         template.render(HELLO)
     assert template.render([{"role": "user", "content": "bye"}]) == "hi", "it still serves others"
@@ -47,7 +47,7 @@ def test_a_template_can_do_no_harm(source: str, sentence: str) -> None:
     ],
 )
 def test_a_template_is_given_what_transformers_gives_it(source: str, text: str) -> None:
-    assert ChatTemplate(source, "<s>", "").render([{"role": "user", "content": "a <b> & 'é'"}]) == text
+    assert ChatTemplate(source, {"bos_token": "<s>"}).render([{"role": "user", "content": "a <b> & 'é'"}]) == text
 
 
 @pytest.mark.parametrize(
@@ -55,9 +55,9 @@ def test_a_template_is_given_what_transformers_gives_it(source: str, text: str) 
 )
 def test_a_template_takes_tools_where_they_change_its_text(source: str) -> None:
     taught = '<tool_call> {"name": "", "arguments": {}}'
-    assert "ship" in ChatTemplate(source + taught, "", "").render(HELLO, [{"function": {"name": "ship"}}])
+    assert "ship" in ChatTemplate(source + taught).render(HELLO, [{"function": {"name": "ship"}}])
     with pytest.raises(TemplateProblem, match="takes no tools"):
-        ChatTemplate(taught, "", "").render(HELLO, [{"function": {"name": "ship"}}])
+        ChatTemplate(taught).render(HELLO, [{"function": {"name": "ship"}}])
 
 
 @pytest.mark.parametrize(
@@ -71,4 +71,4 @@ def test_a_template_takes_tools_where_they_change_its_text(source: str) -> None:
 )
 def test_a_template_that_is_none_is_refused_at_once(source: str, sentence: str) -> None:
     with pytest.raises(CheckpointError, match=sentence):
-        ChatTemplate(source, "", "")
+        ChatTemplate(source)

@@ -101,6 +101,13 @@ def test_stops_are_found_across_tokens(scene: Scene) -> None:
         assert result.output_tokens <= COUNT
 
 
+def test_a_stop_string_may_name_a_control_token(scene: Scene) -> None:
+    always = {"logit_bias": {1: 100.0}}  # <|end|>, which no text shows
+    endless, ended = write(scene, "ar", **always), write(scene, "ar", stops=["x", "<|end|>"], **always)
+    assert (endless.text, endless.output_tokens, endless.stopped) == ("", COUNT, False)
+    assert (ended.text, ended.output_tokens, ended.stopped) == ("", 1, True)
+
+
 def test_a_limit_of_bytes_cuts_no_character(scene: Scene) -> None:
     whole = scene.client.generate(PROMPT, mode="ar", max_tokens=40, temperature=0.8, seed=5).output
     for most in range(1, 12):

@@ -17,7 +17,7 @@ from stages.errors import CheckpointError
 from stages.host.grammar import token_tokenizer
 from stages.host.parts import ModelSource
 from stages.importing.gguf_tokenizer import read_vocabulary, tokenizer_json
-from stages.importing.source import probe_tokens
+from stages.importing.speech import probe_tokens
 from stages.model.vocabulary import Vocabulary
 from stages.wire.status import StatusError
 from tests.serving.pretrained import ARCHITECTURE, VOCABULARY, panicking, tokenizer, write_model
@@ -92,13 +92,34 @@ def test_bytes_that_stand_for_a_character_are_told_together() -> None:
 def test_what_is_handed_out_does_not_depend_on_its_pieces(text: str, most: int, stops: list[str]) -> None:
     outcomes = set()
     for size in (1, 3, len(text) or 1):
-        reading = OutputText(BYTE_TOKENIZER.detokenizer(b""), [stop.encode() for stop in stops], most)
+        reading = OutputText(BYTE_TOKENIZER, b"", [stop.encode() for stop in stops], most)
         pieces = [text[i : i + size].encode() for i in range(0, len(text), size)]
         told = b"".join(reading.feed(piece) for piece in pieces) + reading.end()
         assert len(told) <= most
         assert text.startswith(told.decode())
         outcomes.add(told)
     assert len(outcomes) == 1
+
+
+@settings(deadline=None)
+@given(texts, texts, st.lists(texts.filter(bool), max_size=2), st.booleans())
+def test_a_control_token_ends_a_text_where_it_is_a_stop_string(
+    text: str, after: str, stops: list[str], is_stop: bool
+) -> None:
+    spelling, outcomes = spelling_of(LEVEL), set()
+    tokens = [*LEVEL.encode(text).ids, LEVEL.token_to_id("<|end|>"), *LEVEL.encode(after).ids]
+    names = [*(stop.encode() for stop in stops), *[b"<|end|>"] * is_stop]
+    written = tokens if not is_stop else LEVEL.encode(text).ids
+    expected = OutputText(spelling, b"", [stop.encode() for stop in stops], None)
+    whole = expected.feed(spelling.vocabulary.encode(written)) + expected.end()
+    for size in (1, 3, len(tokens)):
+        reading, told = OutputText(spelling, b"", names, None), b""
+        for at in range(0, len(tokens), size):
+            told += reading.feed(spelling.vocabulary.encode(tokens[at : at + size]))
+            if reading.over:
+                break
+        outcomes.add((told + reading.end(), reading.stopped, reading.over))
+    assert outcomes == {(whole, is_stop or expected.stopped, is_stop or expected.stopped)}
 
 
 # Checkpoints and templates
@@ -161,9 +182,18 @@ def test_control_tokens_in_messages_are_text(tmp_path: Path) -> None:
 
 
 def test_a_template_that_makes_no_text_is_a_wrong_argument() -> None:
-    spelling = PretrainedTokenizer(LEVEL, VOCABULARY, template=ChatTemplate("{{ 1 // 0 }}", "", ""))
+    spelling = PretrainedTokenizer(LEVEL, VOCABULARY, template=ChatTemplate("{{ 1 // 0 }}"))
     with pytest.raises(StatusError, match="the model's chat template fails with these messages: integer division"):
         spelling.encode_chat([Message("user", "hello")])
+
+
+def test_tools_have_a_template_of_their_own() -> None:
+    taught = '{{ tools | tojson }}<tool_call> {"name": "", "arguments": {}}'
+    plain, tools = ChatTemplate("the sea"), [{"function": {"name": "ship", "parameters": {}}}]
+    spelling = PretrainedTokenizer(LEVEL, VOCABULARY, template=plain, tool_template=ChatTemplate(taught))
+    for given_tools, text in (((), "the sea"), (tools, '[{"function": {"name": "ship"')):
+        tokens = VOCABULARY.tokens(spelling.encode_chat([Message("user", "hello")], given_tools).tokens)
+        assert LEVEL.decode(tokens).startswith(text)
 
 
 def test_a_model_without_a_template_takes_no_messages() -> None:

@@ -145,16 +145,19 @@ def write_gguf(
     permuted: bool = True,
     describe: Callable[[Any], None] = describe_letters,
     matrices: str | Callable[[str], str] = "F32",
+    most_tensors: int = 0,
 ) -> Path:
     """:param permuted: queries and keys interleaved, as the format wants them.
 
     :param matrices: quantisation of those in layers, of all or by our names; in those with K, random numbers.
 
     :param describe: writes what the file says of its tokenizer.
+
+    :param most_tensors: of a file: a model of more is in several.
     """
     import gguf
 
-    writer = gguf.GGUFWriter(path, "llama")
+    writer = gguf.GGUFWriter(path, "llama", split_max_tensors=most_tensors)
     describe_shape(writer, a)
     describe(writer)
     top = {"embedding.weight": "token_embd.weight", "norm.weight": "output_norm.weight", "head.weight": "output.weight"}

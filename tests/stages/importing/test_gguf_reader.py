@@ -48,16 +48,10 @@ def test_counts_beyond_the_file_are_not_counted_to(imported: Any, file: Path, el
         imported(file)
 
 
-@pytest.mark.parametrize(
-    ("write", "sentence"),
-    [
-        (lambda writer: writer.add_rope_dimension_count(6), "6 of a head's 12 numbers are rotated; only models that"),
-        (lambda writer: writer.add_uint16("split.count", 3), "is one of 3 files of a model: join them with"),
-    ],
-)
-def test_what_is_not_read(imported, weights: Weights, tmp_path, write, sentence: str) -> None:
-    with pytest.raises(CheckpointError, match=sentence):
-        imported(described(tmp_path, weights, write))
+def test_what_is_not_read(imported, weights: Weights, tmp_path) -> None:
+    file = described(tmp_path, weights, lambda writer: writer.add_rope_dimension_count(6))
+    with pytest.raises(CheckpointError, match="6 of a head's 12 numbers are rotated; only models that"):
+        imported(file)
 
 
 def test_a_tokenizer_beside_the_file_that_is_damaged(imported: Any, file: Path) -> None:

@@ -17,7 +17,7 @@ from serving.modes.tokenizer import Message
 from stages.checkpoint.gate import PROBE_TEXT
 from stages.errors import CheckpointError
 from stages.importing.gguf_tokenizer import read_vocabulary, tokenizer_json
-from stages.importing.source import open_tokenizer
+from stages.importing.speech import open_tokenizer
 from stages.model.llama import LlamaStage
 from tests.stages.importing.published import SHAPE, taken_apart, write_gguf
 
@@ -117,10 +117,11 @@ def usual() -> Any:
     ("settings", "said"),
     [
         ({}, {}),
+        ({}, {"token_type": None}),
         ({"add_dummy_prefix": False}, {"add_space_prefix": False}),
         ({"byte_fallback": False, "vocab_size": 160, "character_coverage": 0.98}, {}),
     ],
-    ids=["as Llama's", "no space before", "unknown letters"],
+    ids=["as Llama's", "no kinds", "no space before", "unknown letters"],
 )
 def test_hard_texts(settings: dict[str, Any], said: dict[str, Any]) -> None:
     library, made = model(**settings), rebuilt(fields_of(model(**settings), **said))
@@ -175,13 +176,12 @@ def test_a_file_is_imported_and_speaks(imported: Any, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("said", "sentence"),
     [
-        ({"scores": None}, "rebuilt from tokenizer.ggml.tokens, token_type and scores, and one of them is not in"),
+        ({"scores": None}, "rebuilt from tokenizer.ggml.tokens and scores, and one of them is not in this file: put"),
         ({"scores": [0.0] * 7}, "tokenizer.ggml.scores is of 7 tokens, the file has 420"),
         ({"scores": [float("nan")] * 420}, "tokenizer.ggml.scores holds what is no number"),
         ({"scores": [-3.5] * 420}, "are those of a unigram model"),
         ({"token_type": ["1"] * 420}, "tokenizer.ggml.token_type must hold whole numbers"),
         ({"token_type": 1}, "tokenizer.ggml.token_type must hold whole numbers"),
-        ({"token_type": None}, "one of them is not in this file: put the model's own tokenizer.json beside"),
         ({"tokens": [1, 2, 3]}, "tokenizer.ggml.tokens must hold texts"),
         ({"tokens": ["a"] * 420}, "tokens 0 and 1 are both spelled 'a'"),
         ({"tokens": [*map(str, range(419)), "a" * 513]}, "token 419 has 513 letters, over 512"),

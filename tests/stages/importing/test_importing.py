@@ -35,17 +35,20 @@ def edit(path: Path, **changes: Any) -> None:
 
 
 def test_a_folder_becomes_a_checkpoint(folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    out = tmp_path / "out"
+    out, templates = tmp_path / "out", [{"name": name, "template": name} for name in ("default", "tool_use")]
+    edit(folder / "tokenizer_config.json", chat_template=templates)
     assert main(["import", str(folder), "--blocks", "2", "--out", str(out)]) == 0
-    said = capsys.readouterr().out
-    assert "nats a token on the probe text" in said
-    assert "stage 1: 1 layers with the head" in said
+    said = capsys.readouterr()
+    assert "nats a token on the probe text" in said.out
+    assert "stage 1: 1 layers with the head" in said.out
+    assert "texts end at <extra_257> (257: config.json, eos_token)" in said.err
     assert all(check.ok for check in verify(out))
     manifest = read_manifest(out)
     assert isinstance(manifest.architecture, LlamaArchitecture)
     assert manifest.architecture.layers == (2, 1)
     assert manifest.data == {"source": "model", "format": "safetensors", "dtype": "unknown"}
-    assert manifest.files.keys() == {"tokenizer.json", "chat_template.jinja", "special_tokens.json", "LICENSE"}
+    names = {"tokenizer.json", "chat_template.jinja", "chat_template_tool_use.jinja", "special_tokens.json", "LICENSE"}
+    assert manifest.files.keys() == names
     for name, digest in manifest.files.items():
         assert hashlib.sha256((out / name).read_bytes()).hexdigest() == digest
     assert json.loads((out / "special_tokens.json").read_text()) == {
@@ -87,7 +90,7 @@ def test_shards_and_a_gguf_file_give_the_same_stages(imported: Any, weights: Wei
         ({"mlp_bias": True}, "bias in the MLP"),
         ({"quantization_config": {"bits": 4}}, "quantised safetensors"),
         ({"intermediate_size": 64}, r"layers.0.gate.weight has shape \(32, 32\), the config.* asks for \(64, 32\)"),
-        ({"eos_token_id": list(range(100))}, "100 tokens are said to end a text; at most 64 are read"),
+        ({"eos_token_id": list(range(100))}, "101 tokens are said to end a text; at most 64 are read"),
         ({"num_hidden_layers": 4}, "layers.3.attention_norm.weight is missing"),
         ({"vocab_size": 200}, r"embedding.weight has shape \(300, 32\)"),
     ],
@@ -121,8 +124,9 @@ def test_what_is_refused_before_a_tensor_is_read(imported: Any, folder: Path, tm
         imported(folder, blocks=4)
     with pytest.raises(InputError, match=r"--context 300: the model reads from 2 to 256"):
         imported(folder, context=300)
-    with pytest.raises(InputError, match=r"neither a Hugging Face folder .* nor a .gguf file"):
-        imported(tmp_path / "nothing")
+    for name in ("nothing", "model/LICENSE"):
+        with pytest.raises(InputError, match=r"neither a Hugging Face folder .* nor a .gguf file"):
+            imported(tmp_path / name)
     monkeypatch.setattr(memory, "free_memory", lambda: 1000)
     with pytest.raises(CheckpointError, match=r"not enough memory for importing .* MB needed, 0 MB free"):
         imported(folder)
@@ -149,7 +153,7 @@ def test_a_tokenizer_of_another_model(imported: Any, folder: Path) -> None:
         with pytest.raises(CheckpointError, match=sentence):
             imported(folder)
     (folder / "tokenizer.json").write_text(json.dumps({**few, "model": {**few["model"], "vocab": {"a": 0, "b": 1}}}))
-    with pytest.raises(CheckpointError, match="does not match: it knows 2 tokens, up to number 1, and the model 300"):
+    with pytest.raises(CheckpointError, match="does not match: it knows 4 tokens, up to number 3, and the model 300"):
         imported(folder)
 
 

@@ -1,0 +1,217 @@
+"""Everything of a model beside its weights: tokenizer, chat templates, tokens that end a text, licences."""
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from tokenizers import Tokenizer
+
+from stages.checkpoint.manifest import MAX_PROBE_TOKENS
+from stages.errors import CheckpointError, library_errors, printable, regular
+from stages.limits import MAX_COUNT, MAX_REPETITION_PENALTY, MAX_TEMPERATURE
+from stages.model.architecture import LlamaArchitecture
+
+MAX_ENDS = 64
+# Tokens that end a text or a turn, by their names in whatever vocabulary. Source: `special_eog_ids` in llama-vocab.cpp
+# of llama.cpp, but for those of families that are not read.
+TURN_ENDS = (
+    "<|im_end|>",
+    "<|eot_id|>",
+    "<|eom_id|>",
+    "<|end|>",
+    "<end_of_turn>",
+    "<end_of_utterance>",
+    "<EOT>",
+    "[EOT]",
+)
+TEXT_ENDS = ("<|endoftext|>", "<|end_of_text|>", "<｜end▁of▁sentence｜>", "<eos>", "</s>", "[EOS]")
+TURN_STARTS = ("<|im_start|>", "<|start_header_id|>", "<start_of_turn>")
+DEFAULT, TOOL_USE = "default", "tool_use"  # names of chat templates: for any chat, and for one with tools
+
+
+# Without a filter, one token in a hundred comes from the tail of a good model's distribution.
+USUAL_SAMPLING = {"temperature": 0.8, "top_p": 0.95, "min_p": 0.05}
+SAMPLING_BOUNDS: dict[str, tuple[float, float]] = {
+    "temperature": (0, MAX_TEMPERATURE),
+    "top_p": (1e-6, 1),
+    "top_k": (0, MAX_COUNT),
+    "min_p": (0, 1),
+    "repetition_penalty": (1e-6, MAX_REPETITION_PENALTY),
+}
+
+
+@dataclass(frozen=True)
+class Speech:
+    """Everything of a model beside its weights."""
+
+    tokenizer: str  # tokenizer.json
+    chat_template: str = ""
+    tool_template: str = ""  # in place of the other where there are tools; empty: the other takes them, too
+    named: Mapping[str, str | None] = field(default_factory=dict)  # `bos_token`, `eos_token` and their like, as text
+    ends: Mapping[int, str] = field(default_factory=dict)  # a token that ends a text -> its name, and what says so
+    # How tokens are drawn where a request does not say, by the names of its settings.
+    sampling: Mapping[str, float] = field(default_factory=dict)
+    licences: Mapping[str, bytes] = field(default_factory=dict)  # file name -> text
+
+    def describe_sampling(self) -> str:
+        """A line for people."""
+        settings = ", ".join(f"{name} {value:g}" for name, value in self.sampling.items())
+        return f"where a request does not say, tokens are drawn with {settings}"
+
+    def describe_ends(self) -> str:
+        """A line for people."""
+        if not self.ends:
+            return "no file names a token that ends a text: texts run to the length that is asked for"
+        return f"texts end at {'; '.join(self.ends.values())}"
+
+
+def speech_of(
+    tokenizer: str,
+    made: Tokenizer,
+    templates: Mapping[str, str],
+    named: Mapping[str, str | None],
+    said: Mapping[str, object],
+    sampling: Mapping[str, object],
+    vocabulary: int,
+    licences: Mapping[str, bytes],
+) -> Speech:
+    """Put together what the files say.
+
+    :param made: of `tokenizer`.
+    :param templates: by their names.
+    :param said: what each place says of the end of a text, a number or a list of such; the first that says something is
+        believed, the others where they name no plain text.
+    :param sampling: settings of the publisher's, by the names of a request's.
+    :param vocabulary: size of the model's.
+
+    Raises CheckpointError for what cannot be one model's.
+    """
+    if templates and DEFAULT not in templates:
+        raise CheckpointError(
+            f"the chat templates are called {', '.join(sorted(templates))[:200]}, and none is called default: put the "
+            "one for chats into chat_template.jinja"
+        )
+    template, tool_template = templates.get(DEFAULT, ""), templates.get(TOOL_USE, "")
+    written = template + tool_template
+    added = made.get_added_tokens_decoder()
+    for names in (TURN_STARTS, TURN_ENDS + TEXT_ENDS):
+        marks = [name for name in names if name in written]
+        if marks and not any(made.token_to_id(mark) in added for mark in marks):
+            raise CheckpointError(
+                f"the chat template writes {marks[0]}, which is no token of the vocabulary: the model would never see "
+                "it; take the template or the tokenizer.json that was published with these weights"
+            )
+    ends, drawn = _text_ends(said, made, written, vocabulary), _sampling(sampling, vocabulary)
+    return Speech(tokenizer, template, tool_template, named, ends, drawn, licences)
+
+
+def _sampling(said: Mapping[str, object], vocabulary: int) -> dict[str, float]:
+    """The settings that are numbers within their bounds; USUAL_SAMPLING where none of these says what is drawn from."""
+    found = dict[str, float]()
+    for name, (least, most) in SAMPLING_BOUNDS.items():
+        value = said.get(name)
+        if isinstance(value, int | float) and not isinstance(value, bool) and least <= value <= most:
+            found[name] = int(value) if name == "top_k" else float(value)
+    if found.get("top_k", 0) >= vocabulary:
+        del found["top_k"]
+    return found if USUAL_SAMPLING.keys() & found.keys() or "top_k" in found else USUAL_SAMPLING | found
+
+
+def _text_ends(said: Mapping[str, object], made: Tokenizer, template: str, vocabulary: int) -> dict[int, str]:
+    """The tokens that end a text, by all that name one. Files write numbers beyond the vocabulary for none."""
+    added = made.get_added_tokens_decoder()
+    controls = {number for number, token in added.items() if token.special}
+    found: dict[int, list[str]] = {}
+    for place, told in said.items():
+        listed = told if isinstance(told, list) else [told]
+        numbers = [number for number in listed if type(number) is int and 0 <= number < vocabulary]
+        # a configuration that was never changed has numbers of another vocabulary, where this one has plain text
+        for number in [each for each in numbers if each in controls] if found else numbers:
+            found.setdefault(number, []).append(place)
+    for number, token in added.items():
+        is_end = token.content in TURN_ENDS + TEXT_ENDS and number < vocabulary
+        if is_end and (token.special or is_mark(token.content, template)):
+            found.setdefault(number, ["the vocabulary"])
+    if len(found) > MAX_ENDS:
+        raise CheckpointError(f"{len(found)} tokens are said to end a text; at most {MAX_ENDS} are read")
+    names = {number: printable(made.id_to_token(number) or "") for number in sorted(found)}
+    return {number: f"{name} ({number}: {', '.join(found[number])})" for number, name in names.items()}
+
+
+def is_mark(name: str, template: str) -> bool:
+    """True for the name of an end that is no plain text, as `</s>` is in some vocabularies: a tag of HTML."""
+    return name.startswith(("<|", "<｜")) or name in template
+
+
+def read_text(path: Path) -> str:
+    """Raises CheckpointError."""
+    require_file(path)
+    try:
+        return regular(path).read_text(encoding="utf-8")
+    except OSError as error:
+        raise CheckpointError(f"cannot read {path}: {error.strerror}") from None
+    except ValueError as error:
+        raise CheckpointError(f"{path} is damaged ({error}); fetch it again") from None
+
+
+def require_file(path: Path) -> None:
+    """Raises CheckpointError where a download left something else in place of a file."""
+    beginning = first_bytes(path).removeprefix(b"\xef\xbb\xbf").lstrip().lower()
+    if beginning.startswith(b"version https://git-lfs"):
+        raise CheckpointError(f"{path} is a pointer of Git LFS, not the file: fetch that with `git lfs pull`")
+    if beginning.startswith((b"<!doctype html", b"<html")):
+        raise CheckpointError(f"{path} is a web page that was saved in place of the file: download the file itself")
+
+
+def first_bytes(path: Path) -> bytes:
+    """First bytes of a file; none where there is no file. Raises CheckpointError."""
+    if not path.is_file():
+        return b""
+    try:
+        with path.open("rb") as file:
+            return file.read(512)
+    except OSError as error:
+        raise CheckpointError(f"cannot read {path}: {error.strerror}") from None
+
+
+# The texts that a model may not travel without.
+_NAME = re.compile(r"(LICEN[CS]E|NOTICE|COPYING|USE_POLICY|ACCEPTABLE_USE)([._-][A-Za-z0-9._-]*)?", re.IGNORECASE)
+MAX_TEXTS = 8
+MAX_TEXT_BYTES = 1 << 20
+
+
+def licence_texts(folder: Path) -> dict[str, bytes]:
+    """Licences in a folder: file name -> text."""
+    paths = sorted(path for path in folder.iterdir() if _NAME.fullmatch(path.name) and path.is_file())
+    return {path.name: path.read_bytes() for path in paths[:MAX_TEXTS] if path.stat().st_size <= MAX_TEXT_BYTES}
+
+
+LEAST_SHARE = 0.85  # of the vocabulary that a tokenizer must know: models round theirs up, by less than this
+
+
+def probe_tokens(tokenizer: str, architecture: LlamaArchitecture, text: str) -> tuple[int, ...]:
+    """`text` in tokens. Raises CheckpointError for a tokenizer that cannot be the model's."""
+    made = open_tokenizer(tokenizer)
+    ids = made.get_vocab(with_added_tokens=True).values()
+    size, vocabulary = len(ids), architecture.vocabulary
+    if size == 0 or max(ids) >= vocabulary or size < LEAST_SHARE * vocabulary:
+        raise CheckpointError(
+            f"the tokenizer does not match: it knows {size} tokens, up to number {max(ids, default=-1)}, and the model "
+            f"{vocabulary}: take the tokenizer.json that was published with these weights"
+        )
+    with library_errors(lambda problem: CheckpointError(f"the tokenizer fails on the probe text ({problem})")):
+        tokens = tuple(made.encode(text).ids[: min(architecture.positions, MAX_PROBE_TOKENS)])
+    if len(tokens) < 2:
+        raise CheckpointError(f"the tokenizer makes {len(tokens)} tokens of the probe text: it is none for text")
+    return tokens
+
+
+def open_tokenizer(tokenizer: str) -> Any:  # noqa: ANN401
+    """The tokenizer that a tokenizer.json describes. Raises as `probe_tokens` does."""
+    with library_errors(lambda problem: CheckpointError(f"tokenizer.json cannot be read ({problem})")):
+        made = Tokenizer.from_str(tokenizer)
+    made.no_truncation()  # some were stored as they were set for a training
+    made.no_padding()
+    return made
