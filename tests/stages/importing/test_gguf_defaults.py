@@ -172,3 +172,15 @@ def test_a_model_in_several_files(tensors: dict[str, Tensor], tmp_path: Path) ->
         open_source(parts[0])
     with pytest.raises(CheckpointError, match="is one of 2 files of a model: give all of them the names"):
         open_source(tmp_path / "other")
+
+
+def test_sampling_settings_of_a_file_are_the_defaults(tensors: dict[str, Tensor], tmp_path: Path) -> None:
+    def describe(writer: Any) -> None:
+        writer.add_tokenizer_model("gpt2")
+        writer.add_token_list(letters())
+        for name, value in (("temp", 0.5), ("min_p", 0.25)):
+            writer.add_float32(f"general.sampling.{name}", value)
+        writer.add_int32("general.sampling.top_k", 40)
+
+    path = write_gguf(tmp_path / "model.gguf", tensors, describe=describe)
+    assert open_source(path).speech.sampling == {"temperature": 0.5, "top_k": 40, "min_p": 0.25}

@@ -19,6 +19,7 @@ from stages.checkpoint.manifest import read_manifest
 from stages.errors import CheckpointError, InputError
 from stages.importing import importing
 from stages.importing.importing import ImportSettings, StageHost, import_model
+from stages.importing.speech import USUAL_SAMPLING
 from stages.model.architecture import LlamaArchitecture
 from tests.stages.importing.published import SHAPE, write_folder, write_gguf
 
@@ -55,6 +56,7 @@ def test_a_folder_becomes_a_checkpoint(folder: Path, tmp_path: Path, capsys: pyt
         "bos_token": "<extra_256>",
         "eos_token": "<extra_257>",
         "end_tokens": [257],
+        "sampling": USUAL_SAMPLING,
     }
     assert main(["inspect", str(out)]) == 0
     assert "rope_theta" in capsys.readouterr().out

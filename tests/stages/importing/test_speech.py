@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from stages.errors import CheckpointError
 from stages.importing.huggingface_tokenizer import folder_speech
 from stages.importing.importing import open_source
-from stages.importing.speech import Speech, open_tokenizer
+from stages.importing.speech import USUAL_SAMPLING, Speech, open_tokenizer
 from tests.stages.importing.published import write_folder
 from tests.stages.importing.test_parity import transformers
 from tests.stages.model.tiny_llama import tiny_tokenizer
@@ -195,3 +195,18 @@ def test_what_a_download_left_in_place_of_a_file(tmp_path: Path, name: str, cont
     (folder / name).write_text(content)
     with pytest.raises(CheckpointError, match=f"{name} {sentence}"):
         open_source(folder / name if name.endswith("GGUF") else folder).shapes()
+
+
+@pytest.mark.parametrize(
+    ("said", "sampling"),
+    [
+        ({"temperature": 0.6, "top_p": 0.9, "do_sample": True}, {"temperature": 0.6, "top_p": 0.9}),
+        ({"temperature": 0.7, "top_k": 20}, {"temperature": 0.7, "top_k": 20}),
+        ({"repetition_penalty": 1.1}, {**USUAL_SAMPLING, "repetition_penalty": 1.1}),
+        ({"temperature": None, "top_k": 5000, "min_p": 2, "top_p": "0.9"}, USUAL_SAMPLING),
+    ],
+)
+def test_the_publishers_sampling_settings_are_the_defaults(
+    tmp_path: Path, said: dict[str, Any], sampling: dict[str, float]
+) -> None:
+    assert speech(write(tmp_path, {"generation_config.json": said})).sampling == sampling
