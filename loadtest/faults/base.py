@@ -10,16 +10,13 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from pathlib import Path
 from typing import Any, Generic, TypeVar
 
 from loadtest.commands import BenchReport
 from loadtest.faults.settings import FaultSettings
-from loadtest.lab.lab import lab_problem
-from loadtest.lab.profile import Profile, profile_named
 from loadtest.report.table import aligned, number
 from loadtest.workload.testbed import LOOPBACK
-from stages.errors import InputError, ServiceError, one_of
+from stages.errors import InputError, one_of
 
 T = TypeVar("T")
 POLL_S = 0.1
@@ -81,6 +78,10 @@ class FaultRun:
         """A sentence for each process that had ended."""
         return [f"{name} had ended: {last}" for name, last in self.ended.items()]
 
+    def times_of(self, fault: FaultRecord) -> dict[str, Any]:
+        """A fault with its times since the run began."""
+        return {**vars(fault), "begin_s": fault.begin_s - self.begin_s, "end_s": fault.end_s - self.begin_s}
+
     @property
     def omissions(self) -> list[str]:
         return [f"left out: {reason}" for reason in self.left_out]
@@ -121,20 +122,6 @@ def check_names(flag: str, given: Sequence[str], known: Sequence[str]) -> None:
             raise InputError(f"{flag} has no {name!r}{one_of(name, known)}")
     if len(set(given)) < len(given):
         raise InputError(f"{flag} names something twice: {', '.join(given)}")
-
-
-def links_of(profile: str, profiles: Path | None = None) -> Profile | None:
-    """The emulated links of a profile; None on loopback. Raises InputError."""
-    return None if profile == LOOPBACK else profile_named(profile, profiles)
-
-
-def check_links(profile: str, profiles: Path | None, hosts: int) -> None:
-    """Raise OnesweepError where the links of a profile cannot be emulated between so many hosts."""
-    if (links := links_of(profile, profiles)) is None:
-        return
-    links.check_hosts(hosts)
-    if problem := lab_problem():
-        raise ServiceError(f"{problem}; --profile {LOOPBACK} needs no lab, and has no links to cut")
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,9 @@ A process in a lab ends with the thread that starts it: call the methods from on
 """
 
 import contextlib
+import json
 import shutil
+import sqlite3
 import sys
 import tempfile
 import time
@@ -16,23 +18,76 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from operator import attrgetter
 from pathlib import Path
+from typing import Any
 
 from loadtest.faults.base import Fault, no_link
 from loadtest.faults.process import Program
-from loadtest.faults.training_observer import EventFollower
 from loadtest.lab.profile import ROUTER
 from loadtest.workload.testbed import Network, open_network
 from serving.cli.deployment import MODULE
 from stages.errors import ServiceError
-
-STORE, DATABASE = "rounds", "rounds.sqlite3"  # as a coordinator names them; to import it would import torch
+from trainer.rounds.server import STORE
+from trainer.rounds.store import DATABASE, connect
+from trainer.rounds.worker_state import STATE_NAME
 
 POLL_S = 0.05
 COORDINATOR = "coordinator"  # the target of faults that are done to it
-STATE = "worker.safetensors"  # as a worker names it
 CAUGHT_S = 30.0  # how long a transfer of a worker is waited for, to be cut in its middle
 GLANCE_S = 0.005
 COORDINATOR_NODE = ROUTER  # workers have the nodes `host-1`, `host-2`, ...
+
+
+@dataclass(frozen=True)
+class LogEntry:
+    """One event: the run, an update that was `accepted` or `dropped`, or a round that was `closed`."""
+
+    at_s: float  # when it was first seen, seconds of the monotonic clock
+    record: dict[str, Any]
+
+    @property
+    def kind(self) -> str:
+        return str(self.record["kind"])
+
+    @property
+    def part(self) -> str:
+        return str(self.record.get("part", ""))
+
+
+class EventFollower:
+    """The events of a run's rounds, read while the coordinator writes them."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.entries: list[LogEntry] = []
+
+    def look(self) -> list[LogEntry]:
+        """The events since the last look. Raises ServiceError where one that was there has gone."""
+        if not self.path.exists():
+            return []
+        known, now = len(self.entries), time.monotonic()
+        try:
+            with contextlib.closing(connect(self.path)) as database:
+                count = database.execute("SELECT COUNT(*) FROM events").fetchone()[0]
+                query = "SELECT record FROM events ORDER BY number LIMIT -1 OFFSET ?"
+                new = [LogEntry(now, json.loads(text)) for (text,) in database.execute(query, (known,))]
+        except sqlite3.OperationalError:  # it is just being made, or the disk has no room for who reads
+            return []
+        if count < known:
+            raise ServiceError(f"{self.path} has {count} events, and had {known}")
+        self.entries += new
+        return new
+
+    def replica(self, worker: str) -> int | None:
+        """Its place; None before it has one."""
+        with contextlib.suppress(sqlite3.OperationalError), contextlib.closing(connect(self.path)) as database:
+            for (text,) in database.execute("SELECT record FROM members"):
+                if (record := json.loads(text))["worker"] == worker:
+                    return int(record["replica"])
+        return None
+
+    def closed(self, part: str) -> int:
+        """Rounds of a part that were closed."""
+        return sum(entry.kind == "closed" and entry.part == part for entry in self.entries)
 
 
 @dataclass(frozen=True)
@@ -207,7 +262,7 @@ def _copy(source: Path, target: Path) -> None:
     """Copy a state and nothing else: locks and half transfers belong to one process."""
     target.mkdir(exist_ok=True)
     with contextlib.suppress(FileNotFoundError):  # nothing saved yet
-        shutil.copyfile(source / STATE, target / STATE)
+        shutil.copyfile(source / STATE_NAME, target / STATE_NAME)
 
 
 _WORKERS: Callable[[TrainingTestbed], tuple[str, ...]] = attrgetter("names")

@@ -205,10 +205,5 @@ def run_audit(options: argparse.Namespace) -> int:
     found = audit(options.directory)
     for problem in found.problems:
         print(f"wrong: {problem}")
-    versions = ", ".join(f"{part} at version {number}" for part, number in found.versions.items())
-    print(
-        f"{found.accepted} updates accepted: {found.merged} merged, {found.pending} pending; {found.dropped} late ones "
-        f"dropped by rule{f'; {found.left_out} left out by their score' if found.left_out else ''}"
-        f"{'; ' if versions else ''}{versions}"
-    )
+    print(found)
     return 1 if found.problems else 0

@@ -4,15 +4,13 @@ import asyncio
 import logging
 import time
 from collections.abc import AsyncIterator, Callable
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import asynccontextmanager
 
-from stages.errors import InputError, Interrupted
+from stages.errors import Interrupted
 from stages.signals import stop_on_signals
 from stages.wire.auth import HOST, ROUTER
-from stages.wire.channel import bind, is_loopback, new_server, parse_address
-from stages.wire.tls import Security
+from stages.wire.channel import bind, new_server
 from stages.wire.tokens import Keyring
-from stages.wire.web_access import check_framework
 from trainer.blocks.config import TrainingConfig
 from trainer.blocks.data import Corpus
 from trainer.rounds.coordinator import Coordinator
@@ -43,9 +41,6 @@ def coordinate(
     What the rounds need lies in the checkpoint's folder `rounds`. :param listening: called with the port.
     """
     keyring, out = Keyring(settings.tokens), settings.out
-    if settings.page is not None:
-        check_framework("--page")
-        check_page(settings.page, settings.security, keyring)
     if settings.security.tls is not None:
         settings.security.tls.own(HOST, ROUTER)
     spec = RunSpec.begin(config, corpus, out)
@@ -84,13 +79,8 @@ async def open_port(coordinator: Coordinator, keyring: Keyring) -> AsyncIterator
 
 
 async def _serve(coordinator: Coordinator, keyring: Keyring, listening: Callable[[int], None]) -> None:
-    async with AsyncExitStack() as stack:
-        if coordinator.settings.page is not None:
-            from trainer.rounds.page import page_served  # what serves it is optional
-
-            page = page_served(coordinator, coordinator.settings.page, coordinator.settings.security, keyring)
-            await stack.enter_async_context(page)
-        stop, port = stop_on_signals(), await stack.enter_async_context(open_port(coordinator, keyring))
+    stop = stop_on_signals()
+    async with open_port(coordinator, keyring) as port:
         log.info("run %s: %d rounds, live on port %d", coordinator.spec.run[:12], coordinator.spec.rounds, port)
         listening(port)
         await _run(coordinator, stop)
@@ -119,19 +109,3 @@ async def _farewell(coordinator: Coordinator) -> None:
     end = loop.time() + FAREWELL_S
     while loop.time() < end and any(coordinator.members.is_here(m, coordinator.clock()) for m in coordinator.members):
         await asyncio.sleep(POLL_S)
-
-
-def check_page(listen: str, security: Security, keyring: Keyring) -> None:
-    """Raise InputError unless the page may be served there: on loopback, else over TLS and to those with tokens."""
-    parse_address(listen, "--page")
-    if is_loopback(listen):
-        return
-    if security.tls is None and not security.insecure:
-        raise InputError(
-            f"--page {listen} can be reached from other machines and traffic is not encrypted: give --tls-ca, "
-            "--tls-cert and --tls-key, serve it on loopback, or accept it with --insecure"
-        )
-    if security.tls is not None and keyring.open:
-        raise InputError(
-            f"--page {listen} can be looked at from other machines by anybody: give --tokens, or serve it on loopback"
-        )
