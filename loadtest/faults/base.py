@@ -12,11 +12,11 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, Generic, TypeVar
 
-from loadtest.commands import BenchReport
+from loadtest.commands import BenchReport, check_names
 from loadtest.faults.settings import FaultSettings
 from loadtest.report.table import aligned, number
 from loadtest.workload.testbed import LOOPBACK
-from stages.errors import InputError, one_of
+from stages.errors import InputError
 
 T = TypeVar("T")
 POLL_S = 0.1
@@ -113,15 +113,6 @@ def select(faults: Mapping[str, Fault[T]], settings: FaultSettings, each_minute:
         raise InputError(f"--count {settings.count} is less than the {len(able)} kinds of --faults")
     usual = max(len(able), round(settings.minutes * each_minute)) if able else 0
     return Selection(able, absent, usual if settings.count is None else settings.count)
-
-
-def check_names(flag: str, given: Sequence[str], known: Sequence[str]) -> None:
-    """Raise InputError for a name that is not known or comes twice."""
-    for name in given:
-        if name not in known:
-            raise InputError(f"{flag} has no {name!r}{one_of(name, known)}")
-    if len(set(given)) < len(given):
-        raise InputError(f"{flag} names something twice: {', '.join(given)}")
 
 
 @dataclass(frozen=True)

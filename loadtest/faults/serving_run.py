@@ -8,7 +8,7 @@ from typing import Any
 
 import psutil
 
-from loadtest.commands import BenchReport
+from loadtest.commands import BenchReport, check_names
 from loadtest.faults.base import (
     POLL_S,
     FaultRecord,
@@ -16,7 +16,6 @@ from loadtest.faults.base import (
     Planned,
     Say,
     Selection,
-    check_names,
     fault_report,
     inflict,
     make_schedule,

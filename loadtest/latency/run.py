@@ -7,12 +7,12 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, replace
 from typing import Any
 
-from loadtest.commands import BenchReport, say
+from loadtest.commands import BenchReport, check_names, say
 from loadtest.latency.settings import LEVELS, Length, WanSettings
 from loadtest.latency.turns import RequestSeries, Sample, ended_well, take_turns
 from loadtest.report.record import settings_record
 from loadtest.report.table import Column, number_column, open_meter, percentile, table, text_column
-from loadtest.workload.prompts import NOVEL, Prompts
+from loadtest.workload.prompts import BUILT_IN, NOVEL, Prompts
 from loadtest.workload.testbed import check_network, deployed, open_network
 from loadtest.workload.variants import ModeVariant
 from serving.drawing import DEFAULT_LEVELS, DRAWING_MODES, EXPERT_RULES
@@ -31,10 +31,13 @@ Row = dict[str, Any]
 def settled(settings: WanSettings) -> WanSettings:
     """Settings with the bundle's own modes, lengths and prompts where none were named. Raises InputError."""
     s = settings
+    check_names("--text", s.texts, BUILT_IN)
+    check_names("--profile", s.profiles)
     if not bundle_draws(s.checkpoint):
         lengths = s.lengths or (Length(32), Length(128))
-        return replace(s, variants=s.variants or USUAL, lengths=lengths, prompts=s.prompts or (NOVEL,))
-    if s.prompts or s.temperature is not None or any(not length.draws for length in s.lengths):
+        prompts = tuple(BUILT_IN[name] for name in s.texts or (NOVEL.name,))
+        return replace(s, variants=s.variants or USUAL, lengths=lengths, prompts=prompts)
+    if s.texts or s.temperature is not None or any(not length.draws for length in s.lengths):
         raise InputError(f"{s.checkpoint} draws: it takes --levels, and no prompts, bytes or temperature")
     bundle = find_bundle(s.checkpoint)
     served = [mode for mode in TIMED_DRAWING if getattr(bundle, mode) is not None]

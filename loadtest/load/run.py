@@ -10,8 +10,6 @@ from typing import Any
 from loadtest.load.generator import Generator, start_generator
 from loadtest.load.plan import OK, LoadSample, LoadSettings, Outcome, Window, outcome_of
 from loadtest.report.table import Column, number, number_column, percentile, text_column
-from loadtest.workload.caller import RouterState
-from loadtest.workload.testbed import Testbed
 from loadtest.workload.texts import Texts
 from stages.errors import Interrupted, ServiceError
 
@@ -31,9 +29,10 @@ class LoadResult:
         return self.figures.throughput_rps / knee.figures.throughput_rps
 
 
-def run_load(settings: LoadSettings, target: Testbed, texts: Texts, mode: str, users: int) -> LoadResult:
+def run_load(settings: LoadSettings, texts: Texts, mode: str, users: int) -> LoadResult:
     """One run on a deployment that has nothing else to do. Raises OnesweepError."""
-    with start_generator(target, settings.plan(target.access, texts.cases, mode, users)) as generator:
+    plan = settings.plan(texts.target.access, texts.cases, mode, users)
+    with start_generator(texts.target, plan) as generator:
         result = result_of(generator.drain(), texts, mode, users)
         return replace(result, interrupted=generator.stopped)
 
@@ -68,31 +67,6 @@ def _difference(sample: LoadSample, texts: Texts, expected: dict[int, bytes]) ->
         f"prompt {case.prompt!r}, seed {case.seed}\n"
         f"  under load: {bytes.fromhex(sample.output)!r}\n  alone:      {expected[sample.case]!r}"
     )
-
-
-@dataclass(frozen=True)
-class LoadRun:
-    """Everything that runs of one command have in common."""
-
-    settings: LoadSettings
-    target: Testbed
-    facts: RouterState
-
-    def record(self) -> dict[str, Any]:
-        """Settings of the figures."""
-        s = self.settings
-        return {
-            "profile": self.target.network.profile,
-            "router": self.target.access.router,
-            "hosts": self.facts.hosts,
-            "request_limit": self.facts.request_limit,
-            "max_bytes": s.max_bytes,
-            "asked_seconds": s.seconds,
-            "warm_up_s": s.warm_up_s,
-            "timeout_s": s.timeout_s,
-            "distinct_texts": s.cases,
-            "first_seed": s.first_seed,
-        }
 
 
 # Over the knee, p95 is more than DOUBLED times that of one user, or twice the users bring less than GROWTH times the

@@ -117,27 +117,17 @@ def run_status(options: argparse.Namespace) -> int:
     import io
     import json
 
-    from trainer.rounds.view import duration, lines_of, show, snapshot
+    from trainer.rounds.view import lines_of, show, snapshot
 
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="replace")  # a terminal without Unicode has no bars
     settings = from_flags(WatchSettings, options)
     link = _link(options, settings, threading.Event())
-    in_place, shown = sys.stdout.isatty() and not settings.once, list[str]()
-
-    def away(problem: str) -> None:
-        words = f"{problem}; looking for it for {duration(settings.patience_s)}"
-        if settings.json:
-            print(words, file=sys.stderr, flush=True)
-        else:
-            show([words, "", *shown] if in_place else [words], in_place)
-
-    for update in link.watch(settings.interval_s, away):
+    for update in link.watch(settings.interval_s):
         if settings.json:
             print(json.dumps(snapshot(update)), flush=True)
         else:
-            shown = lines_of(update)
-            show(shown, in_place)
+            show(lines_of(update), in_place=sys.stdout.isatty() and not settings.once)
         if settings.once:
             break
     link.close()

@@ -42,7 +42,7 @@ def test_a_whole_run(router: str, request_limit: int, tmp_path: Path, capsys: py
     files = ["--json", str(path), "--html", str(html)]
     assert main(["bench", "loadtest", "--router", router, "--users", "2", *QUICK, *files]) == 0
     record, out = json.loads(path.read_text()), capsys.readouterr().out
-    assert (record["mode"], record["users"], record["profile"]) == ("sweep", 2, "as found")
+    assert (record["mode"], record["users"], record["settings"]["target"]) == ("sweep", 2, "as found")
     assert (record["failed"], record["lost"], record["wrong"], record["refused"]) == (0, 0, 0, 0)
     assert record["requests"] == record["right"] > 0
     assert record["outside"]["requests"] == record["outside"]["right"] > 0
