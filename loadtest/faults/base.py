@@ -32,8 +32,7 @@ class Fault(Generic[T]):
 
     name: str
     length_s: tuple[float, float]  # shortest and longest
-    begin: Callable[[T, str], object]
-    end: Callable[[T, str], object]
+    begin: Callable[[T, str], Callable[[], object]]  # returns what ends it
     targets: Callable[[T], Sequence[str]]  # names of what it can be done to
     weight: int = 1  # how often it comes, beside the others
     absent: Callable[[FaultSettings], str] = lambda settings: ""  # why it cannot be done; empty when it can
@@ -170,7 +169,7 @@ def inflict(
     """
     fault.prepare(testbed, target)
     begin_s = lasts_from_s = time.monotonic()
-    fault.begin(testbed, target)
+    end = fault.begin(testbed, target)
     try:
         if fault.stands_in:
             used_again(target)
@@ -179,7 +178,7 @@ def inflict(
             tick()
     finally:
         with contextlib.suppress(ProcessLookupError):  # it may have ended by itself
-            fault.end(testbed, target)
+            end()
     return FaultRecord(fault.name, target, begin_s, time.monotonic())
 
 

@@ -29,10 +29,6 @@ STOP_S = 15.0
 PACKAGES = {"ip": "iproute2", "unshare": "util-linux", "nsenter": "util-linux", "setpriv": "util-linux"}
 
 
-class NoLab(LabError):
-    """No lab is up."""
-
-
 @dataclass(frozen=True)
 class Node:
     """A place of a lab: its address, and the file and number of its network namespace."""
@@ -188,10 +184,10 @@ def find_lab(directory: Path) -> Lab | None:
 
 
 def require_lab(directory: Path) -> Lab:
-    """Like `find_lab`, and whole. Raises LabError; NoLab if there is none."""
+    """Like `find_lab`, and whole. Raises LabError."""
     lab = find_lab(directory)
     if lab is None:
-        raise NoLab("no lab is up; start one with `onesweep wan up --profile links-60`")
+        raise LabError("no lab is up; start one with `onesweep wan up --profile links-60`")
     problem = lab.problem()
     if problem:
         raise LabError(f"the lab is half up: {problem}; `onesweep wan down` clears what is left")
@@ -199,10 +195,10 @@ def require_lab(directory: Path) -> Lab:
 
 
 def stop_lab(directory: Path) -> Lab:
-    """Stop a lab, whole or half, and all that runs in it. Raises LabError; NoLab if there is none."""
+    """Stop a lab, whole or half, and all that runs in it. Raises LabError."""
     lab = find_lab(directory)
     if lab is None:
-        raise NoLab("no lab is up")
+        raise LabError("no lab is up")
     lab.stop()
     (directory / RECORD).unlink(missing_ok=True)
     return lab

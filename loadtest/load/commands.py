@@ -82,7 +82,7 @@ def _measure(settings: LoadSettings, modes: list[str], results: list[LoadResult]
 def _one_run(
     settings: LoadSettings, texts: Texts, modes: list[str], results: list[LoadResult]
 ) -> tuple[str, dict[str, Any]]:
-    """What is shown, and its record."""
+    """Returns the words for a terminal, and the record."""
     from loadtest.load.run import RUNS, run_load, run_notes, run_record
     from loadtest.report.table import table
 

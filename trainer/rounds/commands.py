@@ -20,7 +20,7 @@ from stages.telemetry.observability import start_log
 from stages.wire.flags import add_server_options, add_token_options
 from stages.wire.tls import LOOPBACK_ONLY, security_of
 from stages.wire.tokens import token_of
-from trainer.options import add_shared_flags, config_of, corpus_of, print_json
+from trainer.options import add_own_and_shared, config_of, corpus_of, print_json
 from trainer.rounds.settings import CoordinatorSettings, WatchSettings, WorkerSettings
 
 if TYPE_CHECKING:
@@ -31,8 +31,7 @@ if TYPE_CHECKING:
 
 
 def add_coordinate(coordinate: argparse.ArgumentParser) -> None:
-    add_shared_flags(coordinate, "config", "data", "threads")
-    add_flags(coordinate, CoordinatorSettings)
+    add_own_and_shared(coordinate, CoordinatorSettings, "config data threads")
     add_server_options(coordinate)
 
 
@@ -40,8 +39,7 @@ def add_work(work: argparse.ArgumentParser) -> None:
     work.add_argument("--coordinator", required=True, metavar="HOST:PORT")
     work.add_argument("--name", help="of this worker; with a token, its key's name or NAME.MORE (this machine's)")
     work.add_argument("--state", type=Path, metavar="DIR", help="where it keeps its state (runs/work/NAME)")
-    add_shared_flags(work, "data", "threads")
-    add_flags(work, WorkerSettings)
+    add_own_and_shared(work, WorkerSettings, "data threads")
     add_flags(work, WatchSettings, only=("patience_s",))
     add_server_options(work)
     add_token_options(work)
@@ -161,9 +159,7 @@ class SimulateSettings:
     seeds: tuple[int, ...] = setting((0,), "")
 
 
-def add_simulate(parser: argparse.ArgumentParser) -> None:
-    add_flags(parser, SimulateSettings)
-    add_shared_flags(parser, "config", "data", "steps", "threads", "json")
+add_simulate = partial(add_own_and_shared, own=SimulateSettings, shared="config data steps threads json")
 
 
 def run_simulate(options: argparse.Namespace) -> int:

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from loadtest.lab import lab as module
-from loadtest.lab.lab import Lab, NoLab, find_lab, lab_problem, require_lab, start_lab, stop_lab, temporary_lab
+from loadtest.lab.lab import Lab, find_lab, lab_problem, require_lab, start_lab, stop_lab, temporary_lab
 from loadtest.lab.namespaces import LabError, processes_in, start_ticks
 from loadtest.lab.profile import Link, Profile
 from stages.errors import InputError
@@ -65,7 +65,7 @@ def sleeper(lab: Lab, node: str, **how: Any) -> subprocess.Popen[bytes]:
 def directory(needs_lab: None, tmp_path: Path) -> Iterator[Path]:
     folder = tmp_path / "state"
     yield folder
-    with contextlib.suppress(NoLab):
+    with contextlib.suppress(LabError):
         stop_lab(folder)
 
 
@@ -150,7 +150,7 @@ def test_a_detached_lab_is_found_and_stopped(directory: Path) -> None:
     stop_lab(directory)
     assert inside.wait(10) == -signal.SIGKILL
     assert gone(lab)
-    with pytest.raises(NoLab, match="no lab is up; start one"):
+    with pytest.raises(LabError, match="no lab is up; start one"):
         require_lab(directory)
     assert start_lab(NEAR, 1, directory).problem() == ""
 

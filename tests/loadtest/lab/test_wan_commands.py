@@ -1,8 +1,5 @@
 """`onesweep wan`: what it prints, its exit codes, and sentences instead of tracebacks."""
 
-import os
-import subprocess
-import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -72,8 +69,3 @@ def test_up_status_exec_down(needs_lab: None, wan: Callable[..., tuple[int, str]
     assert wan("exec", "host-1")[0] == 2
     assert wan("down") == (0, "three-regions is down\n")
     assert wan("status")[0] == 1
-
-
-def onesweep(*arguments: str, **more: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-P", "-m", "serving.cli", *arguments]
-    return subprocess.run(command, capture_output=True, text=True, env=os.environ | more)
