@@ -16,11 +16,11 @@ from stages.device import check_device
 from stages.errors import InputError
 from stages.model.architecture import WEIGHT_WORDS, Architecture, LlamaArchitecture
 from trainer.blocks.checkpoint_dir import RUN_FOLDER, add_metrics, identity, open_checkpoint_dir
-from trainer.blocks.data import Corpus, quick_bfloat16, within_memory
+from trainer.blocks.data import Corpus, within_memory
 from trainer.blocks.run import Clock, Run, state_path
 from trainer.distill.settings import DistillSettings
 from trainer.distill.student import DistillTask, Student, fitting_layers, numbers_in, one_stage
-from trainer.distill.teacher import FIRST, Samples, Teacher, held_out, tokens_corpus
+from trainer.distill.teacher import FIRST, Samples, Teacher, tokens_corpus
 
 PUBLISH_EVERY_S = 600.0  # time between two evaluations on held-out text, after each of which the checkpoint is replaced
 Tell = Callable[[str], None]
@@ -36,7 +36,7 @@ def distill(settings: DistillSettings, tell: Tell = print) -> Manifest:
 
 
 def _distilled(s: DistillSettings, source: Manifest, tell: Tell) -> Manifest:
-    corpus = tokens_corpus(s.texts, s.checkpoint, source, s.window)
+    corpus = tokens_corpus(s.texts, s.checkpoint, s.window)
     origin: dict[str, Any]
     if s.start is None:
         layers = s.layers if s.layers is not None else fitting_layers(source.text_architecture)
@@ -52,15 +52,14 @@ def _distilled(s: DistillSettings, source: Manifest, tell: Tell) -> Manifest:
     for name in source.files:
         companion = read_companion(s.checkpoint, source, name)
         replace_file(s.folder / name, partial(Path.write_bytes, data=companion))
-    dtype = torch.bfloat16 if s.bfloat16 and quick_bfloat16(s.device) else torch.float32
-    teacher = Teacher(s.checkpoint, source, s.device, dtype)
+    teacher = Teacher(s.checkpoint, s.device, s.bfloat16)
     if s.start is None:
         student = Student.of_layers(teacher, layers)
     else:
         student = Student.started(teacher, load_stage(s.start, 0))
     folder = s.folder / RUN_FOLDER
     samples = Samples(teacher, corpus, s, folder / "samples", identity(plan))
-    task = DistillTask(student, samples, held_out(teacher, corpus, s.window, s.seed))
+    task = DistillTask(student, samples)
     report = _Report(task, s, source.tokenizer, tell)
     clock = Clock(60 * s.minutes if s.minutes else float("inf"), PUBLISH_EVERY_S, report)
     run = Run(task, s.training(), folder, identity(plan), clock=clock)
