@@ -175,8 +175,13 @@ class WorkerTraffic:
         return self.rounds * (self.up + self.made) + self.last
 
     @property
+    def fetched(self) -> tuple[int, ...]:
+        """Versions that it fetches of each fragment after the first."""
+        return (*[self.versions + 1] * (len(self.downs) - 1), self.versions)
+
+    @property
     def down_in_all(self) -> int:
-        own = (self.versions + 1) * sum(self.downs[:-1]) + self.versions * self.downs[-1]
+        own = sum(count * size for count, size in zip(self.fetched, self.downs, strict=True))
         return self.first + own + self.versions * sum(self.copies) + self.rounds * self.features
 
 

@@ -13,11 +13,13 @@ from trainer.blocks.data import Corpus
 from trainer.options import markdown
 from trainer.planning.cost import (
     WorkerLink,
+    WorkerTraffic,
     coordinator_memory,
     numbers_of,
     take_inventory,
     timing_of,
     traffic_of,
+    wire_bytes,
     worker_memory,
 )
 from trainer.rounds.parts import FeatureFormat, Learner, is_fed
@@ -72,6 +74,7 @@ class PlanRow:
     up_bytes: int
     down_bytes: int
     all_bytes: int  # of all workers, both ways, as the coordinator counts them
+    all_wire_bytes: int  # the same with the headers of all protocols
     seconds: float
     round_s: float
     used: float  # share of the rounds in which a worker trains
@@ -121,12 +124,22 @@ def _row(name: str, config: TrainingConfig, link: WorkerLink, pass_s: float) -> 
         up_bytes=max(each.up_in_all for each in traffic),
         down_bytes=max(each.down_in_all for each in traffic),
         all_bytes=rounds.replicas * sum(each.up_in_all + each.down_in_all for each in traffic),
+        all_wire_bytes=round(rounds.replicas * sum(map(_wire, traffic))),
         seconds=timing.seconds,
         round_s=timing.round_s,
         used=timing.used,
         worker_bytes=max(worker_memory(part, each, rounds) for part, each in pairs),
         coordinator_bytes=coordinator_memory(parts, traffic, rounds),
     )
+
+
+def _wire(traffic: WorkerTraffic) -> float:
+    own = sum(
+        traffic.rounds * wire_bytes(up) + count * wire_bytes(down)
+        for up, down, count in zip(traffic.ups, traffic.downs, traffic.fetched, strict=True)
+    )
+    own += traffic.rounds * (wire_bytes(traffic.features) + wire_bytes(traffic.made))
+    return wire_bytes(traffic.first) + own + traffic.versions * sum(map(wire_bytes, traffic.copies))
 
 
 STEPS = 5  # measured steps, after one that warms up. Their median counts, for the chunks differ from step to step.

@@ -37,6 +37,7 @@ def test_every_way_is_a_row(plan: Run) -> None:
     assert rows["every step"]["up_bytes"] == 30 * rows["diloco"]["up_bytes"]
     assert 7 < rows["diloco"]["up_bytes"] / rows["e3m0"]["up_bytes"] < 32 / 4.25
     assert rows["every step"]["used"] < rows["diloco"]["used"] < rows["e3m0"]["used"] < rows["eager e3m0"]["used"]
+    assert all(row["all_wire_bytes"] > 1.03 * row["all_bytes"] for row in rows.values())
 
 
 def test_a_step_is_measured(plan: Run) -> None:
