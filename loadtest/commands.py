@@ -6,7 +6,6 @@ import argparse
 import json
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import asdict, dataclass
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -98,16 +97,3 @@ def check_names(flag: str, given: Sequence[str], known: Collection[str] | None =
             raise InputError(f"{flag} has no {name!r}{one_of(name, known)}")
         if given.count(name) > 1:
             raise InputError(f"{flag} names {name!r} twice")
-
-
-def numbers(text: str, flag: str) -> tuple[int, ...]:
-    """Numbers of "1,3". Raises InputError."""
-    try:
-        return tuple(map(int, text.split(","))) if text else ()
-    except ValueError:
-        raise InputError(f"{flag} {text!r} must be numbers such as 1,3") from None
-
-
-def numbers_flag(name: str, one: str) -> dict[str, Any]:
-    """Metadata of a flag that takes a list of numbers."""
-    return {"name": name, "metavar": f"{one}[,{one}]", "type": partial(numbers, flag=name)}

@@ -40,7 +40,7 @@ from loadtest.report.table import percentile
 from loadtest.workload.testbed import check_links
 from stages.errors import InputError, ServiceError
 from stages.settings import read_toml
-from trainer.rounds.server import STORE
+from trainer.rounds.service import STORE
 from trainer.rounds.store import Audit, audit
 
 FAULTS_A_MINUTE = 1.2

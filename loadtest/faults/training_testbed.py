@@ -28,7 +28,7 @@ from loadtest.lab.profile import ROUTER
 from loadtest.workload.testbed import Network, open_network
 from serving.cli.deployment import MODULE
 from stages.errors import ServiceError
-from trainer.rounds.server import STORE
+from trainer.rounds.service import STORE
 from trainer.rounds.store import DATABASE, connect
 from trainer.rounds.worker_state import STATE_NAME
 

@@ -3,7 +3,7 @@
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from loadtest.commands import CHECKPOINT, check_names, numbers
+from loadtest.commands import CHECKPOINT, check_names
 from loadtest.workload.prompts import Prompts
 from loadtest.workload.testbed import default_hosts
 from loadtest.workload.variants import ModeVariant, parse_variants
@@ -35,12 +35,11 @@ class Length:
 
 def parse_lengths(text: str, unit: str = BYTES) -> tuple[Length, ...]:
     """The output lengths, or levels, of "N,N". Raises InputError."""
-    option = LENGTH_FLAGS[unit]
-    counts = numbers(text, option)
-    if not counts or min(counts) < 1:
+    option, counts = LENGTH_FLAGS[unit], text.split(",")
+    if not all(count.isdecimal() and int(count) for count in counts):
         raise InputError(f"{option} {text!r} must be numbers from 1, such as 32,256")
-    check_names(option, list(map(str, counts)))
-    return tuple(Length(count, unit) for count in counts)
+    check_names(option, counts)
+    return tuple(Length(int(count), unit) for count in counts)
 
 
 @dataclass(frozen=True)

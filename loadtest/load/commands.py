@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import math
+from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
 from loadtest.commands import BenchReport, add_measurement, run_bench, say
@@ -36,7 +37,6 @@ def run_loadtest(options: argparse.Namespace) -> int:
 
 def _settings(options: argparse.Namespace) -> tuple[LoadSettings, list[str]]:
     """Settings, and the modes to measure. Raises OnesweepError for what can be refused before anything starts."""
-    from loadtest.load.generator import check_locust
     from loadtest.workload.testbed import TestbedSettings, check_testbed
     from serving.modes import MODES
 
@@ -57,6 +57,13 @@ def _settings(options: argparse.Namespace) -> tuple[LoadSettings, list[str]]:
     check_locust()
     check_testbed(settings.target)
     return settings, modes
+
+
+def check_locust() -> None:
+    """Raises InputError with what to install."""
+    for module in ("locust", "gevent"):
+        if find_spec(module) is None:
+            raise InputError(f"the load test needs {module}: pip install 'onesweep[loadtest]'")
 
 
 def _measure(settings: LoadSettings, modes: list[str], results: list[LoadResult]) -> BenchReport:

@@ -59,7 +59,7 @@ def has_strangers(settings: CoordinatorSettings) -> bool:
 def run_coordinate(options: argparse.Namespace) -> int:
     """Coordinate a run to its end."""
     from stages.errors import ConfigError
-    from trainer.rounds.server import coordinate
+    from trainer.rounds.service import coordinate
 
     start_log("text", "coordinator")
     settings = from_flags(CoordinatorSettings, options, security=security_of(options))

@@ -29,7 +29,7 @@ def bench(bundle: Path, *options: object) -> list[str]:
         (("--profile", "lan,lan"), "--profile names 'lan' twice"),
         (("--profile", "lan", "--modes", "swep"), "unknown mode 'swep' in --modes"),
         (("--profile", "lan", "--bytes", "0"), "--bytes '0' must be numbers from 1"),
-        (("--profile", "lan", "--bytes", "many"), "--bytes 'many' must be numbers such as"),
+        (("--profile", "lan", "--bytes", "many"), "--bytes 'many' must be numbers from 1, such as"),
         (("--profile", "lan", "--text", "new"), "--text has no 'new'; choose from novel, copying"),
         (("--profile", "lan", "--hosts", 3), "3 hosts cannot share 2 blocks"),
         (("--profile", "lan", "--json", "/nowhere/r.json"), "cannot write /nowhere/r.json"),

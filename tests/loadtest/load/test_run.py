@@ -12,9 +12,8 @@ from typing import Any
 import grpc
 import pytest
 
-from loadtest.load.generator import start_generator
 from loadtest.load.plan import LoadPlan, LoadSettings
-from loadtest.load.run import result_of, run_load
+from loadtest.load.run import result_of, run_load, start_generator
 from loadtest.workload.caller import Access
 from loadtest.workload.prompts import SeededPrompt
 from loadtest.workload.testbed import AS_FOUND, Network, Testbed

@@ -25,7 +25,7 @@ from trainer.rounds.client import RoundsClient
 from trainer.rounds.codecs import CODECS, Tensors, scale, shapes
 from trainer.rounds.coordinator import Coordinator
 from trainer.rounds.publishing import Publisher
-from trainer.rounds.server import STORE, ledger_of, open_port
+from trainer.rounds.service import STORE, ledger_of, open_port
 from trainer.rounds.settings import PROTOCOL, CoordinatorSettings, WorkerSettings
 from trainer.rounds.spec import RunSpec
 from trainer.rounds.store import open_store
