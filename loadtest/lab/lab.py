@@ -6,11 +6,9 @@ import contextlib
 import json
 import os
 import shutil
-import signal
 import subprocess
 import sys
 import tempfile
-import time
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -18,7 +16,7 @@ from typing import IO, Any
 
 from loadtest.lab.child import Child
 from loadtest.lab.forwarder import give_order
-from loadtest.lab.namespaces import TUN, LabError, end_processes, processes_in, start_ticks
+from loadtest.lab.namespaces import TUN, LabError, processes_in, start_ticks
 from loadtest.lab.profile import Profile
 from stages.errors import InputError
 from stages.wire.secret_files import check_private
@@ -89,32 +87,14 @@ class Lab:
         ends = (self.address(one), self.address(other))
         give_order(self.pid, [ends, ends[::-1]] if both else [ends], loss, slower)
 
-    def stop(self) -> None:
-        """End the lab, what is left of it, and every program in it."""
-        # the lab first, with SIGTERM: it ends what runs in it, and the keeper too
-        for name in ("lab", "keeper"):
-            self._end(*self.processes[name])
-        address_of = {node.inode: node.address for node in self.places.values()}
-        end_processes(set(address_of), address_of)
-
     def programs(self) -> list[int]:
         """Ids of the processes that run in the lab."""
-        address_of = {node.inode: node.address for node in self.places.values()}
-        return processes_in(set(address_of), address_of)
+        return processes_in({node.inode for node in self.places.values()})
 
     def _place(self, node: str) -> Node:
         if node not in self.places:
             raise InputError(f"no node {node!r} in the lab; there are {', '.join(self.nodes)}")
         return self.places[node]
-
-    def _end(self, pid: int, ticks: int) -> None:
-        for number in (signal.SIGTERM, signal.SIGKILL):
-            deadline = time.monotonic() + STOP_S
-            if start_ticks(pid) == ticks:
-                with contextlib.suppress(ProcessLookupError):
-                    os.kill(pid, number)
-            while start_ticks(pid) == ticks and time.monotonic() < deadline:
-                time.sleep(0.01)
 
 
 def lab_problem() -> str:
@@ -153,7 +133,7 @@ def temporary_lab(profile: Profile, hosts: int) -> Iterator[Lab]:
             process.terminate()
             with contextlib.suppress(subprocess.TimeoutExpired):
                 process.wait(STOP_S)
-            lab.stop()  # whatever the process itself left, if it was killed
+            process.kill()  # does nothing to one that has ended; its keeper ends what is left
             process.wait()
 
 
