@@ -29,7 +29,6 @@ from loadtest.faults.base import (
 from loadtest.faults.settings import SHIPPED_RUN, RunFile, TrainingChaosSettings, check_text
 from loadtest.faults.training_testbed import (
     COORDINATOR,
-    POLL_S,
     TRAINING_FAULTS,
     LogEntry,
     TrainingSetup,
@@ -193,7 +192,6 @@ class _DisturbedRun:
         self.faults: list[FaultRecord] = []
         self.ended: dict[str, str] = {}
         self.away = ""  # the program that a fault has taken away for now
-        self.moved_s, self._entries = time.monotonic(), 0
 
     def result(self, undisturbed: Scores, undisturbed_s: float) -> TrainingResult:
         """Raises ServiceError when the run does not even begin."""
@@ -275,18 +273,14 @@ class _DisturbedRun:
         return closed / (self.run.rounds * self.run.parts)
 
     def _alive(self) -> bool:
-        """True while anything happened lately, or may yet."""
-        return time.monotonic() - self.moved_s < self.settings.patience_s
+        return self.training.is_alive(self.settings.patience_s)
 
     def _wait(self, happened: Callable[[], bool]) -> None:
         while not happened() and self._alive():
             self._tick()
 
     def _tick(self) -> None:
-        time.sleep(POLL_S)
-        self.training.log.look()
-        if len(self.training.log.entries) != self._entries:
-            self._entries, self.moved_s = len(self.training.log.entries), time.monotonic()
+        self.training.tick()
         for program in self.training.programs:
             if program.name != self.away and program.ended and self.training.coordinator.ended != 0:
                 self.ended[f"{program.name}, start {program.starts}"] = program.last_words()

@@ -152,6 +152,7 @@ class TrainingTestbed:
 
     def start(self) -> None:
         """Start what does not run."""
+        self._moved_s = time.monotonic()
         for program in self.programs:
             program.start()
 
@@ -160,19 +161,25 @@ class TrainingTestbed:
 
         Raises ServiceError with the last words of a process that failed, or when there is no progress for so long.
         """
-        moved, known = time.monotonic(), -1
         while any(program.ended is None for program in self.programs):
             self.check()
-            self.log.look()
+            self.tick()
             look()
-            if (now := sum(p.ended is not None for p in self.programs) + len(self.log.entries)) != known:
-                moved, known = time.monotonic(), now
-            if time.monotonic() - moved > patience_s:
+            if not self.is_alive(patience_s):
                 raise ServiceError(f"nothing happened for {patience_s:.0f} s: {self.coordinator.last_words()}")
-            time.sleep(POLL_S)
         self.check()
         self.log.look()
         look()
+
+    def tick(self) -> None:
+        """Wait a moment, and read what happened meanwhile."""
+        time.sleep(POLL_S)
+        if self.log.look():
+            self._moved_s = time.monotonic()
+
+    def is_alive(self, patience_s: float) -> bool:
+        """True while anything happened in so many seconds."""
+        return time.monotonic() - self._moved_s < patience_s
 
     def check(self) -> None:
         """Raise ServiceError with the last words of a process that ended, other than as it should."""
