@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import argparse
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import asdict, dataclass
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from stages.errors import InputError
+from stages.errors import InputError, one_of
 from stages.settings import add_flags, check_destination, flag, write_destination
 
 if TYPE_CHECKING:
@@ -91,14 +90,10 @@ def absolute(text: str) -> Path:
 CHECKPOINT = flag("default: shipped weights", metavar="DIR", shown="", type=absolute)
 
 
-def numbers(text: str, flag: str) -> tuple[int, ...]:
-    """Numbers of "1,3". Raises InputError."""
-    try:
-        return tuple(map(int, text.split(","))) if text else ()
-    except ValueError:
-        raise InputError(f"{flag} {text!r} must be numbers such as 1,3") from None
-
-
-def numbers_flag(name: str, one: str) -> dict[str, Any]:
-    """Metadata of a flag that takes a list of numbers."""
-    return {"name": name, "metavar": f"{one}[,{one}]", "type": partial(numbers, flag=name)}
+def check_names(flag: str, given: Sequence[str], known: Collection[str] | None = None) -> None:
+    """Raise InputError for a name that is not known, or comes twice; without `known` any may come."""
+    for name in given:
+        if known is not None and name not in known:
+            raise InputError(f"{flag} has no {name!r}{one_of(name, known)}")
+        if given.count(name) > 1:
+            raise InputError(f"{flag} names {name!r} twice")

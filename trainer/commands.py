@@ -5,11 +5,13 @@ from __future__ import annotations
 import argparse
 import re
 from dataclasses import asdict, dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Literal
 
 from stages.settings import add_flags, flag, from_flags, from_toml, read_toml, setting
-from trainer.options import add_shared_flags, config_of, corpus_of, print_json, set_threads
+from trainer.distill.settings import DistillSettings, DistillTuning
+from trainer.options import add_own_and_shared, config_of, corpus_of, print_json, set_threads
 
 # Modules that need torch are imported when a command runs: help should not wait for it.
 
@@ -38,9 +40,7 @@ class TextTraining:
     block: int | None = setting(None, "of a chain only this block (all that are not done yet)")
 
 
-def add_text(parser: argparse.ArgumentParser) -> None:
-    add_flags(parser, TextTraining)
-    add_shared_flags(parser, "config", "data", "tokenizer", "steps", "threads")
+add_text = partial(add_own_and_shared, own=TextTraining, shared="config data tokenizer steps threads")
 
 
 def run_text(options: argparse.Namespace) -> int:
@@ -77,9 +77,7 @@ class TokenizerTraining:
     out: Path = setting(Path("runs/tokenizer.json"), "the file")
 
 
-def add_tokenizer(parser: argparse.ArgumentParser) -> None:
-    add_shared_flags(parser, "data")
-    add_flags(parser, TokenizerTraining)
+add_tokenizer = partial(add_own_and_shared, own=TokenizerTraining, shared="data")
 
 
 def run_tokenizer(options: argparse.Namespace) -> int:
@@ -103,15 +101,13 @@ class Evaluation:
     checkpoints: tuple[Path, ...] = field(
         metadata=flag("a checkpoint, or a bundle of them", name="checkpoints", nargs="+", metavar="CKPT")
     )
-    windows: int = setting(24, "evenly spaced windows")
-    min_context: int = setting(64, "read but not scored in each", metavar="BYTES")
-    steps: int = setting(4, "Euler steps in each block")
+    windows: int = setting(24, "evenly spaced windows", least=1)
+    min_context: int = setting(64, "read but not scored in each", metavar="BYTES", least=1)
+    steps: int = setting(4, "Euler steps in each block", least=1)
     temperature: float = setting(1.0, "of drafter and scorers", above=0)
 
 
-def add_evaluate(parser: argparse.ArgumentParser) -> None:
-    add_flags(parser, Evaluation)
-    add_shared_flags(parser, "data", "threads", "json")
+add_evaluate = partial(add_own_and_shared, own=Evaluation, shared="data threads json")
 
 
 def run_evaluate(options: argparse.Namespace) -> int:
@@ -150,18 +146,13 @@ def run_evaluate(options: argparse.Namespace) -> int:
     return 0
 
 
-def add_distill(parser: argparse.ArgumentParser) -> None:
-    from trainer.distill.settings import DistillSettings
-
-    add_flags(parser, DistillSettings)
-    add_shared_flags(parser, "config", "threads")
+add_distill = partial(add_own_and_shared, own=DistillSettings, shared="config threads")
 
 
 def run_distill(options: argparse.Namespace) -> int:
     """Distil a drafter, or continue a distillation."""
     from trainer.distill.distill import distill
     from trainer.distill.draft_head import distill_head
-    from trainer.distill.settings import DistillSettings, DistillTuning
 
     set_threads(options)
     table = read_toml(options.config) if options.config else {}
@@ -198,9 +189,7 @@ class PictureTraining:
     block: int | None = setting(None, "only this block or expert; the router net is the one after the last expert")
 
 
-def add_pictures(parser: argparse.ArgumentParser) -> None:
-    add_flags(parser, PictureTraining)
-    add_shared_flags(parser, "config", "steps", "threads")
+add_pictures = partial(add_own_and_shared, own=PictureTraining, shared="config steps threads")
 
 
 def run_pictures(options: argparse.Namespace) -> int:
@@ -241,8 +230,7 @@ class Halved:
     out: Path = field(metadata=flag("the new checkpoint", metavar="DIR"))
 
 
-def add_halve(parser: argparse.ArgumentParser) -> None:
-    add_flags(parser, Halved)
+add_halve = partial(add_flags, cls=Halved)
 
 
 def run_halve(options: argparse.Namespace) -> int:
@@ -274,9 +262,7 @@ class PlanSettings:
     )
 
 
-def add_plan(parser: argparse.ArgumentParser) -> None:
-    add_flags(parser, PlanSettings)
-    add_shared_flags(parser, "config", "threads", "json")
+add_plan = partial(add_own_and_shared, own=PlanSettings, shared="config threads json")
 
 
 def run_plan(options: argparse.Namespace) -> int:

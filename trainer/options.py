@@ -34,9 +34,10 @@ class SharedFlags:
     json: bool = setting(False, "print JSON")
 
 
-def add_shared_flags(parser: argparse.ArgumentParser, *names: str) -> None:
-    """Add the flags of these fields of SharedFlags."""
-    add_flags(parser, SharedFlags, names)
+def add_own_and_shared(parser: argparse.ArgumentParser, own: type[Any], shared: str) -> None:
+    """Add a command's own flags, and those of these fields of SharedFlags."""
+    add_flags(parser, own)
+    add_flags(parser, SharedFlags, shared.split())
 
 
 def config_of(options: argparse.Namespace) -> TrainingConfig:

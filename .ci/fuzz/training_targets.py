@@ -25,8 +25,7 @@ from trainer.rounds.coordinator import Coordinator
 from trainer.rounds.members import Place
 from trainer.rounds.parts import FeatureFormat
 from trainer.rounds.publishing import Publisher
-from trainer.rounds.server import ledger_of
-from trainer.rounds.service import RoundsService, WorkerAccess
+from trainer.rounds.service import RoundsService, WorkerAccess, ledger_of
 from trainer.rounds.settings import CoordinatorSettings, WorkerSettings
 from trainer.rounds.spec import RunSpec
 from trainer.rounds.store import open_store

@@ -10,16 +10,13 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from pathlib import Path
 from typing import Any, Generic, TypeVar
 
-from loadtest.commands import BenchReport
+from loadtest.commands import BenchReport, check_names
 from loadtest.faults.settings import FaultSettings
-from loadtest.lab.lab import lab_problem
-from loadtest.lab.profile import Profile, profile_named
 from loadtest.report.table import aligned, number
 from loadtest.workload.testbed import LOOPBACK
-from stages.errors import InputError, ServiceError, one_of
+from stages.errors import InputError
 
 T = TypeVar("T")
 POLL_S = 0.1
@@ -35,8 +32,7 @@ class Fault(Generic[T]):
 
     name: str
     length_s: tuple[float, float]  # shortest and longest
-    begin: Callable[[T, str], object]
-    end: Callable[[T, str], object]
+    begin: Callable[[T, str], Callable[[], object]]  # returns what ends it
     targets: Callable[[T], Sequence[str]]  # names of what it can be done to
     weight: int = 1  # how often it comes, beside the others
     absent: Callable[[FaultSettings], str] = lambda settings: ""  # why it cannot be done; empty when it can
@@ -81,6 +77,10 @@ class FaultRun:
         """A sentence for each process that had ended."""
         return [f"{name} had ended: {last}" for name, last in self.ended.items()]
 
+    def times_of(self, fault: FaultRecord) -> dict[str, Any]:
+        """A fault with its times since the run began."""
+        return {**vars(fault), "begin_s": fault.begin_s - self.begin_s, "end_s": fault.end_s - self.begin_s}
+
     @property
     def omissions(self) -> list[str]:
         return [f"left out: {reason}" for reason in self.left_out]
@@ -112,29 +112,6 @@ def select(faults: Mapping[str, Fault[T]], settings: FaultSettings, each_minute:
         raise InputError(f"--count {settings.count} is less than the {len(able)} kinds of --faults")
     usual = max(len(able), round(settings.minutes * each_minute)) if able else 0
     return Selection(able, absent, usual if settings.count is None else settings.count)
-
-
-def check_names(flag: str, given: Sequence[str], known: Sequence[str]) -> None:
-    """Raise InputError for a name that is not known or comes twice."""
-    for name in given:
-        if name not in known:
-            raise InputError(f"{flag} has no {name!r}{one_of(name, known)}")
-    if len(set(given)) < len(given):
-        raise InputError(f"{flag} names something twice: {', '.join(given)}")
-
-
-def links_of(profile: str, profiles: Path | None = None) -> Profile | None:
-    """The emulated links of a profile; None on loopback. Raises InputError."""
-    return None if profile == LOOPBACK else profile_named(profile, profiles)
-
-
-def check_links(profile: str, profiles: Path | None, hosts: int) -> None:
-    """Raise OnesweepError where the links of a profile cannot be emulated between so many hosts."""
-    if (links := links_of(profile, profiles)) is None:
-        return
-    links.check_hosts(hosts)
-    if problem := lab_problem():
-        raise ServiceError(f"{problem}; --profile {LOOPBACK} needs no lab, and has no links to cut")
 
 
 @dataclass(frozen=True)
@@ -192,7 +169,7 @@ def inflict(
     """
     fault.prepare(testbed, target)
     begin_s = lasts_from_s = time.monotonic()
-    fault.begin(testbed, target)
+    end = fault.begin(testbed, target)
     try:
         if fault.stands_in:
             used_again(target)
@@ -201,7 +178,7 @@ def inflict(
             tick()
     finally:
         with contextlib.suppress(ProcessLookupError):  # it may have ended by itself
-            fault.end(testbed, target)
+            end()
     return FaultRecord(fault.name, target, begin_s, time.monotonic())
 
 

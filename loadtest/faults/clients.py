@@ -1,26 +1,20 @@
-"""Clients beside the router that ask until they are answered: `python -m loadtest.faults.clients`.
+"""Users beside the router that ask until they are answered, and what the router says of its hosts meanwhile.
 
-The process reads an Order from its standard input, asks until that closes, then lets what is under way end. Answers
-and what the router says of its hosts go to its standard output, a JSON message a line. `Clients` is that process as
-its parent sees it. Times are seconds of the machine's monotonic clock, which all processes share.
+Times are seconds of the machine's monotonic clock.
 """
 
 from __future__ import annotations
 
-import asyncio
 import itertools
-import json
-import subprocess
-import sys
 import threading
 import time
-from collections.abc import AsyncIterator, Callable, Collection, Sequence
-from dataclasses import asdict, dataclass, field
+from collections.abc import Collection, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
 from typing import Any
 
-from loadtest.lab.child import Child, from_line, to_line
+from loadtest.workload.caller import Caller, RouterState
 from loadtest.workload.prompts import NOVEL
-from serving.client.client import AsyncClient, DrawnPictures, RequestRefused, Result, RouterError
 from serving.drawing import DRAWING_MODES
 from stages.errors import ServiceError
 
@@ -31,8 +25,7 @@ AGAIN = {"UNAVAILABLE", "RESOURCE_EXHAUSTED", "CANCELLED", "ABORTED"}
 PAUSE_S = 0.25  # before another call, where a refusal names no time
 HEALTH_S = 0.5
 SETTLE_S = 60.0  # how long after the last answer hosts may be lost, or hold sessions
-GRACE_S = SETTLE_S + 10.0  # how long the process may take beyond its requests' patience
-COMMAND = [sys.executable, "-P", "-m", "loadtest.faults.clients"]
+
 
 PROMPTS = 3  # of each mode
 # Settings of a request, by its mode.
@@ -49,8 +42,6 @@ PROMPT_BYTES = 48
 ROOM_BYTES = PROMPT_BYTES + 96 + 16
 # Of a request for pictures. Guidance and solver are the router's defaults.
 DRAWINGS: dict[str, dict[str, Any]] = {mode: {"pictures": 2, "levels": 12} for mode in DRAWING_MODES}
-
-Beside = Callable[[list[str]], list[str]]  # turns a command into one that runs where the router does
 
 
 @dataclass(frozen=True)
@@ -95,33 +86,13 @@ def seeded_requests(
 
 
 @dataclass(frozen=True)
-class Order:
-    """The requests of one process."""
-
-    router: str
-    cases: tuple[SeededRequest, ...]
-    at_once: int
-    patience_s: float
-
-    @classmethod
-    def from_json(cls, text: str) -> Order:
-        table: dict[str, Any] = json.loads(text)
-        return cls(**{**table, "cases": tuple(SeededRequest(**case) for case in table["cases"])})
-
-
-# Messages
-
-
-@dataclass(frozen=True)
 class Try:
     """One call that brought no whole answer."""
 
-    begin_s: float
-    end_s: float
     code: str
     message: str
     retry_after_ms: int | None = None
-    output: str = ""  # the text, or pixels, until then, in hex
+    output: bytes = b""  # the text, or pixels, until then
 
     @property
     def refused(self) -> bool:
@@ -137,56 +108,23 @@ class Answer:
     begin_s: float
     end_s: float
     status: str  # OK, LATE, or the name of a gRPC status that another call would not change
-    output: str = ""  # of the last call, in hex
+    output: bytes = b""  # of the last call
     arrivals_s: list[float] = field(default_factory=list)  # when pieces of the answer came, in all calls
     tries: list[Try] = field(default_factory=list)  # calls before the last one, and the last one too where it failed
     replays: int = 0  # times that the router moved the work to other hosts
 
-    @property
-    def text(self) -> bytes:
-        return bytes.fromhex(self.output)
 
-    @property
-    def texts(self) -> list[bytes]:
-        """The text of each call before the last one, and of the last one where it failed."""
-        return [bytes.fromhex(each.output) for each in self.tries]
+class Clients:
+    """Users that take the cases in turn."""
 
-
-@dataclass(frozen=True)
-class RouterHealth:
-    """The hosts as the router sees them."""
-
-    at_s: float
-    # Why a host, or a link of it, cannot be used, by the host's name; `router` where that does not answer.
-    problems: dict[str, str]
-    sessions: int = 0  # open on all hosts
-    audited: int = 0  # sweeps that were computed again since the router started
-    liars: int = 0  # hosts that audits took out
-
-
-Message = Answer | RouterHealth
-
-
-def _answer(tries: list[dict[str, Any]], **table: Any) -> Answer:  # noqa: ANN401 - of an Answer
-    return Answer(**table, tries=[Try(**each) for each in tries])
-
-
-KINDS: dict[str, Callable[..., Message]] = {Answer.__name__: _answer, RouterHealth.__name__: RouterHealth}
-
-
-# The parent's side
-
-
-class Clients(Child):
-    """A running process of clients."""
-
-    def __init__(self, order: Order, beside: Beside) -> None:
-        self.order = order
-        self.answers: list[Answer] = []
-        self.health: list[RouterHealth] = []
-        super().__init__(beside(COMMAND), asdict(order))
-        self._reader = threading.Thread(target=self._read, daemon=True)
-        self._reader.start()
+    def __init__(self, caller: Caller, cases: Sequence[SeededRequest], at_once: int, patience_s: float) -> None:
+        self.caller, self.cases, self.patience_s = caller, cases, patience_s
+        self.answers = list[Answer]()
+        self.health = list[RouterState]()
+        self._numbers, self._stopped = itertools.cycle(range(len(cases))), threading.Event()
+        self._threads = ThreadPoolExecutor(at_once + 1)
+        self._watching = self._threads.submit(self._watch)
+        self._asking = [self._threads.submit(self._ask_on) for _ in range(at_once)]
 
     def sound_since(self, moment_s: float) -> bool:
         """True when the router's last word is from after that moment, and every host and link can be used."""
@@ -198,131 +136,47 @@ class Clients(Child):
 
     def check_alive(self) -> None:
         """Raises ServiceError when the process has ended."""
-        if self.process.poll() is not None:
-            raise ServiceError(f"the clients' process ended with exit code {self.process.returncode}")
+        if (code := self.caller.process.poll()) is not None:
+            raise ServiceError(f"the clients' process ended with exit code {code}")
 
     def wait(self) -> None:
-        """Wait until what is under way has ended. Raises ServiceError when the process failed."""
-        try:
-            code = self.process.wait(self.order.patience_s + GRACE_S)
-        except subprocess.TimeoutExpired:
-            raise ServiceError("the clients did not end: their requests are past every deadline") from None
-        self._reader.join(GRACE_S)
-        if code:
-            raise ServiceError(f"the clients' process ended with exit code {code}; its words are above")
+        """Ask no more. Wait for answers under way, and for all hosts to be there with nothing left of a request."""
+        self._stopped.set()
+        for each in (self._watching, *self._asking):
+            each.result()
+        deadline = time.monotonic() + SETTLE_S
+        while ((health := self.caller.state()).sessions or health.problems) and time.monotonic() < deadline:
+            time.sleep(HEALTH_S)
+        self.health.append(health)
 
     def close(self) -> None:
-        self.stop()
-        self.process.kill()
-        self._reader.join(GRACE_S)
-        self.end(0.0)
+        self._stopped.set()
+        self.caller.close()
+        self._threads.shutdown()
 
-    def _read(self) -> None:
-        for line in self.lines():
-            message = from_line(line, KINDS)
-            if isinstance(message, Answer):
-                self.answers.append(message)
-            else:
-                self.health.append(message)
+    def _watch(self) -> None:
+        while not self._stopped.wait(HEALTH_S):
+            self.health.append(self.caller.state())
 
+    def _ask_on(self) -> None:
+        while not self._stopped.is_set():
+            self.answers.append(self._ask(next(self._numbers)))
 
-# The process
-
-
-async def run_order(order: Order) -> None:
-    """Carry an order out; answers go to the standard output as they come."""
-    stop = asyncio.Event()
-    loop = asyncio.get_running_loop()
-
-    def end() -> None:
-        loop.remove_reader(sys.stdin.fileno())
-        stop.set()
-
-    async def ask_on() -> None:
-        while not stop.is_set():
-            _report(await ask(client, order, next(numbers)))
-
-    loop.add_reader(sys.stdin.fileno(), end)  # nothing more is written there: it closes
-    async with AsyncClient(order.router, insecure=True) as client:
-        watcher, numbers = asyncio.create_task(_watch(client)), itertools.cycle(range(len(order.cases)))
-        async with asyncio.TaskGroup() as group:
-            for _ in range(order.at_once):
-                group.create_task(ask_on())
-        await _settle(client)
-        watcher.cancel()
-
-
-async def ask(client: AsyncClient, order: Order, number: int) -> Answer:
-    """One request, with as many calls as it takes."""
-    case, begin_s = order.cases[number], time.monotonic()
-    arrivals_s: list[float] = []
-    tries: list[Try] = []
-    output, status, replays = b"", LATE, 0
-    while (left_s := begin_s + order.patience_s - time.monotonic()) > 0:
-        output, called_s = b"", time.monotonic()
-        try:
-            async for item in _answer_to(client, case, left_s):
-                if isinstance(item, bytes):
-                    output += item
-                    arrivals_s.append(time.monotonic())
-                else:
-                    replays = item.replays
-            status = OK
-            break
-        except (RouterError, RequestRefused) as error:
-            retry_ms = error.retry_after_ms if isinstance(error, RouterError) else None
-            tries.append(Try(called_s, time.monotonic(), error.code.name, str(error), retry_ms, output.hex()))
-            if error.code.name not in AGAIN:
-                status = LATE if error.code.name == "DEADLINE_EXCEEDED" else error.code.name
+    def _ask(self, number: int) -> Answer:
+        """One request, with as many calls as it takes."""
+        begin_s, arrivals_s, tries = time.monotonic(), list[float](), list[Try]()
+        output, status, replays = b"", LATE, 0
+        while (left_s := begin_s + self.patience_s - time.monotonic()) > 0:
+            found = self.caller.submit({**self.cases[number].call, "timeout_s": left_s}).result()
+            arrivals_s += found["arrivals_s"]
+            if "error" not in found:
+                account = found["account"]
+                output, status, replays = bytes.fromhex(account["output_hex"]), OK, account["replays"]
                 break
-            await asyncio.sleep(PAUSE_S if retry_ms is None else retry_ms / 1000)
-    end_s = time.monotonic()
-    return Answer(number, begin_s, end_s, status, output.hex(), arrivals_s, tries, replays)
-
-
-async def _answer_to(
-    client: AsyncClient, case: SeededRequest, timeout_s: float
-) -> AsyncIterator[bytes | Result | DrawnPictures]:
-    """Pieces of the answer as they come, then its account. Pictures come in one piece."""
-    if not case.draws:
-        async for item in client.stream(**case.call, timeout_s=timeout_s):
-            yield item
-        return
-    drawn = await client.draw(**case.call, timeout_s=timeout_s)
-    yield drawn.pixels.tobytes()
-    yield drawn
-
-
-async def _watch(client: AsyncClient) -> None:
-    while True:
-        _report(await _health(client))
-        await asyncio.sleep(HEALTH_S)
-
-
-async def _health(client: AsyncClient) -> RouterHealth:
-    try:
-        status = await client.status(timeout_s=2.0)
-    except RouterError as error:
-        return RouterHealth(time.monotonic(), {"router": str(error)})
-    links = {host.name: [link.problem for link in host.links if link.problem] for host in status.hosts}
-    problems = {host.name: host.reason or next(iter(links[host.name]), "") for host in status.hosts}
-    sessions = sum(host.sessions for host in status.hosts)
-    bad = {name: problem for name, problem in problems.items() if problem}
-    return RouterHealth(time.monotonic(), bad, sessions, status.audits.audited, status.audits.faulty_hosts)
-
-
-async def _settle(client: AsyncClient) -> None:
-    """Wait for all hosts to be there, and to have freed what requests held; report what is left."""
-    deadline = time.monotonic() + SETTLE_S
-    while ((health := await _health(client)).sessions or health.problems) and time.monotonic() < deadline:
-        await asyncio.sleep(HEALTH_S)
-    _report(health)
-
-
-def _report(message: Message) -> None:
-    sys.stdout.write(to_line(message))
-    sys.stdout.flush()
-
-
-if __name__ == "__main__":
-    asyncio.run(run_order(Order.from_json(sys.stdin.readline())))
+            output, code, retry_ms = bytes.fromhex(found["output_hex"]), found["code"], found["retry_after_ms"]
+            tries.append(Try(code, found["error"], retry_ms, output))
+            if code not in AGAIN:
+                status = LATE if code == "DEADLINE_EXCEEDED" else code
+                break
+            time.sleep(PAUSE_S if retry_ms is None else retry_ms / 1000)
+        return Answer(number, begin_s, time.monotonic(), status, output, arrivals_s, tries, replays)

@@ -23,8 +23,7 @@ def run_chaos(options: argparse.Namespace) -> int:
 
 
 def run_chaos_training(options: argparse.Namespace) -> int:
-    from loadtest.faults.training_report import training_report
-    from loadtest.faults.training_run import check_training_chaos, run_training_chaos
+    from loadtest.faults.training_run import check_training_chaos, run_training_chaos, training_report
 
     settings = from_flags(TrainingChaosSettings, options)
     check_training_chaos(settings)
@@ -32,15 +31,9 @@ def run_chaos_training(options: argparse.Namespace) -> int:
 
 
 def run_wan_train(options: argparse.Namespace) -> int:
-    from loadtest.faults.training_demo import MEGABYTE, train_and_serve  # imports torch
+    from loadtest.faults.training_demo import train_and_serve  # imports torch
 
     settings = from_flags(DemoSettings, options)
     with ends_cleanly():
-        made = train_and_serve(settings, say)
-    print(f"\n  {settings.prompt}|{made.text.replace(chr(10), '⏎')}\n")
-    carried = "" if made.carried_bytes is None else f"{made.carried_bytes / MEGABYTE:.1f} MB over the links, "
-    print(
-        f"{made.rounds} rounds, {carried}next byte {made.next_byte_nats:.3f} nats; {len(made.text.encode())} bytes in "
-        f"{made.sweeps} sweep: a training so short writes no words"
-    )
+        train_and_serve(settings, say)
     return 0

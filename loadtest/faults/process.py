@@ -41,12 +41,6 @@ class Program:
         if self._process is not None:
             self._process.send_signal(number)  # does nothing to one that has ended
 
-    def freeze(self) -> None:
-        self.signal(signal.SIGSTOP)
-
-    def thaw(self) -> None:
-        self.signal(signal.SIGCONT)
-
     def limit_files(self, size: int | None) -> None:
         """Let it write no file beyond `size` bytes from now on, as a full disk would; None takes that back."""
         if (pid := self.pid) is not None:

@@ -59,11 +59,11 @@ class Stalls:
 def fate_of(answer: Answer, texts: Sequence[bytes]) -> Fate:
     """:param texts: that the deployment wrote, or the pixels that it drew, before any fault, by case."""
     right = texts[answer.case]
-    if not all(right.startswith(piece) for piece in answer.texts):
+    if not all(right.startswith(each.output) for each in answer.tries):
         return Fate.WRONG
     if answer.status != OK:
         return Fate.LOST
-    return Fate.RIGHT if answer.text == right else Fate.WRONG
+    return Fate.RIGHT if answer.output == right else Fate.WRONG
 
 
 def count_requests(answers: Iterable[Answer], texts: Sequence[bytes]) -> RequestCounts:
@@ -136,9 +136,10 @@ def wrong_words(answers: Iterable[Answer], cases: Sequence[SeededRequest], texts
         case, fate = cases[answer.case], fate_of(answer, texts)
         if fate is Fate.WRONG:
             if case.draws:
-                found = f"wrong pixels of {case.prompt}: {_difference(answer.text, texts[answer.case])}"
+                found = f"wrong pixels of {case.prompt}: {_difference(answer.output, texts[answer.case])}"
             else:
-                found = f"wrong text {[*answer.texts, answer.text]!r}, right is {texts[answer.case]!r}"
+                written = [*(each.output for each in answer.tries), answer.output]
+                found = f"wrong text {written!r}, right is {texts[answer.case]!r}"
             words.append(f"{case.mode}, seed {case.seed}: {found}")
         elif fate is Fate.LOST:
             last = answer.tries[-1].message if answer.tries else "it said nothing"

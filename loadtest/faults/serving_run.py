@@ -1,12 +1,14 @@
 """One run of `bench chaos`: answers without faults, load and faults on the same deployment, the ledger, the report."""
 
 import time
-from collections.abc import Callable, Sequence
-from contextlib import closing
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import closing, suppress
 from dataclasses import asdict, astuple, dataclass
 from typing import Any
 
-from loadtest.commands import BenchReport
+import psutil
+
+from loadtest.commands import BenchReport, check_names
 from loadtest.faults.base import (
     POLL_S,
     FaultRecord,
@@ -14,24 +16,13 @@ from loadtest.faults.base import (
     Planned,
     Say,
     Selection,
-    check_links,
-    check_names,
     fault_report,
     inflict,
     make_schedule,
     seconds,
     select,
 )
-from loadtest.faults.clients import (
-    DRAWINGS,
-    REQUESTS,
-    Answer,
-    Clients,
-    Order,
-    RouterHealth,
-    SeededRequest,
-    seeded_requests,
-)
+from loadtest.faults.clients import DRAWINGS, REQUESTS, Answer, Clients, SeededRequest, seeded_requests
 from loadtest.faults.serving_ledger import (
     Fate,
     Stalls,
@@ -44,8 +35,9 @@ from loadtest.faults.serving_ledger import (
 )
 from loadtest.faults.serving_testbed import MOST_HOSTS, SERVING_FAULTS, ServingTestbed, open_serving_testbed
 from loadtest.faults.settings import ChaosSettings
-from loadtest.faults.usage import CLIENTS, ProcessUsage, sampling
 from loadtest.report.record import settings_record
+from loadtest.workload.caller import COMMAND, Access, Caller, RouterState
+from loadtest.workload.testbed import check_links
 from stages.checkpoint.bundle import bundle_draws
 from stages.checkpoint.shipped import SHIPPED
 from stages.errors import InputError, ServiceError
@@ -54,6 +46,8 @@ from stages.host.parts import plan_host
 FAULTS_A_MINUTE = 2.4
 SOUND_S = 60.0  # how long the next fault waits for the deployment to be whole again
 NOTICED_S = 1.5  # after a fault's end: its effects are known to the router by then
+
+Usage = dict[str, tuple[float, int]]  # megabytes and open descriptors of each process
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -65,8 +59,8 @@ class ChaosResult(FaultRun):
     texts: list[bytes]  # before any fault, by case
     answers: list[Answer]
     faults: list[FaultRecord]
-    health: list[RouterHealth]
-    usages: list[ProcessUsage]
+    health: list[RouterState]
+    usages: tuple[Usage, Usage]  # before the first fault, and at the end
 
     @property
     def unusable(self) -> dict[str, str]:
@@ -102,7 +96,7 @@ def check_chaos(settings: ChaosSettings) -> Selection[ServingTestbed]:
     plan_host(checkpoint, (0,))
     selection = select(SERVING_FAULTS, settings, FAULTS_A_MINUTE)
     check_names("--modes", settings.modes or (), tuple(DRAWINGS if bundle_draws(checkpoint) else REQUESTS))
-    check_links(settings.profile, settings.profiles, MOST_HOSTS)
+    check_links(settings.profile, MOST_HOSTS, settings.profiles)
     return selection
 
 
@@ -116,7 +110,6 @@ def run_chaos(settings: ChaosSettings, say: Say) -> ChaosResult:
         if not served:
             raise InputError(f"none of --modes is served here: choose from {', '.join(facts.modes)}")
         cases = seeded_requests(served, settings.seed, facts.context_length, facts.classes)
-        order = Order(testbed.router, cases, settings.requests_at_once, settings.patience_s)
         left_out = [*selection.left_out, *(f"mode {m}: it is not served here" for m in wanted if m not in served)]
         faulty_s = settings.seconds - settings.warm_up_s
         schedule = make_schedule(
@@ -125,18 +118,16 @@ def run_chaos(settings: ChaosSettings, say: Say) -> ChaosResult:
         say(f"the answers to {len(cases)} requests, before anything happens ...")
         texts = _texts(testbed, cases)
         say(f"{settings.requests_at_once} requests at once for {settings.minutes:g} min, {len(schedule)} faults ...")
-        pids = {CLIENTS: 0}
-        with (
-            sampling(lambda: {**testbed.deployment.processes, **pids}) as usages,
-            closing(Clients(order, testbed.opened.beside)) as clients,
-        ):
-            pids[CLIENTS] = clients.process.pid
+        caller = Caller(testbed.opened.beside(COMMAND), Access(testbed.router, insecure=True))
+        with closing(Clients(caller, cases, settings.requests_at_once, settings.patience_s)) as clients:
             begin_s = time.monotonic()
+            _wait(clients, begin_s + settings.warm_up_s)
+            before = usage_of(testbed.deployment.processes)
             faults, ended = _go_through(testbed, clients, schedule, begin_s + settings.warm_up_s, say)
             _wait(clients, begin_s + settings.seconds)
             end_s = time.monotonic()
-            clients.stop()
             clients.wait()
+            usages = before, usage_of(testbed.deployment.processes)
             ended = testbed.deployment.ended() | ended
         return ChaosResult(
             settings=settings,
@@ -151,6 +142,16 @@ def run_chaos(settings: ChaosSettings, say: Say) -> ChaosResult:
             left_out=tuple(left_out),
             ended=ended,
         )
+
+
+def usage_of(pids: Mapping[str, int]) -> Usage:
+    """Memory and descriptors of the processes that are there."""
+    found: Usage = {}
+    for name, pid in pids.items():
+        with suppress(psutil.Error):
+            process = psutil.Process(pid)
+            found[name] = process.memory_info().rss / 2**20, process.num_fds()
+    return found
 
 
 def _texts(testbed: ServingTestbed, cases: Sequence[SeededRequest]) -> list[bytes]:
@@ -224,10 +225,7 @@ MODE_HEAD = (
     *("p50 s", "p95 s", "max s"),
 )
 FAULT_HEAD = ("fault", "times", "requests", "next byte p50 s", "p95 s", "max s")
-USAGE_HEAD = (
-    *("process", "watched s", "MB when warm", "MB at the end", "most MB"),
-    *("descriptors when warm", "at the end", "most"),
-)
+USAGE_HEAD = ("process", "MB before the faults", "at the end", "descriptors before the faults", "at the end")
 
 
 def serving_report(result: ChaosResult) -> BenchReport:
@@ -259,23 +257,12 @@ def fault_rows(result: ChaosResult) -> list[list[str]]:
     ]
 
 
-def usage_figures(result: ChaosResult) -> dict[str, dict[str, Any]]:
-    """The longest life of each process: memory and descriptors once it was warm, at the end, and at most."""
-    longest = {usage.name: usage for usage in sorted(result.usages, key=lambda usage: usage.seconds)}
-    return {
-        name: {
-            "seconds": usage.seconds,
-            "rss_mb": [usage.rss_mb[usage.warm], usage.rss_mb[-1], max(usage.rss_mb)],
-            "descriptors": [usage.descriptors[usage.warm], usage.descriptors[-1], max(usage.descriptors)],
-        }
-        for name, usage in sorted(longest.items())
-    }
-
-
 def usage_rows(result: ChaosResult) -> list[list[str]]:
+    """Memory and descriptors of the processes that were there both times, killed meanwhile or not."""
+    before, after = result.usages
     return [
-        [name, f"{found['seconds']:.0f}", *(f"{mb:.0f}" for mb in found["rss_mb"]), *map(str, found["descriptors"])]
-        for name, found in usage_figures(result).items()
+        [name, f"{before[name][0]:.0f}", f"{after[name][0]:.0f}", str(before[name][1]), str(after[name][1])]
+        for name in sorted(before.keys() & after.keys())
     ]
 
 
@@ -303,19 +290,15 @@ def verdict(result: ChaosResult) -> list[str]:
 
 
 def chaos_record(result: ChaosResult) -> dict[str, Any]:
-    def times(record: Answer | FaultRecord) -> dict[str, float]:
-        """Begin and end, since the run began."""
-        return {"begin_s": record.begin_s - result.begin_s, "end_s": record.end_s - result.begin_s}
-
     counts = counts_by_mode(result.answers, result.cases, result.texts)
     return {
         "settings": settings_record(result.settings),
         "seconds": result.seconds,
         "verdict": verdict(result),
         "modes": {mode: asdict(each) for mode, each in counts.items()},
-        "faults": [{**vars(fault), **times(fault)} for fault in result.faults],
+        "faults": list(map(result.times_of, result.faults)),
         "stalls": {each.kind: vars(each) for each in stalls_of(result)},
-        "processes": usage_figures(result),
+        "processes": dict(zip(("before", "after"), result.usages, strict=True)),
         "sessions_left": result.sessions_left,
         "unusable": result.unusable,
         "ended": result.ended,
@@ -324,7 +307,8 @@ def chaos_record(result: ChaosResult) -> dict[str, Any]:
         "requests": [
             {
                 "mode": result.cases[answer.case].mode,
-                **times(answer),
+                "begin_s": answer.begin_s - result.begin_s,
+                "end_s": answer.end_s - result.begin_s,
                 "fate": fate_of(answer, result.texts).value,
                 "replays": answer.replays,
                 "calls": [each.code for each in answer.tries],

@@ -4,8 +4,8 @@ import contextlib
 import resource
 import signal
 import threading
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
 from operator import attrgetter
 from pathlib import Path
@@ -30,15 +30,15 @@ STOP_S = 30.0
 TURN_S, SLOW_SHARE = 0.1, 0.1
 SPARE_BYTES = 1 << 20
 
+End = Callable[[], object]
+
 
 @dataclass
 class ServingTestbed:
-    """A running deployment, and what takes the place of its parts for a while."""
+    """A running deployment, and what can be done to its parts."""
 
     opened: Testbed
     deployment: Deployment
-    impostors: dict[str, Program] = field(default_factory=dict)
-    slowed: threading.Event = field(default_factory=threading.Event)  # set at the end of what slows a host down
 
     @property
     def router(self) -> str:
@@ -62,62 +62,77 @@ class ServingTestbed:
         ends += [(a.name, b.name) for a in topology.hosts for b in topology.hosts if a.blocks == first != b.blocks]
         return [f"{one} - {other}" for one, other in ends]
 
-    def kill(self, name: str) -> None:
-        self.deployment.kill(name)
+    # Each begins a fault, and returns what ends it.
 
-    def revive(self, name: str) -> None:
-        self.deployment.revive(name)
+    def kill(self, *names: str) -> End:
+        end = contextlib.ExitStack()
+        for name in names:
+            self.deployment.kill(name)
+            end.callback(self.deployment.revive, name)
+        return end.close
 
-    def freeze(self, name: str) -> None:
+    def kill_half(self, number: str) -> End:
+        """Kill a replica of every range of blocks at once."""
+        return self.kill(*self.hosts[int(number) - 1 :: REPLICAS])
+
+    def freeze(self, name: str) -> End:
         self._signal(name, signal.SIGSTOP)
+        return partial(self._signal, name, signal.SIGCONT)
 
-    def thaw(self, name: str) -> None:
-        self._signal(name, signal.SIGCONT)
-
-    def drain(self, name: str) -> None:
+    def restart(self, name: str) -> End:
         """Ask a host to end: it lets its sessions end first."""
         self._signal(name, signal.SIGTERM)
 
-    def revive_drained(self, name: str) -> None:
-        with contextlib.suppress(psutil.Error):
-            psutil.Process(self.deployment.processes[name]).wait(STOP_S)
-        self.deployment.revive(name)
+        def end() -> None:
+            with contextlib.suppress(psutil.Error):
+                psutil.Process(self.deployment.processes[name]).wait(STOP_S)
+            self.deployment.revive(name)
 
-    def kill_half(self, number: str) -> None:
-        """Kill a replica of every range of blocks at once."""
-        for name in self.hosts[int(number) - 1 :: REPLICAS]:
-            self.kill(name)
+        return end
 
-    def revive_half(self, number: str) -> None:
-        for name in self.hosts[int(number) - 1 :: REPLICAS]:
-            self.revive(name)
-
-    def slow_down(self, name: str) -> None:
+    def slow_down(self, name: str) -> End:
         """Let a host run for a tenth of the time, in short turns."""
-        self.slowed = threading.Event()
-        self._slower = threading.Thread(target=self._slow_down, args=(name, self.slowed), daemon=True)
-        self._slower.start()
+        end, ended = contextlib.ExitStack(), threading.Event()
 
-    def speed_up(self, name: str) -> None:
-        self.slowed.set()
-        self._slower.join()
-        self.thaw(name)
+        def take_turns() -> None:
+            while not ended.wait(TURN_S * SLOW_SHARE):
+                thaw = self.freeze(name)
+                ended.wait(TURN_S * (1 - SLOW_SHARE))
+                thaw()
 
-    def _slow_down(self, name: str, until: threading.Event) -> None:
-        while not until.wait(TURN_S * SLOW_SHARE):
-            self.freeze(name)
-            until.wait(TURN_S * (1 - SLOW_SHARE))
-            self.thaw(name)
+        slower = threading.Thread(target=take_turns, daemon=True)
+        slower.start()
+        end.callback(slower.join)
+        end.callback(ended.set)
+        return end.close
 
-    def starve(self, name: str) -> None:
+    def starve(self, name: str) -> End:
         """Give a host no memory beyond what it has, so that its allocations fail."""
         self._limit_memory(name, SPARE_BYTES)
 
-    def feed(self, name: str) -> None:
-        """Take that back, and start the host again if it ended."""
-        self._limit_memory(name, None)
-        if name in self.deployment.ended():
-            self.deployment.revive(name)
+        def end() -> None:
+            self._limit_memory(name, None)
+            if name in self.deployment.ended():
+                self.deployment.revive(name)
+
+        return end
+
+    def alter(self, link: str, **changes: Any) -> End:  # noqa: ANN401 - those of `Network.alter`
+        """Change one of `links`."""
+        one, other = (node_of(name, self.hosts) for name in link.split(" - "))
+        change = partial(self.opened.network.alter, one, other)
+        change(**changes)
+        return change
+
+    def put_impostor(self, name: str) -> End:
+        """Put a host that answers nonsense in another's place."""
+        self.deployment.kill(name)
+        impostor = impostor_of(self.deployment, name)
+        impostor.start()
+        end = contextlib.ExitStack()
+        end.callback(self.deployment.revive, name)
+        end.callback(impostor.kill)
+        return end.close
 
     def _limit_memory(self, name: str, spare_bytes: int | None) -> None:
         with contextlib.suppress(psutil.Error, ProcessLookupError):
@@ -125,27 +140,6 @@ class ServingTestbed:
             most = resource.prlimit(process.pid, resource.RLIMIT_AS)[1]
             size = most if spare_bytes is None else process.memory_info().vms + spare_bytes
             resource.prlimit(process.pid, resource.RLIMIT_AS, (size, most))
-
-    def alter(self, link: str, loss: float | None = None, slower: float = 1.0, both: bool = True) -> None:
-        """Change one of `links`; without more arguments it is as before."""
-        one, other = (node_of(name, self.hosts) for name in link.split(" - "))
-        self.opened.network.alter(one, other, loss, slower, both)
-
-    def put_impostor(self, name: str) -> None:
-        """Put a host that answers nonsense in another's place."""
-        self.deployment.kill(name)
-        impostor = impostor_of(self.deployment, name)
-        self.impostors[name] = impostor
-        impostor.start()
-
-    def end_impostor(self, name: str) -> None:
-        """Put the host in its place again."""
-        self.impostors.pop(name).kill()
-        self.deployment.revive(name)
-
-    def close(self) -> None:
-        for impostor in self.impostors.values():
-            impostor.kill()
 
     def _signal(self, name: str, number: int) -> None:
         """Send a signal to a process of the deployment, if it still is the one that has this number."""
@@ -189,9 +183,7 @@ def open_serving_testbed(settings: ChaosSettings, checkpoint: Path) -> Iterator[
         second = f"{host}:{port}" if settings.routers > 1 else None
         with deployed(network, checkpoint, topology, router_options=options, second=second) as opened:
             assert opened.deployment is not None
-            testbed = ServingTestbed(opened, opened.deployment)
-            with contextlib.closing(testbed):
-                yield testbed
+            yield ServingTestbed(opened, opened.deployment)
 
 
 # The faults
@@ -208,29 +200,23 @@ _HOSTS, _LINKS, _ROUTERS = attrgetter("hosts"), attrgetter("links"), attrgetter(
 
 def _altered(name: str, **changes: Any) -> Fault[ServingTestbed]:  # noqa: ANN401 - those of `alter`
     """A link that is changed for a while."""
-    begin = partial(_Bed.alter, **changes)
-    return Fault(name, (8.0, 12.0), begin, _Bed.alter, _LINKS, absent=no_link)
+    return Fault(name, (8.0, 12.0), partial(_Bed.alter, **changes), _LINKS, absent=no_link)
 
 
 _ALL: tuple[Fault[ServingTestbed], ...] = (
-    Fault("kill", (2.0, 4.0), _Bed.kill, _Bed.revive, _HOSTS, weight=4),
+    Fault("kill", (2.0, 4.0), _Bed.kill, _HOSTS, weight=4),
     # connections stay open, and no answer comes
-    Fault("freeze", (2.0, 5.0), _Bed.freeze, _Bed.thaw, _HOSTS, weight=2),
-    Fault("cut", (3.0, 6.0), partial(_Bed.alter, loss=1.0), _Bed.alter, _LINKS, 3, absent=no_link),
-    Fault(
-        *("garbage", (4.0, 6.0), _Bed.put_impostor, _Bed.end_impostor, _HOSTS),
-        weight=2,
-        absent=_no_impostor,
-        stands_in=True,
-    ),
+    Fault("freeze", (2.0, 5.0), _Bed.freeze, _HOSTS, weight=2),
+    Fault("cut", (3.0, 6.0), partial(_Bed.alter, loss=1.0), _LINKS, 3, absent=no_link),
+    Fault("garbage", (4.0, 6.0), _Bed.put_impostor, _HOSTS, weight=2, absent=_no_impostor, stands_in=True),
     # as for new software
-    Fault("restart", (6.0, 8.0), _Bed.drain, _Bed.revive_drained, _HOSTS, weight=2),
+    Fault("restart", (6.0, 8.0), _Bed.restart, _HOSTS, weight=2),
     # every request is cut off, and clients call again
-    Fault("router", (0.5, 1.5), _Bed.kill, _Bed.revive, _ROUTERS, weight=2),
-    Fault("half", (2.0, 4.0), _Bed.kill_half, _Bed.revive_half, lambda bed: ["1", "2"]),
+    Fault("router", (0.5, 1.5), _Bed.kill, _ROUTERS, weight=2),
+    Fault("half", (2.0, 4.0), _Bed.kill_half, lambda bed: ["1", "2"]),
     # long enough for many requests to meet it, and for TCP to find its pace
-    Fault("slow", (8.0, 12.0), _Bed.slow_down, _Bed.speed_up, _HOSTS),
-    Fault("memory", (4.0, 6.0), _Bed.starve, _Bed.feed, _HOSTS),
+    Fault("slow", (8.0, 12.0), _Bed.slow_down, _HOSTS),
+    Fault("memory", (4.0, 6.0), _Bed.starve, _HOSTS),
     _altered("one-way", loss=1.0, both=False),
     _altered("loss-1", loss=0.01),
     _altered("loss-5", loss=0.05),

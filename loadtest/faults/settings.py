@@ -13,8 +13,6 @@ ROUNDS_A_MINUTE = 10  # of the run that ships: about what two cores make, faults
 SHIPPED_RUN = Path(__file__).with_name("run.toml")
 
 
-ABLE = "all that can be done"
-LINKS = "Links between the machines; loopback needs no root, and cannot be cut"
 PROFILES = "file with more profiles"
 OWN_RUN: dict[str, Any] = {
     "help": "Settings of a run of your own, which ends when it ends",
@@ -23,9 +21,6 @@ OWN_RUN: dict[str, Any] = {
 }
 DATA: dict[str, Any] = {"help": "UTF-8 text", "shown": "Python's docs", "metavar": "PATH"}
 MINUTES: dict[str, Any] = {"metavar": "M", "above": 0, "most": 7 * 24 * 60}
-COUNT: dict[str, Any] = {"metavar": "N", "above": 0, "most": 10_000}
-BUNDLE: dict[str, Any] = {"help": "Bundle to serve", "shown": "the shipped weights", "metavar": "DIR"}
-SEED: dict[str, Any] = {"metavar": "S", "least": 0, "most": (1 << 32) - 1}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -33,13 +28,17 @@ class FaultSettings:
     """A run, and what happens to it."""
 
     minutes: float = setting(10.0, "Minutes of load", **MINUTES)
-    profile: str = setting("links-60", LINKS, metavar="P")
-    profiles: Path | None = setting(None, PROFILES)
-    seed: int = setting(0, "Seed for the fault schedule and the prompts", **SEED)
-    faults: tuple[str, ...] | None = setting(
-        None, "Kinds, such as kill,freeze; none: load alone", shown=ABLE, metavar="F[,F]"
+    profile: str = setting(
+        "links-60", "Links between the machines; loopback needs no root, and cannot be cut", metavar="P"
     )
-    count: int | None = setting(None, "Number of faults", shown="2.4 a minute, each kind at least once", **COUNT)
+    profiles: Path | None = setting(None, PROFILES)
+    seed: int = setting(0, "Seed for the fault schedule and the prompts", metavar="S", least=0, most=(1 << 32) - 1)
+    faults: tuple[str, ...] | None = setting(
+        None, "Kinds, such as kill,freeze, or none", shown="all that can be done", metavar="F[,F]"
+    )
+    count: int | None = setting(
+        None, "Number of faults", shown="some each minute, each kind at least once", metavar="N", above=0, most=10_000
+    )
     length_scale: float = 1.0  # of every fault's length: below 1 a test takes less time
 
 
@@ -47,7 +46,7 @@ class FaultSettings:
 class ChaosSettings(FaultSettings):
     """A deployment, a load, and what happens to them."""
 
-    checkpoint: Path | None = setting(None, **BUNDLE)
+    checkpoint: Path | None = setting(None, "Bundle to serve", shown="the shipped weights", metavar="DIR")
     requests_at_once: int = setting(4, "Requests under way at any time", above=0, most=1000)
     patience_s: float = 60.0  # after which a client gives a request up
     modes: tuple[str, ...] | None = setting(None, "Modes to ask for", shown="all that are served", metavar="M[,M]")
@@ -98,11 +97,8 @@ class TrainingChaosSettings(FaultSettings):
     """A training, and what happens to it."""
 
     minutes: float = setting(20.0, "Minutes that the run that ships is to take, over all seeds", **MINUTES)
-    seed: int = setting(0, "Seed for the fault schedule", **SEED)
     # the loss of one run says little: each is compared with the same run without faults
     seeds: tuple[int, ...] = setting((0, 1, 2), "Seeds of the training, each with and without faults", metavar="N[,N]")
-    faults: tuple[str, ...] | None = setting(None, "Kinds, such as kill,twin", shown=ABLE, metavar="F[,F]")
-    count: int | None = setting(None, "Number of faults", shown="1.2 a minute, each kind at least once", **COUNT)
     config: Path | None = setting(None, **OWN_RUN)
     data: Path | None = setting(None, **DATA)
     lease_s: float = 6.0

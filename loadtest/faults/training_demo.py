@@ -1,7 +1,6 @@
 """`onesweep wan train`: a small chain is trained over far links, and the result is served."""
 
 import tempfile
-from dataclasses import dataclass
 from pathlib import Path
 
 from loadtest.faults.base import Say
@@ -11,7 +10,7 @@ from loadtest.faults.training_testbed import TrainingSetup, TrainingTestbed, ope
 from loadtest.workload.testbed import LOOPBACK
 from serving.cli.deployment import temporary_deployment
 from serving.cli.ports import free_port_block
-from serving.client.client import Client
+from serving.client.client import Client, Result
 from serving.router.topology import local_topology
 from stages.errors import OnesweepError
 
@@ -20,19 +19,8 @@ MEGABYTE = 1e6
 LOSS = "next_byte_nats"
 
 
-@dataclass(frozen=True)
-class DemoResult:
-    """The run's cost, the loss of its checkpoint, and a text of it."""
-
-    rounds: int
-    carried_bytes: int | None  # over the links, with all headers; None on loopback, which does not count
-    next_byte_nats: float  # of the published checkpoint, on validation text
-    text: str
-    sweeps: int
-
-
-def train_and_serve(settings: DemoSettings, say: Say) -> DemoResult:
-    """Raises OnesweepError."""
+def train_and_serve(settings: DemoSettings, say: Say) -> None:
+    """Say how the blocks learn, what the links carry, and what the result writes. Raises OnesweepError."""
     run = RunFile.read(settings.config, settings.minutes)
     setup = (settings.data, run.workers, settings.profile, settings.profiles)
     with tempfile.TemporaryDirectory(prefix="onesweep-demo-") as folder:
@@ -42,11 +30,15 @@ def train_and_serve(settings: DemoSettings, say: Say) -> DemoResult:
         say(f"{run.parts} blocks, {len(run.workers)} workers, one coordinator ({over}) ...")
         with open_training_testbed(TrainingSetup(config, *setup)) as testbed:
             _follow(testbed, run.rounds, say)
-            carried = _carried_bytes(testbed)
+            carried = _carried(testbed)
             nats = final_scores(testbed.out)[NEXT_BYTE]
             say(f"published, next byte {nats:.3f} nats on text that nobody trained on; now it is served ...")
-            text, sweeps = _generate(testbed.out, run.parts, settings)
-    return DemoResult(run.rounds, carried, nats, text, sweeps)
+            made = _generate(testbed.out, run.parts, settings)
+    say(f"\n  {settings.prompt}|{made.text.replace(chr(10), '⏎')}\n")
+    say(
+        f"{run.rounds} rounds, {carried}next byte {nats:.3f} nats; {made.output_bytes} bytes in {made.sweeps} sweep: "
+        "a training so short writes no words"
+    )
 
 
 def _follow(testbed: TrainingTestbed, rounds: int, say: Say) -> None:
@@ -68,16 +60,19 @@ def _follow(testbed: TrainingTestbed, rounds: int, say: Say) -> None:
     testbed.wait_end(PATIENCE_S, tell)
 
 
-def _carried_bytes(testbed: TrainingTestbed) -> int | None:
-    lab = testbed.network.lab
-    return None if lab is None else sum(counts["carried_bytes"] for counts in lab.counters().values())
+def _carried(testbed: TrainingTestbed) -> str:
+    """The bytes on the links, with all headers; loopback does not count them."""
+    if (lab := testbed.network.lab) is None:
+        return ""
+    carried = sum(counts["carried_bytes"] for counts in lab.counters().values())
+    return f"{carried / MEGABYTE:.1f} MB over the links, "
 
 
-def _generate(checkpoint: Path, parts: int, settings: DemoSettings) -> tuple[str, int]:
-    """The text that hosts of the checkpoint, one a block, write after the prompt, and its sweeps."""
+def _generate(checkpoint: Path, parts: int, settings: DemoSettings) -> Result:
+    """The text that hosts of the checkpoint, one a block, write after the prompt."""
     topology = local_topology(parts, parts, checkpoint, free_port_block(parts + 1) + 1)
     with temporary_deployment(topology, checkpoint) as deployment, Client(deployment.topology.router) as client:
         result = client.generate(settings.prompt, mode="sweep", max_bytes=settings.max_bytes, seed=1)
     if result.output_bytes != settings.max_bytes:
         raise OnesweepError(f"{result.output_bytes} bytes came instead of {settings.max_bytes}")
-    return result.text, result.sweeps
+    return result

@@ -5,39 +5,42 @@ from __future__ import annotations
 import json
 import re
 import statistics
-import subprocess
-import sys
 import tempfile
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
+from loadtest.commands import BenchReport
 from loadtest.faults.base import (
     FaultRecord,
     FaultRun,
     Planned,
     Say,
     Selection,
-    check_links,
+    fault_report,
     inflict,
     make_schedule,
+    seconds,
     select,
 )
 from loadtest.faults.settings import SHIPPED_RUN, RunFile, TrainingChaosSettings, check_text
-from loadtest.faults.training_observer import LogEntry
 from loadtest.faults.training_testbed import (
     COORDINATOR,
-    POLL_S,
     TRAINING_FAULTS,
+    LogEntry,
     TrainingSetup,
     TrainingTestbed,
     open_training_testbed,
 )
-from serving.cli.deployment import MODULE
+from loadtest.report.table import percentile
+from loadtest.workload.testbed import check_links
 from stages.errors import InputError, ServiceError
 from stages.settings import read_toml
+from trainer.rounds.service import STORE
+from trainer.rounds.store import Audit, audit
 
 FAULTS_A_MINUTE = 1.2
 MOST_WORKERS = 60
@@ -108,13 +111,12 @@ class TrainingResult(FaultRun):
     entries: list[LogEntry]
     heard: int  # times that a worker's own log has an update as taken
     lost: list[str]  # a sentence for each update that the coordinator has not once, and each part that ended early
-    audit: str  # the words of `onesweep train audit`
-    sound: bool  # the audit found nothing wrong
+    audit: Audit
 
     @property
     def losses(self) -> int:
         """The number of things that no run may have."""
-        return len(self.lost) + len(self.ended) + (not self.sound) + (not self.scores)
+        return len(self.lost) + len(self.ended) + len(self.audit.problems) + (not self.scores)
 
 
 def mean_gap(results: Sequence[TrainingResult]) -> float | None:
@@ -141,7 +143,7 @@ def check_training_chaos(settings: TrainingChaosSettings) -> tuple[RunFile, Sele
         raise InputError(f"{run.parts} parts of {run.replicas} workers; at most {MOST_WORKERS} find room here")
     selection = select(TRAINING_FAULTS, settings, FAULTS_A_MINUTE)
     check_text(settings.data)
-    check_links(settings.profile, settings.profiles, len(run.workers))
+    check_links(settings.profile, len(run.workers), settings.profiles)
     return run, selection
 
 
@@ -164,10 +166,10 @@ def _run_seed(settings: TrainingChaosSettings, say: Say) -> TrainingResult:
         with open_training_testbed(setup) as testbed:
             testbed.start()
             testbed.wait_end(settings.patience_s)
-            undisturbed, seconds = final_scores(testbed.out), time.monotonic() - begin_s
-        say(f"  {seconds:.0f} s, {undisturbed[NEXT_BYTE]:.3f} nats")
+            undisturbed, undisturbed_s = final_scores(testbed.out), time.monotonic() - begin_s
+        say(f"  {undisturbed_s:.0f} s, {undisturbed[NEXT_BYTE]:.3f} nats")
         with open_training_testbed(setup) as training:
-            return _DisturbedRun(settings, run, selection, training, say).result(undisturbed, seconds)
+            return _DisturbedRun(settings, run, selection, training, say).result(undisturbed, undisturbed_s)
 
 
 def final_scores(checkpoint: Path) -> Scores:
@@ -190,7 +192,6 @@ class _DisturbedRun:
         self.faults: list[FaultRecord] = []
         self.ended: dict[str, str] = {}
         self.away = ""  # the program that a fault has taken away for now
-        self.moved_s, self._entries = time.monotonic(), 0
 
     def result(self, undisturbed: Scores, undisturbed_s: float) -> TrainingResult:
         """Raises ServiceError when the run does not even begin."""
@@ -208,10 +209,8 @@ class _DisturbedRun:
             training.close()
         end_s = time.monotonic()
         training.log.look()
-        entries, directory = training.log.entries, training.out / "rounds"
+        entries = training.log.entries
         heard = {name: handed_in(files) for name, files in training.logs.items()}
-        command = [sys.executable, *MODULE, "train", "audit", str(directory)]
-        audit = subprocess.run(command, capture_output=True, text=True)
         over = [f"{planned.kind} of {planned.target}: the run was over" for planned in schedule[done:]]
         return TrainingResult(
             seed=s.seeds[0],
@@ -224,8 +223,7 @@ class _DisturbedRun:
             entries=entries,
             heard=sum(map(len, heard.values())),
             lost=lost_updates(entries, heard, self.run.rounds),
-            audit=(audit.stdout + audit.stderr).strip(),
-            sound=audit.returncode == 0,
+            audit=audit(training.out / STORE),
             ended=self.ended,
             left_out=(*self.selection.left_out, *over),
             begin_s=begin_s,
@@ -275,18 +273,14 @@ class _DisturbedRun:
         return closed / (self.run.rounds * self.run.parts)
 
     def _alive(self) -> bool:
-        """True while anything happened lately, or may yet."""
-        return time.monotonic() - self.moved_s < self.settings.patience_s
+        return self.training.is_alive(self.settings.patience_s)
 
     def _wait(self, happened: Callable[[], bool]) -> None:
         while not happened() and self._alive():
             self._tick()
 
     def _tick(self) -> None:
-        time.sleep(POLL_S)
-        self.training.log.look()
-        if len(self.training.log.entries) != self._entries:
-            self._entries, self.moved_s = len(self.training.log.entries), time.monotonic()
+        self.training.tick()
         for program in self.training.programs:
             if program.name != self.away and program.ended and self.training.coordinator.ended != 0:
                 self.ended[f"{program.name}, start {program.starts}"] = program.last_words()
@@ -301,3 +295,75 @@ class _DisturbedRun:
         while any(worker.ended is None for worker in self.training.workers.values()) and time.monotonic() < deadline:
             self._tick()
         return True
+
+
+# The report
+
+
+SHOWN = 8
+FAULT_HEAD = ("fault", "times", "its own next update p50 s", "max s")
+SCORE_HEAD = ("seed", "nats a byte", "undisturbed", "with faults", "difference")
+
+
+def training_report(results: Sequence[TrainingResult]) -> BenchReport:
+    """The report of `bench chaos-training`."""
+    record = {"verdict": verdict(results), "gap_nats": mean_gap(results), "runs": list(map(run_record, results))}
+    waits, scores = (FAULT_HEAD, fault_rows(results)), (SCORE_HEAD, score_rows(results))
+    tables = {"How long faults kept work away": waits, "What it came to": scores}
+    return fault_report(tables, verdict(results), record, trouble(results))
+
+
+def trouble(results: Sequence[TrainingResult]) -> int:
+    """The number of things that no run may have; one more where they learn too little in the mean."""
+    gap = mean_gap(results)
+    return sum(each.losses for each in results) + (gap is None or not gap <= AIM_NATS)
+
+
+def fault_rows(results: Sequence[TrainingResult]) -> list[list[str]]:
+    """The time that faults kept work away."""
+    waits = dict[str, list[float | None]]()
+    for result in results:
+        for fault in result.faults:
+            waits.setdefault(fault.kind, []).append(recovery_s(fault, result.entries))
+    rows = []
+    for kind, found in waits.items():
+        known = sorted(wait_s for wait_s in found if wait_s is not None)
+        rows.append([kind, str(len(found)), *(seconds(percentile(known, percent)) for percent in (50, 100))])
+    return rows
+
+
+def score_rows(results: Sequence[TrainingResult]) -> list[list[str]]:
+    """The losses of each block's end; the last is that of the model."""
+    return [
+        [str(each.seed), name, f"{known:.4f}", f"{each.scores[name]:.4f}", f"{each.scores[name] - known:+.4f}"]
+        for each in results
+        for name, known in each.undisturbed.items()
+        if name in each.scores
+    ]
+
+
+def verdict(results: Sequence[TrainingResult]) -> list[str]:
+    """The outcome, a sentence a line."""
+    gap, words = mean_gap(results), list[str]()
+    for each in results:
+        words += [
+            f"seed {each.seed}: {each.rounds} rounds of {each.parts} parts in {each.seconds / 60:.1f} min under "
+            f"{len(each.faults)} faults ({each.undisturbed_s / 60:.1f} min without): "
+            + ("the run ended" if each.scores else "NO END"),
+            f"{each.audit}; {each.heard} times a worker heard that its update was taken",
+            *(f"wrong: {problem}" for problem in [*each.audit.problems, *each.lost][:SHOWN]),
+            *each.endings,
+            *each.omissions,
+        ]
+    if gap is None:
+        return [*words, "no checkpoint to compare with the undisturbed run's"]
+    held = "holds" if gap <= AIM_NATS else "does not hold"
+    ends = f"over {len(results)} seeds {gap:+.4f} nats a byte in the mean at the end of the model"
+    return [*words, f"{ends}, the aim of at most {AIM_NATS:g} {held}"]
+
+
+def run_record(result: TrainingResult) -> dict[str, Any]:
+    """One run, without its events; times are seconds since it began."""
+    record = {name: value for name, value in vars(result).items() if name not in ("entries", "begin_s", "end_s")}
+    found = {"audit": asdict(result.audit), "faults": list(map(result.times_of, result.faults))}
+    return {**record, "seconds": result.seconds, **found}

@@ -8,31 +8,89 @@ A process in a lab ends with the thread that starts it: call the methods from on
 """
 
 import contextlib
+import json
 import shutil
+import signal
+import sqlite3
 import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import partial
 from operator import attrgetter
 from pathlib import Path
+from typing import Any
 
 from loadtest.faults.base import Fault, no_link
 from loadtest.faults.process import Program
-from loadtest.faults.training_observer import EventFollower
 from loadtest.lab.profile import ROUTER
 from loadtest.workload.testbed import Network, open_network
 from serving.cli.deployment import MODULE
 from stages.errors import ServiceError
-
-STORE, DATABASE = "rounds", "rounds.sqlite3"  # as a coordinator names them; to import it would import torch
+from trainer.rounds.service import STORE
+from trainer.rounds.store import DATABASE, connect
+from trainer.rounds.worker_state import STATE_NAME
 
 POLL_S = 0.05
 COORDINATOR = "coordinator"  # the target of faults that are done to it
-STATE = "worker.safetensors"  # as a worker names it
 CAUGHT_S = 30.0  # how long a transfer of a worker is waited for, to be cut in its middle
 GLANCE_S = 0.005
+End = Callable[[], object]
 COORDINATOR_NODE = ROUTER  # workers have the nodes `host-1`, `host-2`, ...
+
+
+@dataclass(frozen=True)
+class LogEntry:
+    """One event: the run, an update that was `accepted` or `dropped`, or a round that was `closed`."""
+
+    at_s: float  # when it was first seen, seconds of the monotonic clock
+    record: dict[str, Any]
+
+    @property
+    def kind(self) -> str:
+        return str(self.record["kind"])
+
+    @property
+    def part(self) -> str:
+        return str(self.record.get("part", ""))
+
+
+class EventFollower:
+    """The events of a run's rounds, read while the coordinator writes them."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.entries: list[LogEntry] = []
+
+    def look(self) -> list[LogEntry]:
+        """The events since the last look. Raises ServiceError where one that was there has gone."""
+        if not self.path.exists():
+            return []
+        known, now = len(self.entries), time.monotonic()
+        try:
+            with contextlib.closing(connect(self.path)) as database:
+                count = database.execute("SELECT COUNT(*) FROM events").fetchone()[0]
+                query = "SELECT record FROM events ORDER BY number LIMIT -1 OFFSET ?"
+                new = [LogEntry(now, json.loads(text)) for (text,) in database.execute(query, (known,))]
+        except sqlite3.OperationalError:  # it is just being made, or the disk has no room for who reads
+            return []
+        if count < known:
+            raise ServiceError(f"{self.path} has {count} events, and had {known}")
+        self.entries += new
+        return new
+
+    def replica(self, worker: str) -> int | None:
+        """Its place; None before it has one."""
+        with contextlib.suppress(sqlite3.OperationalError), contextlib.closing(connect(self.path)) as database:
+            for (text,) in database.execute("SELECT record FROM members"):
+                if (record := json.loads(text))["worker"] == worker:
+                    return int(record["replica"])
+        return None
+
+    def closed(self, part: str) -> int:
+        """Rounds of a part that were closed."""
+        return sum(entry.kind == "closed" and entry.part == part for entry in self.entries)
 
 
 @dataclass(frozen=True)
@@ -65,7 +123,6 @@ class TrainingTestbed:
             *("--publish-every", "5", "--threads", "1"),
         )
         self.workers = {name: self.worker(name, self.state(name)) for name in self.names}
-        self.twins: dict[str, Program] = {}  # by the worker whose name they bear
         self.logs = {name: [worker.log] for name, worker in self.workers.items()}  # with those of its twins
 
     @property
@@ -95,6 +152,7 @@ class TrainingTestbed:
 
     def start(self) -> None:
         """Start what does not run."""
+        self._moved_s = time.monotonic()
         for program in self.programs:
             program.start()
 
@@ -103,19 +161,25 @@ class TrainingTestbed:
 
         Raises ServiceError with the last words of a process that failed, or when there is no progress for so long.
         """
-        moved, known = time.monotonic(), -1
         while any(program.ended is None for program in self.programs):
             self.check()
-            self.log.look()
+            self.tick()
             look()
-            if (now := sum(p.ended is not None for p in self.programs) + len(self.log.entries)) != known:
-                moved, known = time.monotonic(), now
-            if time.monotonic() - moved > patience_s:
+            if not self.is_alive(patience_s):
                 raise ServiceError(f"nothing happened for {patience_s:.0f} s: {self.coordinator.last_words()}")
-            time.sleep(POLL_S)
         self.check()
         self.log.look()
         look()
+
+    def tick(self) -> None:
+        """Wait a moment, and read what happened meanwhile."""
+        time.sleep(POLL_S)
+        if self.log.look():
+            self._moved_s = time.monotonic()
+
+    def is_alive(self, patience_s: float) -> bool:
+        """True while anything happened in so many seconds."""
+        return time.monotonic() - self._moved_s < patience_s
 
     def check(self) -> None:
         """Raise ServiceError with the last words of a process that ended, other than as it should."""
@@ -125,21 +189,51 @@ class TrainingTestbed:
 
     def close(self) -> None:
         """End everything at once: what was accepted is stored."""
-        for program in (*self.twins.values(), *reversed(self.programs)):
+        for program in reversed(self.programs):
             program.kill()
 
     def _program(self, name: str, node: str, *arguments: str) -> Program:
         command = [sys.executable, *MODULE, *arguments, *self.network.options]
         return Program(name, self.network.command(node, command), self.directory / f"{name}.log")
 
-    # What faults do; `target` is the name of a worker, or COORDINATOR
+    # `target` is the name of a worker, or COORDINATOR. Each begins a fault, and returns what ends it.
 
     def program(self, target: str) -> Program:
         return self.coordinator if target == COORDINATOR else self.workers[target]
 
-    def set_cut(self, target: str, cut: bool) -> None:
-        """Drop every packet between a worker and the coordinator, or carry them again. Raises LabError."""
-        self.network.alter(COORDINATOR_NODE, self.node(target), loss=1.0 if cut else None)
+    def kill(self, target: str) -> End:
+        self.program(target).kill()
+        return self.program(target).start
+
+    def freeze(self, target: str) -> End:
+        self.workers[target].signal(signal.SIGSTOP)
+        return partial(self.workers[target].signal, signal.SIGCONT)
+
+    def cut(self, target: str) -> End:
+        """Drop every packet between a worker and the coordinator. Raises LabError."""
+        change = partial(self.network.alter, COORDINATOR_NODE, self.node(target))
+        change(loss=1.0)
+        return change
+
+    def put_back(self, target: str) -> End:
+        """Kill a worker, and give it the state that was kept, as from a restored backup."""
+        start = self.kill(target)
+        _copy(self._kept(target), self.state(target))
+        return start
+
+    def start_twin(self, target: str) -> End:
+        """Start another process with a worker's name and a copy of its state."""
+        label = f"{target}-twin-{len(self.logs[target])}"
+        _copy(self.state(target), self.directory / label)
+        twin = self.worker(target, self.directory / label, label)
+        self.logs[target].append(twin.log)
+        twin.start()
+        return twin.kill
+
+    def fill_disk(self, target: str) -> End:
+        """Let none of the coordinator's files grow, as a full disk would (EFBIG where that says ENOSPC)."""
+        self.coordinator.limit_files(0)
+        return partial(self.coordinator.limit_files, None)
 
     def wait_for_transfer(self, target: str) -> None:
         """Wait until something of a worker is on its way, in either direction; or CAUGHT_S."""
@@ -153,29 +247,6 @@ class TrainingTestbed:
     def keep_state(self, target: str) -> None:
         """Copy a worker's state as it is now. The update that it waits to hand in is whole in there, or not at all."""
         _copy(self.state(target), self._kept(target))
-
-    def put_back(self, target: str) -> None:
-        """Kill a worker, and give it the state that was kept, as from a restored backup."""
-        self.workers[target].kill()
-        _copy(self._kept(target), self.state(target))
-
-    def start_twin(self, target: str) -> None:
-        """Start another process with a worker's name and a copy of its state."""
-        label = f"{target}-twin-{len(self.logs[target])}"
-        _copy(self.state(target), self.directory / label)
-        twin = self.twins[target] = self.worker(target, self.directory / label, label)
-        self.logs[target].append(twin.log)
-        twin.start()
-
-    def end_twin(self, target: str) -> None:
-        self.twins.pop(target).kill()
-
-    def fill_disk(self, target: str) -> None:
-        """Let none of the coordinator's files grow, as a full disk would (EFBIG where that says ENOSPC)."""
-        self.coordinator.limit_files(0)
-
-    def free_disk(self, target: str) -> None:
-        self.coordinator.limit_files(None)
 
     def _kept(self, target: str) -> Path:
         return self.directory / f"{target}-old"
@@ -207,45 +278,21 @@ def _copy(source: Path, target: Path) -> None:
     """Copy a state and nothing else: locks and half transfers belong to one process."""
     target.mkdir(exist_ok=True)
     with contextlib.suppress(FileNotFoundError):  # nothing saved yet
-        shutil.copyfile(source / STATE, target / STATE)
+        shutil.copyfile(source / STATE_NAME, target / STATE_NAME)
 
 
+_Bed = TrainingTestbed
 _WORKERS: Callable[[TrainingTestbed], tuple[str, ...]] = attrgetter("names")
 
 
-def _kill(training: TrainingTestbed, target: str) -> None:
-    training.program(target).kill()
-
-
-def _start(training: TrainingTestbed, target: str) -> None:
-    training.program(target).start()
-
-
 _ALL: tuple[Fault[TrainingTestbed], ...] = (
-    Fault("kill", (1.0, 4.0), _kill, _start, _WORKERS, weight=3),
+    Fault("kill", (1.0, 4.0), _Bed.kill, _WORKERS, weight=3),
     # it wakes up in a later round, and does not know it
-    Fault(
-        "freeze",
-        (1.3, 2.0),
-        lambda training, target: training.workers[target].freeze(),
-        lambda training, target: training.workers[target].thaw(),
-        _WORKERS,
-        weight=2,
-        in_leases=True,
-    ),
-    Fault(
-        "cut",
-        (3.0, 8.0),
-        lambda training, target: training.set_cut(target, True),
-        lambda training, target: training.set_cut(target, False),
-        _WORKERS,
-        weight=2,
-        absent=no_link,
-        prepare=TrainingTestbed.wait_for_transfer,
-    ),
-    Fault("twin", (10.0, 15.0), TrainingTestbed.start_twin, TrainingTestbed.end_twin, _WORKERS),
-    Fault("old-state", (0.5, 2.0), TrainingTestbed.put_back, _start, _WORKERS),
-    Fault("coordinator", (0.5, 4.0), _kill, _start, lambda training: (COORDINATOR,), weight=3),
-    Fault("disk", (5.0, 10.0), TrainingTestbed.fill_disk, TrainingTestbed.free_disk, lambda training: (COORDINATOR,)),
+    Fault("freeze", (1.3, 2.0), _Bed.freeze, _WORKERS, weight=2, in_leases=True),
+    Fault("cut", (3.0, 8.0), _Bed.cut, _WORKERS, weight=2, absent=no_link, prepare=_Bed.wait_for_transfer),
+    Fault("twin", (10.0, 15.0), _Bed.start_twin, _WORKERS),
+    Fault("old-state", (0.5, 2.0), _Bed.put_back, _WORKERS),
+    Fault("coordinator", (0.5, 4.0), _Bed.kill, lambda training: (COORDINATOR,), weight=3),
+    Fault("disk", (5.0, 10.0), _Bed.fill_disk, lambda training: (COORDINATOR,)),
 )
 TRAINING_FAULTS: Mapping[str, Fault[TrainingTestbed]] = {fault.name: fault for fault in _ALL}

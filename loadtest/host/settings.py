@@ -4,7 +4,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
-from loadtest.commands import CHECKPOINT, numbers_flag
+from loadtest.commands import CHECKPOINT
 from stages.checkpoint.shipped import SHIPPED
 from stages.settings import flag, setting
 
@@ -23,7 +23,7 @@ class HostBenchSettings:
     batch: int = setting(16, "requests at once", least=1, most=MAX_AT_ONCE)
     rounds: int = setting(5, "times that requests at once are measured", metavar="R", least=1)
     widths: tuple[int, ...] = setting(
-        (), "model widths, measured with random weights instead", shown="none", **numbers_flag("--widths", "D")
+        (), "model widths, measured with random weights instead", shown="none", metavar="D[,D]"
     )
     slots: int = 128  # output tokens of a sweep, with widths
     dtype: Literal["fp32", "bf16"] = setting("fp32", "of weights, with --widths")

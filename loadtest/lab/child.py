@@ -1,18 +1,10 @@
 """A process that its parent speaks with: JSON messages, one a line, on its standard input and output."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 import subprocess
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import asdict
-from typing import IO, TYPE_CHECKING, Any, TypeVar
-
-if TYPE_CHECKING:
-    from _typeshed import DataclassInstance
-
-M = TypeVar("M")
+from collections.abc import Iterator
+from typing import IO, Any
 
 
 class Child:
@@ -62,16 +54,3 @@ class Child:
         self.process.wait()
         assert self.process.stdout is not None
         self.process.stdout.close()
-
-
-def to_line(message: DataclassInstance) -> str:
-    return json.dumps({"kind": type(message).__name__, **asdict(message)}) + "\n"
-
-
-def from_line(line: str, kinds: Mapping[str, Callable[..., M]]) -> M:
-    """A message of one of these kinds, by the names of their classes. Raises ValueError for a line that is none."""
-    table: dict[str, Any] = json.loads(line)
-    try:
-        return kinds[table.pop("kind")](**table)
-    except (KeyError, TypeError, AttributeError) as error:
-        raise ValueError(f"no message of a process that was started here: {line!r}") from error

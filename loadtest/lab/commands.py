@@ -1,14 +1,22 @@
-"""`onesweep wan ...`: an emulated wide-area network that stays up until it is taken down."""
+"""`onesweep wan ...`: an emulated wide-area network for as long as its `up` runs, and programs in it."""
 
 import argparse
+import json
 import os
+import time
+from dataclasses import asdict
 from pathlib import Path
 from typing import NoReturn
 
-from loadtest.lab.lab import Lab, require_lab, start_lab, stop_lab
+from loadtest.commands import say
+from loadtest.lab.lab import RECORD, Lab, find_lab, temporary_lab
+from loadtest.lab.namespaces import LabError
 from loadtest.lab.profile import Link, profile_named, read_profiles
 from stages.errors import InputError
-from stages.wire.secret_files import state_directory
+from stages.signals import ends_cleanly
+from stages.wire.secret_files import make_state_directory, state_directory
+
+LOOK_S = 0.2
 
 
 def add_wan_up(up: argparse.ArgumentParser) -> None:
@@ -24,22 +32,28 @@ def add_wan_exec(execute: argparse.ArgumentParser) -> None:
 
 
 def run_wan_up(options: argparse.Namespace) -> int:
-    profile = profile_named(options.profile, options.profiles)
-    lab = start_lab(profile, options.hosts, state_directory())
-    print(f"{profile.name} is up: {', '.join(f'{node} {lab.address(node)}' for node in lab.nodes)}")
-    print("`onesweep wan exec NODE -- COMMAND` runs a program inside, `onesweep wan down` ends it")
-    return 0
+    profile, directory = profile_named(options.profile, options.profiles), state_directory()
+    make_state_directory(directory)
+    if (other := find_lab(directory)) is not None:
+        raise LabError(f"a lab is up already ({other.profile.name}): end its `onesweep wan up` first")
+    record, unfinished = directory / RECORD, directory / f"{RECORD}.new"
+    with ends_cleanly(), temporary_lab(profile, options.hosts) as lab:
+        try:
+            unfinished.write_text(json.dumps(asdict(lab)), encoding="utf-8")
+            unfinished.replace(record)  # now that it is whole
+            say(f"{profile.name} is up: {', '.join(f'{node} {lab.address(node)}' for node in lab.nodes)}")
+            say("`onesweep wan exec NODE -- COMMAND` runs a program inside; Ctrl-C here ends the network")
+            while lab.is_up:
+                time.sleep(LOOK_S)
+        finally:
+            record.unlink(missing_ok=True)
+    raise LabError("the lab process has ended, so the network is gone")
 
 
 def run_wan_status(options: argparse.Namespace) -> int:
-    lab = require_lab(state_directory())
+    lab = _lab()
     print(f"{lab.profile.name}, process {lab.pid}, {len(lab.programs())} programs inside\n")
     print(_links_table(lab))
-    return 0
-
-
-def run_wan_down(options: argparse.Namespace) -> int:
-    print(f"{stop_lab(state_directory()).profile.name} is down")
     return 0
 
 
@@ -48,7 +62,7 @@ def run_wan_exec(options: argparse.Namespace) -> NoReturn:
     if not argv:
         raise InputError("say what to run: onesweep wan exec NODE -- COMMAND ...")
     # It runs in this process's place: signals, terminal and exit code are its own.
-    command = require_lab(state_directory()).command(options.node, argv, outlives_parent=True)
+    command = _lab().command(options.node, argv, outlives_parent=True)
     os.execvp(command[0], command)
 
 
@@ -58,6 +72,13 @@ def run_wan_profiles(options: argparse.Namespace) -> int:
     for name in sorted(profiles):
         print(f"{name:{width}}  {profiles[name].description}".rstrip())
     return 0
+
+
+def _lab() -> Lab:
+    """The lab that is up. Raises LabError."""
+    if (lab := find_lab(state_directory())) is None:
+        raise LabError("no lab is up; start one with `onesweep wan up --profile links-60`")
+    return lab
 
 
 def _links_table(lab: Lab) -> str:

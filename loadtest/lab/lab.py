@@ -6,11 +6,9 @@ import contextlib
 import json
 import os
 import shutil
-import signal
 import subprocess
 import sys
 import tempfile
-import time
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -18,26 +16,20 @@ from typing import IO, Any
 
 from loadtest.lab.child import Child
 from loadtest.lab.forwarder import give_order
-from loadtest.lab.namespaces import TUN, LabError, end_processes, processes_in, start_ticks
+from loadtest.lab.namespaces import TUN, LabError, processes_in, start_ticks
 from loadtest.lab.profile import Profile
 from stages.errors import InputError
-from stages.wire.secret_files import check_private, make_state_directory
+from stages.wire.secret_files import check_private
 
-# The record of a detached lab is a JSON file in a directory that is the user's alone.
-RECORD, LOCK, LOG = "wan.json", "wan.lock", "wan.log"
+RECORD = "wan.json"  # of the lab of `wan up`, in a directory that is the user's alone
 STOP_S = 15.0
 PACKAGES = {"ip": "iproute2", "unshare": "util-linux", "nsenter": "util-linux", "setpriv": "util-linux"}
-
-
-class NoLab(LabError):
-    """No lab is up."""
 
 
 @dataclass(frozen=True)
 class Node:
     """A place of a lab: its address, and the file and number of its network namespace."""
 
-    name: str
     address: str
     namespace: str
     inode: int
@@ -48,19 +40,29 @@ class Lab:
     """A lab that was made."""
 
     profile: Profile
-    nodes: tuple[str, ...]  # `router`, `host-1`, ..
-    pid: int  # the lab process
-    places: dict[str, Node]
+    places: dict[str, Node]  # `router`, `host-1`, ..
     # Id and start of the lab process (`lab`) and of the one that cleans up after it (`keeper`).
     processes: dict[str, tuple[int, int]]
 
     @classmethod
     def from_record(cls, record: dict[str, Any]) -> Lab:
-        """Raises KeyError, TypeError, ValueError or OnesweepError for what is no record of a lab."""
-        places = {node["name"]: Node(**node) for node in record["nodes"]}
+        """The inverse of `asdict`. Raises KeyError, TypeError, ValueError or OnesweepError for anything else."""
+        places = {name: Node(**node) for name, node in record["places"].items()}
         processes = {str(name): (int(pid), int(ticks)) for name, (pid, ticks) in record["processes"].items()}
-        profile = Profile.from_record(record["profile"])
-        return cls(profile, tuple(places), processes["lab"][0], places, processes)
+        return cls(Profile.from_record(record["profile"]), places, processes)
+
+    @property
+    def nodes(self) -> tuple[str, ...]:
+        return tuple(self.places)
+
+    @property
+    def pid(self) -> int:
+        """The lab process."""
+        return self.processes["lab"][0]
+
+    @property
+    def is_up(self) -> bool:
+        return start_ticks(self.pid) == self.processes["lab"][1]
 
     def address(self, node: str) -> str:
         """IP address of a node. Raises InputError."""
@@ -71,16 +73,9 @@ class Lab:
         inside = ["nsenter", f"--net={self._place(node).namespace}", "--"]
         return [*inside, *([] if outlives_parent else ["setpriv", "--pdeathsig", "KILL", "--"]), *argv]
 
-    def problem(self) -> str:
-        """The lab's fault in a sentence; "" for none."""
-        gone = {name for name, (pid, ticks) in self.processes.items() if start_ticks(pid) != ticks}
-        if "lab" in gone:
-            return f"the lab process {self.pid} has ended, so the network is gone"
-        return "the process that cleans up after the lab has ended" if gone else ""
-
     def counters(self) -> dict[tuple[str, str], dict[str, int]]:
         """Packets of every directed link: carried, carried_bytes, lost, overflowed. Raises LabError."""
-        names = {node.address: node.name for node in self.places.values()}  # the forwarder knows addresses only
+        names = {node.address: name for name, node in self.places.items()}  # the forwarder knows addresses only
         return {(names[one], names[other]): counts for (one, other), counts in give_order(self.pid).items()}
 
     def alter(self, one: str, other: str, loss: float | None = None, slower: float = 1.0, both: bool = True) -> None:
@@ -92,32 +87,14 @@ class Lab:
         ends = (self.address(one), self.address(other))
         give_order(self.pid, [ends, ends[::-1]] if both else [ends], loss, slower)
 
-    def stop(self) -> None:
-        """End the lab, what is left of it, and every program in it."""
-        # the lab first, with SIGTERM: it ends what runs in it, and the keeper too
-        for name in ("lab", "keeper"):
-            self._end(*self.processes[name])
-        address_of = {node.inode: node.address for node in self.places.values()}
-        end_processes(set(address_of), address_of)
-
     def programs(self) -> list[int]:
         """Ids of the processes that run in the lab."""
-        address_of = {node.inode: node.address for node in self.places.values()}
-        return processes_in(set(address_of), address_of)
+        return processes_in({node.inode for node in self.places.values()})
 
     def _place(self, node: str) -> Node:
         if node not in self.places:
             raise InputError(f"no node {node!r} in the lab; there are {', '.join(self.nodes)}")
         return self.places[node]
-
-    def _end(self, pid: int, ticks: int) -> None:
-        for number in (signal.SIGTERM, signal.SIGKILL):
-            deadline = time.monotonic() + STOP_S
-            if start_ticks(pid) == ticks:
-                with contextlib.suppress(ProcessLookupError):
-                    os.kill(pid, number)
-            while start_ticks(pid) == ticks and time.monotonic() < deadline:
-                time.sleep(0.01)
 
 
 def lab_problem() -> str:
@@ -148,7 +125,7 @@ def temporary_lab(profile: Profile, hosts: int) -> Iterator[Lab]:
     Raises LabError or ProfileError.
     """
     with tempfile.TemporaryFile() as log:
-        process, record = _spawn(profile, hosts, None, log)
+        process, record = _spawn(profile, hosts, log)
         lab = Lab.from_record(record)
         try:
             yield lab
@@ -156,71 +133,29 @@ def temporary_lab(profile: Profile, hosts: int) -> Iterator[Lab]:
             process.terminate()
             with contextlib.suppress(subprocess.TimeoutExpired):
                 process.wait(STOP_S)
-            lab.stop()  # whatever the process itself left, if it was killed
+            process.kill()  # does nothing to one that has ended; its keeper ends what is left
             process.wait()
 
 
-def start_lab(profile: Profile, hosts: int, directory: Path) -> Lab:
-    """A lab that outlives this process; its record lies in `directory`. Raises OnesweepError."""
-    make_state_directory(directory)
-    previous = find_lab(directory)
-    if previous is not None:
-        problem = previous.problem()
-        state = f"a lab is half up ({problem})" if problem else f"a lab is up already ({previous.profile.name})"
-        raise LabError(f"{state}; `onesweep wan down` first")
-    with (directory / LOG).open("wb") as log:
-        _, record = _spawn(profile, hosts, directory, log)
-    return Lab.from_record(record)
-
-
 def find_lab(directory: Path) -> Lab | None:
-    """The lab that was started from `directory` and not stopped, whole or half. Raises LabError."""
+    """The lab of `wan up` whose record lies in `directory`, if it is up. Raises LabError."""
     check_private(directory)
     path = directory / RECORD
     try:
-        return Lab.from_record(json.loads(path.read_text(encoding="utf-8")))
+        lab = Lab.from_record(json.loads(path.read_text(encoding="utf-8")))
     except FileNotFoundError:
         return None
     except (OSError, KeyError, TypeError, ValueError, AttributeError, InputError) as error:
-        raise LabError(
-            f"{path} is damaged ({error}): remove it and end the processes `python -m loadtest.lab.process`"
-        ) from None
+        raise LabError(f"{path} is damaged ({error}): remove it") from None
+    return lab if lab.is_up else None
 
 
-def require_lab(directory: Path) -> Lab:
-    """Like `find_lab`, and whole. Raises LabError; NoLab if there is none."""
-    lab = find_lab(directory)
-    if lab is None:
-        raise NoLab("no lab is up; start one with `onesweep wan up --profile links-60`")
-    problem = lab.problem()
-    if problem:
-        raise LabError(f"the lab is half up: {problem}; `onesweep wan down` clears what is left")
-    return lab
-
-
-def stop_lab(directory: Path) -> Lab:
-    """Stop a lab, whole or half, and all that runs in it. Raises LabError; NoLab if there is none."""
-    lab = find_lab(directory)
-    if lab is None:
-        raise NoLab("no lab is up")
-    lab.stop()
-    (directory / RECORD).unlink(missing_ok=True)
-    return lab
-
-
-def _spawn(
-    profile: Profile, hosts: int, directory: Path | None, log: IO[bytes]
-) -> tuple[subprocess.Popen[str], dict[str, Any]]:
+def _spawn(profile: Profile, hosts: int, log: IO[bytes]) -> tuple[subprocess.Popen[str], dict[str, Any]]:
     profile.check_hosts(hosts)
     problem = lab_problem()
     if problem:
         raise LabError(problem)
-    request = {
-        "profile": asdict(profile),
-        "hosts": hosts,
-        "directory": str(directory.absolute()) if directory else "",
-        "owner": 0 if directory else os.getpid(),
-    }
+    request = {"profile": asdict(profile), "hosts": hosts, "owner": os.getpid()}
     child = Child([sys.executable, "-P", "-m", "loadtest.lab.process"], request, log, directory="/")
     try:
         line = next(child.lines(), "")

@@ -21,6 +21,7 @@ TUN = Path("/dev/net/tun")
 DEVICE = "wan"
 # Packets that wait in the device for the forwarder: more than it ever leaves there, for queues belong to links.
 DEVICE_QUEUE = 10_000
+END_S = 5.0  # how long what runs in namespaces may take to die
 SUBNET = "10.77.0.0/24"
 
 _libc = ctypes.CDLL(None, use_errno=True)
@@ -81,27 +82,23 @@ def set_network(lines: list[str]) -> None:
         raise LabError(f"ip could not set the lab's network: {' '.join(done.stderr.split())}")
 
 
-def processes_in(inodes: set[int], address_of: dict[int, str] | None = None) -> list[int]:
-    """Ids of the processes in the namespaces with these inodes.
-
-    `address_of`: each must have this address, too. A kernel gives the inode of a namespace that has gone to a new one,
-    so where nothing keeps the lab's namespaces alive, the inode alone proves nothing.
-    """
+def processes_in(inodes: set[int]) -> list[int]:
+    """Ids of the processes in the namespaces with these inodes, which somebody must hold open."""
+    # a kernel gives the inode of a namespace that has gone to a new one
     found = []
     for entry in os.scandir("/proc"):
         if not entry.name.isdecimal():
             continue
         with contextlib.suppress(OSError):
-            inode = os.stat(f"{entry.path}/ns/net").st_ino
-            if inode in inodes and (address_of is None or _has_address(entry.path, address_of[inode])):
+            if os.stat(f"{entry.path}/ns/net").st_ino in inodes:
                 found.append(int(entry.name))
     return found
 
 
-def end_processes(inodes: set[int], address_of: dict[int, str] | None = None, within_s: float = 5.0) -> None:
+def end_processes(inodes: set[int]) -> None:
     """Kill what runs in these namespaces, and what that starts meanwhile."""
-    deadline = time.monotonic() + within_s
-    while (running := processes_in(inodes, address_of)) and time.monotonic() < deadline:
+    deadline = time.monotonic() + END_S
+    while (running := processes_in(inodes)) and time.monotonic() < deadline:
         for pid in running:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
@@ -115,7 +112,3 @@ def start_ticks(pid: int) -> int:
     except OSError:
         return 0
     return 0 if state in "ZX" else int(others[18])
-
-
-def _has_address(process: str, address: str) -> bool:
-    return f" {address}\n" in Path(f"{process}/net/fib_trie").read_text()

@@ -5,18 +5,16 @@ the lab's record or {"error": sentence}. The lab lives as long as the process do
 that could stay behind, and a child, the keeper, kills what runs in the lab once the process is gone, however it ended.
 """
 
-import fcntl
 import json
 import os
 import signal
 import sys
 from dataclasses import asdict
 from itertools import permutations
-from pathlib import Path
-from typing import Any, NoReturn
+from typing import NoReturn
 
 from loadtest.lab.forwarder import Channel, Forwarder, open_orders
-from loadtest.lab.lab import LOCK, RECORD
+from loadtest.lab.lab import Lab, Node
 from loadtest.lab.namespaces import (
     PR_SET_PDEATHSIG,
     LabError,
@@ -35,21 +33,13 @@ from loadtest.lab.profile import Profile, node_names
 def main() -> None:
     request = json.loads(sys.stdin.readline())
     try:
-        if request["owner"]:
-            die_with(request["owner"])
-        lock = take_lock(request["directory"])
+        die_with(request["owner"])
         lab = LabProcess(Profile.from_record(request["profile"]), request["hosts"])
-        lab.keeper = fork_keeper(lab.inodes, [*lab.tuns, lab.orders.fileno(), lock])
-        record = lab.record()
-        if request["directory"]:
-            # renamed when it is whole: who reads it meanwhile finds the last record, or none
-            unfinished = Path(request["directory"]) / f"{RECORD}.new"
-            unfinished.write_text(json.dumps(record), encoding="utf-8")
-            unfinished.replace(unfinished.with_name(RECORD))
+        lab.keeper = fork_keeper(lab.inodes, [*lab.tuns, lab.orders.fileno()])
     except (LabError, OSError) as error:
         print(json.dumps({"error": f"cannot make the lab: {error}"}), flush=True)
         sys.exit(1)
-    print(json.dumps(record), flush=True)
+    print(json.dumps(asdict(lab.made())), flush=True)
     lab.run()
 
 
@@ -71,15 +61,15 @@ class LabProcess:
         self.inodes = {os.fstat(namespace).st_ino for namespace in self.namespaces}
         self.orders = open_orders(os.getpid())
 
-    def record(self) -> dict[str, Any]:
+    def made(self) -> Lab:
         """The values that another process needs to find the lab and to run programs in it."""
         own = f"/proc/{os.getpid()}/fd"
-        nodes = [
-            {"name": name, "address": address, "namespace": f"{own}/{held}", "inode": os.fstat(held).st_ino}
+        places = {
+            name: Node(address, f"{own}/{held}", os.fstat(held).st_ino)
             for name, address, held in zip(self.names, self.addresses, self.namespaces, strict=True)
-        ]
-        processes = {name: [pid, start_ticks(pid)] for name, pid in (("lab", os.getpid()), ("keeper", self.keeper))}
-        return {"profile": asdict(self.profile), "nodes": nodes, "processes": processes}
+        }
+        processes = {name: (pid, start_ticks(pid)) for name, pid in (("lab", os.getpid()), ("keeper", self.keeper))}
+        return Lab(self.profile, places, processes)
 
     def run(self) -> NoReturn:
         """Carry packets until SIGTERM."""
@@ -113,18 +103,6 @@ def die_with(owner: int) -> None:
         sys.exit(1)
 
 
-def take_lock(directory: str) -> int:
-    """Hold the directory's lock for life; -1 where there is no directory. Raises LabError if another lab does."""
-    if not directory:
-        return -1
-    lock = os.open(Path(directory) / LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-    try:
-        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        raise LabError("a lab is up already; `onesweep wan down` first") from None
-    return lock
-
-
 def fork_keeper(inodes: set[int], not_its: list[int]) -> int:
     """A child that outlives this process for as long as it takes to kill what runs in the namespaces.
 
@@ -140,8 +118,7 @@ def fork_keeper(inodes: set[int], not_its: list[int]) -> int:
     try:
         # an open tun or socket in the keeper would keep the device, or the name, beyond the lab's end
         for descriptor in (*not_its, 0, 1):
-            if descriptor >= 0:
-                os.close(descriptor)
+            os.close(descriptor)
         prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
         if os.getppid() == parent:
             signal.sigwait({signal.SIGTERM})

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
@@ -64,49 +64,35 @@ ROUTER = "router"
 
 
 @dataclass(frozen=True)
-class Override:
-    """One directed link that differs from the profile's other links."""
-
-    source: str
-    destination: str
-    link: Link
-
-
-@dataclass(frozen=True)
 class Profile:
     """The links of a network."""
 
     name: str
     description: str
     default: Link
-    overrides: tuple[Override, ...] = ()  # the last one that fits counts
+    links: dict[str, Link] = field(default_factory=dict)  # others than the default, by their ends: "router host-2"
 
     def link(self, source: str, destination: str) -> Link:
         """The link from one node to another."""
-        # from the last: a file says what holds for many links first, and then the exceptions
-        for override in reversed(self.overrides):
-            if (override.source, override.destination) == (source, destination):
-                return override.link
-        return self.default
+        return self.links.get(f"{source} {destination}", self.default)
 
     def check_hosts(self, hosts: int) -> None:
         """Raises ProfileError unless a lab of `hosts` hosts has every node that the profile names."""
         if not 1 <= hosts <= MAX_HOSTS:
             raise ProfileError(f"a lab has 1 to {MAX_HOSTS} hosts, not {hosts}")
         nodes = node_names(hosts)
-        for override in self.overrides:
-            for name in (override.source, override.destination):
-                if name not in nodes:
-                    raise ProfileError(
-                        f"profile {self.name!r} has a link of {name}, which a lab of {hosts} hosts does not have: "
-                        f"take {name.removeprefix('host-')} hosts or more, or another profile"
-                    )
+        for name in " ".join(self.links).split():
+            if name not in nodes:
+                raise ProfileError(
+                    f"profile {self.name!r} has a link of {name}, which a lab of {hosts} hosts does not have: "
+                    f"take {name.removeprefix('host-')} hosts or more, or another profile"
+                )
 
     @classmethod
     def from_record(cls, record: dict[str, Any]) -> Profile:
         """The inverse of `asdict`, by way of JSON. Raises KeyError, TypeError or ProfileError for anything else."""
-        overrides = tuple(Override(o["source"], o["destination"], Link(**o["link"])) for o in record["overrides"])
-        return cls(**{**record, "default": Link(**record["default"]), "overrides": overrides})
+        links = {ends: Link(**link) for ends, link in record["links"].items()}
+        return cls(**{**record, "default": Link(**record["default"]), "links": links})
 
 
 def node_names(hosts: int) -> tuple[str, ...]:
@@ -170,14 +156,14 @@ def _profile(name: str, table: object, where: str) -> Profile:
     if not isinstance(description, str):
         raise ProfileError(f"{where}: description must be text in quotes, not {description!r}")
     default = from_toml(Link, rest, where, error=ProfileError)
-    overrides = [
-        each for i, entry in enumerate(entries) for each in _overrides(entry, default, f"{where}, link {i + 1}")
-    ]
-    return Profile(name, description, default, tuple(overrides))
+    links = dict[str, Link]()
+    for i, entry in enumerate(entries):  # a file says what holds for many links first, and then the exceptions
+        links |= _links(entry, default, f"{where}, link {i + 1}")
+    return Profile(name, description, default, links)
 
 
-def _overrides(entry: object, default: Link, where: str) -> list[Override]:
+def _links(entry: object, default: Link, where: str) -> dict[str, Link]:
     """One or two directed links; what an entry does not say is as in the rest of its profile."""
     found = from_toml(_Entry, entry, where, _Entry(**vars(default)), ProfileError)
-    link = Link(**{field.name: getattr(found, field.name) for field in fields(Link)})
-    return [Override(*pair, link) for pair in found.pairs(where)]
+    link = Link(**{f.name: getattr(found, f.name) for f in fields(Link)})
+    return {" ".join(pair): link for pair in found.pairs(where)}

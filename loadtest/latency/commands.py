@@ -5,7 +5,6 @@ from functools import partial
 
 from loadtest.commands import add_measurement, run_bench
 from loadtest.latency.settings import BYTES, LENGTH_FLAGS, LEVELS, TOKENS, WanSettings, parse_lengths
-from loadtest.workload.prompts import parse_prompts
 from stages.settings import from_flags
 
 
@@ -20,13 +19,11 @@ def add_wan(wan: argparse.ArgumentParser) -> None:
         read = partial(parse_lengths, unit=unit)
         lengths.add_argument(LENGTH_FLAGS[unit], dest="lengths", type=read, metavar="N[,N]", help=help)
     wan.set_defaults(lengths=())
-    wan.add_argument("--text", default="", metavar="T[,T]", help="prompts: novel, copying (novel)")
 
 
 def run_wan(options: argparse.Namespace) -> int:
     from loadtest.latency.run import check_wan, measure_wan, settled
 
-    prompts = parse_prompts(options.text) if options.text else ()
-    settings = settled(from_flags(WanSettings, options, lengths=options.lengths, prompts=prompts))
+    settings = settled(from_flags(WanSettings, options, lengths=options.lengths))
     check_wan(settings)
     return run_bench(options, partial(measure_wan, settings))

@@ -1,19 +1,23 @@
 """The run of `bench wan`: one deployment for each profile, all variants taking turns; then texts that must be those of
-`ar` are compared with them."""
+`ar` are compared with them.
+
+Their order rotates, so that a slow moment of the machine falls on every one.
+"""
 
 import hashlib
 import statistics
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, replace
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
-from loadtest.commands import BenchReport, say
+from loadtest.commands import BenchReport, check_names, say
+from loadtest.latency.floor import BookedCost, Course, Floor
 from loadtest.latency.settings import LEVELS, Length, WanSettings
-from loadtest.latency.turns import RequestSeries, Sample, ended_well, take_turns
 from loadtest.report.record import settings_record
 from loadtest.report.table import Column, number_column, open_meter, percentile, table, text_column
-from loadtest.workload.prompts import NOVEL, Prompts
-from loadtest.workload.testbed import check_network, deployed, open_network
+from loadtest.workload.prompts import BUILT_IN, NOVEL, Prompts
+from loadtest.workload.testbed import Testbed, check_network, deployed, open_network
 from loadtest.workload.variants import ModeVariant
 from serving.drawing import DEFAULT_LEVELS, DRAWING_MODES, EXPERT_RULES
 from stages.checkpoint.bundle import bundle_draws, find_bundle
@@ -24,6 +28,77 @@ USUAL = tuple(map(ModeVariant, ("sweep", "chunked", "ar", "ar-speculative")))
 # An expert's way differs from picture to picture, and has no floor of its own.
 TIMED_DRAWING = tuple(mode for mode in DRAWING_MODES if mode not in EXPERT_RULES)
 
+NOTHING = Floor(0.0, 0.0, 0.0)  # of a request that failed
+
+
+@dataclass(frozen=True)
+class RequestSeries:
+    """Requests that differ in nothing but their prompt and seed: one row of the table."""
+
+    variant: ModeVariant
+    length: Length
+    prompts: Prompts = NOVEL
+
+    def call(self, number: int, seed: int) -> dict[str, Any]:
+        """Arguments of one `Client.generate` or `Client.draw`: the request with this number."""
+        asked, count = self.prompts.text(number), self.length.count
+        if self.length.draws:
+            return {"classes": asked, "levels": count, "seed": seed, **self.variant.request()}
+        return {"prompt": asked, f"max_{self.length.unit}": count, "seed": seed, **self.variant.request()}
+
+
+@dataclass(frozen=True)
+class Sample:
+    """One request: its times at the client and its account, or the reason why it failed."""
+
+    seed: int
+    number: int = 0  # of the request of its series; decides its prompt
+    latency_ms: float = 0.0  # from the call to the end of the account
+    first_byte_ms: float = 0.0
+    floor: Floor = NOTHING
+    account: dict[str, Any] = field(default_factory=dict)  # `Result.as_json()`, or that of pictures
+    error: str = ""
+
+
+def ended_well(samples: Sequence[Sample]) -> tuple[list[Sample], str | None]:
+    """The requests that ended well, and the most frequent reason why others did not."""
+    failed = Counter(sample.error for sample in samples if sample.error)
+    return [sample for sample in samples if not sample.error], failed.most_common(1)[0][0] if failed else None
+
+
+def take_turns(
+    testbed: Testbed, every: Sequence[RequestSeries], requests: int, at_once: int, seed: int
+) -> Iterator[tuple[RequestSeries, list[Sample]]]:
+    """`requests` turns of each series, after one that warms up and is left out. A failure is a sample like any other.
+
+    Turn i of every series has the same prompts and seeds.
+
+    :param at_once: requests made at the same time in a turn.
+    """
+    for series in every:
+        _turn(testbed, series, range(at_once), seed)
+    for i in range(requests):
+        # in another order each time: no series always follows the one that leaves the machine hot or the links busy
+        first, numbers = i % len(every), range(i * at_once, (i + 1) * at_once)
+        for series in (*every[first:], *every[:first]):
+            yield series, _turn(testbed, series, numbers, seed)
+
+
+def sample_of(testbed: Testbed, number: int, seed: int, answer: dict[str, Any]) -> Sample:
+    """One answer of the caller, with its floor."""
+    if "error" in answer:
+        return Sample(seed, number, error=answer["error"])
+    network = testbed.network
+    floor = Course(network.nodes[1:], network.link).floor(BookedCost.of(answer["account"]))
+    return Sample(seed, number, answer["latency_ms"], answer["first_byte_ms"], floor, answer["account"])
+
+
+def _turn(testbed: Testbed, series: RequestSeries, numbers: range, seed: int) -> list[Sample]:
+    """The requests with these numbers; number 0 has the seed `seed`."""
+    answers = testbed.caller.ask([series.call(number, seed + number) for number in numbers])
+    return [sample_of(testbed, n, seed + n, answer) for n, answer in zip(numbers, answers, strict=True)]
+
+
 Taken = dict[RequestSeries, list[Sample]]
 Row = dict[str, Any]
 
@@ -31,10 +106,13 @@ Row = dict[str, Any]
 def settled(settings: WanSettings) -> WanSettings:
     """Settings with the bundle's own modes, lengths and prompts where none were named. Raises InputError."""
     s = settings
+    check_names("--text", s.texts, BUILT_IN)
+    check_names("--profile", s.profiles)
     if not bundle_draws(s.checkpoint):
         lengths = s.lengths or (Length(32), Length(128))
-        return replace(s, variants=s.variants or USUAL, lengths=lengths, prompts=s.prompts or (NOVEL,))
-    if s.prompts or s.temperature is not None or any(not length.draws for length in s.lengths):
+        prompts = tuple(BUILT_IN[name] for name in s.texts or (NOVEL.name,))
+        return replace(s, variants=s.variants or USUAL, lengths=lengths, prompts=prompts)
+    if s.texts or s.temperature is not None or any(not length.draws for length in s.lengths):
         raise InputError(f"{s.checkpoint} draws: it takes --levels, and no prompts, bytes or temperature")
     bundle = find_bundle(s.checkpoint)
     served = [mode for mode in TIMED_DRAWING if getattr(bundle, mode) is not None]

@@ -3,10 +3,10 @@
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from loadtest.commands import CHECKPOINT, numbers
+from loadtest.commands import CHECKPOINT, check_names
 from loadtest.workload.prompts import Prompts
 from loadtest.workload.testbed import default_hosts
-from loadtest.workload.variants import ModeVariant, check_different, parse_names, parse_variants
+from loadtest.workload.variants import ModeVariant, parse_variants
 from stages.checkpoint.shipped import SHIPPED
 from stages.errors import InputError
 from stages.settings import flag, setting
@@ -35,12 +35,11 @@ class Length:
 
 def parse_lengths(text: str, unit: str = BYTES) -> tuple[Length, ...]:
     """The output lengths, or levels, of "N,N". Raises InputError."""
-    option = LENGTH_FLAGS[unit]
-    counts = numbers(text, option)
-    if not counts or min(counts) < 1:
+    option, counts = LENGTH_FLAGS[unit], text.split(",")
+    if not all(count.isdecimal() and int(count) for count in counts):
         raise InputError(f"{option} {text!r} must be numbers from 1, such as 32,256")
-    check_different([str(count) for count in counts], option)
-    return tuple(Length(count, unit) for count in counts)
+    check_names(option, counts)
+    return tuple(Length(int(count), unit) for count in counts)
 
 
 @dataclass(frozen=True)
@@ -48,9 +47,7 @@ class WanSettings:
     """Settings of `bench wan`."""
 
     profiles: tuple[str, ...] = field(
-        metadata=flag(
-            "networks, such as links-60; loopback: no lab", name="--profile", metavar="P[,P]", type=parse_names
-        )
+        metadata=flag("networks, such as links-60; loopback: no lab", name="--profile", metavar="P[,P]")
     )
     profiles_file: Path | None = setting(None, "file with more profiles", name="--profiles")
     # Empty: the usual ones, or all modes of drawing.
@@ -62,6 +59,7 @@ class WanSettings:
         shown="sweep,chunked,ar,ar-speculative; of pictures all",
         type=parse_variants,
     )
+    texts: tuple[str, ...] = setting((), "prompts: novel, copying", name="--text", metavar="T[,T]", shown="novel")
     temperature: float | None = setting(None, "of every request", metavar="T", shown="the router's default")
     # Turns of each variant, after one that warms up; `at_once` requests each.
     requests: int = setting(10, "turns of each variant", metavar="R", least=1)
@@ -71,7 +69,7 @@ class WanSettings:
     # None: three, or one for each block where there are fewer.
     hosts: int | None = setting(None, "hosts that share the blocks", least=1, shown="3")
     checkpoint: Path = field(default=SHIPPED, metadata=CHECKPOINT)
-    # From --bytes, --max-tokens or --levels, and from --text; empty: the bundle's.
+    # From --bytes, --max-tokens or --levels; and of `texts`, or the classes of what draws. Empty: the bundle's.
     lengths: tuple[Length, ...] = ()
     prompts: tuple[Prompts, ...] = ()
 

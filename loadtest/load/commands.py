@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import argparse
 import math
-from typing import TYPE_CHECKING
+from importlib.util import find_spec
+from typing import TYPE_CHECKING, Any
 
 from loadtest.commands import BenchReport, add_measurement, run_bench, say
 from loadtest.load.plan import LoadSettings
@@ -13,7 +14,7 @@ from stages.errors import InputError, Interrupted, OnesweepError, one_of
 from stages.settings import check_destination, from_flags
 
 if TYPE_CHECKING:
-    from loadtest.load.run import LoadResult, LoadRun
+    from loadtest.load.run import LoadResult
     from loadtest.workload.caller import RouterState
     from loadtest.workload.texts import Texts
 
@@ -36,7 +37,6 @@ def run_loadtest(options: argparse.Namespace) -> int:
 
 def _settings(options: argparse.Namespace) -> tuple[LoadSettings, list[str]]:
     """Settings, and the modes to measure. Raises OnesweepError for what can be refused before anything starts."""
-    from loadtest.load.generator import check_locust
     from loadtest.workload.testbed import TestbedSettings, check_testbed
     from serving.modes import MODES
 
@@ -59,9 +59,16 @@ def _settings(options: argparse.Namespace) -> tuple[LoadSettings, list[str]]:
     return settings, modes
 
 
+def check_locust() -> None:
+    """Raises InputError with what to install."""
+    for module in ("locust", "gevent"):
+        if find_spec(module) is None:
+            raise InputError(f"the load test needs {module}: pip install 'onesweep[loadtest]'")
+
+
 def _measure(settings: LoadSettings, modes: list[str], results: list[LoadResult]) -> BenchReport:
     """:param results: where every run is put as soon as it is over. Raises OnesweepError."""
-    from loadtest.load.run import LoadRun
+    from loadtest.report.record import settings_record
     from loadtest.workload.prompts import seeded_prompts
     from loadtest.workload.testbed import open_testbed
     from loadtest.workload.texts import Texts
@@ -70,56 +77,55 @@ def _measure(settings: LoadSettings, modes: list[str], results: list[LoadResult]
         say(f"starting {settings.target.host_count} hosts and a router ({settings.target.profile}) ...")
     with open_testbed(settings.target) as target:
         facts = target.caller.facts()
-        run = LoadRun(settings, target, facts)
+        say(f"{target.access.router} takes {facts.request_limit} requests at once ...")
         cases = seeded_prompts(settings.cases, settings.first_seed, settings.max_bytes, facts.context_length)
         texts = Texts(target, cases, settings.max_bytes)
         served = _served(modes, facts)
-        if settings.find_knee:
-            return _find_knees(run, texts, served, results)
-        return _one_run(run, texts, served[0], results)
+        shown, record = (_find_knees if settings.find_knee else _one_run)(settings, texts, served, results)
+    found = {"router": target.access.router, "hosts": facts.hosts, "request_limit": facts.request_limit}
+    return BenchReport(shown, record | found | {"settings": settings_record(settings, target=target.network.profile)})
 
 
-def _one_run(run: LoadRun, texts: Texts, mode: str, results: list[LoadResult]) -> BenchReport:
+def _one_run(
+    settings: LoadSettings, texts: Texts, modes: list[str], results: list[LoadResult]
+) -> tuple[str, dict[str, Any]]:
+    """Returns the words for a terminal, and the record."""
     from loadtest.load.run import RUNS, run_load, run_notes, run_record
     from loadtest.report.table import table
 
-    s = run.settings
-    say(
-        f"{s.users} users of mode {mode} on {run.target.access.router}, which takes {run.facts.request_limit} requests "
-        f"at once: {s.seconds:g} s after {s.warm_up_s:g} s of warm-up, {s.max_bytes} bytes a text ..."
-    )
-
-    result = run_load(s, run.target, texts, mode, s.users)
+    s, mode = settings, modes[0]
+    say(f"{s.users} users of mode {mode}: {s.seconds:g} s after {s.warm_up_s:g} s of warm-up, {s.max_bytes} bytes each")
+    result = run_load(s, texts, mode, s.users)
     results.append(result)
     row = run_record(result)
-    shown = "\n".join([table(RUNS, [row]), *run_notes(result)])
-    return BenchReport(shown, {"loadtest": "run", **row, **run.record()})
+    return "\n".join([table(RUNS, [row]), *run_notes(result)]), {"loadtest": "run", **row}
 
 
-def _find_knees(run: LoadRun, texts: Texts, modes: list[str], results: list[LoadResult]) -> BenchReport:
+def _find_knees(
+    settings: LoadSettings, texts: Texts, modes: list[str], results: list[LoadResult]
+) -> tuple[str, dict[str, Any]]:
     """The knee of each mode, and with `--over-knee` as many times its users."""
     from loadtest.load.run import RUNS, climb, knee_note, over_note, run_line, run_load, run_record
     from loadtest.report.table import table
 
     def measure(mode: str, users: int) -> LoadResult:
-        results.append(run_load(run.settings, run.target, texts, mode, users))
+        results.append(run_load(settings, texts, mode, users))
         say(run_line(results[-1]))
         return results[-1]
 
     notes, knees = list[str](), list[dict[str, object]]()
     for mode in modes:
-        found = climb(mode, run.settings.users, measure)
+        found = climb(mode, settings.users, measure)
         notes.append(knee_note(found))
         knees.append({"mode": mode, "users": found.knee, "ended": found.ended})
         if found.interrupted:
             break
-        if run.settings.over_knee is not None and found.knee_result is not None:
-            over = measure(mode, math.ceil(run.settings.over_knee * found.knee_result.users))
+        if settings.over_knee is not None and found.knee_result is not None:
+            over = measure(mode, math.ceil(settings.over_knee * found.knee_result.users))
             knees[-1] |= {"over": over.users, "goodput": over.goodput(found.knee_result)}
             notes.append(over_note(found.knee_result, over))
     rows = [run_record(result) for result in results]
-    shown = "\n".join(["", table(RUNS, rows), "", *notes])
-    return BenchReport(shown, {"loadtest": "knee", "rows": rows, "knees": knees, **run.record()})
+    return "\n".join(["", table(RUNS, rows), "", *notes]), {"loadtest": "knee", "rows": rows, "knees": knees}
 
 
 def _served(modes: list[str], facts: RouterState) -> list[str]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from enum import StrEnum
 from pathlib import Path
 
@@ -145,3 +145,16 @@ class Window:
 
 Message = LoadSample | Window
 KINDS: dict[str, type[Message]] = {kind.__name__: kind for kind in (LoadSample, Window)}
+
+
+def to_line(message: Message) -> str:
+    return json.dumps({"kind": type(message).__name__, **asdict(message)}) + "\n"
+
+
+def from_line(line: str) -> Message:
+    """Raises ValueError for a line that is no message."""
+    table = json.loads(line)
+    try:
+        return KINDS[table.pop("kind")](**table)
+    except (KeyError, TypeError, AttributeError) as error:
+        raise ValueError(f"no message of a process that was started here: {line!r}") from error

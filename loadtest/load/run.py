@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import contextlib
+import sys
+import tempfile
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
-from typing import Any
+from typing import IO, Any, Self
 
-from loadtest.load.generator import Generator, start_generator
-from loadtest.load.plan import OK, LoadSample, LoadSettings, Outcome, Window, outcome_of
+from loadtest.lab.child import Child
+from loadtest.load.plan import OK, LoadPlan, LoadSample, LoadSettings, Outcome, Window, from_line, outcome_of
 from loadtest.report.table import Column, number, number_column, percentile, text_column
-from loadtest.workload.caller import RouterState
 from loadtest.workload.testbed import Testbed
 from loadtest.workload.texts import Texts
 from stages.errors import Interrupted, ServiceError
+from stages.signals import on_signal
 
 
 @dataclass(frozen=True)
@@ -31,9 +34,10 @@ class LoadResult:
         return self.figures.throughput_rps / knee.figures.throughput_rps
 
 
-def run_load(settings: LoadSettings, target: Testbed, texts: Texts, mode: str, users: int) -> LoadResult:
+def run_load(settings: LoadSettings, texts: Texts, mode: str, users: int) -> LoadResult:
     """One run on a deployment that has nothing else to do. Raises OnesweepError."""
-    with start_generator(target, settings.plan(target.access, texts.cases, mode, users)) as generator:
+    plan = settings.plan(texts.target.access, texts.cases, mode, users)
+    with start_generator(texts.target, plan) as generator:
         result = result_of(generator.drain(), texts, mode, users)
         return replace(result, interrupted=generator.stopped)
 
@@ -70,29 +74,55 @@ def _difference(sample: LoadSample, texts: Texts, expected: dict[int, bytes]) ->
     )
 
 
-@dataclass(frozen=True)
-class LoadRun:
-    """Everything that runs of one command have in common."""
+END_S = 20.0  # how long the generator may take to end once it was told to
 
-    settings: LoadSettings
-    target: Testbed
-    facts: RouterState
 
-    def record(self) -> dict[str, Any]:
-        """Settings of the figures."""
-        s = self.settings
-        return {
-            "profile": self.target.network.profile,
-            "router": self.target.access.router,
-            "hosts": self.facts.hosts,
-            "request_limit": self.facts.request_limit,
-            "max_bytes": s.max_bytes,
-            "asked_seconds": s.seconds,
-            "warm_up_s": s.warm_up_s,
-            "timeout_s": s.timeout_s,
-            "distinct_texts": s.cases,
-            "first_seed": s.first_seed,
-        }
+class Generator(Child):
+    """A running load generator: every request of its users, and which part of the run is measured."""
+
+    def __init__(self, command: list[str], plan: LoadPlan, words: IO[str]) -> None:
+        super().__init__(command, asdict(plan), words)
+        self._words, self.stopped = words, False
+        self.samples = list[LoadSample]()
+        self.window: Window | None = None
+
+    def drain(self) -> Self:
+        """Read until the users have stopped and the generator has ended. Raises ServiceError when it failed."""
+        for line in self.lines():
+            match from_line(line):
+                case LoadSample() as sample:
+                    self.samples.append(sample)
+                case Window() as window:
+                    self.window = replace(window, interrupted=window.interrupted or self.stopped)
+        code = self.process.wait()
+        if code == 0:
+            return self
+        self._words.seek(0)
+        last = self._words.read().strip().splitlines()[-1:] or ["it said nothing"]
+        raise ServiceError(f"the load generator ended (exit code {code}): {last[0]}")
+
+    def hurry(self) -> None:
+        """Handle Ctrl-C: stop, and interrupt at the second time."""
+        if self.stopped:
+            raise KeyboardInterrupt
+        self.stopped = True
+        self.stop()
+
+
+@contextlib.contextmanager
+def start_generator(target: Testbed, plan: LoadPlan) -> Iterator[Generator]:
+    """A load generator beside the router; it ends with the `with` block, whatever happens.
+
+    In the block Ctrl-C only stops the users, so that what they did can still be counted; a second one interrupts.
+    """
+    command = target.beside([sys.executable, "-P", "-m", "loadtest.load.worker"])
+    with tempfile.TemporaryFile("w+", prefix="onesweep-load-") as words:
+        generator = Generator(command, plan, words)
+        try:
+            with on_signal(generator.hurry):  # an exception in the middle of a line would lose a request
+                yield generator
+        finally:
+            generator.end(END_S)
 
 
 # Over the knee, p95 is more than DOUBLED times that of one user, or twice the users bring less than GROWTH times the

@@ -18,8 +18,7 @@ from locust.exception import StopUser
 from locust.html import get_html_report
 from locust.runners import LocalRunner
 
-from loadtest.lab.child import to_line
-from loadtest.load.plan import CUT, OK, OPEN, LoadPlan, LoadSample, Message, Window
+from loadtest.load.plan import CUT, OK, OPEN, LoadPlan, LoadSample, Message, Window, to_line
 from serving.client.client import Client, RequestRefused, Result, RouterError
 from stages.wire.status import STATUS_MARK, trailing_metadata
 

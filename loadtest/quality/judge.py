@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import io
-from bisect import bisect_left
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cache, cached_property
@@ -83,17 +82,8 @@ class LanguageModel:
         """log2 of the probability that a token begins with `held`: not above 0."""
         if not held:
             return 0.0
-        return float(torch.logsumexp(logits[self._beginning(held)], 0) - torch.logsumexp(logits, 0)) / _LN2
-
-    def _beginning(self, held: bytes) -> list[int]:
-        """The tokens that begin with these bytes, or are a beginning of them."""
-        words, numbers = self._vocabulary
-        found = []
-        for i in range(bisect_left(words, held), len(words)):
-            if not words[i].startswith(held):
-                break
-            found.append(numbers[i])
-        return found
+        beginning = [number for number, word in self._bytes.items() if word.startswith(held)]
+        return float(torch.logsumexp(logits[beginning], 0) - torch.logsumexp(logits, 0)) / _LN2
 
     def _read(self, prompt: bytes, output: bytes) -> _Reading:
         text = prompt.decode(errors="replace") + output.decode(errors="replace")
@@ -112,11 +102,6 @@ class LanguageModel:
             for token, number in self._tokenizer.get_vocab().items()
             if set(token) <= LETTERS.keys()
         }
-
-    @cached_property
-    def _vocabulary(self) -> tuple[list[bytes], list[int]]:
-        pairs = sorted((word, number) for number, word in self._bytes.items())
-        return [word for word, _ in pairs], [number for _, number in pairs]
 
 
 def check_judge() -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import statistics
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -13,8 +12,6 @@ from pathlib import Path
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from safetensors import SafetensorError, safe_open
-from safetensors.torch import save_file
 from torch import Tensor, nn
 from torch.nn import functional as F
 
@@ -28,8 +25,8 @@ from loadtest.workload.variants import ModeVariant, parse_variants
 from serving.client.client import Client, DrawnPictures
 from serving.drawing import DRAWING_MODES
 from stages.checkpoint.shipped import SHIPPED
-from stages.errors import CheckpointError, InputError
-from trainer.blocks.state import digest
+from stages.errors import InputError, ResumeError
+from trainer.blocks.state import digest, load_state, save_state
 from trainer.pictures.data import PictureSet, load_pictures
 
 REAL = "training pictures"
@@ -206,41 +203,31 @@ def train_judge(pictures: PictureSet, epochs: int) -> PictureJudge:
 
 
 def save_judge(judge: PictureJudge, path: Path, pictures: PictureSet) -> None:
-    """Write a judge, in 16 bits, with its digest. Raises CheckpointError."""
+    """Write a judge, in 16 bits. Raises CheckpointError."""
     # Half the size in the repository; the file is read back before it is used, so figures are those of what is stored.
-    tensors = {name: tensor.half() for name, tensor in judge.state_dict().items()}
-    _, channels, height, width = pictures.train.pixels.shape
-    record = {"size": [channels, height, width], "classes": list(pictures.classes), "data": pictures.digest}
-    text = json.dumps(record)
-    try:
-        save_file(tensors, path, {"judge": text, "sha256": digest(tensors)})
-    except (OSError, SafetensorError) as error:
-        raise CheckpointError(f"cannot write {path}: {error}") from None
+    record = {"size": judge.size, "classes": pictures.classes, "data": pictures.digest}
+    save_state(path, record, {name: tensor.half() for name, tensor in judge.state_dict().items()})
 
 
 def load_judge(path: Path) -> tuple[PictureJudge, str]:
     """A judge as it was stored, and the digest of its weights: figures of one judge compare.
 
-    Raises CheckpointError for a file that is no judge, or damaged.
+    Raises ResumeError for a file that is damaged or none of a judge.
     """
+    record, tensors = load_state(path)
     try:
-        with safe_open(path, framework="pt") as file:
-            metadata = file.metadata() or {}
-            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
-        record = json.loads(metadata["judge"])
         channels, height, width = record["size"]
         judge = PictureJudge(channels, height, width, len(record["classes"]))
-        if metadata["sha256"] != digest(tensors):
-            raise CheckpointError(f"{path} is damaged: its weights do not have the recorded SHA-256")
         judge.load_state_dict({name: tensor.float() for name, tensor in tensors.items()})
-    except FileNotFoundError:
-        raise CheckpointError(f"no judge at {path}") from None
-    except (OSError, SafetensorError, KeyError, TypeError, ValueError, RuntimeError) as error:
-        raise CheckpointError(f"{path} is no judge ({error})") from None
-    return judge.eval().requires_grad_(False), metadata["sha256"]
+    except (KeyError, TypeError, RuntimeError) as error:
+        raise ResumeError(f"{path} is no judge ({error})") from None
+    return judge.eval().requires_grad_(False), digest(tensors)
 
 
 # Distances
+
+
+DRAWS = 50  # of a bootstrap
 
 
 def frechet_distance(one: NDArray[np.float64], other: NDArray[np.float64]) -> float:
@@ -257,13 +244,11 @@ def frechet_distance(one: NDArray[np.float64], other: NDArray[np.float64]) -> fl
     return squared + float(np.trace(covariances[0]) + np.trace(covariances[1]) - 2 * np.sqrt(product.clip(0)).sum())
 
 
-def distance_interval(
-    drawn: NDArray[np.float64], real: NDArray[np.float64], draws: int = 50, seed: int = 0
-) -> tuple[float, float]:
+def distance_interval(drawn: NDArray[np.float64], real: NDArray[np.float64]) -> tuple[float, float]:
     """95 % bootstrap interval of `frechet_distance`, over the drawn pictures. It is biased upwards, as fewer different
     pictures stand in each draw: its width tells, its place does not."""
-    generator = np.random.default_rng(seed)
-    found = [frechet_distance(drawn[generator.integers(len(drawn), size=len(drawn))], real) for _ in range(draws)]
+    generator = np.random.default_rng(0)
+    found = [frechet_distance(drawn[generator.integers(len(drawn), size=len(drawn))], real) for _ in range(DRAWS)]
     low, high = np.quantile(found, (0.025, 0.975))
     middle = float(np.median(found))
     centre = frechet_distance(drawn, real)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from loadtest.commands import absolute, numbers_flag
+from loadtest.commands import absolute
 from stages.settings import setting
 
 JUDGE = Path(__file__).with_name("fashion.safetensors")
@@ -27,7 +27,7 @@ class QualitySettings:
     count: int = setting(100, "prompts, or pictures of each row", least=1)
     max_bytes: int = setting(256, "bytes to generate", name="--bytes", least=1)
     prompt_bytes: int = 64  # of a prompt
-    levels: tuple[int, ...] = setting((12,), "steps from noise to picture", **numbers_flag("--levels", "K"))
+    levels: tuple[int, ...] = setting((12,), "steps from noise to picture", metavar="K[,K]")
     judge: Path = setting(
         JUDGE, "judge of pictures; learned from --pictures where there is none", type=absolute, shown="of Fashion-MNIST"
     )

@@ -302,19 +302,11 @@ def _starts(size: int, window: int, seed: int, document: int) -> range:
 
 
 def _passage(raw: bytes, start: int, prompt_bytes: int, output_bytes: int) -> Passage:
-    begin = _forward(raw, start)
-    border = max(_back(raw, start + prompt_bytes), begin)
-    end = max(_back(raw, start + prompt_bytes + output_bytes), border)
-    return Passage(raw[begin:border], raw[border:end])
+    window = _whole(raw[start : start + prompt_bytes + output_bytes])
+    prompt = _whole(window[:prompt_bytes])
+    return Passage(prompt, window[len(prompt) :])
 
 
-def _forward(raw: bytes, at: int) -> int:
-    while at < len(raw) and raw[at] & 0xC0 == 0x80:
-        at += 1
-    return at
-
-
-def _back(raw: bytes, at: int) -> int:
-    while 0 < at < len(raw) and raw[at] & 0xC0 == 0x80:
-        at -= 1
-    return at
+def _whole(raw: bytes) -> bytes:
+    """The characters that are whole."""
+    return raw.decode(errors="ignore").encode()

@@ -1,22 +1,28 @@
 """A client process beside the router: calls come in as lines of JSON, answers go out.
 
 A lab's addresses exist in its namespaces only, so a benchmark cannot call the router from its own process. The process
-is `python -m loadtest.workload.caller`: its first line is an `Access`, each further line a list of calls to
-make at once, or `null` for the router's status. `Caller` is the parent's end of it.
+is `python -m loadtest.workload.caller`: its first line is an `Access`, each further line a number and a call, or `null`
+for the router's status; a line with the number and the answer comes back. `Caller` is the parent's end of it.
 """
 
 import argparse
+import contextlib
+import itertools
 import json
+import os
+import subprocess
 import sys
+import threading
 import time
+import traceback
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Self
 
 from loadtest.lab.child import Child
-from serving.client.client import Client, Result
+from serving.client.client import Client, DrawnPictures, RequestRefused, Result, RouterError
 from stages.errors import InputError, OnesweepError, ServiceError
 from stages.wire.channel import check_target
 from stages.wire.flags import add_client_options
@@ -24,11 +30,12 @@ from stages.wire.tls import LOOPBACK_ONLY, Tls, security_of
 
 # -P: not what lies in the working directory
 COMMAND = [sys.executable, "-P", "-m", "loadtest.workload.caller"]
-MAX_AT_ONCE = 64  # requests that a router takes by default
+MOST_AT_ONCE = 1024
 STOP_S = 5.0  # a call that still runs is not waited for
-STATUS_TIMEOUT_S = 5.0
 POLL_S = 0.1
 TIMEOUT_S = 900.0  # 256 bytes of `ar` round a ring of 3 x 150 ms take 115 s, many candidates of a large model longer
+
+Answer = dict[str, Any]
 
 
 def add_access_options(parser: argparse.ArgumentParser) -> None:
@@ -65,119 +72,175 @@ class Access:
 class RouterState:
     """Status of a router, as JSON values."""
 
-    ready: bool
-    problem: str
-    modes: list[str]  # of drawing, where it draws
-    hosts: int
-    context_length: int
-    request_limit: int
+    at_s: float  # seconds of the monotonic clock, which all processes share
+    # Why a host, or a link of it, cannot be used, by the host's name; `router` where that does not answer.
+    problems: dict[str, str]
+    ready: bool = False
+    modes: list[str] = field(default_factory=list)  # of drawing, where it draws
+    hosts: int = 0
+    context_length: int = 0
+    request_limit: int = 0
     classes: list[str] = field(default_factory=list)  # that are drawn; empty where text is written
+    sessions: int = 0  # open on all hosts
+    audited: int = 0  # sweeps that were computed again since the router started
+    liars: int = 0  # hosts that audits took out
 
     @classmethod
     def of(cls, client: Client) -> Self:
-        """Raises ServiceError when no router answers."""
-        found = client.status(STATUS_TIMEOUT_S)
-        problem = "; ".join(host.reason for host in found.hosts if host.reason)
+        at_s = time.monotonic()
+        try:
+            found = client.status()
+        except OnesweepError as error:
+            return cls(at_s, {"router": str(error)})
+        links = {host.name: [link.problem for link in host.links if link.problem] for host in found.hosts}
+        problems = {host.name: host.reason or next(iter(links[host.name]), "") for host in found.hosts}
         classes = list(found.pictures.classes)
         return cls(
+            at_s,
+            {name: problem for name, problem in problems.items() if problem},
             found.ready,
-            problem,
             list(found.drawing_modes if classes else found.modes),
             len(found.hosts),
             found.context_tokens,
             found.request_limit,
             classes,
+            sum(host.sessions for host in found.hosts),
+            found.audits.audited,
+            found.audits.faulty_hosts,
         )
 
 
 class Caller(Child):
-    """The parent's end of a caller process."""
+    """The parent's end of a caller process. May be used by several threads at once."""
 
     def __init__(self, command: list[str], access: Access) -> None:
         """:param command: COMMAND, placed where it can reach the router."""
         super().__init__(command, asdict(access))
         self.access = access
+        self._numbers, self._lock = itertools.count(), threading.Lock()
+        self._asked: dict[int, Future[Answer]] | None = {}  # None once the process has ended
+        self._reader = threading.Thread(target=self._read, daemon=True)
+        self._reader.start()
 
-    def ask(self, calls: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    def submit(self, call: dict[str, Any] | None) -> Future[Answer]:
+        """Make a call, or ask for the status. A failure is an answer with `error`; OnesweepError: the process ended."""
+        number, asked = next(self._numbers), Future[Answer]()
+        with self._lock:
+            if self._asked is None:
+                asked.set_exception(self._ended())
+            else:
+                self._asked[number] = asked
+                self.send([number, call])
+        return asked
+
+    def ask(self, calls: list[dict[str, Any]]) -> list[Answer]:
         """Make these calls at once and return their answers in order. Raises OnesweepError when the process ended."""
-        answers: list[dict[str, Any]] = self._exchange([{"timeout_s": TIMEOUT_S, **call} for call in calls])
-        return answers
+        return [asked.result() for asked in [self.submit({"timeout_s": TIMEOUT_S, **call}) for call in calls]]
+
+    def state(self) -> RouterState:
+        """The router's status, whatever it is. Raises OnesweepError when the process ended."""
+        return RouterState(**self.submit(None).result())
 
     def facts(self) -> RouterState:
         """The router's status. Raises ServiceError when it does not answer, or its hosts are not ready."""
-        answer = self._exchange(None)
-        check_answer(answer)
-        if not answer["ready"]:
-            raise ServiceError(f"the router at {self.access.router} is not ready: {answer['problem']}")
-        return RouterState(**answer)
+        found = self.state()
+        if not found.ready:
+            raise ServiceError(f"the router at {self.access.router} is not ready: {'; '.join(found.problems.values())}")
+        return found
 
     def answers(self) -> Iterator[str | None]:
         """Again and again: why the router cannot serve, empty when it can, None when it does not answer."""
         while True:
-            found = self._exchange(None)
-            yield None if "error" in found else "" if found["ready"] else found["problem"] or "not ready"
+            found = self.state()
+            reason = "" if found.ready else "; ".join(found.problems.values()) or "not ready"
+            yield None if "router" in found.problems else reason
             time.sleep(POLL_S)
 
     def close(self) -> None:
-        self.end(STOP_S)
+        self.stop()
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self.process.wait(STOP_S)
+        self.process.kill()
+        self._reader.join()  # no two may read its output
+        self.end(0.0)
 
-    def _exchange(self, value: object) -> Any:  # noqa: ANN401 - JSON
-        self.send(value)
-        if not (line := next(self.lines(), "")):
-            raise OnesweepError(f"the client process of the benchmark ended (exit code {self.process.wait()})")
-        return json.loads(line)
+    def _read(self) -> None:
+        for line in self.lines():
+            number, answered = json.loads(line)
+            assert self._asked is not None
+            self._asked.pop(number).set_result(answered)
+        with self._lock:
+            left, self._asked = self._asked or {}, None
+        for asked in left.values():
+            asked.set_exception(self._ended())
+
+    def _ended(self) -> OnesweepError:
+        return OnesweepError(f"the client process of the benchmark ended (exit code {self.process.wait()})")
 
 
-def check_answer(answer: dict[str, Any]) -> None:
+def check_answer(answer: Answer) -> None:
     """Raises InputError or ServiceError for an answer that is an error."""
     if "error" in answer:
         raise (InputError if answer["exit_code"] == InputError.exit_code else ServiceError)(answer["error"])
 
 
-def answer(client: Client, call: dict[str, Any]) -> dict[str, Any]:
-    """Make one call and time it to the end of its account. A failure is an answer with `error`."""
-    begin, first = time.perf_counter(), None
-    result: Result | None = None
+def answer(client: Client, call: dict[str, Any]) -> Answer:
+    """Make one call: when its pieces came, seconds of the monotonic clock, and the time to the end of its account."""
+    begin_s, output, arrivals_s = time.monotonic(), b"", list[float]()
+    account: dict[str, Any] = {}
     try:
-        if "classes" in call:
-            drawn = client.draw(call.pop("classes"), **call)
-            took_ms = (time.perf_counter() - begin) * 1000
-            account = drawn.as_json() | {"output_hex": drawn.pixels.tobytes().hex()}
-            return {"latency_ms": took_ms, "first_byte_ms": took_ms, "account": account}
-        for item in client.stream(call.pop("prompt"), **call):
-            if isinstance(item, Result):
-                result = item
-            elif first is None:
-                first = time.perf_counter()
-        end = time.perf_counter()
+        for item in _pieces(client, call):
+            if isinstance(item, bytes):
+                output += item
+                arrivals_s.append(time.monotonic())
+            else:
+                account = item.as_json()
+        end_s = time.monotonic()
+        if not account or not arrivals_s:
+            raise ServiceError("the router ended the answer without an account")
     except OnesweepError as error:
-        return {"error": str(error), "exit_code": error.exit_code}
-    if result is None or first is None:
-        return {"error": "the router ended the answer without an account", "exit_code": ServiceError.exit_code}
-    return {"latency_ms": (end - begin) * 1000, "first_byte_ms": (first - begin) * 1000, "account": result.as_json()}
+        return {
+            "error": str(error),
+            "exit_code": error.exit_code,
+            "code": error.code.name if isinstance(error, RouterError | RequestRefused) else "",
+            "retry_after_ms": error.retry_after_ms if isinstance(error, RouterError) else None,
+            "output_hex": output.hex(),
+            "arrivals_s": arrivals_s,
+        }
+    return {
+        "latency_ms": (end_s - begin_s) * 1000,
+        "first_byte_ms": (arrivals_s[0] - begin_s) * 1000,
+        "arrivals_s": arrivals_s,
+        "account": {"output_hex": output.hex()} | account,
+    }
 
 
-def status(client: Client) -> dict[str, Any]:
-    """The router's status as `RouterState`, or an answer with `error`."""
-    try:
-        return asdict(RouterState.of(client))
-    except OnesweepError as error:
-        return {"error": str(error), "exit_code": error.exit_code}
+def _pieces(client: Client, call: dict[str, Any]) -> Iterator[bytes | Result | DrawnPictures]:
+    """Pieces of the answer as they come, then its account. Pictures come in one piece."""
+    if "classes" not in call:
+        yield from client.stream(**call)
+        return
+    drawn = client.draw(**call)
+    yield drawn.pixels.tobytes()
+    yield drawn
 
 
 def main() -> None:
     """Answer lines until standard input ends."""
-    access = Access(**json.loads(sys.stdin.readline()))
-    with Client(access.router, **access.who()) as client, ThreadPoolExecutor(MAX_AT_ONCE) as threads:
+    access, printing = Access(**json.loads(sys.stdin.readline())), threading.Lock()
+
+    def tell(number: int, call: dict[str, Any] | None) -> None:
+        try:
+            answered = asdict(RouterState.of(client)) if call is None else answer(client, call)
+        except Exception:  # the parent would wait for this answer for ever
+            traceback.print_exc()
+            os._exit(1)
+        with printing:
+            print(json.dumps([number, answered]), flush=True)
+
+    with Client(access.router, **access.who()) as client, ThreadPoolExecutor(MOST_AT_ONCE) as threads:
         for line in sys.stdin:
-            calls = json.loads(line)
-            if calls is None:
-                answers: object = status(client)
-            elif len(calls) == 1:
-                answers = [answer(client, calls[0])]
-            else:
-                answers = list(threads.map(lambda call: answer(client, call), calls))
-            print(json.dumps(answers), flush=True)
+            threads.submit(tell, *json.loads(line))
 
 
 if __name__ == "__main__":

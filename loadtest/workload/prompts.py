@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from stages.errors import InputError, one_of
+from stages.errors import InputError
 
 
 @dataclass(frozen=True)
@@ -80,19 +80,6 @@ COPYING = Prompts(
 )
 
 BUILT_IN = {prompts.name: prompts for prompts in (NOVEL, COPYING)}
-
-
-def parse_prompts(names: str) -> tuple[Prompts, ...]:
-    """The built-in kinds of "T,T". Raises InputError."""
-    wanted = [name.strip() for name in names.split(",") if name.strip()]
-    for name in wanted:
-        if name not in BUILT_IN:
-            raise InputError(f"unknown text {name!r} in --text{one_of(name, BUILT_IN)}")
-        if wanted.count(name) > 1:
-            raise InputError(f"--text names {name!r} twice")
-    if not wanted:
-        raise InputError("--text is empty: name one or more, such as novel,copying")
-    return tuple(BUILT_IN[name] for name in wanted)
 
 
 # What the users ask for: a bounded set of prompts and seeds, so that each text can be checked.

@@ -185,10 +185,15 @@ def default_hosts(checkpoint: Path) -> int:
 def check_network(profile: str, hosts: int, checkpoint: Path, profiles: Path | None = None) -> None:
     """Raise OnesweepError where so many hosts cannot share the blocks, or a profile's links cannot join them."""
     local_topology(hosts, block_count(checkpoint), checkpoint)
+    check_links(profile, hosts, profiles)
+
+
+def check_links(profile: str, hosts: int, profiles: Path | None = None) -> None:
+    """Raise OnesweepError where a profile's links between so many hosts cannot be emulated here."""
     if profile != LOOPBACK:
         profile_named(profile, profiles).check_hosts(hosts)
         if problem := lab_problem():
-            raise ServiceError(f"{problem}; --profile {LOOPBACK} needs no lab")
+            raise ServiceError(f"{problem}; --profile {LOOPBACK} needs no lab, and has no links")
 
 
 @contextlib.contextmanager

@@ -5,10 +5,11 @@ Help reads this file: nothing heavy here.
 """
 
 import math
-from collections.abc import Collection, Sequence
+from collections.abc import Collection
 from dataclasses import dataclass
 from typing import Any
 
+from loadtest.commands import check_names
 from serving.drawing import DRAWING_MODES
 from serving.drawing.request import DrawingRequest
 from serving.modes import DRAFTERS, MODES, SCORERS
@@ -94,24 +95,8 @@ def parse_variants(text: str, modes: Collection[str] = (*MODES, *DRAWING_MODES))
     variants = tuple(parse_variant(part, modes) for part in text.split(",") if part.strip())
     if not variants:
         raise InputError("--modes is empty: name one or more, such as sweep,ar")
-    check_different([variant.label for variant in variants], "--modes")
+    check_names("--modes", [variant.label for variant in variants])
     return variants
-
-
-def parse_names(text: str) -> tuple[str, ...]:
-    """The profiles of "P,P". Raises InputError."""
-    names = tuple(part.strip() for part in text.split(",") if part.strip())
-    if not names:
-        raise InputError("--profile is empty: name one or more")
-    check_different(names, "--profile")
-    return names
-
-
-def check_different(values: Sequence[str], option: str) -> None:
-    """Raises InputError when a value is there twice."""
-    doubled = sorted({value for value in values if list(values).count(value) > 1})
-    if doubled:
-        raise InputError(f"{option} names {doubled[0]!r} twice")
 
 
 def finite(text: str) -> float:

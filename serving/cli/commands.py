@@ -166,11 +166,10 @@ _WAN = Family(
     {
         "": _commands(
             "loadtest.lab.commands:wan_",
-            ("up", "make the network; it stays until `wan down`", "--profile links-60"),
+            ("up", "make the network; it stays until Ctrl-C", "--profile links-60"),
             ("status", "print nodes, addresses, links and what they carried", ""),
             ("exec", "run a program inside a node", "router -- ping -c 3 host-1"),
             ("profiles", "list the profiles of links", ""),
-            ("down", "end the network and every program in it", ""),
             "loadtest.faults.commands:wan_",
             ("train", "have six workers train a small chain over such links, and serve it", ""),
         )

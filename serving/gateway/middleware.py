@@ -12,11 +12,9 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from serving.gateway.errors import REQUEST_ID, ApiError, error_response
 from stages.telemetry.prometheus import Histogram, MetricFamily, MetricValues
-from stages.wire.web_access import is_other_site, is_ours, page_headers
+from stages.wire.web_access import SECURITY_HEADERS, is_other_site, is_ours
 
 log = logging.getLogger(__name__)
-
-SECURITY_HEADERS = page_headers()  # headers of every answer
 
 
 def check_site(names: Collection[str], method: str, headers: Headers) -> None:

@@ -78,7 +78,7 @@ FILES = {
         ("BLOCKS --block 2", 2, "this chain has blocks 0 to 1"),
         ("AR --block 0", 2, "--block is of a chain: the parts of ar are trained together"),
         ("evaluate . --data TEXT", 2, "no checkpoint in"),
-        ("evaluate . --windows 0", 2, "windows must be at least 1"),
+        ("evaluate . --windows 0", 2, "--windows must be at least 1"),
     ],
 )
 def test_a_mistake_is_one_sentence(

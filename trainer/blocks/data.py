@@ -184,8 +184,6 @@ MOST_CUT = 512
 MAX_TOKENIZER_BYTES = 64 << 20
 # A byte-level vocabulary has every byte; with more tokens than this the head would outweigh what is trained here.
 LEAST_VOCABULARY, MOST_VOCABULARY = 257, 1 << 16
-# What byte-level BPE writes for each byte (GPT-2): printable ones for themselves, the rest from 256 on.
-_PRINTABLE = [*range(33, 127), *range(161, 173), *range(174, 256)]
 
 
 @dataclass(frozen=True)
@@ -263,7 +261,7 @@ def token_bytes(tokenizer: TextTokenizer) -> Tensor:
 
     Raises DataError for another kind of tokenizer, whose tokens do not stand for so many bytes each.
     """
-    known = {chr(code) for code in _PRINTABLE} | {chr(256 + i) for i in range(256 - len(_PRINTABLE))}
+    known = set(pre_tokenizers.ByteLevel.alphabet())  # one for each byte
     lengths = torch.zeros(tokenizer.vocabulary, dtype=torch.int64)
     for token, number in tokenizer.encoding.get_vocab(with_added_tokens=False).items():
         if not known.issuperset(token):

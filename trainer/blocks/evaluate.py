@@ -56,11 +56,6 @@ class Scorer:
     min_context: int = 64
     steps: int = 4  # Euler steps in each block of a chain
 
-    def __post_init__(self) -> None:
-        for name in ("windows", "min_context", "steps"):
-            if getattr(self, name) < 1:
-                raise InputError(f"{name} must be at least 1, not {getattr(self, name)}")
-
     def score(self, directory: Path) -> CheckpointScores:
         """Score one checkpoint. Raises CheckpointError, DataError or InputError."""
         manifest = read_manifest(directory)

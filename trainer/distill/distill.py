@@ -2,31 +2,25 @@
 
 from __future__ import annotations
 
-import json
-import shutil
-import tempfile
 from collections.abc import Callable
-from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from stages.checkpoint.checkpoint import file_digest, load_stage, replace_file, save_part, write_manifest
+from stages.checkpoint.checkpoint import load_stage, read_companion, replace_file, save_part
 from stages.checkpoint.gate import PROBE_TEXT
-from stages.checkpoint.manifest import MANIFEST_NAME, Manifest, read_manifest
+from stages.checkpoint.manifest import Manifest, read_manifest
 from stages.device import check_device
-from stages.errors import CheckpointError, InputError
+from stages.errors import InputError
 from stages.model.architecture import WEIGHT_WORDS, Architecture, LlamaArchitecture
-from stages.model.pipeline import PipelineStage
-from trainer.blocks.checkpoint_dir import RUN_FOLDER
-from trainer.blocks.data import Corpus, quick_bfloat16, within_memory
+from trainer.blocks.checkpoint_dir import RUN_FOLDER, add_metrics, identity, open_checkpoint_dir
+from trainer.blocks.data import Corpus, within_memory
 from trainer.blocks.run import Clock, Run, state_path
-from trainer.blocks.state import json_digest
 from trainer.distill.settings import DistillSettings
 from trainer.distill.student import DistillTask, Student, fitting_layers, numbers_in, one_stage
-from trainer.distill.teacher import FIRST, Samples, Teacher, held_out, tokens_corpus
+from trainer.distill.teacher import FIRST, Samples, Teacher, tokens_corpus
 
 PUBLISH_EVERY_S = 600.0  # time between two evaluations on held-out text, after each of which the checkpoint is replaced
 Tell = Callable[[str], None]
@@ -42,7 +36,7 @@ def distill(settings: DistillSettings, tell: Tell = print) -> Manifest:
 
 
 def _distilled(s: DistillSettings, source: Manifest, tell: Tell) -> Manifest:
-    corpus = tokens_corpus(s.texts, s.checkpoint, source, s.window)
+    corpus = tokens_corpus(s.texts, s.checkpoint, s.window)
     origin: dict[str, Any]
     if s.start is None:
         layers = s.layers if s.layers is not None else fitting_layers(source.text_architecture)
@@ -51,22 +45,25 @@ def _distilled(s: DistillSettings, source: Manifest, tell: Tell) -> Manifest:
     else:
         drafter = _started(s, source)
         own, origin, what = drafter.text_architecture, {"start": drafter.digest()}, str(s.start)
-    destination = DrafterDir(s.folder, s.checkpoint, _plan(s, own, origin, source, corpus))
     tell(_sentence(what, own, source))
-    is_known = destination.open()
-    dtype = torch.bfloat16 if s.bfloat16 and quick_bfloat16(s.device) else torch.float32
-    teacher = Teacher(s.checkpoint, source, s.device, dtype)
+    plan = open_checkpoint_dir(s.folder, _plan(s, own, origin, source, corpus))
+    if plan.metrics.get("distilled", {}).get("finished"):
+        raise InputError(f"{s.folder} is there already, and finished: name a new directory in --out")
+    for name in source.files:
+        companion = read_companion(s.checkpoint, source, name)
+        replace_file(s.folder / name, partial(Path.write_bytes, data=companion))
+    teacher = Teacher(s.checkpoint, s.device, s.bfloat16)
     if s.start is None:
         student = Student.of_layers(teacher, layers)
     else:
         student = Student.started(teacher, load_stage(s.start, 0))
-    samples = Samples(teacher, corpus, s, destination.folder / "samples", destination.identity)
-    task = DistillTask(student, samples, held_out(teacher, corpus, s.window, s.seed))
-    report = _Report(task, destination, s, tell)
+    folder = s.folder / RUN_FOLDER
+    samples = Samples(teacher, corpus, s, folder / "samples", identity(plan))
+    task = DistillTask(student, samples)
+    report = _Report(task, s, source.tokenizer, tell)
     clock = Clock(60 * s.minutes if s.minutes else float("inf"), PUBLISH_EVERY_S, report)
-    run = Run(task, s.training(), destination.folder, destination.identity, clock=clock)
-    # Without a state nothing was trained yet.
-    if not (is_known and state_path(destination.folder, task.name).exists()):
+    run = Run(task, s.training(), folder, identity(plan), clock=clock)
+    if not state_path(folder, task.name).exists():  # nothing was trained yet
         _begin_run(student, samples, report, run)
     losses = run.train()
     manifest = report.publish(run, losses, finished=True)
@@ -155,9 +152,9 @@ def _begin_run(student: Student, samples: Samples, report: _Report, run: Run) ->
 class _Report:
     """Prints the progress of a run and publishes the checkpoint as it is then."""
 
-    def __init__(self, task: DistillTask, destination: DrafterDir, settings: DistillSettings, tell: Tell) -> None:
-        self.task, self.destination, self.settings, self.tell = task, destination, settings, tell
-        self.noun = destination.plan.tokenizer
+    def __init__(self, task: DistillTask, settings: DistillSettings, noun: str, tell: Tell) -> None:
+        """:param noun: for tokens."""
+        self.task, self.settings, self.noun, self.tell = task, settings, noun, tell
 
     def __call__(self, run: Run, losses: dict[str, float]) -> None:
         self.tell(self._line(run, losses))
@@ -166,9 +163,9 @@ class _Report:
     def publish(self, run: Run, losses: dict[str, float], finished: bool) -> Manifest:
         s = self.settings
         metrics: dict[str, Any] = {**losses, "steps": run.step, "symbols": run.step * s.sequences * s.window}
-        stage = self.task.student.stage_alone()
         metrics |= {"minutes": round(run.spent_s / 60, 1), "finished": finished}
-        return self.destination.publish(stage, metrics)
+        save_part(s.folder, self.task.student.stage_alone())
+        return add_metrics(s.folder, {"distilled": metrics})
 
     def _line(self, run: Run, losses: dict[str, float]) -> str:
         s = self.settings
@@ -182,65 +179,3 @@ class _Report:
             parts.append(f"{run.step * s.sequences * s.window / run.spent_s:.0f} {self.noun}/s")
             parts.append(f"{run.spent_s * (1 / run.done - 1) / 60:.0f} min left")
         return f"step {run.step}: {'; '.join(parts)}"
-
-
-@dataclass(frozen=True)
-class DrafterDir:
-    """The checkpoint of a drafter: always whole, replaced by a better one after each evaluation."""
-
-    out: Path
-    source: Path  # the teacher's checkpoint; its tokenizer and licences are copied
-    plan: Manifest  # the manifest without parts and metrics
-
-    @property
-    def folder(self) -> Path:
-        """The run's state, log and samples."""
-        return self.out / RUN_FOLDER
-
-    @property
-    def identity(self) -> str:
-        """Digest of everything that decides the weights."""
-        return json_digest(json.loads(replace(self.plan, metrics={}).to_json()))
-
-    def open(self) -> bool:
-        """Make the directory if needed; true if a run can be resumed from it.
-
-        Raises InputError if something else is there, or the drafter is finished.
-        """
-        known = self.folder.is_dir()
-        if (self.out / MANIFEST_NAME).exists():
-            there = read_manifest(self.out)
-            if (there.training, there.data) != (self.plan.training, self.plan.data):
-                raise InputError(f"{self.out} is there already, of another training: name a new directory in --out")
-            if there.metrics.get("distilled", {}).get("finished", True):
-                raise InputError(f"{self.out} is there already, and finished: name a new directory in --out")
-        elif self.out.exists() and (not known or not self.out.is_dir()):
-            raise InputError(f"{self.out} is there already: name a new directory in --out")
-        try:
-            self.folder.mkdir(parents=True, exist_ok=True)
-        except OSError as error:
-            raise InputError(f"cannot distil into {self.out}: {error.strerror}; give another --out") from None
-        return known
-
-    def publish(self, stage: PipelineStage, metrics: dict[str, Any]) -> Manifest:
-        """Replace the checkpoint atomically by one of these weights."""
-        with tempfile.TemporaryDirectory(dir=self.folder, prefix=".new.") as made:
-            new = Path(made)
-            write_manifest(new, replace(self.plan, metrics={"distilled": metrics}))
-            save_part(new, stage)
-            manifest = read_manifest(new)
-            for name, sha256 in self.plan.files.items():
-                if not (self.out / name).exists():
-                    replace_file(self.out / name, partial(shutil.copyfile, self.source / name))
-                if file_digest(self.out / name) != sha256:
-                    raise CheckpointError(f"{self.source / name} is damaged: its SHA-256 is not that of its manifest")
-            named = [part.file for part in manifest.parts if part]
-            for name in (*named, MANIFEST_NAME):  # last: until it is replaced, readers find the old checkpoint whole
-                try:
-                    (new / name).replace(self.out / name)
-                except OSError as error:
-                    raise CheckpointError(f"cannot save {self.out / name}: {error.strerror}; free some space") from None
-        for path in self.out.glob("stage-*.safetensors"):
-            if path.name not in named:
-                path.unlink(missing_ok=True)
-        return manifest

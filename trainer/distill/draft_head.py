@@ -26,12 +26,11 @@ from stages.errors import InputError
 from stages.model.architecture import LlamaArchitecture
 from stages.model.layers import rotate, seen_keys
 from stages.model.llama import LlamaLayer
-from trainer.blocks.data import quick_bfloat16
 from trainer.blocks.run import Clock, Run, StepLoss
 from trainer.blocks.state import json_digest
 from trainer.distill.distill import PUBLISH_EVERY_S
 from trainer.distill.settings import DistillSettings
-from trainer.distill.teacher import OutputHead, Samples, Teacher, held_out, tokens_corpus
+from trainer.distill.teacher import OutputHead, Samples, Teacher, tokens_corpus
 
 # In turn, how many tokens in a row a step has the head guess, as it will where it drafts (training-time test, EAGLE-3,
 # arXiv 2503.01840).
@@ -79,19 +78,12 @@ class HeadTask:
 
     name = "draft-head"
 
-    def __init__(
-        self,
-        teacher: Teacher,
-        samples: Samples,
-        held: dict[str, tuple[Tensor, Tensor]],
-        count: int,
-        layers: Sequence[int],
-        start: DraftHead | None = None,
-    ) -> None:
+    def __init__(self, samples: Samples, count: int, layers: Sequence[int], start: DraftHead | None = None) -> None:
         """:param count: the most frequent tokens of the text, which the head guesses.
         :param layers: of the teacher, which the head's begin as copies of.
         :param start: a head to continue, with its tokens. The layers come before its own, and add nothing at first."""
-        architecture, last = teacher.stages[-1].architecture, teacher.stages[-1]
+        teacher, last = samples.teacher, samples.teacher.stages[-1]
+        architecture = last.architecture
         assert isinstance(architecture, LlamaArchitecture)
         assert last.norm is not None
         frequency = torch.bincount(samples.corpus.train.long(), minlength=architecture.vocabulary)
@@ -99,7 +91,7 @@ class HeadTask:
         tokens, own = tokens.long().to(teacher.device), 0 if start is None else len(start.stage.layers)
         self.head = DraftHead(architecture, len(tokens), len(layers) + own).to(teacher.device)
         sources = [layer for stage in teacher.stages for layer in stage.layers]
-        self.samples, self.held_out, self.full = samples, held, OutputHead.of(last)
+        self.samples, self.held_out, self.full = samples, samples.held_out(), OutputHead.of(last)
         self.rows = self.full.weight[tokens]
         self.acceptance = 0.0  # of late
         with torch.no_grad():
@@ -216,14 +208,12 @@ def distill_head(settings: DistillSettings, tell: Tell = print) -> Path:
     s.check_layers(total)
     start = None if s.start is None else read_draft_head(s.start, manifest)
     layers = s.layers or ([] if start else sorted({place % total for place in (0, 1, -2, -1)}))
-    corpus = tokens_corpus(s.texts, s.checkpoint, manifest, s.window)
+    corpus = tokens_corpus(s.texts, s.checkpoint, s.window)
     folder = s.out or s.checkpoint / "draft-head"
     began = "" if s.start is None else file_digest(s.start)
     identity = json_digest({"teacher": manifest.digest(), "data": corpus.digest(), "start": began, **s.record()})
-    dtype = torch.bfloat16 if s.bfloat16 and quick_bfloat16(s.device) else torch.float32
-    teacher = Teacher(s.checkpoint, manifest, s.device, dtype)
-    samples = Samples(teacher, corpus, s, folder / "samples", identity)
-    task = HeadTask(teacher, samples, held_out(teacher, corpus, s.window, s.seed), s.guesses, layers, start)
+    samples = Samples(Teacher(s.checkpoint, s.device, s.bfloat16), corpus, s, folder / "samples", identity)
+    task = HeadTask(samples, s.guesses, layers, start)
     file = folder / DRAFT_HEAD_NAME
 
     def report(run: Run, losses: dict[str, float]) -> None:

@@ -159,9 +159,8 @@ class DistillTask:
 
     name = "distill"
 
-    def __init__(self, student: Student, samples: Samples, held_out: dict[str, tuple[Tensor, Tensor]]) -> None:
-        """held_out: name -> tokens (rows, window) and the teacher's features of them."""
-        self.student, self.samples, self.held_out = student, samples, held_out
+    def __init__(self, student: Student, samples: Samples) -> None:
+        self.student, self.samples, self.held_out = student, samples, samples.held_out()
         self.teacher = samples.teacher
         self.module: nn.Module = student.trained
         self.trained = [self.module]

@@ -19,13 +19,13 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from stages.checkpoint.checkpoint import load_stage, replace_file
-from stages.checkpoint.manifest import Manifest
+from stages.checkpoint.manifest import read_manifest
 from stages.errors import DataError
 from stages.memory import require_memory
 from stages.model.layers import LayerCache
 from stages.model.pipeline import PipelineStage, new_caches
 from stages.model.randomness import Purpose, uniforms
-from trainer.blocks.data import Corpus, load_corpus
+from trainer.blocks.data import Corpus, load_corpus, quick_bfloat16
 from trainer.blocks.evaluate import spelled
 from trainer.distill.settings import DistillSettings
 
@@ -141,8 +141,10 @@ def run_length(stays: Tensor, count: int = DRAFT) -> float:
 class Teacher:
     """All stages, frozen, in the data type that they compute in."""
 
-    def __init__(self, directory: Path, manifest: Manifest, device: str, dtype: torch.dtype) -> None:
-        """Load the stages, one after the other. Raises CheckpointError."""
+    def __init__(self, directory: Path, device: str, bfloat16: bool) -> None:
+        """Load the stages, one after the other. Raises CheckpointError. :param bfloat16: where the device is quick."""
+        manifest = read_manifest(directory)
+        dtype = torch.bfloat16 if bfloat16 and quick_bfloat16(device) else torch.float32
         sizes = [part.bytes if part else 0 for part in manifest.parts]
         share = 0.5 if dtype == torch.bfloat16 else 1.0
         needed = share * sum(sizes) + max(sizes) if device == "cpu" else max(sizes)
@@ -280,6 +282,20 @@ class Samples:
         pairs = [self.row(index, row) for row in range(self.rows)]
         return torch.stack([tokens for tokens, _ in pairs]), torch.stack([features for _, features in pairs])
 
+    def held_out(self) -> dict[str, tuple[Tensor, Tensor]]:
+        """Text that no step reads: `text`, and `written` by the teacher after the beginnings of it.
+
+        Each as tokens (rows, window) and features (rows, window, width), and rows such that windows do not overlap.
+        """
+        window = self.settings.window
+        rows = max(1, min(HELD_OUT_ROWS, len(self.corpus.valid) // window))
+        text = self.corpus.valid_batch(rows, window)
+        prompts = text[:, : max(window // 8, 2)]
+        return {
+            "text": (text, torch.cat([self.teacher.read(row[None]) for row in text])),
+            "written": self.teacher.write(prompts, window, self.settings.seed),
+        }
+
     def drop(self) -> None:
         """Delete all samples when the run is over."""
         for path in self.directory.glob("*.safetensors"):
@@ -301,24 +317,10 @@ class Samples:
         return self.teacher.write(text[:, :prompt], s.window, s.seed + index)
 
 
-def held_out(teacher: Teacher, corpus: Corpus, window: int, seed: int) -> dict[str, tuple[Tensor, Tensor]]:
-    """Text that no step reads: `text`, and `written` by the teacher after the beginnings of it.
-
-    Each as tokens (rows, window) and features (rows, window, width), and rows such that windows do not overlap.
-    """
-    rows = max(1, min(HELD_OUT_ROWS, len(corpus.valid) // window))
-    text = corpus.valid_batch(rows, window)
-    prompts = text[:, : max(window // 8, 2)]
-    return {
-        "text": (text, torch.cat([teacher.read(row[None]) for row in text])),
-        "written": teacher.write(prompts, window, seed),
-    }
-
-
 MAX_TEXT_BYTES = 1 << 30
 
 
-def tokens_corpus(paths: Sequence[Path], directory: Path, manifest: Manifest, window: int) -> Corpus:
+def tokens_corpus(paths: Sequence[Path], directory: Path, window: int) -> Corpus:
     """The files' text in the tokens of the checkpoint in `directory`, training and held-out apart.
 
     Each path as `load_corpus` takes it, each half at least `window` tokens long. The corpus' tensors are (tokens,)
@@ -331,6 +333,6 @@ def tokens_corpus(paths: Sequence[Path], directory: Path, manifest: Manifest, wi
     train, valid = (torch.cat([getattr(corpus, half) for corpus in found]) for half in ("train", "valid"))
     if len(train) + len(valid) > MAX_TEXT_BYTES:
         raise DataError(f"{name}: more than {MAX_TEXT_BYTES >> 20} MB of text; give less of it")
-    corpus = spelled(Corpus(name, train, valid), directory, manifest)
+    corpus = spelled(Corpus(name, train, valid), directory, read_manifest(directory))
     corpus.require(window, "window")
     return corpus

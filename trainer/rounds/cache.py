@@ -32,7 +32,6 @@ class CachedWeights:
     """One fragment as it was fetched."""
 
     version: int
-    digest: str
     tensors: Tensors = field(repr=False)
 
 
@@ -49,9 +48,7 @@ class WeightCache:
         self._incoming.mkdir(exist_ok=True)
 
     def summary(self) -> list[rounds_pb2.Held]:
-        return [
-            rounds_pb2.Held(part=part, version=held.version, digest=held.digest) for part, held in self.held.items()
-        ]
+        return [rounds_pb2.Held(part=part, version=held.version) for part, held in self.held.items()]
 
     def fetch(self, wanted: rounds_pb2.Weights, codec: CodecName) -> Tensors:
         """The version that is offered of a fragment; :param codec: of differences.
@@ -75,7 +72,7 @@ class WeightCache:
             # fetched whole the next time: the same difference to the same weights would fail for ever
             self.held.pop(wanted.part, None)
             raise FileGoneError(f"version {wanted.version} of {wanted.part}: {error}") from None
-        self.held[wanted.part] = CachedWeights(wanted.version, wanted.digest, tensors)
+        self.held[wanted.part] = CachedWeights(wanted.version, tensors)
         return tensors
 
     def _file(self, file: rounds_pb2.File, size: int) -> bytes:

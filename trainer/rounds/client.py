@@ -226,35 +226,25 @@ class RoundsClient:
 
         return self._patiently(attempt, wanted=wanted)
 
-    def watch(
-        self, interval_s: float, away: Callable[[str], None] = lambda problem: None
-    ) -> Iterator[rounds_pb2.WatchUpdate]:
+    def watch(self, interval_s: float) -> Iterator[rounds_pb2.WatchUpdate]:
         """Updates until the run has ended. Raises ServiceError.
 
-        A coordinator that was there is looked for again while patience lasts; :param away: told why, once each time.
+        A coordinator that was there is looked for again while patience lasts.
         """
-        request = rounds_pb2.WatchRequest(interval_seconds=interval_s)
-        lost_s, delay = None, FIRST_DELAY_S
-        while True:
-            problem = f"the coordinator at {self.address} has stopped"
-            try:
-                for update in self._stub.Watch(request, metadata=self._metadata):
-                    self._answered, lost_s, delay = True, None, FIRST_DELAY_S
-                    yield update
-                    if update.state == rounds_pb2.RUN_STATE_FINISHED:
-                        return
-            except grpc.RpcError as error:
-                if not self._answered:
-                    raise ServiceError(self._sentence(*_said(error), "refuses")) from None
-                problem = self._problem(error, ())
-            if lost_s is None:
-                lost_s = time.monotonic()
-                away(problem)
-            if time.monotonic() - lost_s >= self.patience_s:
-                raise ServiceError(f"{problem}; gave up after {self.patience_s:.0f} s")
-            self._pause(delay)
-            delay = min(2 * delay, LAST_DELAY_S)
-            self._renew()
+        request, updates = rounds_pb2.WatchRequest(interval_seconds=interval_s), None
+
+        def attempt() -> rounds_pb2.WatchUpdate:
+            nonlocal updates
+            stream, updates = updates or self._stub.Watch(request, metadata=self._metadata), None
+            if (update := next(stream, None)) is None:
+                raise DamagedError(f"the coordinator at {self.address} has stopped")
+            updates = stream
+            return update
+
+        update = rounds_pb2.WatchUpdate()
+        while update.state != rounds_pb2.RUN_STATE_FINISHED:
+            update = self._patiently(attempt, () if self._answered else AWAY)
+            yield update
 
     @contextmanager
     def _stoppable(self, call: Any, wanted: Wanted = lambda: True) -> Iterator[Any]:  # noqa: ANN401 - a call of any type

@@ -99,7 +99,6 @@ class TensorCodec(ABC):
     """Tensors travel in the order of their sorted names, one after the other, with nothing in between."""
 
     name: str
-    bits: float  # of one number; scales come on top
 
     def size(self, like: Shapes) -> int:
         """Bytes of tensors of these shapes, exactly."""
@@ -140,7 +139,7 @@ class TensorCodec(ABC):
 class Fp32Codec(TensorCodec):
     """Float32 as it is."""
 
-    name, bits = "fp32", 32
+    name = "fp32"
 
     def tensor_size(self, shape: tuple[int, ...]) -> int:
         return 4 * math.prod(shape)
@@ -158,7 +157,7 @@ class RowInt8Codec(TensorCodec):
     A tensor is its scales, then its numbers. The scale of a row is its largest number by size over 127.
     """
 
-    name, bits = "int8", 8
+    name = "int8"
 
     def tensor_size(self, shape: tuple[int, ...]) -> int:
         return 4 * _rows(shape) + math.prod(shape)
@@ -188,7 +187,7 @@ class E3M0Codec(TensorCodec):
     # number going to the nearest. A tensor is the scales of its groups, then two numbers a byte, the first in the lower
     # half.
 
-    name, bits = "e3m0", 4
+    name = "e3m0"
 
     def tensor_size(self, shape: tuple[int, ...]) -> int:
         return 4 * _groups(shape, E3M0_GROUP) + -(-math.prod(shape) // 2)
@@ -223,7 +222,6 @@ class TopCodec(TensorCodec):
         self.name, self.group, self.levels = name, group, levels
         self.most = 2 * levels * group  # the highest code
         self.width = self.most.bit_length()
-        self.bits = self.width / group
 
     def tensor_size(self, shape: tuple[int, ...]) -> int:
         kept = _groups(shape, self.group)

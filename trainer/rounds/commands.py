@@ -20,7 +20,7 @@ from stages.telemetry.observability import start_log
 from stages.wire.flags import add_server_options, add_token_options
 from stages.wire.tls import LOOPBACK_ONLY, security_of
 from stages.wire.tokens import token_of
-from trainer.options import add_shared_flags, config_of, corpus_of, print_json
+from trainer.options import add_own_and_shared, config_of, corpus_of, print_json
 from trainer.rounds.settings import CoordinatorSettings, WatchSettings, WorkerSettings
 
 if TYPE_CHECKING:
@@ -31,8 +31,7 @@ if TYPE_CHECKING:
 
 
 def add_coordinate(coordinate: argparse.ArgumentParser) -> None:
-    add_shared_flags(coordinate, "config", "data", "threads")
-    add_flags(coordinate, CoordinatorSettings)
+    add_own_and_shared(coordinate, CoordinatorSettings, "config data threads")
     add_server_options(coordinate)
 
 
@@ -40,8 +39,7 @@ def add_work(work: argparse.ArgumentParser) -> None:
     work.add_argument("--coordinator", required=True, metavar="HOST:PORT")
     work.add_argument("--name", help="of this worker; with a token, its key's name or NAME.MORE (this machine's)")
     work.add_argument("--state", type=Path, metavar="DIR", help="where it keeps its state (runs/work/NAME)")
-    add_shared_flags(work, "data", "threads")
-    add_flags(work, WorkerSettings)
+    add_own_and_shared(work, WorkerSettings, "data threads")
     add_flags(work, WatchSettings, only=("patience_s",))
     add_server_options(work)
     add_token_options(work)
@@ -61,7 +59,7 @@ def has_strangers(settings: CoordinatorSettings) -> bool:
 def run_coordinate(options: argparse.Namespace) -> int:
     """Coordinate a run to its end."""
     from stages.errors import ConfigError
-    from trainer.rounds.server import coordinate
+    from trainer.rounds.service import coordinate
 
     start_log("text", "coordinator")
     settings = from_flags(CoordinatorSettings, options, security=security_of(options))
@@ -117,27 +115,17 @@ def run_status(options: argparse.Namespace) -> int:
     import io
     import json
 
-    from trainer.rounds.view import duration, lines_of, show, snapshot
+    from trainer.rounds.view import lines_of, show, snapshot
 
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="replace")  # a terminal without Unicode has no bars
     settings = from_flags(WatchSettings, options)
     link = _link(options, settings, threading.Event())
-    in_place, shown = sys.stdout.isatty() and not settings.once, list[str]()
-
-    def away(problem: str) -> None:
-        words = f"{problem}; looking for it for {duration(settings.patience_s)}"
-        if settings.json:
-            print(words, file=sys.stderr, flush=True)
-        else:
-            show([words, "", *shown] if in_place else [words], in_place)
-
-    for update in link.watch(settings.interval_s, away):
+    for update in link.watch(settings.interval_s):
         if settings.json:
             print(json.dumps(snapshot(update)), flush=True)
         else:
-            shown = lines_of(update)
-            show(shown, in_place)
+            show(lines_of(update), in_place=sys.stdout.isatty() and not settings.once)
         if settings.once:
             break
     link.close()
@@ -171,9 +159,7 @@ class SimulateSettings:
     seeds: tuple[int, ...] = setting((0,), "")
 
 
-def add_simulate(parser: argparse.ArgumentParser) -> None:
-    add_flags(parser, SimulateSettings)
-    add_shared_flags(parser, "config", "data", "steps", "threads", "json")
+add_simulate = partial(add_own_and_shared, own=SimulateSettings, shared="config data steps threads json")
 
 
 def run_simulate(options: argparse.Namespace) -> int:
@@ -205,10 +191,5 @@ def run_audit(options: argparse.Namespace) -> int:
     found = audit(options.directory)
     for problem in found.problems:
         print(f"wrong: {problem}")
-    versions = ", ".join(f"{part} at version {number}" for part, number in found.versions.items())
-    print(
-        f"{found.accepted} updates accepted: {found.merged} merged, {found.pending} pending; {found.dropped} late ones "
-        f"dropped by rule{f'; {found.left_out} left out by their score' if found.left_out else ''}"
-        f"{'; ' if versions else ''}{versions}"
-    )
+    print(found)
     return 1 if found.problems else 0

@@ -61,7 +61,7 @@ class Coordinator:
         self.spec, self.settings, self.clock, self.publisher = spec, settings, time.monotonic, publisher
         self.begun_s = self.clock()
         self.ledger, self.ledger_lock = ledger, asyncio.Lock()
-        self.weights = WeightServer(ledger, spec.config.rounds.down_codec)
+        self.weights = WeightServer(ledger)
         replicas = spec.config.rounds.replicas
         self.members = Members(ledger.store, len(spec.parts), replicas, settings.lease_s, self.clock())
         self.features = FeatureRelay(spec, ledger, self.members, directory)
@@ -121,7 +121,6 @@ class Coordinator:
             replica=place.replica,
             config=json.dumps(asdict(self.spec.config)),
             manifest=self.spec.checkpoint.to_json(),
-            codec=self.spec.config.rounds.codec,
             incarnation=self.ledger.incarnation,
             protocol=PROTOCOL,
         )
@@ -173,7 +172,7 @@ class Coordinator:
         """The answer for a worker that has done this round; None where it has to wait."""
         wanted = self.schedule.wanted_round(member, fragment, done)
         if wanted is None:
-            return rounds_pb2.NextResponse(end=rounds_pb2.End(rounds=self.spec.rounds))
+            return rounds_pb2.NextResponse(end=rounds_pb2.End())
         if self.schedule.may_begin(member, fragment, wanted):
             held = {h.part: h for h in request.held}
             async with self.ledger_lock:
@@ -183,7 +182,7 @@ class Coordinator:
             member.begins(wanted)
             return rounds_pb2.NextResponse(order=order)
         if self.clock() >= deadline or self.stopping or self.features.is_missed(member.place, wanted):
-            return rounds_pb2.NextResponse(pause=rounds_pb2.Pause(open_round=self.ledger.round(fragment)))
+            return rounds_pb2.NextResponse(pause=rounds_pb2.Pause())
         return None
 
     def called(self, worker: str, lease: str) -> Member:
@@ -334,15 +333,12 @@ class Coordinator:
         if fragment not in self._ordered:
             self._ordered.add(fragment)
             self.ledger.begin(fragment, self.clock())
-        due = self.ledger.due_at(fragment)
         order.steps = self.spec.config.rounds.steps_per_round if order.round < self.spec.rounds else 0
         order.base.CopyFrom(self.weights.weights(fragment, held.get(fragment)))
         if self.schedule.is_last(fragment):
             for part in self.needs[self.spec.fragments.part_of[fragment]]:
                 for copied in self.spec.fragments.parts[part]:
                     order.copies.append(self.weights.weights(copied, held.get(copied)))
-        if due is not None:
-            order.seconds_left = max(due - self.clock(), 0.0)
         return order
 
     @contextlib.asynccontextmanager

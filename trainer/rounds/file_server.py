@@ -15,7 +15,6 @@ import grpc
 from stages.errors import CodecError, InputError, RequestError
 from stages.wire.channel import check_name
 from stages.wire.status import StatusError, invalid
-from trainer.blocks.config import CodecName
 from trainer.rounds.codecs import CODECS, WHOLE, route
 from trainer.rounds.ledger import KEPT_VERSIONS, Ledger
 from trainer.rounds.members import Member, Members, Place
@@ -39,9 +38,8 @@ class WeightServer:
     Their names last for a while. For one thread at a time.
     """
 
-    def __init__(self, ledger: Ledger, codec: CodecName) -> None:
-        """:param codec: of differences."""
-        self.ledger, self.codec = ledger, codec
+    def __init__(self, ledger: Ledger) -> None:
+        self.ledger = ledger
         self._files: dict[tuple[str, int, str], tuple[bytes, rounds_pb2.File]] = {}
 
     def weights(self, fragment: str, held: rounds_pb2.Held | None) -> rounds_pb2.Weights:
@@ -53,7 +51,6 @@ class WeightServer:
         difference = partial(self._difference, fragment)
         differences = route(held.version if held else None, version, difference, weights)
         offered.whole = not differences
-        offered.codec = self.codec if differences else WHOLE
         for number, data in differences.items():
             offered.files.append(self._file(fragment, number, "difference", partial(bytes, data)))
         if offered.whole:

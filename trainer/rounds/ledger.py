@@ -89,9 +89,6 @@ class Merged:
 
     version: int
     updates: tuple[str, ...]  # ids of what was merged, sorted
-    weights: Tensors = field(repr=False)  # weights of this version as every worker has them
-    # From the version before to this one, in the `down_codec`; empty for `fp32`, where the weights travel whole.
-    difference: bytes = field(repr=False)
     # Of a merge that is `scored`: ids of the updates that it left out, and the score of each voter.
     left_out: tuple[str, ...] = ()
     scores: Mapping[str, UpdateScore] = field(default_factory=dict)
@@ -194,19 +191,13 @@ class Ledger:
         staleness = max(fragment.round - update.round, 0)
         worth = late_worth(self.settings, staleness)
         record = {
+            **{name: value for name, value in vars(update).items() if name != "delta"},
             "kind": "accepted" if worth else "dropped",
             "part": fragment.name,
-            "id": update.id,
-            "worker": update.worker,
             "voter": update.voter or update.worker,
-            "round": update.round,
-            "base": update.base_version,
-            "steps": update.steps,
-            "sequences": update.sequences,
             "staleness": staleness,
             "weight": update.steps * worth,
             "norm": length,
-            "losses": dict(update.losses),
             "after_s": round(now_s - fragment.begun_s, 3),
         }
         if not worth:
@@ -284,7 +275,7 @@ class Ledger:
         p.follow(record)
         p.version, p.begun_s = version, now_s
         self.store.forget(fragment, (*ids, *left_out), number + 1 - KEPT_VERSIONS)
-        return Merged(number, ids, public, difference, left_out, scores)
+        return Merged(number, ids, left_out, scores)
 
     def _share(self, record: Record) -> Share:
         delta = self.store.get_update(record["part"], record["id"], record["sha256"])

@@ -1,5 +1,8 @@
-"""The gRPC service of a coordinator: access, calls, and the status of the run."""
+"""A coordinator on the network: its gRPC service, with access and status, and the process that ends with the run."""
 
+import asyncio
+import logging
+import time
 from collections.abc import AsyncIterator, Callable, Hashable, Iterator
 from contextlib import aclosing, asynccontextmanager, contextmanager
 from functools import partial
@@ -8,17 +11,27 @@ from typing import Any
 import grpc
 import grpc.aio
 
-from stages.errors import CheckpointError, RequestError
+from stages.errors import CheckpointError, Interrupted, RequestError
+from stages.signals import stop_on_signals
 from stages.threads import in_thread
-from stages.wire.auth import CLIENT, identity_of
+from stages.wire.auth import CLIENT, HOST, ROUTER, identity_of
+from stages.wire.channel import bind, new_server
 from stages.wire.status import StatusError, exhausted, invalid
 from stages.wire.tokens import STATUS, WORK, Keyring
+from trainer.blocks.config import TrainingConfig
+from trainer.blocks.data import Corpus
 from trainer.rounds.coordinator import Coordinator
-from trainer.rounds.ledger import mean_losses
+from trainer.rounds.ledger import Ledger, mean_losses
 from trainer.rounds.members import Member
 from trainer.rounds.parts import FEATURES
+from trainer.rounds.publishing import Publisher
+from trainer.rounds.settings import CoordinatorSettings
+from trainer.rounds.spec import RunSpec
+from trainer.rounds.store import Store, open_store
 from trainer.rounds.transfer import DamagedError, IncomingFile, piece_at
 from trainer.v1 import rounds_pb2, rounds_pb2_grpc
+
+log = logging.getLogger(__name__)
 
 Context = grpc.aio.ServicerContext[Any, Any]
 
@@ -282,3 +295,91 @@ def _worker(coordinator: Coordinator, member: Member) -> rounds_pb2.WorkerStatus
         lived_seconds=beat.lived_seconds,
         problem=member.problem,
     )
+
+
+# The process
+
+
+STORE = "rounds"
+FAREWELL_S = 10.0  # time in which workers learn that the run is over
+DRAIN_S = 5.0  # time for calls that are under way, when the coordinator stops
+POLL_S = 0.05
+
+
+def coordinate(
+    config: TrainingConfig,
+    corpus: Corpus,
+    settings: CoordinatorSettings,
+) -> RunSpec:
+    """Run a coordinator to the end of its run. Raises OnesweepError; Interrupted when it was told to stop.
+
+    What the rounds need lies in the checkpoint's folder `rounds`.
+    """
+    keyring, out = Keyring(settings.tokens), settings.out
+    if settings.security.tls is not None:
+        settings.security.tls.own(HOST, ROUTER)
+    spec = RunSpec.begin(config, corpus, out)
+    with open_store(out / STORE) as store:
+        ledger = ledger_of(spec, store)
+
+        async def serve() -> None:
+            coordinator = Coordinator(spec, corpus, ledger, Publisher(spec, out, corpus), out / STORE, settings)
+            await _serve(coordinator, keyring)
+
+        asyncio.run(serve())
+    return spec
+
+
+def ledger_of(spec: RunSpec, store: Store) -> Ledger:
+    """The ledger of a run whose open rounds begin now, by the clock that a Coordinator has."""
+    return Ledger(spec.config.rounds, spec.fragments.split(spec.initial()), store, spec.run, time.monotonic())
+
+
+@asynccontextmanager
+async def open_port(coordinator: Coordinator, keyring: Keyring) -> AsyncIterator[int]:
+    """Answers calls inside the block, on this port; at its end those under way have a while to come to theirs.
+
+    Raises InputError, ServiceError where it cannot be listened on.
+    """
+    settings = coordinator.settings
+    mutual = settings.security.tls is not None and keyring.open
+    server, service = new_server(), RoundsService(coordinator, WorkerAccess(keyring, mutual))
+    rounds_pb2_grpc.add_RoundsServiceServicer_to_server(service, server)
+    port = bind(server, settings.listen, settings.security, mutual)
+    await server.start()
+    try:
+        yield port
+    finally:
+        await server.stop(DRAIN_S)
+
+
+async def _serve(coordinator: Coordinator, keyring: Keyring) -> None:
+    stop = stop_on_signals()
+    async with open_port(coordinator, keyring) as port:
+        log.info("run %s: %d rounds, live on port %d", coordinator.spec.run[:12], coordinator.spec.rounds, port)
+        await _run(coordinator, stop)
+
+
+async def _run(coordinator: Coordinator, stop: asyncio.Event) -> None:
+    rounds, told = asyncio.create_task(coordinator.run()), asyncio.create_task(stop.wait())
+    try:
+        await asyncio.wait((rounds, told), return_when=asyncio.FIRST_COMPLETED)
+        if rounds.done() and not rounds.exception():
+            await _farewell(coordinator)
+    finally:
+        coordinator.stop()
+        if not rounds.done():
+            rounds.cancel()  # a merge that is under way comes to its end
+        told.cancel()
+        await asyncio.gather(rounds, told, return_exceptions=True)
+    if rounds.cancelled():
+        raise Interrupted("stopped: everything is stored; start it again to go on")
+    rounds.result()
+
+
+async def _farewell(coordinator: Coordinator) -> None:
+    """Wait until the workers that are here know of the end."""
+    loop = asyncio.get_running_loop()
+    end = loop.time() + FAREWELL_S
+    while loop.time() < end and any(coordinator.members.is_here(m, coordinator.clock()) for m in coordinator.members):
+        await asyncio.sleep(POLL_S)

@@ -30,7 +30,6 @@ class CoordinatorSettings:
     lease_s: float = setting(30.0, "silence after which a place is free", name="--lease", least=0.5, most=86400)
     # The last round is always published.
     publish_every: int = setting(10, "rounds between checkpoints", least=1)
-    page: str | None = setting(None, "serve a page of the run there, for browsers", metavar="HOST:PORT")
     tokens: Path | None = setting(None, "who may work, from `onesweep token`")
     security: Security = LOOPBACK_ONLY
 

@@ -328,6 +328,12 @@ class Audit:
     versions: dict[str, int] = field(default_factory=dict)
     problems: list[str] = field(default_factory=list)
 
+    def __str__(self) -> str:
+        left_out = f"; {self.left_out} left out by their score" if self.left_out else ""
+        counts = f"{self.accepted} updates accepted: {self.merged} merged, {self.pending} pending; {self.dropped} late"
+        versions = ", ".join(f"{part} at version {number}" for part, number in self.versions.items())
+        return f"{counts} ones dropped by rule{left_out}{'; ' if versions else ''}{versions}"
+
 
 def audit(directory: Path) -> Audit:
     """Check the events of a store against each other and the files; a coordinator may have it open."""

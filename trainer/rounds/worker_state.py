@@ -11,7 +11,7 @@ import torch
 
 from stages.errors import ConfigError, ResumeError
 from trainer.blocks.config import SPARSE, RoundSettings
-from trainer.blocks.state import digest, load_state, save_state
+from trainer.blocks.state import load_state, save_state
 from trainer.rounds.cache import CachedWeights
 from trainer.rounds.codecs import CODECS, Shapes, Tensors, norm, subtract, with_feedback
 from trainer.rounds.merging import round_start
@@ -140,7 +140,7 @@ class Fragment:
         self.base, self.own = mine.get(BASE) or held or {}, mine.get(OWN, {})
         self.carried = mine.get(CARRIED, {})
         self.momentum = mine.get(OVERLAP, {})
-        return CachedWeights(progress.held_version, digest(held), held) if held else None
+        return CachedWeights(progress.held_version, held) if held else None
 
 
 def save_worker(path: Path, run: str, progress: WorkerProgress, groups: dict[str, Tensors]) -> None:

@@ -154,7 +154,6 @@ class JoinResponse(_message.Message):
     REPLICA_FIELD_NUMBER: _builtins.int
     CONFIG_FIELD_NUMBER: _builtins.int
     MANIFEST_FIELD_NUMBER: _builtins.int
-    CODEC_FIELD_NUMBER: _builtins.int
     INCARNATION_FIELD_NUMBER: _builtins.int
     PROTOCOL_FIELD_NUMBER: _builtins.int
     run: _builtins.str
@@ -168,8 +167,6 @@ class JoinResponse(_message.Message):
     """settings of the run, JSON"""
     manifest: _builtins.str
     """of the checkpoint that the run makes, JSON"""
-    codec: _builtins.str
-    """of updates"""
     incarnation: _builtins.str
     """a random name that the run got when the coordinator's directory was made"""
     protocol: _builtins.int
@@ -184,13 +181,12 @@ class JoinResponse(_message.Message):
         replica: _builtins.int = ...,
         config: _builtins.str = ...,
         manifest: _builtins.str = ...,
-        codec: _builtins.str = ...,
         incarnation: _builtins.str = ...,
         protocol: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["codec", b"codec", "config", b"config", "incarnation", b"incarnation", "lease", b"lease", "lease_seconds", b"lease_seconds", "manifest", b"manifest", "part", b"part", "protocol", b"protocol", "replica", b"replica", "run", b"run"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["config", b"config", "incarnation", b"incarnation", "lease", b"lease", "lease_seconds", b"lease_seconds", "manifest", b"manifest", "part", b"part", "protocol", b"protocol", "replica", b"replica", "run", b"run"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -231,14 +227,12 @@ class Weights(_message.Message):
 
     PART_FIELD_NUMBER: _builtins.int
     VERSION_FIELD_NUMBER: _builtins.int
-    CODEC_FIELD_NUMBER: _builtins.int
     FILES_FIELD_NUMBER: _builtins.int
     WHOLE_FIELD_NUMBER: _builtins.int
     DIGEST_FIELD_NUMBER: _builtins.int
     part: _builtins.str
     """PART, or PART.fN where the run has fragments"""
     version: _builtins.int
-    codec: _builtins.str
     whole: _builtins.bool
     digest: _builtins.str
     """SHA-256 of the tensors that come out, in hex"""
@@ -251,14 +245,13 @@ class Weights(_message.Message):
         *,
         part: _builtins.str = ...,
         version: _builtins.int = ...,
-        codec: _builtins.str = ...,
         files: _abc.Iterable[Global___File] | None = ...,
         whole: _builtins.bool = ...,
         digest: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["codec", b"codec", "digest", b"digest", "files", b"files", "part", b"part", "version", b"version", "whole", b"whole"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["digest", b"digest", "files", b"files", "part", b"part", "version", b"version", "whole", b"whole"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -272,22 +265,18 @@ class Held(_message.Message):
 
     PART_FIELD_NUMBER: _builtins.int
     VERSION_FIELD_NUMBER: _builtins.int
-    DIGEST_FIELD_NUMBER: _builtins.int
     part: _builtins.str
     """or a fragment of one"""
     version: _builtins.int
-    digest: _builtins.str
-    """as it was told with its weights"""
     def __init__(
         self,
         *,
         part: _builtins.str = ...,
         version: _builtins.int = ...,
-        digest: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["digest", b"digest", "part", b"part", "version", b"version"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["part", b"part", "version", b"version"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -369,16 +358,12 @@ class Pause(_message.Message):
 
     DESCRIPTOR: _descriptor.Descriptor
 
-    OPEN_ROUND_FIELD_NUMBER: _builtins.int
-    open_round: _builtins.int
     def __init__(
         self,
-        *,
-        open_round: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["open_round", b"open_round"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -390,16 +375,12 @@ class End(_message.Message):
 
     DESCRIPTOR: _descriptor.Descriptor
 
-    ROUNDS_FIELD_NUMBER: _builtins.int
-    rounds: _builtins.int
     def __init__(
         self,
-        *,
-        rounds: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["rounds", b"rounds"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -411,14 +392,11 @@ class Order(_message.Message):
 
     ROUND_FIELD_NUMBER: _builtins.int
     STEPS_FIELD_NUMBER: _builtins.int
-    SECONDS_LEFT_FIELD_NUMBER: _builtins.int
     BASE_FIELD_NUMBER: _builtins.int
     COPIES_FIELD_NUMBER: _builtins.int
     round: _builtins.int
     steps: _builtins.int
     """H; 0 where the fragment has made its last round, and only its weights are still of use"""
-    seconds_left: _builtins.float
-    """to the deadline; absent where there is none yet"""
     @_builtins.property
     def base(self) -> Global___Weights: ...
     @_builtins.property
@@ -430,17 +408,14 @@ class Order(_message.Message):
         *,
         round: _builtins.int = ...,
         steps: _builtins.int = ...,
-        seconds_left: _builtins.float | None = ...,
         base: Global___Weights | None = ...,
         copies: _abc.Iterable[Global___Weights] | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_seconds_left", b"_seconds_left", "base", b"base", "seconds_left", b"seconds_left"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["base", b"base"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_seconds_left", b"_seconds_left", "base", b"base", "copies", b"copies", "round", b"round", "seconds_left", b"seconds_left", "steps", b"steps"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["base", b"base", "copies", b"copies", "round", b"round", "steps", b"steps"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType__seconds_left: _TypeAlias = _typing.Literal["seconds_left"]  # noqa: Y015
-    _WhichOneofArgType__seconds_left: _TypeAlias = _typing.Literal["_seconds_left", b"_seconds_left"]  # noqa: Y015
-    def WhichOneof(self, oneof_group: _WhichOneofArgType__seconds_left) -> _WhichOneofReturnType__seconds_left | None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___Order: _TypeAlias = Order  # noqa: Y015
 

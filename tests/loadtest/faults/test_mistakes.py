@@ -10,7 +10,7 @@ from serving.cli.__main__ import main
     ("arguments", "words"),
     [
         ("bench chaos --faults kill,quake", "--faults has no 'quake'; choose from kill, "),
-        ("bench chaos --faults kill,kill", "--faults names something twice"),
+        ("bench chaos --faults kill,kill", "--faults names 'kill' twice"),
         ("bench chaos --faults kill,none", "--faults has no 'none'"),
         ("bench chaos --checkpoint /nowhere", "/nowhere"),
         ("bench chaos --profile loopback --count 1 --faults kill,freeze,cut", "--count 1 is less than the 2 kinds"),

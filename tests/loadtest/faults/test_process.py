@@ -37,8 +37,8 @@ def test_a_program_is_killed_frozen_and_started_again(tmp_path: Path) -> None:
     assert (program.pid, program.ended) == (None, -signal.SIGKILL)
     program.start()
     wait_for(lambda: "here" in program.log.read_text())
-    program.freeze()
-    program.thaw()
+    program.signal(signal.SIGSTOP)
+    program.signal(signal.SIGCONT)
     program.kill()
     assert program.starts == 2
     assert "here" in program.last_words()

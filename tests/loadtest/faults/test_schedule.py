@@ -9,7 +9,7 @@ from loadtest.faults.base import QUIET, Fault, make_schedule
 
 
 def kind(name: str, weight: int, length_s: tuple[float, float], *targets: str) -> Fault[None]:
-    return Fault(name, length_s, lambda *_: None, lambda *_: None, lambda testbed: targets, weight)
+    return Fault(name, length_s, lambda *_: lambda: None, lambda testbed: targets, weight)
 
 
 KINDS = [

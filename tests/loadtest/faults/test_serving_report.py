@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from loadtest.faults.base import FaultRecord
-from loadtest.faults.clients import OK, Answer, RouterHealth, SeededRequest, Try
+from loadtest.faults.clients import OK, Answer, SeededRequest, Try
 from loadtest.faults.serving_run import (
     FAULT_HEAD,
     MODE_HEAD,
@@ -18,25 +18,19 @@ from loadtest.faults.serving_run import (
     verdict,
 )
 from loadtest.faults.settings import ChaosSettings
-from loadtest.faults.usage import WARM_UP_S, ProcessUsage
+from loadtest.workload.caller import RouterState
 from loadtest.workload.testbed import LOOPBACK
 
-GOOD = Answer(0, 10.0, 12.0, OK, b"a".hex(), [11.0])
-AGAIN = replace(
-    GOOD, tries=[Try(10.0, 10.1, "RESOURCE_EXHAUSTED", "full", 500), Try(10.2, 10.3, "UNAVAILABLE", "lost")]
-)
-
-
-SECONDS = [float(second) for second in range(int(WARM_UP_S) + 60)]
-USAGE = ProcessUsage("a-1", 7, SECONDS, [100.0 + second for second in SECONDS], [9] * len(SECONDS))
+GOOD = Answer(0, 10.0, 12.0, OK, b"a", [11.0])
+AGAIN = replace(GOOD, tries=[Try("RESOURCE_EXHAUSTED", "full", 500), Try("UNAVAILABLE", "lost")])
 RESULT = ChaosResult(
     settings=ChaosSettings(profile=LOOPBACK, minutes=1.0, requests_at_once=2, faults=()),
     cases=(SeededRequest("ar", "The", 3),),
     texts=[b"a"],
     answers=[GOOD, AGAIN],
     faults=[FaultRecord("kill", "a-1", 10.5, 11.5)],
-    health=[RouterHealth(20.0, {})],
-    usages=[USAGE],
+    health=[RouterState(20.0, {})],
+    usages=({"a-1": (160.0, 9)}, {"a-1": (219.0, 9)}),
     begin_s=5.0,
     end_s=20.0,
     left_out=(),
@@ -62,9 +56,9 @@ def test_a_sound_run_has_no_trouble() -> None:
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
-        ({"health": [RouterHealth(20.0, {"a-1": "lost", "b-1": "no link"})]}, "not usable at the end: a-1: lost"),
+        ({"health": [RouterState(20.0, {"a-1": "lost", "b-1": "no link"})]}, "not usable at the end: a-1: lost"),
         ({"health": []}, "not usable at the end: router: it was never heard"),
-        ({"health": [RouterHealth(20.0, {}, sessions=2)]}, "2 sessions are still open on hosts after the last answer"),
+        ({"health": [RouterState(20.0, {}, sessions=2)]}, "2 sessions are still open on hosts after the last answer"),
         ({"ended": {"a-2": "out of memory"}}, "a-2 had ended: out of memory"),
     ],
 )
@@ -78,5 +72,5 @@ def test_the_report_fails_where_there_is_trouble() -> None:
     report = serving_report(RESULT)
     assert report.holds
     assert "What faults cost" in report.table
-    assert report.record["processes"]["a-1"]["rss_mb"] == [160.0, 219.0, 219.0]
+    assert report.record["processes"]["after"]["a-1"] == (219.0, 9)
     assert not serving_report(replace(RESULT, ended={"a-2": "out of memory"})).holds

@@ -1,13 +1,11 @@
 """Plain sockets and nothing of the product: run inside a node, prints what it measured as JSON.
 
 echo PORT | ping ADDRESS PORT COUNT | collect PORT COUNT | send ADDRESS PORT COUNT BURST PAUSE_S [SIZE]
-serve PORT | pull ADDRESS PORT FLOWS WARM_S SECONDS
 """
 
 import contextlib
 import json
 import os
-import select
 import socket
 import struct
 import sys
@@ -79,47 +77,11 @@ def send(address: str, port: str, count: str, burst: str, pause_s: str, size: st
             sender.send(struct.pack("I", i).ljust(int(size), b"\0"))
 
 
-def serve(port: str) -> None:
-    """Send as much as TCP takes to whoever connects."""
-    with socket.create_server(("0.0.0.0", int(port))) as server:
-        print("ready", flush=True)
-        server.setblocking(False)
-        connections: list[socket.socket] = []
-        zeros = bytes(65536)
-        while True:
-            readable, writable, _ = select.select([server], connections, [])
-            if readable:
-                connection, _ = server.accept()
-                connection.setblocking(False)
-                connections.append(connection)
-            for connection in writable:
-                try:
-                    connection.send(zeros)
-                except BlockingIOError:
-                    pass
-                except OSError:
-                    connections.remove(connection)
-
-
-def pull(address: str, port: str, flows: str, warm_s: str, seconds: str) -> float:
-    """Megabits of payload a second over `flows` connections, after `warm_s`."""
-    connections = [socket.create_connection((address, int(port))) for _ in range(int(flows))]
-    begin = time.perf_counter() + float(warm_s)
-    end, received, counted_from = begin + float(seconds), 0, 0.0
-    while (now := time.perf_counter()) < end:
-        if now < begin:
-            received, counted_from = 0, now
-        for connection in select.select(connections, [], [], 1)[0]:
-            received += len(connection.recv(1 << 20))
-    return received * 8e-6 / (now - counted_from)
-
-
 def main() -> None:
-    programs: dict[str, Any] = {f.__name__: f for f in (echo, ping, collect, send, serve, pull)}
-    if sys.argv[1] not in ("serve", "pull"):
-        # The link is measured, not how long this program waits for a core that others compute on.
-        with contextlib.suppress(PermissionError):
-            os.sched_setscheduler(0, os.SCHED_FIFO, os.sched_param(1))
+    programs: dict[str, Any] = {f.__name__: f for f in (echo, ping, collect, send)}
+    # The link is measured, not how long this program waits for a core that others compute on.
+    with contextlib.suppress(PermissionError):
+        os.sched_setscheduler(0, os.SCHED_FIFO, os.sched_param(1))
     result = programs[sys.argv[1]](*sys.argv[2:])
     print(json.dumps(result), flush=True)
 

@@ -7,14 +7,14 @@ import subprocess
 import sys
 import textwrap
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from loadtest.lab import lab as module
-from loadtest.lab.lab import Lab, NoLab, find_lab, lab_problem, require_lab, start_lab, stop_lab, temporary_lab
+from loadtest.lab.lab import Lab, lab_problem, temporary_lab
 from loadtest.lab.namespaces import LabError, processes_in, start_ticks
 from loadtest.lab.profile import Link, Profile
 from stages.errors import InputError
@@ -61,19 +61,11 @@ def sleeper(lab: Lab, node: str, **how: Any) -> subprocess.Popen[bytes]:
     return process
 
 
-@pytest.fixture
-def directory(needs_lab: None, tmp_path: Path) -> Iterator[Path]:
-    folder = tmp_path / "state"
-    yield folder
-    with contextlib.suppress(NoLab):
-        stop_lab(folder)
-
-
 def test_nodes_have_addresses_and_commands(needs_lab: None) -> None:
     with temporary_lab(NEAR, 2) as lab:
         assert lab.nodes == ("router", "host-1", "host-2")
         assert len({lab.address(node) for node in lab.nodes}) == 3
-        assert lab.problem() == ""
+        assert lab.is_up
         argv = lab.command("host-2", [sys.executable, "-c", "import sys; sys.exit(5)"])
         assert subprocess.run(argv).returncode == 5
         with pytest.raises(InputError, match="no node 'host-3' in the lab; there are router, host-1, host-2"):
@@ -96,7 +88,7 @@ def test_kill_9_of_the_lab_process_leaves_nothing(needs_lab: None) -> None:
         os.kill(lab.pid, signal.SIGKILL)
         assert [process.wait(10) for process in inside] == [-signal.SIGKILL] * 2
         assert gone(lab)
-        assert "has ended" in lab.problem()
+        assert not lab.is_up
         with pytest.raises(LabError, match="does not answer"):
             lab.counters()
 
@@ -137,49 +129,6 @@ def test_the_end_of_its_owner_leaves_nothing(needs_lab: None, how: signal.Signal
     owner.stdout.close()
     assert settled(lambda: not any(start_ticks(pid) for pid in pids))
     assert let_go(nodes)
-
-
-def test_a_detached_lab_is_found_and_stopped(directory: Path) -> None:
-    started = start_lab(NEAR, 2, directory)
-    lab = require_lab(directory)
-    assert (lab, lab.profile) == (started, NEAR)
-    assert (directory.stat().st_mode & 0o777, directory / "wan.json") == (0o700, next(directory.glob("*.json")))
-    with pytest.raises(LabError, match=r"a lab is up already \(near\); `onesweep wan down` first"):
-        start_lab(NEAR, 1, directory)
-    inside = sleeper(lab, "host-2", outlives_parent=True)
-    stop_lab(directory)
-    assert inside.wait(10) == -signal.SIGKILL
-    assert gone(lab)
-    with pytest.raises(NoLab, match="no lab is up; start one"):
-        require_lab(directory)
-    assert start_lab(NEAR, 1, directory).problem() == ""
-
-
-@pytest.mark.parametrize(
-    ("killed", "said"),
-    [
-        (["lab"], "the lab process .* has ended"),
-        (["keeper"], "the process that cleans up"),
-        (["keeper", "lab"], "the lab process .* has ended"),
-    ],
-)
-def test_half_a_lab_is_told_and_cleared(directory: Path, killed: list[str], said: str) -> None:
-    lab = start_lab(NEAR, 1, directory)
-    inside = sleeper(lab, "host-1", outlives_parent=True)
-    for name in killed:
-        pid = lab.processes[name][0]
-        os.kill(pid, signal.SIGKILL)
-        assert settled(lambda pid=pid: not start_ticks(pid))
-    with pytest.raises(LabError, match=f"half up: {said}.*`onesweep wan down` clears"):
-        require_lab(directory)
-    with pytest.raises(LabError, match=r"half up .*`onesweep wan down` first"):
-        start_lab(NEAR, 1, directory)
-    if killed == ["keeper", "lab"]:
-        assert start_ticks(inside.pid)
-    stop_lab(directory)
-    assert inside.wait(10) == -signal.SIGKILL
-    assert gone(lab)
-    assert find_lab(directory) is None
 
 
 def test_why_no_lab_can_be_made_is_a_sentence(monkeypatch: pytest.MonkeyPatch) -> None:

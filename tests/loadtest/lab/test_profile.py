@@ -12,7 +12,6 @@ from loadtest.lab.profile import (
     MAX_MS,
     MAX_RATE_MBPS,
     Link,
-    Override,
     Profile,
     ProfileError,
     node_names,
@@ -37,8 +36,8 @@ def links(draw: st.DrawFn) -> Link:
 def profiles(draw: st.DrawFn) -> Profile:
     nodes = st.sampled_from(node_names(5))
     ends = st.tuples(nodes, nodes).filter(lambda pair: pair[0] != pair[1])
-    overrides = tuple(Override(*pair, draw(links())) for pair in draw(st.lists(ends, max_size=4)))
-    return Profile("made-up", draw(st.text(max_size=20)), draw(links()), overrides)
+    others = draw(st.dictionaries(ends.map(" ".join), links(), max_size=4))
+    return Profile("made-up", draw(st.text(max_size=20)), draw(links()), others)
 
 
 def read(tmp_path: Path, text: str) -> dict[str, Profile]:

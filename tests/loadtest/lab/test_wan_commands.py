@@ -1,9 +1,9 @@
 """`onesweep wan`: what it prints, its exit codes, and sentences instead of tracebacks."""
 
-import os
+import signal
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -16,7 +16,7 @@ pytestmark = pytest.mark.slow
 @pytest.fixture
 def wan(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
-) -> Iterator[Callable[..., tuple[int, str]]]:
+) -> Callable[..., tuple[int, str]]:
     """`wan("up", ...)`: exit code and everything that was printed."""
     monkeypatch.setenv("ONESWEEP_STATE", str(tmp_path / "state"))
 
@@ -25,8 +25,7 @@ def wan(
         captured = capfd.readouterr()
         return code, captured.out + captured.err
 
-    yield run
-    main(["wan", "down"])
+    return run
 
 
 def test_profiles_are_listed(wan: Callable[..., tuple[int, str]], tmp_path: Path) -> None:
@@ -55,25 +54,24 @@ def test_a_mistake_is_a_sentence_and_exit_code_2(
     assert said in shown
 
 
-def test_up_status_exec_down(needs_lab: None, wan: Callable[..., tuple[int, str]], tmp_path: Path) -> None:
-    code, shown = wan("up", "--profile", "three-regions")
-    assert (code, "host-3 10.77.0.4" in shown) == (0, True)
-    code, shown = wan("up", "--profile", "lan")
-    assert (code, shown) == (1, "onesweep: a lab is up already (three-regions); `onesweep wan down` first\n")
-    code, shown = wan("status")
-    rows = [line.split() for line in shown.splitlines()]
-    assert (code, "0 programs inside" in shown) == (0, True)
-    assert [row[:6] for row in rows if row[:2] == ["to", "host-2"]] == [
-        ["to", "host-2", "17.5", "0", "100", "1250"],
-        ["to", "host-2", "17.5", "0", "100", "1250"],
-        ["to", "host-2", "40", "0", "100", "1250"],
-    ]
-    assert wan("exec", "host-9", "--", "true")[0] == 2
-    assert wan("exec", "host-1")[0] == 2
-    assert wan("down") == (0, "three-regions is down\n")
-    assert wan("status")[0] == 1
-
-
-def onesweep(*arguments: str, **more: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-P", "-m", "serving.cli", *arguments]
-    return subprocess.run(command, capture_output=True, text=True, env=os.environ | more)
+def test_a_network_is_there_while_up_runs(needs_lab: None, wan: Callable[..., tuple[int, str]]) -> None:
+    command = [sys.executable, "-P", "-m", "serving.cli", "wan", "up", "--profile", "three-regions"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as up:
+        assert up.stdout is not None
+        assert "host-3 10.77.0.4" in up.stdout.readline()
+        code, shown = wan("up", "--profile", "lan")
+        said = "onesweep: a lab is up already (three-regions): end its `onesweep wan up` first\n"
+        assert (code, shown) == (1, said)
+        code, shown = wan("status")
+        rows = [line.split() for line in shown.splitlines()]
+        assert (code, "0 programs inside" in shown) == (0, True)
+        assert [row[:6] for row in rows if row[:2] == ["to", "host-2"]] == [
+            ["to", "host-2", "17.5", "0", "100", "1250"],
+            ["to", "host-2", "17.5", "0", "100", "1250"],
+            ["to", "host-2", "40", "0", "100", "1250"],
+        ]
+        assert wan("exec", "host-9", "--", "true")[0] == 2
+        assert wan("exec", "host-1")[0] == 2
+        up.send_signal(signal.SIGINT)
+    assert up.returncode == 130
+    assert wan("status") == (1, "onesweep: no lab is up; start one with `onesweep wan up --profile links-60`\n")

@@ -8,7 +8,7 @@ import pytest
 
 from loadtest.lab.profile import Link
 from loadtest.latency.floor import Course
-from loadtest.latency.turns import Sample, sample_of
+from loadtest.latency.run import Sample, sample_of
 
 
 def account(**changes: Any) -> dict[str, Any]:

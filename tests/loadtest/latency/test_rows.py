@@ -6,9 +6,8 @@ from typing import Any
 
 import pytest
 
-from loadtest.latency.run import row_of, same_as_ar
+from loadtest.latency.run import RequestSeries, Sample, row_of, same_as_ar
 from loadtest.latency.settings import Length
-from loadtest.latency.turns import RequestSeries, Sample
 from loadtest.workload.variants import ModeVariant
 
 KEYS = {

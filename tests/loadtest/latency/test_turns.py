@@ -2,8 +2,8 @@
 
 from typing import Any
 
+from loadtest.latency.run import RequestSeries, take_turns
 from loadtest.latency.settings import Length
-from loadtest.latency.turns import RequestSeries, take_turns
 from loadtest.workload.caller import Access
 from loadtest.workload.testbed import Network, Testbed
 from loadtest.workload.variants import ModeVariant

@@ -42,7 +42,7 @@ def test_a_whole_run(router: str, request_limit: int, tmp_path: Path, capsys: py
     files = ["--json", str(path), "--html", str(html)]
     assert main(["bench", "loadtest", "--router", router, "--users", "2", *QUICK, *files]) == 0
     record, out = json.loads(path.read_text()), capsys.readouterr().out
-    assert (record["mode"], record["users"], record["profile"]) == ("sweep", 2, "as found")
+    assert (record["mode"], record["users"], record["settings"]["target"]) == ("sweep", 2, "as found")
     assert (record["failed"], record["lost"], record["wrong"], record["refused"]) == (0, 0, 0, 0)
     assert record["requests"] == record["right"] > 0
     assert record["outside"]["requests"] == record["outside"]["right"] > 0
@@ -110,6 +110,6 @@ def test_a_mode_that_the_deployment_lacks(router: str, capsys: pytest.CaptureFix
 
 
 def test_locust_is_missing(bundle: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("loadtest.load.generator.find_spec", lambda name: None)
+    monkeypatch.setattr("loadtest.load.commands.find_spec", lambda name: None)
     assert main(["bench", "loadtest", "--checkpoint", str(bundle)]) == 2
     assert "the load test needs locust: pip install 'onesweep[loadtest]'" in capsys.readouterr().err

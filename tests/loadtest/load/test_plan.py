@@ -5,8 +5,7 @@ from dataclasses import asdict
 
 import pytest
 
-from loadtest.lab.child import from_line, to_line
-from loadtest.load.plan import KINDS, LoadPlan, LoadSample, Message, Window
+from loadtest.load.plan import LoadPlan, LoadSample, Message, Window, from_line, to_line
 from loadtest.workload.caller import Access
 from loadtest.workload.prompts import SeededPrompt, seeded_prompts
 from stages.errors import InputError
@@ -25,13 +24,13 @@ def test_a_plan_goes_through_json() -> None:
 def test_a_message_is_one_line(message: Message) -> None:
     line = to_line(message)
     assert line.count("\n") == 1
-    assert from_line(line, KINDS) == message
+    assert from_line(line) == message
 
 
 @pytest.mark.parametrize("line", ["", "no json", "3", "{}", '{"kind": "sample"}', '{"kind": "other"}'])
 def test_what_is_no_message_is_found_out(line: str) -> None:
     with pytest.raises(ValueError):  # noqa: PT011 (json's own and ours)
-        from_line(line, KINDS)
+        from_line(line)
 
 
 def test_cases_have_seeds_of_their_own_and_prompts_of_different_lengths() -> None:

@@ -12,9 +12,8 @@ from typing import Any
 import grpc
 import pytest
 
-from loadtest.load.generator import start_generator
 from loadtest.load.plan import LoadPlan, LoadSettings
-from loadtest.load.run import result_of, run_load
+from loadtest.load.run import result_of, run_load, start_generator
 from loadtest.workload.caller import Access
 from loadtest.workload.prompts import SeededPrompt
 from loadtest.workload.testbed import AS_FOUND, Network, Testbed
@@ -54,10 +53,10 @@ def wordless(silence: Wordless, locust: None) -> Iterator[str]:
     server.stop(None).wait()
 
 
-def test_a_text_that_is_not_the_expected_one_is_wrong(settings: Settings, target: Testbed, texts: Texts) -> None:
+def test_a_text_that_is_not_the_expected_one_is_wrong(settings: Settings, texts: Texts) -> None:
     texts.of("ar", [2])
     texts._known["ar", 2] = b"something else"
-    result = run_load(settings(), target, texts, "ar", 2)
+    result = run_load(settings(), texts, "ar", 2)
     both = (result.figures.counts, result.figures.outside)
     assert sum(counts.wrong for counts in both) > 0
     assert sum(counts.right + counts.wrong for counts in both) == sum(counts.requests for counts in both)

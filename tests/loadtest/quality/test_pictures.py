@@ -7,16 +7,11 @@ import numpy as np
 import pytest
 import torch
 
-from loadtest.quality.pictures import (
-    distance_interval,
-    frechet_distance,
-    load_judge,
-    save_judge,
-    train_judge,
-)
+from loadtest.quality.pictures import distance_interval, frechet_distance, load_judge, save_judge, train_judge
 from serving.cli.__main__ import main
-from stages.errors import CheckpointError, InputError
+from stages.errors import InputError, ResumeError
 from tests.stages.pictures.tiny import TINY, tiny_picture_bundle
+from trainer.blocks.state import save_state
 from trainer.pictures.data import load_pictures
 
 
@@ -57,10 +52,10 @@ def test_a_judge_learns_is_kept_and_is_refused_when_damaged(bright: Path, tmp_pa
     data = bytearray(path.read_bytes())
     data[-1] ^= 1
     path.write_bytes(data)
-    with pytest.raises(CheckpointError, match="do not have the recorded SHA-256"):
+    with pytest.raises(ResumeError, match="do not have the recorded SHA-256"):
         load_judge(path)
-    path.write_bytes(b"{}")
-    with pytest.raises(CheckpointError, match="is no judge"):
+    save_state(path, {}, {})
+    with pytest.raises(ResumeError, match="is no judge"):
         load_judge(path)
 
 
@@ -86,7 +81,7 @@ def test_a_whole_run(bright: Path, tmp_path: Path, capsys: pytest.CaptureFixture
     [
         (["--modes", "chian"], "unknown mode 'chian' in --modes (did you mean chain?)"),
         (["--write", "frontier.json"], "--write is for text"),
-        (["--judge", __file__], "is no judge"),
+        (["--judge", __file__], "cannot be read"),
     ],
 )
 def test_mistakes_end_in_a_sentence(

@@ -2,8 +2,7 @@
 
 import pytest
 
-from loadtest.workload.prompts import BUILT_IN, COPYING, NOVEL, parse_prompts
-from stages.errors import InputError
+from loadtest.workload.prompts import BUILT_IN, COPYING, NOVEL
 
 
 def test_ours_are_enough_different_and_end_where_a_word_does() -> None:
@@ -18,21 +17,3 @@ def test_ours_are_enough_different_and_end_where_a_word_does() -> None:
 def test_what_is_to_be_copied_stands_in_the_prompt(text: str) -> None:
     ending = text[-6:]
     assert ending in text[:-6], "a lookup would find nothing"
-
-
-def test_kinds_are_named() -> None:
-    assert parse_prompts("copying, novel") == (COPYING, NOVEL)
-
-
-@pytest.mark.parametrize(
-    ("names", "says"),
-    [
-        ("old", "unknown text 'old' in --text; choose from novel, copying"),
-        ("novel,novel", "--text names 'novel' twice"),
-        (",", "--text is empty"),
-    ],
-)
-def test_refused_with_a_sentence(names: str, says: str) -> None:
-    with pytest.raises(InputError) as caught:
-        parse_prompts(names)
-    assert says in str(caught.value)

@@ -2,7 +2,7 @@
 
 import pytest
 
-from loadtest.workload.variants import ModeVariant, parse_names, parse_variant, parse_variants
+from loadtest.workload.variants import ModeVariant, parse_variant, parse_variants
 from stages.errors import InputError
 
 
@@ -53,10 +53,3 @@ def test_having_leaves_settings_in_one_order() -> None:
     plain = ModeVariant("ar")
     assert plain.having(temperature=0.5, codec="int8") == plain.having(codec="int8").having(temperature=0.5)
     assert plain.having(codec="int8").having(codec=None) == plain
-
-
-def test_lists_of_profiles() -> None:
-    assert parse_names(" lan, wan-50 ") == ("lan", "wan-50")
-    for text in (",", "a,a"):
-        with pytest.raises(InputError):
-            parse_names(text)

@@ -14,9 +14,10 @@ import pytest
 from serving.cli.ports import free_port_block
 from serving.gateway import app, middleware
 from serving.gateway.app import make_app, run_gateway
-from serving.gateway.middleware import SECURITY_HEADERS, SMALL_BODY_BYTES
+from serving.gateway.middleware import SMALL_BODY_BYTES
 from serving.gateway.settings import HttpSettings
 from stages.wire import web_server
+from stages.wire.web_access import SECURITY_HEADERS
 from tests.conftest import until
 
 LIVE = b"GET /healthz HTTP/1.1\r\nHost: localhost\r\n\r\n"

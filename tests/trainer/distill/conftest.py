@@ -6,9 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-import torch
 
-from stages.checkpoint.manifest import read_manifest
 from tests.stages.model.tiny_llama import write_tiny
 from trainer.blocks.data import Corpus
 from trainer.distill.settings import DistillSettings
@@ -25,12 +23,12 @@ def pipeline(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def teacher(pipeline: Path) -> Teacher:
-    return Teacher(pipeline, read_manifest(pipeline), "cpu", torch.float32)
+    return Teacher(pipeline, "cpu", bfloat16=False)
 
 
 @pytest.fixture(scope="session")
 def tokens(pipeline: Path, text_file: Path) -> Corpus:
-    return tokens_corpus([text_file], pipeline, read_manifest(pipeline), 24)
+    return tokens_corpus([text_file], pipeline, 24)
 
 
 @pytest.fixture

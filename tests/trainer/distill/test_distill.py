@@ -47,7 +47,11 @@ def test_the_drafter_comes_nearer_and_is_a_checkpoint_like_others(short: Short, 
     assert manifest.architecture == replace(source.architecture, layers=(2,))
     assert manifest.training["teacher"] == source.digest()
     load_stage(out, 0)
-    assert sorted(path.name for path in (out / "training").iterdir()) == ["distill.jsonl", "distill.lock"]
+    assert sorted(path.name for path in (out / "training").iterdir()) == [
+        "distill.jsonl",
+        "distill.lock",
+        "manifest.lock",
+    ]
 
 
 def test_what_is_recorded_is_what_the_stage_does(short: Short, teacher: Teacher, tokens) -> None:
@@ -142,9 +146,8 @@ def test_what_cannot_be_distilled_is_a_sentence(
             replace(settings, texts=(uneven,)),
             "has 4 tokens, but one window needs 16; .* or a smaller window",
         ),
-        (replace(settings, out=few), "is there already: name a new directory in --out"),
-        (replace(settings, out=pipeline), "is there already, of another training"),
-        (replace(settings, out=few / "below"), "cannot distil into"),
+        (replace(settings, out=few), "cannot train into .*; give another --out"),
+        (replace(settings, out=pipeline), "holds a checkpoint of other settings or data; give another --out"),
         (replace(settings, layers=None, start=pipeline), "is no drafter: that is a finished AR pipeline of one stage"),
         (replace(settings, layers=None, start=tmp_path / "bytes"), "has other tokens than"),
     ):

@@ -56,7 +56,7 @@ def test_it_learns_and_the_checkpoint_gets_it(checkpoint: Path, text_file: Path)
 def task(teacher: Teacher, tokens: Corpus, short: Short, tmp_path: Path) -> HeadTask:
     torch.manual_seed(3)
     samples = Samples(teacher, tokens, short(**HEAD), tmp_path / "samples", "x")
-    task = HeadTask(teacher, samples, {}, 200, (0, 2))
+    task = HeadTask(samples, 200, (0, 2))
     with torch.no_grad():
         for parameter in task.head.join.parameters():
             parameter.add_(0.1 * torch.randn(parameter.shape))

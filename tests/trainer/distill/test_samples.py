@@ -10,7 +10,7 @@ import torch
 
 from trainer.blocks.data import Corpus
 from trainer.distill.settings import DistillSettings
-from trainer.distill.teacher import FIRST, ROWS, Samples, Teacher, held_out
+from trainer.distill.teacher import FIRST, ROWS, Samples, Teacher
 
 Make = Callable[..., Samples]
 
@@ -78,8 +78,8 @@ def test_the_teacher_writes_by_its_own_probs(teacher: Teacher, tokens: Corpus) -
     assert torch.equal(text, again)
 
 
-def test_nothing_that_is_held_out_is_learned_from(teacher: Teacher, tokens: Corpus) -> None:
-    found = held_out(teacher, tokens, 16, 0)
+def test_nothing_that_is_held_out_is_learned_from(samples: Make, tokens: Corpus) -> None:
+    found = samples().held_out()
     whole = tokens.valid.tolist()
     text, written = (found[name][0] for name in ("text", "written"))
     assert all(row in [whole[i : i + 16] for i in range(len(whole))] for row in text.tolist())

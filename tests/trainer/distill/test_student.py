@@ -8,7 +8,6 @@ from dataclasses import replace
 import pytest
 import torch
 
-from stages.checkpoint.manifest import read_manifest
 from stages.model.architecture import Architecture
 from tests.stages.model.tiny_llama import TINY, write_tiny
 from trainer.blocks.data import Corpus
@@ -89,7 +88,7 @@ def test_the_first_layers_are_as_many_as_the_largest_stage_has_room_for() -> Non
 def tied_teacher(tmp_path_factory: pytest.TempPathFactory) -> Teacher:
     directory = tmp_path_factory.mktemp("tied") / "ar"
     write_tiny(directory, replace(TINY, tied_head=True))
-    return Teacher(directory, read_manifest(directory), "cpu", torch.float32)
+    return Teacher(directory, "cpu", bfloat16=False)
 
 
 @torch.no_grad()

@@ -16,7 +16,6 @@ from typing import Any
 import grpc
 import pytest
 
-from stages.wire.channel import is_loopback
 from stages.wire.tokens import Keyring
 from tests.conftest import PATIENCE_S
 from tests.trainer.small import corpus, rounds_config
@@ -25,9 +24,8 @@ from trainer.blocks.data import Corpus
 from trainer.rounds.client import RoundsClient
 from trainer.rounds.codecs import CODECS, Tensors, scale, shapes
 from trainer.rounds.coordinator import Coordinator
-from trainer.rounds.page import page_served
 from trainer.rounds.publishing import Publisher
-from trainer.rounds.server import STORE, ledger_of, open_port
+from trainer.rounds.service import STORE, ledger_of, open_port
 from trainer.rounds.settings import PROTOCOL, CoordinatorSettings, WorkerSettings
 from trainer.rounds.spec import RunSpec
 from trainer.rounds.store import open_store
@@ -87,13 +85,7 @@ class Network:
         self.ledger = ledger_of(self.spec, store)
         publisher = Publisher(self.spec, self.out, self.corpus)
         self.coordinator = Coordinator(self.spec, self.corpus, self.ledger, publisher, self.out / STORE, self.settings)
-        page, security, keyring = self.settings.page, self.settings.security, Keyring(self.settings.tokens)
-        async with contextlib.AsyncExitStack() as stack:
-            port = await stack.enter_async_context(open_port(self.coordinator, keyring))
-            if page:
-                served = page_served(self.coordinator, page, security, keyring)
-                scheme = "http" if is_loopback(page) or not security.tls else "https"
-                self.url = f"{scheme}://127.0.0.1:{await stack.enter_async_context(served)}"
+        async with open_port(self.coordinator, Keyring(self.settings.tokens)) as port:
             await self._until_ended(port)
 
     async def _until_ended(self, port: int) -> None:

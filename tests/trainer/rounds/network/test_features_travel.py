@@ -18,7 +18,7 @@ from tests.trainer.small import corpus, rounds_config
 from trainer.blocks.config import TrainingConfig
 from trainer.blocks.data import Corpus
 from trainer.planning.cost import take_inventory, traffic_of
-from trainer.rounds.server import STORE
+from trainer.rounds.service import STORE
 from trainer.rounds.settings import Throttle
 from trainer.rounds.simulation import SimulatedWorkers, Simulation
 from trainer.rounds.store import audit

@@ -29,13 +29,13 @@ def close(ledger: Ledger, number: int) -> None:
 
 
 def holding(offered: rounds_pb2.Weights) -> rounds_pb2.Held:
-    return rounds_pb2.Held(part=offered.part, version=offered.version, digest=offered.digest)
+    return rounds_pb2.Held(part=offered.part, version=offered.version)
 
 
 @pytest.mark.parametrize("codec", ["int8", "e3m0"])
 def test_versions_come_as_differences_to_who_has_one(ledger: Ledger, codec: CodecName) -> None:
     ledger.settings = replace(ledger.settings, down_codec=codec)
-    offers = WeightServer(ledger, codec)
+    offers = WeightServer(ledger)
     offered = offers.weights("p", None)
     assert (offered.version, offered.whole) == (0, True)
     first, held, like = holding(offered), ledger.weights("p"), shapes(ledger.weights("p"))
@@ -64,7 +64,7 @@ class OfferedFiles(RoundsClient):
 
 
 def test_after_a_damaged_difference_a_worker_asks_for_the_whole(ledger: Ledger, tmp_path: Path) -> None:
-    offers = WeightServer(ledger, "int8")
+    offers = WeightServer(ledger)
     client = OfferedFiles(offers)
     cache = WeightCache(client, "w", "", tmp_path, {"p": shapes(ledger.weights("p"))})
 
