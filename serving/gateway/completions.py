@@ -19,17 +19,17 @@ from starlette.types import Receive, Scope, Send
 from serving.client.client import Result, RouterError, TextDecoder
 from serving.gateway.access import RouterAccess
 from serving.gateway.calls import CallReader, ToolCall
-from serving.gateway.errors import ApiError, api_error_of
+from serving.gateway.errors import api_error_of
 from serving.gateway.fields import (
     DEFAULT_MAX_TOKENS,
     OF_REQUESTS,
-    ChatMessage,
     ChatRequest,
     CompletionRequest,
     JsonSchemaFormat,
     PlainFormat,
     TextRequest,
 )
+from serving.gateway.messages import told_messages
 from serving.v1 import router_pb2
 from stages.errors import OnesweepError
 from stages.limits import MAX_SEED
@@ -44,6 +44,11 @@ def costs_of(result: Result) -> dict[str, Any]:
 
 # readers that take JSON's numbers for doubles keep seeds below this
 RANDOM_SEEDS = 1 << 53
+
+
+def drawn_seed(seed: int | None) -> int:
+    """The seed of a request: a random one where it names none."""
+    return secrets.randbelow(RANDOM_SEEDS) if seed in (None, -1) else seed
 
 
 @dataclass(frozen=True)
@@ -67,11 +72,12 @@ def order_of(request: TextRequest, prompt: str, mode: str) -> CompletionOrder:
     logprobs = (chat.top_logprobs or 0) if chat and chat.logprobs else None
     if isinstance(request, CompletionRequest):
         logprobs = request.logprobs
-    seed = secrets.randbelow(RANDOM_SEEDS) if request.seed is None else request.seed
+    seed = drawn_seed(request.seed)
     settings: dict[str, Any] = {
         "prompt": prompt,
         "mode": mode,
         "max_tokens": newer or request.max_tokens or DEFAULT_MAX_TOKENS,
+        "fits_context": not (newer or request.max_tokens),
         "temperature": request.temperature,
         "top_p": request.top_p,
         "frequency_penalty": request.frequency_penalty,
@@ -80,30 +86,16 @@ def order_of(request: TextRequest, prompt: str, mode: str) -> CompletionOrder:
         "logprobs": logprobs,
         "json_schema": _json_schema(chat) if chat else "",
         "stops": request.stop or (),
-        "messages": _told_messages(messages),
+        "messages": told_messages(messages),
         "tools": json.dumps(tools) if tools else "",
         "must_call": chat.must_call if chat else (),
+        "continue_last": chat is not None and chat.continues,
         "timeout_s": own.timeout_s,
         **{f.name: getattr(own, f.name) for f in OF_REQUESTS},
     }
     seeds = tuple((seed + index) % (MAX_SEED + 1) for index in range(request.n or 1))
     most_calls = 1 if chat and chat.parallel_tool_calls is False else None
     return CompletionOrder(settings, seeds, tuple(tool.name for tool in offered), most_calls)
-
-
-def _told_messages(messages: Sequence[ChatMessage]) -> list[tuple[str, ...]]:
-    """Messages as `Request` has them. Raises ApiError for an answer to a call that none of them makes."""
-    told, names = list[tuple[str, ...]](), dict[str | None, str]()
-    for each in messages:
-        more = each.model_dump(include={"tool_calls", "tool_call_id"}, exclude_none=True)
-        if each.role == "tool":
-            if each.tool_call_id not in names:
-                message = f"no message before makes the call {each.tool_call_id!r}, which one of role tool answers"
-                raise ApiError(400, message, param="messages")
-            more["name"] = names[each.tool_call_id]  # some templates want it
-        names |= {call.id: call.function.name for call in each.tool_calls or []}
-        told.append((each.role, each.content or "", *([json.dumps(more)] if more else [])))
-    return told
 
 
 def _json_schema(chat: ChatRequest) -> str:

@@ -1,7 +1,6 @@
 """/v1: the part of OpenAI's API that our models can serve; each mode of text is a model, `onesweep` chooses one."""
 
 import base64
-import secrets
 import time
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
@@ -14,12 +13,12 @@ from serving.client.comparison import AUTO
 from serving.gateway.access import Router, RouterAccess, StrictRoute
 from serving.gateway.completions import (
     DONE,
-    RANDOM_SEEDS,
     AnswerFormat,
     ChoiceEnd,
     ChoiceText,
     CompletionOrder,
     EventStream,
+    drawn_seed,
     merged,
     order_of,
     run_choice,
@@ -149,7 +148,7 @@ async def images(request: ImageRequest, router: Router) -> Response:
     if request.size not in (None, "auto", size):
         raise ApiError(400, f"size {request.size} cannot be drawn: this model draws {size}", param="size")
     own = {name: value for name, value in request.onesweep.model_dump().items() if value is not None}
-    seed = secrets.randbelow(RANDOM_SEEDS) if request.seed is None else request.seed
+    seed = drawn_seed(request.seed)
     drawn = await router.draw(request.prompt, pictures=request.n or 1, seed=seed, **own)
     data = [{"b64_json": base64.b64encode(drawn.png(index)).decode()} for index in range(len(drawn))]
     answer = {"created": int(time.time()), "data": data, "size": size, "output_format": "png"}

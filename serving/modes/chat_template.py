@@ -60,12 +60,13 @@ class ChatTemplate:
         except TemplateProblem as problem:
             raise CheckpointError(f"the chat template {problem}") from None
 
-    def render(self, messages: Sequence[Mapping[str, Any]], tools: Sequence[Any] = ()) -> str:
+    def render(self, messages: Sequence[Mapping[str, Any]], tools: Sequence[Any] = (), turn: bool = True) -> str:
         """The conversation so far, and the beginning of the model's turn. Blocks. Raises TemplateProblem.
 
         :param tools: functions that the model may call, as OpenAI's API has them.
+        :param turn: False for the conversation alone.
         """
-        plain = {**self._given, "messages": messages, "tools": None, "add_generation_prompt": True}
+        plain = {**self._given, "messages": messages, "tools": None, "add_generation_prompt": turn}
         try:
             if any("tool_calls" in message for message in messages) and "tool_calls" not in self._source:
                 raise TemplateProblem("does not take messages with tool_calls")

@@ -70,7 +70,11 @@ class Tokenizer(ABC):
 
     @abstractmethod
     def encode_chat(
-        self, messages: Sequence[Message], tools: Sequence[Any] = (), must_call: Sequence[str] = ()
+        self,
+        messages: Sequence[Message],
+        tools: Sequence[Any] = (),
+        must_call: Sequence[str] = (),
+        continue_last: bool = False,
     ) -> EncodedChat:
         """A conversation that the model is to go on with, as `GenerateRequest` has it. Blocks. Raises StatusError for
         one that the model's template does not take."""
@@ -107,7 +111,11 @@ class ByteTokenizer(Tokenizer):
         return text.encode()
 
     def encode_chat(
-        self, messages: Sequence[Message], tools: Sequence[Any] = (), must_call: Sequence[str] = ()
+        self,
+        messages: Sequence[Message],
+        tools: Sequence[Any] = (),
+        must_call: Sequence[str] = (),
+        continue_last: bool = False,
     ) -> EncodedChat:
         if tools or any(message.more for message in messages):
             raise failed_precondition("this model has no chat template: it takes no tools and no messages about them")

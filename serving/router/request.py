@@ -146,6 +146,10 @@ class Request:
     # Functions that the model may call, a JSON list as OpenAI's API has it, and the names of those of which it must.
     tools: str = ""
     must_call: Sequence[str] = ()
+    # The last message is continued where it ends, not answered.
+    continue_last: bool = False
+    # The text is shorter where the context has no room for all of it. True where no length is given.
+    fits_context: bool = False
 
     def message(self, whole: bool = False, trips: bool = False) -> router_pb2.GenerateRequest:
         """The message that carries it. Raises InputError for what a message cannot carry.
@@ -179,6 +183,8 @@ class Request:
             ],
             tools=_raw("list of tools", self.tools).decode(),
             must_call=[_word("tool", name) for name in self.must_call],
+            continue_last=self.continue_last,
+            fits_context=self.fits_context or not limited,
             whole=whole,
             trips=trips,
             protocol=CALLS,

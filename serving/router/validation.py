@@ -111,6 +111,8 @@ def check_request(request: router_pb2.GenerateRequest, mode: Mode, due_at: float
         logit_bias=dict(request.logit_bias),
         json_schema=request.json_schema,
         must_call=tuple(request.must_call),
+        continue_last=request.continue_last,
+        fits_context=request.fits_context,
         max_bytes=request.max_bytes or None,
         due_at=due_at,
         own_temperature="temperature" in given,
@@ -199,7 +201,7 @@ async def tokenized(
         )
     if messages:
         prompt, account.prompt_bytes, schema = await pools.tokenized(
-            caller, tokenizer, tokenizer.encode_chat, messages, tools, generation.must_call
+            caller, tokenizer, tokenizer.encode_chat, messages, tools, generation.must_call, generation.continue_last
         )
         if schema:
             _check_taken("tools that are strict", mode, TELLING)
@@ -214,6 +216,9 @@ async def tokenized(
     account.vocabulary, account.prompt_tokens = tokenizer.vocabulary, tokenizer.vocabulary.count(prompt)
     if generation.json_schema and (problem := await pools.schema_problem(caller, generation.json_schema)):
         raise invalid(problem)
+    if generation.fits_context:
+        room = max(mode.positions - account.prompt_tokens, 1)  # `check_fit` refuses a prompt that leaves none
+        generation = replace(generation, max_tokens=min(generation.max_tokens, room))
     return replace(generation, prompt=prompt, ends=tokenizer.ends, given_tokens=account.prompt_tokens)
 
 

@@ -66,7 +66,18 @@ def test_a_chat_goes_on_with_its_messages(openai: OpenAI, client: Client) -> Non
         {"role": "user", "content": [{"type": "text", "text": "It was "}, {"type": "text", "text": "late when "}]},
     ]
     answer = openai.chat.completions.create(
-        model="onesweep-ar", messages=messages, max_completion_tokens=16, seed=3, n=1, top_p=1, presence_penalty=0
+        model="onesweep-ar",
+        messages=messages,
+        max_completion_tokens=16,
+        seed=3,
+        n=1,
+        top_p=1,
+        presence_penalty=0,
+        store=False,
+        user="x",
+        reasoning_effort="low",
+        metadata={"a": "b"},
+        modalities=["text"],
     )
     assert answer.object == "chat.completion"
     assert (answer.choices[0].message.role, answer.choices[0].message.content) == ("assistant", own.text)
@@ -100,13 +111,25 @@ def test_a_response_is_a_chat_in_another_form(openai: OpenAI) -> None:
     form: Any = {"format": {"type": "json_schema", "name": "one", "schema": schema}}
     assert openai.responses.create(input="x", text=form, max_output_tokens=64, **asked).output_text == '{"a": 1}'
     for refused, words in (
-        ({"store": True}, "store is not supported"),
+        ({"store": True}, "store: Input should be False: nothing is stored"),
         ({"max_output_tokens": 600}, "context is 512"),
         ({"input": [{"role": "user", "content": "x"}] * 1024}, "at most 1023"),
     ):
         for streamed in (False, True):
             with pytest.raises(api.BadRequestError, match=words):
                 openai.responses.create(stream=streamed, **{"input": "x", **asked, **refused})  # type: ignore[call-overload]
+
+
+def test_a_length_that_nobody_asked_for_fits_the_context(openai: OpenAI, client: Client) -> None:
+    long: dict[str, Any] = {"prompt": "x" * 500, "seed": 7}
+    for mode in ("ar", "ar-speculative", "sweep", "chunked", "local", "resample"):
+        answer: Any = openai.completions.create(model=f"onesweep-{mode}", **long)
+        assert (answer.usage.completion_tokens, answer.choices[0].finish_reason) == (12, "length")
+        assert client.generate(**long, mode=mode).text == answer.choices[0].text
+    with pytest.raises(api.BadRequestError, match=r"together take 628, the model's context is 512"):
+        openai.completions.create(model="onesweep-ar", **long, max_tokens=128)
+    with pytest.raises(api.BadRequestError, match=r"prompt \(512 bytes\) and output \(1\)"):
+        openai.completions.create(model="onesweep-ar", prompt="x" * 512)
 
 
 def test_choices_have_seeds_in_a_row(openai: OpenAI) -> None:
