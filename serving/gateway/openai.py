@@ -12,23 +12,20 @@ from pydantic import BaseModel, create_model
 from serving.client.comparison import AUTO
 from serving.gateway.access import Router, RouterAccess, StrictRoute
 from serving.gateway.completions import (
-    DONE,
     AnswerFormat,
     ChoiceEnd,
     ChoiceText,
     CompletionOrder,
-    EventStream,
     drawn_seed,
-    merged,
     order_of,
     run_choice,
-    sse,
     usage,
 )
 from serving.gateway.errors import OF_ROUTER, ApiError, json_response, named
 from serving.gateway.fields import ChatRequest, CompletionRequest, ImageRequest, PlainFormat, TextRequest
 from serving.gateway.response_fields import ResponseRequest
 from serving.gateway.responses import ResponseFormat
+from serving.gateway.streams import DONE, event_stream, merged, sse
 from serving.modes import MODES
 from serving.v1 import router_pb2
 from stages.v1 import stage_pb2
@@ -113,8 +110,7 @@ async def responses(request: ResponseRequest, router: Router) -> Response:
     order, names = await _order(router, request.chat(), "", "text.format"), list[str]()
     shape, choice = ResponseFormat(request), run_choice(router, order, 0, names.append, whole=not request.stream)
     if request.stream:
-        events = shape.events(choice)
-        return EventStream(await anext(events), events, named(names))
+        return await event_stream(shape.events(choice), names)
     return json_response(await shape.whole(choice), headers=named(names))
 
 
@@ -191,7 +187,7 @@ async def _answer(
     if request.stream:
         with_usage = request.stream_options is not None and bool(request.stream_options.include_usage)
         chunks = _chunks(_choices(router, order, names, whole=False), shape, echo, with_usage)
-        return EventStream(await anext(chunks), chunks, named(names))
+        return await event_stream(chunks, names)
     texts = [ChoiceText(index, echo) for index in range(len(order.seeds))]
     ends: dict[int, ChoiceEnd] = {}
     async with aclosing(_choices(router, order, names, whole=True)) as items:

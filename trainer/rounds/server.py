@@ -6,6 +6,7 @@ import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
 
+from stages.descriptors import raise_descriptor_limit
 from stages.errors import InputError, Interrupted
 from stages.signals import stop_on_signals
 from stages.wire.auth import HOST, ROUTER
@@ -42,6 +43,7 @@ def coordinate(
 
     What the rounds need lies in the checkpoint's folder `rounds`. :param listening: called with the port.
     """
+    raise_descriptor_limit()
     keyring, out = Keyring(settings.tokens), settings.out
     if settings.page is not None:
         check_framework("--page")
