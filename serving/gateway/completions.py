@@ -16,6 +16,7 @@ import grpc
 from serving.client.client import Result, RouterError, TextDecoder
 from serving.gateway.access import RouterAccess
 from serving.gateway.calls import CallReader, ToolCall
+from serving.gateway.errors import ApiError
 from serving.gateway.fields import (
     DEFAULT_MAX_TOKENS,
     OF_REQUESTS,
@@ -27,6 +28,7 @@ from serving.gateway.fields import (
 )
 from serving.gateway.messages import told_messages
 from serving.v1 import router_pb2
+from stages.host.schema_check import held_part
 from stages.limits import MAX_SEED
 
 
@@ -52,15 +54,22 @@ class CompletionOrder:
 
     settings: dict[str, Any]
     seeds: tuple[int, ...]
+    # What the text is not held to of the request's JSON schemas.
+    unenforced: tuple[str, ...] = ()
     # Names of the tools that a choice may call, and how many calls it may make: None for any number.
     tools: tuple[str, ...] = ()
     most_calls: int | None = None
 
 
-def order_of(request: TextRequest, prompt: str, mode: str) -> CompletionOrder:
-    """:param prompt: empty where the request has messages."""
+def order_of(request: TextRequest, prompt: str, mode: str, format_field: str) -> CompletionOrder:
+    """:param prompt: empty where the request has messages.
+    :param format_field: the API's field with the form of the text.
+
+    Raises ApiError.
+    """
     own, chat = request.onesweep, request if isinstance(request, ChatRequest) else None
     newer, messages = (chat.max_completion_tokens, chat.messages) if chat else (None, [])
+    json_schema, unenforced = _json_schema(chat, format_field) if chat else ("", [])
     offered = chat.offered if chat else []
     # as chat templates know them
     tools = [{"type": "function", "function": tool.model_dump(exclude_none=True)} for tool in offered]
@@ -79,7 +88,7 @@ def order_of(request: TextRequest, prompt: str, mode: str) -> CompletionOrder:
         "presence_penalty": request.presence_penalty,
         "logit_bias": {int(token): bias for token, bias in (request.logit_bias or {}).items()},
         "logprobs": logprobs,
-        "json_schema": _json_schema(chat) if chat else "",
+        "json_schema": json_schema,
         "stops": request.stop or (),
         "messages": told_messages(messages),
         "tools": json.dumps(tools) if tools else "",
@@ -90,17 +99,31 @@ def order_of(request: TextRequest, prompt: str, mode: str) -> CompletionOrder:
     }
     seeds = tuple((seed + index) % (MAX_SEED + 1) for index in range(request.n or 1))
     most_calls = 1 if chat and chat.parallel_tool_calls is False else None
-    return CompletionOrder(settings, seeds, tuple(tool.name for tool in offered), most_calls)
+    return CompletionOrder(settings, seeds, tuple(unenforced), tuple(tool.name for tool in offered), most_calls)
 
 
-def _json_schema(chat: ChatRequest) -> str:
-    """The schema that the text must follow, as JSON; empty where it is any text."""
+def _json_schema(chat: ChatRequest, format_field: str) -> tuple[str, list[str]]:
+    """The schema that the text must follow, as JSON, empty where it is any text; and what neither it nor calls are held
+    to. Raises ApiError for what a strict schema cannot be held to."""
+    text, unenforced = "", list[str]()
     match chat.response_format:
         case JsonSchemaFormat(json_schema=named):
-            return json.dumps(named.schema_)
+            schema, unenforced = held_part(named.schema_)
+            text = json.dumps(schema)
+            _check_held(unenforced, named.strict, format_field)
         case PlainFormat(type="json_object"):
-            return '{"type": "object"}'
-    return ""
+            text = '{"type": "object"}'
+    for tool in chat.offered:
+        if tool.strict or tool.name in chat.must_call:
+            _check_held(tool.unenforced, tool.strict, "tools")
+            unenforced += tool.unenforced
+    return text, unenforced
+
+
+def _check_held(unenforced: Sequence[str], strict: bool | None, field: str) -> None:
+    if strict and unenforced:
+        what = f"{', '.join(unenforced)} of a schema cannot be held: leave it out, or strict"
+        raise ApiError(400, what, param=field)
 
 
 @dataclass(frozen=True)
@@ -175,8 +198,9 @@ async def run_choice(
 class AnswerFormat:
     """The objects of one answer, which share id, time and model."""
 
-    def __init__(self, model: str, chat: bool) -> None:
-        self.model, self.chat, self.created = model, chat, int(time.time())
+    def __init__(self, model: str, chat: bool, unenforced: Sequence[str] = ()) -> None:
+        """:param unenforced: what the text is not held to of the request's JSON schemas."""
+        self.model, self.chat, self.created, self.unenforced = model, chat, int(time.time()), unenforced
         # characters of each choice so far, as its tokens have them
         self._lengths = dict[int, int]()
         self.id = f"{'chatcmpl' if chat else 'cmpl'}-{secrets.token_hex(12)}"
@@ -193,11 +217,11 @@ class AnswerFormat:
 
     def end_chunk(self, end: ChoiceEnd, **more: object) -> dict[str, Any]:
         last = self._part(ChoiceText(end.index, ""), end.reason)
-        return self.chunk([last], onesweep={"accounting": [end.costs]}, **more)
+        return self.chunk([last], onesweep=own_part([end], self.unenforced), **more)
 
     def whole(self, texts: Sequence[ChoiceText], ends: Sequence[ChoiceEnd]) -> dict[str, Any]:
         choices = [self._whole(text, end.reason) for text, end in zip(texts, ends, strict=True)]
-        more = {"usage": usage(ends), "onesweep": {"accounting": [end.costs for end in ends]}}
+        more = {"usage": usage(ends), "onesweep": own_part(ends, self.unenforced)}
         return self._object("chat.completion" if self.chat else "text_completion", choices, more)
 
     def _part(self, piece: ChoiceText, reason: str | None) -> dict[str, Any]:
@@ -256,6 +280,12 @@ def _shown(told: router_pb2.TokenLogprob) -> str:
         return told.text.decode()
     except UnicodeDecodeError:
         return "bytes:" + "".join(f"\\x{byte:02x}" for byte in told.text)
+
+
+def own_part(ends: Sequence[ChoiceEnd], unenforced: Sequence[str]) -> dict[str, Any]:
+    """The object `onesweep` of an answer."""
+    told = {"unenforced": [*unenforced]} if unenforced else {}
+    return {"accounting": [end.costs for end in ends], **told}
 
 
 def usage(ends: Sequence[ChoiceEnd]) -> dict[str, Any]:

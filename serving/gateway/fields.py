@@ -20,7 +20,7 @@ from serving.router.request import (
     SETTINGS,
     is_decimal,
 )
-from stages.host.schema_check import OF_CALLS
+from stages.host.schema_check import OF_CALLS, held_part
 from stages.limits import MAX_BIAS, MAX_BIASES, MAX_COUNT, MAX_LOGPROBS, MAX_PENALTY, MAX_SEED
 
 MAX_CHOICES = 16
@@ -165,6 +165,11 @@ class FunctionTool(FunctionName):
     parameters: Annotated[dict[str, Any] | None, AfterValidator(_check_parameters)] = Field(None, validate_default=True)
     strict: bool | None = Field(default=None, description="true: each call follows its parameters: ar, ar-speculative")
 
+    @property
+    def unenforced(self) -> list[str]:
+        """What no call is held to of its parameters."""
+        return held_part(self.parameters)[1]
+
 
 class ChatTool(Fields):
     type: Literal["function"]
@@ -182,7 +187,7 @@ class NamedSchema(Fields):
     name: str = Field(description="ignored")
     description: str | None = Field(default=None, description="ignored")
     schema_: Annotated[dict[str, Any], AfterValidator(_check_schema)] = Field(alias="schema")
-    strict: bool | None = Field(default=None, description="ignored: the text always follows the schema")
+    strict: bool | None = Field(default=None, description="true: a schema of which a part cannot be held is refused")
 
 
 class JsonSchemaFormat(Fields):

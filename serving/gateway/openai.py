@@ -101,14 +101,15 @@ async def completions(request: CompletionRequest, router: Router) -> Response:
 async def chat_completions(request: ChatRequest, router: Router) -> Response:
     """Continue the messages in the model's chat template; a byte model continues their texts, one line each."""
     order = await _order(router, request, "")
-    return await _answer(router, order, request, AnswerFormat(request.model, chat=True), "")
+    return await _answer(router, order, request, AnswerFormat(request.model, True, order.unenforced), "")
 
 
 @routes.post("/responses", response_class=Response, responses=_streamed(_Response))
 async def responses(request: ResponseRequest, router: Router) -> Response:
     """Answer a text or a conversation: a chat in OpenAI's newer form, of which nothing is stored."""
     order, names = await _order(router, request.chat(), "", "text.format"), list[str]()
-    shape, choice = ResponseFormat(request), run_choice(router, order, 0, names.append, whole=not request.stream)
+    shape = ResponseFormat(request, order.unenforced)
+    choice = run_choice(router, order, 0, names.append, whole=not request.stream)
     if request.stream:
         return await event_stream(shape.events(choice), names)
     return json_response(await shape.whole(choice), headers=named(names))
@@ -163,7 +164,7 @@ async def _order(
         _check_tools(request, format_field)
     if isinstance(request, CompletionRequest) and request.logprobs is not None and request.echo:
         raise ApiError(400, "logprobs are of what is written, not of a prompt: leave echo out", param="echo")
-    return order_of(request, prompt, mode_of(request.model, request.onesweep.mode))
+    return order_of(request, prompt, mode_of(request.model, request.onesweep.mode), format_field)
 
 
 def _check_tools(request: ChatRequest, format_field: str) -> None:

@@ -145,7 +145,7 @@ class ResponseRequest(SampledRequest):
         told = self.text.format if self.text else None
         kind: JsonSchemaFormat | PlainFormat | None
         if isinstance(told, NamedSchemaFormat):
-            named = NamedSchema(name=told.name, schema=told.schema_)
+            named = NamedSchema(name=told.name, schema=told.schema_, strict=told.strict)
             kind = JsonSchemaFormat(type="json_schema", json_schema=named)
         else:
             kind = told

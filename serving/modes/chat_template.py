@@ -25,7 +25,7 @@ from jinja2.ext import Extension
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from stages.errors import CheckpointError, OnesweepError
-from stages.host.schema_check import CALL_TAG, OF_CALLS
+from stages.host.schema_check import CALL_TAG, OF_CALLS, held_part
 
 if TYPE_CHECKING:
     from jinja2.nodes import Node
@@ -89,7 +89,7 @@ class ChatTemplate:
                 parts = {"name": {"const": name}, key: {"$ref": f"#/$defs/{name}"}}
                 closed = {"required": [*parts], "additionalProperties": False}
                 calls.append({"type": "object", "properties": parts, **closed})
-                parameters[name] = _moved(functions[name]["parameters"], f"#/$defs/{name}")
+                parameters[name] = _moved(held_part(functions[name]["parameters"])[0], f"#/$defs/{name}")
         except (LookupError, TypeError, AttributeError, RecursionError):
             raise TemplateProblem("must_call names tools; a tool has a function with name and parameters") from None
         schema = {"anyOf": calls, "$defs": parameters, **({OF_CALLS: True} if strict else {})}

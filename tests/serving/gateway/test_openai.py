@@ -241,12 +241,28 @@ def test_an_answer_follows_a_schema_whoever_guesses(openai: OpenAI) -> None:
     assert (free.choices[0].message.content or "").startswith("{")
 
 
+def test_what_a_schema_is_not_held_to_is_told(openai: OpenAI) -> None:
+    schema = {"type": "object", "properties": {"a": {"const": 1}}, "required": ["a"], "additionalProperties": False}
+    schema |= {"propertyNames": {"pattern": "a"}}
+    form: Any = {"type": "json_schema", "json_schema": {"name": "x", "schema": schema}}
+    asked: Any = {"model": "onesweep-ar", "messages": [{"role": "user", "content": PROMPT}], "response_format": form}
+    answer: Any = openai.chat.completions.create(**asked)
+    assert (answer.choices[0].message.content, answer.onesweep["unenforced"]) == ('{"a": 1}', ["propertyNames"])
+    *_, last = openai.chat.completions.create(**asked, stream=True)
+    assert last.onesweep["unenforced"] == ["propertyNames"]
+    text: Any = {"format": {"type": "json_schema", "name": "x", "schema": schema}}
+    response: Any = openai.responses.create(model="onesweep-ar", input=PROMPT, text=text)
+    assert (response.output_text, response.onesweep["unenforced"]) == ('{"a": 1}', ["propertyNames"])
+    text["format"]["strict"] = True
+    with pytest.raises(api.BadRequestError, match="propertyNames of a schema cannot be held"):
+        openai.responses.create(model="onesweep-ar", input=PROMPT, text=text)
+
+
 @pytest.mark.parametrize(
     ("schema", "words"),
     [
         ({"type": "banana"}, "Invalid type: banana"),
         ({"type": "integer", "minimum": 5, "maximum": 3}, "Unsatisfiable schema"),
-        ({"type": "array", "uniqueItems": True}, "Unimplemented keys"),
         ({"$ref": "https://example.com/x.json"}, "cannot be used"),
         ({"description": "x" * 20_000}, "bytes, at most 16384"),
     ],
