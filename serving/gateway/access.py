@@ -14,6 +14,7 @@ from serving.client.result import Logprobs
 from serving.gateway.errors import ApiError
 from serving.v1 import router_pb2
 from stages.wire.channel import is_loopback
+from stages.wire.status import CALLS
 from stages.wire.tokens import SCHEME, own_token
 
 
@@ -51,6 +52,11 @@ class RouterAccess:
 
     async def status(self) -> router_pb2.StatusResponse:
         return await self.client.status(authorization=self.authorization)
+
+    async def tokenize(self, mode: str, **asked: Any) -> router_pb2.TokenizeResponse:  # noqa: ANN401
+        """`AsyncClient.tokenize`."""
+        message = router_pb2.TokenizeRequest(mode=mode, protocol=CALLS, **asked)
+        return await self.client.tokenize(message, self.authorization)
 
     async def draw(self, classes: str, **settings: Any) -> DrawnPictures:  # noqa: ANN401
         """`AsyncClient.draw`."""

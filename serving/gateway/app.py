@@ -16,6 +16,7 @@ from serving.client.client import AsyncClient
 from serving.gateway.errors import OF_ALL, api_error_of, error_response
 from serving.gateway.middleware import HTTP_METRICS, RequestBounds, RequestLog
 from serving.gateway.openai import routes as openai_routes
+from serving.gateway.openai import token_routes
 from serving.gateway.pages import host_routes, page_routes, race_routes
 from serving.gateway.settings import HttpSettings
 from stages.descriptors import raise_descriptor_limit
@@ -37,7 +38,7 @@ def make_app(settings: HttpSettings, client: AsyncClient) -> RequestLog:
     app = FastAPI(title="onesweep", description=_ABOUT, docs_url=None, redoc_url=None, responses=OF_ALL)
     app.version = version("onesweep")
     app.state.client, app.state.settings = client, settings
-    for routes in (openai_routes, race_routes, host_routes, page_routes()):
+    for routes in (openai_routes, token_routes, race_routes, host_routes, page_routes()):
         app.include_router(routes)
     names = {host_name(settings.listen), *settings.allow_hosts} - {None}
     for kind in (RequestValidationError, FrameworkError, OnesweepError, Exception):

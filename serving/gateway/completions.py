@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import secrets
 import time
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
@@ -14,6 +15,8 @@ from typing import Any
 import grpc
 
 from serving.client.client import Result, RouterError, TextDecoder
+from serving.client.comparison import AUTO
+from serving.client.result import PromptLogprobs
 from serving.gateway.access import RouterAccess
 from serving.gateway.calls import CallReader, ToolCall
 from serving.gateway.errors import ApiError
@@ -27,6 +30,7 @@ from serving.gateway.fields import (
     TextRequest,
 )
 from serving.gateway.messages import told_messages
+from serving.modes import SCORING
 from serving.v1 import router_pb2
 from stages.host.schema_check import held_part
 from stages.limits import MAX_SEED
@@ -50,20 +54,28 @@ def drawn_seed(seed: int | None) -> int:
 
 @dataclass(frozen=True)
 class CompletionOrder:
-    """A request to the router, and the seeds of its choices."""
+    """Requests to the router for the choices of one answer, prompt by prompt."""
 
-    settings: dict[str, Any]
+    # Of each prompt; the text that is told before its choices comes first.
+    prompts: tuple[tuple[str, dict[str, Any]], ...]
+    # Of the choices of each.
     seeds: tuple[int, ...]
+    # Whether what is written is told, and log-probabilities are.
+    writes: bool = True
+    logprobs: bool = True
     # What the text is not held to of the request's JSON schemas.
     unenforced: tuple[str, ...] = ()
     # Names of the tools that a choice may call, and how many calls it may make: None for any number.
     tools: tuple[str, ...] = ()
     most_calls: int | None = None
 
+    @property
+    def choices(self) -> int:
+        return len(self.prompts) * len(self.seeds)
 
-def order_of(request: TextRequest, prompt: str, mode: str, format_field: str) -> CompletionOrder:
-    """:param prompt: empty where the request has messages.
-    :param format_field: the API's field with the form of the text.
+
+def order_of(request: TextRequest, mode: str, format_field: str) -> CompletionOrder:
+    """:param format_field: the API's field with the form of the text.
 
     Raises ApiError.
     """
@@ -76,18 +88,21 @@ def order_of(request: TextRequest, prompt: str, mode: str, format_field: str) ->
     logprobs = (chat.top_logprobs or 0) if chat and chat.logprobs else None
     if isinstance(request, CompletionRequest):
         logprobs = request.logprobs
+    scores = isinstance(request, CompletionRequest) and request.scores_prompt
+    most = newer or request.max_tokens
     seed = drawn_seed(request.seed)
     settings: dict[str, Any] = {
-        "prompt": prompt,
-        "mode": mode,
-        "max_tokens": newer or request.max_tokens or DEFAULT_MAX_TOKENS,
-        "fits_context": not (newer or request.max_tokens),
+        "mode": SCORING if scores and mode == AUTO else mode,
+        "score_prompt": scores,
+        # the hosts write a token after each prompt that they score
+        "max_tokens": DEFAULT_MAX_TOKENS if most is None else max(most, 1),
+        "fits_context": most is None,
         "temperature": request.temperature,
         "top_p": request.top_p,
         "frequency_penalty": request.frequency_penalty,
         "presence_penalty": request.presence_penalty,
         "logit_bias": {int(token): bias for token, bias in (request.logit_bias or {}).items()},
-        "logprobs": logprobs,
+        "logprobs": (logprobs or 0) if scores else logprobs,
         "json_schema": json_schema,
         "stops": request.stop or (),
         "messages": told_messages(messages),
@@ -99,7 +114,19 @@ def order_of(request: TextRequest, prompt: str, mode: str, format_field: str) ->
     }
     seeds = tuple((seed + index) % (MAX_SEED + 1) for index in range(request.n or 1))
     most_calls = 1 if chat and chat.parallel_tool_calls is False else None
-    return CompletionOrder(settings, seeds, tuple(unenforced), tuple(tool.name for tool in offered), most_calls)
+    prompts = [("", settings | {"prompt": ""})]
+    if isinstance(request, CompletionRequest):
+        prompts = [_asked(each, settings, bool(request.echo) and not scores) for each in request.prompt]
+    told = most != 0, not scores or logprobs is not None
+    names = tuple(tool.name for tool in offered)
+    return CompletionOrder(tuple(prompts), seeds, *told, tuple(unenforced), names, most_calls)
+
+
+def _asked(prompt: str | list[int], settings: dict[str, Any], echo: bool) -> tuple[str, dict[str, Any]]:
+    """The text before the choices of a prompt, and what the router is asked for them."""
+    if isinstance(prompt, str):
+        return prompt if echo else "", settings | {"prompt": prompt}
+    return "", settings | {"prompt": "", "prompt_tokens": prompt}
 
 
 def _json_schema(chat: ChatRequest, format_field: str) -> tuple[str, list[str]]:
@@ -122,7 +149,7 @@ def _json_schema(chat: ChatRequest, format_field: str) -> tuple[str, list[str]]:
 
 def _check_held(unenforced: Sequence[str], strict: bool | None, field: str) -> None:
     if strict and unenforced:
-        what = f"{', '.join(unenforced)} of a schema cannot be held: leave it out, or strict"
+        what = f"{field}: {', '.join(unenforced)} of a schema cannot be held: leave it out, or strict"
         raise ApiError(400, what, param=field)
 
 
@@ -168,13 +195,23 @@ async def run_choice(
     """
     decoder, result, told = TextDecoder(), None, list[router_pb2.TokenLogprob]()
     reader, calls = CallReader(order.tools, order.most_calls) if order.tools else None, list[ToolCall]()
-    events = router.events(**order.settings, seed=order.seeds[index], whole=whole, named=named)
+    echo, settings = order.prompts[index // len(order.seeds)]
+    seed = order.seeds[index % len(order.seeds)]
+    events = router.events(**settings, seed=seed, whole=whole, named=named)
     async with aclosing(events):
         async for event in events:
+            if echo:
+                yield ChoiceText(index, echo)
+                echo = ""
             if isinstance(event, Result):
                 result = event
+            elif isinstance(event, PromptLogprobs):
+                text = b"".join(each.text for each in event).decode(errors="replace")
+                yield ChoiceText(index, text, event if order.logprobs else ())
+            elif not order.writes:
+                continue
             elif isinstance(event, list):
-                told = event
+                told = event if order.logprobs else []
             elif isinstance(event, bytes):
                 text = decoder.feed(event)
                 if (text := reader.feed(text) if reader else text) or told:
@@ -219,9 +256,10 @@ class AnswerFormat:
         last = self._part(ChoiceText(end.index, ""), end.reason)
         return self.chunk([last], onesweep=own_part([end], self.unenforced), **more)
 
-    def whole(self, texts: Sequence[ChoiceText], ends: Sequence[ChoiceEnd]) -> dict[str, Any]:
+    def whole(self, texts: Sequence[ChoiceText], ends: Sequence[ChoiceEnd], each: int) -> dict[str, Any]:
+        """:param each: choices of a prompt."""
         choices = [self._whole(text, end.reason) for text, end in zip(texts, ends, strict=True)]
-        more = {"usage": usage(ends), "onesweep": own_part(ends, self.unenforced)}
+        more = {"usage": usage(ends, each), "onesweep": own_part(ends, self.unenforced)}
         return self._object("chat.completion" if self.chat else "text_completion", choices, more)
 
     def _part(self, piece: ChoiceText, reason: str | None) -> dict[str, Any]:
@@ -254,8 +292,8 @@ class AnswerFormat:
         self._lengths[index] = offsets.pop()
         return {
             "tokens": [_shown(each) for each in told],
-            "token_logprobs": [each.logprob for each in told],
-            "top_logprobs": [{_shown(top): top.logprob for top in (each, *each.top)} for each in told],
+            "token_logprobs": [None if math.isnan(each.logprob) else each.logprob for each in told],
+            "top_logprobs": [None if math.isnan(each.logprob) else _likeliest(each) for each in told],
             "text_offset": offsets,
         }
 
@@ -268,6 +306,10 @@ def _choice(
     index: int, reason: str | None, logprobs: dict[str, Any] | None = None, **content: object
 ) -> dict[str, Any]:
     return {"index": index, **content, "logprobs": logprobs, "finish_reason": reason}
+
+
+def _likeliest(told: router_pb2.TokenLogprob) -> dict[str, float]:
+    return {_shown(top): top.logprob for top in (told, *told.top)}
 
 
 def _token(told: router_pb2.TokenLogprob) -> dict[str, Any]:
@@ -288,12 +330,16 @@ def own_part(ends: Sequence[ChoiceEnd], unenforced: Sequence[str]) -> dict[str, 
     return {"accounting": [end.costs for end in ends], **told}
 
 
-def usage(ends: Sequence[ChoiceEnd]) -> dict[str, Any]:
-    """Counts in the model's tokens. The prompt counts once for all choices."""
-    first, output = ends[0].result, sum(end.result.output_tokens for end in ends)
+def usage(ends: Sequence[ChoiceEnd], choices: int = 1) -> dict[str, Any]:
+    """Counts in the model's tokens. A prompt counts once for all its choices.
+
+    :param ends: by index.
+    """
+    firsts, output = [end.result for end in ends[::choices]], sum(end.result.output_tokens for end in ends)
+    prompt = sum(first.prompt_tokens for first in firsts)
     return {
-        "prompt_tokens": first.prompt_tokens,
+        "prompt_tokens": prompt,
         "completion_tokens": output,
-        "total_tokens": first.prompt_tokens + output,
-        "prompt_tokens_details": {"cached_tokens": first.cached_tokens},
+        "total_tokens": prompt + output,
+        "prompt_tokens_details": {"cached_tokens": sum(first.cached_tokens for first in firsts)},
     }

@@ -13,6 +13,7 @@ from serving.gateway.messages import ChatMessage
 from serving.router.request import (
     DEFAULT_MAX_BYTES,
     MAX_MESSAGES,
+    MAX_PROMPT_BYTES,
     MAX_STOP_BYTES,
     MAX_STOPS,
     MAX_TIMEOUT_S,
@@ -23,7 +24,8 @@ from serving.router.request import (
 from stages.host.schema_check import OF_CALLS, held_part
 from stages.limits import MAX_BIAS, MAX_BIASES, MAX_COUNT, MAX_LOGPROBS, MAX_PENALTY, MAX_SEED
 
-MAX_CHOICES = 16
+MAX_CHOICES = 16  # of a prompt, and at once
+MAX_PROMPTS = 128
 MAX_IMAGES = 10  # as OpenAI has it
 MAX_ENTRANTS = 16
 DEFAULT_MAX_TOKENS = 128
@@ -39,11 +41,13 @@ def _check_stop(stop: str) -> str:
     return stop
 
 
-def _one_text(value: object) -> object:
-    match value:
-        case str(text) | [str(text)]:
-            return text
-    raise ValueError("the prompt must be one string: for several texts send several requests")
+def _as_prompts(value: object) -> object:
+    """A list of prompts, each a text or a list of tokens."""
+    return [value] if isinstance(value, str) or _are_tokens(value) else value
+
+
+def _are_tokens(value: object) -> bool:
+    return isinstance(value, list) and bool(value) and all(type(each) is int for each in value)
 
 
 def _check_parameters(schema: dict[str, Any] | None) -> dict[str, Any]:
@@ -60,6 +64,7 @@ def _check_schema(schema: dict[str, Any]) -> dict[str, Any]:
 
 
 Count = Annotated[int, Field(ge=1, le=MAX_COUNT)]
+Token = Annotated[int, Field(ge=0, le=MAX_COUNT)]
 Seed = Annotated[int, Field(ge=0, le=MAX_SEED)]
 SeedOrNone = Annotated[int, Field(ge=-1, le=MAX_SEED)]  # -1: none, as other servers have it
 Penalty = Annotated[float, Field(ge=-MAX_PENALTY, le=MAX_PENALTY, allow_inf_nan=False)]
@@ -147,11 +152,44 @@ class TextRequest(SampledRequest):
 class CompletionRequest(TextRequest):
     """POST /v1/completions"""
 
-    prompt: Annotated[str, BeforeValidator(_one_text, json_schema_input_type=str | list[str])]
-    echo: bool | None = Field(default=None, description="the prompt before the text")
+    prompt: Annotated[
+        list[str | list[Token]],
+        Field(min_length=1, max_length=MAX_PROMPTS, fail_fast=True),
+        BeforeValidator(_as_prompts, json_schema_input_type=str | list[str] | list[Token] | list[list[Token]]),
+    ]
+    max_tokens: Annotated[int, Field(ge=0, le=MAX_COUNT)] | None = Field(
+        default=None, description=f"to generate; 0: none, with echo ({DEFAULT_MAX_TOKENS})"
+    )
+    echo: bool | None = Field(
+        default=None, description="the prompt before the text; with logprobs those of its tokens, too: ar"
+    )
+
+    @property
+    def scores_prompt(self) -> bool:
+        """True where the router tells the tokens of the prompt."""
+        texts = all(isinstance(each, str) for each in self.prompt)
+        return bool(self.echo) and not (texts and self.logprobs is None and self.max_tokens != 0)
+
     logprobs: TopCount | None = Field(
         default=None, description="ln of each token's probability, and of so many of the most likely ones"
     )
+
+
+class TokenizeRequest(Fields):
+    """POST /tokenize, as vLLM and llama.cpp have it."""
+
+    model: str = "onesweep"
+    prompt: str | None = None
+    content: str | None = Field(default=None, description="as prompt")
+    add_special_tokens: bool | None = Field(default=None, description="false: without those that texts begin with")
+    add_special: bool | None = Field(default=None, description="as add_special_tokens")
+
+
+class DetokenizeRequest(Fields):
+    """POST /detokenize"""
+
+    model: str = "onesweep"
+    tokens: list[Token] = Field(min_length=1, max_length=MAX_PROMPT_BYTES)
 
 
 class FunctionName(Fields):
@@ -167,7 +205,7 @@ class FunctionTool(FunctionName):
 
     @property
     def unenforced(self) -> list[str]:
-        """What no call is held to of its parameters."""
+        """Parts of its parameters to which no call is held."""
         return held_part(self.parameters)[1]
 
 

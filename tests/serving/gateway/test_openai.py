@@ -156,6 +156,44 @@ def test_choices_have_seeds_in_a_row(openai: OpenAI) -> None:
     assert [costs["seed"] for costs in accounting(last)] == [(1 << 64) - 1, 0]
 
 
+def test_prompts_have_choices_in_a_row(openai: OpenAI) -> None:
+    asked: dict[str, Any] = {"model": "onesweep-ar", "max_tokens": 8, "seed": 3}
+    prompts = ["It was", "late"]
+    alone = [openai.completions.create(**asked, prompt=each, n=2) for each in prompts]
+    expected = [choice.text for answer in alone for choice in answer.choices]
+    for given in (prompts, [[*each.encode()] for each in prompts]):
+        answer: Any = openai.completions.create(**asked, prompt=given, n=2)
+        assert [choice.text for choice in answer.choices] == expected
+        assert answer.usage.total_tokens == sum(each.usage.total_tokens for each in alone if each.usage)
+    told = openai.completions.create(**asked, prompt=[[*each.encode()] for each in prompts], n=2, echo=True).choices
+    assert [choice.text for choice in told] == [prompts[at // 2] + text for at, text in enumerate(expected)]
+    texts = [""] * 4
+    for chunk in openai.completions.create(**asked, prompt=prompts, n=2, echo=True, stream=True):
+        texts[chunk.choices[0].index] += chunk.choices[0].text
+    assert texts == [choice.text for choice in told]
+
+
+# Bytes that are no text by themselves are not written.
+ASCII = {str(byte): -100 for byte in range(128, 256)}
+
+
+def test_a_prompt_is_as_likely_as_it_was_to_write(openai: OpenAI) -> None:
+    asked: dict[str, Any] = {"model": "onesweep-ar", "seed": 3, "logprobs": 2}
+    wrote: Any = openai.completions.create(**asked, prompt="x", max_tokens=200, logit_bias=ASCII).choices[0]
+    for max_tokens in (0, 1, 9):
+        scored: Any = openai.completions.create(
+            **asked | {"model": "onesweep"}, prompt="x" + wrote.text, echo=True, max_tokens=max_tokens
+        ).choices[0]
+        assert scored.text.startswith("x" + wrote.text)
+        told = scored.logprobs
+        assert len(told.tokens) == 1 + 200 + max_tokens
+        assert (told.token_logprobs[0], told.top_logprobs[0], told.text_offset[:2]) == (None, None, [0, 1])
+        assert told.token_logprobs[1:201] == wrote.logprobs.token_logprobs, "to the last bit"
+        assert told.top_logprobs[1:201] == wrote.logprobs.top_logprobs
+    with pytest.raises(api.BadRequestError, match=r"score_prompt .* is for mode ar"):
+        openai.completions.create(**asked | {"model": "onesweep-ar-speculative"}, prompt="x", echo=True)
+
+
 def test_penalties_and_biases_reach_the_hosts(openai: OpenAI, client: Client) -> None:
     asked: dict[str, Any] = {"prompt": PROMPT, "max_tokens": 24, "seed": 7}
     shaped: dict[str, Any] = {"frequency_penalty": 1.5, "presence_penalty": 0.5}
@@ -330,7 +368,8 @@ def test_models_are_the_modes_that_are_served(openai: OpenAI, client: Client) ->
         ({"temperature": 1000.0}, api.BadRequestError, None, "temperature must be"),
         ({"prompt": ""}, api.BadRequestError, "invalid_argument", "prompt is empty"),
         ({"logprobs": 21}, api.BadRequestError, None, "less than or equal to 20"),
-        ({"logprobs": 3, "echo": True}, api.BadRequestError, None, "not of a prompt"),
+        ({"max_tokens": 0}, api.BadRequestError, None, "send echo: true"),
+        ({"prompt": [1, 256]}, api.BadRequestError, "invalid_argument", "token 256, the model has 0 to 255"),
         ({"suffix": "x"}, api.BadRequestError, "unknown_field", "unsupported field 'suffix'"),
         ({"extra_body": {"onesweep": {"mode": "sweep"}}}, api.BadRequestError, None, "in one of them"),
     ],
