@@ -21,7 +21,7 @@ Logprobs = list[router_pb2.TokenLogprob]
 
 
 class PromptLogprobs(Logprobs):
-    """Those of a prompt's own tokens; NaN for the first."""
+    """Log-probabilities of a prompt's own tokens; NaN for the first."""
 
 
 # Decimals that are kept, where that is not 3.

@@ -56,11 +56,11 @@ def drawn_seed(seed: int | None) -> int:
 class CompletionOrder:
     """Requests to the router for the choices of one answer, prompt by prompt."""
 
-    # Of each prompt; the text that is told before its choices comes first.
+    # Of each prompt: the text that stands before its choices, and what the router is asked.
     prompts: tuple[tuple[str, dict[str, Any]], ...]
     # Of the choices of each.
     seeds: tuple[int, ...]
-    # Whether what is written is told, and log-probabilities are.
+    # False: what is written, or how likely it is, is left out of the answer.
     writes: bool = True
     logprobs: bool = True
     # What the text is not held to of the request's JSON schemas.

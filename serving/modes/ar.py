@@ -2,7 +2,6 @@
 
 import math
 from collections.abc import AsyncGenerator
-from contextlib import aclosing
 from functools import partial
 
 import numpy as np
@@ -30,55 +29,41 @@ class ArMode(PipelineMode):
     default_codec = "fp32"
 
     async def generate(self, request: Generation, account: Account) -> AsyncGenerator[bytes, None]:
-        vocabulary, left = self.tokenizer.vocabulary, request.max_tokens
+        vocabulary = self.tokenizer.vocabulary
         capacity = vocabulary.count(request.prompt) + request.max_tokens - 1  # the last token is never read back
         with Session(self.ring, self.kind, capacity, request.due_at, account) as session:
-            async with aclosing(self._steps(session, request, account)) as events:
-                async for event in events:
-                    left -= 1
-                    account.add_sweep(event)
-                    account.add_text(event.text, event.logprobs)
-                    account.complete = event.complete
-                    if ended := event.complete or not request.ends.isdisjoint(vocabulary.tokens(event.text)):
-                        left = 0
-                    if not left:
-                        await session.finish()
-                    yield event.text
-                    if ended:
-                        return
+            if request.score_prompt:
+                await self._score(session, request, account)
+            # the last host's next is the first host, not the router: a byte costs H trips instead of H + 1
+            await session.push(
+                stage_pb2.Read(
+                    prompt=request.given_tokens,
+                    codec=request.codec,
+                    sample=stage_pb2.Sample(sampling=request.sampling, remaining=request.max_tokens),
+                ),
+                request.prompt,
+            )
+            for left in reversed(range(request.max_tokens)):
+                event = await session.event(partial(check_tokens, request=request, vocabulary=vocabulary))
+                account.add_sweep(event)
+                account.add_text(event.text, event.logprobs)
+                account.complete = event.complete
+                if ended := event.complete or not request.ends.isdisjoint(vocabulary.tokens(event.text)):
+                    left = 0
+                if not left:
+                    await session.finish()
+                yield event.text
+                if ended:
+                    return
 
-    async def _steps(
-        self, session: Session, request: Generation, account: Account
-    ) -> AsyncGenerator[stage_pb2.Event, None]:
-        """A result for each token that is to be written."""
-        vocabulary, text, left = self.tokenizer.vocabulary, request.prompt, request.max_tokens
-        if request.score_prompt:
-            event = await self._score(session, request, account)
-            yield event
-            text, left = text + event.text, left - 1
-        if not left:
-            return
-        # the last host's next is the first host, not the router: a byte costs H trips instead of H + 1
-        await session.push(
-            stage_pb2.Read(
-                prompt=request.given_tokens,
-                codec=request.codec,
-                sample=stage_pb2.Sample(sampling=request.sampling, remaining=left),
-            ),
-            text,
-        )
-        for _ in range(left):
-            yield await session.event(partial(check_tokens, request=request, vocabulary=vocabulary))
-
-    async def _score(self, session: Session, request: Generation, account: Account) -> stage_pb2.Event:
-        """The first token after the prompt, whose own log-probabilities are in the account then: as they are where `ar`
-        writes the same tokens, to the last bit."""
-        vocabulary, known = self.tokenizer.vocabulary, 1
+    async def _score(self, session: Session, request: Generation, account: Account) -> None:
+        """Book the log-probabilities of the prompt's tokens: as they are where `ar` writes them, to the last bit."""
+        vocabulary, total = self.tokenizer.vocabulary, request.given_tokens
         most = min(SCORED_AT_ONCE, MAX_LOGITS // vocabulary.size - 1)
         account.prompt_logprobs = [Drawn(vocabulary.tokens(request.prompt)[0], math.nan, [])]
-        while True:
-            # they travel as draft tokens, which are all right
-            given = vocabulary.cut(request.prompt, known, min(known + most, request.given_tokens))
+        for known in range(1, total, most):
+            # they travel as draft tokens, which are all right; after them comes one that nobody asked for
+            given = vocabulary.cut(request.prompt, known, min(known + most, total))
             count = vocabulary.count(given)
 
             def check(event: stage_pb2.Event, given: bytes = given, count: int = count) -> None:
@@ -90,24 +75,9 @@ class ArMode(PipelineMode):
             step = stage_pb2.Read(prompt=1, codec=request.codec, sample=sample)
             await session.push(step, vocabulary.cut(request.prompt, 0, known), given)
             event = await session.event(check)
-            told = drawn_tokens(vocabulary, event.text, event.logprobs)
-            account.prompt_logprobs += told[:count]
-            known += count
-            if known == request.given_tokens:
-                session.keep(count)
-                event.text = vocabulary.cut(event.text, count)
-                _keep_last(event.logprobs, vocabulary)
-                return event
             account.add_sweep(event)
+            account.prompt_logprobs += drawn_tokens(vocabulary, event.text, event.logprobs)[:count]
             session.keep(count - 1)  # the last one is read again: a step has a known token
-
-
-def _keep_last(told: stage_pb2.Logprobs, vocabulary: Vocabulary) -> None:
-    """Leave of log-probabilities those of the last token."""
-    each = vocabulary.count(told.top_tokens) // (len(told.nats) // 4)
-    told.nats = told.nats[-4:]
-    told.top_tokens = vocabulary.cut(told.top_tokens, vocabulary.count(told.top_tokens) - each)
-    told.top_nats = told.top_nats[len(told.top_nats) - 4 * each :]
 
 
 def check_tokens(event: stage_pb2.Event, request: Generation, vocabulary: Vocabulary, most: int = 1) -> None:

@@ -62,11 +62,7 @@ class PretrainedTokenizer(Tokenizer):
         return self._encode(text, specials=False)
 
     def encode_chat(
-        self,
-        messages: Sequence[Message],
-        tools: Sequence[Any] = (),
-        must_call: Sequence[str] = (),
-        continue_last: bool = False,
+        self, messages: Sequence[Message], tools: Sequence[Any] = (), must_call: Sequence[str] = (), turn: bool = True
     ) -> EncodedChat:
         if self.template is None:
             raise failed_precondition("this model has no chat template: send a prompt in place of messages")
@@ -74,7 +70,7 @@ class PretrainedTokenizer(Tokenizer):
         # control tokens in what a user sends stay text: a stand-in goes through the template in place of each
         mark, found = secrets.token_hex(8), list[str]()
         # stands at the end of the last message: templates write more after it
-        end = secrets.token_hex(8) if continue_last else ""
+        end = "" if turn else secrets.token_hex(8)
         told[-1]["content"] += end
 
         def stand_in(match: re.Match[str]) -> str:
@@ -87,7 +83,7 @@ class PretrainedTokenizer(Tokenizer):
             plain = [{name: told for name, told in each["function"].items() if name != "strict"} for each in tools]
             tools = [each | {"function": function} for each, function in zip(tools, plain, strict=True)]
             told, shown = _in_strings([told, tools], lambda text: self._controls.sub(stand_in, self._named(text)))
-            text = self.template.render(told, shown, not continue_last)
+            text = self.template.render(told, shown, turn)
             if end not in text:
                 raise TemplateProblem(
                     "the model's chat template does not show the last message: it cannot be continued"

@@ -208,7 +208,13 @@ async def tokenized(
         )
     if messages:
         prompt, account.prompt_bytes, schema = await pools.tokenized(
-            caller, tokenizer, tokenizer.encode_chat, messages, tools, generation.must_call, generation.continue_last
+            caller,
+            tokenizer,
+            tokenizer.encode_chat,
+            messages,
+            tools,
+            generation.must_call,
+            not generation.continue_last,
         )
         if schema:
             _check_taken("tools that are strict", mode, TELLING)

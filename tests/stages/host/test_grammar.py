@@ -120,7 +120,7 @@ PARTS: list[dict[str, Any]] = [
     {"type": "object", "if": {"required": ["a"]}, "then": {"required": ["b"]}, "else": {}},
     *(STRING | {"pattern": each} for each in (r"^(?=.*a)b", r"^(?!x)[a-z]+$", r"(?<=a)b", r"(a)\1", r"\bfoo\b")),
     *(STRING | {"pattern": each} for each in (r"^(?<year>\d+)$", r"^(?:a|b)\\b$", r"^\p{L}+$", r"a\/b\-c")),
-    *(STRING | {"format": each} for each in ("binary", "byte", "password", "ipvanyaddress", "jwt", "uuid", "date-time")),
+    *(STRING | {"format": each} for each in ("binary", "byte", "ipvanyaddress", "jwt", "uuid", "date-time")),
     *({"not": each} for each in (STRING, {"anyOf": [STRING]})),
 ]
 
