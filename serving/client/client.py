@@ -156,6 +156,13 @@ class AsyncClient(RouterConnection):
         metadata, asked = self._credentials(authorization), router_pb2.StatusRequest(protocol=CALLS)
         return await self._ask(timeout_s, lambda at, s: self._stubs[at].Status(asked, timeout=s, metadata=metadata))
 
+    async def tokenize(
+        self, asked: router_pb2.TokenizeRequest, authorization: str | None = None, timeout_s: float = 5.0
+    ) -> router_pb2.TokenizeResponse:
+        """A text in the tokens of a mode, or tokens as a text. Raises RequestRefused or RouterError."""
+        metadata = self._credentials(authorization)
+        return await self._ask(timeout_s, lambda at, s: self._stubs[at].Tokenize(asked, timeout=s, metadata=metadata))
+
     async def serves(self, timeout_s: float = 5.0) -> bool:
         """True where the router can take requests; no token is needed. Raises RouterError."""
         asked = health_pb2.HealthCheckRequest(service=SERVICE)

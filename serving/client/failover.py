@@ -20,7 +20,7 @@ import grpc
 import grpc.aio
 from grpc import StatusCode
 
-from serving.client.result import Logprobs, Result, result_of
+from serving.client.result import Logprobs, PromptLogprobs, Result, result_of
 from serving.router.request import DEFAULT_ROUTER
 from serving.v1 import router_pb2, router_pb2_grpc
 from stages.errors import InputError, ServiceError, printable
@@ -233,6 +233,8 @@ class Turns:
 
         Raises RouterError where this router's text is not the one that was begun.
         """
+        if scored := list(response.prompt_logprobs)[self._repeated("scored", len(response.prompt_logprobs)) :]:
+            yield PromptLogprobs(scored)
         if told := list(response.logprobs)[self._repeated("tokens", len(response.logprobs)) :]:
             yield told
         match response.WhichOneof("kind"):

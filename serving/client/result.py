@@ -19,6 +19,11 @@ if TYPE_CHECKING:
 # Of tokens in a row.
 Logprobs = list[router_pb2.TokenLogprob]
 
+
+class PromptLogprobs(Logprobs):
+    """Log-probabilities of a prompt's own tokens; NaN for the first."""
+
+
 # Decimals that are kept, where that is not 3.
 DIGITS = {"divergence_bits": 4, "distance_bound": 4}
 

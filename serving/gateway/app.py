@@ -16,8 +16,10 @@ from serving.client.client import AsyncClient
 from serving.gateway.errors import OF_ALL, api_error_of, error_response
 from serving.gateway.middleware import HTTP_METRICS, RequestBounds, RequestLog
 from serving.gateway.openai import routes as openai_routes
+from serving.gateway.openai import token_routes
 from serving.gateway.pages import host_routes, page_routes, race_routes
 from serving.gateway.settings import HttpSettings
+from stages.descriptors import raise_descriptor_limit
 from stages.errors import OnesweepError
 from stages.signals import stop_on_signals
 from stages.telemetry.observability import Telemetry
@@ -36,7 +38,7 @@ def make_app(settings: HttpSettings, client: AsyncClient) -> RequestLog:
     app = FastAPI(title="onesweep", description=_ABOUT, docs_url=None, redoc_url=None, responses=OF_ALL)
     app.version = version("onesweep")
     app.state.client, app.state.settings = client, settings
-    for routes in (openai_routes, race_routes, host_routes, page_routes()):
+    for routes in (openai_routes, token_routes, race_routes, host_routes, page_routes()):
         app.include_router(routes)
     names = {host_name(settings.listen), *settings.allow_hosts} - {None}
     for kind in (RequestValidationError, FrameworkError, OnesweepError, Exception):
@@ -53,7 +55,9 @@ async def run_gateway(settings: HttpSettings, stop: asyncio.Event) -> None:
     lookout = Telemetry(settings.seeing, "onesweep-http", "http", settings.insecure)
     client = AsyncClient(settings.router, tls=settings.router_tls, token="", insecure=settings.insecure)
     app = make_app(settings, client)
-    server = WebServer(app, settings.tls_cert, settings.tls_key, drain_s=settings.drain_s)
+    server = WebServer(
+        app, settings.tls_cert, settings.tls_key, drain_s=settings.drain_s, keep_alive_s=settings.keep_alive_s
+    )
     with open_socket(settings.listen) as listener:
         if settings.seeing.metrics is not None:
             lookout.serve(HTTP_METRICS, app.read)
@@ -70,6 +74,7 @@ async def run_gateway(settings: HttpSettings, stop: asyncio.Event) -> None:
 
 def serve(settings: HttpSettings) -> None:
     """Run a gateway to its end. Raises OnesweepError."""
+    raise_descriptor_limit()
 
     async def until_signal() -> None:
         await run_gateway(settings, stop_on_signals())

@@ -70,7 +70,9 @@ class CallReader:
         arguments = told.get("arguments", told.get("parameters"))
         if told["name"] not in self._tools or not isinstance(arguments, dict):
             raise ValueError("no call of a tool")
-        return ToolCall(told["name"], json.dumps(arguments, ensure_ascii=False, allow_nan=False))
+        # half of a surrogate pair is no text: the client could not send the call back
+        text = json.dumps(arguments, ensure_ascii=False, allow_nan=False).encode(errors="replace").decode()
+        return ToolCall(told["name"], text)
 
 
 def _parted(text: str) -> tuple[list[str], str]:

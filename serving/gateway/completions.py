@@ -2,36 +2,37 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
+import math
 import secrets
 import time
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
 from itertools import accumulate
-from typing import Any, TypeVar
+from typing import Any
 
 import grpc
-from starlette.responses import StreamingResponse
-from starlette.types import Receive, Scope, Send
 
 from serving.client.client import Result, RouterError, TextDecoder
+from serving.client.comparison import AUTO
+from serving.client.result import PromptLogprobs
 from serving.gateway.access import RouterAccess
 from serving.gateway.calls import CallReader, ToolCall
-from serving.gateway.errors import ApiError, api_error_of
+from serving.gateway.errors import ApiError
 from serving.gateway.fields import (
     DEFAULT_MAX_TOKENS,
     OF_REQUESTS,
-    ChatMessage,
     ChatRequest,
     CompletionRequest,
     JsonSchemaFormat,
     PlainFormat,
     TextRequest,
 )
+from serving.gateway.messages import told_messages
+from serving.modes import SCORING
 from serving.v1 import router_pb2
-from stages.errors import OnesweepError
+from stages.host.schema_check import held_part
 from stages.limits import MAX_SEED
 
 
@@ -46,74 +47,110 @@ def costs_of(result: Result) -> dict[str, Any]:
 RANDOM_SEEDS = 1 << 53
 
 
+def drawn_seed(seed: int | None) -> int:
+    """The seed of a request: a random one where it names none."""
+    return secrets.randbelow(RANDOM_SEEDS) if seed in (None, -1) else seed
+
+
 @dataclass(frozen=True)
 class CompletionOrder:
-    """A request to the router, and the seeds of its choices."""
+    """Requests to the router for the choices of one answer, prompt by prompt."""
 
-    settings: dict[str, Any]
+    # Of each prompt: the text that stands before its choices, and what the router is asked.
+    prompts: tuple[tuple[str, dict[str, Any]], ...]
+    # Of the choices of each.
     seeds: tuple[int, ...]
+    # False: what is written, or how likely it is, is left out of the answer.
+    writes: bool = True
+    logprobs: bool = True
+    # What the text is not held to of the request's JSON schemas.
+    unenforced: tuple[str, ...] = ()
     # Names of the tools that a choice may call, and how many calls it may make: None for any number.
     tools: tuple[str, ...] = ()
     most_calls: int | None = None
 
+    @property
+    def choices(self) -> int:
+        return len(self.prompts) * len(self.seeds)
 
-def order_of(request: TextRequest, prompt: str, mode: str) -> CompletionOrder:
-    """:param prompt: empty where the request has messages."""
+
+def order_of(request: TextRequest, mode: str, format_field: str) -> CompletionOrder:
+    """:param format_field: the API's field with the form of the text.
+
+    Raises ApiError.
+    """
     own, chat = request.onesweep, request if isinstance(request, ChatRequest) else None
     newer, messages = (chat.max_completion_tokens, chat.messages) if chat else (None, [])
+    json_schema, unenforced = _json_schema(chat, format_field) if chat else ("", [])
     offered = chat.offered if chat else []
     # as chat templates know them
     tools = [{"type": "function", "function": tool.model_dump(exclude_none=True)} for tool in offered]
     logprobs = (chat.top_logprobs or 0) if chat and chat.logprobs else None
     if isinstance(request, CompletionRequest):
         logprobs = request.logprobs
-    seed = secrets.randbelow(RANDOM_SEEDS) if request.seed is None else request.seed
+    scores = isinstance(request, CompletionRequest) and request.scores_prompt
+    most = newer or request.max_tokens
+    seed = drawn_seed(request.seed)
     settings: dict[str, Any] = {
-        "prompt": prompt,
-        "mode": mode,
-        "max_tokens": newer or request.max_tokens or DEFAULT_MAX_TOKENS,
+        "mode": SCORING if scores and mode == AUTO else mode,
+        "score_prompt": scores,
+        # the hosts write a token after each prompt that they score
+        "max_tokens": DEFAULT_MAX_TOKENS if most is None else max(most, 1),
+        "fits_context": most is None,
         "temperature": request.temperature,
         "top_p": request.top_p,
         "frequency_penalty": request.frequency_penalty,
         "presence_penalty": request.presence_penalty,
         "logit_bias": {int(token): bias for token, bias in (request.logit_bias or {}).items()},
-        "logprobs": logprobs,
-        "json_schema": _json_schema(chat) if chat else "",
+        "logprobs": (logprobs or 0) if scores else logprobs,
+        "json_schema": json_schema,
         "stops": request.stop or (),
-        "messages": _told_messages(messages),
+        "messages": told_messages(messages),
         "tools": json.dumps(tools) if tools else "",
         "must_call": chat.must_call if chat else (),
+        "continue_last": chat is not None and chat.continues,
         "timeout_s": own.timeout_s,
         **{f.name: getattr(own, f.name) for f in OF_REQUESTS},
     }
     seeds = tuple((seed + index) % (MAX_SEED + 1) for index in range(request.n or 1))
     most_calls = 1 if chat and chat.parallel_tool_calls is False else None
-    return CompletionOrder(settings, seeds, tuple(tool.name for tool in offered), most_calls)
+    prompts = [("", settings | {"prompt": ""})]
+    if isinstance(request, CompletionRequest):
+        prompts = [_asked(each, settings, bool(request.echo) and not scores) for each in request.prompt]
+    told = most != 0, not scores or logprobs is not None
+    names = tuple(tool.name for tool in offered)
+    return CompletionOrder(tuple(prompts), seeds, *told, tuple(unenforced), names, most_calls)
 
 
-def _told_messages(messages: Sequence[ChatMessage]) -> list[tuple[str, ...]]:
-    """Messages as `Request` has them. Raises ApiError for an answer to a call that none of them makes."""
-    told, names = list[tuple[str, ...]](), dict[str | None, str]()
-    for each in messages:
-        more = each.model_dump(include={"tool_calls", "tool_call_id"}, exclude_none=True)
-        if each.role == "tool":
-            if each.tool_call_id not in names:
-                message = f"no message before makes the call {each.tool_call_id!r}, which one of role tool answers"
-                raise ApiError(400, message, param="messages")
-            more["name"] = names[each.tool_call_id]  # some templates want it
-        names |= {call.id: call.function.name for call in each.tool_calls or []}
-        told.append((each.role, each.content or "", *([json.dumps(more)] if more else [])))
-    return told
+def _asked(prompt: str | list[int], settings: dict[str, Any], echo: bool) -> tuple[str, dict[str, Any]]:
+    """The text before the choices of a prompt, and what the router is asked for them."""
+    if isinstance(prompt, str):
+        return prompt if echo else "", settings | {"prompt": prompt}
+    return "", settings | {"prompt": "", "prompt_tokens": prompt}
 
 
-def _json_schema(chat: ChatRequest) -> str:
-    """The schema that the text must follow, as JSON; empty where it is any text."""
+def _json_schema(chat: ChatRequest, format_field: str) -> tuple[str, list[str]]:
+    """The schema that the text must follow, as JSON, empty where it is any text; and what neither it nor calls are held
+    to. Raises ApiError for what a strict schema cannot be held to."""
+    text, unenforced = "", list[str]()
     match chat.response_format:
         case JsonSchemaFormat(json_schema=named):
-            return json.dumps(named.schema_)
+            schema, unenforced = held_part(named.schema_)
+            text = json.dumps(schema)
+            _check_held(unenforced, named.strict, format_field)
         case PlainFormat(type="json_object"):
-            return '{"type": "object"}'
-    return ""
+            text = '{"type": "object"}'
+    for tool in chat.offered:
+        if tool.strict or tool.name in chat.must_call:
+            _check_held(tool.unenforced, tool.strict, "tools")
+            unenforced += tool.unenforced
+    return text, unenforced
+
+
+def _check_held(unenforced: Sequence[str], strict: bool | None, field: str) -> None:
+    if strict and unenforced:
+        what = f"{field}: {', '.join(unenforced)} of a schema cannot be held: leave it out, or strict"
+        raise ApiError(400, what, param=field)
 
 
 @dataclass(frozen=True)
@@ -158,13 +195,23 @@ async def run_choice(
     """
     decoder, result, told = TextDecoder(), None, list[router_pb2.TokenLogprob]()
     reader, calls = CallReader(order.tools, order.most_calls) if order.tools else None, list[ToolCall]()
-    events = router.events(**order.settings, seed=order.seeds[index], whole=whole, named=named)
+    echo, settings = order.prompts[index // len(order.seeds)]
+    seed = order.seeds[index % len(order.seeds)]
+    events = router.events(**settings, seed=seed, whole=whole, named=named)
     async with aclosing(events):
         async for event in events:
+            if echo:
+                yield ChoiceText(index, echo)
+                echo = ""
             if isinstance(event, Result):
                 result = event
+            elif isinstance(event, PromptLogprobs):
+                text = b"".join(each.text for each in event).decode(errors="replace")
+                yield ChoiceText(index, text, event if order.logprobs else ())
+            elif not order.writes:
+                continue
             elif isinstance(event, list):
-                told = event
+                told = event if order.logprobs else []
             elif isinstance(event, bytes):
                 text = decoder.feed(event)
                 if (text := reader.feed(text) if reader else text) or told:
@@ -188,8 +235,9 @@ async def run_choice(
 class AnswerFormat:
     """The objects of one answer, which share id, time and model."""
 
-    def __init__(self, model: str, chat: bool) -> None:
-        self.model, self.chat, self.created = model, chat, int(time.time())
+    def __init__(self, model: str, chat: bool, unenforced: Sequence[str] = ()) -> None:
+        """:param unenforced: what the text is not held to of the request's JSON schemas."""
+        self.model, self.chat, self.created, self.unenforced = model, chat, int(time.time()), unenforced
         # characters of each choice so far, as its tokens have them
         self._lengths = dict[int, int]()
         self.id = f"{'chatcmpl' if chat else 'cmpl'}-{secrets.token_hex(12)}"
@@ -206,11 +254,12 @@ class AnswerFormat:
 
     def end_chunk(self, end: ChoiceEnd, **more: object) -> dict[str, Any]:
         last = self._part(ChoiceText(end.index, ""), end.reason)
-        return self.chunk([last], onesweep={"accounting": [end.costs]}, **more)
+        return self.chunk([last], onesweep=own_part([end], self.unenforced), **more)
 
-    def whole(self, texts: Sequence[ChoiceText], ends: Sequence[ChoiceEnd]) -> dict[str, Any]:
+    def whole(self, texts: Sequence[ChoiceText], ends: Sequence[ChoiceEnd], each: int) -> dict[str, Any]:
+        """:param each: choices of a prompt."""
         choices = [self._whole(text, end.reason) for text, end in zip(texts, ends, strict=True)]
-        more = {"usage": usage(ends), "onesweep": {"accounting": [end.costs for end in ends]}}
+        more = {"usage": usage(ends, each), "onesweep": own_part(ends, self.unenforced)}
         return self._object("chat.completion" if self.chat else "text_completion", choices, more)
 
     def _part(self, piece: ChoiceText, reason: str | None) -> dict[str, Any]:
@@ -243,8 +292,8 @@ class AnswerFormat:
         self._lengths[index] = offsets.pop()
         return {
             "tokens": [_shown(each) for each in told],
-            "token_logprobs": [each.logprob for each in told],
-            "top_logprobs": [{_shown(top): top.logprob for top in (each, *each.top)} for each in told],
+            "token_logprobs": [None if math.isnan(each.logprob) else each.logprob for each in told],
+            "top_logprobs": [None if math.isnan(each.logprob) else _likeliest(each) for each in told],
             "text_offset": offsets,
         }
 
@@ -259,6 +308,10 @@ def _choice(
     return {"index": index, **content, "logprobs": logprobs, "finish_reason": reason}
 
 
+def _likeliest(told: router_pb2.TokenLogprob) -> dict[str, float]:
+    return {_shown(top): top.logprob for top in (told, *told.top)}
+
+
 def _token(told: router_pb2.TokenLogprob) -> dict[str, Any]:
     return {"token": _shown(told), "logprob": told.logprob, "bytes": list(told.text)}
 
@@ -271,90 +324,22 @@ def _shown(told: router_pb2.TokenLogprob) -> str:
         return "bytes:" + "".join(f"\\x{byte:02x}" for byte in told.text)
 
 
-def usage(ends: Sequence[ChoiceEnd]) -> dict[str, Any]:
-    """Counts in the model's tokens. The prompt counts once for all choices."""
-    first, output = ends[0].result, sum(end.result.output_tokens for end in ends)
+def own_part(ends: Sequence[ChoiceEnd], unenforced: Sequence[str]) -> dict[str, Any]:
+    """The object `onesweep` of an answer."""
+    told = {"unenforced": [*unenforced]} if unenforced else {}
+    return {"accounting": [end.costs for end in ends], **told}
+
+
+def usage(ends: Sequence[ChoiceEnd], choices: int = 1) -> dict[str, Any]:
+    """Counts in the model's tokens. A prompt counts once for all its choices.
+
+    :param ends: by index.
+    """
+    firsts, output = [end.result for end in ends[::choices]], sum(end.result.output_tokens for end in ends)
+    prompt = sum(first.prompt_tokens for first in firsts)
     return {
-        "prompt_tokens": first.prompt_tokens,
+        "prompt_tokens": prompt,
         "completion_tokens": output,
-        "total_tokens": first.prompt_tokens + output,
-        "prompt_tokens_details": {"cached_tokens": first.cached_tokens},
+        "total_tokens": prompt + output,
+        "prompt_tokens_details": {"cached_tokens": sum(first.cached_tokens for first in firsts)},
     }
-
-
-_HEADERS = {"cache-control": "no-store", "x-accel-buffering": "no"}  # the second tells nginx not to buffer events
-DONE = b"data: [DONE]\n\n"
-
-
-def sse(content: object) -> bytes:
-    """One event."""
-    return b"data: " + json.dumps(content).encode() + b"\n\n"
-
-
-class EventStream(StreamingResponse):
-    """An answer of events, whose source is closed however the answer ends."""
-
-    def __init__(
-        self, first: bytes, events: AsyncGenerator[bytes, None], headers: Mapping[str, str] | None = None
-    ) -> None:
-        """:param first: the first event, read before the answer begins: an error before it has a status of its own; a
-        later one can only be another event, as in OpenAI's API.
-        """
-        super().__init__(events, headers={**_HEADERS, **(headers or {})}, media_type="text/event-stream")
-        self.first, self.events = first, events
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        async def write(event: bytes, more: bool = True) -> None:
-            await send({"type": "http.response.body", "body": event, "more_body": more})
-
-        async with aclosing(self.events):
-            await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
-            await write(self.first)
-            try:
-                async for event in self.events:
-                    await write(event)
-            except OnesweepError as error:
-                await write(sse(api_error_of(error).body))
-        await write(b"", more=False)
-
-
-# Several streams as one.
-
-T = TypeVar("T")
-
-
-@dataclass(frozen=True)
-class _End:
-    error: Exception | None
-
-
-async def merged(sources: Sequence[AsyncGenerator[T, None]]) -> AsyncGenerator[T, None]:
-    """Items of all sources as they come. The first error ends all of them, and so does leaving early."""
-    # bounded: sources wait for the reader, and nothing piles up for a slow client
-    queue: asyncio.Queue[T | _End] = asyncio.Queue(maxsize=len(sources))
-    pumps = [asyncio.create_task(_pump(source, queue)) for source in sources]
-    left = len(pumps)
-    try:
-        while left:
-            item = await queue.get()
-            if not isinstance(item, _End):
-                yield item
-            elif item.error is not None:
-                raise item.error
-            else:
-                left -= 1
-    finally:
-        for pump in pumps:
-            pump.cancel()
-        await asyncio.gather(*pumps, return_exceptions=True)
-
-
-async def _pump(source: AsyncGenerator[T, None], queue: asyncio.Queue[T | _End]) -> None:
-    error: Exception | None = None
-    try:
-        async with aclosing(source):
-            async for item in source:
-                await queue.put(item)
-    except Exception as caught:
-        error = caught
-    await queue.put(_End(error))

@@ -14,6 +14,8 @@ from starlette.exceptions import HTTPException as FrameworkError
 from starlette.responses import Response
 
 from serving.client.failover import RequestRefused, RouterError
+from serving.gateway.base_fields import INSTEAD
+from serving.router.request import SETTINGS
 from stages.errors import InputError, OnesweepError
 
 REQUEST_ID = "x-request-id"
@@ -28,6 +30,9 @@ _STATUSES = {
     grpc.StatusCode.UNAVAILABLE: 503,
     grpc.StatusCode.DEADLINE_EXCEEDED: 504,
 }
+
+# Fields of `onesweep` that clients of other servers send beside it.
+_OWN_FIELDS = {f.name for f in SETTINGS if f.metadata.get("http")} | {"mode", "timeout_s"}
 
 # Errors in the schema: those of any request, and those of what asks the router. Without a default the framework would
 # add a 422, which it never answers here.
@@ -63,7 +68,7 @@ def api_error_of(error: Exception) -> ApiError:
     if isinstance(error, ApiError):
         return error
     if isinstance(error, RequestValidationError):
-        return _wrong_field(error.errors()[0])
+        return field_error(error.errors()[0])
     if isinstance(error, FrameworkError):  # no such path, no such method
         words = error.detail or HTTPStatus(error.status_code).phrase
         return ApiError(error.status_code, words, headers=error.headers)
@@ -88,12 +93,19 @@ def named(requests: Sequence[str]) -> dict[str, str]:
     return {REQUEST_ID: requests[0]} if requests else {}
 
 
-def _wrong_field(first: Mapping[str, Any]) -> ApiError:
+def field_error(first: Mapping[str, Any]) -> ApiError:
     """The answer to the first wrong field in pydantic's list."""
-    param = ".".join(str(part) for part in first["loc"] if part != "body") or None
+    path = [str(part) for part in first["loc"] if part != "body"]
+    param, name = ".".join(path) or None, path[0] if path else ""
+    instead = INSTEAD.get(name, "leave it out")
     if first["type"] == "extra_forbidden":
-        return ApiError(400, f"unknown or unsupported field {param!r}: leave it out", param=param, code="unknown_field")
+        if param in _OWN_FIELDS:
+            instead = "send it in the object onesweep"
+        words = f"unknown or unsupported field {param!r}: {instead}"
+        return ApiError(400, words, param=param, code="unknown_field")
     words = str(first["msg"]).removeprefix("Value error, ")
+    if first["type"] == "literal_error" and name in INSTEAD:
+        words += f": {instead}"
     return ApiError(400, f"{param}: {words}" if param else f"the body is wrong: {words}", param=param)
 
 

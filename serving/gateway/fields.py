@@ -5,22 +5,15 @@ from __future__ import annotations
 import dataclasses
 from typing import Annotated, Any, Literal
 
-from pydantic import (
-    AfterValidator,
-    BaseModel,
-    BeforeValidator,
-    ConfigDict,
-    Field,
-    Json,
-    ValidationInfo,
-    create_model,
-    model_validator,
-)
+from pydantic import AfterValidator, BeforeValidator, Field, create_model, model_validator
 
 from serving.drawing import DRAWING_MODES
+from serving.gateway.base_fields import OF_PICTURES, OF_TEXTS, Fields, without_effect
+from serving.gateway.messages import ChatMessage
 from serving.router.request import (
     DEFAULT_MAX_BYTES,
     MAX_MESSAGES,
+    MAX_PROMPT_BYTES,
     MAX_STOP_BYTES,
     MAX_STOPS,
     MAX_TIMEOUT_S,
@@ -28,42 +21,14 @@ from serving.router.request import (
     SETTINGS,
     is_decimal,
 )
-from stages.host.schema_check import OF_CALLS
+from stages.host.schema_check import OF_CALLS, held_part
 from stages.limits import MAX_BIAS, MAX_BIASES, MAX_COUNT, MAX_LOGPROBS, MAX_PENALTY, MAX_SEED
 
-MAX_FIELDS = 64
-MAX_CHOICES = 16
+MAX_CHOICES = 16  # of a prompt, and at once
+MAX_PROMPTS = 128
 MAX_IMAGES = 10  # as OpenAI has it
 MAX_ENTRANTS = 16
 DEFAULT_MAX_TOKENS = 128
-
-
-class Fields(BaseModel):
-    """A strict model: unknown fields and values of another type are errors."""
-
-    # a client that sends `tools` and gets an answer without them would not notice
-    model_config = ConfigDict(extra="forbid", strict=True)
-
-    @model_validator(mode="before")
-    @classmethod
-    def _check_number(cls, value: object) -> object:
-        """1.0 is an integer, as in JSON. Raise ValueError for too many fields: each unknown one would be an error."""
-        if not isinstance(value, dict):
-            return value
-        if len(value) > MAX_FIELDS:
-            raise ValueError(f"an object has at most {MAX_FIELDS} fields")
-        return {k: int(v) if isinstance(v, float) and v.is_integer() else v for k, v in value.items()}
-
-
-def neutral(*values: object) -> AfterValidator:
-    """A field that clients send out of habit: only values without effect are taken."""
-
-    def check(value: object, info: ValidationInfo) -> object:
-        if value is not None and value not in values:
-            raise ValueError(f"{info.field_name} is not supported: leave it out")
-        return value
-
-    return AfterValidator(check)
 
 
 def _as_list(value: object) -> object:
@@ -76,19 +41,13 @@ def _check_stop(stop: str) -> str:
     return stop
 
 
-def text_of_parts(value: object) -> object:
-    if not isinstance(value, list):
-        return value
-    if not all(isinstance(p, dict) and p.get("type") == "text" and isinstance(p.get("text"), str) for p in value):
-        raise ValueError('the parts of a message must be {"type": "text", "text": ...}: the model reads text only')
-    return "".join(part["text"] for part in value)
+def _as_prompts(value: object) -> object:
+    """A list of prompts, each a text or a list of tokens."""
+    return [value] if isinstance(value, str) or _are_tokens(value) else value
 
 
-def _one_text(value: object) -> object:
-    match value:
-        case str(text) | [str(text)]:
-            return text
-    raise ValueError("the prompt must be one string: for several texts send several requests")
+def _are_tokens(value: object) -> bool:
+    return isinstance(value, list) and bool(value) and all(type(each) is int for each in value)
 
 
 def _check_parameters(schema: dict[str, Any] | None) -> dict[str, Any]:
@@ -105,10 +64,11 @@ def _check_schema(schema: dict[str, Any]) -> dict[str, Any]:
 
 
 Count = Annotated[int, Field(ge=1, le=MAX_COUNT)]
+Token = Annotated[int, Field(ge=0, le=MAX_COUNT)]
 Seed = Annotated[int, Field(ge=0, le=MAX_SEED)]
+SeedOrNone = Annotated[int, Field(ge=-1, le=MAX_SEED)]  # -1: none, as other servers have it
 Penalty = Annotated[float, Field(ge=-MAX_PENALTY, le=MAX_PENALTY, allow_inf_nan=False)]
 Bias = Annotated[float, Field(ge=-MAX_BIAS, le=MAX_BIAS, allow_inf_nan=False)]
-Parts = list[dict[Literal["type", "text"], str]]
 TopCount = Annotated[int, Field(ge=0, le=MAX_LOGPROBS)]
 TokenNumber = Annotated[str, Field(pattern="^(0|[1-9][0-9]{0,8})$")]
 ToolName = Annotated[str, Field(pattern=r"^[a-zA-Z0-9_-]{1,64}$")]
@@ -150,23 +110,22 @@ class Extension(_Settings):  # type: ignore[misc, valid-type]
 
 class StreamOptions(Fields):
     include_usage: bool | None = Field(default=None, description="one more chunk at the end, with the usage")
-    include_obfuscation: Annotated[bool | None, neutral(False)] = None
+    include_obfuscation: Any = Field(default=None, description="no effect")
 
 
-class SampledRequest(Fields):
+class SampledRequest(without_effect(OF_TEXTS)):  # type: ignore[misc]
     """The common fields of completions, chats and responses."""
 
     model: str = Field(description="`onesweep`, or `onesweep-MODE`; GET /v1/models lists them")
     temperature: float | None = Field(default=None, allow_inf_nan=False, description="0 = most likely (0.8)")
-    seed: Seed | None = Field(
+    seed: SeedOrNone | None = Field(
         default=None,
-        description="the same seed and settings give the same text; left out: a random one, told in the answer",
+        description="the same seed and settings give the same text; left out or -1: a random one, told in the answer",
     )
     top_p: Annotated[float, Field(gt=0, le=1, allow_inf_nan=False)] | None = Field(
         default=None, description="draw from the most likely tokens that have this share together"
     )
     stream: bool | None = None
-    user: str | None = Field(default=None, description="ignored")
     onesweep: Extension = Field(default=Extension(), description="settings of ours")
 
 
@@ -193,12 +152,44 @@ class TextRequest(SampledRequest):
 class CompletionRequest(TextRequest):
     """POST /v1/completions"""
 
-    prompt: Annotated[str, BeforeValidator(_one_text, json_schema_input_type=str | list[str])]
-    echo: bool | None = Field(default=None, description="the prompt before the text")
-    best_of: Annotated[int | None, neutral(1)] = None
+    prompt: Annotated[
+        list[str | list[Token]],
+        Field(min_length=1, max_length=MAX_PROMPTS, fail_fast=True),
+        BeforeValidator(_as_prompts, json_schema_input_type=str | list[str] | list[Token] | list[list[Token]]),
+    ]
+    max_tokens: Annotated[int, Field(ge=0, le=MAX_COUNT)] | None = Field(
+        default=None, description=f"to generate; 0: none, with echo ({DEFAULT_MAX_TOKENS})"
+    )
+    echo: bool | None = Field(
+        default=None, description="the prompt before the text; with logprobs those of its tokens, too: ar"
+    )
+
+    @property
+    def scores_prompt(self) -> bool:
+        """True where the router tells the tokens of the prompt."""
+        texts = all(isinstance(each, str) for each in self.prompt)
+        return bool(self.echo) and not (texts and self.logprobs is None and self.max_tokens != 0)
+
     logprobs: TopCount | None = Field(
         default=None, description="ln of each token's probability, and of so many of the most likely ones"
     )
+
+
+class TokenizeRequest(Fields):
+    """POST /tokenize, as vLLM and llama.cpp have it."""
+
+    model: str = "onesweep"
+    prompt: str | None = None
+    content: str | None = Field(default=None, description="as prompt")
+    add_special_tokens: bool | None = Field(default=None, description="false: without those that texts begin with")
+    add_special: bool | None = Field(default=None, description="as add_special_tokens")
+
+
+class DetokenizeRequest(Fields):
+    """POST /detokenize"""
+
+    model: str = "onesweep"
+    tokens: list[Token] = Field(min_length=1, max_length=MAX_PROMPT_BYTES)
 
 
 class FunctionName(Fields):
@@ -212,6 +203,11 @@ class FunctionTool(FunctionName):
     parameters: Annotated[dict[str, Any] | None, AfterValidator(_check_parameters)] = Field(None, validate_default=True)
     strict: bool | None = Field(default=None, description="true: each call follows its parameters: ar, ar-speculative")
 
+    @property
+    def unenforced(self) -> list[str]:
+        """Parts of its parameters to which no call is held."""
+        return held_part(self.parameters)[1]
+
 
 class ChatTool(Fields):
     type: Literal["function"]
@@ -223,42 +219,13 @@ class ToolChoice(Fields):
     function: FunctionName
 
 
-class CalledFunction(FunctionName):
-    arguments: Json[dict[str, Any]]  # chat templates know it parsed
-
-
-class MessageCall(Fields):
-    """A call of a tool in a message of before."""
-
-    id: str
-    type: Literal["function"]
-    function: CalledFunction
-
-
-class ChatMessage(Fields):
-    role: Literal["system", "developer", "user", "assistant", "tool"]
-    content: Annotated[str | None, BeforeValidator(text_of_parts, json_schema_input_type=str | Parts | None)] = None
-    name: str | None = Field(default=None, description="ignored")
-    tool_calls: Annotated[list[MessageCall], Field(min_length=1, max_length=MAX_TOOLS)] | None = None
-    tool_call_id: str | None = Field(default=None, description="role tool: the call that it answers")
-    refusal: Annotated[str | None, neutral()] = None  # an answer of before that is sent again has it
-
-    @model_validator(mode="after")
-    def _check_role(self) -> ChatMessage:
-        if (self.tool_call_id is None) == (self.role == "tool"):
-            raise ValueError("messages of role tool, and no others, have tool_call_id")
-        if (self.tool_calls and self.role != "assistant") or (self.content is None and not self.tool_calls):
-            raise ValueError("a message has content; one of role assistant may have tool_calls in its place")
-        return self
-
-
 class NamedSchema(Fields):
     """A JSON schema with the name that the client has for it."""
 
     name: str = Field(description="ignored")
     description: str | None = Field(default=None, description="ignored")
     schema_: Annotated[dict[str, Any], AfterValidator(_check_schema)] = Field(alias="schema")
-    strict: bool | None = Field(default=None, description="ignored: the text always follows the schema")
+    strict: bool | None = Field(default=None, description="true: a schema of which a part cannot be held is refused")
 
 
 class JsonSchemaFormat(Fields):
@@ -288,6 +255,28 @@ class ChatRequest(TextRequest):
         default=None, description="whether, or which, a tool must be called: ar, ar-speculative"
     )
     parallel_tool_calls: bool | None = Field(default=None, description="false: of several calls the first is returned")
+    continue_final_message: bool | None = Field(
+        default=None, description="true: the last message, of role assistant, is continued where it ends"
+    )
+    add_generation_prompt: bool | None = Field(default=None, description="false: as continue_final_message")
+
+    @model_validator(mode="after")
+    def _check_last(self) -> ChatRequest:
+        if not self.continues:
+            return self
+        if self.continue_final_message and self.add_generation_prompt:
+            raise ValueError("continue_final_message needs add_generation_prompt: false, or none")
+        if self.messages[-1].role != "assistant" or self.messages[-1].tool_calls or self.must_call:
+            raise ValueError(
+                "continue_final_message is for a last message of role assistant that calls no tool, and needs "
+                "tool_choice none or auto"
+            )
+        return self
+
+    @property
+    def continues(self) -> bool:
+        """True where the last message is continued, not answered."""
+        return bool(self.continue_final_message) or self.add_generation_prompt is False
 
     @property
     def offered(self) -> list[FunctionTool]:
@@ -315,7 +304,7 @@ class ImageExtension(Fields):
     )
 
 
-class ImageRequest(Fields):
+class ImageRequest(without_effect(OF_PICTURES)):  # type: ignore[misc]
     """POST /v1/images/generations"""
 
     prompt: str = Field(description="a class of the model, by name or number")
@@ -326,13 +315,7 @@ class ImageRequest(Fields):
     size: Annotated[str, Field(pattern=r"^(auto|\d{1,5}x\d{1,5})$")] | None = Field(
         default=None, description="WIDTHxHEIGHT of the model, or auto"
     )
-    response_format: Annotated[str | None, neutral("b64_json")] = None
-    output_format: Annotated[str | None, neutral("png")] = None
-    seed: Seed | None = Field(default=None, description="left out: a random one, told in the answer")
-    user: str | None = Field(default=None, description="ignored")
-    quality: Annotated[str | None, neutral("auto", "standard")] = None
-    background: Annotated[str | None, neutral("auto")] = None
-    stream: Annotated[bool | None, neutral(False)] = None
+    seed: SeedOrNone | None = Field(default=None, description="left out: a random one, told in the answer")
     onesweep: ImageExtension = Field(default=ImageExtension(), description="settings of ours")
 
 

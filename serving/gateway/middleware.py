@@ -2,7 +2,9 @@
 
 import asyncio
 import logging
+import re
 import time
+import zlib
 from collections import Counter
 from collections.abc import Awaitable, Collection
 from http import HTTPMethod
@@ -40,10 +42,15 @@ def check_site(names: Collection[str], method: str, headers: Headers) -> None:
 
 
 MAX_BODY_BYTES = 2 << 20  # twice the longest prompt that can be sent on
+GZIP = zlib.MAX_WBITS | 16
 BODY_S = 15.0
 # Bodies that are being received may have so many bytes together, beside the first SMALL_BODY_BYTES of each: those who
 # send large ones slowly keep nobody from a usual request.
 BODIES_BYTES, SMALL_BODY_BYTES = 64 << 20, 64 << 10
+
+
+def _too_large() -> ApiError:
+    return ApiError(413, f"the body is larger than {MAX_BODY_BYTES} bytes: send less", code="body_too_large")
 
 
 class Gone(Exception):
@@ -65,7 +72,7 @@ class RequestBounds:
         headers = Headers(scope=scope)
         try:
             check_site(self.names, scope["method"], headers)
-            body = await self._read(receive, headers)
+            body = _unpacked(await self._read(receive, headers), headers)
         except Gone:
             return
         except ApiError as error:
@@ -75,10 +82,9 @@ class RequestBounds:
 
     async def _read(self, receive: Receive, headers: Headers) -> bytes:
         """The body. Raises ApiError if it is too large or too slow, or too many come, Gone if the client left."""
-        too_large = ApiError(413, f"the body is larger than {MAX_BODY_BYTES} bytes: send less", code="body_too_large")
         declared = headers.get("content-length", "")
         if declared.isdecimal() and int(declared[:20]) > MAX_BODY_BYTES:
-            raise too_large
+            raise _too_large()
         closing = {"connection": "close"}  # the rest may never come
         body, more, counted = bytearray(), True, 0
         try:
@@ -89,7 +95,7 @@ class RequestBounds:
                         raise Gone
                     body += message.get("body", b"")
                     if len(body) > MAX_BODY_BYTES:
-                        raise too_large
+                        raise _too_large()
                     grown = max(len(body) - SMALL_BODY_BYTES, 0) - counted
                     if grown and self._received_bytes + grown > BODIES_BYTES:
                         raise ApiError(
@@ -104,6 +110,37 @@ class RequestBounds:
         finally:
             self._received_bytes -= counted
         return bytes(body)
+
+
+def _unpacked(body: bytes, headers: Headers) -> bytes:
+    """A body as it was before gzip, where its headers say that it was packed so. Raises ApiError."""
+    packing = headers.get("content-encoding", "identity").strip().lower()
+    if packing == "identity":
+        return body
+    if packing != "gzip":
+        raise ApiError(415, f"the body is packed as {packing[:20]!r}: send it plain, or packed by gzip")
+    unpacking = zlib.decompressobj(GZIP)
+    try:
+        unpacked = unpacking.decompress(body, MAX_BODY_BYTES + 1)
+    except zlib.error:
+        raise ApiError(400, "the body is not packed by gzip: send it plain", code="invalid_gzip") from None
+    if len(unpacked) > MAX_BODY_BYTES:
+        raise _too_large()
+    if not unpacking.eof or unpacking.unused_data:
+        raise ApiError(400, "the body does not end where gzip's data do: send all of it", code="invalid_gzip")
+    return unpacked
+
+
+def as_plain(scope: Scope) -> Scope:
+    """A request as the routes know it: GET in place of HEAD, whose body the server leaves out; a path without its last
+    slash; and the address of an absolute request line, as clients send it to proxies, as Host and path."""
+    plain = {**scope, "method": "GET" if scope["method"] == "HEAD" else scope["method"]}
+    if absolute := re.match("https?://([^/]*)(.*)", scope["path"], re.IGNORECASE | re.DOTALL):
+        others = [each for each in scope["headers"] if each[0] != b"host"]
+        plain["headers"] = [*others, (b"host", absolute[1].encode())]
+        plain["path"] = absolute[2]
+    plain["path"] = plain["path"].rstrip("/") or "/"
+    return plain
 
 
 def _replay(body: bytes) -> Receive:
@@ -168,7 +205,7 @@ class RequestLog:
         return {"onesweep_http_requests_total": self.statuses, "onesweep_http_request_seconds": self.seconds}
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        begin, status, request = time.perf_counter(), LEFT, ""
+        begin, status, request, plain = time.perf_counter(), LEFT, "", as_plain(scope)
 
         async def sender(message: Message) -> None:
             nonlocal status, request
@@ -177,11 +214,11 @@ class RequestLog:
             await send(message)
 
         try:
-            await self.app(scope, receive, sender)
+            await self.app(plain, receive, sender)
         finally:
             seconds = time.perf_counter() - begin
             method = scope["method"] if scope["method"] in HTTPMethod.__members__ else OTHER
-            path = getattr(scope.get("route"), "path", OTHER)
+            path = getattr(plain.get("route"), "path", OTHER)
             self.statuses[path, status] += 1
             self.seconds.setdefault((path,), Histogram()).add(seconds)
             log.info(

@@ -1,7 +1,7 @@
 """/v1: the part of OpenAI's API that our models can serve; each mode of text is a model, `onesweep` chooses one."""
 
+import asyncio
 import base64
-import secrets
 import time
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
@@ -13,23 +13,29 @@ from pydantic import BaseModel, create_model
 from serving.client.comparison import AUTO
 from serving.gateway.access import Router, RouterAccess, StrictRoute
 from serving.gateway.completions import (
-    DONE,
-    RANDOM_SEEDS,
     AnswerFormat,
     ChoiceEnd,
     ChoiceText,
     CompletionOrder,
-    EventStream,
-    merged,
+    drawn_seed,
     order_of,
     run_choice,
-    sse,
     usage,
 )
 from serving.gateway.errors import OF_ROUTER, ApiError, json_response, named
-from serving.gateway.fields import ChatRequest, CompletionRequest, ImageRequest, PlainFormat, TextRequest
+from serving.gateway.fields import (
+    MAX_CHOICES,
+    ChatRequest,
+    CompletionRequest,
+    DetokenizeRequest,
+    ImageRequest,
+    PlainFormat,
+    TextRequest,
+    TokenizeRequest,
+)
 from serving.gateway.response_fields import ResponseRequest
 from serving.gateway.responses import ResponseFormat
+from serving.gateway.streams import DONE, event_stream, merged, sse
 from serving.modes import MODES
 from serving.v1 import router_pb2
 from stages.v1 import stage_pb2
@@ -78,11 +84,14 @@ def _size(pictures: stage_pb2.PictureInfo) -> str:
 
 
 routes = APIRouter(prefix="/v1", route_class=StrictRoute, tags=["OpenAI"], responses=OF_ROUTER)
+token_routes = APIRouter(route_class=StrictRoute, tags=["tokens"], responses=OF_ROUTER)
 _STARTED = int(time.time())
 # The objects that are answered, in the schema.
 _Made = create_model("Made", id=str, object=str, model=str, usage=dict[str, Any], onesweep=dict[str, Any])
 _Completion = create_model("Completion", __base__=_Made, created=int, choices=list[dict[str, Any]])
 _Response = create_model("Response", __base__=_Made, created_at=int, status=str, output=list[dict[str, Any]])
+_Tokens = create_model("Tokens", tokens=list[int], count=int, max_model_len=int)
+_Text = create_model("Text", prompt=str, content=str)
 _Model = create_model("Model", id=str, object=str, created=int, owned_by=str, onesweep=dict[str, Any])
 _Models = create_model("Models", object=str, data=list[_Model])  # type: ignore[valid-type]
 _Images = create_model("Images", created=int, data=list[dict[str, str]], size=str, onesweep=dict[str, Any])
@@ -96,27 +105,46 @@ def _streamed(model: type[BaseModel]) -> dict[int | str, dict[str, Any]]:
 @routes.post("/completions", response_class=Response, responses=_streamed(_Completion))
 async def completions(request: CompletionRequest, router: Router) -> Response:
     """Continue a prompt."""
-    order = await _order(router, request, request.prompt)
-    echo = request.prompt if request.echo else ""
-    return await _answer(router, order, request, AnswerFormat(request.model, chat=False), echo)
+    order = await _order(router, request)
+    return await _answer(router, order, request, AnswerFormat(request.model, chat=False))
 
 
 @routes.post("/chat/completions", response_class=Response, responses=_streamed(_Completion))
 async def chat_completions(request: ChatRequest, router: Router) -> Response:
     """Continue the messages in the model's chat template; a byte model continues their texts, one line each."""
-    order = await _order(router, request, "")
-    return await _answer(router, order, request, AnswerFormat(request.model, chat=True), "")
+    order = await _order(router, request)
+    return await _answer(router, order, request, AnswerFormat(request.model, True, order.unenforced))
 
 
 @routes.post("/responses", response_class=Response, responses=_streamed(_Response))
 async def responses(request: ResponseRequest, router: Router) -> Response:
     """Answer a text or a conversation: a chat in OpenAI's newer form, of which nothing is stored."""
-    order, names = await _order(router, request.chat(), "", "text.format"), list[str]()
-    shape, choice = ResponseFormat(request), run_choice(router, order, 0, names.append, whole=not request.stream)
+    order, names = await _order(router, request.chat(), "text.format"), list[str]()
+    shape = ResponseFormat(request, order.unenforced)
+    choice = run_choice(router, order, 0, names.append, whole=not request.stream)
     if request.stream:
-        events = shape.events(choice)
-        return EventStream(await anext(events), events, named(names))
+        return await event_stream(shape.events(choice), names)
     return json_response(await shape.whole(choice), headers=named(names))
+
+
+@token_routes.post("/tokenize", response_class=Response, responses={200: {"model": _Tokens}})
+async def tokenize(request: TokenizeRequest, router: Router) -> Response:
+    """The tokens of a text."""
+    text = request.prompt if request.content is None else request.content
+    if not text:
+        raise ApiError(400, "the prompt is empty: give some text", param="prompt")
+    piece = False in (request.add_special_tokens, request.add_special)
+    told = await router.tokenize(mode_of(request.model, None), text=text.encode(), piece=piece)
+    tokens = list(told.tokens)
+    return json_response({"tokens": tokens, "count": len(tokens), "max_model_len": told.context_tokens})
+
+
+@token_routes.post("/detokenize", response_class=Response, responses={200: {"model": _Text}})
+async def detokenize(request: DetokenizeRequest, router: Router) -> Response:
+    """The text of tokens, under the names that vLLM and llama.cpp have for it."""
+    told = await router.tokenize(mode_of(request.model, None), tokens=request.tokens)
+    text = told.text.decode(errors="replace")
+    return json_response({"prompt": text, "content": text})
 
 
 @routes.get("/models", response_class=Response, responses={200: {"model": _Models}})
@@ -149,16 +177,14 @@ async def images(request: ImageRequest, router: Router) -> Response:
     if request.size not in (None, "auto", size):
         raise ApiError(400, f"size {request.size} cannot be drawn: this model draws {size}", param="size")
     own = {name: value for name, value in request.onesweep.model_dump().items() if value is not None}
-    seed = secrets.randbelow(RANDOM_SEEDS) if request.seed is None else request.seed
+    seed = drawn_seed(request.seed)
     drawn = await router.draw(request.prompt, pictures=request.n or 1, seed=seed, **own)
     data = [{"b64_json": base64.b64encode(drawn.png(index)).decode()} for index in range(len(drawn))]
     answer = {"created": int(time.time()), "data": data, "size": size, "output_format": "png"}
     return json_response({**answer, "onesweep": {"accounting": drawn.as_json()}}, headers=named([drawn.request]))
 
 
-async def _order(
-    router: RouterAccess, request: TextRequest, prompt: str, format_field: str = "response_format"
-) -> CompletionOrder:
+async def _order(router: RouterAccess, request: TextRequest, format_field: str = "response_format") -> CompletionOrder:
     """:param format_field: the API's field with the form of the text. Raises ApiError."""
     if request.stream_options is not None and not request.stream:
         raise ApiError(400, "stream_options needs stream: true", param="stream_options")
@@ -166,9 +192,10 @@ async def _order(
         raise ApiError(400, "top_logprobs needs logprobs: true", param="top_logprobs")
     if isinstance(request, ChatRequest):
         _check_tools(request, format_field)
-    if isinstance(request, CompletionRequest) and request.logprobs is not None and request.echo:
-        raise ApiError(400, "logprobs are of what is written, not of a prompt: leave echo out", param="echo")
-    return order_of(request, prompt, mode_of(request.model, request.onesweep.mode))
+    if request.max_tokens == 0 and isinstance(request, CompletionRequest) and not request.echo:
+        message = "max_tokens 0 is for echo, which tells the prompt: send echo: true, or more tokens"
+        raise ApiError(400, message, param="max_tokens")
+    return order_of(request, mode_of(request.model, request.onesweep.mode), format_field)
 
 
 def _check_tools(request: ChatRequest, format_field: str) -> None:
@@ -184,16 +211,13 @@ def _check_tools(request: ChatRequest, format_field: str) -> None:
         raise ApiError(400, f"{format_field} leaves no tool to call: leave it or tools out", param=format_field)
 
 
-async def _answer(
-    router: RouterAccess, order: CompletionOrder, request: TextRequest, shape: AnswerFormat, echo: str
-) -> Response:
-    """:param echo: stands before the text of every choice."""
+async def _answer(router: RouterAccess, order: CompletionOrder, request: TextRequest, shape: AnswerFormat) -> Response:
     names: list[str] = []
     if request.stream:
         with_usage = request.stream_options is not None and bool(request.stream_options.include_usage)
-        chunks = _chunks(_choices(router, order, names, whole=False), shape, echo, with_usage)
-        return EventStream(await anext(chunks), chunks, named(names))
-    texts = [ChoiceText(index, echo) for index in range(len(order.seeds))]
+        chunks = _chunks(_choices(router, order, names, whole=False), shape, len(order.seeds), with_usage)
+        return await event_stream(chunks, names)
+    texts = [ChoiceText(index, "") for index in range(order.choices)]
     ends: dict[int, ChoiceEnd] = {}
     async with aclosing(_choices(router, order, names, whole=True)) as items:
         async for item in items:
@@ -201,18 +225,27 @@ async def _answer(
                 texts[item.index] += item
             else:
                 ends[item.index] = item
-    return json_response(shape.whole(texts, [ends[index] for index in sorted(ends)]), headers=named(names))
+    whole = shape.whole(texts, [ends[index] for index in sorted(ends)], len(order.seeds))
+    return json_response(whole, headers=named(names))
 
 
 def _choices(
     router: RouterAccess, order: CompletionOrder, names: list[str], whole: bool
 ) -> AsyncGenerator[ChoiceText | ChoiceEnd, None]:
-    return merged([run_choice(router, order, index, names.append, whole) for index in range(len(order.seeds))])
+    places = asyncio.Semaphore(MAX_CHOICES)
+
+    async def choice(index: int) -> AsyncGenerator[ChoiceText | ChoiceEnd, None]:
+        async with places, aclosing(run_choice(router, order, index, names.append, whole)) as items:
+            async for item in items:
+                yield item
+
+    return merged([choice(index) for index in range(order.choices)])
 
 
 async def _chunks(
-    items: AsyncGenerator[ChoiceText | ChoiceEnd, None], shape: AnswerFormat, echo: str, with_usage: bool
+    items: AsyncGenerator[ChoiceText | ChoiceEnd, None], shape: AnswerFormat, each: int, with_usage: bool
 ) -> AsyncGenerator[bytes, None]:
+    """:param each: choices of a prompt."""
     # with usage every chunk has the field, null in all but the last: OpenAI's own rule
     more = {"usage": None} if with_usage else {}
     begun_choices: set[int] = set()
@@ -223,13 +256,11 @@ async def _chunks(
                 begun_choices.add(item.index)
                 if opening := shape.opening(item.index):
                     yield sse(shape.chunk([opening], **more))
-                if echo:
-                    yield sse(shape.piece_chunk(ChoiceText(item.index, echo), **more))
             if isinstance(item, ChoiceText):
                 yield sse(shape.piece_chunk(item, **more))
             else:
                 ends.append(item)
                 yield sse(shape.end_chunk(item, **more))
     if with_usage:
-        yield sse(shape.chunk([], usage=usage(ends)))
+        yield sse(shape.chunk([], usage=usage(sorted(ends, key=lambda end: end.index), each)))
     yield DONE

@@ -14,9 +14,10 @@ from serving.client.client import DrawnPictures, RequestRefused, Result, RouterE
 from serving.client.comparison import Entrant, all_entrants, entrant_settings, named_entrants
 from serving.client.result import record_of
 from serving.gateway.access import Router, RouterAccess, RouterClient, StrictRoute
-from serving.gateway.completions import DONE, EventStream, costs_of, merged, sse
+from serving.gateway.completions import costs_of
 from serving.gateway.errors import OF_ROUTER, ApiError, api_error_of, json_response
 from serving.gateway.fields import PictureRaceRequest, RaceRequest
+from serving.gateway.streams import DONE, event_stream, merged, sse
 from serving.v1 import router_pb2
 from stages.errors import OnesweepError
 
@@ -62,8 +63,7 @@ async def race(request: RaceRequest, router: Router) -> Response:
     """Events with a `lane` and one of: `started`, `trip`, `text`, `result`, `error`; then [DONE]."""
     entrants = named_entrants(",".join(request.entrants))
     lanes = [_lane(router, entrant, request) for entrant in entrants]
-    events = _events(merged(lanes) if request.together else _in_turn(lanes))
-    return EventStream(await anext(events), events)
+    return await event_stream(_events(merged(lanes) if request.together else _in_turn(lanes)))
 
 
 async def _events(items: AsyncGenerator[dict[str, Any], None]) -> AsyncGenerator[bytes, None]:
@@ -104,8 +104,7 @@ async def _lane(router: RouterAccess, entrant: Entrant, request: RaceRequest) ->
 async def race_pictures(request: PictureRaceRequest, router: Router) -> Response:
     """Events with a `lane` and one of: `started`, `preview`, `result` with its `picture`, `error`; then [DONE]."""
     lanes = [_picture_lane(router, mode, request) for mode in dict.fromkeys(request.entrants)]
-    events = _events(merged(lanes) if request.together else _in_turn(lanes))
-    return EventStream(await anext(events), events)
+    return await event_stream(_events(merged(lanes) if request.together else _in_turn(lanes)))
 
 
 async def _picture_lane(

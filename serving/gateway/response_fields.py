@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-import json
 from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, BeforeValidator, Field, Json, model_validator
+from pydantic import AfterValidator, BeforeValidator, Field, model_validator
 
+from serving.gateway.base_fields import Fields
 from serving.gateway.fields import (
     DEFAULT_MAX_TOKENS,
-    ChatMessage,
     ChatRequest,
     ChatTool,
     Count,
-    Fields,
     FunctionName,
     FunctionTool,
     JsonSchemaFormat,
@@ -21,55 +19,67 @@ from serving.gateway.fields import (
     PlainFormat,
     SampledRequest,
     ToolChoice,
-    ToolName,
-    neutral,
-    text_of_parts,
 )
+from serving.gateway.messages import Arguments, ChatMessage, Sent, Text, words_of
 from serving.router.request import MAX_MESSAGES, MAX_TOOLS
 
-# Fields that an item of each type has.
+# Fields that an item of each type must have.
 _ITEMS = {
     "message": ("role", "content"),
-    "function_call": ("call_id", "name", "arguments"),
-    "function_call_output": ("call_id", "output"),
+    "function_call": ("call_id", "name"),
+    "function_call_output": ("call_id",),
 }
-InputParts = list[dict[Literal["type", "text"], str]]
-
-
-def _text_of_inputs(value: object) -> object:
-    """The text of an item: its parts have names of their own."""
-    kinds = ("input_text", "output_text")
-    if isinstance(value, list) and all(isinstance(p, dict) and p.get("type") in kinds for p in value):
-        value = [{"type": "text", "text": part.get("text")} for part in value]
-    return text_of_parts(value)
-
-
-InputText = Annotated[str | None, BeforeValidator(_text_of_inputs, json_schema_input_type=str | InputParts | None)]
+# Items of answers that are no words to a model of ours: what tools of OpenAI's did, and what nobody reads.
+_LEFT_OUT = {
+    "code_interpreter_call",
+    "compaction",
+    "computer_call",
+    "file_search_call",
+    "image_generation_call",
+    "local_shell_call",
+    "mcp_call",
+    "mcp_list_tools",
+    "reasoning",
+    "web_search_call",
+}
 
 
 def _as_items(value: object) -> object:
+    if isinstance(value, list):
+        return [each for each in value if not isinstance(each, dict) or each.get("type") not in _LEFT_OUT]
     return [{"role": "user", "content": value}] if isinstance(value, str) else value
 
 
-class InputItem(Fields):
+class InputItem(Sent):
     """A message, a call of a tool that the model wrote before, or the output of one."""
 
     type: Literal["message", "function_call", "function_call_output"] = "message"
     role: Literal["system", "developer", "user", "assistant"] | None = None
-    content: InputText = None
+    content: Text = None
     call_id: str | None = Field(default=None, description="of a call, and of its output")
-    name: ToolName | None = Field(default=None, description="the tool that is called")
-    arguments: Json[dict[str, Any]] | None = Field(default=None, description="of the call: a JSON object")
-    output: InputText = Field(default=None, description="of the call")
-    # an answer of before that is sent again has them
-    id: str | None = Field(default=None, description="ignored")
-    status: str | None = Field(default=None, description="ignored")
+    name: str | None = Field(default=None, description="the tool that is called")
+    arguments: Arguments = Field(default={}, description="of the call: a JSON object, or its text")
+    output: Text = Field(default=None, description="of the call")
+
+    @model_validator(mode="before")
+    @classmethod
+    def _as_function(cls, value: object) -> object:
+        """Calls of custom tools are told as those of functions; of an answer only the words are read."""
+        if not isinstance(value, dict):
+            return value
+        told = dict(value)
+        if isinstance(kind := told.get("type"), str):
+            told["type"] = kind.replace("custom_tool", "function")
+        if kind == "custom_tool_call":
+            told["arguments"] = told.get("input")
+        if told.get("role") == "assistant":
+            told["content"] = words_of(told.get("content"))
+        return told
 
     @model_validator(mode="after")
     def _check_type(self) -> InputItem:
-        fields, others = _ITEMS[self.type], {name for names in _ITEMS.values() for name in names}
-        if {name for name in others if getattr(self, name) is not None} != {*fields}:
-            raise ValueError(f"an item of type {self.type} has {', '.join(fields)}, and no other item's fields")
+        if lacking := [name for name in _ITEMS[self.type] if getattr(self, name) is None]:
+            raise ValueError(f"an item of type {self.type} has {', '.join(_ITEMS[self.type])}: {lacking[0]} is missing")
         return self
 
 
@@ -104,6 +114,7 @@ class ResponseText(Fields):
     format: Annotated[NamedSchemaFormat | PlainFormat, Field(discriminator="type")] | None = Field(
         default=None, description="as response_format of a chat"
     )
+    verbosity: Any = Field(default=None, description="no effect")
 
 
 class ResponseRequest(SampledRequest):
@@ -127,17 +138,14 @@ class ResponseRequest(SampledRequest):
     max_output_tokens: Count | None = Field(default=None, description=f"to generate ({DEFAULT_MAX_TOKENS})")
     text: ResponseText | None = None
     metadata: Annotated[dict[str, str], Field(max_length=16)] | None = Field(default=None, description="sent back")
-    store: Annotated[bool | None, neutral(False)] = None
-    background: Annotated[bool | None, neutral(False)] = None
-    truncation: Annotated[str | None, neutral("disabled")] = None
-    service_tier: Annotated[str | None, neutral("auto", "default")] = None
+    stream_options: Any = Field(default=None, description="no effect")
 
     def chat(self) -> ChatRequest:
         """The chat that it asks for."""
         told = self.text.format if self.text else None
         kind: JsonSchemaFormat | PlainFormat | None
         if isinstance(told, NamedSchemaFormat):
-            named = NamedSchema(name=told.name, schema=told.schema_)
+            named = NamedSchema(name=told.name, schema=told.schema_, strict=told.strict)
             kind = JsonSchemaFormat(type="json_schema", json_schema=named)
         else:
             kind = told
@@ -172,7 +180,7 @@ class ResponseRequest(SampledRequest):
             else:
                 if not told or told[-1]["role"] != "assistant" or len(told[-1].get("tool_calls", ())) == MAX_TOOLS:
                     told.append({"role": "assistant"})
-                function = {"name": item.name, "arguments": json.dumps(item.arguments)}
-                call = {"id": item.call_id, "type": "function", "function": function}
+                function = {"name": item.name, "arguments": item.arguments}
+                call = {"id": item.call_id, "function": function}
                 told[-1].setdefault("tool_calls", []).append(call)
         return [ChatMessage(**each) for each in told]

@@ -5,12 +5,12 @@ from __future__ import annotations
 import json
 import secrets
 import time
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
 from typing import Any
 
 from serving.gateway.calls import ToolCall
-from serving.gateway.completions import ChoiceEnd, ChoiceText, usage
+from serving.gateway.completions import ChoiceEnd, ChoiceText, own_part, usage
 from serving.gateway.response_fields import NamedSchemaFormat, ResponseRequest, ResponseToolChoice
 
 Choice = AsyncGenerator[ChoiceText | ChoiceEnd, None]
@@ -19,8 +19,9 @@ Choice = AsyncGenerator[ChoiceText | ChoiceEnd, None]
 class ResponseFormat:
     """The objects of one answer, which share ids and time."""
 
-    def __init__(self, request: ResponseRequest) -> None:
-        self.request, self.created = request, int(time.time())
+    def __init__(self, request: ResponseRequest, unenforced: Sequence[str]) -> None:
+        """:param unenforced: as of `AnswerFormat`."""
+        self.request, self.created, self.unenforced = request, int(time.time()), unenforced
         self.id, self.message_id = (f"{kind}_{secrets.token_hex(12)}" for kind in ("resp", "msg"))
         self._events = 0
 
@@ -112,7 +113,7 @@ class ResponseFormat:
             "top_p": request.top_p,
             "truncation": "disabled",
             "usage": _usage(end) if end else None,
-            "onesweep": {"accounting": [end.costs] if end else []},
+            "onesweep": own_part([end] if end else [], self.unenforced),
         }
 
     def _message(self, text: str, status: str) -> dict[str, Any]:
@@ -122,7 +123,7 @@ class ResponseFormat:
     def _text_format(self) -> dict[str, Any]:
         kind = self.request.text.format if self.request.text else None
         if isinstance(kind, NamedSchemaFormat):
-            return {"type": "json_schema", "name": kind.name, "schema": kind.schema_, "strict": True}
+            return {"type": "json_schema", "name": kind.name, "schema": kind.schema_, "strict": bool(kind.strict)}
         return {"type": kind.type if kind else "text"}
 
 

@@ -9,7 +9,7 @@ from serving.router.request import DEFAULT_ROUTER, MAX_TIMEOUT_S, ROUTER_HELP
 from stages.errors import InputError
 from stages.settings import setting
 from stages.telemetry.observability import UNOBSERVED, ObservabilitySettings
-from stages.wire.channel import DRAIN_S, is_loopback, parse_address
+from stages.wire.channel import DRAIN_S, KEEP_ALIVE_S, is_loopback, parse_address
 from stages.wire.tls import Tls
 
 DEFAULT_LISTEN = "127.0.0.1:7780"
@@ -38,6 +38,7 @@ class HttpSettings:
     )
     timeout_s: float = setting(120.0, "of requests that name none", above=0, most=MAX_TIMEOUT_S, rare=True)
     seeing: ObservabilitySettings = UNOBSERVED
+    keep_alive_s: int = setting(KEEP_ALIVE_S, "a connection without a request is closed after", least=1, rare=True)
     drain_s: float = setting(DRAIN_S, "time for running answers to end", above=0, rare=True)
 
     def __post_init__(self) -> None:

@@ -25,6 +25,8 @@ MODES: Mapping[str, tuple[str, str]] = {
 SHAPED = ("ar", "ar-speculative", "local", "auto")
 # Those whose every token is one that the hosts drew: it can be told how likely it was, and be held to a schema.
 TELLING = ("ar", "ar-speculative", "auto")
+# That whose hosts tell how likely the tokens of a prompt are.
+SCORING = "ar"
 # Of `ar-speculative`, by the name that a request has for them.
 HOSTS, BOTH, MODEL, LOOKUP = DRAFTERS = ("hosts", "both", "model", "lookup")
 # Models of the hosts that can score given tokens, by the name that a request has for them. The first that is served is

@@ -1,18 +1,22 @@
 """`ar`: the AR pipeline over the same hosts. The last host samples; one token costs one trip round the ring."""
 
+import math
 from collections.abc import AsyncGenerator
 from functools import partial
 
 import numpy as np
 
 from serving.modes.base import Generation, PipelineMode, count_tokens
-from serving.router.accounting import Account
+from serving.router.accounting import Account, Drawn, drawn_tokens
 from serving.router.session import Session
 from stages.errors import CodecError
 from stages.model.codec import HIDDEN
+from stages.model.scoring import MAX_LOGITS
 from stages.model.vocabulary import Vocabulary
 from stages.v1 import stage_pb2
 from stages.wire.status import internal
+
+SCORED_AT_ONCE = 128  # tokens of a prompt
 
 
 class ArMode(PipelineMode):
@@ -28,6 +32,8 @@ class ArMode(PipelineMode):
         vocabulary = self.tokenizer.vocabulary
         capacity = vocabulary.count(request.prompt) + request.max_tokens - 1  # the last token is never read back
         with Session(self.ring, self.kind, capacity, request.due_at, account) as session:
+            if request.score_prompt:
+                await self._score(session, request, account)
             # the last host's next is the first host, not the router: a byte costs H trips instead of H + 1
             await session.push(
                 stage_pb2.Read(
@@ -49,6 +55,29 @@ class ArMode(PipelineMode):
                 yield event.text
                 if ended:
                     return
+
+    async def _score(self, session: Session, request: Generation, account: Account) -> None:
+        """Book the log-probabilities of the prompt's tokens: as they are where `ar` writes them, to the last bit."""
+        vocabulary, total = self.tokenizer.vocabulary, request.given_tokens
+        most = min(SCORED_AT_ONCE, MAX_LOGITS // vocabulary.size - 1)
+        account.prompt_logprobs = [Drawn(vocabulary.tokens(request.prompt)[0], math.nan, [])]
+        for known in range(1, total, most):
+            # they travel as draft tokens, which are all right; after them comes one that nobody asked for
+            given = vocabulary.cut(request.prompt, known, min(known + most, total))
+            count = vocabulary.count(given)
+
+            def check(event: stage_pb2.Event, given: bytes = given, count: int = count) -> None:
+                check_tokens(event, request, vocabulary, count + 1)
+                if vocabulary.count(event.text) != count + 1 or not event.text.startswith(given):
+                    raise internal("the tokens of a prompt came back as others")
+
+            sample = stage_pb2.Sample(sampling=request.sampling, draft=count, given=True)
+            step = stage_pb2.Read(prompt=1, codec=request.codec, sample=sample)
+            await session.push(step, vocabulary.cut(request.prompt, 0, known), given)
+            event = await session.event(check)
+            account.add_sweep(event)
+            account.prompt_logprobs += drawn_tokens(vocabulary, event.text, event.logprobs)[:count]
+            session.keep(count - 1)  # the last one is read again: a step has a known token
 
 
 def check_tokens(event: stage_pb2.Event, request: Generation, vocabulary: Vocabulary, most: int = 1) -> None:

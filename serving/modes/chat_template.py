@@ -25,7 +25,7 @@ from jinja2.ext import Extension
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from stages.errors import CheckpointError, OnesweepError
-from stages.host.schema_check import CALL_TAG, OF_CALLS
+from stages.host.schema_check import CALL_TAG, OF_CALLS, held_part
 
 if TYPE_CHECKING:
     from jinja2.nodes import Node
@@ -63,12 +63,13 @@ class ChatTemplate:
         except TemplateProblem as problem:
             raise CheckpointError(f"the chat template {problem}") from None
 
-    def render(self, messages: Sequence[Mapping[str, Any]], tools: Sequence[Any] = ()) -> str:
+    def render(self, messages: Sequence[Mapping[str, Any]], tools: Sequence[Any] = (), turn: bool = True) -> str:
         """The conversation so far, and the beginning of the model's turn. Blocks. Raises TemplateProblem.
 
         :param tools: functions that the model may call, as OpenAI's API has them.
+        :param turn: False for the conversation alone.
         """
-        plain = {**self._given, "messages": messages, "tools": None, "add_generation_prompt": True}
+        plain = {**self._given, "messages": messages, "tools": None, "add_generation_prompt": turn}
         try:
             if any("tool_calls" in message for message in messages) and "tool_calls" not in self._source:
                 raise TemplateProblem("does not take messages with tool_calls")
@@ -91,7 +92,7 @@ class ChatTemplate:
                 parts = {"name": {"const": name}, key: {"$ref": f"#/$defs/{name}"}}
                 closed = {"required": [*parts], "additionalProperties": False}
                 calls.append({"type": "object", "properties": parts, **closed})
-                parameters[name] = _moved(functions[name]["parameters"], f"#/$defs/{name}")
+                parameters[name] = _moved(held_part(functions[name]["parameters"])[0], f"#/$defs/{name}")
         except (LookupError, TypeError, AttributeError, RecursionError):
             raise TemplateProblem("must_call names tools; a tool has a function with name and parameters") from None
         schema = {"anyOf": calls, "$defs": parameters, **({OF_CALLS: True} if strict else {})}

@@ -71,13 +71,16 @@ class PretrainedTokenizer(Tokenizer):
         return self._encode(text, specials=False)
 
     def encode_chat(
-        self, messages: Sequence[Message], tools: Sequence[Any] = (), must_call: Sequence[str] = ()
+        self, messages: Sequence[Message], tools: Sequence[Any] = (), must_call: Sequence[str] = (), turn: bool = True
     ) -> EncodedChat:
         if (template := self.tool_template if tools else self.template) is None:
             raise failed_precondition("this model has no chat template: send a prompt in place of messages")
         told = [{**each.more, "role": ROLES.get(each.role, each.role), "content": each.content} for each in messages]
         # control tokens in what a user sends stay text: a stand-in goes through the template in place of each
         mark, found = secrets.token_hex(8), list[str]()
+        # stands at the end of the last message: templates write more after it
+        end = "" if turn else secrets.token_hex(8)
+        told[-1]["content"] += end
 
         def stand_in(match: re.Match[str]) -> str:
             found.append(match[0])
@@ -89,9 +92,14 @@ class PretrainedTokenizer(Tokenizer):
             plain = [{name: told for name, told in each["function"].items() if name != "strict"} for each in tools]
             tools = [each | {"function": function} for each, function in zip(tools, plain, strict=True)]
             told, shown = _in_strings([told, tools], lambda text: self._controls.sub(stand_in, self._named(text)))
-            text = template.render(told, shown)
+            text = template.render(told, shown, turn)
+            if end not in text:
+                raise TemplateProblem(
+                    "the model's chat template does not show the last message: it cannot be continued"
+                )
         except TemplateProblem as problem:
             raise invalid(str(problem)) from None
+        text = text[: text.rindex(end)] if end else text
         text += template.call_opening if must_call else ""
         if not found:
             return EncodedChat(self._encode(text, specials=False), len(text.encode()), schema)

@@ -75,10 +75,13 @@ class Tokenizer(ABC):
 
     @abstractmethod
     def encode_chat(
-        self, messages: Sequence[Message], tools: Sequence[Any] = (), must_call: Sequence[str] = ()
+        self, messages: Sequence[Message], tools: Sequence[Any] = (), must_call: Sequence[str] = (), turn: bool = True
     ) -> EncodedChat:
         """A conversation that the model is to go on with, as `GenerateRequest` has it. Blocks. Raises StatusError for
-        one that the model's template does not take."""
+        one that the model's template does not take.
+
+        :param turn: False to continue the last message where it ends.
+        """
 
     def unwritten(self, names: Sequence[bytes]) -> frozenset[int]:
         """Tokens with one of these names that are left out of a text: control tokens."""
@@ -116,7 +119,7 @@ class ByteTokenizer(Tokenizer):
         return text.encode()
 
     def encode_chat(
-        self, messages: Sequence[Message], tools: Sequence[Any] = (), must_call: Sequence[str] = ()
+        self, messages: Sequence[Message], tools: Sequence[Any] = (), must_call: Sequence[str] = (), turn: bool = True
     ) -> EncodedChat:
         if tools or any(message.more for message in messages):
             raise failed_precondition("this model has no chat template: it takes no tools and no messages about them")

@@ -44,7 +44,7 @@ class Drawn:
     top: list[tuple[int, float]]
 
 
-def _drawn(vocabulary: Vocabulary, tokens: bytes, told: stage_pb2.Logprobs) -> list[Drawn]:
+def drawn_tokens(vocabulary: Vocabulary, tokens: bytes, told: stage_pb2.Logprobs) -> list[Drawn]:
     written, nats = vocabulary.tokens(tokens), np.frombuffer(told.nats, "<f4").tolist()
     top = list(zip(vocabulary.tokens(told.top_tokens), np.frombuffer(told.top_nats, "<f4").tolist(), strict=True))
     each = len(top) // len(nats)
@@ -106,6 +106,8 @@ class Account:
     # Of the tokens that were written, and how many of these are told already.
     logprobs: list[Drawn] = field(default_factory=list)
     told: int = 0
+    # Of the prompt's tokens, where they were asked for; NaN for the first.
+    prompt_logprobs: list[Drawn] = field(default_factory=list)
     # Of the sweeps that nobody was told of yet; None where nobody asked for them.
     trips: list[router_pb2.Trip] | None = None
     trip_begin_ms: float = 0.0
@@ -118,6 +120,7 @@ class Account:
         """The text is written anew; what it cost so far stays."""
         self.output_tokens = 0
         self.logprobs.clear()
+        self.prompt_logprobs.clear()
         self.audits.clear()
         self.replays += 1
         self.distance_bound = 0.0
@@ -170,7 +173,7 @@ class Account:
         if not self.output_tokens:
             self.first_byte_ms = self.elapsed_ms()
         if told is not None and told.nats:
-            self.logprobs += _drawn(self.vocabulary, tokens, told)
+            self.logprobs += drawn_tokens(self.vocabulary, tokens, told)
         self.output_tokens += self.vocabulary.count(tokens)
 
     def summary(self, mode: str, seed: int) -> router_pb2.Summary:

@@ -146,6 +146,14 @@ class Request:
     # Functions that the model may call, a JSON list as OpenAI's API has it, and the names of those of which it must.
     tools: str = ""
     must_call: Sequence[str] = ()
+    # In place of a prompt: its tokens, by their numbers in the model's vocabulary.
+    prompt_tokens: Sequence[int] = ()
+    # Have `AsyncClient.events` tell the log-probabilities of the prompt's own tokens, too: mode `ar`, with `logprobs`.
+    score_prompt: bool = False
+    # The last message is continued where it ends, not answered.
+    continue_last: bool = False
+    # The text is shorter where the context has no room for all of it. True where no length is given.
+    fits_context: bool = False
 
     def message(self, whole: bool = False, trips: bool = False) -> router_pb2.GenerateRequest:
         """The message that carries it. Raises InputError for what a message cannot carry.
@@ -179,6 +187,10 @@ class Request:
             ],
             tools=_raw("list of tools", self.tools).decode(),
             must_call=[_word("tool", name) for name in self.must_call],
+            prompt_tokens=self.prompt_tokens,
+            score_prompt=self.score_prompt,
+            continue_last=self.continue_last,
+            fits_context=self.fits_context or not limited,
             whole=whole,
             trips=trips,
             protocol=CALLS,

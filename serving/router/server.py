@@ -24,6 +24,7 @@ from serving.router.service import RouterService
 from serving.router.settings import RouterSettings
 from serving.v1 import router_pb2, router_pb2_grpc
 from stages.checkpoint.release_store import ReleaseStore
+from stages.descriptors import raise_descriptor_limit
 from stages.errors import InputError, OnesweepError, ServiceError
 from stages.host.parts import plan_host
 from stages.memory import keep_trimmed, return_large_buffers
@@ -199,6 +200,7 @@ async def _drained(admission: Admission, drain_s: float) -> None:
 
 def serve(settings: RouterSettings) -> None:
     """Run a router to its end. Raises OnesweepError."""
+    raise_descriptor_limit()
     return_large_buffers()
 
     async def until_signal() -> None:

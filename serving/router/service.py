@@ -5,6 +5,7 @@ import time
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Coroutine
 from contextlib import aclosing
 from dataclasses import asdict
+from functools import partial
 from importlib.metadata import version
 from typing import Any, TypeVar
 
@@ -28,6 +29,8 @@ from serving.router.validation import (
     check_mode,
     check_request,
     check_served,
+    check_text,
+    encoded,
     is_batch,
     parsed_chat,
     prompt_bytes,
@@ -111,6 +114,16 @@ class RouterService(router_pb2_grpc.RouterServiceServicer):
         check_caller(request.protocol, ROUTER)
         self.keyring.identify(context.invocation_metadata(), STATUS)
         return self.status()
+
+    async def Tokenize(self, request: router_pb2.TokenizeRequest, context: Context) -> router_pb2.TokenizeResponse:
+        check_caller(request.protocol, ROUTER)
+        caller, modes = self.keyring.identify(context.invocation_metadata(), GENERATE).name, self.rollout.current.modes
+        mode = check_mode(request.mode, modes)
+        check_served(mode, modes)
+        job = partial(_text_of, mode.tokenizer) if request.tokens else partial(_tokens_of, mode.tokenizer)
+        answer = await self.prompts.tokenized(caller, mode.tokenizer, job, request)
+        answer.context_tokens = mode.positions
+        return answer
 
     def status(self) -> router_pb2.StatusResponse:
         """The router and its hosts as they are now."""
@@ -275,6 +288,10 @@ class RouterService(router_pb2_grpc.RouterServiceServicer):
                     held, read, account.output_bytes, account.told = b"", 0, 0, 0
                     told.clear()
                     continue
+                if account.prompt_logprobs:
+                    scored = [_logprob_of(drawn, mode.tokenizer) for drawn in account.prompt_logprobs]
+                    yield router_pb2.GenerateResponse(prompt_logprobs=scored)
+                    account.prompt_logprobs.clear()
                 text = b""
                 # one by one where tokens are told: how many the text ends with does not depend on its pieces
                 for each in account.vocabulary.split(tokens) if generation.logprobs is not None else (tokens,):
@@ -305,6 +322,19 @@ class RouterService(router_pb2_grpc.RouterServiceServicer):
         summary = record.summary = account.summary(mode.name, request.seed)
         summary.request = record.name
         yield router_pb2.GenerateResponse(summary=summary)
+
+
+def _tokens_of(tokenizer: Tokenizer, request: router_pb2.TokenizeRequest) -> router_pb2.TokenizeResponse:
+    check_text("text", request.text)
+    piece = request.piece
+    tokens = tokenizer.encode_piece(request.text.decode()) if piece else tokenizer.encode_text(request.text)
+    return router_pb2.TokenizeResponse(tokens=tokenizer.vocabulary.tokens(tokens))
+
+
+def _text_of(tokenizer: Tokenizer, request: router_pb2.TokenizeRequest) -> router_pb2.TokenizeResponse:
+    reading = tokenizer.detokenizer(b"")
+    text = reading.feed(encoded(tokenizer, request.tokens)) + reading.end()
+    return router_pb2.TokenizeResponse(text=text)
 
 
 def _logprob_of(drawn: Drawn, tokenizer: Tokenizer) -> router_pb2.TokenLogprob:

@@ -10,7 +10,7 @@ from typing import Any, ParamSpec, TypeVar
 
 import grpc
 
-from serving.modes import DRAFTERS, MODES, SCORERS, SHAPED, TELLING
+from serving.modes import DRAFTERS, MODES, SCORERS, SCORING, SHAPED, TELLING
 from serving.modes.base import Generation, Mode
 from serving.modes.tokenizer import BYTE_TOKENIZER, Message, Tokenizer
 from serving.router.accounting import Account
@@ -38,6 +38,7 @@ from stages.wire.status import StatusError, exhausted, failed_precondition, inva
 P = ParamSpec("P")
 T = TypeVar("T")
 TOKENIZING_AT_ONCE = 3  # prompts
+TOKEN_BYTES = 4  # for which a token of a prompt counts
 # The names that a setting may have.
 KNOWN: Mapping[str, Collection[str]] = {"drafter": DRAFTERS, "sampler": SAMPLERS, "scorer": SCORERS}
 
@@ -90,6 +91,9 @@ def check_request(request: router_pb2.GenerateRequest, mode: Mode, due_at: float
     tells += ["must_call (in HTTP tool_choice)"] * bool(request.must_call) + ["logprobs"] * ("logprobs" in given)
     for name in (*shapes, *tells):
         _check_taken(name, mode, TELLING if name in tells else SHAPED)
+    if request.score_prompt and (mode.name != SCORING or "logprobs" not in given):
+        what = f"score_prompt (in HTTP echo with logprobs, or of tokens) is for mode {SCORING}, with logprobs"
+        raise invalid(f"{what}: leave it out, or use that mode")
     if request.must_call and (request.json_schema or not request.tools):
         raise invalid("must_call is for tools: give tools, and no json_schema")
     for f in SETTINGS:
@@ -111,6 +115,10 @@ def check_request(request: router_pb2.GenerateRequest, mode: Mode, due_at: float
         logit_bias=dict(request.logit_bias),
         json_schema=request.json_schema,
         must_call=tuple(request.must_call),
+        prompt_tokens=request.prompt_tokens,
+        score_prompt=request.score_prompt,
+        continue_last=request.continue_last,
+        fits_context=request.fits_context,
         max_bytes=request.max_bytes or None,
         due_at=due_at,
         given=frozenset(given_in(request)),
@@ -154,7 +162,8 @@ def parsed_chat(request: router_pb2.GenerateRequest) -> tuple[list[Message], lis
 def prompt_bytes(request: router_pb2.GenerateRequest) -> int:
     """Size of the text that a request brings."""
     told = sum(len(each.content.encode()) + len(each.more.encode()) for each in request.messages)
-    return len(request.prompt) + told + len(request.tools.encode()) + len(request.json_schema.encode())
+    told += len(request.prompt) + TOKEN_BYTES * len(request.prompt_tokens)
+    return told + len(request.tools.encode()) + len(request.json_schema.encode())
 
 
 class PromptPools:
@@ -199,13 +208,21 @@ async def tokenized(
         )
     if messages:
         prompt, account.prompt_bytes, schema = await pools.tokenized(
-            caller, tokenizer, tokenizer.encode_chat, messages, tools, generation.must_call
+            caller,
+            tokenizer,
+            tokenizer.encode_chat,
+            messages,
+            tools,
+            generation.must_call,
+            not generation.continue_last,
         )
         if schema:
             _check_taken("tools that are strict", mode, TELLING)
             if generation.json_schema:
                 raise invalid("json_schema leaves no tool to call: leave it out, or the tools")
             generation = replace(generation, json_schema=schema)
+    elif generation.prompt_tokens:
+        prompt = encoded(tokenizer, generation.prompt_tokens)
     else:
         prompt = await pools.tokenized(caller, tokenizer, tokenizer.encode_text, generation.prompt)
         account.prompt_bytes = len(generation.prompt)
@@ -214,7 +231,18 @@ async def tokenized(
     account.vocabulary, account.prompt_tokens = tokenizer.vocabulary, tokenizer.vocabulary.count(prompt)
     if generation.json_schema and (problem := await pools.schema_problem(caller, generation.json_schema)):
         raise invalid(problem)
+    if generation.fits_context:
+        room = max(mode.positions - account.prompt_tokens, 1)  # `check_fit` refuses a prompt that leaves none
+        generation = replace(generation, max_tokens=min(generation.max_tokens, room))
     return replace(generation, prompt=prompt, ends=tokenizer.ends, given_tokens=account.prompt_tokens)
+
+
+def encoded(tokenizer: Tokenizer, tokens: Sequence[int]) -> bytes:
+    """Tokens of a client as they travel. Raises StatusError for one that the model does not have."""
+    size = tokenizer.vocabulary.size
+    if (largest := max(tokens)) >= size:
+        raise invalid(f"the prompt has token {largest}, the model has 0 to {size - 1}")
+    return tokenizer.vocabulary.encode(tokens)
 
 
 def _check_taken(name: str, mode: Mode, takers: Sequence[str]) -> None:
@@ -225,8 +253,8 @@ def _check_taken(name: str, mode: Mode, takers: Sequence[str]) -> None:
 
 def _check_texts(request: router_pb2.GenerateRequest) -> None:
     """Raise StatusError unless prompt or messages, and stop strings, are text of a size that is allowed."""
-    _check_text("prompt", request.prompt)
-    if request.messages and request.prompt:
+    check_text("prompt", request.prompt)
+    if bool(request.messages) + bool(request.prompt) + bool(request.prompt_tokens) > 1:
         raise invalid("give a prompt or messages, not both")
     if len(request.messages) > MAX_MESSAGES:
         raise invalid(f"{len(request.messages)} messages; a conversation has at most {MAX_MESSAGES}")
@@ -235,17 +263,18 @@ def _check_texts(request: router_pb2.GenerateRequest) -> None:
     for message in request.messages:
         if not re.fullmatch(r"[a-z]{1,16}", message.role):
             raise invalid(f"a message's role must be a word such as user, not {message.role[:40]!r}")
-    if not request.prompt and not request.messages:
+    if not (request.prompt or request.messages or request.prompt_tokens):
         raise invalid("the prompt is empty: give at least one byte of text")
     if len(request.stops) > MAX_STOPS:
         raise invalid(f"{len(request.stops)} stop strings; at most {MAX_STOPS}")
     for stop in request.stops:
-        _check_text("stop string", stop)
+        check_text("stop string", stop)
         if not 0 < len(stop) <= MAX_STOP_BYTES:
             raise invalid(f"a stop string has 1 to {MAX_STOP_BYTES} bytes")
 
 
-def _check_text(what: str, text: bytes) -> None:
+def check_text(what: str, text: bytes) -> None:
+    """Raise StatusError for what is no UTF-8."""
     try:
         text.decode()
     except UnicodeDecodeError as error:

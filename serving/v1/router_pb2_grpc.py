@@ -44,6 +44,11 @@ class RouterServiceStub:
                 request_serializer=serving_dot_v1_dot_router__pb2.DrawRequest.SerializeToString,
                 response_deserializer=serving_dot_v1_dot_router__pb2.DrawResponse.FromString,
                 _registered_method=True)
+        self.Tokenize = channel.unary_unary(
+                '/serving.v1.RouterService/Tokenize',
+                request_serializer=serving_dot_v1_dot_router__pb2.TokenizeRequest.SerializeToString,
+                response_deserializer=serving_dot_v1_dot_router__pb2.TokenizeResponse.FromString,
+                _registered_method=True)
         self.Status = channel.unary_unary(
                 '/serving.v1.RouterService/Status',
                 request_serializer=serving_dot_v1_dot_router__pb2.StatusRequest.SerializeToString,
@@ -75,6 +80,13 @@ class RouterServiceServicer:
 
     def Draw(self, request, context):
         """Draws pictures: estimates on their way if asked for, then the pictures, then one summary. Status codes as above.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Tokenize(self, request, context):
+        """A text in the tokens of a mode's model, or tokens as a text. Status codes as above.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -115,6 +127,11 @@ def add_RouterServiceServicer_to_server(servicer, server):
                     servicer.Draw,
                     request_deserializer=serving_dot_v1_dot_router__pb2.DrawRequest.FromString,
                     response_serializer=serving_dot_v1_dot_router__pb2.DrawResponse.SerializeToString,
+            ),
+            'Tokenize': grpc.unary_unary_rpc_method_handler(
+                    servicer.Tokenize,
+                    request_deserializer=serving_dot_v1_dot_router__pb2.TokenizeRequest.FromString,
+                    response_serializer=serving_dot_v1_dot_router__pb2.TokenizeResponse.SerializeToString,
             ),
             'Status': grpc.unary_unary_rpc_method_handler(
                     servicer.Status,
@@ -186,6 +203,33 @@ class RouterService:
             '/serving.v1.RouterService/Draw',
             serving_dot_v1_dot_router__pb2.DrawRequest.SerializeToString,
             serving_dot_v1_dot_router__pb2.DrawResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Tokenize(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/serving.v1.RouterService/Tokenize',
+            serving_dot_v1_dot_router__pb2.TokenizeRequest.SerializeToString,
+            serving_dot_v1_dot_router__pb2.TokenizeResponse.FromString,
             options,
             channel_credentials,
             insecure,

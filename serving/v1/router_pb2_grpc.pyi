@@ -40,6 +40,8 @@ class RouterServiceStub:
     """
     Draw: _grpc.UnaryStreamMultiCallable[_router_pb2.DrawRequest, _router_pb2.DrawResponse]
     """Draws pictures: estimates on their way if asked for, then the pictures, then one summary. Status codes as above."""
+    Tokenize: _grpc.UnaryUnaryMultiCallable[_router_pb2.TokenizeRequest, _router_pb2.TokenizeResponse]
+    """A text in the tokens of a mode's model, or tokens as a text. Status codes as above."""
     Status: _grpc.UnaryUnaryMultiCallable[_router_pb2.StatusRequest, _router_pb2.StatusResponse]
     """The hosts as the router sees them."""
     Deploy: _grpc.StreamStreamMultiCallable[_router_pb2.DeployRequest, _router_pb2.DeployProgress]
@@ -60,6 +62,8 @@ class RouterServiceAsyncStub(RouterServiceStub):
     """
     Draw: _aio.UnaryStreamMultiCallable[_router_pb2.DrawRequest, _router_pb2.DrawResponse]  # type: ignore[assignment]
     """Draws pictures: estimates on their way if asked for, then the pictures, then one summary. Status codes as above."""
+    Tokenize: _aio.UnaryUnaryMultiCallable[_router_pb2.TokenizeRequest, _router_pb2.TokenizeResponse]  # type: ignore[assignment]
+    """A text in the tokens of a mode's model, or tokens as a text. Status codes as above."""
     Status: _aio.UnaryUnaryMultiCallable[_router_pb2.StatusRequest, _router_pb2.StatusResponse]  # type: ignore[assignment]
     """The hosts as the router sees them."""
     Deploy: _aio.StreamStreamMultiCallable[_router_pb2.DeployRequest, _router_pb2.DeployProgress]  # type: ignore[assignment]
@@ -89,6 +93,14 @@ class RouterServiceServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_abc.Iterator[_router_pb2.DrawResponse], _abc.AsyncIterator[_router_pb2.DrawResponse]]:
         """Draws pictures: estimates on their way if asked for, then the pictures, then one summary. Status codes as above."""
+
+    @_abc_1.abstractmethod
+    def Tokenize(
+        self,
+        request: _router_pb2.TokenizeRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_router_pb2.TokenizeResponse, _abc.Awaitable[_router_pb2.TokenizeResponse]]:
+        """A text in the tokens of a mode's model, or tokens as a text. Status codes as above."""
 
     @_abc_1.abstractmethod
     def Status(

@@ -9,11 +9,12 @@ from __future__ import annotations
 import importlib.util
 import json
 import math
+import re
 import resource
 import subprocess
 import sys
 from functools import lru_cache
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from llguidance import LLMatcher, LLTokenizer
@@ -46,6 +47,57 @@ FIRST_WORDS: /[ \t\r\n]*([^{{ \t\r\n](.|\n)*)?/
 WORDS: /(.|\n)*/
 BLANKS: /[ \t\r\n]{{0,2}}/
 json: %json """
+
+
+# Keywords that llguidance refuses, the formats that it knows, and what its regular expressions lack: looking around,
+# and back references.
+_NOT_HELD = re.compile(
+    r"if|then|else|not|uniqueItems|propertyNames|contains|(min|max)Contains|depend\w+|unevaluated\w+|"
+    r"\$(dynamic\w+|recursiveRef)"
+)
+_FORMATS = re.compile("date|date-time|duration|email|hostname|ipv4|ipv6|time|unknown|uri|uuid")
+_LOOKS = re.compile(r"\\(?P<escaped>.)|\(\?<?[=!]", re.DOTALL)
+# Keywords whose values have schemas by names of their own, and those whose values are no schemas.
+_BY_NAME = frozenset(("$defs", "definitions", "patternProperties", "properties"))
+_VALUES = frozenset(("const", "default", "enum", "examples"))
+
+
+def held_part(schema: Any) -> tuple[Any, list[str]]:  # noqa: ANN401
+    """The part of a JSON schema that texts can be held to, and what was left out of it: keywords, with the value of a
+    format or a pattern."""
+    left_out = dict[str, None]()
+
+    def held(keyword: str, value: object) -> bool:
+        told = keyword
+        if keyword == "format" and isinstance(value, str) and not _FORMATS.fullmatch(value):
+            told = f"format {value}"
+        elif keyword == "pattern" and isinstance(value, str) and _looks_around(value):
+            told = f"pattern {value}"
+        elif not _NOT_HELD.fullmatch(keyword):
+            return True
+        if value is not False:  # `uniqueItems: false` says nothing
+            left_out[told] = None
+        return False
+
+    def part(value: Any) -> Any:  # noqa: ANN401
+        if isinstance(value, list):
+            return [part(each) for each in value]
+        if not isinstance(value, dict):
+            return value
+        kept = {keyword: each for keyword, each in value.items() if held(keyword, each)}
+        for keyword, each in kept.items():
+            if keyword in _BY_NAME and isinstance(each, dict):
+                names = [name for name in each if keyword != "patternProperties" or held("pattern", name)]
+                kept[keyword] = {name: part(each[name]) for name in names}
+            elif keyword not in _VALUES:
+                kept[keyword] = part(each)
+        return kept
+
+    return part(schema), [*left_out]
+
+
+def _looks_around(pattern: str) -> bool:
+    return any(found["escaped"] is None or found["escaped"] in "123456789bB" for found in _LOOKS.finditer(pattern))
 
 
 def grammar_absent() -> str:

@@ -16,6 +16,7 @@ from grpc_reflection.v1alpha import reflection
 
 from stages.backends import backend_named
 from stages.checkpoint.release_store import ReleaseStore
+from stages.descriptors import raise_descriptor_limit
 from stages.errors import InputError, OnesweepError, ServiceError
 from stages.host.host import Host
 from stages.host.loading import Loader, Sources
@@ -305,6 +306,7 @@ async def _housekeeping(host: Host) -> None:
 
 def serve(settings: StageSettings) -> None:
     """Run a stage server to its end. Raises OnesweepError."""
+    raise_descriptor_limit()
     return_large_buffers()
     server = StageServer(settings) if settings.blocks else EmptyHost(settings)
 

@@ -977,10 +977,13 @@ class Sample(_message.Message):
     TREE_FIELD_NUMBER: _builtins.int
     REMAINING_FIELD_NUMBER: _builtins.int
     DRAFTING_FIELD_NUMBER: _builtins.int
+    GIVEN_FIELD_NUMBER: _builtins.int
     draft: _builtins.int
     """how many of the new tokens, the last ones, are draft tokens"""
     remaining: _builtins.int
     """Symbols still to write, those of this step included: the last host starts the next step itself. 0: the router does."""
+    given: _builtins.bool
+    """the draft tokens are the text: each comes out as it is, whatever would have been sampled"""
     @_builtins.property
     def sampling(self) -> Global___Sampling: ...
     @_builtins.property
@@ -999,10 +1002,11 @@ class Sample(_message.Message):
         tree: Global___DraftTree | None = ...,
         remaining: _builtins.int = ...,
         drafting: Global___Drafting | None = ...,
+        given: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["drafting", b"drafting", "sampling", b"sampling", "tree", b"tree"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["draft", b"draft", "drafting", b"drafting", "remaining", b"remaining", "sampling", b"sampling", "tree", b"tree"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["draft", b"draft", "drafting", b"drafting", "given", b"given", "remaining", b"remaining", "sampling", b"sampling", "tree", b"tree"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

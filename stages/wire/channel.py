@@ -47,6 +47,7 @@ MOST_CONNECTIONS = 4096  # less where the process may open fewer files: it needs
 HANDSHAKE_MS = 10_000  # for a connection to say what it is; gRPC's own is two minutes
 MAX_NAME = 64
 DRAIN_S = 25.0  # time for running requests to end after SIGTERM (drain_s)
+KEEP_ALIVE_S = 75  # for the next request of an HTTP connection: longer than clients keep one
 KEEP_WARM_S = 0.15  # between messages on an idle link (keep_warm_s)
 
 # An attempt to connect takes up to four round trips, with TLS. With 100 ms a client 120 ms of round trip away never

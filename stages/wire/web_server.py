@@ -1,18 +1,23 @@
 """A server of pages: uvicorn on one socket, with limits and a certificate that can be renewed."""
 
+import asyncio
 import logging
 import math
+import select
 import socket
 import ssl
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import uvicorn
 from starlette.types import ASGIApp
+from uvicorn.protocols.http.h11_impl import H11Protocol
 
+from stages.descriptors import RESERVED, descriptor_limit, free_descriptors
 from stages.errors import InputError, ServiceError
-from stages.wire.channel import parse_address
+from stages.wire.channel import KEEP_ALIVE_S, parse_address
 from stages.wire.secret_files import check_secret, stamp_of
 from stages.wire.tls import Stamp
 
@@ -50,10 +55,57 @@ class OwnCertificate:
         connection.context = self._newest
 
 
+class _Connection(H11Protocol):
+    """A connection that gives way to newer ones while it has no request, and is not closed while one arrives."""
+
+    # When it came, or its last answer ended, by the loop's clock.
+    idle_since = 0.0
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        assert self.limit_concurrency is not None
+        if len(self.connections) >= self.limit_concurrency - 1 and (idle := self._longest_idle()):
+            self.connections.discard(idle)
+            idle.transport.abort()
+        self.idle_since = self.loop.time()
+        super().connection_made(transport)  # type: ignore[arg-type]
+
+    def on_response_complete(self) -> None:
+        self.idle_since = self.loop.time()
+        super().on_response_complete()
+
+    def timeout_keep_alive_handler(self) -> None:
+        arrived = select.poll()
+        arrived.register(self.transport.get_extra_info("socket"), select.POLLIN)
+        if not arrived.poll(0):  # else the loop reads it next
+            super().timeout_keep_alive_handler()
+
+    def _longest_idle(self) -> H11Protocol | None:
+        others: list[Any] = [*self.connections]
+        idle = [each for each in others if each.cycle is None or each.cycle.response_complete]
+        return min(idle, key=lambda each: each.idle_since, default=None)
+
+
+class _Listener(socket.socket):
+    """A listening socket that closes at once what would take the last descriptors, as a TLS handshake does that never
+    ends."""
+
+    def listen(self, backlog: int = BACKLOG, /) -> None:
+        # what asyncio gives is how many it accepts at once, before any of them can have another one give way
+        super().listen(BACKLOG)
+
+    def accept(self) -> tuple[socket.socket, Any]:
+        connected, address = super().accept()
+        if connected.fileno() >= descriptor_limit() - RESERVED // 2:  # the lowest free number is given out first
+            connected.close()
+            raise ConnectionAbortedError
+        return connected, address
+
+
 class WebServer(uvicorn.Server):
     """A uvicorn server that ends when `should_exit` is set, and leaves signals alone.
 
-    It does not close connections of clients that are silent: that is for the proxy in front of a public one.
+    Clients that are silent stay connected while there is room; that more of them are refused is for the proxy in front
+    of a public one.
     """
 
     def __init__(
@@ -63,18 +115,25 @@ class WebServer(uvicorn.Server):
         key: Path | None = None,
         max_connections: int = MAX_CONNECTIONS,
         drain_s: float = 1.0,
+        keep_alive_s: int = KEEP_ALIVE_S,
     ) -> None:
         """:param certificate: with its key, for HTTPS.
-        :param max_connections: further ones are answered with 503.
+        :param max_connections: as far as the limit of descriptors leaves them. For a further one the connection that
+            has been without a request for longest is closed; where all have one, it is answered with 503.
         :param drain_s: time for running answers to end at the end.
+        :param keep_alive_s: a connection without a request is closed so long after the last one.
 
         Raises InputError.
         """
+        if (room := free_descriptors()) < 1:
+            raise InputError(
+                f"the limit of {descriptor_limit()} open files leaves none for connections: raise it (ulimit -n)"
+            )
         context = OwnCertificate(certificate, key).context if certificate and key else None
         config = uvicorn.Config(
             app,
             loop="asyncio",
-            http="h11",
+            http=_Connection,
             ws="none",
             lifespan="off",
             log_config=None,
@@ -82,7 +141,9 @@ class WebServer(uvicorn.Server):
             access_log=False,
             proxy_headers=False,
             server_header=False,
-            limit_concurrency=max_connections,
+            limit_concurrency=min(max_connections, room) + 1,
+            timeout_keep_alive=keep_alive_s,
+            backlog=1,
             timeout_graceful_shutdown=math.ceil(drain_s),
             h11_max_incomplete_event_size=MAX_HEAD_BYTES,
             ssl_context_factory=None if context is None else lambda config, default: context,
@@ -100,7 +161,7 @@ def open_socket(listen: str) -> socket.socket:
     host, port = parse_address(listen, "listen address")
     try:
         family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][0]
-        return socket.create_server((host, port), family=family, backlog=BACKLOG)
+        return _Listener(fileno=socket.create_server((host, port), family=family, backlog=BACKLOG).detach())
     except OSError as error:
         raise ServiceError(
             f"cannot listen on {listen} ({error.strerror}): the port is in use, or the address is not of this machine"

@@ -11,6 +11,7 @@ from typing import Any
 import grpc
 import grpc.aio
 
+from stages.descriptors import raise_descriptor_limit
 from stages.errors import CheckpointError, Interrupted, RequestError
 from stages.signals import stop_on_signals
 from stages.threads import in_thread
@@ -315,6 +316,7 @@ def coordinate(
 
     What the rounds need lies in the checkpoint's folder `rounds`.
     """
+    raise_descriptor_limit()
     keyring, out = Keyring(settings.tokens), settings.out
     if settings.security.tls is not None:
         settings.security.tls.own(HOST, ROUTER)

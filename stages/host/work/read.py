@@ -167,6 +167,7 @@ class SampleWork(ReadWork):
 
     sampling: SamplingPlan
     draft: int  # how many of the new tokens, the last ones, are draft tokens
+    given: bool  # the draft tokens are the text, and come out as they are
     tree: tuple[int, ...]  # depth of each draft token of a tree; empty for a chain
     remaining: int  # tokens still to write where the hosts start the next step; 0 where the router does
     drafting: stage_pb2.Drafting | None  # limits of the last host's drafts; None where it makes none
@@ -245,7 +246,10 @@ class SampleWork(ReadWork):
                 if (masked := grammar.masked(row)) is None:
                     return self._without_token(grammar.problem)
                 row = masked
-            token = sample_tokens(row, plan.temperature, plan.seed, position, shaping)
+            if self.given and right + 1 < len(drafts):
+                token = vocabulary.encode(drafts[right + 1 : right + 2])
+            else:
+                token = sample_tokens(row, plan.temperature, plan.seed, position, shaping)
             text += token
             if plan.logprobs is not None:
                 self._add_logprobs(event.logprobs, logits[right + 1 : right + 2], token, plan.logprobs)
@@ -321,6 +325,7 @@ def parse_read(hop: stage_pb2.Hop, kind: ModelKind, source: ModelSource, plan: H
         reads=(),
         sampling=parse_sampling(sample.sampling, source, known, plan.is_last),
         draft=sample.draft,
+        given=sample.given,
         tree=tree,
         remaining=sample.remaining,
         drafting=_parse_drafting(sample, source),

@@ -32,9 +32,14 @@ class Gateway:
 
 
 @contextmanager
-def run(directory: Path, *options: str, scheme: str = "http", verify: Any = True) -> Iterator[Gateway]:
+def run(
+    directory: Path, *options: str, scheme: str = "http", verify: Any = True, files: int | None = None
+) -> Iterator[Gateway]:
+    """:param files: that it may open."""
     port, log = free_port_block(1), directory / "http.log"
     command = [sys.executable, *MODULE, "http", "--listen", f"127.0.0.1:{port}", *options]
+    if files:
+        command = ["sh", "-c", f'ulimit -n {files}; exec "$@"', "sh", *command]
     with log.open("wb") as out:
         process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=out, stderr=subprocess.STDOUT)
     gateway = Gateway(f"{scheme}://127.0.0.1:{port}", process, log)

@@ -1,5 +1,8 @@
 """What is no request of ours is refused in OpenAI's words, never with a 500."""
 
+import gzip
+import json
+import socket
 from typing import Any
 
 import httpx
@@ -48,7 +51,7 @@ def test_no_json_is_a_400(http: httpx.Client, path: str, body: bytes) -> None:
     ("field", "value", "param"),
     [
         ("model", 3, "model"),
-        ("prompt", ["a", "b"], "prompt"),
+        ("prompt", [], "prompt"),
         ("max_tokens", "8", "max_tokens"),
         ("max_tokens", 0, "max_tokens"),
         ("n", MAX_CHOICES + 1, "n"),
@@ -114,11 +117,51 @@ def test_a_huge_body_is_a_413(http: httpx.Client, path: str) -> None:
     check_refusal(http.post(path, content=iter([huge[: 1 << 20]] * 3), headers=JSON), 413)
 
 
+ASKED: dict[str, Any] = {"model": "onesweep-local", "prompt": "a", "max_tokens": 2}
+
+
+def test_a_body_packed_by_gzip_is_read_within_its_bound(http: httpx.Client) -> None:
+    def post(body: bytes, packing: str = "gzip") -> httpx.Response:
+        return http.post("/v1/completions", content=body, headers={**JSON, "content-encoding": packing})
+
+    packed = gzip.compress(json.dumps(ASKED).encode())
+    assert post(packed).json()["usage"]["completion_tokens"] == 2
+    for body, status in (
+        (gzip.compress(b" " * (MAX_BODY_BYTES + 1)), 413),
+        (packed[:-1], 400),
+        (packed + packed, 400),
+        (b"{}", 400),
+    ):
+        check_refusal(post(body), status)
+    assert "'br'" in check_refusal(post(packed, "br"), 415)["message"]
+
+
+@pytest.mark.parametrize("path", ["/", "/healthz", "/v1/models", "/static/race.js", "/readyz"])
+def test_head_and_a_last_slash_answer_as_get_does(http: httpx.Client, path: str) -> None:
+    there = http.get(path)
+    assert there.status_code == 200
+    for same in (http.head(path), http.get(f"{path}/"), http.head(f"{path}/")):
+        assert (same.status_code, same.headers["content-type"]) == (200, there.headers["content-type"])
+    assert http.head(path).content == b""
+    check_refusal(http.get(f"{path}x/y/"), 404)
+
+
+def test_a_request_line_may_have_the_whole_address(http: httpx.Client) -> None:
+    url, lines = http.base_url, "Host: evil.example\r\nConnection: close\r\n\r\n"
+    own, others = f"http://127.0.0.1:{url.port}", ("http://evil.example", "http://a@localhost")
+    for address, status in ((own, 200), *((other, 403) for other in others)):
+        with socket.create_connection((url.host, url.port), timeout=20) as connected:
+            connected.sendall(f"GET {address}/healthz HTTP/1.1\r\n{lines}".encode())
+            answer = b"".join(iter(lambda: connected.recv(4096), b""))
+        assert answer.startswith(b"HTTP/1.1 %d" % status)
+
+
 def test_other_paths_and_methods_are_refused_alike(http: httpx.Client) -> None:
     check_refusal(http.get("/v1/embeddings"), 404)
     check_refusal(http.get("/static/%2e%2e%2fapp.py"), 404)
     check_refusal(http.get("/static/nothing.js"), 404)
     check_refusal(http.get("/v1/completions"), 405)
+    assert http.head("/v1/completions").status_code == 405
     check_refusal(http.post("/v1/completions", content=b"{}"), 415)
 
 

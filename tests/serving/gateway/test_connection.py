@@ -6,10 +6,12 @@ import select
 import socket
 import time
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
+from uvicorn.server import ServerState
 
 from serving.cli.ports import free_port_block
 from serving.gateway import app, middleware
@@ -19,6 +21,7 @@ from serving.gateway.settings import HttpSettings
 from stages.wire import web_server
 from stages.wire.web_access import SECURITY_HEADERS
 from tests.conftest import until
+from tests.serving.gateway.conftest import run
 
 LIVE = b"GET /healthz HTTP/1.1\r\nHost: localhost\r\n\r\n"
 POST = b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
@@ -89,13 +92,19 @@ def test_a_body_that_comes_slowly_is_read_to_its_end(port: int) -> None:
         assert connected.recv(4096).startswith(b"HTTP/1.1 400")
 
 
-def test_a_connection_too_many_is_refused(servers: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_connection_too_many_closes_an_idle_one_or_is_refused(servers: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(app, "WebServer", partial(web_server.WebServer, max_connections=2))
     port = started(servers)
-    with dial(port) as first, dial(port) as second:
-        second.sendall(LIVE)
-        assert second.recv(4096).startswith(b"HTTP/1.1 503")
-        first.close()
+    with dial(port) as oldest, dial(port) as older, dial(port) as newest:
+        assert is_live(newest)
+        assert oldest.recv(1) == b"", "closed: it never asked anything"
+        for busy in (older, newest):
+            busy.sendall(POST + b"Content-Length: 10\r\n\r\nhalf")
+        until(lambda: not select.select([older, newest], [], [], 0)[0])
+        with dial(port) as refused:
+            refused.sendall(LIVE)
+            assert refused.recv(4096).startswith(b"HTTP/1.1 503")
+        older.close()
 
     def served() -> bool:
         with dial(port) as later:
@@ -103,6 +112,50 @@ def test_a_connection_too_many_is_refused(servers: Any, monkeypatch: pytest.Monk
             return later.recv(4096).startswith(b"HTTP/1.1 200")
 
     until(served)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("files", "clients"), [(1024, 1050), (40, 60)])
+def test_slow_clients_take_no_descriptors_from_others(tmp_path: Path, files: int, clients: int) -> None:
+    with run(tmp_path, "--router", f"127.0.0.1:{free_port_block(1)}", files=files) as gateway:
+        port = int(gateway.url.rpartition(":")[2])
+        with contextlib.ExitStack() as stack:
+            for at in range(clients):
+                silent = stack.enter_context(dial(port))
+                silent.sendall(LIVE[:-2] if at % 2 else b"")
+            for _ in range(3):
+                assert httpx.get(f"{gateway.url}/healthz", timeout=2).status_code == 200
+            assert httpx.get(f"{gateway.url}/readyz", timeout=5).status_code == 503, "it can still ask its router"
+        assert len(gateway.log.read_text().splitlines()) < 100
+
+
+def test_an_idle_connection_is_not_closed_on_a_request_that_is_on_its_way() -> None:
+    loop = asyncio.new_event_loop()
+    near, far = socket.socketpair()
+    with near, far:
+        config = web_server.WebServer(partial(print)).config
+        connection = web_server._Connection(config, ServerState(), {}, loop)
+        transport: Any = FakeTransport(near)
+        connection.connection_made(transport)
+        far.sendall(b"G")
+        connection.timeout_keep_alive_handler()
+        assert not transport.closed
+        near.recv(1)
+        connection.timeout_keep_alive_handler()
+        assert transport.closed
+    loop.close()
+
+
+class FakeTransport(asyncio.Transport):
+    def __init__(self, near: socket.socket) -> None:
+        super().__init__({"socket": near})
+        self.closed = False
+
+    def is_closing(self) -> bool:
+        return self.closed
+
+    def close(self) -> None:
+        self.closed = True
 
 
 def test_a_failure_of_its_own_is_locked_down_too() -> None:

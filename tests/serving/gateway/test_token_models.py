@@ -5,8 +5,10 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import httpx
 import openai as api
 import pytest
+import torch
 from openai import OpenAI
 
 from stages.model.llama import LlamaStage
@@ -75,3 +77,39 @@ def test_what_the_template_or_the_model_does_not_take_is_said(chat: OpenAI) -> N
         chat.chat.completions.create(model="onesweep-sweep", messages=MESSAGES)
     with pytest.raises(api.BadRequestError, match=r"\d+ tokens\) and output \(510\) together"):
         chat.chat.completions.create(model="onesweep-ar", messages=MESSAGES, max_tokens=510)
+
+
+def test_texts_become_tokens_and_back(chat: OpenAI) -> None:
+    text = "the sea 🚢 <|end|>"
+    with httpx.Client(base_url=str(chat.base_url).removesuffix("/v1/")) as http:
+        for asked in ({"prompt": text}, {"content": text, "add_special": False, "model": "onesweep-ar"}):
+            told = http.post("/tokenize", json=asked).json()
+            assert told == {"tokens": ids(text), "count": len(ids(text)), "max_model_len": 512}
+        told = http.post("/detokenize", json={"tokens": ids("the sea 🚢")}).json()
+        assert told == {"prompt": "the sea 🚢", "content": "the sea 🚢"}
+        for path, wrong, words in (
+            ("detokenize", {"tokens": [300]}, "token 300, the model has 0 to 299"),
+            ("detokenize", {"tokens": []}, "at least 1 item"),
+            ("tokenize", {"prompt": ""}, "give some text"),
+            ("tokenize", {"prompt": "x", "model": "onesweep-sweep"}, "cannot be served"),
+        ):
+            answer = http.post(f"/{path}", json=wrong)
+            assert (answer.status_code, words in answer.json()["error"]["message"]) == (400, True)
+
+
+@torch.inference_mode()
+def test_a_harness_scores_prompts_in_tokens(chat: OpenAI, stages: list[LlamaStage]) -> None:
+    prompts = [ids("the sea and the ship"), ids("the old man said " * 60)[:300]]
+    asked: dict[str, Any] = {"model": "onesweep-ar", "prompt": prompts, "echo": True, "logprobs": 1, "temperature": 0}
+    answer = chat.completions.create(**asked, max_tokens=1, seed=1234)
+    for tokens, choice in zip(prompts, answer.choices, strict=True):
+        x = torch.tensor([tokens])
+        for stage in stages:
+            x = stage.read(x)
+        nats = stages[-1].next_byte(x)[0].double().log_softmax(-1)
+        told: Any = choice.logprobs
+        expected = [float(nats[at, token]) for at, token in enumerate(tokens[1:])]
+        assert told.token_logprobs[1:-1] == pytest.approx(expected, abs=1e-4)
+        best = [max(each.values()) for each in told.top_logprobs[1:]]
+        assert best == pytest.approx(nats.max(1).values.tolist(), abs=1e-4)
+        assert choice.text.startswith(text_of(tokens))

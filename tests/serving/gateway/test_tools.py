@@ -99,7 +99,7 @@ def test_the_template_is_given_tools_calls_and_their_answers(chat: OpenAI, kind:
         pytest.skip("the other templates have no calls")
     said = chat.chat.completions.create(model="onesweep", **REQUIRED, seed=1).choices[0].message
     (call,) = said.tool_calls or []
-    messages: Any = [*ASK, said, {"role": "tool", "tool_call_id": call.id, "content": "blue"}]
+    messages: Any = [*ASK, said.model_dump(), {"role": "tool", "tool_call_id": call.id, "content": "blue"}]
     asked: dict[str, Any] = {"model": "onesweep-ar", "messages": messages, "tools": TOOLS, "max_tokens": 1}
     name, arguments = call.function.name, call.function.arguments  # type: ignore[union-attr]
     spelled = f'user: the sea\nassistant: \n<tool_call>\n{{"name": "{name}", "arguments": {arguments}}}\n</tool_call>'
@@ -113,6 +113,18 @@ def test_the_template_is_given_tools_calls_and_their_answers(chat: OpenAI, kind:
         usage = chat.chat.completions.create(**asked, tool_choice=choice).usage
         assert usage is not None
         assert usage.prompt_tokens == len(ids(expected))
+
+
+def test_the_last_message_is_continued(chat: OpenAI, kind: str) -> None:
+    messages: Any = [*ASK, {"role": "assistant", "content": "<|end|> it is "}]
+    for flags in ({"continue_final_message": True}, {"add_generation_prompt": False}):
+        asked: dict[str, Any] = {"model": "onesweep-ar", "messages": messages, "extra_body": flags, "max_tokens": 1}
+        usage = chat.chat.completions.create(**asked).usage
+        assert usage is not None
+        if kind == "tagged":  # the end of its turn is no control token: what a client sends is text
+            assert usage.prompt_tokens == len(ids("user: the sea\nassistant: <")) + len(ids("|end|> it is "))
+        with pytest.raises(api.BadRequestError, match="for a last message of role assistant"):
+            chat.chat.completions.create(**asked | {"messages": ASK})
 
 
 def test_a_strict_tool_is_called_by_its_schema_where_none_must_be(chat: OpenAI, kind: str) -> None:
@@ -140,9 +152,6 @@ def tool(name: str = "f", **more: Any) -> dict[str, Any]:
     return {"type": "function", "function": {"name": name, **more}}
 
 
-LIST_CALL = {"role": "assistant", "tool_calls": [{"id": "x", **tool(arguments="[]")}]}
-
-
 REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"tools": [tool()] * 129}, "tools: List should have at most 128 items"),
     ({"tools": [tool(), tool()]}, "two tools have one name"),
@@ -150,14 +159,13 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"tools": [tool(parameters={"type": "string"})]}, "tools.0.function.parameters: the parameters of a tool"),
     ({"tools": [tool(parameters={"type": "object", "required": 3})]}, "the JSON schema cannot be used"),
     ({"tools": [tool(strict=True, parameters={"type": "object", "required": 3})], "tool_choice": "auto"}, "required"),
+    ({"tools": [tool(strict=True, parameters={"type": "object", "not": {}})]}, "tools: not of a schema cannot be held"),
     ({"tool_choice": tool("plane")}, "tool_choice names 'plane'"),
     ({"tools": api.NOT_GIVEN}, "tool_choice needs tools"),
     ({"model": "onesweep-local"}, "mode local does not take must_call"),
     ({"response_format": {"type": "json_object"}}, "response_format leaves no tool to call"),
     ({"messages": [*ASK, {"role": "tool", "tool_call_id": "x", "content": "y"}]}, "makes the call 'x'"),
-    ({"messages": [{"role": "user", "content": "y", "tool_call_id": "x"}]}, "messages of role tool, and no others"),
-    ({"messages": [LIST_CALL]}, "messages.0.tool_calls.0.function.arguments"),
-    ({"extra_body": {"functions": []}}, "unknown or unsupported field 'functions'"),
+    ({"extra_body": {"functions": []}}, "unknown or unsupported field 'functions': send tools"),
 ]
 
 
@@ -217,6 +225,9 @@ def test_a_response_calls_tools_as_a_chat_does(chat: OpenAI, kind: str) -> None:
             events = [*stream]
             (again,) = stream.get_final_response().output
         assert (again.name, again.arguments) == (call.name, call.arguments)  # type: ignore[union-attr]
+        result = {"type": "function_call_output", "call_id": call.call_id, "output": "blue"}
+        turn: Any = [*ASK, *whole.model_dump()["output"], result]
+        assert chat.responses.create(**asked | {"input": turn, "tool_choice": "auto"}).status == "incomplete"
         assert [(event.sequence_number, event.type.removeprefix("response.")) for event in events] == [
             *enumerate(["created", "in_progress", "output_item.added", "function_call_arguments.delta"]),
             *enumerate(["function_call_arguments.done", "output_item.done", "completed"], 4),
@@ -236,10 +247,8 @@ REFUSED_FORMS: list[tuple[dict[str, Any], str]] = [
         form_item(type="function_call_output", output="y"),
         "input: no function_call before the output has the call_id 'x'",
     ),
-    (form_item(type="function_call_output", role="user"), "an item of type function_call_output has call_id, output"),
-    (form_item(type="function_call", name="f", arguments="[]"), "input.0.arguments"),
-    (form_item(type="function_call"), "input.0: an item of type function_call has call_id, name, arguments"),
-    ({"max_tool_calls": 1}, "unknown or unsupported field 'max_tool_calls'"),
+    (form_item(type="function_call"), "input.0: an item of type function_call has call_id, name: name is missing"),
+    ({"previous_response_id": "x"}, "unsupported field 'previous_response_id': nothing is stored: send the"),
 ]
 
 

@@ -1,5 +1,7 @@
 """A conversation in a model's own template: as transformers renders it, and without harm from a hostile one."""
 
+import json
+
 import pytest
 
 from serving.modes.chat_template import ChatTemplate, TemplateProblem
@@ -58,6 +60,9 @@ def test_a_template_takes_tools_where_they_change_its_text(source: str) -> None:
     assert "ship" in ChatTemplate(source + taught).render(HELLO, [{"function": {"name": "ship"}}])
     with pytest.raises(TemplateProblem, match="takes no tools"):
         ChatTemplate(taught).render(HELLO, [{"function": {"name": "ship"}}])
+    tool = {"name": "ship", "parameters": {"type": "object", "propertyNames": {}}}
+    schema = ChatTemplate(taught).call_schema([{"function": tool}], ["ship"])
+    assert json.loads(schema)["$defs"] == {"ship": {"type": "object"}}, "what a call cannot be held to is left out"
 
 
 @pytest.mark.parametrize(

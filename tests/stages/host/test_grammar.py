@@ -2,6 +2,7 @@
 
 import json
 from pathlib import Path
+from typing import Any
 
 import grpc
 import pytest
@@ -11,7 +12,7 @@ from tokenizers import AddedToken
 
 from stages.host.grammar import Grammar, GrammarSettings, with_tags_as_text
 from stages.host.parts import ModelSource, load_parts, plan_host
-from stages.host.schema_check import MAX_SCHEMA_BYTES, OF_CALLS, compiled, schema_problem
+from stages.host.schema_check import MAX_SCHEMA_BYTES, OF_CALLS, compiled, held_part, problem_of, schema_problem
 from stages.v1 import stage_pb2
 from tests.serving.pretrained import tokenizer
 from tests.stages.host.test_candidates import Line
@@ -107,3 +108,31 @@ def test_a_schema_too_complex_is_told_and_not_followed() -> None:
     assert "cannot be used" in schema_problem("[1]")
     assert "cannot be used" in schema_problem("nonsense")
     assert not schema_problem(SCHEMA)
+
+
+STRING, LIST = {"type": "string"}, {"type": "array", "items": {"type": "integer"}}
+# Parts of schemas as zod and pydantic make them.
+PARTS: list[dict[str, Any]] = [
+    {"type": "object", "propertyNames": {"pattern": "^a"}, "additionalProperties": LIST},
+    LIST | {"uniqueItems": True},
+    LIST | {"contains": {"const": 1}, "minContains": 1},
+    {"type": "object", "dependentRequired": {"a": ["b"]}, "unevaluatedProperties": False},
+    {"type": "object", "if": {"required": ["a"]}, "then": {"required": ["b"]}, "else": {}},
+    *(STRING | {"pattern": each} for each in (r"^(?=.*a)b", r"^(?!x)[a-z]+$", r"(?<=a)b", r"(a)\1", r"\bfoo\b")),
+    *(STRING | {"pattern": each} for each in (r"^(?<year>\d+)$", r"^(?:a|b)\\b$", r"^\p{L}+$", r"a\/b\-c")),
+    *(STRING | {"format": each} for each in ("binary", "byte", "ipvanyaddress", "jwt", "uuid", "date-time")),
+    *({"not": each} for each in (STRING, {"anyOf": [STRING]})),
+]
+
+
+@pytest.mark.parametrize("schema", PARTS, ids=str)
+def test_only_what_cannot_be_held_is_left_out_of_a_schema(schema: dict[str, Any]) -> None:
+    nested = {"type": "object", "properties": {"not": schema, "if": {"enum": [{"uniqueItems": True}]}}}
+    kept, left_out = held_part(nested)
+    assert problem_of(json.dumps(kept)) == ""
+    assert (kept == nested) is (problem_of(json.dumps(nested)) == "") is not left_out
+    assert {each.partition(" ")[0] for each in left_out} <= schema.keys()
+
+
+def test_a_keyword_without_effect_is_not_told() -> None:
+    assert held_part(LIST | {"uniqueItems": False}) == (LIST, [])

@@ -1,0 +1,98 @@
+"""The base of all requests: a strict object, and the table of OpenAI's fields that are not honoured here."""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, create_model, model_validator
+
+MAX_FIELDS = 64
+
+
+def _describe_nulls(schema: dict[str, Any]) -> None:
+    """A JSON schema that says what `Fields` takes: null in place of any field that may be left out."""
+    if schema.get("additionalProperties") is False:
+        schema["additionalProperties"] = {"type": "null"}
+    for name, about in schema.get("properties", {}).items():
+        if name not in schema.get("required", ()) and about and {"type": "null"} not in about.get("anyOf", ()):
+            schema["properties"][name] = {"anyOf": [about, {"type": "null"}]}
+
+
+class Fields(BaseModel):
+    """A strict model: unknown fields and values of another type are errors. A field that is null was not given."""
+
+    # a client that sends `tools` and gets an answer without them would not notice
+    model_config = ConfigDict(extra="forbid", strict=True, json_schema_extra=_describe_nulls)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _given(cls, value: object) -> object:
+        """1.0 is an integer, as in JSON. Raise ValueError for too many fields: each unknown one would be an error."""
+        if not isinstance(value, dict):
+            return value
+        if len(value) > MAX_FIELDS:
+            raise ValueError(f"an object has at most {MAX_FIELDS} fields")
+        given = {name: each for name, each in value.items() if each is not None}
+        return {k: int(v) if isinstance(v, float) and v.is_integer() else v for k, v in given.items()}
+
+
+# The fields of OpenAI's API that change nothing here, with the values that are taken. `tests/serving/gateway` holds
+# docs/http.md against these tables.
+OF_TEXTS: dict[str, Any] = {
+    "background": Literal[False],
+    "best_of": Literal[1],
+    "include": Any,
+    "max_tool_calls": Any,  # of OpenAI's own tools, of which there are none
+    "metadata": Any,
+    "modalities": list[Literal["text"]],
+    "prediction": Any,
+    "prompt_cache_key": Any,
+    "prompt_cache_options": Any,
+    "prompt_cache_retention": Any,
+    "reasoning": Any,
+    "reasoning_effort": Any,
+    "safety_identifier": Any,
+    "service_tier": Any,
+    "store": Literal[False],
+    "truncation": Literal["disabled"],
+    "user": Any,
+    "verbosity": Any,
+}
+OF_PICTURES: dict[str, Any] = {
+    "background": Literal["auto"],
+    "moderation": Any,
+    "output_compression": Any,
+    "output_format": Literal["png"],
+    "quality": Literal["auto", "standard"],
+    "response_format": Literal["b64_json"],
+    "safety_identifier": Any,
+    "stream": Literal[False],
+    "style": Any,
+    "user": Any,
+}
+# What to do in place of a field, or a value, that is refused.
+INSTEAD = {
+    "audio": "the model writes text only",
+    "best_of": "ask for n choices, and choose among them",
+    "context_management": "shorten the conversation where it is too long",
+    "conversation": "nothing is stored: send the conversation again",
+    "function_call": "send tool_choice",
+    "functions": "send tools",
+    "messages": "send a prompt, or ask /v1/chat/completions",
+    "modalities": "the model writes text only",
+    "moderation": "nothing is moderated here",
+    "previous_response_id": "nothing is stored: send the conversation again",
+    "prompt": "send messages, or input",
+    "store": "nothing is stored",
+    "suffix": "no model here fills a gap",
+    "top_logprobs": "ask /v1/chat/completions",
+    "truncation": "shorten the conversation where it is too long",
+    "web_search_options": "nothing is searched here: send tools",
+}
+
+
+def without_effect(table: dict[str, Any]) -> type[Fields]:
+    """A base with the fields of a table."""
+    own = {name: (kind | None, Field(None, description="no effect")) for name, kind in table.items()}
+    made: type[Fields] = create_model("WithoutEffect", __base__=Fields, **own)  # type: ignore[call-overload]
+    return made

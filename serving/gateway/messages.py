@@ -1,0 +1,156 @@
+"""Messages of a conversation as clients send them, among them those that a server answered, ours or another one.
+
+What an answer brought never refuses the conversation that it became part of: fields beside those of a message are left
+out, and what cannot be read of a call stays text.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Sequence
+from itertools import groupby
+from typing import Annotated, Any, Literal
+
+from pydantic import BeforeValidator, ConfigDict, Field, model_validator
+
+from serving.gateway.base_fields import Fields
+from serving.gateway.errors import ApiError
+from serving.router.request import MAX_TOOLS
+from stages.checkpoint.manifest import MAX_NESTING, nesting
+
+# Parts with text, of chats and of responses.
+_TEXTS = ("text", "input_text", "output_text", "refusal")
+# Objects and lists around the arguments of a call, where the router counts them.
+_AROUND = 5
+
+
+class Sent(Fields):
+    """An object of which a server may have made a part: its other fields are left out."""
+
+    model_config = ConfigDict(extra="ignore")
+
+
+def text_of(value: object) -> object:
+    """The text of a message. Raises ValueError for parts that are none."""
+    if not isinstance(value, list):
+        return value
+    texts = [_text_of_part(part) for part in value if part is not None]
+    if not all(isinstance(text, str) for text in texts):
+        raise ValueError('the parts of a message must be {"type": "text", "text": ...}: the model reads text only')
+    return "".join(str(text) for text in texts)
+
+
+def _text_of_part(part: object) -> object:
+    """None where it is not of text."""
+    if not isinstance(part, dict) or part.get("type") not in _TEXTS:
+        return None
+    return part.get("refusal" if part["type"] == "refusal" else "text") or ""
+
+
+def words_of(content: object) -> object:
+    """The content of an answer without the parts that are no text, such as reasoning."""
+    return [each for each in content if _text_of_part(each) is not None] if isinstance(content, list) else content
+
+
+def _read_arguments(value: object) -> object:
+    """The object that a call's text stands for, as chat templates know it; the text where it is none."""
+    if not isinstance(value, str):
+        return value
+    try:
+        read = json.loads(value) if value.strip() else {}
+        # half a surrogate pair is no text
+        json.dumps(read, ensure_ascii=False).encode()
+    except (ValueError, RecursionError):
+        return value
+    return read if isinstance(read, dict) and nesting(read) <= MAX_NESTING - _AROUND else value
+
+
+Text = Annotated[str | None, BeforeValidator(text_of, json_schema_input_type=str | list[Any] | None)]
+Arguments = Annotated[dict[str, Any] | str, BeforeValidator(_read_arguments)]
+
+
+class CalledFunction(Sent):
+    name: str = ""
+    arguments: Arguments = Field(default={}, description="a JSON object, or its text")
+
+
+class MessageCall(Sent):
+    """A call of a tool that a model wrote."""
+
+    id: str = ""
+    type: Any = "function"
+    function: CalledFunction
+
+    @model_validator(mode="before")
+    @classmethod
+    def _as_function(cls, value: object) -> object:
+        """Calls of custom tools are told as those of functions."""
+        if not isinstance(value, dict):
+            return value
+        if isinstance(custom := value.get("custom"), dict):
+            value = value | {"function": {"name": custom.get("name"), "arguments": custom.get("input")}}
+        return value | {"type": "function"}
+
+
+class ChatMessage(Sent):
+    role: Literal["system", "developer", "user", "assistant", "tool"]
+    content: Text = None
+    name: str | None = Field(default=None, description="no effect")
+    tool_calls: Annotated[list[MessageCall], Field(max_length=MAX_TOOLS)] | None = None
+    tool_call_id: str | None = Field(default=None, description="role tool: the call that it answers")
+
+    @model_validator(mode="before")
+    @classmethod
+    def _as_now(cls, value: object) -> object:
+        """Answers have text of several kinds; calls and their results had another form before there were tools."""
+        if not isinstance(value, dict):
+            return value
+        told, called, spoken = dict(value), value.get("function_call"), value.get("audio")
+        if told.get("role") == "function":
+            told |= {"role": "tool", "tool_call_id": told.get("name")}
+        if told.get("role") != "tool":
+            told.pop("tool_call_id", None)
+        if told.get("tool_calls") == []:
+            del told["tool_calls"]
+        if told.get("role") != "assistant":
+            return told
+        told["content"] = words_of(told.get("content"))
+        if told["content"] in (None, "", []):
+            told["content"] = told.get("refusal") or (spoken.get("transcript") if isinstance(spoken, dict) else None)
+        if isinstance(called, dict) and not told.get("tool_calls"):
+            told["tool_calls"] = [{"id": called.get("name"), "function": called}]
+        return told
+
+    @model_validator(mode="after")
+    def _check_role(self) -> ChatMessage:
+        if self.role == "tool" and self.tool_call_id is None:
+            raise ValueError("a message of role tool has the tool_call_id that it answers")
+        if self.tool_calls and self.role != "assistant":
+            raise ValueError("messages of role assistant, and no others, have tool_calls")
+        if self.content is None and self.role not in ("assistant", "tool"):
+            raise ValueError("a message has content: a text, or parts of type text")
+        return self
+
+
+def told_messages(messages: Sequence[ChatMessage]) -> list[tuple[str, ...]]:
+    """Messages as `Request` has them. Raises ApiError for an answer to a call that none of them makes."""
+    told, names = list[tuple[str, ...]](), dict[str | None, str]()
+    for each in _in_order(messages):
+        more = each.model_dump(include={"tool_calls", "tool_call_id"}, exclude_none=True)
+        if each.role == "tool":
+            if each.tool_call_id not in names:
+                message = f"no message before makes the call {each.tool_call_id!r}, which one of role tool answers"
+                raise ApiError(400, message, param="messages")
+            more["name"] = names[each.tool_call_id]  # some templates want it
+        names |= {call.id: call.function.name for call in each.tool_calls or []}
+        told.append((each.role, each.content or "", *([json.dumps(more)] if more else [])))
+    return told
+
+
+def _in_order(messages: Sequence[ChatMessage]) -> Iterator[ChatMessage]:
+    """Results of calls in the order of the calls, by which alone many templates know what they answer."""
+    places = dict[str | None, int]()
+    for are_results, group in groupby(messages, lambda each: each.role == "tool"):
+        run = list(group)
+        yield from sorted(run, key=lambda each: places.get(each.tool_call_id, 0)) if are_results else run
+        places = {call.id: place for place, call in enumerate(run[-1].tool_calls or [])}

@@ -1,0 +1,133 @@
+"""Streams of server-sent events: one event, several sources as one, and signs of life while nothing comes."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
+from contextlib import aclosing
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+from starlette.responses import StreamingResponse
+from starlette.types import Receive, Scope, Send
+
+from serving.gateway.errors import api_error_of, named
+from stages.errors import OnesweepError
+
+# Proxies and clients give up on a stream that says nothing: so long may its beginning take, and later each event.
+FIRST_SILENCE_S, SILENCE_S = 2.0, 10.0
+WAITING = b": waiting for the hosts\n\n"  # a comment, which readers of events skip
+
+_HEADERS = {"cache-control": "no-store", "x-accel-buffering": "no"}  # the second tells nginx not to buffer events
+DONE = b"data: [DONE]\n\n"
+
+
+def sse(content: object) -> bytes:
+    """One event."""
+    return b"data: " + json.dumps(content).encode() + b"\n\n"
+
+
+class EventStream(StreamingResponse):
+    """An answer of events, whose source is closed however the answer ends."""
+
+    def __init__(
+        self, first: bytes, events: AsyncGenerator[bytes, None], headers: Mapping[str, str] | None = None
+    ) -> None:
+        """:param first: the first event, or comment, read before the answer begins."""
+        super().__init__(events, headers={**_HEADERS, **(headers or {})}, media_type="text/event-stream")
+        self.first, self.events = first, events
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        async def write(event: bytes, more: bool = True) -> None:
+            await send({"type": "http.response.body", "body": event, "more_body": more})
+
+        async with aclosing(self.events):
+            await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
+            await write(self.first)
+            try:
+                async for event in self.events:
+                    await write(event)
+            except OnesweepError as error:
+                await write(sse(api_error_of(error).body))
+        await write(b"", more=False)
+
+
+async def event_stream(events: AsyncGenerator[bytes, None], requests: Sequence[str] = ()) -> EventStream:
+    """The answer with these events. An error before the first one has a status of its own, if it comes within
+    FIRST_SILENCE_S; a later one can only be another event, as in OpenAI's API. Raises OnesweepError.
+
+    :param requests: what the router calls them, once it has told.
+    """
+    heard = _with_comments(events)
+    return EventStream(await anext(heard), heard, named(requests))
+
+
+async def _with_comments(
+    events: AsyncGenerator[bytes, None], wait: Callable[..., Any] = asyncio.wait
+) -> AsyncGenerator[bytes, None]:
+    """Events as they come, and a comment where none comes for long. Raises OnesweepError.
+
+    :param wait: `asyncio.wait`, whose clock a test replaces.
+    """
+    silence_s = FIRST_SILENCE_S
+    coming = asyncio.ensure_future(anext(events))
+    try:
+        while True:
+            done, _ = await wait({coming}, timeout=silence_s)
+            silence_s = SILENCE_S
+            if not done:
+                yield WAITING
+                continue
+            try:
+                event = coming.result()
+            except StopAsyncIteration:
+                return
+            coming = asyncio.ensure_future(anext(events))
+            yield event
+    finally:
+        coming.cancel()
+        await asyncio.gather(coming, return_exceptions=True)
+        await events.aclose()
+
+
+# Several streams as one.
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class _End:
+    error: Exception | None
+
+
+async def merged(sources: Sequence[AsyncGenerator[T, None]]) -> AsyncGenerator[T, None]:
+    """Items of all sources as they come. The first error ends all of them, and so does leaving early."""
+    # bounded: sources wait for the reader, and nothing piles up for a slow client
+    queue: asyncio.Queue[T | _End] = asyncio.Queue(maxsize=len(sources))
+    pumps = [asyncio.create_task(_pump(source, queue)) for source in sources]
+    left = len(pumps)
+    try:
+        while left:
+            item = await queue.get()
+            if not isinstance(item, _End):
+                yield item
+            elif item.error is not None:
+                raise item.error
+            else:
+                left -= 1
+    finally:
+        for pump in pumps:
+            pump.cancel()
+        await asyncio.gather(*pumps, return_exceptions=True)
+
+
+async def _pump(source: AsyncGenerator[T, None], queue: asyncio.Queue[T | _End]) -> None:
+    error: Exception | None = None
+    try:
+        async with aclosing(source):
+            async for item in source:
+                await queue.put(item)
+    except Exception as caught:
+        error = caught
+    await queue.put(_End(error))

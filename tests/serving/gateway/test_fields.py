@@ -1,0 +1,57 @@
+"""Every field of OpenAI's API is honoured, taken without effect, or refused with what to do; the page tells which."""
+
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+from openai.types.chat.completion_create_params import CompletionCreateParamsBase as ChatParams
+from openai.types.completion_create_params import CompletionCreateParamsBase as TextParams
+from openai.types.responses.response_create_params import ResponseCreateParamsBase as ResponseParams
+from pydantic import ValidationError
+
+from serving.gateway.base_fields import INSTEAD, OF_PICTURES, OF_TEXTS, Fields
+from serving.gateway.errors import field_error
+from serving.gateway.fields import ChatRequest, CompletionRequest
+from serving.gateway.response_fields import ResponseRequest
+
+PAGE = (Path(__file__).parents[3] / "docs" / "http.md").read_text()
+LEAST: dict[Any, dict[str, Any]] = {
+    ChatRequest: {"messages": [{"role": "user", "content": "x"}]},
+    CompletionRequest: {"prompt": "x"},
+    ResponseRequest: {"input": "x"},
+}
+# New, and of machines that only OpenAI has.
+OF_OPENAI = {"access_programs", "background_options", "image"}
+TAKEN = {"store": False, "background": False, "best_of": 1, "truncation": "disabled", "modalities": ["text"]}
+
+
+def refusal(request: type[Fields], **fields: Any) -> str:
+    with pytest.raises(ValidationError) as caught:
+        request.model_validate({"model": "onesweep", **LEAST[request], **fields})
+    return str(field_error(caught.value.errors()[0]).detail)
+
+
+@pytest.mark.parametrize(
+    ("request_", "params"),
+    [(ChatRequest, ChatParams), (CompletionRequest, TextParams), (ResponseRequest, ResponseParams)],
+)
+def test_openais_fields_are_known(request_: type[Fields], params: Any) -> None:
+    unknown = params.__annotations__.keys() - request_.model_fields.keys()
+    assert unknown - OF_OPENAI <= INSTEAD.keys()
+    for name in unknown & INSTEAD.keys():
+        assert refusal(request_, **{name: "x"}).endswith(f"field {name!r}: {INSTEAD[name]}")
+
+
+@pytest.mark.parametrize("request_", LEAST)
+def test_fields_without_effect_and_nulls_are_taken_everywhere(request_: type[Fields]) -> None:
+    habits: dict[str, Any] = {name: TAKEN.get(name, {"a": "b"}) for name in OF_TEXTS}
+    request_.model_validate({"model": "onesweep", **LEAST[request_], **habits, "seed": -1})
+    request_.model_validate({"model": "onesweep", **dict.fromkeys({*habits, *INSTEAD, "x"}), **LEAST[request_]})
+    assert "store: Input should be False: nothing is stored" in refusal(request_, store=True)
+    assert refusal(request_, top_k=3) == "unknown or unsupported field 'top_k': send it in the object onesweep"
+
+
+def test_the_page_names_them() -> None:
+    named = {word for words in re.findall("`([^`\n]+)`", PAGE) for word in re.findall("[a-z_]+", words)}
+    assert named >= OF_TEXTS.keys() | OF_PICTURES.keys()

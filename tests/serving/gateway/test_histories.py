@@ -1,0 +1,90 @@
+"""Conversations as clients send them again: what a server answered refuses none of them."""
+
+import json
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from openai.types.chat import ChatCompletionMessage
+from openai.types.responses import Response
+
+from serving.gateway.calls import CallReader
+from serving.gateway.messages import ChatMessage, told_messages
+from serving.gateway.response_fields import ResponseRequest
+
+TEXT = [{"type": "text", "text": "a"}]
+# What servers answer, ours and others, and the text and arguments that a template is given of it.
+ANSWERS: list[tuple[dict[str, Any], str, list[Any]]] = [
+    ({"content": "a"}, "a", []),
+    ({"content": "a", "annotations": [{"type": "url_citation"}], "reasoning_content": "hm", "phase": "x"}, "a", []),
+    ({"content": None, "refusal": "no"}, "no", []),
+    ({"content": [*TEXT, {"type": "refusal", "refusal": "no"}, {"type": "thinking", "thinking": "hm"}]}, "ano", []),
+    ({"content": None, "audio": {"id": "x", "transcript": "a"}}, "a", []),
+    ({"content": None, "tool_calls": []}, "", []),
+    ({"function_call": {"name": "f", "arguments": "{}"}}, "", [{}]),
+    ({"tool_calls": [{"id": "x", "type": "custom", "custom": {"name": "f", "input": "a b"}}]}, "", ["a b"]),
+]
+ARGUMENTS: list[tuple[Any, Any]] = [
+    ('{"x": 1}', {"x": 1}),
+    ({"x": 1}, {"x": 1}),
+    ("", {}),
+    (" \n", {}),
+    (None, {}),
+    ('{"x": 1', '{"x": 1'),
+    ("[]", "[]"),
+    ('{"x": "\\ud800"}', '{"x": "\\ud800"}'),
+    ('{"x":' * 200 + "1" + "}" * 200, '{"x":' * 200 + "1" + "}" * 200),
+]
+CALLS = [{"index": at, "id": f"c{at}", "function": {"name": "f", "arguments": '{"x": 1}'}} for at in range(3)]
+
+
+def told(*messages: Any) -> list[Any]:
+    """Role, text and the other fields of each, as the router gets them."""
+    read = told_messages([ChatMessage.model_validate(each) for each in messages])
+    return [(role, text, json.loads("".join(more) or "{}")) for role, text, *more in read]
+
+
+@pytest.mark.parametrize(("answer", "text", "arguments"), ANSWERS)
+def test_an_answer_is_a_message(answer: dict[str, Any], text: str, arguments: list[Any]) -> None:
+    plain: dict[str, Any] = ChatCompletionMessage.model_construct(role="assistant", **answer).model_dump(warnings=False)
+    for sent in ({"role": "assistant", **answer}, plain):
+        ((role, said, more),) = told(sent)
+        assert (role, said) == ("assistant", text)
+        assert [call["function"]["arguments"] for call in more.get("tool_calls", [])] == arguments
+
+
+@pytest.mark.parametrize(("sent", "read"), ARGUMENTS)
+def test_arguments_are_read_where_they_can_be(sent: Any, read: Any) -> None:
+    call = {"id": "x", "function": {"name": "f", "arguments": sent}}
+    ((_, _, more),) = told({"role": "assistant", "tool_calls": [call]})
+    assert more["tool_calls"] == [{"id": "x", "type": "function", "function": {"name": "f", "arguments": read}}]
+    items = [{"type": "function_call", "call_id": "x", "name": "f", "arguments": sent}]
+    (message,) = ResponseRequest.model_validate({"model": "x", "input": items}).chat().messages
+    assert [call.function.arguments for call in message.tool_calls or []] == [read]
+
+
+@given(st.permutations(range(3)), st.sampled_from([None, "", "a", TEXT, [*TEXT, None]]))
+def test_results_come_in_the_order_of_the_calls(order: list[int], content: Any) -> None:
+    results = [{"role": "tool", "tool_call_id": f"c{at}", "content": content} for at in order]
+    _, *read = told({"role": "assistant", "tool_calls": CALLS}, *results)
+    assert [more for _, _, more in read] == [{"tool_call_id": f"c{at}", "name": "f"} for at in range(3)]
+    assert {text for _, text, _ in read} == {"a" if content else ""}
+
+
+def test_the_items_of_an_answer_are_items_of_the_next_request() -> None:
+    call = {"type": "function_call", "id": "fc", "call_id": "x", "name": "f", "arguments": "{}", "status": "completed"}
+    part = {"type": "output_text", "text": "a", "annotations": [], "logprobs": None}
+    said = {"type": "message", "id": "m", "role": "assistant", "status": "completed", "content": [part], "phase": None}
+    reasoning = {"type": "reasoning", "id": "r", "summary": [], "encrypted_content": "x"}
+    output: Any = Response.model_construct(output=[reasoning, said, call]).model_dump(warnings=False)["output"]
+    result = {"type": "function_call_output", "call_id": "x", "output": [{"type": "input_text", "text": "b"}]}
+    chat = ResponseRequest.model_validate({"model": "x", "input": [*output, result]}).chat()
+    read = [(each.role, each.content, bool(each.tool_calls)) for each in chat.messages]
+    assert read == [("assistant", "a", True), ("tool", "b", False)]
+
+
+def test_half_of_a_surrogate_pair_in_a_call_can_be_sent_back() -> None:
+    reader = CallReader(["f"])
+    reader.feed('{"name": "f", "arguments": {"x": "\\ud800"}}')
+    assert json.loads(reader.end()[1][0].arguments.encode()) == {"x": "?"}

@@ -1,0 +1,53 @@
+"""Streams say something while nothing comes, and end with their source. No real time passes."""
+
+import asyncio
+from collections.abc import AsyncGenerator
+from contextlib import aclosing
+from typing import Any
+
+from serving.gateway.streams import WAITING, _with_comments
+
+
+def test_a_comment_comes_after_two_seconds_and_then_every_ten() -> None:
+    silences, released = list[float](), asyncio.Event()
+
+    async def source() -> AsyncGenerator[bytes, None]:
+        yield b"first"
+        await released.wait()
+        yield b"second"
+
+    async def wait(tasks: Any, timeout: float) -> Any:
+        silences.append(timeout)
+        if len(silences) in (2, 3):
+            return set(), tasks
+        if len(silences) == 4:
+            released.set()
+        return await asyncio.wait(tasks)
+
+    async def main() -> list[bytes]:
+        return [event async for event in _with_comments(source(), wait)]
+
+    assert asyncio.run(main()) == [b"first", WAITING, WAITING, b"second"]
+    assert silences[:4] == [2, 10, 10, 10]
+
+
+def test_who_leaves_while_nothing_comes_ends_the_source() -> None:
+    ended = list[str]()
+
+    async def source() -> AsyncGenerator[bytes, None]:
+        try:
+            await asyncio.Event().wait()
+            yield b""
+        finally:
+            ended.append("source")
+
+    async def main() -> None:
+        async def wait(tasks: Any, timeout: float) -> Any:
+            await asyncio.sleep(0)
+            return set(), tasks
+
+        async with aclosing(_with_comments(source(), wait)) as events:
+            assert await anext(events) == WAITING
+
+    asyncio.run(main())
+    assert ended == ["source"]
