@@ -14,12 +14,14 @@ ROUND_TRIPS_S = 0.5
 
 @pytest.mark.slow
 def test_the_first_connection_is_not_given_up() -> None:
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        with open_blocking_channel(f"127.0.0.1:{listener.getsockname()[1]}") as channel:
-            grpc.channel_ready_future(channel)
-            first, _ = listener.accept()
-            with first:  # it answers nothing, as if it were far
-                time.sleep(ROUND_TRIPS_S)
-                listener.setblocking(False)
-                with pytest.raises(BlockingIOError):
-                    listener.accept()
+    with (
+        socket.create_server(("127.0.0.1", 0)) as listener,
+        open_blocking_channel(f"127.0.0.1:{listener.getsockname()[1]}") as channel,
+    ):
+        grpc.channel_ready_future(channel)
+        first, _ = listener.accept()
+        with first:  # it answers nothing, as if it were far
+            time.sleep(ROUND_TRIPS_S)
+            listener.setblocking(False)
+            with pytest.raises(BlockingIOError):
+                listener.accept()
