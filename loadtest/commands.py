@@ -52,10 +52,7 @@ class BenchReport:
         return cls(table, record)
 
 
-def add_measurement(
-    command: argparse.ArgumentParser,
-    settings: type[Any],
-) -> None:
+def add_measurement(command: argparse.ArgumentParser, settings: type[Any]) -> None:
     """Options of a command whose flags come from its settings, and which writes a record with `--json`."""
     add_flags(command, settings)
     command.add_argument("--json", type=Path, metavar="FILE", help="write the figures there, too")

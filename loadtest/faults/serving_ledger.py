@@ -22,11 +22,6 @@ class Fate(StrEnum):
     LOST = "lost"  # no whole answer, within its patience and with all its calls
 
 
-def meets(fault: FaultRecord, answer: Answer, after_s: float = 0.0) -> bool:
-    """True where any of a request lies in the time of a fault, or so long after."""
-    return answer.begin_s < fault.end_s + after_s and fault.begin_s < answer.end_s
-
-
 @dataclass(frozen=True)
 class RequestCounts:
     """Requests of one mode, or of all."""
@@ -104,18 +99,6 @@ def stalls(answers: Sequence[Answer], faults: Sequence[FaultRecord]) -> list[Sta
                 waits_s.append(stall_s(answer, fault))
     counts = Counter(fault.kind for fault in faults)
     return [Stalls(kind, counts[kind], waits_s) for kind, waits_s in found.items()]
-
-
-def undisturbed(answers: Iterable[Answer], faults: Sequence[FaultRecord]) -> Stalls:
-    """The longest wait for a byte in each request that met no fault: the figure to compare faults with."""
-    chosen = [answer for answer in answers if not (answer.replays or answer.tries)]
-    unharmed = [answer for answer in chosen if not any(meets(fault, answer, AFTERMATH_S) for fault in faults)]
-    return Stalls("none", 0, [longest_wait(answer) for answer in unharmed if answer.arrivals_s])
-
-
-def longest_wait(answer: Answer) -> float:
-    """The longest wait for a byte, seconds; only of an answer with arrivals."""
-    return max(end_s - begin_s for begin_s, end_s in itertools.pairwise([answer.begin_s, *answer.arrivals_s]))
 
 
 def stall_s(answer: Answer, fault: FaultRecord) -> float:

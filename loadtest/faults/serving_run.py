@@ -25,12 +25,10 @@ from loadtest.faults.base import (
 from loadtest.faults.clients import DRAWINGS, REQUESTS, Answer, Clients, SeededRequest, seeded_requests
 from loadtest.faults.serving_ledger import (
     Fate,
-    Stalls,
     counts_by_mode,
     fate_of,
     reasons,
     stalls,
-    undisturbed,
     wrong_words,
 )
 from loadtest.faults.serving_testbed import MOST_HOSTS, SERVING_FAULTS, ServingTestbed, open_serving_testbed
@@ -63,19 +61,9 @@ class ChaosResult(FaultRun):
     usages: tuple[Usage, Usage]  # before the first fault, and at the end
 
     @property
-    def unusable(self) -> dict[str, str]:
-        """Hosts that could not be used when every request had ended, or `router`, and why."""
-        return self.health[-1].problems if self.health else {"router": "it was never heard"}
-
-    @property
-    def sessions_left(self) -> int:
-        """Open on hosts when every request had ended."""
-        return self.health[-1].sessions if self.health else 0
-
-    @property
-    def audited(self) -> int:
-        """Sweeps that were computed again, by the last router."""
-        return self.health[-1].audited if self.health else 0
+    def last_state(self) -> RouterState:
+        """When every request had ended."""
+        return self.health[-1]
 
     @property
     def accused(self) -> int:
@@ -86,7 +74,7 @@ class ChaosResult(FaultRun):
     def trouble(self) -> int:
         """The number of things that no run may have."""
         bad = sum(fate_of(answer, self.texts) is not Fate.RIGHT for answer in self.answers)
-        left = self.sessions_left + len(self.ended) + len(self.unusable)
+        left = self.last_state.sessions + len(self.ended) + len(self.last_state.problems)
         return bad + left + self.accused
 
 
@@ -218,7 +206,6 @@ def _wait_for(clients: Clients, happened: Callable[[], bool]) -> None:
 # The report
 
 
-AIM_S = 3.0  # to the next byte of a request whose stage was killed, 95 times of 100
 SHOWN = 5
 MODE_HEAD = (
     *("mode", "requests", "right", "wrong", "lost", "replays", "refused", "called again"),
@@ -232,7 +219,7 @@ def serving_report(result: ChaosResult) -> BenchReport:
     """The report of `bench chaos`."""
     tables = {
         "Requests": (MODE_HEAD, mode_rows(result)),
-        "What faults cost the requests that they hit": (FAULT_HEAD, fault_rows(result) if result.faults else []),
+        "What faults cost the requests that they hit": (FAULT_HEAD, fault_rows(result)),
         "Processes": (USAGE_HEAD, usage_rows(result)),
     }
     return fault_report(tables, verdict(result), chaos_record(result), result.trouble)
@@ -246,14 +233,10 @@ def mode_rows(result: ChaosResult) -> list[list[str]]:
     return rows
 
 
-def stalls_of(result: ChaosResult) -> list[Stalls]:
-    return [*stalls(result.answers, result.faults), undisturbed(result.answers, result.faults)]
-
-
 def fault_rows(result: ChaosResult) -> list[list[str]]:
     return [
-        [s.kind, str(s.faults or "-"), str(len(s.waits_s)), *(seconds(s.percentile_s(p)) for p in (50, 95, 100))]
-        for s in stalls_of(result)
+        [s.kind, str(s.faults), str(len(s.waits_s)), *(seconds(s.percentile_s(p)) for p in (50, 95, 100))]
+        for s in stalls(result.answers, result.faults)
     ]
 
 
@@ -274,17 +257,13 @@ def verdict(result: ChaosResult) -> list[str]:
         f"{total.right} right, {total.wrong} wrong, {total.lost} lost; {total.replays} replays on other hosts, "
         f"{total.refused} refusals with a time to come back, {total.repeated} calls made again for another reason"
     ]
-    kill = next((s for s in stalls(result.answers, result.faults) if s.kind == "kill"), None)
-    if kill is not None and kill.waits_s:
-        words.append(_kill_words(kill))
     if result.settings.audit:
-        words.append(
-            f"{result.audited} sweeps audited since the router last started, {result.accused} honest hosts accused"
-        )
+        audited = f"{result.last_state.audited} sweeps audited since the router last started"
+        words.append(f"{audited}, {result.accused} honest hosts accused")
     words += [*result.omissions, *result.endings]
-    words += [f"not usable at the end: {name}: {problem}" for name, problem in result.unusable.items()]
-    if result.sessions_left:
-        words.append(f"{result.sessions_left} sessions are still open on hosts after the last answer")
+    words += [f"not usable at the end: {name}: {problem}" for name, problem in result.last_state.problems.items()]
+    if sessions := result.last_state.sessions:
+        words.append(f"{sessions} sessions are still open on hosts after the last answer")
     words += [f"called again {count} x: {why}" for why, count in reasons(result.answers).most_common(SHOWN)]
     return words + wrong_words(result.answers, result.cases, result.texts)[:SHOWN]
 
@@ -297,31 +276,11 @@ def chaos_record(result: ChaosResult) -> dict[str, Any]:
         "verdict": verdict(result),
         "modes": {mode: asdict(each) for mode, each in counts.items()},
         "faults": list(map(result.times_of, result.faults)),
-        "stalls": {each.kind: vars(each) for each in stalls_of(result)},
+        "stalls": {each.kind: vars(each) for each in stalls(result.answers, result.faults)},
         "processes": dict(zip(("before", "after"), result.usages, strict=True)),
-        "sessions_left": result.sessions_left,
-        "unusable": result.unusable,
+        "sessions_left": result.last_state.sessions,
+        "unusable": result.last_state.problems,
         "ended": result.ended,
-        "audited": result.audited,
+        "audited": result.last_state.audited,
         "accused": result.accused,
-        "requests": [
-            {
-                "mode": result.cases[answer.case].mode,
-                "begin_s": answer.begin_s - result.begin_s,
-                "end_s": answer.end_s - result.begin_s,
-                "fate": fate_of(answer, result.texts).value,
-                "replays": answer.replays,
-                "calls": [each.code for each in answer.tries],
-            }
-            for answer in result.answers
-        ],
     }
-
-
-def _kill_words(kill: Stalls) -> str:
-    p95_s = kill.percentile_s(95) or 0.0
-    held = "holds" if p95_s < AIM_S else "does not hold"
-    return (
-        f"a stage killed in the middle of a request, a replica there: {len(kill.waits_s)} requests, next byte after "
-        f"{seconds(kill.percentile_s(50))} s (p50), {p95_s:.2f} s (p95): the aim of {AIM_S:g} s {held}"
-    )

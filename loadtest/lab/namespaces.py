@@ -65,18 +65,14 @@ def open_tun() -> int:
     return tun
 
 
-def tun_lines(address: str) -> list[str]:
-    """Lines for `ip -batch` that give a node its address and the way to the others."""
-    return [
+def set_network(address: str) -> None:
+    """Give the node of this namespace its address and the way to the others. Raises LabError with what `ip` said."""
+    lines = [
         "link set lo up",
         f"address add {address}/32 dev lo",
         f"link set {DEVICE} mtu {MTU} txqueuelen {DEVICE_QUEUE} addrgenmode none up",
         f"route add {SUBNET} dev {DEVICE} src {address}",
     ]
-
-
-def set_network(lines: list[str]) -> None:
-    """Run lines of `ip` in this namespace. Raises LabError with what the program said."""
     done = subprocess.run(["ip", "-batch", "-"], input="\n".join(lines) + "\n", capture_output=True, text=True)
     if done.returncode:
         raise LabError(f"ip could not set the lab's network: {' '.join(done.stderr.split())}")

@@ -25,7 +25,6 @@ from loadtest.lab.namespaces import (
     prctl,
     set_network,
     start_ticks,
-    tun_lines,
 )
 from loadtest.lab.profile import Profile, node_names
 
@@ -55,7 +54,10 @@ class LabProcess:
         self.keeper = 0
         try:
             for address in self.addresses:
-                self._make_node(address)
+                with own_namespace() as namespace:
+                    self.namespaces.append(namespace)
+                    self.tuns.append(open_tun())
+                    set_network(address)
         except OSError as error:
             raise LabError(f"no network namespace could be made here: {error.strerror}") from None
         self.inodes = {os.fstat(namespace).st_ino for namespace in self.namespaces}
@@ -81,12 +83,6 @@ class LabProcess:
             end_processes(self.inodes)
             os.kill(self.keeper, signal.SIGKILL)
             os.waitpid(self.keeper, 0)
-
-    def _make_node(self, address: str) -> None:
-        with own_namespace() as namespace:
-            self.namespaces.append(namespace)
-            self.tuns.append(open_tun())
-            set_network(tun_lines(address))
 
     def _channels(self) -> dict[tuple[str, str], Channel]:
         nodes = zip(self.names, self.addresses, strict=True)

@@ -6,7 +6,6 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -62,25 +61,10 @@ class Corruption:
         return cls(sigma.to(block.codes.device), eps.to(block.codes.device))
 
 
-@dataclass(frozen=True)
-class BlockLoss:
-    """Mean cross-entropies in nats a byte; `total` carries the gradient."""
-
-    total: Tensor
-    denoise: Tensor
-    next_byte: Tensor
-
-
 def block_loss(
-    block: Block,
-    text: Tensor,
-    layout: ChunkLayout,
-    corruption: Corruption,
-    *,
-    self_condition: bool,
-    anchor: float,
-) -> BlockLoss:
-    """CE of the noisy slots + `anchor` * CE of the clean next byte.
+    block: Block, text: Tensor, layout: ChunkLayout, corruption: Corruption, *, self_condition: bool
+) -> tuple[Tensor, Tensor]:
+    """Mean cross-entropies in nats a byte: of the noisy slots, and of the clean next byte.
 
     text: (batch, length + 1) int64. The estimate input is the block's own first guess with `self_condition`, else zero.
     """
@@ -96,7 +80,7 @@ def block_loss(
     logits = block.denoise(z, estimate, corruption.sigma, memory, 0, mask)
     denoise = F.cross_entropy(logits.flatten(0, -2), known.reshape(-1))
     next_byte = F.cross_entropy(block.next_byte(clean).float().flatten(0, -2), following.reshape(-1))
-    return BlockLoss(denoise + anchor * next_byte, denoise.detach(), next_byte.detach())
+    return denoise, next_byte
 
 
 def next_byte_loss(logits: Tensor, text: Tensor) -> Tensor:
@@ -106,13 +90,6 @@ def next_byte_loss(logits: Tensor, text: Tensor) -> Tensor:
 
 ROWS = 4  # windows evaluated at a time
 PAPERS_SIGMA_MIN = 1.0  # end of the noise range of BlockTrain (arXiv 2606.24722)
-
-
-class PathPoint(NamedTuple):
-    """Cross-entropy (CE) of one evaluation on the way from noise to text."""
-
-    sigma: float
-    nats: float
 
 
 def bits(nats: float) -> float:
@@ -127,8 +104,8 @@ def next_byte_nats(logits: Tensor, text: Tensor, skip: int = 1) -> float:
 
 def from_noise_path(
     blocks: Sequence[Block], partition: NoisePartition, known: Tensor, steps: int, *, skip: int = 1, row: int = 0
-) -> list[PathPoint]:
-    """CE of each byte while its slot is denoised from pure noise, given its true prefix: one point an evaluation.
+) -> list[tuple[float, float]]:
+    """(sigma, nats) of each evaluation while every byte's slot is denoised from pure noise, given its true prefix.
 
     blocks: neighbours, in order; known: (batch, positions) int64; `steps` Euler steps a block, starting at the first
     block's own sigma_max, and one more evaluation at the last block's sigma_min; bytes before `skip` are not counted;
@@ -148,7 +125,7 @@ def from_noise_path(
         z, before = (x.view(batch, length, dim) for x in (ode.state(estimate, sigma, i), estimate))
         logits = block.denoise(z, before, torch.full((1, 1), sigma), memories[place], 0, mask).float()
         nats = logits.log_softmax(-1).gather(2, known[..., None])[:, skip:, 0]
-        points.append(PathPoint(sigma, -float(nats.mean())))
+        points.append((sigma, -float(nats.mean())))
         if sigma_next is not None:
             estimate = ode.advance(estimate, block.point(logits).flatten(0, 1), sigma, sigma_next)
     return points
@@ -164,15 +141,15 @@ def chain_diagnostics(
     from_noise_sigma1_nats: the same, at the last evaluation at or above sigma 1, where the papers' range ends; below
     it a slot settles on one sampled byte, so that the CE becomes that of a commitment. Missing where there is none.
     """
-    known, paths = text[:, :-1], []
-    for row in range(0, len(known), ROWS):
-        part = known[row : row + ROWS]
-        paths.append((len(part), from_noise_path(blocks, partition, part, steps, skip=skip, row=row)))
+    known = text[:, :-1]
+    rows = range(0, len(known), ROWS)
+    counts = [len(known[row : row + ROWS]) for row in rows]
+    paths = [from_noise_path(blocks, partition, known[row : row + ROWS], steps, skip=skip, row=row) for row in rows]
     path = [
-        PathPoint(points[0].sigma, sum(p.nats * n for p, (n, _) in zip(points, paths, strict=True)) / len(known))
-        for points in zip(*(points for _, points in paths), strict=True)
+        (points[0][0], sum(nats * count for (_, nats), count in zip(points, counts, strict=True)) / len(known))
+        for points in zip(*paths, strict=True)
     ]
-    losses = {"from_noise_nats": path[-1].nats}
-    if above := [point.nats for point in path if point.sigma >= PAPERS_SIGMA_MIN]:
+    losses = {"from_noise_nats": path[-1][1]}
+    if above := [nats for sigma, nats in path if sigma >= PAPERS_SIGMA_MIN]:
         losses["from_noise_sigma1_nats"] = above[-1]
     return losses

@@ -43,9 +43,9 @@ class BlockTask:
         generator = torch.Generator().manual_seed(int(draws[0] * 2**53))
         corruption = Corruption.draw(block, self.partition, layout, len(text), generator)
         guess = bool(draws[3] <= config.self_condition)
-        loss = block_loss(block, text, layout, corruption, self_condition=guess, anchor=config.anchor)
-        parts = {"denoise_nats": float(loss.denoise), "next_byte_nats": float(loss.next_byte), "chunk": chunk}
-        return StepLoss(loss.total, parts)
+        denoise, next_byte = block_loss(block, text, layout, corruption, self_condition=guess)
+        parts = {"denoise_nats": denoise.item(), "next_byte_nats": next_byte.item(), "chunk": chunk}
+        return StepLoss(denoise + config.anchor * next_byte, parts)
 
     def evaluate(self) -> dict[str, float]:
         """Validation losses of this block alone; those from noise start at its own sigma_max."""

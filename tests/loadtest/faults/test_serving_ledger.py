@@ -9,10 +9,8 @@ from loadtest.faults.clients import LATE, OK, Answer, SeededRequest, Try, seeded
 from loadtest.faults.serving_ledger import (
     Fate,
     fate_of,
-    longest_wait,
     stall_s,
     stalls,
-    undisturbed,
     wrong_words,
 )
 
@@ -56,15 +54,6 @@ def test_only_requests_that_were_hit_count() -> None:
     (found,) = stalls([hit, unharmed, before, after], [KILL])
     assert (found.kind, found.faults, len(found.waits_s)) == ("kill", 1, 1)
     assert found.percentile_s(95) == pytest.approx(1.0)
-
-
-def test_what_nothing_happened_to_is_there_to_compare_with() -> None:
-    assert longest_wait(GOOD) == 1.0
-    answers = [GOOD, replace(GOOD, replays=1), replace(GOOD, arrivals_s=[])]
-    assert undisturbed(answers, []).waits_s == [1.0]
-    assert undisturbed(answers, [KILL]).waits_s == []
-    assert undisturbed(answers, [replace(KILL, begin_s=8.0, end_s=9.5)]).waits_s == []
-    assert undisturbed(answers, [replace(KILL, begin_s=8.0, end_s=8.5)]).waits_s == [1.0]
 
 
 def test_drawings_take_turns_and_wrong_ones_are_told_without_their_pixels() -> None:

@@ -8,7 +8,7 @@ import pytest
 from loadtest.commands import Row
 from loadtest.host import ring, shapes
 from loadtest.host.ring import RequestTiming, TextDiffers, check_text, overhead_rows
-from loadtest.workload.texts import InProcess, Work
+from loadtest.workload.texts import Work
 from serving.cli.__main__ import main
 from tests.stages.pictures.tiny import tiny_picture_bundle
 
@@ -75,14 +75,6 @@ def test_a_text_that_serving_changed_is_an_error_with_both() -> None:
     check_text(WORK, b"text", b"text")
     with pytest.raises(TextDiffers, match=r"(?s)sweep, seed 0.*b'text'.*b'Text'"):
         check_text(WORK, b"text", b"Text")
-
-
-@pytest.mark.parametrize("mode", ["sweep", "chunked", "ar"])
-def test_the_model_in_one_process_gives_as_many_bytes_as_asked_and_the_same_again(bundle: Path, mode: str) -> None:
-    floor = InProcess(bundle)
-    first, again, other = (floor.generate(Work(mode, b"prompt", 40, seed)) for seed in (1, 1, 2))
-    assert len(first) == 40
-    assert first == again != other
 
 
 @pytest.mark.parametrize("dtype", ["fp32", "bf16"])

@@ -2,7 +2,6 @@
 
 import json
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -82,18 +81,12 @@ def test_what_the_router_refuses_is_a_row(bundle: Path, tmp_path: Path, capsys: 
 # In a real lab
 
 
-@pytest.fixture(scope="module")
-def record(bundle: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    folder = tmp_path_factory.mktemp("wan")
-    options = ("--profile", "links-20", "--modes", "sweep,ar:fp32", "--bytes", "8", "--requests", 2)
-    assert main(bench(bundle, *options, "--seed", 3, "--json", folder / "r.json")) == 0
-    loaded: dict[str, Any] = json.loads((folder / "r.json").read_text())
-    return loaded
-
-
 @pytest.mark.slow
 @needs_a_lab
-def test_a_whole_run(record: dict[str, Any]) -> None:
+def test_a_whole_run(bundle: Path, tmp_path: Path) -> None:
+    options = ("--profile", "links-20", "--modes", "sweep,ar:fp32", "--bytes", "8", "--requests", 2)
+    assert main(bench(bundle, *options, "--seed", 3, "--json", tmp_path / "r.json")) == 0
+    record = json.loads((tmp_path / "r.json").read_text())
     assert [(r["profile"], r["mode"], r["requests"], r["failures"]) for r in record["rows"]] == [
         ("links-20", "sweep", 2, 0),
         ("links-20", "ar:fp32", 2, 0),
@@ -101,12 +94,6 @@ def test_a_whole_run(record: dict[str, Any]) -> None:
     for row in record["rows"]:
         assert row["sweeps"] == {"sweep": 1, "ar:fp32": 8}[row["mode"]]
         assert row["first_byte_ms"] <= row["p50_ms"] <= row["p95_ms"]
+        assert row["ratio"] >= 1, "nothing beats the floor"
     assert (record["settings"]["seed"], record["settings"]["hosts"]) == (3, 2)
     assert {sample["seed"] for sample in record["samples"]} == {3, 4}
-
-
-@pytest.mark.slow
-@needs_a_lab
-def test_nothing_beats_the_floor(record: dict[str, Any]) -> None:
-    for row in record["rows"]:
-        assert row["ratio"] >= 1, row

@@ -1,10 +1,6 @@
-"""The floor: by hand, and for any links and sizes."""
-
-import itertools
+"""The floor, by hand."""
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from loadtest.lab.profile import Link
 from loadtest.latency.floor import BookedCost, Course, Floor
@@ -29,9 +25,6 @@ def triangle() -> Course:
 
 def booked(mode: str, sweeps: int, wire_bytes: tuple[int, ...] = (), total: int = 0, **ms: float) -> BookedCost:
     return BookedCost(mode, sweeps, wire_bytes, total, ms.get("host_ms", 0.0), ms.get("local_ms", 0.0))
-
-
-# By hand
 
 
 @pytest.mark.parametrize(
@@ -109,29 +102,3 @@ def test_an_account_splits_hosts_from_router() -> None:
     split = BookedCost.of(account(compute_ms=11.0))
     assert (split.host_ms, split.local_ms) == (8.0, 3.0)
     assert BookedCost.of(account(compute_ms=7.999)).local_ms == 0.0  # rounding
-
-
-# For any links
-
-delays = st.floats(0, 500)
-rates = st.floats(0.1, 10_000)
-hosts = st.integers(1, 6)
-
-
-def names(count: int) -> tuple[str, ...]:
-    return tuple(f"host-{i + 1}" for i in range(count))
-
-
-@given(st.data(), hosts)
-def test_unequal_links_are_added_up_one_by_one(data: st.DataObject, count: int) -> None:
-    nodes = ("router", *names(count))
-    wires = {(a, b): Link(data.draw(delays), data.draw(rates)) for a in nodes for b in nodes}
-    course = Course(nodes[1:], lambda a, b: wires[a, b])
-    around = [*nodes, "router"]
-    way = [wires[pair] for pair in itertools.pairwise(around)]
-    sizes = tuple(data.draw(st.integers(0, 1 << 20)) for _ in way)
-    floor = course.floor(booked("sweep", 1, sizes, sum(sizes)))
-    assert floor.delay_ms == pytest.approx(sum(wire.delay_ms for wire in way))
-    assert floor.serialisation_ms == pytest.approx(
-        sum(size * 8 / (wire.rate_mbps * 1000) for size, wire in zip(sizes, way, strict=True))
-    )

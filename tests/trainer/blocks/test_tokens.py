@@ -145,17 +145,6 @@ def served(bundle: Path, local_ring: Callable[..., Any]) -> Any:
         yield client
 
 
-def test_the_same_run_goes_on_with_the_same_tokenizer_only(
-    spelled: Corpus, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    train_ar(tiny, spelled, tmp_path, 2)
-    train_ar(tiny, spelled, tmp_path, 2)
-    assert "already trained" in capsys.readouterr().out
-    other = corpus.in_tokens(train_tokenizer(corpus.train, 280), cut=True)
-    with pytest.raises(CheckpointError, match="other settings or data"):
-        train_ar(tiny, other, tmp_path, 2)
-
-
 def test_text_in_tokens_is_read_from_files(tokenizer: TextTokenizer, tmp_path: Path) -> None:
     (tmp_path / "words.txt").write_text(TEXT, encoding="utf-8")
     (tmp_path / "tokenizer.json").write_text(tokenizer.json, encoding="utf-8")

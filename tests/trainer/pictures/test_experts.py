@@ -1,5 +1,3 @@
-import os
-import signal
 from dataclasses import replace
 from pathlib import Path
 
@@ -9,24 +7,16 @@ import torch
 
 from serving.cli.__main__ import main
 from stages.checkpoint.checkpoint import load_router_net
-from stages.errors import Interrupted
 from stages.model.partition import equal_probability
 from stages.pictures.experts import RouterNet
 from stages.pictures.part import in_scale
-from tests.trainer.pictures.test_data import write_npz
 from tests.trainer.pictures.test_training import CONFIG as CHAIN
-from tests.trainer.pictures.test_training import weights
 from trainer.blocks.run import OptimizerSet, train_step
-from trainer.pictures.data import LabelledPictures, PictureSet, load_pictures
+from trainer.pictures.data import LabelledPictures, PictureSet
 from trainer.pictures.experts import RouterTask, balanced_clusters, train_experts
-from trainer.pictures.training import PictureTask, train_undivided
+from trainer.pictures.training import train_undivided
 
 CONFIG = replace(CHAIN, experts=2)
-
-
-@pytest.fixture
-def pictures(tmp_path: Path) -> PictureSet:
-    return load_pictures(write_npz(tmp_path / "pictures.npz"))
 
 
 def blobs(sizes: dict[int, int]) -> torch.Tensor:
@@ -71,36 +61,6 @@ def test_the_router_net_learns_the_posterior_that_is_known_in_closed_form() -> N
             found = net(in_scale(sigma) * z, torch.full((200,), sigma), torch.zeros(200, dtype=torch.int64)).softmax(-1)
         expected = probs[:, assigned[[0, 64]]]  # columns in the order of the clusters
         assert (found - expected).abs().mean() < 0.08
-
-
-def test_experts_trained_one_each_are_those_trained_together(tmp_path: Path, pictures: PictureSet) -> None:
-    together = train_experts(CONFIG, pictures, tmp_path / "together")
-    for index in (2, 1, 0):
-        apart = train_experts(CONFIG, pictures, tmp_path / "apart", only=index)
-    assert apart.complete
-    assert len(apart.parts) == 3
-    assert weights(apart) == weights(together)
-    assert set(apart.metrics) == {"expert-0", "expert-1", "router-net"}
-
-
-def test_a_stopped_training_of_experts_goes_on_to_the_same_weights(
-    tmp_path: Path, pictures: PictureSet, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    config = replace(CONFIG, steps=8)
-    whole = train_experts(config, pictures, tmp_path / "whole")
-    taken = PictureTask.loss
-
-    def loss(self: PictureTask, step: int) -> object:
-        if step == 1 and self.name in ("expert-1", "router-net"):
-            os.kill(os.getpid(), signal.SIGINT)
-        return taken(self, step)
-
-    monkeypatch.setattr(PictureTask, "loss", loss)
-    for name in ("expert-1", "router-net"):
-        with pytest.raises(Interrupted, match=name):
-            train_experts(config, pictures, tmp_path / "stopped")
-    monkeypatch.undo()
-    assert weights(train_experts(config, pictures, tmp_path / "stopped")) == weights(whole)
 
 
 def test_experts_branch_from_one_net(tmp_path: Path, pictures: PictureSet) -> None:

@@ -1,6 +1,8 @@
 import os
 import signal
+from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -13,6 +15,7 @@ from stages.checkpoint.manifest import Manifest, read_manifest
 from stages.errors import CheckpointError, ConfigError, Interrupted
 from tests.trainer.pictures.test_data import LABELS, write_npz
 from trainer.pictures.data import PictureSet, load_pictures
+from trainer.pictures.experts import train_experts
 from trainer.pictures.training import PictureConfig, PictureTask, train_picture_blocks, train_undivided
 
 CONFIG = PictureConfig(
@@ -20,42 +23,54 @@ CONFIG = PictureConfig(
 )
 
 
-@pytest.fixture
-def pictures(tmp_path: Path) -> PictureSet:
-    return load_pictures(write_npz(tmp_path / "pictures.npz"))
-
-
 def weights(manifest: Manifest) -> list[str]:
     return [part.sha256 for part in manifest.parts if part is not None]
 
 
-def test_blocks_trained_one_each_are_those_trained_together(tmp_path: Path, pictures: PictureSet) -> None:
-    together = train_picture_blocks(CONFIG, pictures, tmp_path / "together")
-    second = train_picture_blocks(CONFIG, pictures, tmp_path / "apart", only=1)
-    assert second.parts[0] is None
-    apart = train_picture_blocks(CONFIG, pictures, tmp_path / "apart", only=0)
-    assert apart.complete
+@pytest.mark.parametrize(
+    ("train", "names"),
+    [(train_picture_blocks, ["block-0", "block-1"]), (train_experts, ["expert-0", "expert-1", "router-net"])],
+)
+def test_parts_trained_one_each_are_those_trained_together(
+    tmp_path: Path, pictures: PictureSet, train: Callable[..., Manifest], names: list[str]
+) -> None:
+    config = replace(CONFIG, experts=2)
+    together = train(config, pictures, tmp_path / "together")
+    for index in reversed(range(len(names))):
+        apart = train(config, pictures, tmp_path / "apart", only=index)
+        assert apart.complete == (index == 0)
     assert weights(apart) == weights(together)
     assert apart.digest() == together.digest()
-    assert "valid_denoise_loss" in apart.metrics["block-0"]
+    assert sorted(apart.metrics) == names
+    assert all("valid_denoise_loss" in apart.metrics[name] for name in names[:2])
 
 
+@pytest.mark.parametrize(
+    ("train", "names"),
+    [(partial(train_undivided, large=True), ["steps"]), (train_experts, ["expert-1", "router-net"])],
+)
 def test_a_stopped_training_goes_on_to_the_same_weights(
-    tmp_path: Path, pictures: PictureSet, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path,
+    pictures: PictureSet,
+    monkeypatch: pytest.MonkeyPatch,
+    train: Callable[..., Manifest],
+    names: list[str],
 ) -> None:
-    whole = train_undivided(CONFIG, pictures, tmp_path / "whole", True)
+    config = replace(CONFIG, experts=2, steps=8)
+    whole = train(config, pictures, tmp_path / "whole")
     taken = PictureTask.loss
 
     def loss(self: PictureTask, step: int) -> object:
-        if step == 1:
+        if step == 1 and self.name in names:
             os.kill(os.getpid(), signal.SIGINT)
         return taken(self, step)
 
     monkeypatch.setattr(PictureTask, "loss", loss)
-    with pytest.raises(Interrupted, match="stopped and saved at step 2"):
-        train_undivided(CONFIG, pictures, tmp_path / "stopped", True)
+    for name in names:
+        with pytest.raises(Interrupted, match=f"{name}.*stopped"):
+            train(config, pictures, tmp_path / "stopped")
     monkeypatch.undo()
-    assert weights(train_undivided(CONFIG, pictures, tmp_path / "stopped", True)) == weights(whole)
+    assert weights(train(config, pictures, tmp_path / "stopped")) == weights(whole)
 
 
 def test_blocks_branch_from_one_net(tmp_path: Path, pictures: PictureSet) -> None:
