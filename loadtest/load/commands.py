@@ -11,7 +11,7 @@ from loadtest.commands import BenchReport, add_measurement, run_bench, say
 from loadtest.load.plan import LoadSettings
 from loadtest.workload.caller import Access, add_access_options
 from stages.errors import InputError, Interrupted, OnesweepError, one_of
-from stages.settings import from_flags
+from stages.settings import check_destination, from_flags
 
 if TYPE_CHECKING:
     from loadtest.load.run import LoadResult
@@ -50,6 +50,10 @@ def _settings(options: argparse.Namespace) -> tuple[LoadSettings, list[str]]:
             raise InputError(f"unknown mode {mode!r}{one_of(mode, MODES)}")
     if len(modes) > 1 and not climbs:
         raise InputError("one mode at a time: --find-knee takes several")
+    if climbs and settings.html is not None:
+        raise InputError("--html shows one run: leave out --find-knee and --over-knee")
+    if settings.html is not None:
+        check_destination(settings.html, "--html")
     check_locust()
     check_testbed(settings.target)
     return settings, modes

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from dataclasses import asdict, dataclass, field
 from enum import StrEnum
+from pathlib import Path
 
 from loadtest.workload.caller import Access
 from loadtest.workload.prompts import SeededPrompt
@@ -83,6 +84,7 @@ class LoadPlan:
     seconds: float  # length of the window
     timeout_s: float  # deadline of a request
     grace_s: float = GRACE_S
+    html: str = ""  # file for locust's own report
 
     @property
     def patience_s(self) -> float:
@@ -115,10 +117,12 @@ class LoadSettings:
     over_knee: float | None = setting(
         None, "find the knee, then this many times its users", metavar="X", shown="no", above=1, most=1000
     )
+    html: Path | None = setting(None, "write locust's own report there, too")
 
     def plan(self, access: Access, cases: tuple[SeededPrompt, ...], mode: str, users: int) -> LoadPlan:
         times = (self.warm_up_s, self.seconds, self.timeout_s)
-        return LoadPlan(access, mode, self.max_bytes, cases, users, *times)
+        html = str(self.html.resolve()) if self.html else ""
+        return LoadPlan(access, mode, self.max_bytes, cases, users, *times, html=html)
 
 
 @dataclass(frozen=True)

@@ -294,7 +294,8 @@ class LoadFigures:
     """Figures of a run. Percentiles are those of right answers; None where there were none."""
 
     counts: Counts  # requests that began in the window
-    outside: Counts  # those that began before it, while users came and the deployment warmed up, or after it
+    # Those that began before it, while users came and the deployment warmed up, or from locust's page after it.
+    outside: Counts
     seconds: float  # length of the window as it came out
     throughput_rps: float  # right answers that arrived in the window, a second
     p50_ms: float | None

@@ -5,6 +5,7 @@ import math
 import sys
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import ClassVar
 
 import gevent
@@ -14,6 +15,7 @@ import grpc
 from locust import User, task
 from locust.env import Environment
 from locust.exception import StopUser
+from locust.html import get_html_report
 from locust.runners import LocalRunner
 
 from loadtest.load.plan import CUT, OK, OPEN, LoadPlan, LoadSample, Message, Window, to_line
@@ -93,16 +95,25 @@ class Asker(User):
         if self.ledger.closed:
             raise StopUser
         number, case = self.ledger.begin(len(self.plan.cases))
+        error: Exception | None = None
         try:
             result = self._generate(case)
-            self.ledger.end(number, OK, result.output)
-            self.pause_s = 0.0
-        except (RouterError, RequestRefused) as error:
-            sample = self.ledger.end(number, error.code.name, error=error)
-            self.pause_s = (sample.retry_after_ms or FAILURE_PAUSE_S * 1000) / 1000
+            sample = self.ledger.end(number, OK, result.output)
+        except (RouterError, RequestRefused) as caught:
+            error = caught
+            sample = self.ledger.end(number, caught.code.name, error=caught)
         except gevent.GreenletExit:
             self.ledger.give_up(number, self.plan.patience_s)
             raise
+        self.pause_s = 0.0 if error is None else (sample.retry_after_ms or FAILURE_PAUSE_S * 1000) / 1000
+        self.environment.events.request.fire(
+            request_type=self.plan.mode,
+            name="generate",
+            response_time=sample.latency_ms,
+            response_length=len(sample.output) // 2,
+            exception=error,
+            context={},
+        )
 
     def _generate(self, case: int) -> Result:
         chosen = self.plan.cases[case]
@@ -131,6 +142,8 @@ def run_crowd(plan: LoadPlan) -> None:
         if not stop.is_set():
             _measure(plan, ledger, stop)
         _drain(runner, ledger, plan.patience_s, stop)
+        if plan.html:
+            Path(plan.html).write_text(get_html_report(environment), encoding="utf-8")
         runner.quit()
 
 

@@ -105,7 +105,8 @@ def _add_request(parser: argparse.ArgumentParser) -> None:
 
 
 def run_generate(options: argparse.Namespace) -> int:
-    wait_ready(options)
+    if options.mode != "local":  # which needs no hosts
+        wait_ready(options)
     # not by the blocking client: left by an exception while it starts a call, it waits at its end for that call's
     # deadline
     return run_interruptible(_generate(options))

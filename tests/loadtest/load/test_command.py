@@ -38,8 +38,9 @@ def started(*arguments: str) -> Iterator[subprocess.Popen[str]]:
 
 
 def test_a_whole_run(router: str, request_limit: int, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    path = tmp_path / "figures.json"
-    assert main(["bench", "loadtest", "--router", router, "--users", "2", *QUICK, "--json", str(path)]) == 0
+    path, html = tmp_path / "figures.json", tmp_path / "report.html"
+    files = ["--json", str(path), "--html", str(html)]
+    assert main(["bench", "loadtest", "--router", router, "--users", "2", *QUICK, *files]) == 0
     record, out = json.loads(path.read_text()), capsys.readouterr().out
     assert (record["mode"], record["users"], record["settings"]["target"]) == ("sweep", 2, "as found")
     assert (record["failed"], record["lost"], record["wrong"], record["refused"]) == (0, 0, 0, 0)
@@ -49,6 +50,7 @@ def test_a_whole_run(router: str, request_limit: int, tmp_path: Path, capsys: py
     assert 0 < record["p50_ms"] <= record["p95_ms"] <= record["p99_ms"]
     assert f"{record['p95_ms']:,.1f}" in out
     assert f"takes {request_limit} requests at once" in out
+    assert "Locust" in html.read_text(), "locust's own report"
     assert "gevent" not in sys.modules, "the parent stays as it is; only the generator's process is changed"
 
 
@@ -90,6 +92,8 @@ def test_ctrl_c_prints_the_results_so_far_and_takes_everything_down(bundle: Path
         (["--users", "0"], "--users must be from 1 to 1000000, not 0"),
         (["--hosts", "3"], "3 hosts cannot share 2 blocks: choose 1 to 2 hosts"),
         (["--json", "no/such/folder.json"], "cannot write no/such/folder.json: No such file or directory"),
+        (["--html", "no/such/folder.html"], "No such file or directory; choose another --html FILE"),
+        (["--html", "x.html", "--find-knee"], "--html shows one run: leave out --find-knee"),
         (["--router", "nowhere"], "--router 'nowhere' must be HOST:PORT"),
         (["--router", "127.0.0.1:1"], "--router names a deployment that is there, as it is: leave out --checkpoint"),
     ],
