@@ -109,8 +109,5 @@ def resampled_text(directory: Path, prompt: bytes, request: dict[str, Any], coun
 
 def text_of(directory: Path, prompt: bytes, request: dict[str, Any], count: int) -> bytes:
     """What the model of a bundle writes after `prompt`, in the request's mode."""
-    modes = {
-        **dict.fromkeys(("sweep", "chunked"), chain_text),
-        "resample": resampled_text,
-    }
+    modes = {**dict.fromkeys(("sweep", "chunked"), chain_text), "resample": resampled_text}
     return modes.get(request["mode"], ar_text)(directory, prompt, request, count)

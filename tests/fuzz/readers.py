@@ -9,11 +9,11 @@ from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
 
-from serving.cli.deployment import SHIPPED
 from serving.modes.frontier import Frontier, Option, read_frontier
 from serving.router.topology import local_topology, read_topology
 from stages.checkpoint.bundle import FRONTIER_NAME
 from stages.checkpoint.manifest import MANIFEST_NAME, read_manifest
+from stages.checkpoint.shipped import SHIPPED
 from stages.checkpoint.weights import read_weights
 from stages.wire.auth import HOST, Identity
 from stages.wire.registry import Registration, read_entry, write_entry
@@ -59,12 +59,19 @@ def readers(directory: Path) -> list[Reader]:
         tokens, [Key("ann", token_hash("a"), ("generate",), rate=2.5, concurrent=3), Key("bo", token_hash("b"))]
     )
     tiny, shapes = _tiny_weights()
+
+    def weights(path: Path) -> object:
+        data = path.read_bytes()
+        return read_weights(path, len(data), hashlib.sha256(data).hexdigest(), shapes)
+
     found = [
         Reader("topology", local_topology(2, 3, SHIPPED).to_toml().encode(), file("topology.toml", read_topology)),
         Reader("tokens", tokens.read_bytes(), file("tokens.toml", read_tokens)),
         Reader("frontier", json.dumps(FRONTIER.to_record()).encode(), file(FRONTIER_NAME, read_frontier)),
-        Reader("entry", write_entry(Registration("paris", "10.0.0.1:7701", (0, 1))), _entry),
-        Reader("weights", tiny, file("w", lambda path: read_weights(path, path.stat().st_size, _digest(path), shapes))),
+        Reader(
+            "entry", write_entry(Registration("paris", "10.0.0.1:7701", (0, 1))), lambda data: read_entry("paris", data)
+        ),
+        Reader("weights", tiny, file("w", weights)),
     ]
     for kind in ("chain", "ar", "pictures/chain", "pictures/steps"):
         sample = (SHIPPED / kind / MANIFEST_NAME).read_bytes()
@@ -75,14 +82,6 @@ def readers(directory: Path) -> list[Reader]:
     if find_spec("cryptography") is not None:
         found += _certificates(directory, file)
     return found
-
-
-def _entry(data: bytes) -> object:
-    return read_entry("paris", data)
-
-
-def _digest(path: Path) -> str:
-    return hashlib.sha256(path.read_bytes()).hexdigest()
 
 
 def _tiny_weights() -> tuple[bytes, dict[str, tuple[int, ...]]]:

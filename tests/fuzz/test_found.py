@@ -75,20 +75,12 @@ def served(story: Callable[[str], Awaitable[Any]], lying: bool = False) -> Any:
 
 async def raw_call(address: str, method: str, data: bytes) -> tuple[grpc.StatusCode, int]:
     """How it ends, and how many answers came before."""
-    path = f"/stages.v1.StageService/{method}"
+    sent = [stage_pb2.HopBatch(number=1).SerializeToString(), data] if method == "Push" else [data]
     async with grpc.aio.insecure_channel(address) as channel:
-        count = 0
+        call, count = channel.stream_stream(f"/stages.v1.StageService/{method}"), 0  # of one message where it is unary
         try:
-            if method == "Describe":
-                await channel.unary_unary(path)(data, timeout=CALL_S)
-                count = 1
-            elif method == "Subscribe":
-                async for _ in channel.unary_stream(path)(data, timeout=CALL_S):
-                    count += 1
-            else:
-                good = stage_pb2.HopBatch(number=1).SerializeToString()
-                async for _ in channel.stream_stream(path)(iter([good, data]), timeout=CALL_S):
-                    count += 1
+            async for _ in call(iter(sent), timeout=CALL_S):
+                count += 1
         except grpc.aio.AioRpcError as error:
             return error.code(), count
         return grpc.StatusCode.OK, count
@@ -129,23 +121,20 @@ def test_when_to_come_back_is_a_number_or_nothing(said: str, due: int | None) ->
     assert retry_after_ms({RETRY_AFTER: said}) == due
 
 
-def test_a_round_trip_that_cannot_be_is_a_problem() -> None:
-    async def problem(rtt_ms: float) -> str:
-        entry = HostEntry("h", "127.0.0.1:1", (0,), "127.0.0.1:1")
-        link = HostLink(entry, CALL_S)
-        info = stage_pb2.DescribeResponse(name="h", blocks=[0], ready=True)
-        info.links.add(address="127.0.0.1:2", rtt_ms=rtt_ms)
+@pytest.mark.parametrize(("rtt_ms", "problem"), [(1.5, ""), (float("nan"), "round trips that cannot be")])
+async def test_a_round_trip_that_cannot_be_is_a_problem(rtt_ms: float, problem: str) -> None:
+    link = HostLink(HostEntry("h", "127.0.0.1:1", (0,), "127.0.0.1:1"), CALL_S)
+    info = stage_pb2.DescribeResponse(name="h", blocks=[0], ready=True)
+    info.links.add(address="127.0.0.1:2", rtt_ms=rtt_ms)
 
-        async def describe(timeout: float, *_: object) -> stage_pb2.DescribeResponse:
-            return info
+    async def describe(timeout: float, *_: object) -> stage_pb2.DescribeResponse:
+        return info
 
-        link.relay.describe = describe  # type: ignore[method-assign]
-        await link.describe()
-        await link.relay.close()
-        return link.problem
-
-    assert asyncio.run(problem(1.5)) == ""
-    assert "round trips that cannot be" in asyncio.run(problem(float("nan")))
+    link.relay.describe = describe  # type: ignore[method-assign]
+    await link.describe()
+    await link.relay.close()
+    assert problem in link.problem
+    assert bool(problem) == bool(link.problem)
 
 
 def test_pictures_of_another_size_than_they_say_are_an_error_of_the_router() -> None:
@@ -172,6 +161,3 @@ def test_a_number_without_end_is_a_mistake_in_toml(number: str, tmp_path: Path) 
         path.chmod(0o600)
         with pytest.raises(InputError, match=r"file\.toml"):
             read(path)
-
-
-# HTTP

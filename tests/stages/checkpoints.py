@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from stages.checkpoint.checkpoint import load_block, load_stage
+from stages.checkpoint.release_store import ReleaseStore, read_release_manifest
 from stages.model.block import Block
 from stages.model.pipeline import ArStage
 
@@ -24,3 +25,11 @@ def part_file(directory: Path, part: int) -> Path:
 
 def files(directory: Path) -> dict[str, bytes]:
     return {path.name: path.read_bytes() for path in directory.iterdir()}
+
+
+def put_release(shelf: ReleaseStore, bundle: Path, blocks: tuple[int, ...] = (0, 1, 2)) -> None:
+    """Store what hosts of these blocks need of a bundle."""
+    intake = shelf.begin(read_release_manifest(bundle), lambda folder, part: part in blocks)
+    for path in intake.wanted:
+        intake.write(path, (bundle / path).read_bytes())
+    intake.finish()

@@ -18,7 +18,6 @@ from tests.conftest import PATIENCE_S
 
 ROUTER = "tester"
 CAPACITY = 40
-SESSION_BYTES = 3 * 2 * CAPACITY * 32 * 4
 
 
 class Rejected(Exception):

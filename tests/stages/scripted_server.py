@@ -60,12 +60,11 @@ class Answering(stage_pb2_grpc.StageServiceServicer):
 
 @asynccontextmanager
 async def relay_to(
-    answer: Answer | Answering | None, hop_timeout_s: float = PATIENT_S
+    answer: Answer | Answering, hop_timeout_s: float = PATIENT_S
 ) -> AsyncIterator[tuple[Answering, Relay]]:
-    """A server that answers so (None: a server without the service), and a relay to it."""
-    server, service = new_server(), answer if isinstance(answer, Answering) else Answering(answer or take)
-    if answer is not None:
-        stage_pb2_grpc.add_StageServiceServicer_to_server(service, server)
+    """A server that answers so, and a relay to it."""
+    server, service = new_server(), answer if isinstance(answer, Answering) else Answering(answer)
+    stage_pb2_grpc.add_StageServiceServicer_to_server(service, server)
     port, service.server = server.add_insecure_port("127.0.0.1:0"), server
     await server.start()
     relay = Relay(f"127.0.0.1:{port}", 4 << 20, hop_timeout_s)
@@ -92,15 +91,15 @@ def hop(session: str = "s", left_s: float = 60.0, payload: int = 0) -> stage_pb2
     return made
 
 
-def push_to(answer: Answer | None, left_s: float = 60.0, describe: bool = False) -> StatusError:
+def push_to(answer: Answer, describe: bool = False) -> StatusError:
     """What comes of a push to a server that answers so."""
 
     async def refusal() -> StatusError:
-        async with relay_to(answer, HOP_TIMEOUT_S if answer in (hang, None) else PATIENT_S) as (_, relay):
+        async with relay_to(answer, HOP_TIMEOUT_S if answer is hang else PATIENT_S) as (_, relay):
             if describe:
                 await relay.describe(5.0)
             with pytest.raises(StatusError) as caught:
-                await push(relay, hop(left_s=left_s))
+                await push(relay, hop())
             return caught.value
 
     return asyncio.run(refusal())

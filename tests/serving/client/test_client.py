@@ -52,15 +52,11 @@ def test_settings_left_out_are_the_routers() -> None:
 @pytest.mark.parametrize(
     ("settings", "says"),
     [
-        ({"max_bytes": 0}, "max_bytes must be a whole number"),
         ({"max_bytes": 2.5}, "max_bytes must be a whole number"),
         ({"seed": -1}, "seed must be a whole number"),
-        ({"chunk": 0}, "chunk must be a whole number"),
         ({"steps": 1 << 40}, "steps must be a whole number"),
         ({"mode": "\udcff"}, "unknown mode"),
         ({"codec": "é"}, "unknown codec"),
-        ({"drafter": "é"}, "unknown drafter"),
-        ({"draft": 0}, "draft must be a whole number"),
     ],
 )
 def test_what_a_message_cannot_carry(settings: dict[str, Any], says: str) -> None:
@@ -68,18 +64,13 @@ def test_what_a_message_cannot_carry(settings: dict[str, Any], says: str) -> Non
         message_of("x", **settings)
 
 
-async def ask(address: str) -> tuple[Result, list[bytes | Result], int]:
-    async with AsyncClient(address) as client:
+async def test_the_async_client_does_what_the_plain_one_does(deployment: Deployment) -> None:
+    async with AsyncClient(deployment.topology.router) as client:
         whole = await client.generate("x", mode="chunked", chunk=8, max_bytes=20)
-        pieces = [item async for item in client.stream("x", mode="chunked", chunk=8, max_bytes=20)]
-        return whole, pieces, len((await client.status()).hosts)
-
-
-def test_the_async_client_does_what_the_plain_one_does(deployment: Deployment) -> None:
-    whole, pieces, hosts = asyncio.run(ask(deployment.topology.router))
-    assert whole.output == b"".join(piece for piece in pieces if isinstance(piece, bytes))
-    assert isinstance(pieces[-1], Result)
-    assert (len(pieces), hosts) == (4, 3)
+        *pieces, last = [item async for item in client.stream("x", mode="chunked", chunk=8, max_bytes=20)]
+        assert len((await client.status()).hosts) == 3
+    assert isinstance(last, Result)
+    assert (len(pieces), b"".join(pieces)) == (3, whole.output)
 
 
 async def test_calls_of_a_client_that_is_closed_fail(deployment: Deployment) -> None:

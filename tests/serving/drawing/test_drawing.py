@@ -13,7 +13,6 @@ import grpc
 import numpy as np
 import openai
 import pytest
-import torch
 from PIL import Image
 
 from serving.cli.__main__ import main
@@ -25,13 +24,13 @@ from serving.router.ring import Ring
 from serving.router.topology import local_topology
 from serving.v1 import router_pb2, router_pb2_grpc
 from stages.checkpoint.checkpoint import load_picture_part
-from stages.checkpoint.manifest import read_manifest
-from stages.pictures.trajectory import DrawPlan, Trajectory, range_sigmas
+from stages.pictures.trajectory import DrawPlan
 from stages.wire.channel import open_blocking_channel
-from tests.conftest import PATIENCE_S, Servers, until, wait_ready
+from tests.conftest import PATIENCE_S, until
 from tests.serving.conftest import shown
 from tests.serving.gateway.conftest import run
 from tests.serving.releases import doubled
+from tests.stages.pictures.lines import undivided
 from tests.stages.pictures.tiny import TINY, tiny_picture_bundle
 
 SEED = 7
@@ -55,25 +54,6 @@ def artist(drawing: Deployment) -> Iterator[Client]:
         yield client
 
 
-def in_one_process(bundle: Path, folder: str, seed: int, index: int, levels: int, guidance: float) -> Any:
-    """A picture of an undivided net, without hosts."""
-    directory = bundle / folder
-    partition, count = read_manifest(directory).partition, read_manifest(directory).picture_architecture.parts
-    assert partition is not None
-    parts = [load_picture_part(directory, i) for i in range(count)]
-    plan = DrawPlan(seed, (index,), levels, "2m", guidance)
-    sigmas = range_sigmas(partition.sigma_max, partition.sigma_min, levels)
-    trajectory = Trajectory(parts[0].architecture, plan, partition.sigma_max, sigmas, is_last=True)
-    with torch.inference_mode():
-        while not trajectory.done:
-            piece = trajectory.piece()
-            x = piece.x
-            for part in parts:
-                x = part(x, torch.full((len(x),), piece.sigma), piece.classes)
-            trajectory.supply(x)
-    return trajectory.pixels().numpy()
-
-
 def test_a_chain_draws_in_one_trip(artist: Client) -> None:
     shown: list[DrawnPictures] = []
     drawn = artist.draw("one", seed=SEED, levels=6, preview=shown.append)
@@ -89,7 +69,7 @@ def test_a_chain_draws_in_one_trip(artist: Client) -> None:
     assert not np.array_equal(artist.draw("one", seed=SEED + 1, levels=6).pixels, drawn.pixels)
 
 
-def test_previews_are_shown_as_they_come(bundle: Path, servers: Servers, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_previews_are_shown_as_they_come(bundle: Path, local_ring: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     previews, results, deliver, shown = list[Any](), list[Any](), Ring._deliver, list[DrawnPictures]()
 
     def previews_first(ring: Ring, event: Any) -> None:
@@ -98,19 +78,17 @@ def test_previews_are_shown_as_they_come(bundle: Path, servers: Servers, monkeyp
             deliver(ring, each)
 
     monkeypatch.setattr(Ring, "_deliver", previews_first)
-    topology = local_topology(3, 3, bundle, free_port_block(4) + 1)
-    servers.hosts(topology, bundle)
-    servers.router(topology, bundle)
-    wait_ready(topology.router)
-    with Client(topology.router) as client:
+    with local_ring(bundle, 3) as client:
         client.draw("one", seed=SEED, levels=6, preview=shown.append)
     assert sorted(preview.block or 0 for preview in shown) == [0, 1]
 
 
 def test_undivided_nets_draw_what_one_process_draws(artist: Client, bundle: Path) -> None:
-    for mode, folder in (("steps", "steps"), ("local", "local")):
+    plan = DrawPlan(SEED, (2,), 5, "2m", 1.5)
+    for mode in ("steps", "local"):
+        parts = [load_picture_part(bundle / mode, i) for i in range(3 if mode == "steps" else 1)]
         drawn = artist.draw("2", mode=mode, seed=SEED, levels=5, guidance=1.5)
-        assert np.array_equal(drawn.pixels, in_one_process(bundle, folder, SEED, 2, 5, 1.5)), mode
+        assert np.array_equal(drawn.pixels, undivided(parts, plan).numpy()), mode
         assert drawn.sweeps == (6 if mode == "steps" else 0)
         assert drawn.hops == (6 * 3 + 1 if mode == "steps" else 0)
 
@@ -146,15 +124,11 @@ def test_bad_requests_are_refused_in_a_sentence(drawing: Deployment, artist: Cli
                 list(stub.Draw(request, timeout=PATIENCE_S, metadata=shown(drawing.topology.router)))
             assert refused.value.code() is grpc.StatusCode.INVALID_ARGUMENT, fields
     status = artist.status()
-    assert (list(status.pictures.classes), list(status.drawing_modes)) == (
-        list(TINY.classes),
-        ["chain", "steps", "local"],
-    )
-    assert not status.modes
-    with pytest.raises(RequestRefused, match="checkpoint draws pictures: ask for some with `onesweep draw`"):
-        artist.generate("hello", mode="sweep")
-    with pytest.raises(RequestRefused, match="checkpoint draws pictures: ask for some with `onesweep draw`"):
-        artist.generate("hello")
+    assert list(status.pictures.classes) == list(TINY.classes)
+    assert (list(status.drawing_modes), list(status.modes)) == (["chain", "steps", "local"], [])
+    for mode in ({"mode": "sweep"}, {}):
+        with pytest.raises(RequestRefused, match="checkpoint draws pictures: ask for some with `onesweep draw`"):
+            artist.generate("hello", **mode)
     until(lambda: not any(host.sessions for host in artist.status().hosts))
 
 

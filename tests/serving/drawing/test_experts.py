@@ -18,7 +18,7 @@ from serving.drawing import EXPERT_RULES
 from serving.router.session import Session
 from serving.router.topology import Topology, local_topology
 from stages.wire.tokens import Key, new_token, token_hash, write_tokens
-from tests.conftest import Servers, until, wait_ready
+from tests.conftest import Servers, wait_ready
 from tests.serving.drawing.experts_here import pixel_digests
 from tests.stages.pictures.tiny import tiny_experts
 
@@ -87,13 +87,6 @@ def test_new_experts_are_deployed_with_their_router_net(bundle: Path, tmp_path: 
         assert not np.array_equal(client.draw("one", mode="experts:1", seed=SEED).pixels, before)
 
 
-def is_ready(client: Client) -> bool:
-    try:
-        return client.status(2.0).ready
-    except RouterError:
-        return False
-
-
 async def leave_a_drawing(router: str, token: str) -> None:
     async with AsyncClient(router, token=token) as client:
         drawing = asyncio.create_task(client.draw("one", mode="experts:1"))
@@ -114,8 +107,8 @@ def test_a_quota_of_bytes_counts_pixels(
     key = Key("greedy", token_hash(token), ("generate", "status"), bytes_per_day=200)
     write_tokens(tmp_path / "tokens.toml", [key])
     servers.router(other, bundle, tokens=tmp_path / "tokens.toml")
+    wait_ready(other.router, token=token)
     with Client(other.router, token=token) as client:
-        until(lambda: is_ready(client))
         draw = partial(client.draw, "one", mode="experts:1")
         assert draw(pictures=2).pixels.nbytes == 128
         with pytest.raises(RouterError, match="may use 200 bytes a day, prompts included: 72 are left") as refused:
@@ -126,6 +119,3 @@ def test_a_quota_of_bytes_counts_pixels(
             asyncio.run(leave_a_drawing(other.router, token))
         with pytest.raises(RouterError, match="8 are left until midnight UTC, and 64 were asked for"):
             draw()
-
-
-# Bad hops

@@ -10,8 +10,10 @@ from typing import Any
 import grpc
 import pytest
 
+from serving.cli.ports import free_port_block
 from serving.client.client import Client, RequestRefused, Result
 from serving.modes.frontier import Frontier, Option
+from serving.router.topology import local_topology
 from stages.checkpoint.manifest import read_manifest
 from tests.conftest import until, wait_ready
 
@@ -56,12 +58,8 @@ def serve(scored: Path, tmp_path: Path, local_ring: Any) -> Iterator[Callable[..
     """A client of a host whose router has these options."""
     with contextlib.ExitStack() as opened:
 
-        def start(options: tuple[Option, ...], local_digest: str = "") -> Client:
+        def start(options: tuple[Option, ...]) -> Client:
             path = write(tmp_path / f"{len(list(tmp_path.iterdir()))}.json", scored, options)
-            if local_digest:
-                record = json.loads(path.read_text())
-                record["weights"]["local"] = local_digest
-                path.write_text(json.dumps(record))
             client: Client = opened.enter_context(local_ring(scored, 1, frontier=path))
             return client
 
@@ -100,9 +98,6 @@ def test_a_budget_keeps_out_what_takes_longer(serve: Callable[..., Client]) -> N
 
 
 def test_a_lost_host_leaves_the_local_model(scored: Path, tmp_path: Path, servers: Any) -> None:
-    from serving.cli.ports import free_port_block
-    from serving.router.topology import local_topology
-
     topology = local_topology(2, 3, scored, free_port_block(3) + 1)
     hosts = servers.hosts(topology, scored)
     servers.router(topology, scored, frontier=write(tmp_path / "f.json", scored, ALL))

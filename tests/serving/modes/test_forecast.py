@@ -14,17 +14,6 @@ AR = Option("ar", (), 2.0, 256, 256, 256, 256.0, 0.0, 80_000)
 LOCAL = Option("local", (), 2.5, 256, 0, 0, 0.0, 120.0, 0)
 
 
-def account(sweeps: int, host_ms: float, router_ms: float, payload: int, text: int = 256) -> Account:
-    return Account(
-        sweeps=sweeps,
-        output_bytes=text,
-        output_tokens=text,
-        wire_bytes_total=payload,
-        local_compute_ms=router_ms,
-        compute_ms={"host-1": host_ms / 2, "host-2": host_ms / 2},
-    )
-
-
 def test_before_any_request_the_links_tell() -> None:
     conditions = LatencyModel(lambda: [60.0, 60.0, 60.0])
     assert conditions.trip_ms() == pytest.approx(4 * 30 + HANDLING_MS)
@@ -42,8 +31,9 @@ def test_what_the_links_do_not_tell_is_learned(mode: str) -> None:
     sweeps = int(option.sweeps)
     conditions = LatencyModel(lambda: [60.0, 60.0, 60.0])
     truth_ms = 40.0 * sweeps + conditions.forecast(option, 256).ms  # 40 ms more for each than anybody knew
+    done = Account(sweeps=sweeps, output_bytes=256, output_tokens=256, wire_bytes_total=int(option.wire_bytes))
+    done.local_compute_ms, done.compute_ms = option.router_ms, {"host-1": option.host_ms}
     for _ in range(12):
-        done = account(sweeps, option.host_ms, option.router_ms, int(option.wire_bytes))
         conditions.record(mode, done, truth_ms)
     assert conditions.forecast(option, 256).ms == pytest.approx(truth_ms, rel=0.03)
 

@@ -1,6 +1,5 @@
 """Stop strings: the cut is the same however the text comes."""
 
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -37,26 +36,3 @@ def test_nothing_is_shown_that_is_taken_back_later(pieces: list[bytes], stop: li
     for piece in pieces:
         shown += cutter.feed(piece)
         assert whole.startswith(shown)
-
-
-@pytest.mark.parametrize(
-    ("pieces", "stop", "text"),
-    [
-        ([b"one. two"], [b"."], b"one"),
-        ([b"one\n", b"\ntwo"], [b"\n\n"], b"one"),
-        ([b"one\n", b"two"], [b"\n\n"], b"one\ntwo"),
-        ([b"abc"], [b"abcd", b"c"], b"ab"),
-        ([b"abcd"], [b"bcd", b"d"], b"a"),
-        ([b"aab"], [b"ab"], b"a"),
-        ([b"\xc3", b"\xa9t\xc3\xa9"], ["té".encode()], b"\xc3\xa9"),
-        ([b"whole"], [], b"whole"),
-        ([], [b"x"], b""),
-    ],
-)
-def test_cuts(pieces: list[bytes], stop: list[bytes], text: bytes) -> None:
-    assert cut(pieces, stop)[0] == text
-
-
-def test_nothing_comes_after_a_stop() -> None:
-    cutter = StopCutter([b"."])
-    assert (cutter.feed(b"a.b"), cutter.feed(b"c"), cutter.end()) == (b"a", b"", b"")

@@ -207,12 +207,8 @@ def test_a_drawn_text_is_read_once_and_every_token_is_asked_for(length: int) -> 
         read, drawn, ends = b"", b"", []
         for number, (work,) in enumerate(asked.steps(Attempt((), print), random.Random(seed))):
             verify: Any = work
-            assert (verify.number, verify.start, verify.prompt, verify.sample.sampling.seed) == (
-                number,
-                len(read),
-                3,
-                7,
-            )
+            asked_for = (verify.number, verify.start, verify.prompt, verify.sample.sampling.seed)
+            assert asked_for == (number, len(read), 3, 7)
             read += verify.clean
             drawn += verify.clean[len(verify.clean) - verify.sample.draft :] + text[len(read) - 3 : len(read) - 2]
             ends.append(len(read))

@@ -81,6 +81,3 @@ def test_a_try_that_goes_wrong_at_any_batch_is_made_again_from_the_first(
 def test_results_without_end_are_a_fault() -> None:
     _, tries, replays = scored_by(lambda hop, number: [scores_of(hop)] * (1 if number else 400))
     assert (len(tries), replays) == (2, 1)
-
-
-# With real hosts

@@ -64,13 +64,13 @@ def at(router: str, caller: Client) -> Callable[[Path], None]:
 class Crowd:
     """Threads that ask for text in every mode, again and again."""
 
-    def __init__(self, router: str, threads: int = 3) -> None:
+    def __init__(self, router: str) -> None:
         self.answers: list[tuple[str, bytes, bool]] = []
         """What was asked, what came, and whether it was asked after `switched`."""
         self.errors: list[OnesweepError] = []
         self.switched = False
         self._stop = threading.Event()
-        keys = [itertools.islice(itertools.cycle(REQUESTS), first, None) for first in range(threads)]
+        keys = [itertools.islice(itertools.cycle(REQUESTS), first, None) for first in range(3)]
         self._threads = [threading.Thread(target=self._ask, args=(router, each)) for each in keys]
         for thread in self._threads:
             thread.start()

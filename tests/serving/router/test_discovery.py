@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from serving.router.discovery import await_topology, entries_of, fitting, follow_hosts
+from serving.router.discovery import await_topology, fitting, follow_hosts
 from serving.router.topology import MAX_HOSTS, HostEntry, Topology
 from stages.errors import ServiceError
 from stages.host.host import HostSettings
@@ -23,14 +23,6 @@ pytest.importorskip("etcd3gw", reason="etcd3gw is not installed: pip install 'on
 Run = Callable[..., tuple[int, str, str]]
 
 PARIS, TOKYO = (Registration(name, f"127.0.0.1:{7701 + i}", (i,)) for i, name in enumerate(("paris", "tokyo")))
-
-
-def settings_of(url: str) -> RegistrySettings:
-    return RegistrySettings(*parse_url(url))
-
-
-def test_entries_are_those_of_a_topology() -> None:
-    assert entries_of([PARIS]) == [HostEntry("paris", "127.0.0.1:7701", (0,), "127.0.0.1:7701")]
 
 
 def host(name: str, *blocks: int, address: str = "") -> HostEntry:
@@ -69,7 +61,7 @@ def test_of_too_many_the_known_stay() -> None:
 
 async def test_a_ring_is_told_of_changes(registry_url: str, caplog: pytest.LogCaptureFixture) -> None:
     """And keeps its hosts where the new ones make no ring."""
-    registry, told = open_registry(settings_of(registry_url)), []
+    registry, told = open_registry(RegistrySettings(*parse_url(registry_url))), []
 
     def set_hosts(entries: Sequence[HostEntry]) -> None:
         told.append([entry.name for entry in entries])
@@ -81,7 +73,7 @@ async def test_a_ring_is_told_of_changes(registry_url: str, caplog: pytest.LogCa
 
 
 def test_hosts_are_not_waited_for_longer_than_asked(registry_url: str) -> None:
-    settings = settings_of(registry_url)
+    settings = RegistrySettings(*parse_url(registry_url))
     with pytest.raises(ServiceError, match=r"no whole ring was registered within 0\.5 s: .* hosts, not 0"):
         await_topology(settings, "127.0.0.1:7700", within_s=0.5)
 
@@ -90,7 +82,7 @@ def test_the_doctor_examines_hosts_that_are_registered(
     registry_url: str, bundles: Path, servers: Any, unused_port: int, onesweep: Run
 ) -> None:
     where, host = f"127.0.0.1:{unused_port}", HostSettings("whole")
-    registry = open_registry(settings_of(registry_url))
+    registry = open_registry(RegistrySettings(*parse_url(registry_url)))
     server = StageServer(StageSettings(bundles / "own", (0, 1, 2), where, (), host, threads=1, registry=registry))
     servers.run(server.run)
 

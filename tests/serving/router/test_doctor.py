@@ -13,8 +13,8 @@ from serving.router.topology import Topology, local_topology
 from tests.conftest import until, wait_ready
 
 
-def topology_of(checkpoint: Path, hosts: int = 3) -> Topology:
-    return local_topology(hosts, 3, checkpoint, free_port_block(hosts + 1) + 1)
+def topology_of(checkpoint: Path) -> Topology:
+    return local_topology(3, 3, checkpoint, free_port_block(4) + 1)
 
 
 def examined(topology: Topology, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> tuple[int, dict[str, Any]]:
@@ -24,22 +24,17 @@ def examined(topology: Topology, tmp_path: Path, capsys: pytest.CaptureFixture[s
     return code, json.loads(capsys.readouterr().out)
 
 
-def ready(servers: Any, topology: Topology, checkpoint: Path) -> None:
-    servers.hosts(topology, checkpoint)
-    servers.router(topology, checkpoint)
-    wait_ready(topology.router)
-
-
 def bad(report: dict[str, Any]) -> list[str]:
     return [f"{f['where']}: {f['message']}" for f in report["findings"] if f["is_bad"]]
 
 
 def test_a_healthy_ring(bundles: Path, servers: Any, tmp_path: Path, capsys: Any) -> None:
     topology = topology_of(bundles / "own")
-    ready(servers, topology, bundles / "own")
+    servers.hosts(topology, bundles / "own")
+    servers.router(topology, bundles / "own")
+    wait_ready(topology.router)
     _, report = examined(topology, tmp_path, capsys)
-    hops = [(hop["source"], hop["target"]) for hop in report["hops"]]
-    assert hops == [
+    assert hops_of(report) == [
         ("router", "host-1"),
         ("host-1", "host-2"),
         ("host-2", "host-3"),
@@ -76,21 +71,9 @@ def hops_of(report: dict[str, Any]) -> list[tuple[str, str]]:
 
 
 def machine(name: str = "host-1", **changes: Any) -> Endpoint:
-    fields = {
-        "address": "x:1",
-        "version": "1",
-        "system": "Linux",
-        "congestion_control": "cubic",
-        "slow_start_after_idle": "0",
-        "clock_offset_ms": 0.0,
-        "ready": True,
-        "backend": "torch",
-        "chain_digest": "c",
-        "ar_digest": "a",
-        "scorer_digest": "s",
-        "blocks": (0, 1),
-        **changes,
-    }
+    system = {"version": "1", "system": "Linux", "congestion_control": "cubic", "slow_start_after_idle": "0"}
+    weights = {"backend": "torch", "chain_digest": "c", "ar_digest": "a", "scorer_digest": "s", "blocks": (0, 1)}
+    fields = {"address": "x:1", "clock_offset_ms": 0.0, "ready": True, **system, **weights, **changes}
     return Endpoint(name=name, **fields)
 
 

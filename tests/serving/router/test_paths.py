@@ -54,10 +54,6 @@ def square() -> list[HostLink]:
     ]
 
 
-def test_the_nearest_hosts_are_taken() -> None:
-    assert names(square()) == "a x"
-
-
 def even() -> list[HostLink]:
     """The same, but all links are alike."""
     return [*(make(name, (0,), x=10.0, y=10.0) for name in "ab"), *(make(name, (1,), a=10.0, b=10.0) for name in "xy")]
@@ -115,13 +111,6 @@ def test_what_a_host_says_of_itself_has_bounds() -> None:
     assert link.info is before
 
 
-@pytest.mark.parametrize("lost", ["a", "x"])
-def test_a_lost_one_is_gone_round(lost: str) -> None:
-    links = square()
-    next(link for link in links if link.entry.name == lost).problem = "lost"
-    assert lost not in str(names(links)).split()
-
-
 def test_those_to_avoid_are_taken_where_there_is_no_other() -> None:
     assert names(square(), ("a", "x")) == "b y"
     assert names(square(), ("a", "b", "x", "y")) == "a x"
@@ -135,13 +124,6 @@ def test_a_link_that_failed_is_gone_round() -> None:
     assert names(square(), suspects=suspects) == "b y"
     now[0] += SUSPECT_S
     assert names(square(), suspects=suspects) == "a x", "by then its hosts say what is wrong"
-
-
-def test_other_weights_are_not_mixed_in() -> None:
-    links = square()
-    exchange(links[0], release("other"))
-    assert names(links) == "b y"
-    assert best_path(links, weights_of(release("other")), Suspects()) is None
 
 
 def test_a_host_takes_part_with_each_release_that_it_has_loaded() -> None:

@@ -10,18 +10,16 @@ from typing import Any
 import grpc
 import pytest
 
-from serving.cli.ports import free_port_block
 from serving.client.client import AsyncClient
 from serving.client.failover import RequestRefused
 from serving.modes.base import Generation
 from serving.modes.tokenizer import BYTE_TOKENIZER
 from serving.router.accounting import Account
-from serving.router.topology import local_topology
 from serving.router.validation import PromptPools, tokenized
 from stages.host import schema_check
 from stages.threads import FairPool
 from stages.wire.status import StatusError
-from tests.conftest import until, wait_ready
+from tests.conftest import until
 
 SCHEMA = json.dumps({"type": "object", "properties": {"a": {"type": "integer"}}})
 
@@ -76,27 +74,25 @@ async def test_a_prompt_that_can_never_fit_is_not_tokenized() -> None:
         await tokenized(generation, [], [], mode, Account(), PromptPools())
 
 
-def test_a_refused_request_leaves_nothing_behind(bundles: Path, servers: Any) -> None:
+def test_a_refused_request_leaves_nothing_behind(bundles: Path, local_ring: Any) -> None:
     """gRPC keeps the error that ended a call, in an object that Python's collector cannot see into."""
-    topology, mark = local_topology(1, 3, bundles / "own", free_port_block(2) + 1), b"nobody else asks this " * 99
-    servers.hosts(topology, bundles / "own")
-    servers.router(topology, bundles / "own")
-    wait_ready(topology.router)
+    mark = b"nobody else asks this " * 99
 
     async def refused(client: AsyncClient) -> None:
         with pytest.raises(RequestRefused, match="never holds more than"):
             await client.generate(mark, mode="ar", max_bytes=4)
 
-    async def all_refused() -> None:
-        async with AsyncClient(topology.router) as client:
+    async def all_refused(address: str) -> None:
+        async with AsyncClient(address) as client:
             await asyncio.gather(*(refused(client) for _ in range(20)))
 
     def left() -> int:
         gc.collect()
         return sum(isinstance(each, Generation) and each.prompt == mark for each in gc.get_objects())
 
-    asyncio.run(all_refused())
-    until(lambda: not left())
+    with local_ring(bundles / "own", 1) as ring:
+        asyncio.run(all_refused(ring.address))
+        until(lambda: not left())
 
 
 @pytest.mark.slow

@@ -14,9 +14,8 @@ from prometheus_client.parser import text_string_to_metric_families
 from serving.cli.deployment import Deployment, temporary_deployment
 from serving.cli.ports import free_port_block
 from serving.client.client import Client, RequestRefused, Result
-from serving.router.records import ROUTER_METRICS, UNKNOWN_MODE, RouterCounters
+from serving.router.records import ROUTER_METRICS, UNKNOWN_MODE
 from serving.router.topology import local_topology
-from serving.v1 import router_pb2
 from stages.host.metrics import STAGE_METRICS
 from tests.conftest import PATIENCE_S, until
 from tests.test_deploy import series_of
@@ -215,14 +214,3 @@ def test_every_request_has_a_line_and_no_line_has_a_prompt(watched: Deployment, 
     with Client(watched.topology.router) as client, pytest.raises(RequestRefused):
         client.generate("x", codec=f"{SECRET}")
     assert not any(SECRET in path.read_text() for path in watched.directory.glob("*.log"))
-
-
-def test_every_family_of_the_router_is_read() -> None:
-    read = RouterCounters().reader(router_pb2.StatusResponse)()
-    assert list(read) == [family.name for family in ROUTER_METRICS]
-    for family in ROUTER_METRICS:
-        assert family.name.endswith("_total") == (family.kind == "counter")
-        assert all(len(labels) == len(family.labels) for labels in read[family.name])
-
-
-# Options

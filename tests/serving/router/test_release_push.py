@@ -18,7 +18,6 @@ from stages.checkpoint.release_store import ReleaseManifest, read_release_manife
 from stages.v1 import stage_pb2_grpc
 from stages.wire.status import StatusError
 
-CONTENTS = ReleaseManifest({"ar": b"{}"})
 TAKEN_OUT = "host paris at .* was taken out of the ring meanwhile: deploy again"
 
 
@@ -78,35 +77,22 @@ async def test_a_deployment_that_is_given_up_is_cancelled() -> None:
         await link.relay.close()
 
 
-@pytest.fixture
-def done(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """What was asked of a host that loads nothing before it is stored anew."""
-    steps: list[str] = []
+@pytest.mark.parametrize("code", [grpc.StatusCode.NOT_FOUND, grpc.StatusCode.FAILED_PRECONDITION])
+async def test_what_is_lacking_or_damaged_is_stored_once(
+    monkeypatch: pytest.MonkeyPatch, code: grpc.StatusCode
+) -> None:
+    done: list[str] = []
 
-    async def loaded(link: object, name: str, keep: object) -> None:
-        steps.append("load")
-        if "store" not in steps:
-            raise StatusError(codes[0], "no")
+    async def loaded(*_: object) -> None:
+        done.append("load")
+        if "store" not in done:
+            raise StatusError(code, "no")
 
-    async def stored(link: object, contents: object) -> int:
-        steps.append("store")
-        return 0
+    async def stored(*_: object) -> None:
+        done.append("store")
 
     monkeypatch.setattr(bearer, "load", loaded)
     monkeypatch.setattr(bearer, "store", stored)
-    return steps
-
-
-codes: list[grpc.StatusCode] = []
-
-
-def bring(code: grpc.StatusCode, contents: ReleaseManifest | None) -> None:
-    codes[:] = [code]
     link: Any = None
-    asyncio.run(bearer.bring(link, "0" * 16, contents))
-
-
-@pytest.mark.parametrize("code", [grpc.StatusCode.NOT_FOUND, grpc.StatusCode.FAILED_PRECONDITION])
-def test_what_is_lacking_or_damaged_is_stored_once(done: list[str], code: grpc.StatusCode) -> None:
-    bring(code, CONTENTS)
+    await bearer.bring(link, "0" * 16, ReleaseManifest({"ar": b"{}"}))
     assert done == ["load", "store", "load"]

@@ -48,8 +48,8 @@ def references(bundles: Path, local_ring: Any) -> dict[str, bytes]:
 class Streaming:
     """A request in a thread of its own that has begun to write."""
 
-    def __init__(self, client: Client, request: dict[str, Any], prompt: str | bytes = PROMPT) -> None:
-        self.output, self.result, self.prompt = b"", None, prompt
+    def __init__(self, client: Client, request: dict[str, Any]) -> None:
+        self.output, self.result = b"", None
         self._begun = threading.Event()
         self._thread = threading.Thread(target=self._run, args=(client, request))
         self._thread.start()
@@ -57,7 +57,7 @@ class Streaming:
 
     def _run(self, client: Client, request: dict[str, Any]) -> None:
         try:
-            for item in client.stream(self.prompt, seed=3, **request):
+            for item in client.stream(PROMPT, seed=3, **request):
                 if isinstance(item, Result):
                     self.result = item
                 else:

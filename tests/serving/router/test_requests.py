@@ -71,18 +71,13 @@ class Releases:
         return stage_pb2.ReleaseResponse()
 
 
-def test_sessions_that_end_together_are_freed_in_one_call(monkeypatch: pytest.MonkeyPatch) -> None:
-    stub = Releases()
-
-    async def story() -> None:
-        link = HostLink(HostEntry("h", "127.0.0.1:1", (0,), "127.0.0.1:1"), 1.0)
-        monkeypatch.setattr(link.relay, "stub", stub)
-        await asyncio.gather(*(link.release(name) for name in "abc"))
-        await link.release("d")
-        await link.relay.close()
-
+async def test_sessions_that_end_together_are_freed_in_one_call(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(links, "RELEASE_AFTER_S", 0.05)
-    asyncio.run(story())
+    stub, link = Releases(), HostLink(HostEntry("h", "127.0.0.1:1", (0,), "127.0.0.1:1"), 1.0)
+    monkeypatch.setattr(link.relay, "stub", stub)
+    await asyncio.gather(*(link.release(name) for name in "abc"))
+    await link.release("d")
+    await link.relay.close()
     assert stub.calls == [["a", "b", "c"], ["d"]]
 
 

@@ -22,6 +22,7 @@ from serving.router.topology import local_topology
 from stages.checkpoint.release_store import ReleaseStore, read_release_manifest
 from stages.wire.channel import open_blocking_channel
 from tests.conftest import PATIENCE_S, until, wait_ready
+from tests.stages.checkpoints import put_release
 
 Run = Callable[..., tuple[int, str, str]]
 
@@ -82,15 +83,7 @@ def test_status_tells_what_can_be_served(deployment: Deployment) -> None:
     with Client(deployment.topology.router) as client:
         status = client.status()
     assert status.ready
-    assert list(status.modes) == [
-        "sweep",
-        "chunked",
-        "resample",
-        "ar",
-        "ar-speculative",
-        "local",
-        "auto",
-    ]
+    assert list(status.modes) == ["sweep", "chunked", "resample", "ar", "ar-speculative", "local", "auto"]
     assert status.context_tokens == 512
     assert all(host.rtt_ms > 0 for host in status.hosts)
     assert len(status.chain_digest) == len(status.ar_digest) == 64
@@ -114,10 +107,7 @@ def test_a_damaged_release_on_its_shelf_does_not_keep_it_from_starting(
     bundles: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     shelf, contents = ReleaseStore(tmp_path / "shelf"), read_release_manifest(bundles / "other")
-    intake = shelf.begin(contents, lambda folder, part: True)
-    for path in intake.wanted:
-        intake.write(path, (bundles / "other" / path).read_bytes())
-    intake.finish()
+    put_release(shelf, bundles / "other")
     shelf.use([contents.name])
     topology = local_topology(3, 3, bundles / "own", free_port_block(4) + 1)
     settings = RouterSettings(topology, topology.router, bundles / "own")

@@ -158,12 +158,12 @@ def tried(
     return asyncio.run(asyncio.wait_for(ask(), 30))
 
 
-def ending(code: grpc.StatusCode, deadline_s: float = 60.0) -> tuple[StatusError, int]:
+def ending(code: grpc.StatusCode) -> tuple[StatusError, int]:
     """What a request ends in whose hosts all say so, and how often they were asked."""
 
     async def ask() -> tuple[StatusError, int]:
         ring = RecordingRing()
-        session = opened(ring, deadline_s)
+        session = opened(ring)
         fault = stage_pb2.Fault(code=code.value[0], message="a sentence", host="b-1")
         ring.path[0].relay.answer = lambda hop: ring._deliver(stage_pb2.Event(session=hop.session, fault=fault))
         await session.push(step(remaining=1), b"a")

@@ -1,7 +1,5 @@
 """The smoke test of a release: under load, beside faulty hosts, and by its loss."""
 
-import asyncio
-from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -17,29 +15,20 @@ from stages.checkpoint.manifest import read_manifest
 from stages.wire.status import StatusError, exhausted
 
 
-def trial(*answers: Exception | int) -> Callable[[], int]:
-    left = list(answers)
+async def test_it_waits_for_busy_hosts_and_avoids_faulty_hosts(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "BUSY_PAUSE_S", 0.0)
+    left = [exhausted("full", 10), AuditFailed("host b is faulty")]
 
     async def job() -> int:
-        answer = left.pop(0)
-        if isinstance(answer, Exception):
-            raise answer
-        return answer
+        if left:
+            raise left.pop(0)
+        return 3
 
-    return lambda: asyncio.run(_when_free(job))
-
-
-@pytest.fixture(autouse=True)
-def no_pause(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("serving.router.smoke_test.BUSY_PAUSE_S", 0.0)
-
-
-def test_it_waits_for_busy_hosts_and_avoids_faulty_hosts() -> None:
-    assert trial(exhausted("full", 10), AuditFailed("host b is faulty"), 3)() == 3
+    assert await _when_free(job) == 3
 
 
 @pytest.mark.parametrize("off_nats", [0.3, -0.3, float("nan")])
-def test_a_release_whose_loss_is_not_its_manifests_is_refused(
+async def test_a_release_whose_loss_is_not_its_manifests_is_refused(
     bundles: Path, monkeypatch: pytest.MonkeyPatch, off_nats: float
 ) -> None:
     """The parts were measured one by one: only their loss together tells that they belong together."""
@@ -52,13 +41,10 @@ def test_a_release_whose_loss_is_not_its_manifests_is_refused(
     assert manifest.probe_tolerance + LOSS_TOLERANCE < 0.3
     release: Any = SimpleNamespace(view=None, served_modes=[], modes={}, drawing_modes=[])
 
-    async def measured(nats: float) -> dict[str, float]:
-        async def answer(*_: Any) -> float:
-            return nats
+    async def measured(*_: Any) -> float:
+        return expected + off_nats
 
-        monkeypatch.setattr(module, "_nats", answer)
-        return await smoke_test(release, directory, lambda line: None)
-
+    monkeypatch.setattr(module, "_nats", measured)
     with pytest.raises(StatusError, match="the parts do not make the model that they should") as caught:
-        asyncio.run(measured(expected + off_nats))
+        await smoke_test(release, directory, lambda line: None)
     assert caught.value.code is grpc.StatusCode.FAILED_PRECONDITION

@@ -88,8 +88,3 @@ def test_a_missing_package_is_named(monkeypatch) -> None:
         monkeypatch.setitem(sys.modules, name, None)
     with pytest.raises(InputError, match=r"pip install 'onesweep\[onnx\]'"):
         backend_named("onnxruntime")
-
-
-def test_an_unknown_name_is_answered_with_the_names() -> None:
-    with pytest.raises(InputError, match="unknown backend 'tpu'; choose from torch, onnxruntime"):
-        backend_named("tpu")

@@ -19,7 +19,7 @@ from stages.model.architecture import Architecture
 from stages.model.block import Block, Codes
 from stages.model.pipeline import ArModel, ArStage
 from tests.stages.backends.conftest import branch_piece, clean_piece, noisy_piece
-from tests.stages.conftest import make_ar, make_block
+from tests.stages.conftest import make_ar, make_block, shaken
 
 TOLERANCE = 1e-4
 SHAPES = ((36, 3), (6, 1), (128, 4))
@@ -34,14 +34,8 @@ def threads() -> Iterator[Callable[[int], None]]:
 
 
 def random_parts(width: int, heads: int) -> tuple[Block, ArStage]:
-    torch.manual_seed(width)
     a = Architecture(2, 2, width, heads, context_length=96, code_dim=12, condition_dim=20)
-    parts = Block(a, 1, Codes(0, a.code_dim)), ArStage(a, 1)
-    for part in parts:
-        part.eval().requires_grad_(False)
-        for parameter in part.parameters():
-            parameter.add_(0.15 * torch.randn(parameter.shape))
-    return parts
+    return shaken(lambda: Block(a, 1, Codes(0, a.code_dim)), width), shaken(lambda: ArStage(a, 1), width)
 
 
 @lru_cache

@@ -2,14 +2,12 @@
 
 from dataclasses import replace
 from itertools import pairwise
-from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
 
 from stages.backends import DEFAULT_BACKEND, backend_named
-from stages.backends.base import Denoised
 from stages.errors import CodecError
 from stages.host.work.sweep import BlockWork, SweepPlan, run_unbatched
 from stages.model.block import Block
@@ -26,7 +24,6 @@ PROMPT = b"A prompt of some bytes."
 PLAN = SweepPlan(seed=5, start=len(PROMPT), slots=16, steps=3, temperature=0.8)
 FP32 = Fp32()
 STOCHASTIC = replace(PLAN, sampler="stochastic")
-PLANS = pytest.mark.parametrize("plan", [PLAN, STOCHASTIC], ids=lambda plan: plan.sampler)
 
 
 class Sequence:
@@ -52,13 +49,11 @@ def open_sequences(chain: list[Block], partition: NoisePartition) -> list[Sequen
     return [Sequence(block, partition) for block in chain]
 
 
-def sweep(
-    sequences: list[Sequence], plan: SweepPlan = PLAN, codec: StateCodec = FP32, clean: bytes = PROMPT
-) -> tuple[bytes, list[bytes]]:
+def sweep(sequences: list[Sequence], plan: SweepPlan = PLAN, clean: bytes = PROMPT) -> tuple[bytes, list[bytes]]:
     """The chunk's text, and what passed between the blocks."""
     boundaries: list[bytes] = []
     for sequence in sequences:
-        boundaries.append(sequence.run(plan, codec, clean, boundaries[-1] if boundaries else None))
+        boundaries.append(sequence.run(plan, FP32, clean, boundaries[-1] if boundaries else None))
     return boundaries.pop(), boundaries
 
 
@@ -85,7 +80,7 @@ def test_a_sweep_is_euler_steps_through_all_blocks(partition: NoisePartition) ->
     expected, z = reference(chain, partition, PLAN, PROMPT)
     assert text == expected
     *others, last = open_sequences(chain, partition)
-    work = last.work(PLAN, Fp32(), PROMPT, sweep_boundary(others))
+    work = last.work(PLAN, Fp32(), PROMPT, sweep(others)[0])
     run_unbatched(work, last.runner)
     estimate = work._estimate
     a = partition.sigma_min / partition.sigma_max
@@ -107,27 +102,6 @@ def test_a_stochastic_sweep_puts_new_noise_on_each_denoised_point(partition: Noi
     assert text == sample_tokens(logits[0], PLAN.temperature, PLAN.seed, PLAN.start)
 
 
-def sweep_boundary(sequences: list[Sequence]) -> bytes:
-    return sweep(sequences)[0]
-
-
-@PLANS
-@pytest.mark.parametrize("codec", [Fp32(), Int8()], ids=lambda codec: codec.name)
-def test_it_does_not_matter_how_blocks_are_shared_out(
-    partition: NoisePartition, codec: StateCodec, plan: SweepPlan
-) -> None:
-    """One process with all blocks, and blocks of their own that get nothing but a boundary's bytes."""
-    text, boundaries = sweep(open_sequences(make_chain(), partition), plan, codec)
-    before: bytes | None = None
-    for index in range(3):
-        alone = Sequence(make_chain()[index], partition)
-        result = alone.run(plan, codec, PROMPT, before)
-        if index < 2:
-            assert result == boundaries[index]
-            before = bytes(bytearray(result))
-    assert result == text
-
-
 def test_chunk_after_chunk_is_the_same_as_starting_anew(partition: NoisePartition) -> None:
     """What a replica computes that reads everything so far at once."""
     chain = make_chain()
@@ -140,43 +114,7 @@ def test_chunk_after_chunk_is_the_same_as_starting_anew(partition: NoisePartitio
     assert again == second
 
 
-def test_temperature_zero_reads_out_the_most_probable_bytes(partition: NoisePartition) -> None:
-    chain = make_chain(1)
-    whole = NoisePartition("uniform", (partition.sigma_max, partition.sigma_min))
-    (sequence,) = open_sequences(chain, whole)
-    plan = replace(PLAN, temperature=0.0)
-    work = sequence.work(plan, FP32, PROMPT, None)
-    assert run_unbatched(work, sequence.runner) == bytes(work._logits.argmax(dim=1).tolist())
-
-
-def test_each_block_keeps_to_its_range_and_the_last_reads_out_at_sigma_min(
-    partition: NoisePartition, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    sequences, seen, first_states = open_sequences(make_chain(), partition), [], []
-    for sequence in sequences:
-
-        def spy(pieces: Any, sequence: Sequence = sequence, whole: Any = sequence.runner.denoise) -> list[Denoised]:
-            (piece,) = pieces
-            seen.append((sequence.block.index, piece.sigma))
-            first_states.append(piece.z)
-            return whole(pieces)
-
-        monkeypatch.setattr(sequence.runner, "denoise", spy)
-    sweep(sequences)
-    expected = [(i, sigma) for i in range(3) for sigma in step_sigmas(*partition.range(i), 3)[:-1]]
-    assert [index for index, _ in seen] == [index for index, _ in expected] + [2]
-    assert [sigma for _, sigma in seen] == pytest.approx([sigma for _, sigma in expected] + [partition.sigma_min])
-    noise = partition.sigma_max * normals(PLAN.seed, Purpose.INITIAL_NOISE, PLAN.start, PLAN.slots, 8)
-    assert torch.equal(first_states[0], noise)
-
-
-@pytest.mark.parametrize(
-    "damage",
-    [
-        lambda b: b[:-1],
-        lambda b: b"\xff" * len(b),
-    ],
-)
+@pytest.mark.parametrize("damage", [lambda b: b[:-1], lambda b: b"\xff" * len(b)])
 def test_a_damaged_boundary_is_refused(partition: NoisePartition, damage) -> None:
     sequences = open_sequences(make_chain(), partition)
     before = sequences[0].run(PLAN, Int8(), PROMPT, None)

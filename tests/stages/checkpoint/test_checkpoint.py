@@ -11,12 +11,7 @@ import pytest
 import torch
 
 from stages.backends import DEFAULT_BACKEND, backend_named
-from stages.checkpoint.checkpoint import (
-    load_ar,
-    load_chain,
-    save_ar,
-    write_manifest,
-)
+from stages.checkpoint.checkpoint import load_ar, load_chain, save_ar, write_manifest
 from stages.checkpoint.gate import PROBE_INPUT, PROBE_OUTPUT, PROBE_TEXT
 from stages.checkpoint.manifest import MANIFEST_NAME, Manifest, read_manifest
 from stages.errors import CheckpointError
@@ -66,13 +61,6 @@ def test_an_ar_model_comes_back_bit_for_bit(tmp_path: Path) -> None:
 
 
 # Damage
-@ALL
-def test_a_tensor_of_another_shape(checkpoint: Copy, name: str) -> None:
-    directory = checkpoint(name)
-    tensor = "layers.0.qkv.weight"
-    forge(directory, 0, lambda tensors: {**tensors, tensor: tensors[tensor].T.contiguous()})
-    with pytest.raises(CheckpointError, match=r"layers\.0\.qkv\.weight has shape \(32, 96\), .* \(96, 32\)"):
-        load(directory, 0)
 
 
 @pytest.mark.parametrize(("part", "tensor"), [(1, PROBE_INPUT), (0, PROBE_OUTPUT)])

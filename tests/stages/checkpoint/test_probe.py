@@ -6,11 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from stages.checkpoint.gate import (
-    PROBE_TEXT,
-    probe_block,
-    probe_bytes,
-)
+from stages.checkpoint.gate import PROBE_TEXT, probe_block, probe_bytes
 from stages.checkpoint.manifest import read_manifest
 from stages.errors import CheckpointError
 from stages.model.partition import NoisePartition

@@ -9,11 +9,7 @@ import grpc
 import pytest
 
 from serving.cli.ports import free_port_block
-from stages.checkpoint.release_store import (
-    ReleaseManifest,
-    ReleaseStore,
-    read_release_manifest,
-)
+from stages.checkpoint.release_store import ReleaseManifest, ReleaseStore, read_release_manifest
 from stages.checkpoint.release_transfer import offer_of
 from stages.errors import CheckpointError
 from stages.host.host import HostSettings

@@ -190,7 +190,3 @@ async def test_what_waits_for_the_next_host_or_the_router_is_bounded_too(
         for _ in range(9):
             host.subscribers.publish(ROUTER, stage_pb2.Event(text=bytes(400)))
         assert host.subscribers.queues[ROUTER].qsize() == 3
-
-
-def batches(parts: Parts, session: str = "s") -> list[stage_pb2.Hop]:
-    return cut(scoring(parts.plan.models["ar"].digest, session, clean=b"The sea "))

@@ -4,7 +4,6 @@ import asyncio
 import contextlib
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -20,7 +19,7 @@ from stages.checkpoint.release_store import read_release_manifest
 from stages.checkpoint.release_transfer import ReleaseTransfer
 from stages.v1 import stage_pb2, stage_pb2_grpc
 from stages.wire.channel import open_blocking_channel, open_channel
-from tests.conftest import PATIENCE_S
+from tests.conftest import PATIENCE_S, until
 
 pytestmark = pytest.mark.slow
 
@@ -41,18 +40,15 @@ def empty_host(address: str, shelf: Path, *options: str) -> Iterator[subprocess.
 
 def described(address: str, ready: bool) -> stage_pb2.DescribeResponse:
     """What the host says once it is as ready as it should be."""
-    deadline = time.monotonic() + WITHIN_S
     with open_blocking_channel(address) as channel:
         stub = stage_pb2_grpc.StageServiceStub(channel)
-        while True:
-            try:
+
+        def said() -> stage_pb2.DescribeResponse | None:
+            with contextlib.suppress(grpc.RpcError):
                 info = stub.Describe(stage_pb2.DescribeRequest(), timeout=5, wait_for_ready=True)
-                if info.ready == ready:
-                    return info
-            except grpc.RpcError:
-                pass
-            assert time.monotonic() < deadline
-            time.sleep(0.1)
+                return info if info.ready == ready else None
+
+        return until(said, WITHIN_S)
 
 
 def give(address: str, checkpoint: Path, blocks: tuple[int, ...]) -> list[str]:
@@ -141,7 +137,5 @@ def test_a_host_changes_to_another_release(bundles: Path, tmp_path: Path) -> Non
         described(address, ready=False)
         for bundle in ("own", "other"):
             give(address, bundles / bundle, (0, 1, 2))
-            name, deadline = read_release_manifest(bundles / bundle).name, time.monotonic() + WITHIN_S
-            while [release.name for release in described(address, ready=True).releases] != [name]:
-                assert time.monotonic() < deadline
-                time.sleep(0.1)
+            name = read_release_manifest(bundles / bundle).name
+            until(lambda name=name: [each.name for each in described(address, ready=True).releases] == [name], WITHIN_S)

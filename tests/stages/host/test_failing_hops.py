@@ -46,17 +46,8 @@ def test_a_step_that_ended_keeps_its_result_when_sweeps_of_its_pass_fail(parts: 
     assert set(engine.refusals) == {"sweep"}
 
 
-def test_what_cannot_begin_fails_alone(parts: Parts, monkeypatch: pytest.MonkeyPatch) -> None:
-    engine = Paced(parts)
-    bad = engine.begin("bad", sweeps())
-    engine.begin("good", sweeps())
-    bad.session.caches.clear()
-    assert len(engine.finish()["good"]) == 16
-    assert names_of(engine.refusals.items(), grpc.StatusCode.INTERNAL) == {"bad"}
-
-
-@pytest.mark.parametrize("step", ["next_op", "complete"])
-def test_what_cannot_go_on_fails_alone(parts: Parts, monkeypatch: pytest.MonkeyPatch, step: str) -> None:
+@pytest.mark.parametrize("step", ["begin", "next_op", "complete"])
+def test_what_cannot_begin_or_go_on_fails_alone(parts: Parts, monkeypatch: pytest.MonkeyPatch, step: str) -> None:
     engine = Paced(parts)
     engine.begin("bad", sweeps(seed=77))
     engine.begin("good", sweeps())

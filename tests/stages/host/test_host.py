@@ -2,85 +2,26 @@
 
 import asyncio
 import time
-from collections.abc import Callable, Sequence
-from pathlib import Path
 from typing import Any
 
 import grpc
 import pytest
-from torch import Tensor
 
-from stages.backends.base import BlockRunner, CleanPiece, Denoised, NoisyPiece
 from stages.host import next_hosts as subscribers
 from stages.host.host import Host
 from stages.host.next_hosts import Subscribers
-from stages.host.parts import HostPlan, Parts, load_parts, plan_host
+from stages.host.parts import Parts
 from stages.v1 import stage_pb2
 from stages.wire.messages import PROTOCOL
 from tests.conftest import PATIENCE_S
 from tests.stages.hosts import event_of, open_host, send
-from tests.stages.raw_client import ROUTER
-
-
-@pytest.fixture(scope="module")
-def plan(bundles: Path) -> HostPlan:
-    return plan_host(bundles / "own", (0, 1, 2))
-
-
-@pytest.fixture(scope="module")
-def loaded(plan: HostPlan) -> Parts:
-    return load_parts(plan)
-
-
-@pytest.fixture
-def parts(loaded: Parts) -> Parts:
-    """Runners to be exchanged at will."""
-    return Parts(loaded.plan, {kind: dict(runners) for kind, runners in loaded.runners.items()})
+from tests.stages.raw_client import ROUTER, sweep
+from tests.stages.slow_runner import watched
 
 
 def hop(host: Host, session: str = "s", **changes: Any) -> stage_pb2.Hop:
-    request = stage_pb2.Hop(
-        router=ROUTER, session=session, capacity=30, digest=host.releases.newest.plan.models["chain"].digest
-    )
-    request.left_s = 30
-    fields = {"clean": b"Once ", "slots": 8, "steps": 1, "codec": "fp32", **changes}
-    request.sweep.CopyFrom(stage_pb2.Sweep(**fields))
-    return request
-
-
-def chain_of(host: Host) -> dict[int, BlockRunner]:
-    parts = host.releases.newest.parts
-    return parts.runners["chain"]
-
-
-class Meddling(BlockRunner):
-    """A block that does something before each time that it denoises, but the first few."""
-
-    def __init__(self, runner: BlockRunner, meddle: Callable[[], object], untouched: int = 0) -> None:
-        self.runner, self.meddle, self.untouched = runner, meddle, untouched
-
-    def read(self, pieces: Sequence[CleanPiece]) -> list[Tensor]:
-        return self.runner.read(pieces)
-
-    def denoise(self, pieces: Sequence[NoisyPiece]) -> list[Denoised]:
-        self.untouched -= 1
-        if self.untouched < 0:
-            self.meddle()
-        return self.runner.denoise(pieces)
-
-
-def fail() -> None:
-    raise RuntimeError("boom")
-
-
-def released_by(host: Host, session: str = "s") -> Callable[[], object]:
-    """Frees a session from the engine's thread, on the event loop."""
-    loop = asyncio.get_running_loop()
-
-    async def release() -> None:
-        host.sessions.release(session)
-
-    return lambda: asyncio.run_coroutine_threadsafe(release(), loop).result(PATIENCE_S)
+    digest = host.releases.newest.plan.models["chain"].digest
+    return sweep(digest, session, **{"clean": b"Once ", "slots": 8, "steps": 1, "codec": "fp32", **changes})
 
 
 async def test_a_full_queue_sends_work_away(parts: Parts) -> None:
@@ -119,22 +60,32 @@ async def test_a_clock_that_is_ahead_ends_no_request(parts: Parts, monkeypatch: 
 
 async def test_a_hop_that_fails_harms_none_after_it(parts: Parts) -> None:
     async with open_host(parts) as host:
-        runner = chain_of(host)[1]
-        chain_of(host)[1] = Meddling(runner, fail)
+        watched(parts, 1).fails = lambda method, pieces: method == "denoise"
         send(host, hop(host, "a"))
         fault = (await event_of(host)).fault
         assert fault.code == grpc.StatusCode.INTERNAL.value[0]
         assert "the host's log says why" in fault.message
         assert host.sessions.sessions == {}
-        chain_of(host)[1] = runner
+        watched(parts, 1).fails = lambda method, pieces: False
         send(host, hop(host, "b"))
         assert len((await event_of(host)).text) == 8
 
 
 @pytest.mark.parametrize(("block", "completed"), [(0, 0), (2, 1)], ids=["in the middle", "at the very end"])
 async def test_a_session_released_while_it_is_computed(parts: Parts, block: int, completed: int) -> None:
+    loop, part = asyncio.get_running_loop(), watched(parts, block)
+
+    async def release(host: Host) -> None:
+        host.sessions.release("s")
+
+    def meddle(method: str, _: object) -> bool:
+        """Frees the session from the engine's thread, on the event loop, before a block's last call."""
+        if method == "denoise" and len(part.counts("denoise")) == 1 + (block == 2):
+            asyncio.run_coroutine_threadsafe(release(host), loop).result(PATIENCE_S)
+        return False
+
+    part.fails = meddle
     async with open_host(parts) as host:
-        chain_of(host)[block] = Meddling(chain_of(host)[block], released_by(host), untouched=int(block == 2))
         send(host, hop(host))
         session = host.sessions.sessions["s"]
         while session.pending:
@@ -143,17 +94,17 @@ async def test_a_session_released_while_it_is_computed(parts: Parts, block: int,
 
 
 async def test_a_later_hop_cannot_claim_more_than_its_session_holds(parts: Parts) -> None:
-    """Its own message says 500 positions; the caches have 30."""
+    """Its own message says 500 positions; the caches have 40."""
 
     async with open_host(parts) as host:
         send(host, hop(host))
         await event_of(host)
-        beyond = hop(host, number=1, start=5, clean=b"x" * 26)
+        beyond = hop(host, number=1, start=5, clean=b"x" * 36)
         beyond.capacity = 500
         (rejection,) = host.take(stage_pb2.HopBatch(protocol=PROTOCOL, hops=[beyond])).rejections
         assert rejection.code == grpc.StatusCode.INVALID_ARGUMENT.value[0]
-        assert rejection.message == "the session holds 30 positions only"
-        send(host, hop(host, number=1, start=5, clean=b"x" * 25))
+        assert rejection.message == "the session holds 40 positions only"
+        send(host, hop(host, number=1, start=5, clean=b"x" * 35))
 
 
 @pytest.mark.parametrize(

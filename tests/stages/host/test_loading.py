@@ -19,8 +19,9 @@ from stages.host.next_hosts import NextHosts
 from stages.host.parts import Release, load_parts, plan_host
 from stages.v1 import stage_pb2
 from stages.wire.status import StatusError
+from tests.stages.checkpoints import put_release
+from tests.stages.hops import opening
 from tests.stages.hosts import event_of, listening
-from tests.stages.raw_client import ROUTER
 
 HeldBy = Callable[..., Any]
 
@@ -32,7 +33,7 @@ def held_by(bundles: Path, tmp_path: Path) -> HeldBy:
     @asynccontextmanager
     async def opened(message_bytes: int = 64 << 20) -> AsyncIterator[tuple[Host, Loader]]:
         shelf = ReleaseStore(tmp_path / "shelf")
-        put(shelf, bundles / "other")
+        put_release(shelf, bundles / "other")
         sources = Sources(bundles / "own", (0, 1, 2), shelf)
         (first,) = sources.start()
         host = Host(first, HostSettings("h"), NextHosts(lambda *_: "", 0, 1 << 20, 1.0, 0.0, HostCounters()))
@@ -45,24 +46,15 @@ def held_by(bundles: Path, tmp_path: Path) -> HeldBy:
     return opened
 
 
-def put(shelf: ReleaseStore, bundle: Path, blocks: tuple[int, ...] = (0, 1, 2)) -> None:
-    intake = shelf.begin(read_release_manifest(bundle), lambda folder, part: part in blocks)
-    for path in intake.wanted:
-        intake.write(path, (bundle / path).read_bytes())
-    intake.finish()
-
-
 @pytest.fixture
 def names(bundles: Path) -> dict[str, str]:
     return {name: read_release_manifest(bundles / name).name for name in ("own", "other", "scored")}
 
 
-def step(digest: str, session: str, number: int = 0, clean: bytes = b"Once ", start: int = 0) -> stage_pb2.Hop:
-    hop = stage_pb2.Hop(router=ROUTER, session=session, capacity=40, digest=digest)
-    hop.left_s = 30
-    sample = stage_pb2.Sample(remaining=1)
-    hop.read.CopyFrom(stage_pb2.Read(number=number, start=start, clean=clean, codec="fp32", sample=sample))
-    return hop
+def step(digest: str, session: str, after: bytes = b"") -> stage_pb2.Hop:
+    """A session's first step, or the second one, after what the first one brought."""
+    new = {"number": 1, "start": 5, "clean": after} if after else {"clean": b"Once "}
+    return opening(digest, session, **new)
 
 
 def ar_of(host: Host) -> str:
@@ -76,9 +68,9 @@ async def outcome(host: Host, hop: stage_pb2.Hop) -> stage_pb2.Event:
 
 
 async def text(host: Host, digest: str, session: str) -> bytes:
-    """Two greedy bytes, one hop each."""
+    """Two bytes, one hop each."""
     first = await outcome(host, step(digest, session))
-    return first.text + (await outcome(host, step(digest, session, 1, first.text, 5))).text
+    return first.text + (await outcome(host, step(digest, session, first.text))).text
 
 
 def held(host: Host) -> list[str]:
@@ -94,10 +86,10 @@ async def test_a_session_outlives_its_release(held_by: HeldBy, names: dict[str, 
         assert held(host) == [names["own"], names["other"]]
         middle = ar_of(host)
         assert {await text(host, middle, "m"), await text(host, old, "o")} > {whole}
-        put(loader.require_shelf(), bundles / "scored")
+        put_release(loader.require_shelf(), bundles / "scored")
         await loader.load(names["scored"], [names["other"]])
         assert held(host) == [names["other"], names["scored"]]
-        rest = await outcome(host, step(old, "begun", 1, first.text, 5))
+        rest = await outcome(host, step(old, "begun", first.text))
         assert first.text + rest.text == whole
         with pytest.raises(StatusError, match="the request is for the checkpoint") as caught:
             await outcome(host, step(old, "late"))
@@ -110,7 +102,7 @@ async def test_a_session_takes_no_work_for_other_weights(held_by: HeldBy, names:
         first = await outcome(host, step(old, "s"))
         await loader.load(names["other"], [names["own"]])
         with pytest.raises(StatusError, match="the request is for the checkpoint"):
-            await outcome(host, step(ar_of(host), "s", 1, first.text, 5))
+            await outcome(host, step(ar_of(host), "s", first.text))
 
 
 async def test_what_a_host_refuses_to_load(held_by: HeldBy, names: dict[str, str], bundles: Path, tmp_path) -> None:
@@ -124,7 +116,7 @@ async def test_what_a_host_refuses_to_load(held_by: HeldBy, names: dict[str, str
         assert (await refusal("0" * 64)).code is grpc.StatusCode.NOT_FOUND
         assert (await refusal("../../x")).code is grpc.StatusCode.NOT_FOUND
         await loader.load(names["other"], [names["own"]])
-        put(loader.require_shelf(), bundles / "scored")
+        put_release(loader.require_shelf(), bundles / "scored")
         assert "2 releases at most" in (await refusal(names["scored"], names["own"], names["other"])).message
         (damaged,) = (tmp_path / "shelf" / names["scored"] / "ar").glob("stage-1-*")
         damaged.write_bytes(damaged.read_bytes()[:-4])
@@ -156,7 +148,7 @@ async def test_a_host_comes_back_with_what_it_had(held_by: HeldBy, names: dict[s
 
 def test_a_host_that_holds_other_blocks_now_asks_for_their_files(bundles: Path, tmp_path, names) -> None:
     shelf = ReleaseStore(tmp_path / "shelf")
-    put(shelf, bundles / "other", (1,))
+    put_release(shelf, bundles / "other", (1,))
     shelf.use([names["other"]])
     assert [release.name for release in Sources(bundles / "own", (1,), shelf).start()] == [names["other"]]
     sources = Sources(bundles / "own", (1, 2), shelf)
@@ -164,7 +156,7 @@ def test_a_host_that_holds_other_blocks_now_asks_for_their_files(bundles: Path, 
     with pytest.raises(StatusError, match="is not whole here: store it again") as caught:
         sources.plan(names["other"])
     assert caught.value.code is grpc.StatusCode.NOT_FOUND
-    put(shelf, bundles / "other", (1, 2))
+    put_release(shelf, bundles / "other", (1, 2))
     assert sources.plan(names["other"]).blocks == (1, 2)
     shelf.close()
 

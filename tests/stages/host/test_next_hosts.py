@@ -1,6 +1,5 @@
 """Links to the hosts that may come next: checked, kept warm, and changed while they are in use."""
 
-import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -17,7 +16,7 @@ from stages.host.next_hosts import NextHosts
 from stages.v1 import stage_pb2
 from stages.wire.hop_stream import Relay
 from stages.wire.status import StatusError
-from tests.conftest import PATIENCE_S
+from tests.conftest import eventually
 
 
 @asynccontextmanager
@@ -27,12 +26,6 @@ async def opened(wiring: Any = lambda address, other: "", keep_warm_s: float = 0
         yield links
     finally:
         await links.close()
-
-
-async def settled(check: Any) -> None:
-    async with asyncio.timeout(PATIENCE_S):
-        while not check():
-            await asyncio.sleep(0.02)
 
 
 @pytest.fixture(scope="module")
@@ -49,19 +42,19 @@ async def test_one_of_several_is_enough(addresses: list[str]) -> None:
         assert links.problem == ""
         links.set_addresses([addresses[0], "127.0.0.1:1"])
         assert "was not reached yet" in links.problem
-        await settled(lambda: not links.problem)
+        await eventually(lambda: not links.problem)
         assert [relay.address for relay in links.relays if not relay.problem] == addresses[:1]
-        await settled(lambda: "cannot be reached" in links.relays[1].problem)
+        await eventually(lambda: "cannot be reached" in links.relays[1].problem)
         assert links.to(addresses[0]).least_rtt_ms is not None
 
 
 async def test_they_change_while_in_use(addresses: list[str]) -> None:
     async with opened() as links:
         links.set_addresses(addresses[:1])
-        await settled(lambda: not links.problem)
+        await eventually(lambda: not links.problem)
         kept = links.to(addresses[0])
         links.set_addresses(addresses)
-        await settled(lambda: not any(relay.problem for relay in links.relays))
+        await eventually(lambda: not any(relay.problem for relay in links.relays))
         assert links.to(addresses[0]) is kept
         links.set_addresses(addresses[1:])
         assert [relay.address for relay in links.relays] == addresses[1:]
@@ -74,7 +67,7 @@ async def test_a_host_that_cannot_follow_is_no_way(addresses: list[str]) -> None
 
     async with opened(wiring) as links:
         links.set_addresses(addresses)
-        await settled(lambda: not links.relays[1].problem and "holds [0, 1, 2]" in links.relays[0].problem)
+        await eventually(lambda: not links.relays[1].problem and "holds [0, 1, 2]" in links.relays[0].problem)
 
 
 @pytest.mark.parametrize("address", ["127.0.0.1:9", ""])
@@ -105,7 +98,7 @@ async def test_a_link_that_could_not_be_made_is_tried_again(addresses: list[str]
     async with opened() as links:
         links.set_addresses(addresses[:1])
         assert links.relays == []
-        await settled(lambda: links.relays and not links.problem)
+        await eventually(lambda: links.relays and not links.problem)
     said = [message for message in caplog.messages if message.startswith("no link to")]
     assert said == [f"no link to {addresses[0]}: the key is not the certificate's"], "once"
 
@@ -118,8 +111,8 @@ async def test_a_host_that_was_exchanged_is_noticed(addresses: list[str], monkey
 
     async with opened(lambda address, other: "".join(wrong), keep_warm_s) as links:
         links.set_addresses(addresses[:1])
-        await settled(lambda: not links.problem)
+        await eventually(lambda: not links.problem)
         wrong.append("it holds other blocks")
-        await settled(lambda: links.problem == "it holds other blocks")
+        await eventually(lambda: links.problem == "it holds other blocks")
         wrong.clear()
-        await settled(lambda: not links.problem)
+        await eventually(lambda: not links.problem)

@@ -1,6 +1,7 @@
 """Prefix memory on one host: what is kept of a text, who finds it, and that a text that goes on from it is the same."""
 
 import asyncio
+from collections.abc import Callable
 from typing import Any
 
 import grpc
@@ -151,27 +152,27 @@ async def test_what_is_copied_counts_as_a_session_until_then(whole: Parts) -> No
         assert (host.sessions.bytes, host.prefixes.bytes) == (0, 13 * PIECE_BYTES)
 
 
+SWEEP = stage_pb2.Sweep(clean=b"a", slots=1, steps=1, codec="fp32")
+
+
 @pytest.mark.parametrize(
     ("change", "sentence"),
     [
-        ({"space": b"short"}, "a space in memory has 16 bytes, not 5"),
-        ({"prefix": b""}, "a session opens at 0, or after a kept prefix, not at 192"),
-        ({"prefix": b"short"}, "a kept prefix has a digest of 32 bytes, and ends at a multiple of 32"),
-        ({"start": 250}, "ends at a multiple of 32"),
-        ({"sweep": True}, "memory is of the texts that a pipeline reads"),
+        (lambda hop: setattr(hop.memory, "space", b"short"), "a space in memory has 16 bytes, not 5"),
+        (lambda hop: setattr(hop.memory, "prefix", b""), "a session opens at 0, or after a kept prefix, not at 192"),
+        (lambda hop: setattr(hop.memory, "prefix", b"short"), "a kept prefix has a digest of 32 bytes, and ends at a"),
+        (lambda hop: setattr(hop.read, "start", 250), "ends at a multiple of 32"),
+        (lambda hop: hop.sweep.CopyFrom(SWEEP), "memory is of the texts that a pipeline reads"),
     ],
 )
-async def test_nonsense_about_memory_is_refused(whole: Parts, change: dict[str, Any], sentence: str) -> None:
+async def test_nonsense_about_memory_is_refused(
+    whole: Parts, change: Callable[[stage_pb2.Hop], object], sentence: str
+) -> None:
     async with open_host(whole) as host:
         (hop,) = hops_of(whole, "1", FIRST, kept=6)
-        if "sweep" in change:
+        change(hop)
+        if hop.HasField("sweep"):
             hop.digest = whole.plan.models["chain"].digest
-            hop.sweep.CopyFrom(stage_pb2.Sweep(clean=b"a", slots=1, steps=1, codec="fp32"))
-        elif "start" in change:
-            hop.read.start = change["start"]
-        else:
-            for name, value in change.items():
-                setattr(hop.memory, name, value)
         with refused(grpc.StatusCode.INVALID_ARGUMENT, sentence):
             host.accept(hop, 1)
 

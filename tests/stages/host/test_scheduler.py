@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import threading
 import time
-from dataclasses import dataclass, field
 from queue import SimpleQueue
 
 import pytest
@@ -144,45 +143,25 @@ def job_of(engine: Scheduler, parts: Parts, hops: Hops) -> ScheduledHop:
     return job
 
 
-@dataclass
-class Threaded:
-    """An engine with its thread."""
-
-    parts: Parts
-    engine: Scheduler = field(default_factory=lambda: Scheduler(3, 64, 64))
-    ended: SimpleQueue[ScheduledHop] = field(default_factory=SimpleQueue)
-
-    def __enter__(self) -> Threaded:
-        def deliver(jobs: list[ScheduledHop]) -> None:
-            for job in jobs:
-                self.ended.put(job)
-
-        self.thread = threading.Thread(target=self.engine.run, args=(deliver,), daemon=True)
-        self.thread.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.engine.stop()
-        self.thread.join(PATIENCE_S)
-        assert not self.thread.is_alive()
-        assert self.ended.empty()
-
-
 def test_a_sweep_is_computed_on_the_thread_which_then_sleeps(whole: Parts) -> None:
-    with Threaded(whole) as it:
-        for _ in range(3):  # between them there is nothing to do
-            job = job_of(it.engine, it.parts, sweeps())
-            assert it.engine.go() == []
-            assert it.ended.get(timeout=PATIENCE_S) is job
-            assert isinstance(job.result, stage_pb2.Event)
+    engine, ended = Scheduler(3, 64, 64), SimpleQueue[list[ScheduledHop]]()
+    thread = threading.Thread(target=engine.run, args=(ended.put,), daemon=True)
+    thread.start()
+    for _ in range(3):  # between them there is nothing to do
+        job = job_of(engine, whole, sweeps())
+        assert engine.go() == []
+        assert ended.get(timeout=PATIENCE_S) == [job]
+        assert isinstance(job.result, stage_pb2.Event)
+    engine.stop()
+    thread.join(PATIENCE_S)
+    assert not thread.is_alive()
 
 
 @pytest.fixture
 def quick(whole: Parts, monkeypatch: pytest.MonkeyPatch) -> Parts:
     """Parts whose warm-up was quick."""
-    own = whole
-    monkeypatch.setitem(own.quick_rows, own.plan.models["ar"].digest, engines.QUICK_ROWS)
-    return own
+    monkeypatch.setitem(whole.quick_rows, whole.plan.models["ar"].digest, engines.QUICK_ROWS)
+    return whole
 
 
 def test_a_quick_step_is_computed_at_once(whole: Parts, quick: Parts, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -244,14 +223,14 @@ def test_hops_may_be_taken_in_while_they_are_looked_at(whole: Parts, quick: Part
 
 
 def test_a_hop_of_a_batch_request_gives_way_and_does_not_starve(whole: Parts) -> None:
-    own, engine = whole, Scheduler(3, 64, 64)
-    batch, usual = (job_of(engine, own, sweeps(seed=i)) for i in range(2))
+    engine = Scheduler(3, 64, 64)
+    batch, usual = (job_of(engine, whole, sweeps(seed=i)) for i in range(2))
     batch.hop.batch = True
     ended: list[ScheduledHop] = []
     while not ended:
         ended = engine._turn()
     assert ended == [usual]
     for _ in range(200):  # with other work in every pass
-        job_of(engine, own, steps(count=1))
+        job_of(engine, whole, steps(count=1))
         ended += engine._turn()
     assert batch in ended

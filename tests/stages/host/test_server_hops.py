@@ -16,7 +16,7 @@ from stages.wire.auth import HOST, ROUTER
 from stages.wire.channel import open_blocking_channel
 from stages.wire.tls import Security
 from tests.conftest import NAMES, until
-from tests.stages.raw_client import SESSION_BYTES, Peer, peer, sweep
+from tests.stages.raw_client import Peer, peer, sweep
 
 
 def test_an_unknown_router_is_told_to_subscribe(alone: Peer, digest: str, name: str) -> None:
@@ -25,19 +25,6 @@ def test_an_unknown_router_is_told_to_subscribe(alone: Peer, digest: str, name: 
     error = alone.refusal(request)
     assert error.code() is grpc.StatusCode.FAILED_PRECONDITION
     assert "'somebody' does not listen here: subscribe first" in error.details()
-
-
-def test_memory_for_sessions_is_bounded(alone: Peer, digest: str, name: str) -> None:
-    opened = []
-    for i in range((1 << 20) // SESSION_BYTES):
-        opened.append(f"{name}{i}")
-        alone.push(sweep(digest, opened[-1]))
-        alone.event()
-    error = alone.refusal(sweep(digest, name))
-    alone.release(*opened)
-    assert error.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
-    assert "no memory for another session" in error.details()
-    assert error.retry_after_ms == 1000
 
 
 def test_a_message_over_the_limit_is_not_read(alone: Peer, digest: str, name: str) -> None:

@@ -6,7 +6,7 @@ import grpc
 import pytest
 
 from stages.host.grammar import GRAMMAR_BYTES
-from stages.host.parts import HostPlan, Parts, load_parts, plan_host, session_bytes
+from stages.host.parts import Parts, load_parts, plan_host, session_bytes
 from stages.host.sessions import REMEMBERED, HostSession, SessionStore
 from stages.wire.status import StatusError
 
@@ -14,57 +14,43 @@ CAPACITY = 64
 
 
 @pytest.fixture(scope="module")
-def plan(bundles: Path) -> HostPlan:
-    return plan_host(bundles / "own", (1, 2))
-
-
-@pytest.fixture(scope="module")
-def parts(plan: HostPlan) -> Parts:
-    return load_parts(plan)
+def parts(bundles: Path) -> Parts:
+    return load_parts(plan_host(bundles / "own", (1, 2)))
 
 
 class Fixture:
     """A store for two sessions, on a clock that stands still."""
 
-    def __init__(self, plan: HostPlan, parts: Parts) -> None:
+    def __init__(self, parts: Parts) -> None:
         self.parts, self.now = parts, 0.0
-        self.need = session_bytes(plan.models["chain"].manifest, (0, 1), CAPACITY)
+        self.need = session_bytes(parts.plan.models["chain"].manifest, (0, 1), CAPACITY)
         self.store = SessionStore(2 * self.need, lease_s=10.0, clock=lambda: self.now)
 
-    def open(self, name: str, router: str = "r", capacity: int = CAPACITY) -> HostSession:
-        return self.store.open(name, router, "chain", capacity, self.parts)
+    def open(self, name: str, kind: str = "chain", capacity: int = CAPACITY) -> HostSession:
+        return self.store.open(name, "r", kind, capacity, self.parts)
 
 
 @pytest.fixture
-def held(plan: HostPlan, parts: Parts) -> Fixture:
-    return Fixture(plan, parts)
-
-
-def code_of(call: pytest.ExceptionInfo[StatusError]) -> grpc.StatusCode:
-    return call.value.code
+def held(parts: Parts) -> Fixture:
+    return Fixture(parts)
 
 
 def test_a_session_takes_what_was_calculated(held: Fixture) -> None:
-    session = held.open("a")
+    session, of_ar = held.open("a"), held.open("b", "ar")
     tensors = [t for caches in session.caches.values() for cache in caches for t in (cache.keys, cache.values)]
-    assert sum(t.numel() * t.element_size() for t in tensors) == held.need == held.store.bytes
-    assert list(session.caches) == [1, 2]
+    assert sum(t.numel() * t.element_size() for t in tensors) == held.need == held.store.bytes / 2
+    assert list(session.caches) == list(of_ar.caches) == [1, 2]
 
 
-def test_an_ar_session_holds_stages(plan: HostPlan, parts: Parts, held: Fixture) -> None:
-    session = held.store.open("a", "r", "ar", CAPACITY, parts)
-    assert (session.kind, list(session.caches)) == ("ar", [1, 2])
-
-
-def test_ar_steps_may_go_back_behind_guesses_and_sweeps_may_not(plan: HostPlan, parts: Parts, held: Fixture) -> None:
-    steps, sweeps = held.store.open("a", "r", "ar", CAPACITY, parts), held.open("b")
+def test_ar_steps_may_go_back_behind_guesses_and_sweeps_may_not(held: Fixture) -> None:
+    steps, sweeps = held.open("a", "ar"), held.open("b")
     for session in (steps, sweeps):
         session.next_number, session.length = 1, 30
     assert held.store.due("a", "ar", 1, 22) is steps
     for name, kind, start in (("a", "ar", 31), ("b", "chain", 22), ("b", "chain", 31)):
         with pytest.raises(StatusError, match=f"has read 30 positions, the sweep continues at {start}") as caught:
             held.store.due(name, kind, 1, start)
-        assert code_of(caught) is grpc.StatusCode.FAILED_PRECONDITION
+        assert caught.value.code is grpc.StatusCode.FAILED_PRECONDITION
 
 
 def test_the_budget_holds(held: Fixture) -> None:
@@ -72,7 +58,7 @@ def test_the_budget_holds(held: Fixture) -> None:
     held.open("b")
     with pytest.raises(StatusError, match=r"no memory for another session: .*raise --session-mb") as caught:
         held.open("c")
-    assert (code_of(caught), caught.value.retry_after_ms) == (grpc.StatusCode.RESOURCE_EXHAUSTED, 1000)
+    assert (caught.value.code, caught.value.retry_after_ms) == (grpc.StatusCode.RESOURCE_EXHAUSTED, 1000)
     assert held.store.release("a")
     held.open("c")
 
@@ -109,7 +95,7 @@ def test_a_released_session_cannot_be_opened_by_work_that_was_on_its_way(held: F
     assert not held.store.release("early")
     with pytest.raises(StatusError, match="was released") as caught:
         held.open("early")
-    assert code_of(caught) is grpc.StatusCode.NOT_FOUND
+    assert caught.value.code is grpc.StatusCode.NOT_FOUND
     for i in range(REMEMBERED):
         held.store.release(f"other-{i}")
     held.open("early")
@@ -129,7 +115,7 @@ def test_sweeps_come_once_and_in_order(held: Fixture) -> None:
     for arguments, code, says in cases:
         with pytest.raises(StatusError, match=says) as caught:
             held.store.due(*arguments)
-        assert code_of(caught) is code
+        assert caught.value.code is code
     with pytest.raises(StatusError, match="open already") as caught:
         held.open("a")
-    assert code_of(caught) is grpc.StatusCode.ALREADY_EXISTS
+    assert caught.value.code is grpc.StatusCode.ALREADY_EXISTS

@@ -1,6 +1,5 @@
 """`onesweep host`: options, checkpoints and ports that it cannot use."""
 
-import shutil
 from pathlib import Path
 
 import pytest
@@ -20,8 +19,6 @@ from tests.stages.raw_client import Peer
         (["--blocks", "0", "--listen", "here"], 2, "'here' must be HOST:PORT"),
         (["--blocks", "0", "--next", "there"], 2, "next address 'there' must be HOST:PORT"),
         (["a/b", "--blocks", "0"], 2, "host name 'a/b' must be"),
-        (["--blocks", "0", "--set", "queue_limit=0"], 2, "queue_limit must be above 0"),
-        (["--blocks", "0", "--set", "batch=0"], 2, "batch must be above 0"),
         (["--blocks", "0", "--backend", "magic"], 2, "unknown backend 'magic'; choose from torch"),
         (["--blocks", "0", "--device", "tpu"], 2, "--device must be cpu, cuda or cuda:N, not 'tpu'"),
         (["--blocks", "0", "--device", "cuda:99"], 2, "there is no device cuda:99 here"),
@@ -34,32 +31,6 @@ from tests.stages.raw_client import Peer
 def test_a_wrong_option_is_explained(bundles: Path, capfd, arguments: list[str], code: int, says: str) -> None:
     defaults = ["--checkpoint", str(bundles / "own"), "--listen", "127.0.0.1:0"]
     assert main(["host", *defaults, *arguments]) == code
-    _, err = capfd.readouterr()
-    assert says in err
-    assert "Traceback" not in err
-
-
-def damage(directory: Path, how: str) -> None:
-    (path,) = (directory / "chain").glob("block-0-*.safetensors")
-    raw = bytearray(path.read_bytes())
-    manifest = directory / "chain" / "manifest.json"
-    if how == "cut":
-        path.write_bytes(raw[:-100])
-    elif how == "flipped":
-        raw[-50] ^= 4
-        path.write_bytes(raw)
-    elif how == "newer":
-        manifest.write_text(manifest.read_text().replace('"format": 1', '"format": 2'))
-
-
-@pytest.mark.parametrize(
-    ("how", "says"),
-    [("cut", "its manifest says"), ("flipped", "it is damaged; fetch it again"), ("newer", "upgrade onesweep")],
-)
-def test_a_damaged_checkpoint_ends_the_server(bundles: Path, tmp_path, capfd, how: str, says: str) -> None:
-    directory = Path(shutil.copytree(bundles / "own", tmp_path / "own"))
-    damage(directory, how)
-    assert main(["host", "--checkpoint", str(directory), "--blocks", "0", "--listen", "127.0.0.1:0"]) == 1
     _, err = capfd.readouterr()
     assert says in err
     assert "Traceback" not in err

@@ -11,6 +11,7 @@ from stages.host.server import StageServer
 from stages.host.settings import StageSettings
 from stages.v1 import stage_pb2, stage_pb2_grpc
 from stages.wire.channel import open_blocking_channel
+from stages.wire.etcd import EtcdClient
 from stages.wire.flags import open_registry
 from stages.wire.messages import PROTOCOL
 from stages.wire.registry import RegistrySettings, parse_url
@@ -19,22 +20,12 @@ from tests.conftest import PATIENCE_S, until
 pytestmark = pytest.mark.slow
 
 
-def server_of(bundles: Path, registry: Any) -> tuple[StageServer, str]:
-    """A host of all blocks, and its address."""
-    address = f"127.0.0.1:{free_port_block(1)}"
-    settings = StageSettings(
-        bundles / "own", (0, 1, 2), address, (), HostSettings("paris"), threads=1, registry=registry
-    )
-    return StageServer(settings), address
-
-
 def test_it_stays_registered_until_its_requests_have_ended(bundles: Path, registry_url: str, servers: Any) -> None:
-    from stages.wire.etcd import EtcdClient
-
     where = RegistrySettings(*parse_url(registry_url))
     gateway = EtcdClient(where)
-    server, address = server_of(bundles, open_registry(where))
-    running = servers.run(server.run)
+    address, own, host = f"127.0.0.1:{free_port_block(1)}", open_registry(where), HostSettings("paris")
+    settings = StageSettings(bundles / "own", (0, 1, 2), address, (), host, threads=1, registry=own)
+    running = servers.run(StageServer(settings).run)
     with open_blocking_channel(address) as channel:
         stub = stage_pb2_grpc.StageServiceStub(channel)
 

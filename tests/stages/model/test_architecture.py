@@ -9,10 +9,6 @@ from stages.model.architecture import Architecture
 from stages.model.pipeline import read_architecture
 
 
-def test_the_default_is_a_model() -> None:
-    assert Architecture().head_dim * Architecture().heads == Architecture().width
-
-
 @pytest.mark.parametrize("name", ["parts", "layers", "width", "heads", "context_length", "code_dim", "condition_dim"])
 @pytest.mark.parametrize("value", [0, -1, 1.5, "4", True, None, (1 << 20) + 1])
 def test_a_size_must_be_a_sensible_whole_number(name: str, value: object) -> None:

@@ -6,7 +6,6 @@ from torch import Tensor, nn
 
 from stages.model.architecture import Architecture
 from stages.model.block import Block, Codes
-from stages.model.layers import LayerCache
 from stages.model.pipeline import ArModel, new_caches
 from stages.model.randomness import Purpose, normals
 from tests.stages.conftest import make_block
@@ -22,10 +21,6 @@ def text(batch: int = 1, length: int = LENGTH, seed: int = 0) -> Tensor:
 
 def random(*shape: int, seed: int = 1) -> Tensor:
     return torch.randn(shape, generator=torch.Generator().manual_seed(seed))
-
-
-def caches(block: Block, batch: int = 1) -> list[LayerCache]:
-    return new_caches(block.architecture.layers, block.architecture, LENGTH, batch)
 
 
 def trained_path(block: Block, known: Tensor, z: Tensor, estimate: Tensor, sigma: Tensor, chunk: int) -> Tensor:
@@ -57,7 +52,7 @@ def test_serving_computes_what_was_trained(chunk: int, which: int) -> None:
     start = which * chunk
     slots = slice(start, start + chunk)
     trained = trained_path(block, known, z, estimate, sigma, chunk)[:, slots]
-    held = caches(block)
+    held = new_caches(block.architecture.layers, block.architecture, LENGTH)
     for piece in known[:, :start].split(7, dim=1):
         block.read(piece, held)
     memory = [cache.stored() for cache in held]

@@ -25,12 +25,6 @@ def test_codes_are_frozen() -> None:
     assert Codes(1, 8).digest() == "62b55d50329e4d4c33243e3c5db02b4eb8806373f7c5e4bf8127b8724931450f"
 
 
-def test_codes_are_distinct() -> None:
-    table = Codes(0, 32).table()
-    likeness = table @ table.T - 2 * torch.eye(VOCABULARY)
-    assert float(likeness.max()) < 0.8
-
-
 def test_seeds_and_widths_give_other_codes() -> None:
     digests = {Codes(seed, dim).digest() for seed in (0, 1, MAX_SEED) for dim in (8, 32)}
     assert len(digests) == 6

@@ -75,18 +75,6 @@ def test_guesses_are_the_largest_sums_of_their_place(model: LocalModel, branches
         assert growth.chances[at] == pytest.approx(expected, rel=1e-6)
 
 
-def test_a_chain_is_what_the_drafter_writes(model: LocalModel) -> None:
-    growth, worth = grown(model, DraftPlan(9, 9))
-    sent = chosen(growth, DraftPlan(9, 9), worth)
-    assert sent == list(range(9))
-    text = model.open(100)
-    known = KNOWN
-    for at in sent:
-        sums = text.logits_after(known)[0].double().numpy() / 0.8 + gumbels(7, len(known), 1, 256)[0]
-        assert growth.tokens[at] == sums.argmax()
-        known += bytes([growth.tokens[at]])
-
-
 growths = st.lists(st.tuples(st.integers(0, 30), st.floats(0.01, 1)), min_size=1, max_size=20)
 
 

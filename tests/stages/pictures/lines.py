@@ -10,7 +10,7 @@ from torch import Tensor
 from serving.cli.ports import free_port_block
 from stages.backends import backend_named
 from stages.model.codec import FEATURE_LIMIT, codec_named, hidden_codec
-from stages.pictures.part import PictureKind
+from stages.pictures.part import PictureKind, PicturePart
 from stages.pictures.trajectory import DrawPlan, PicturePiece, Trajectory, block_sigmas, range_sigmas
 from stages.v1 import stage_pb2
 from stages.wire.messages import put_work
@@ -75,21 +75,27 @@ def open_line(servers: Any, bundle: Path, *blocks: tuple[int, ...], **host: Any)
         yield Line(peers)
 
 
+def undivided(parts: Sequence[PicturePart], plan: DrawPlan, codec: str = "fp32") -> Tensor:
+    """Pixels of a net that evaluates all of its parts at every level."""
+    partition, (first, *others) = tiny_partition("steps"), [backend_named("torch").picture(part) for part in parts]
+    sigmas = range_sigmas(*partition.range(0), plan.levels)
+    trajectory = Trajectory(TINY, plan, partition.sigma_max, sigmas, is_last=True)
+    while not trajectory.done:
+        piece = trajectory.piece()
+        (x,) = first.evaluate([piece])
+        for runner in others:
+            x = hidden_codec(codec).round_trip(x.flatten(0, 1), FEATURE_LIMIT).view_as(x)
+            (x,) = runner.evaluate([PicturePiece(x, piece.sigma, piece.classes)])
+        trajectory.supply(x)
+    return trajectory.pixels()
+
+
 def drawn_here(kind: PictureKind, plan: DrawPlan = PLAN, codec: str = "int8") -> list[Tensor]:
     """Pixels after each block of the tiny chain, or those of its undivided net, in this process and without hops."""
+    if kind == "steps":
+        return [undivided(tiny_parts(kind), plan, codec)]
     runners = [backend_named("torch").picture(part) for part in tiny_parts(kind)]
     partition, shape = tiny_partition(kind), (plan.pictures, TINY.tokens, TINY.patch_dim)
-    if kind == "steps":
-        sigmas = range_sigmas(*partition.range(0), plan.levels)
-        trajectory = Trajectory(TINY, plan, partition.sigma_max, sigmas, is_last=True)
-        while not trajectory.done:
-            piece = trajectory.piece()
-            (x,) = runners[0].evaluate([piece])
-            for runner in runners[1:]:
-                x = hidden_codec(codec).round_trip(x.flatten(0, 1), FEATURE_LIMIT).view_as(x)
-                (x,) = runner.evaluate([PicturePiece(x, piece.sigma, piece.classes)])
-            trajectory.supply(x)
-        return [trajectory.pixels()]
     estimate, shown = None, []
     for block, runner in enumerate(runners):
         is_last, sigmas = block == TINY.parts - 1, block_sigmas(partition, block, plan.levels)

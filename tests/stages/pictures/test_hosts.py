@@ -142,10 +142,7 @@ def fields(**values: Any) -> Callable[[Any], object]:
 
 
 DRAWINGS: list[tuple[Callable[[Any], object], str]] = [
-    (
-        lambda work: work.ClearField("drawing"),
-        "0 pictures in a hop; of this model there can be 1 to 1024 with guidance",
-    ),
+    (lambda work: work.ClearField("drawing"), "0 pictures in a hop; of this model there can be 1 to 1024"),
     (setting(classes=[0] * 1025), "1025 pictures in a hop; of this model there can be 1 to 1024 with guidance"),
     (setting(classes=[0] * 1025, guidance=1), "of this model there can be 1 to 1024$"),
     (setting(classes=[0, 4]), "class 4; this model has classes 0 to 2, and 3 is none"),

@@ -5,17 +5,16 @@ import logging
 import urllib.error
 import urllib.request
 from collections.abc import Callable
-from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import grpc
 import pytest
 
+from serving.router.records import ROUTER_METRICS, RouterCounters
+from serving.v1 import router_pb2
 from stages.errors import InputError
-from stages.host.host import Host, HostSettings
 from stages.host.metrics import MAX_LINKS, OTHERS, STAGE_METRICS, HostCounters
-from stages.host.parts import Release, load_parts, plan_host
+from stages.host.parts import Parts
 from stages.model.draft_tree import Draft
 from stages.model.vocabulary import BYTES
 from stages.telemetry import prometheus as exposition
@@ -26,14 +25,22 @@ from stages.wire.messages import PROTOCOL, next_read
 from stages.wire.status import exhausted
 from stages.wire.tls import Expiry
 from tests.conftest import PATIENCE_S
-from tests.stages.hosts import event_of, listening, send
+from tests.stages.hosts import event_of, open_host, send
 from tests.stages.raw_client import ROUTER
+from tests.stages.slow_runner import watched
 
 
-def test_every_family_is_read_and_every_name_follows_the_conventions() -> None:
-    read = HostCounters().reader(stage_pb2.DescribeResponse)()
-    assert list(read) == [family.name for family in STAGE_METRICS]
-    for family in STAGE_METRICS:
+@pytest.mark.parametrize(
+    ("counters", "said", "families"),
+    [
+        (HostCounters, stage_pb2.DescribeResponse, STAGE_METRICS),
+        (RouterCounters, router_pb2.StatusResponse, ROUTER_METRICS),
+    ],
+)
+def test_every_family_is_read_and_every_name_follows_the_conventions(counters: Any, said: Any, families: Any) -> None:
+    read = counters().reader(said)()
+    assert list(read) == [family.name for family in families]
+    for family in families:
         assert family.name.endswith("_total") == (family.kind == "counter")
         assert all(len(labels) == len(family.labels) for labels in read[family.name])
 
@@ -122,36 +129,17 @@ def test_addresses_that_are_refused(address: str, insecure: bool, sentence: str)
 
 
 # A host's own story: what it counts and logs of a hop that fails
-@pytest.fixture(scope="module")
-def host_that_fails(bundles: Path) -> Callable[[], Host]:
-    plan = plan_host(bundles / "own", (0, 1, 2))
-    parts = load_parts(plan)
-
-    def broken(pieces: object) -> None:
-        raise RuntimeError("it broke")
-
-    parts.runners["chain"][0] = SimpleNamespace(read=broken, denoise=broken)  # type: ignore[assignment]
-
-    def make() -> Host:
-        return Host(Release("r", plan, parts), HostSettings("h"), None, HostCounters())
-
-    return make
-
-
-def sweep_for(host: Host, **names: str) -> stage_pb2.Hop:
-    source = host.releases.newest.plan.models["chain"]
-    hop = stage_pb2.Hop(router=ROUTER, session="s", capacity=40, digest=source.digest, left_s=60, **names)
-    hop.sweep.CopyFrom(stage_pb2.Sweep(clean=b"A secret prompt", slots=4, steps=1, codec="int8"))
-    return hop
 
 
 async def test_a_fault_is_counted_and_logged_with_the_request_s_name(
-    host_that_fails: Callable[[], Host], caplog: pytest.LogCaptureFixture
+    parts: Parts, caplog: pytest.LogCaptureFixture
 ) -> None:
-    host = host_that_fails()
-    hop = sweep_for(host, request="cafe0123")
+    watched(parts, 0).fails = lambda *_: True
+    digest = parts.plan.models["chain"].digest
+    hop = stage_pb2.Hop(router=ROUTER, session="s", capacity=40, digest=digest, left_s=60, request="cafe0123")
+    hop.sweep.CopyFrom(stage_pb2.Sweep(clean=b"A secret prompt", slots=4, steps=1, codec="int8"))
     with caplog.at_level(logging.INFO):
-        async with listening(host):
+        async with open_host(parts, meter=HostCounters()) as host:
             send(host, hop)
             await event_of(host)
             rejected = host.take(stage_pb2.HopBatch(protocol=PROTOCOL, hops=[stage_pb2.Hop()]))

@@ -52,13 +52,6 @@ def options(*arguments: str) -> argparse.Namespace:
     return parser.parse_args(arguments)
 
 
-def test_options_become_settings() -> None:
-    given = ("--metrics", "127.0.0.1:9100", *sets("traces=file:x", "trace_share=1", "log_format=json"))
-    assert from_flags(ObservabilitySettings, options(*given)) == ObservabilitySettings(
-        "127.0.0.1:9100", "file:x", 1.0, "json"
-    )
-
-
 @pytest.mark.parametrize(
     ("given", "sentence"),
     [

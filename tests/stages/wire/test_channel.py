@@ -15,14 +15,7 @@ from stages.host.server import SERVICE, StageServer
 from stages.host.settings import StageSettings
 from stages.v1 import stage_pb2, stage_pb2_grpc
 from stages.wire import channel
-from stages.wire.channel import (
-    bind,
-    check_name,
-    is_loopback,
-    new_server,
-    open_channel,
-    parse_address,
-)
+from stages.wire.channel import bind, check_name, is_loopback, new_server, open_channel, parse_address
 from stages.wire.tls import Security
 from tests.conftest import PATIENCE_S, until
 from tests.fuzz.attacker import ACK, OPENING, PING, frame
@@ -91,32 +84,11 @@ def test_what_is_no_name(name: str) -> None:
         check_name(name)
 
 
-def listen(address: str, insecure: bool = False, servers: int = 1) -> int:
-    async def run() -> int:
-        port = 0
-        for _ in range(servers):
-            server = new_server()
-            port = bind(server, address.replace("PORT", str(port)), Security(insecure=insecure))
-            await server.start()
-        return port
-
-    return asyncio.run(run())
-
-
-def test_a_port_is_not_shared() -> None:
-    with pytest.raises(ServiceError, match="the port is in use"):
-        listen("127.0.0.1:PORT", servers=2)
-
-
-def test_others_may_reach_it_only_if_that_is_said() -> None:
-    with pytest.raises(InputError, match=r"not encrypted.*--insecure"):
-        listen("0.0.0.0:0")
-    assert listen("0.0.0.0:0", insecure=True) > 0
-
-
 @pytest.mark.parametrize("address", ["127.0.0.1:0", "0.0.0.0:0"])
-def test_plain_text_for_other_machines_is_said_aloud(address: str, caplog: pytest.LogCaptureFixture) -> None:
-    listen(address, insecure=True)
+async def test_plain_text_for_other_machines_is_said_aloud(address: str, caplog: pytest.LogCaptureFixture) -> None:
+    server = new_server()
+    assert bind(server, address, Security(insecure=True)) > 0
+    await server.stop(0)
     said = [record.message for record in caplog.records if record.name == "stages.wire.channel"]
     due = f"{address} can be reached from other machines, and what passes there is not encrypted"
     assert said == ([] if is_loopback(address) else [due])
@@ -201,11 +173,7 @@ def test_probes_learn_of_life_and_readiness_only(bundles: Path, servers: Any, un
 
 
 @pytest.mark.parametrize(("where", "error"), [("here", InputError), ("192.0.2.1:7701", ServiceError)])
-def test_an_address_that_cannot_be_listened_on(bundles: Path, where: str, error: type[Exception]) -> None:
+async def test_an_address_that_cannot_be_listened_on(bundles: Path, where: str, error: type[Exception]) -> None:
     settings = StageSettings(bundles / "own", (0,), "127.0.0.1:0", (), HostSettings("host"), health=where)
-
-    async def run() -> None:
-        await StageServer(settings).run(asyncio.Event())
-
     with pytest.raises(error):
-        asyncio.run(run())
+        await StageServer(settings).run(asyncio.Event())

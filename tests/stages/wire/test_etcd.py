@@ -2,9 +2,7 @@
 
 import asyncio
 import contextlib
-import datetime
 import http.server
-import ipaddress
 import itertools
 import logging
 import subprocess
@@ -16,16 +14,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from cryptography import x509
-from cryptography.hazmat.primitives import hashes, serialization
-from cryptography.hazmat.primitives.asymmetric import ec
-from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 from etcd3gw.client import Etcd3Client
 
 from stages.errors import ServiceError
 from stages.wire import etcd
+from stages.wire.auth import HOST
 from stages.wire.etcd import EtcdClient, EtcdRegistry
 from stages.wire.registry import Registration, RegistrySettings, follow_successors, parse_url, write_entry
+from stages.wire.tls import Tls
 from tests.conftest import PATIENCE_S, eventually, jobs
 
 LEASE_S = 2
@@ -214,21 +210,17 @@ def test_an_absent_etcd_is_named(unused_port: int) -> None:
     ],
     ids=["deep", "cut", "other", "odd", "busy"],
 )
-def test_an_answer_that_is_none_is_a_registry_that_is_down(
+async def test_an_answer_that_is_none_is_a_registry_that_is_down(
     status: int, body: bytes, length: int, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Whoever registers, or follows, continues."""
     caplog.set_level(logging.INFO)
-
-    async def scene(port: int) -> None:
+    with answering(status, [body], length) as port:
         registry = EtcdRegistry(settings_of(f"etcd://127.0.0.1:{port}/onesweep"), LEASE_S)
         with pytest.raises(ServiceError, match="no registry answers"):
             await registry.check()
         async with jobs(Recorder().follow(registry), registry.register(host("paris"))):
             await eventually(lambda: len([message for message in caplog.messages if "is down" in message]) == 2)
-
-    with answering(status, [body], length) as port:
-        asyncio.run(scene(port))
 
 
 @pytest.mark.parametrize(("limit", "value"), [("MAX_ANSWER_BYTES", 1 << 20), ("ANSWER_S", 0.05)])
@@ -242,51 +234,21 @@ def test_an_answer_ends(limit: str, value: float, monkeypatch: pytest.MonkeyPatc
 # A registry that is spoken to over TLS, with a certificate on both sides.
 
 
-def write_identity(directory: Path, name: str, authority: tuple[Any, Any] | None) -> tuple[Any, Any]:
-    """`name`.pem and `name`.key for 127.0.0.1, signed by an authority or by itself."""
-    key, subject = ec.generate_private_key(ec.SECP256R1()), x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)])
-    now = datetime.datetime.now(datetime.UTC)
-    issuer, signer = (authority[0].subject, authority[1]) if authority else (subject, key)
+def test_who_shows_a_certificate_is_let_in(new_pki: Callable[[str], Any], etcd_with: Callable[..., Any]) -> None:
     # etcd's gateway is a client of its own server, with the server's certificate
-    usages = x509.ExtendedKeyUsage([ExtendedKeyUsageOID.SERVER_AUTH, ExtendedKeyUsageOID.CLIENT_AUTH])
-    certificate = (
-        x509.CertificateBuilder(issuer, subject, key.public_key(), x509.random_serial_number())
-        .not_valid_before(now - datetime.timedelta(hours=1))
-        .not_valid_after(now + datetime.timedelta(hours=1))
-        .add_extension(x509.BasicConstraints(ca=authority is None, path_length=None), critical=True)
-        .add_extension(x509.SubjectAlternativeName([x509.IPAddress(ipaddress.ip_address("127.0.0.1"))]), critical=False)
-        .add_extension(usages, critical=False)
-        .sign(signer, hashes.SHA256())
-    )
-    (directory / f"{name}.pem").write_bytes(certificate.public_bytes(serialization.Encoding.PEM))
-    plain = serialization.NoEncryption()
-    pem = key.private_bytes(serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, plain)
-    (directory / f"{name}.key").write_bytes(pem)
-    return certificate, key
+    own, other = new_pki("own"), new_pki("other")
+    server, paris, stranger = own.issue(HOST, "etcd"), own.issue(HOST, "paris"), other.issue(HOST, "stranger")
 
+    def check(ca: Path, shown: Tls | None) -> None:
+        pair = {"cert": shown.certificate, "key": shown.key} if shown else {}
+        asyncio.run(EtcdRegistry(RegistrySettings(*where, ca=ca, **pair)).check())
 
-@pytest.fixture
-def identities(tmp_path: Path) -> Path:
-    authority = write_identity(tmp_path, "authority", None)
-    write_identity(tmp_path, "etcd", authority)
-    write_identity(tmp_path, "paris", authority)
-    write_identity(tmp_path, "stranger", None)
-    return tmp_path
-
-
-def test_who_shows_a_certificate_is_let_in(identities: Path, etcd_with: Callable[..., Any]) -> None:
-    names = {"ca": "authority.pem", "cert": "etcd.pem", "key": "etcd.key"}
-    files = {kind: identities / name for kind, name in names.items()}
-
-    def check(ca: str, name: str | None) -> None:
-        pair = {"cert": identities / f"{name}.pem", "key": identities / f"{name}.key"} if name else {}
-        asyncio.run(EtcdRegistry(RegistrySettings(*where, ca=identities / ca, **pair)).check())
-
+    files = {"ca": server.authority, "cert": server.certificate, "key": server.key}
     with etcd_with("--client-cert-auth", tls=files) as etcd:
         where = parse_url(etcd.url)
-        check("authority.pem", "paris")
-        for name in ("stranger", None):
+        check(server.authority, paris)
+        for shown in (stranger, None):
             with pytest.raises(ServiceError, match="no registry answers"):
-                check("authority.pem", name)
+                check(server.authority, shown)
         with pytest.raises(ServiceError, match="CERTIFICATE_VERIFY_FAILED"):
-            check("stranger.pem", "paris")
+            check(stranger.authority, paris)

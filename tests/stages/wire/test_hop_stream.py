@@ -215,13 +215,10 @@ async def test_an_idle_link_is_left_alone_until_it_is_needed(monkeypatch: pytest
 
 
 @pytest.mark.parametrize(("answer", "says"), [(aborting(FULL), "refused: tokyo has 64 hops"), (crash, "boom")])
-def test_why_a_call_that_was_to_last_was_lost(answer: Any, says: str) -> None:
-    async def reason() -> str:
-        async with relay_to(answer) as (_, relay):
-            call = relay.stub.Push()
-            await call.write(stage_pb2.HopBatch(hops=[hop()]))
-            with pytest.raises(grpc.aio.AioRpcError) as lost:
-                await call.read()
-            return relay.loss(lost.value)
-
-    assert says in asyncio.run(reason())
+async def test_why_a_call_that_was_to_last_was_lost(answer: Any, says: str) -> None:
+    async with relay_to(answer) as (_, relay):
+        call = relay.stub.Push()
+        await call.write(stage_pb2.HopBatch(hops=[hop()]))
+        with pytest.raises(grpc.aio.AioRpcError) as lost:
+            await call.read()
+        assert says in relay.loss(lost.value)

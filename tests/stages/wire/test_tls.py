@@ -14,6 +14,7 @@ from stages.wire.auth import CLIENT, HOST, ROUTER
 from stages.wire.hop_stream import Relay
 from stages.wire.status import StatusError
 from stages.wire.tls import Security, Tls, handshake_problem
+from tests.conftest import NAMES
 from tests.stages.fake_stage_server import PATIENT_S, NewPki, describe, refusal, with_relay
 
 
@@ -28,36 +29,33 @@ def test_hosts_and_routers_get_through(new_pki: NewPki, listen: str, dial: str) 
 Sides = Callable[[Any, Any], tuple[Tls | None, Tls | None]]
 
 
-def other_authority_here(pki: Any, other: Any) -> tuple[Tls, Tls]:
-    foreign = other.issue(HOST, "tokyo")
-    return pki.issue(HOST, "paris"), Tls(pki.authority.directory / "ca.pem", foreign.certificate, foreign.key)
+def paris(pki: Any, *addresses: str) -> Tls:
+    return pki.issue(HOST, "paris", addresses or NAMES)
+
+
+def tokyo(pki: Any) -> Tls:
+    return pki.issue(HOST, "tokyo")
+
+
+def ca(pki: Any, leaf: Tls | None = None) -> Tls:
+    """An authority alone, or beside another's certificate."""
+    path = pki.authority.directory / "ca.pem"
+    return Tls(path, leaf.certificate, leaf.key) if leaf else Tls(path)
 
 
 @pytest.mark.parametrize(
     ("sides", "says"),
     [
         (
-            lambda pki, other: (paris := pki.issue(HOST, "paris"), Tls(paris.authority)),
+            lambda a, _: (paris(a), Tls(a.authority.directory / "ca.pem")),
             "in the handshake: it wants a certificate, as hosts do",
         ),
-        (
-            lambda pki, other: (other.issue(HOST, "paris"), pki.issue(HOST, "tokyo")),
-            "showed a certificate of another authority than --tls-ca: give both sides the same",
-        ),
-        (
-            lambda pki, other: (pki.expire(pki.issue(HOST, "paris")), pki.issue(HOST, "tokyo")),
-            "showed a certificate that has expired: renew it there",
-        ),
-        (
-            lambda pki, other: (pki.issue(HOST, "paris", ("10.8.0.1", "paris.example.org")), pki.issue(HOST, "tokyo")),
-            "showed a certificate for another address: make it anew with --address",
-        ),
-        (
-            lambda pki, other: (pki.issue(CLIENT, "paris"), pki.issue(HOST, "tokyo")),
-            "showed a certificate that is not for servers",
-        ),
-        (lambda pki, other: (None, pki.issue(HOST, "tokyo")), "does not speak TLS"),
-        (lambda pki, other: (pki.issue(HOST, "paris"), None), "closed the connection: if it speaks TLS, give --tls-ca"),
+        (lambda a, b: (paris(b), tokyo(a)), "of another authority than --tls-ca: give both sides the same"),
+        (lambda a, _: (a.expire(paris(a)), tokyo(a)), "showed a certificate that has expired: renew it there"),
+        (lambda a, _: (paris(a, "10.8.0.1"), tokyo(a)), "for another address: make it anew with --address"),
+        (lambda a, _: (a.issue(CLIENT, "paris"), tokyo(a)), "showed a certificate that is not for servers"),
+        (lambda a, _: (None, tokyo(a)), "does not speak TLS"),
+        (lambda a, _: (paris(a), None), "closed the connection: if it speaks TLS, give --tls-ca"),
     ],
     ids=["no certificate", "other authority", "expired", "other address", "client serves", "plain there", "plain here"],
 )
@@ -73,11 +71,8 @@ def test_a_handshake_that_fails_says_why(new_pki: NewPki, monkeypatch, sides: Si
 @pytest.mark.parametrize(
     ("sides", "says"),
     [
-        (
-            lambda pki, other: (pki.issue(HOST, "paris"), pki.expire(pki.issue(HOST, "tokyo"))),
-            "tokyo.pem is refused: it has expired",
-        ),
-        (other_authority_here, "it is not of the authority in"),
+        (lambda a, _: (paris(a), a.expire(tokyo(a))), "tokyo.pem is refused: it has expired"),
+        (lambda a, b: (paris(a), ca(a, tokyo(b))), "it is not of the authority in"),
     ],
     ids=["expired", "other authority"],
 )

@@ -5,7 +5,6 @@ from pathlib import Path
 
 import pytest
 
-from stages.errors import InputError
 from stages.wire.flags import TOKEN_VARIABLE, add_token_options
 from stages.wire.tls import Tls
 from stages.wire.tokens import token_of
@@ -25,12 +24,3 @@ def test_the_token_of_the_environment_does_not_travel_in_plain_text(monkeypatch:
     assert token_of(options(), HERE, None) == "secret"
     assert token_of(options(), AWAY, TLS) == "secret"
     assert token_of(options(), AWAY, None) == ""
-
-
-def test_a_file_is_read_and_must_hold_a_token(tmp_path: Path) -> None:
-    path = tmp_path / "token"
-    path.touch(mode=0o600)
-    with pytest.raises(InputError, match="is empty: it must hold a token"):
-        token_of(options("--token-file", path), HERE, None)
-    path.write_text("secret\n")
-    assert token_of(options("--token-file", path), HERE, None) == "secret"

@@ -17,12 +17,8 @@ class Slow(Drafter):
     """Drafts NEXT once it may."""
 
     def __init__(self) -> None:
-        self.asked, self.may, self.texts, self.plans = (
-            asyncio.Event(),
-            asyncio.Event(),
-            list[bytes](),
-            list[DraftPlan](),
-        )
+        self.asked, self.may = asyncio.Event(), asyncio.Event()
+        self.texts, self.plans = list[bytes](), list[DraftPlan]()
 
     async def draft(self, text: bytes, plan: DraftPlan) -> Draft:
         self.texts.append(text)
