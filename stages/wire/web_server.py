@@ -74,6 +74,8 @@ class _Connection(H11Protocol):
         super().on_response_complete()
 
     def timeout_keep_alive_handler(self) -> None:
+        if self.transport.is_closing():  # it has no descriptor any more
+            return
         arrived = select.poll()
         arrived.register(self.transport.get_extra_info("socket"), select.POLLIN)
         if not arrived.poll(0):  # else the loop reads it next

@@ -72,7 +72,7 @@ async function* events(path, request, signal) {
     const events = (held + value).split("\n\n");
     held = events.pop();
     for (const event of events) {
-      if (event.startsWith(":")) continue; // a sign of life while a long prompt is read
+      if (event.startsWith(":")) continue; // a comment: the hosts still read the prompt
       const data = event.slice("data: ".length);
       if (data === "[DONE]") return;
       const told = JSON.parse(data);

@@ -17,7 +17,9 @@ URL, ASK = sys.argv[1], [{"role": "user", "content": "hi"}]
 set_tracing_disabled(True)
 
 
-class Answer(BaseModel):
+class Answer(BaseModel, extra="forbid"):
+    """Closed: a random model would write further fields without end."""
+
     sure: bool
 
 

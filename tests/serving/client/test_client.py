@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from serving.cli.deployment import Deployment
 from serving.client.client import AsyncClient, Result, RouterError, TextDecoder
-from serving.gateway.completions import merged
+from serving.gateway.streams import merged
 from serving.router.request import Request
 from serving.v1 import router_pb2
 from stages.errors import InputError

@@ -6,7 +6,7 @@ from typing import Any
 
 import httpx
 import pytest
-from playwright.sync_api import Page, expect
+from playwright.sync_api import Page, Route, expect
 
 from tests.conftest import PATIENCE_S
 from tests.serving.gateway.conftest import run
@@ -47,6 +47,11 @@ KEPT = "JSON.parse(localStorage.getItem('onesweep-chats'))[0].messages.map((each
 
 
 def test_a_conversation_goes_on_with_what_was_said(page: Page, site: str) -> None:
+    def comment_first(route: Route) -> None:
+        answer = route.fetch()
+        route.fulfill(response=answer, body=f": waiting\n\n{answer.text()}")
+
+    page.route("**/v1/chat/completions", comment_first)
     first = answered(site, "the sea")
     page.get_by_label("Message").fill("the sea")
     page.keyboard.press("Enter")
