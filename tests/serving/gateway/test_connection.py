@@ -143,6 +143,8 @@ def test_an_idle_connection_is_not_closed_on_a_request_that_is_on_its_way() -> N
         near.recv(1)
         connection.timeout_keep_alive_handler()
         assert transport.closed
+        near.close()
+        connection.timeout_keep_alive_handler()  # the client left before
     loop.close()
 
 
