@@ -181,7 +181,6 @@ class ResampleMode(Mode):
 
     @property
     def _drafter(self) -> LocalModel:
-        """The router's own model. Meaningful as above."""
         assert self.local is not None
         return self.local
 

@@ -80,19 +80,15 @@ class LookupDrafter(Drafter):
 
     def _found(self, text: bytes, count: int) -> bytes:
         known, cut = self.vocabulary.count(text), self.vocabulary.cut
-        for length in range(min(self.most, known - 1), self.least - 1, -1):
-            found = self._before(text, cut(text, known - length))
-            if found >= 0:
-                return cut(text, found + length, found + length + count)
-        return b""
-
-    def _before(self, text: bytes, ending: bytes) -> int:
-        """Which token of `text` the last `ending` begins with that is not its end; -1 where there is none."""
         width = self.vocabulary.token_bytes
-        found = text.rfind(ending, 0, len(text) - width)
-        while found > 0 and found % width:  # halves of two neighbours may look like a token
-            found = text.rfind(ending, 0, found + len(ending) - 1)
-        return found // width
+        for length in range(min(self.most, known - 1), self.least - 1, -1):
+            ending = cut(text, known - length)
+            found = text.rfind(ending, 0, len(text) - width)
+            while found > 0 and found % width:  # halves of two neighbours may look like a token
+                found = text.rfind(ending, 0, found + len(ending) - 1)
+            if found >= 0:
+                return cut(text, found // width + length, found // width + length + count)
+        return b""
 
 
 class BothDrafter(Drafter):
