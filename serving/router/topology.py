@@ -1,4 +1,4 @@
-"""The topology, of a file or a registry: which host holds which blocks, where each listens, and where the router does."""
+"""The topology, of a file or a registry: which host holds which blocks, where each listens, and the router."""
 
 from __future__ import annotations
 

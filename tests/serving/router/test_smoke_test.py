@@ -9,9 +9,9 @@ from typing import Any
 import grpc
 import pytest
 
-from serving.router import smoke_test as module
+from serving.router import active_release as module
+from serving.router.active_release import LOSS_TOLERANCE, _when_free, expected_nats, smoke_test
 from serving.router.audit import AuditFailed
-from serving.router.smoke_test import LOSS_TOLERANCE, _when_free, expected_nats, smoke_test
 from stages.checkpoint.bundle import find_bundle
 from stages.checkpoint.manifest import read_manifest
 from stages.wire.status import StatusError, exhausted
@@ -31,7 +31,7 @@ def trial(*answers: Exception | int) -> Callable[[], int]:
 
 @pytest.fixture(autouse=True)
 def no_pause(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("serving.router.smoke_test.BUSY_PAUSE_S", 0.0)
+    monkeypatch.setattr("serving.router.active_release.BUSY_PAUSE_S", 0.0)
 
 
 def test_it_waits_for_busy_hosts_and_avoids_faulty_hosts() -> None:
