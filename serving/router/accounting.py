@@ -44,13 +44,6 @@ class Drawn:
     top: list[tuple[int, float]]
 
 
-def _drawn(vocabulary: Vocabulary, tokens: bytes, told: stage_pb2.Logprobs) -> list[Drawn]:
-    written, nats = vocabulary.tokens(tokens), np.frombuffer(told.nats, "<f4").tolist()
-    top = list(zip(vocabulary.tokens(told.top_tokens), np.frombuffer(told.top_nats, "<f4").tolist(), strict=True))
-    each = len(top) // len(nats)
-    return [Drawn(token, nats[i], top[i * each : (i + 1) * each]) for i, token in enumerate(written)]
-
-
 @dataclass
 class Account:
     """One request's account: sweeps, hops, bytes and milliseconds, as the servers measured them."""
@@ -170,7 +163,11 @@ class Account:
         if not self.output_tokens:
             self.first_byte_ms = self.elapsed_ms()
         if told is not None and told.nats:
-            self.logprobs += _drawn(self.vocabulary, tokens, told)
+            written, nats = self.vocabulary.tokens(tokens), np.frombuffer(told.nats, "<f4").tolist()
+            others = self.vocabulary.tokens(told.top_tokens)
+            top = list(zip(others, np.frombuffer(told.top_nats, "<f4").tolist(), strict=True))
+            each = len(top) // len(nats)
+            self.logprobs += [Drawn(token, nats[i], top[i * each :][:each]) for i, token in enumerate(written)]
         self.output_tokens += self.vocabulary.count(tokens)
 
     def summary(self, mode: str, seed: int) -> router_pb2.Summary:

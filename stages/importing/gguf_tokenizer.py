@@ -73,15 +73,6 @@ class GgufVocabulary:
     def text(self, number: int | None) -> str | None:
         return self.tokens[number] if number is not None and number < len(self.tokens) else None
 
-    def require_unique(self) -> None:
-        """Raises CheckpointError where two tokens are spelled alike."""
-        numbers = dict[str, int]()
-        for i, token in enumerate(self.tokens):
-            if (first := numbers.setdefault(token, i)) != i:
-                raise CheckpointError(
-                    f"tokens {first} and {i} are both spelled {token[:40]!r}: the file is damaged, fetch it again"
-                )
-
 
 def read_vocabulary(fields: Mapping[str, Any]) -> GgufVocabulary:
     """From a file's metadata. Raises CheckpointError for what has another type or size than the format says."""
@@ -311,7 +302,12 @@ def tokenizer_json(vocabulary: GgufVocabulary) -> str:
             f"the tokenizer in this file ({vocabulary.model!r}) cannot be rebuilt from it; those of "
             f"{', '.join(STEPS)} can: {_INSTEAD}"
         )
-    vocabulary.require_unique()
+    numbers = dict[str, int]()
+    for i, token in enumerate(vocabulary.tokens):
+        if (first := numbers.setdefault(token, i)) != i:
+            raise CheckpointError(
+                f"tokens {first} and {i} are both spelled {token[:40]!r}: the file is damaged, fetch it again"
+            )
     whole: dict[str, Any] = {"version": "1.0", "truncation": None, "padding": None, "added_tokens": _added(vocabulary)}
     whole["post_processor"] = _beginning(vocabulary) if vocabulary.begins else None
     return json.dumps({**whole, **STEPS[vocabulary.model](vocabulary)})
