@@ -1,4 +1,4 @@
-"""A deployment on this machine: one process for each host and one for the router, from one topology."""
+"""A deployment on this machine: one process for each host and one for the router, with its arguments."""
 
 from __future__ import annotations
 
@@ -18,7 +18,6 @@ from typing import Any
 import psutil
 
 from serving.cli.ports import port_free
-from serving.cli.servers import HTTP, RELEASES, ROUTER, TOPOLOGY, server_arguments
 from serving.client.client import Client, RequestRefused, RouterError
 from serving.router.request import DEFAULT_ROUTER
 from serving.router.topology import HostEntry, Topology, read_topology
@@ -27,7 +26,8 @@ from stages.progress import ProgressLine
 from stages.signals import ASKED_TO_END, deferred
 from stages.wire.channel import DRAIN_S, is_loopback, parse_address
 from stages.wire.secret_files import check_private, make_state_directory, state_directory
-from stages.wire.tokens import own_token_path
+from stages.wire.tls import tls_arguments
+from stages.wire.tokens import make_own_token, own_token_path
 
 STOP_S = DRAIN_S + 5.0
 POLL_S = 0.1
@@ -238,14 +238,6 @@ def router_here(given: str | None) -> tuple[str, Topology | None]:
     return given or (topology.router if topology else DEFAULT_ROUTER), topology
 
 
-def require_deployment(directory: Path) -> Deployment:
-    """Like `find_deployment`. Raises NothingUp."""
-    deployment = find_deployment(directory)
-    if deployment is None:
-        raise NothingUp("nothing is up; start a deployment with `onesweep up --detach`")
-    return deployment
-
-
 @contextlib.contextmanager
 def temporary_deployment(
     topology: Topology,
@@ -337,3 +329,65 @@ def _end(processes: list[psutil.Process | None]) -> None:
         with contextlib.suppress(psutil.NoSuchProcess):
             process.kill()
     psutil.wait_procs(stubborn, timeout=STOP_S)
+
+
+ROUTER, HTTP = "router", "http"  # what the processes of the router and the gateway are called
+TOPOLOGY, RELEASES = "topology.toml", "releases"
+
+
+def server_arguments(
+    topology: Topology,
+    checkpoint: Path,
+    directory: Path,
+    threads: int = 1,
+    *,
+    host_options: Sequence[str] = (),
+    router_options: Sequence[str] = (),
+    http: str | None = None,
+    hosts_run: bool = False,
+    second: str | None = None,
+) -> dict[str, list[str]]:
+    """Arguments of `onesweep` by the name of the process, the hosts first. Makes their own tokens.
+
+    :param directory: has the file TOPOLOGY, and the folder RELEASES.
+    :param host_options: more options of every `onesweep host`, such as ("--insecure",).
+    :param router_options: more options of `onesweep router`.
+    :param http: where a gateway listens, too.
+    :param hosts_run: the hosts are up elsewhere: only the router and the gateway are started.
+    :param second: where a second router listens, which deploys nothing; its name is its address.
+    """
+    releases, found = directory / RELEASES, dict[str, list[str]]()
+    for host in () if hosts_run else topology.hosts:
+        own = ["--shelf", str(releases / host.name), *host_options]
+        found[host.name] = [*_host_arguments(topology, host, checkpoint, threads), *own]
+        found[host.name] += _guard(directory / f"{host.name}.tokens", found[host.name], host.address, host.listen)
+    router = ["router", "--topology", str(directory / TOPOLOGY), "--checkpoint", str(checkpoint)]
+    router += ["--threads", str(threads), *router_options]
+    router += _guard(directory / f"{ROUTER}.tokens", router, topology.router, *([second] if second else []))
+    found[ROUTER] = [*router, "--shelf", str(releases / ROUTER)]
+    if second is not None:
+        found[second] = [*router, "--listen", second]
+    if http is not None:
+        found[HTTP] = ["http", "--listen", http, "--router", topology.router, *tls_arguments(topology.client_tls)]
+    return found
+
+
+def _guard(path: Path, arguments: Sequence[str], *addresses: str) -> list[str]:
+    """The option that has a server on this machine ask for its own token, where no other says who may ask it."""
+    if {"--tokens", "--anybody", "--tls-cert"} & {*arguments} or not all(map(is_loopback, addresses)):
+        return []
+    make_own_token(path, *addresses)
+    return ["--tokens", str(path)]
+
+
+def _host_arguments(topology: Topology, host: HostEntry, checkpoint: Path, threads: int) -> list[str]:
+    from stages.checkpoint.bundle import has_experts  # torch, which other commands need not wait for
+
+    successors = topology.successors(host, has_experts(checkpoint))
+    return [
+        *("host", host.name, "--checkpoint", str(checkpoint), "--blocks", host.span),
+        *("--listen", host.listen, "--threads", str(threads)),
+        *(("--next", ",".join(successors)) if successors else ()),
+        *(("--device", host.device) if host.device else ()),
+        *tls_arguments(topology.tls_of(host.name)),
+    ]

@@ -148,7 +148,6 @@ def _client(options: argparse.Namespace) -> Iterator[Client]:
 
 
 def _write(path: Path, rows: list[DrawnPictures], columns: int) -> None:
-    """One file with the pictures of all rows, below each other."""
     import numpy as np
 
     from serving.client.result import DrawnPictures

@@ -72,7 +72,6 @@ def async_client_of(options: argparse.Namespace) -> AsyncClient:
 
 
 def _connection(options: argparse.Namespace) -> dict[str, Any]:
-    """Arguments of a client."""
     from serving.cli.deployment import router_here
     from stages.wire.tls import security_of
     from stages.wire.tokens import token_of

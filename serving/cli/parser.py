@@ -69,7 +69,6 @@ class CommandParser(argparse.ArgumentParser):
 
 
 def _plain(message: str) -> str:
-    """argparse's sentence in our words."""
     message = re.sub(r"^argument (?:-\w/)?([^\s:]+):", r"\1:", message)
     if match := re.fullmatch(r"(.+): invalid (\w+) value: (.+)", message):
         name, kind, value = match.groups()

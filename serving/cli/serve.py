@@ -1,6 +1,7 @@
 """Commands of those who run a service: `router`, `http`, `doctor`, `up`, `down`, `deploy` and `status`."""
 
 import argparse
+import asyncio
 import json
 import sys
 from dataclasses import replace
@@ -12,7 +13,6 @@ from serving.cli.deployment import (
     NothingUp,
     find_deployment,
     present,
-    require_deployment,
     router_here,
 )
 from serving.cli.generate import add_router_options, async_client_of, client_of
@@ -119,7 +119,7 @@ def run_router(options: argparse.Namespace) -> int:
 
 def _topology_of(options: argparse.Namespace, within_s: float | None = None) -> Topology:
     """The hosts that a file names, or those that are registered. Raises OnesweepError."""
-    from serving.router.discovery import await_topology
+    from serving.router.topology import await_topology
 
     registry = registry_settings(options)
     if (registry is None) == (options.topology is None):
@@ -139,8 +139,7 @@ def run_http(options: argparse.Namespace) -> int:
 
 
 def run_doctor(options: argparse.Namespace) -> int:
-    from serving.router.doctor import report_text
-    from serving.router.doctor import run_doctor as examine
+    from serving.router.doctor import examine, report_text
 
     if options.topology is None and options.registry is None:
         if (here := find_deployment(state_directory())) is None:
@@ -148,7 +147,7 @@ def run_doctor(options: argparse.Namespace) -> int:
         topology = here.topology
     else:
         topology = _topology_of(options, within_s=REGISTERED_S)
-    report = examine(topology, security_of(options, topology.tls_of("router")))
+    report = asyncio.run(examine(topology, security_of(options, topology.tls_of("router"))))
     print(json.dumps(report.as_json()) if options.json else report_text(report))
     return 0 if report.healthy else 1
 
@@ -199,7 +198,8 @@ def run_up(options: argparse.Namespace) -> int:
 
 
 def run_down(options: argparse.Namespace) -> int:
-    deployment = require_deployment(state_directory())
+    if (deployment := find_deployment(state_directory())) is None:
+        raise NothingUp("nothing is up; start a deployment with `onesweep up --detach`")
     deployment.stop()
     print(f"stopped {len(deployment.processes)} processes of the router at {deployment.topology.router}")
     return 0

@@ -33,8 +33,6 @@ SERVICE = router_pb2.DESCRIPTOR.services_by_name["RouterService"].full_name
 
 
 class _DrawnAnswer:
-    """The responses to a request for pictures."""
-
     def __init__(self, preview: Callable[[DrawnPictures], object] | None) -> None:
         self._preview = preview
         self._pictures: router_pb2.Pictures | None = None

@@ -1,26 +1,43 @@
-"""One release as the router serves it: the hosts' weights, its own model, and the modes over both."""
+"""One release as the router serves it: the hosts' weights, its own model, the modes over both, and its smoke test."""
 
+import asyncio
 import logging
+import time
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from typing import Self
+from typing import Self, TypeVar
 
-from serving.drawing.modes import DrawingMode, FirstHost, LocalDrawing, drawing_modes
+import grpc
+
+from serving.drawing.modes import DrawingMode, FirstHost, LocalDrawing, drawing_modes, retry_drawing
+from serving.drawing.validation import check_drawing
 from serving.modes.ar import ArMode
 from serving.modes.auto import AutoMode, Guide
-from serving.modes.base import Mode
+from serving.modes.base import Generation, Mode
 from serving.modes.chunked import ChunkedMode, SweepMode
 from serving.modes.drafters.local_model import LocalModel, read_local_model
 from serving.modes.frontier import Frontier, LatencyModel, read_frontier
-from serving.modes.local import LocalMode
 from serving.modes.pretrained_tokenizer import read_tokenizers
-from serving.modes.resample import ResampleMode
+from serving.modes.resample import LocalMode, ResampleMode, score
 from serving.modes.speculative import SpeculativeMode
 from serving.modes.tokenizer import NO_TOKENIZERS, Tokenizers
+from serving.router.accounting import Account
+from serving.router.audit import AuditFailed, retry_after_audit
 from serving.router.ring import RingView
+from serving.router.session import Session
+from serving.router.validation import PromptPools, check_fit, tokenized
+from serving.v1 import router_pb2
 from stages.checkpoint.bundle import FRONTIER_NAME, bundle_draws, find_bundle
+from stages.checkpoint.gate import probe_tokens
+from stages.checkpoint.manifest import Manifest, read_manifest
 from stages.errors import InputError
+from stages.host.parts import ModelKind
+from stages.model.scoring import most_scored
+from stages.model.vocabulary import Vocabulary
 from stages.v1 import stage_pb2
+from stages.wire.status import StatusError, failed_precondition, unavailable
 
 log = logging.getLogger(__name__)
 
@@ -120,3 +137,100 @@ def all_modes(ring: RingView, own: RouterParts, conditions: LatencyModel) -> dic
     ]
     modes = {mode.name: mode for mode in fixed}
     return modes | {AutoMode.name: AutoMode(ring, modes, own.guide, conditions)}
+
+
+PROMPT = b"The old man said that"
+TEST_TOKENS = 8
+TEST_TIMEOUT_S = 60.0
+# Nats: what a backend may round beyond the manifest's own tolerance. Parts that do not belong together miss by far.
+LOSS_TOLERANCE = 0.05
+BUSY_TRIES, BUSY_PAUSE_S = 10, 0.5
+PIPELINES: tuple[ModelKind, ...] = ("ar", "scorer")
+
+T = TypeVar("T")
+
+
+async def smoke_test(served: ActiveRelease, directory: Path, say: Callable[[str], object]) -> None:
+    """Raise StatusError with what is wrong with a release."""
+    paths = vars(find_bundle(directory))
+    for kind in PIPELINES:
+        if paths[kind] is not None:
+            manifest = read_manifest(paths[kind])
+            nats = await _when_free(partial(_nats, served.view, kind, manifest))
+            expected = expected_nats(manifest)
+            tolerance = manifest.probe_tolerance + LOSS_TOLERANCE
+            if expected is None or not abs(nats - expected) <= tolerance:  # true for NaN too
+                raise failed_precondition(
+                    f"{kind}/: its probe text takes {nats:.4f} nats a token through the hosts, its manifest says "
+                    f"{expected}: the parts do not make the model that they should"
+                )
+            say(f"{kind}: {nats:.4f} nats a token on its probe text, through the hosts")
+    for name in served.served_modes:
+        await _when_free(partial(_write, served.modes[name]))
+    for name in served.drawing_modes:
+        await _when_free(partial(_draw, served.drawing[name]))
+    say(f"modes that work: {', '.join([*served.served_modes, *served.drawing_modes])}")
+
+
+async def _when_free(job: Callable[[], Awaitable[T]]) -> T:
+    """The result of `job`, once hosts that are busy with requests have room for it, and none of them lies."""
+    for left in reversed(range(BUSY_TRIES)):
+        try:
+            return await job()
+        except AuditFailed as error:  # that host is taken out
+            if not left:
+                raise unavailable(f"{error} in the smoke test: look at the hosts") from None
+        except StatusError as refusal:
+            if refusal.code is not grpc.StatusCode.RESOURCE_EXHAUSTED or not left:
+                raise
+            await asyncio.sleep(BUSY_PAUSE_S)
+    raise AssertionError
+
+
+def expected_nats(manifest: Manifest) -> float | None:
+    """Loss for a token on the probe text that a manifest recorded for its last part."""
+    last = manifest.parts[-1]
+    measure = "next_byte_nats" if manifest.tokenizer == "bytes" else "next_token_nats"
+    return last.probe.get(measure) if last else None
+
+
+async def _write(mode: Mode) -> None:
+    generation = Generation(prompt=PROMPT, seed=1, codec=mode.default_codec, max_tokens=TEST_TOKENS, due_at=_deadline())
+    try:
+        account = Account()
+        generation = await tokenized(generation, (), (), mode, account, PromptPools())
+        check_fit(generation, mode)
+        async for _ in retry_after_audit(mode, generation, account):
+            pass
+    except StatusError as refusal:
+        raise StatusError(refusal.code, f"mode {mode.name} fails with it: {refusal.message}") from None
+    if account.output_tokens != TEST_TOKENS and not generation.ends:
+        raise failed_precondition(f"mode {mode.name} wrote {account.output_tokens} tokens of {TEST_TOKENS} with it")
+
+
+async def _draw(mode: DrawingMode) -> None:
+    try:
+        order = check_drawing(router_pb2.DrawRequest(classes=["0"]), mode, {mode.name: mode}, _deadline())
+        await retry_drawing(order, Account(), lambda preview: None)
+    except StatusError as refusal:
+        raise StatusError(refusal.code, f"mode {mode.name} fails with it: {refusal.message}") from None
+
+
+async def _nats(view: RingView, kind: ModelKind, manifest: Manifest) -> float:
+    vocabulary, most = Vocabulary(manifest.text_architecture.vocabulary), most_scored(manifest.text_architecture.width)
+    known = probe_tokens(manifest)[0].tolist()
+    total = 0.0
+    with Session(view, kind, len(known), _deadline(), Account()) as session:
+        for at in range(1, len(known), most):
+            piece = known[at : at + most]
+            step = stage_pb2.Read(
+                codec="fp32",
+                score=stage_pb2.Score(temperature=1.0, candidates=[vocabulary.encode(piece)]),
+            )
+            _, nats = await score(session, step, vocabulary.encode(known[:at]))
+            total -= float(nats.sum())
+    return total / (len(known) - 1)
+
+
+def _deadline() -> float:
+    return time.monotonic() + TEST_TIMEOUT_S

@@ -4,26 +4,31 @@ An audited answer goes, as any other work does, through hosts that had no part i
 does not help a host to tell audits from work: its own work is what other hosts are asked for, and nobody asks it. Where
 an answer was wrong, a liar is on its path. The paths of wrong answers are intersected, and requests go by paths that
 part the suspects, until one host is left. Nobody is quarantined who could be honest, if one host of those asked lies,
-however seldom.
+however seldom. A host that was found faulty gets no work for a while, and whom it passed work to forgets it.
 """
 
 from __future__ import annotations
 
 import asyncio
+import json
 import logging
 import random
 import secrets
-from collections.abc import AsyncGenerator, Iterable
+import time
+from collections.abc import AsyncGenerator, Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import aclosing
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import grpc
 
 from serving.router.answer import AuditedAnswer, ReferenceVerifier, same_results
 from serving.router.paths import Attempt, HostLink, HostPath
+from stages.checkpoint.checkpoint import replace_file
 from stages.errors import OnesweepError
+from stages.host.prefixes import MOST_FAULTY
 from stages.host.validation import check_timings
 from stages.v1 import stage_pb2
 from stages.wire.messages import merged, results_of, seconds_until
@@ -233,7 +238,6 @@ class Auditor:
         return answer.told(results)
 
     def _replica(self, link: HostLink) -> HostLink | None:
-        """Another host with the same blocks and weights."""
         fit = (
             other
             for other in self.ring.links
@@ -298,3 +302,73 @@ async def retry_after_audit(
             account.begin_again()
             await asyncio.sleep(RETRY_PAUSE_S)
     raise unavailable(f"{MOST_TRIES} times a host of this request was faulty: look at the hosts")
+
+
+MOST_HOURS = 32.0
+FINDINGS_NAME = "faulty_hosts.json"
+
+
+@dataclass(frozen=True)
+class Finding:
+    """A fault that was found of one host."""
+
+    reason: str
+    until: float  # no work before, Unix time
+    times: int  # that it was found faulty
+    instances: tuple[str, ...]  # of its processes, the latest last
+
+
+class Quarantine:
+    """Findings by the names of hosts: one that registers anew, or whose router does, gets no work either."""
+
+    def __init__(self, path: Path | None = None, clock: Callable[[], float] = time.monotonic) -> None:
+        """:param path: where they are kept; None: nowhere.
+        :param clock: by which `of` says until when, seconds."""
+        self._path, self._clock = path, clock
+        self._findings = _read(path) if path is not None and path.exists() else {}
+
+    def add(self, name: str, reason: str, instance: str) -> float:
+        """Book a finding; returns the hours without work. The first costs one, each further one twice as many.
+
+        A passing fault, or a tie that machines of two kinds break differently, costs an hour; a liar gets no work."""
+        before = self._findings.get(name)
+        times = before.times if before else 0
+        hours = min(2.0**times, MOST_HOURS)
+        instances = [each for each in (*(before.instances if before else ()), instance) if each]
+        said = f"{reason}; look at its machine and weights; it gets no work for {hours:.0f} h"
+        kept = tuple(dict.fromkeys(instances))[-MOST_FAULTY:]
+        self._findings[name] = Finding(said, time.time() + hours * 3600, times + 1, kept)
+        self._write()
+        return hours
+
+    def of(self, name: str) -> tuple[str, float]:
+        """The finding about a host, and until when it gets no work, by the clock; an empty text where nothing was."""
+        if (found := self._findings.get(name)) is None:
+            return "", 0.0
+        return found.reason, self._clock() + found.until - time.time()
+
+    @property
+    def instances(self) -> list[str]:
+        """Processes of all faulty hosts, the latest last: hosts keep nothing that passed them."""
+        return [each for found in self._findings.values() for each in found.instances][-MOST_FAULTY:]
+
+    def _write(self) -> None:
+        if self._path is None:
+            return
+        text = json.dumps({name: asdict(found) for name, found in self._findings.items()}, indent=2)
+        try:
+            replace_file(self._path, lambda path: path.write_text(text, encoding="utf-8"))
+        except OnesweepError as error:
+            log.warning("what was found of faulty hosts is lost with this process: %s", error)
+
+
+def _read(path: Path) -> dict[str, Finding]:
+    try:
+        told = json.loads(path.read_text(encoding="utf-8"))
+        return {
+            name: Finding(str(each["reason"]), float(each["until"]), int(each["times"]), tuple(each["instances"]))
+            for name, each in told.items()
+        }
+    except (OSError, ValueError, LookupError, TypeError, AttributeError) as error:
+        log.warning("%s cannot be read, and is written anew: %s", path, error)
+        return {}

@@ -1,6 +1,5 @@
 """`doctor`: every hop of a deployment measured, and what to do about each that is bad."""
 
-import asyncio
 import time
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import asdict, dataclass, field
@@ -13,10 +12,9 @@ import grpc.aio
 from serving.router.paths import clock_warning
 from serving.router.topology import HostEntry, Topology
 from stages.v1 import stage_pb2
-from stages.wire.hop_stream import Relay
-from stages.wire.link_quality import MAX_PROBE_BYTES, PROBE_TIMEOUT_S, kernel_now, measure_link
+from stages.wire.hop_stream import MAX_PROBE_BYTES, PROBE_TIMEOUT_S, Relay, kernel_now, measure_link
 from stages.wire.status import StatusError, made_printable
-from stages.wire.tls import LOOPBACK_ONLY, Security
+from stages.wire.tls import Security
 
 MESSAGE_BYTES = 4 << 20
 # A sweep of 512 bytes in int8.
@@ -254,7 +252,3 @@ def report_text(report: Report) -> str:
         lines.append(f"{'BAD ' if finding.is_bad else 'note'} {finding.where}: {finding.message}")
     lines.append("healthy" if report.healthy else "not healthy: see BAD above")
     return "\n".join(lines)
-
-
-def run_doctor(topology: Topology, security: Security = LOOPBACK_ONLY) -> Report:
-    return asyncio.run(examine(topology, security))

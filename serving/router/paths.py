@@ -210,8 +210,6 @@ class Attempt:
     batches: list[stage_pb2.Event] = field(default_factory=list)
     # Tokens that the hosts are to have in memory, until the first result shows that they had.
     recalled: int = 0
-    # Of the last result that was used; -1 where none was.
-    step: int = -1
     # It reads again what other hosts had read, and brought no result yet.
     replays: bool = False
 

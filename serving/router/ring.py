@@ -14,9 +14,8 @@ import grpc
 import grpc.aio
 
 from serving.router.answer import ReferenceVerifier
-from serving.router.audit import Auditor
+from serving.router.audit import Auditor, Quarantine
 from serving.router.paths import Attempt, HostLink, HostPath, Suspects, Weights, best_path
-from serving.router.quarantine import Quarantine
 from serving.router.settings import RingSettings
 from serving.router.topology import HostEntry
 from stages.host.next_hosts import MOST_TOGETHER

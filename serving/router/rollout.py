@@ -11,10 +11,9 @@ from typing import Any
 import grpc
 import grpc.aio
 
-from serving.router.active_release import ActiveRelease, RouterParts
+from serving.router.active_release import ActiveRelease, RouterParts, smoke_test
 from serving.router.paths import HostLink
 from serving.router.ring import Ring, RingView
-from serving.router.smoke_test import smoke_test
 from serving.v1 import router_pb2
 from stages.checkpoint.release_store import ReleaseManifest, ReleaseStore, read_release_manifest
 from stages.checkpoint.release_transfer import ReleaseTransfer, manifest_of, receive_release, transfer_error

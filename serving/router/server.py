@@ -15,13 +15,13 @@ from grpc_reflection.v1alpha import reflection
 from serving.router.active_release import ActiveRelease, RouterParts
 from serving.router.admission import Admission
 from serving.router.answer import ReferenceVerifier
-from serving.router.discovery import follow_hosts
-from serving.router.quarantine import FINDINGS_NAME
+from serving.router.audit import FINDINGS_NAME
 from serving.router.records import ROUTER_METRICS, RouterCounters
 from serving.router.ring import Ring, RingView
 from serving.router.rollout import Rollout, find_release
 from serving.router.service import RouterService
 from serving.router.settings import RouterSettings
+from serving.router.topology import follow_hosts
 from serving.v1 import router_pb2, router_pb2_grpc
 from stages.checkpoint.release_store import ReleaseStore
 from stages.descriptors import raise_descriptor_limit

@@ -231,13 +231,12 @@ class Session:
         return whole
 
     def _settle(self, attempt: Attempt, event: stage_pb2.Event) -> None:
-        """A result is here: other attempts can stop."""
         while len(self.attempts) > 1:
             self._give_up(self.attempts[0] if self.attempts[0] is not attempt else self.attempts[1])
         self.account.batches = max(self.account.batches, attempt.results)
         if attempt.recalled:
             self.account.cached_tokens, attempt.recalled = attempt.recalled, 0
-        attempt.step, self._number = event.number, event.number + 1
+        self._number = event.number + 1
         if attempt.path is not self._path:
             self._path = attempt.path
             self._helpers.update(attempt.path)

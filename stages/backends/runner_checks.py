@@ -157,7 +157,12 @@ def _outputs(runner: Any, part: AnyPart, mixture: Sizes) -> list[Tensor]:  # noq
     if isinstance(part, Block):
         noisy = [_noisy_piece(part, *each, generator) for each in zip(sizes, SIGMAS * len(sizes), strict=False)]
         return found + [tensor for each in runner.denoise(noisy) for tensor in (each.logits, each.point)]
-    found += runner.branch([_branch_piece(part, *each, generator) for each in zip(FORKS, sizes, strict=False)])
+    found += runner.branch(
+        [
+            BranchPiece(_source(part, (branches, new), generator), _caches(part, past, 0, generator))
+            for branches, (new, past) in zip(FORKS, sizes, strict=False)
+        ]
+    )
     if part.is_last:
         hidden = torch.randn(sum(new for new, _ in sizes), part.architecture.width, generator=generator)
         found += runner.next_byte(hidden.split([new for new, _ in sizes]))
@@ -172,14 +177,6 @@ def _picture_piece(part: PicturePart, count: int, sigma: float, generator: torch
 
 def _single(piece: PicturePiece) -> Iterator[PicturePiece]:
     return (PicturePiece(piece.x[i : i + 1], piece.sigma, piece.classes[i : i + 1]) for i in range(len(piece.x)))
-
-
-def _branch_piece(
-    part: Block | PipelineStage, branches: int, size: tuple[int, int], generator: torch.Generator
-) -> BranchPiece:
-    new, past = size
-    source = _source(part, (branches, new), generator)
-    return BranchPiece(source, _caches(part, past, 0, generator))
 
 
 def _noisy_piece(part: Block, size: tuple[int, int], sigma: float, generator: torch.Generator) -> NoisyPiece:

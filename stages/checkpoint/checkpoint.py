@@ -134,7 +134,10 @@ def save_part(directory: Path, part: AnyPart, hidden: Tensor | None = None, half
     hidden: what the stage before made of the probe, None for a part that reads none; half: in 16 bits, to which the
     part is rounded. Returns what this part made of it, if another one may read that.
     """
-    _round(part, half)
+    if half:  # what will be read is measured
+        with torch.no_grad():
+            for parameter in part.parameters():
+                parameter.copy_(parameter.half())
     measures, out = measured(part, read_manifest(directory), hidden)
     if not all(map(math.isfinite, measures.values())):
         raise CheckpointError("these weights give no finite loss on the probe text: they are damaged")
@@ -156,13 +159,6 @@ def halve(source: Path, out: Path) -> Manifest:
     for index in range(len(manifest.parts)):
         before = save_part(out, load_part(source, index), before, half=True)
     return read_manifest(out)
-
-
-@torch.no_grad()
-def _round(part: AnyPart, half: bool) -> None:
-    """Round the weights to what 16 bits hold: what will be read is measured."""
-    for parameter in part.parameters() if half else ():
-        parameter.copy_(parameter.half())
 
 
 # A new part is written beside the old one, under a name that holds its digest, and the manifest is switched atomically:

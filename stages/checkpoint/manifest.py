@@ -204,7 +204,11 @@ def _build(record: dict[str, Any]) -> Manifest:
     text = {} if isinstance(architecture, PictureArchitecture) else _text(kind, architecture, parts, record)
     partition = None
     if kind == "chain" or draws:  # a chain's blocks have a range each; all other nets have all noise levels in common
-        partition = _partition(record["partition"], architecture.parts if kind == "chain" else 1)
+        told, ranges = record["partition"], architecture.parts if kind == "chain" else 1
+        prior = LogNormalPrior(**told["prior"])
+        partition = NoisePartition(told["kind"], tuple(told["boundaries"]), prior, told["overlap"])
+        if len(partition.boundaries) != ranges + 1:
+            raise CheckpointError(f"{len(partition.boundaries)} boundaries for {ranges} noise ranges")
     return Manifest(kind, architecture, parts, partition=partition, **_notes(record), **text)
 
 
@@ -284,12 +288,3 @@ def _codes(record: dict[str, Any], architecture: Architecture, parts: tuple[Part
     if codes.digest() != record["digest"]:
         raise CheckpointError(f"codes from seed {codes.seed} do not have the recorded digest {record['digest'][:12]}")
     return codes
-
-
-def _partition(record: dict[str, Any], blocks: int) -> NoisePartition:
-    partition = NoisePartition(
-        record["kind"], tuple(record["boundaries"]), LogNormalPrior(**record["prior"]), record["overlap"]
-    )
-    if len(partition.boundaries) != blocks + 1:
-        raise CheckpointError(f"{len(partition.boundaries)} boundaries for {blocks} noise ranges")
-    return partition

@@ -59,7 +59,13 @@ def _read(file: BufferedReader, path: Path, size: int, expected: Shapes, types: 
         header = json.loads(file.read(length))
         header.pop("__metadata__", None)
         entries = sorted(header.items(), key=lambda item: item[1]["data_offsets"])
-        _check_shapes(path, expected, {name: tuple(entry["shape"]) for name, entry in entries})
+        found = {name: tuple(entry["shape"]) for name, entry in entries}
+        for name in sorted(expected.keys() | found.keys()):
+            if expected.get(name) != found.get(name):
+                raise CheckpointError(
+                    f"{path}: tensor {name} has shape {found.get(name, 'none')}, "
+                    f"the manifest's architecture asks for {expected.get(name, 'none')}"
+                )
         _check_layout(path, entries, size - 8 - length, types)
     except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
         raise CheckpointError(f"{path} is no safetensors file: its header is damaged ({error})") from None
@@ -67,15 +73,6 @@ def _read(file: BufferedReader, path: Path, size: int, expected: Shapes, types: 
         name: _read_tensor(file, path, name, expected[name], entry["dtype"], types.get(name, torch.float32))
         for name, entry in entries
     }
-
-
-def _check_shapes(path: Path, expected: Shapes, found: Shapes) -> None:
-    for name in sorted(expected.keys() | found.keys()):
-        if expected.get(name) != found.get(name):
-            raise CheckpointError(
-                f"{path}: tensor {name} has shape {found.get(name, 'none')}, "
-                f"the manifest's architecture asks for {expected.get(name, 'none')}"
-            )
 
 
 def _check_layout(path: Path, entries: list[tuple[str, Any]], data_bytes: int, types: Types) -> None:

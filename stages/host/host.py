@@ -6,6 +6,7 @@ import logging
 import secrets
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 
 import grpc
 
@@ -262,18 +263,15 @@ class Host:
         if isinstance(outcome, stage_pb2.Hop):
             self._push(outcome, job.due_at)
             if job.work.preview is not None:
-                self._show(hop.router, job.work.preview)
+                # made on a thread of its own: neither hops nor the event loop wait for it
+                made = asyncio.get_running_loop().run_in_executor(None, job.work.preview)
+                publish = partial(self.subscribers.publish, hop.router)
+                made.add_done_callback(lambda done: None if done.cancelled() else publish(done.result()))
             # after the next step has started: its trip round the ring is what the user waits for
             if result is not None:
                 self.subscribers.publish(hop.router, result)
         elif not job.work.is_prefill:  # of a prefill, the last hop of the step brings the result
             self.subscribers.publish(hop.router, outcome)
-
-    def _show(self, router: str, preview: Callable[[], stage_pb2.Event]) -> None:
-        """Publish a preview, made on a thread of its own: neither hops nor the event loop wait for it."""
-        made = asyncio.get_running_loop().run_in_executor(None, preview)
-        publish = self.subscribers.publish
-        made.add_done_callback(lambda done: None if done.cancelled() else publish(router, done.result()))
 
     def _push(self, hop: stage_pb2.Hop, due_at: float) -> None:
         hop.left_s = seconds_until(due_at)

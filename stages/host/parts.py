@@ -20,7 +20,7 @@ from stages.device import AUTO, check_device
 from stages.errors import InputError
 from stages.host.drafter import HeadDrafter
 from stages.model.architecture import WEIGHT_WORDS, LlamaArchitecture
-from stages.model.pipeline import PipelineStage, cache_bytes
+from stages.model.pipeline import cache_bytes
 from stages.model.prefill import max_new_tokens
 from stages.model.scoring import MAX_LOGITS, most_scored
 from stages.model.vocabulary import Vocabulary
@@ -223,14 +223,11 @@ def _runner(
         return backend.block(load_block(source.directory, index, backend.device))
     stage = load_stage(source.directory, index, backend.device)
     if stage.is_last and has_draft_head(source.manifest):
-        drafters[source.digest] = _drafter(source, stage)
+        # made before a backend takes the last stage's matrices over; it computes on the processor, wherever that does
+        assert stage.head is not None
+        head = load_draft_head(source.directory, source.manifest)
+        drafters[source.digest] = HeadDrafter(head, stage.head.weight.detach().cpu())
     return backend.stage(stage)
-
-
-def _drafter(source: ModelSource, last: PipelineStage) -> HeadDrafter:
-    # made before a backend takes the last stage's matrices over; it computes on the processor, wherever the stage does
-    assert last.head is not None
-    return HeadDrafter(load_draft_head(source.directory, source.manifest), last.head.weight.detach().cpu())
 
 
 def _picture_bytes(a: PictureArchitecture) -> int:

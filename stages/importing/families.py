@@ -163,7 +163,6 @@ SLIDING_THETA = 10000.0
 
 
 def _gemma_options(config: Config) -> dict[str, Any]:
-    """Options of Gemma 2 and 3."""
     if config.get("use_bidirectional_attention"):
         raise CheckpointError("attention to later tokens (use_bidirectional_attention) is not supported")
     options = {"query_scalar": config["query_pre_attn_scalar"], "logit_softcap": config["final_logit_softcapping"]}

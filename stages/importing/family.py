@@ -65,10 +65,6 @@ NORMS = ("attention_norm", "attention_after", "mlp_norm", "mlp_after", "q_norm",
 FULL, SLIDING = "full_attention", "sliding_attention"
 
 
-def _nothing(_: Config) -> dict[str, Any]:
-    return {}
-
-
 @dataclass(frozen=True)
 class ModelFamily:
     """Everything in which one family differs from the others."""
@@ -79,13 +75,13 @@ class ModelFamily:
     tensors: Mapping[str, str] = field(default_factory=lambda: TENSORS)
     gguf_tensors: Mapping[str, str] = field(default_factory=lambda: GGUF_TENSORS)
     # Fields of the architecture that are not Llama's, of the settings.
-    options: Callable[[Config], dict[str, Any]] = _nothing
+    options: Callable[[Config], dict[str, Any]] = lambda _: {}
     # Settings that `transformers` takes where config.json does not say.
     defaults: Mapping[str, Any] = field(default_factory=dict)
     rope_theta: float = 10000.0
     activation: tuple[str, str] = ("hidden_act", "silu")  # its setting, and the one that is taken where that is missing
     # Settings that a GGUF file leaves out, of those that it has.
-    gguf_settings: Callable[[Config], dict[str, Any]] = _nothing
+    gguf_settings: Callable[[Config], dict[str, Any]] = lambda _: {}
     offset_norms: bool = False  # safetensors hold the weights of norms less one
     scaled_embedding: bool = False  # what is embedded is multiplied by the root of the width
     interleaved: bool = False  # GGUF has rotary pairs side by side: 0 and 1, 2 and 3

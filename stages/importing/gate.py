@@ -83,7 +83,8 @@ def omissions(source: Source) -> Iterator[Variant]:
 
 def _kinds(a: LlamaArchitecture) -> Iterator[Variant]:
     """Two kinds of tensors of one shape exchanged, or square ones transposed."""
-    shapes = _layer_shapes(a)
+    prefix = "layers.0."
+    shapes = {name.removeprefix(prefix): s for name, s in expected_shapes(a).items() if name.startswith(prefix)}
     for one, other in (("gate", "up"), ("k", "v"), ("attention_norm", "mlp_norm")):
         names = f"{one}.weight", f"{other}.weight"
         if all(name in shapes for name in names):
@@ -114,11 +115,6 @@ def joined(tensors: Tensors) -> Tensors:
         elif kind not in ("k", "v", "up"):
             whole[f"{place}{kind}.{end}"] = tensor
     return whole
-
-
-def _layer_shapes(a: LlamaArchitecture) -> dict[str, tuple[int, ...]]:
-    prefix = "layers.0."
-    return {name.removeprefix(prefix): s for name, s in expected_shapes(a).items() if name.startswith(prefix)}
 
 
 def _heads(rearranged: Callable[[Tensor, int], Tensor], tensors: Tensors, a: LlamaArchitecture) -> Tensors:
@@ -231,12 +227,15 @@ def check_loss(
     """
     variants = list(settings(source))
     if is_untrained:
-        return _finite(losses(source, tokens, variants[:1], done)[0])
+        (nats,) = losses(source, tokens, variants[:1], done)
+        if not math.isfinite(nats):
+            raise CheckpointError("these weights give no finite loss on the probe text: they are damaged")
+        return nats
     limit = math.log(source.architecture.vocabulary)
-    nats = losses(source, tokens, variants, done)
-    own = nats[0] if math.isfinite(nats[0]) else math.inf
+    found = losses(source, tokens, variants, done)
+    own = found[0] if math.isfinite(found[0]) else math.inf
     is_trained = own < NEAR_UNTRAINED * limit
-    best, cause = _best(nats, variants)
+    best, cause = _best(found, variants)
     mended = min(own - CLEAR_NATS, NEAR_UNTRAINED * limit)
     if is_trained and best > mended:
         return own
@@ -244,19 +243,13 @@ def check_loss(
         others = list(omissions(source))
         best, cause = _best(losses(source, tokens, others, done), others)
     untrained = f"ln({source.architecture.vocabulary}) = {limit:.2f} is what untrained weights give"
-    found = f"weights loaded but mis-mapped: {own:.2f} nats a token on the probe text, where {untrained}"
+    said = f"weights loaded but mis-mapped: {own:.2f} nats a token on the probe text, where {untrained}"
     if best <= mended:
-        raise CheckpointError(f"{found}; with {cause} it is {best:.2f}: most likely that is the cause")
+        raise CheckpointError(f"{said}; with {cause} it is {best:.2f}: most likely that is the cause")
     raise CheckpointError(
-        f"{found}, and no single change of head layout, rotary embedding, norm epsilon, tied head or one tensor mends "
+        f"{said}, and no single change of head layout, rotary embedding, norm epsilon, tied head or one tensor mends "
         "it; random weights are imported with --untrained"
     )
-
-
-def _finite(nats: float) -> float:
-    if not math.isfinite(nats):
-        raise CheckpointError("these weights give no finite loss on the probe text: they are damaged")
-    return nats
 
 
 def _best(nats: Sequence[float], variants: Sequence[Variant]) -> tuple[float, str]:

@@ -15,8 +15,7 @@ from torch import Tensor
 from stages.errors import CheckpointError, InputError
 from stages.importing.families import gguf_family
 from stages.importing.family import FULL, SLIDING, ModelFamily, refused_with
-from stages.importing.gguf_defaults import METADATA, OF_ARCHITECTURE, OLDER_NAMES
-from stages.importing.gguf_tokenizer import gguf_speech
+from stages.importing.gguf_tokenizer import METADATA, OF_ARCHITECTURE, OLDER_NAMES, gguf_speech
 from stages.importing.source import Shape, Source, expected_shapes, is_matrix, places_of
 from stages.importing.speech import require_file
 from stages.model.architecture import GROUP, LlamaArchitecture, RopeScaling

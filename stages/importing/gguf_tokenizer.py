@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 from stages.errors import CheckpointError
-from stages.importing.gguf_defaults import BEGINNING, CUT, IDS, SAME_CUT
 from stages.importing.speech import (
     DEFAULT,
     TEXT_ENDS,
@@ -20,6 +19,26 @@ from stages.importing.speech import (
     read_text,
     speech_of,
 )
+
+# Sources, in llama.cpp: `load` of src/llama-vocab.cpp for tokenizers, `load_hparams` of src/llama-model.cpp and
+# `load_arch_hparams` of src/models/ for the rest. What has no default there must be in a file here, too.
+
+# Numbers of tokens by `tokenizer.ggml.model`; those beyond the vocabulary are none, and so is a token of `gpt2` that is
+# plain text: 11 is a comma in most vocabularies.
+IDS = {"llama": {"bos": 1, "eos": 2, "unknown": 0}, "gpt2": {"bos": 11, "eos": 11}}
+CUT = "default"  # `tokenizer.ggml.pre`, how `gpt2` cuts text before merging
+BEGINNING = {"llama", "llama-bpe"}  # models of tokenizers, and ways of cutting, where a text begins with a token
+# Other names of a way of cutting.
+SAME_CUT = dict.fromkeys(("llama3", "llama-v3", "falcon3", "pixtral", "midm-2.0"), "llama-bpe")
+SAME_CUT |= dict.fromkeys(("phi-2", "gigachat", "a.x-4.0", "mellum"), "gpt-2")
+SAME_CUT |= dict.fromkeys(("deepseek-r1-qwen", "kormo", "megrez"), "qwen2")
+
+# Metadata of the architecture, by their names without it.
+METADATA = {"rope.freq_base": 10000.0, "rope.scaling.type": "linear", "rope.scaling.factor": 1.0}
+OLDER_NAMES = {"rope.scaling.factor": "rope.scale_linear"}
+# By `general.architecture`.
+OF_ARCHITECTURE = {"gemma2": {"attention.sliding_window": 4096}}
+
 
 # What a GGUF file says of its tokens, checked before use: the file is a user's.
 NORMAL, UNKNOWN, CONTROL, USER_DEFINED = 1, 2, 3, 4  # kinds of tokens, of those in `tokenizer.ggml.token_type`
@@ -53,15 +72,6 @@ class GgufVocabulary:
 
     def text(self, number: int | None) -> str | None:
         return self.tokens[number] if number is not None and number < len(self.tokens) else None
-
-    def require_unique(self) -> None:
-        """Raises CheckpointError where two tokens are spelled alike."""
-        numbers = dict[str, int]()
-        for i, token in enumerate(self.tokens):
-            if (first := numbers.setdefault(token, i)) != i:
-                raise CheckpointError(
-                    f"tokens {first} and {i} are both spelled {token[:40]!r}: the file is damaged, fetch it again"
-                )
 
 
 def read_vocabulary(fields: Mapping[str, Any]) -> GgufVocabulary:
@@ -292,7 +302,12 @@ def tokenizer_json(vocabulary: GgufVocabulary) -> str:
             f"the tokenizer in this file ({vocabulary.model!r}) cannot be rebuilt from it; those of "
             f"{', '.join(STEPS)} can: {_INSTEAD}"
         )
-    vocabulary.require_unique()
+    numbers = dict[str, int]()
+    for i, token in enumerate(vocabulary.tokens):
+        if (first := numbers.setdefault(token, i)) != i:
+            raise CheckpointError(
+                f"tokens {first} and {i} are both spelled {token[:40]!r}: the file is damaged, fetch it again"
+            )
     whole: dict[str, Any] = {"version": "1.0", "truncation": None, "padding": None, "added_tokens": _added(vocabulary)}
     whole["post_processor"] = _beginning(vocabulary) if vocabulary.begins else None
     return json.dumps({**whole, **STEPS[vocabulary.model](vocabulary)})

@@ -198,15 +198,12 @@ def import_model(settings: ImportSettings, progress: WorkProgress | None = None)
             share = sum(architecture.layers[:index]) / layers
             progress.at(f"writing stage {index + 1} of {architecture.parts}", CHECKING + (1 - CHECKING) * share)
             hidden = save_part(directory, build_stage(source, architecture, index), hidden)
-        if settings.is_head_attached and (head := SHIPPED_HEADS.get(_norm_digest(source))) and head.is_file():
+        norm = hashlib.sha256(source.tensor(NORM).numpy().tobytes()).hexdigest()
+        if settings.is_head_attached and (head := SHIPPED_HEADS.get(norm)) and head.is_file():
             add_draft_head(directory, head)
             progress.say(f"the last host drafts by {head}, which was trained for this model")
         progress.close()
         return read_manifest(directory)
-
-
-def _norm_digest(source: Source) -> str:
-    return hashlib.sha256(source.tensor(NORM).numpy().tobytes()).hexdigest()
 
 
 @torch.inference_mode()
@@ -258,7 +255,6 @@ def _needed(a: LlamaArchitecture) -> int:
 
 
 def _costs(a: LlamaArchitecture) -> list[StageCost]:
-    """The cost of each stage."""
     return [stage_cost(a, count, i == 0, i == a.parts - 1) for i, count in enumerate(a.layers)]
 
 

@@ -37,9 +37,8 @@ class Architecture:
     def __post_init__(self) -> None:
         for name in ("parts", "layers", "width", "heads", "context_length", "code_dim", "condition_dim", "vocabulary"):
             least = 2 if name in ("context_length", "vocabulary") else 1  # one alone has no next one to learn from
-            most = {"width": 1 << 16, "layers": MAX_LAYERS}.get(
-                name, 1 << 20
-            )  # a place in a row takes 16 bits on the wire
+            # a place in a row takes 16 bits on the wire
+            most = {"width": 1 << 16, "layers": MAX_LAYERS}.get(name, 1 << 20)
             check_whole(name, getattr(self, name), least, most)
         if self.parts * self.layers > MAX_LAYERS:
             raise ShapeError(f"architecture: {self.parts * self.layers} layers; at most {MAX_LAYERS} are read")

@@ -92,7 +92,8 @@ class Consultation:
             if expert is None:
                 probs = yield from self._posterior(trajectory)
                 expert = self._chosen(probs)
-                at = replace(self._turn(trajectory), expert=expert)
+                before = trajectory.before if self.plan.solver == "2m" else None
+                at = Turn(expert, trajectory.at, trajectory.estimate if trajectory.at else None, before)
                 if asked not in (None, expert):
                     estimate, before = self._rounded(at.estimate), self._rounded(at.before)
                     trajectory = self._whole(replace(at, estimate=estimate, before=before))
@@ -108,11 +109,6 @@ class Consultation:
         # To draw from p(k | z), not to take the likeliest, keeps the distribution: z is one of cluster k's own.
         drawn = float(uniforms(self.plan.seed, Purpose.CHOICE, 0, 1, 1)[0, 0])
         return min(int((probs.cumsum(0) < drawn).sum()), len(probs) - 1)
-
-    def _turn(self, trajectory: Trajectory) -> Turn:
-        t = trajectory
-        before = t.before if self.plan.solver == "2m" else None
-        return Turn(level=t.at, estimate=t.estimate if t.at else None, before=before)
 
     def _posterior(self, trajectory: Trajectory) -> Generator[Ask, Tensor, Tensor]:
         """p(k | z, sigma, class), (experts,)."""

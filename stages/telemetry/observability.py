@@ -52,7 +52,12 @@ class Telemetry:
         Raises InputError.
         """
         if settings.metrics is not None:
-            check_metrics_address(settings.metrics, insecure)
+            parse_address(settings.metrics, "--metrics")
+            if not is_loopback(settings.metrics) and not insecure:
+                raise InputError(
+                    f"--metrics {settings.metrics} could be read from other machines, by anyone: "
+                    "give a loopback or tunnel address, or accept it with --insecure"
+                )
         self.settings = settings
         self.tracer = (
             None if settings.traces is None else Tracer(settings.traces, service, name, settings.trace_share, insecure)
@@ -73,16 +78,6 @@ class Telemetry:
             await self._metrics.close()
         if self.tracer is not None:
             await asyncio.to_thread(self.tracer.close)
-
-
-def check_metrics_address(address: str, insecure: bool) -> None:
-    """Raise InputError unless metrics may be served there."""
-    parse_address(address, "--metrics")
-    if not is_loopback(address) and not insecure:
-        raise InputError(
-            f"--metrics {address} could be read from other machines, by anyone: "
-            "give a loopback or tunnel address, or accept it with --insecure"
-        )
 
 
 class TextLines(logging.Formatter):

@@ -41,11 +41,6 @@ class Histogram:
         self.counts[bisect_left(self.bounds, value)] += 1
         self.total += value
 
-    def cumulative(self) -> list[tuple[str, float]]:
-        """(upper end, values up to it), the last for "+Inf": the count of all."""
-        ends = [*map(float, self.bounds), "+Inf"]
-        return [(str(end), float(so_far)) for end, so_far in zip(ends, accumulate(self.counts), strict=True)]
-
 
 @dataclass(frozen=True)
 class MetricFamily:
@@ -143,7 +138,9 @@ def _metric(family: MetricFamily, figures: Mapping[tuple[str, ...], float | Hist
         histogram = HistogramMetricFamily(family.name, family.text, labels=family.labels)
         for labels, buckets in figures.items():
             assert isinstance(buckets, Histogram)
-            histogram.add_metric(labels, buckets.cumulative(), buckets.total)
+            ends = [*map(float, buckets.bounds), "+Inf"]  # the last for the count of all
+            so_far = map(float, accumulate(buckets.counts))
+            histogram.add_metric(labels, list(zip(map(str, ends), so_far, strict=True)), buckets.total)
         return histogram
     kinds = {"counter": CounterMetricFamily, "gauge": GaugeMetricFamily}
     metric = kinds[family.kind](family.name, family.text, labels=family.labels)

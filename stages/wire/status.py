@@ -244,8 +244,6 @@ class _Channel:
 
 
 class _Call:
-    """A call under way."""
-
     def __init__(self, call: Any) -> None:  # noqa: ANN401
         self._call = call
 

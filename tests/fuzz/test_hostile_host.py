@@ -14,7 +14,7 @@ import pytest
 
 from serving.cli.ports import free_port_block
 from serving.client.client import Client
-from serving.router.quarantine import Quarantine
+from serving.router.audit import Quarantine
 from serving.router.topology import HostEntry, Topology, local_topology
 from stages.v1 import stage_pb2, stage_pb2_grpc
 from stages.wire.channel import new_server, open_channel

@@ -148,8 +148,6 @@ def read_local_model(directory: Path) -> LocalModel | None:
 
 
 class _NeuralText(LocalText):
-    """Its caches hold what was read."""
-
     def __init__(self, model: LocalModel, capacity: int) -> None:
         a, self.model = model.architecture, model
         self._caches = [new_caches(a.layers_in(part), a, capacity) for part in range(a.parts)]

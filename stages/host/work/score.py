@@ -101,7 +101,10 @@ def parse_score(hop: stage_pb2.Hop, kind: ModelKind, source: ModelSource) -> Sco
     clean = source.vocabulary.decode(read.clean)
     count = clean.shape[0]
     if score.batch:
-        _check_batch(read)
+        if score.batch >= score.batches:
+            raise invalid(f"batch {score.batch} of {score.batches} batches of candidates")
+        if read.clean or not read.start:
+            raise invalid(f"batch {score.batch} of a step's candidates brings no new tokens, and starts after batch 0")
     elif not count:
         raise invalid("an AR step needs at least one new token")
     check_new_tokens(hop, count, count, a.positions)
@@ -122,14 +125,6 @@ def parse_score(hop: stage_pb2.Hop, kind: ModelKind, source: ModelSource) -> Sco
         batch=score.batch,
         has_more=has_more(read),
     )
-
-
-def _check_batch(read: stage_pb2.Read) -> None:
-    score = read.score
-    if score.batch >= score.batches:
-        raise invalid(f"batch {score.batch} of {score.batches} batches of candidates")
-    if read.clean or not read.start:
-        raise invalid(f"batch {score.batch} of a step's candidates brings no new tokens, and starts after batch 0")
 
 
 def _parse_candidates(score: stage_pb2.Score, end: int, source: ModelSource) -> Tensor:

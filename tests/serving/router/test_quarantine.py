@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from serving.router.quarantine import Quarantine
+from serving.router.audit import Quarantine
 from stages.host.prefixes import MOST_FAULTY
 
 

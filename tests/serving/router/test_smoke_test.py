@@ -7,9 +7,9 @@ from typing import Any
 import grpc
 import pytest
 
-from serving.router import smoke_test as module
+from serving.router import active_release as module
+from serving.router.active_release import LOSS_TOLERANCE, _when_free, expected_nats, smoke_test
 from serving.router.audit import AuditFailed
-from serving.router.smoke_test import LOSS_TOLERANCE, _when_free, expected_nats, smoke_test
 from stages.checkpoint.bundle import find_bundle
 from stages.checkpoint.manifest import read_manifest
 from stages.wire.status import StatusError, exhausted

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from stages.errors import CheckpointError
-from stages.importing.huggingface_tokenizer import folder_speech
+from stages.importing.huggingface import folder_speech
 from stages.importing.importing import open_source
 from stages.importing.speech import USUAL_SAMPLING, Speech, open_tokenizer
 from tests.stages.importing.published import write_folder
