@@ -18,9 +18,10 @@ import httpx
 from PIL import Image
 from playwright.sync_api import Browser, Page, ViewportSize, sync_playwright
 
-from serving.cli.deployment import MODULE, SHIPPED, temporary_deployment
+from serving.cli.deployment import MODULE, temporary_deployment
 from serving.cli.ports import free_port_block
 from serving.router.topology import local_topology
+from stages.checkpoint.shipped import SHIPPED
 
 HOSTS = 3
 ENTRANTS = ("sweep", "resample:scorer", "ar", "ar-speculative")

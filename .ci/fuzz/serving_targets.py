@@ -12,7 +12,7 @@ from google.protobuf.message import DecodeError
 from target import Target, changed_json, changed_message
 from tokenizers import Tokenizer
 
-from serving.cli.deployment import SHIPPED
+from stages.checkpoint.shipped import SHIPPED
 from serving.client.client import AsyncClient
 from serving.gateway.app import make_app
 from serving.gateway.settings import HttpSettings
