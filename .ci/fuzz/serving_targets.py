@@ -12,7 +12,6 @@ from google.protobuf.message import DecodeError
 from target import Target, changed_json, changed_message
 from tokenizers import Tokenizer
 
-from stages.checkpoint.shipped import SHIPPED
 from serving.client.client import AsyncClient
 from serving.gateway.app import make_app
 from serving.gateway.settings import HttpSettings
@@ -24,6 +23,7 @@ from serving.router import validation
 from serving.router.accounting import Account
 from serving.router.request import Request
 from serving.v1 import router_pb2, router_pb2_grpc
+from stages.checkpoint.shipped import SHIPPED
 from stages.host.parts import ModelSource, plan_host
 from stages.host.validation import parse_hop
 from stages.model.vocabulary import Vocabulary
