@@ -54,7 +54,7 @@ def wait_ready(options: argparse.Namespace) -> None:
             nobody = reason is None and not may_come
             if nobody or reason == "" or time.monotonic() >= deadline:
                 return
-            progress.at(f"waiting for the router at {client.address}: {reason or 'it starts'}")
+            progress.at(f"waiting for the router at {client.address}: {reason or 'it does not answer yet'}")
 
 
 def client_of(options: argparse.Namespace) -> Client:
