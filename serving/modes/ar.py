@@ -60,6 +60,8 @@ class ArMode(PipelineMode):
         """Book the log-probabilities of the prompt's tokens: as they are where `ar` writes them, to the last bit."""
         vocabulary, total = self.tokenizer.vocabulary, request.given_tokens
         most = min(SCORED_AT_ONCE, MAX_LOGITS // vocabulary.size - 1)
+        # log-probabilities are the model's own, before what shapes a text
+        plain = stage_pb2.Sampling(seed=request.seed, temperature=request.temperature, logprobs=request.logprobs)
         account.prompt_logprobs = [Drawn(vocabulary.tokens(request.prompt)[0], math.nan, [])]
         for known in range(1, total, most):
             # they travel as draft tokens, which are all right; after them comes one that nobody asked for
@@ -71,7 +73,7 @@ class ArMode(PipelineMode):
                 if vocabulary.count(event.text) != count + 1 or not event.text.startswith(given):
                     raise internal("the tokens of a prompt came back as others")
 
-            sample = stage_pb2.Sample(sampling=request.sampling, draft=count, given=True)
+            sample = stage_pb2.Sample(sampling=plain, draft=count, given=True)
             step = stage_pb2.Read(prompt=1, codec=request.codec, sample=sample)
             await session.push(step, vocabulary.cut(request.prompt, 0, known), given)
             event = await session.event(check)
