@@ -276,7 +276,7 @@ def run_plan(options: argparse.Namespace) -> int:
     if asked.params is not None:
         config = fit_width(config, asked.params)
     step_s = asked.step_s if asked.step_s is not None else measure_step(config, load_corpus(None))
-    rows = make_plan(config, link, step_s, options.config is not None)
+    rows = make_plan(config, link, step_s)
     if options.json:
         record = {
             "model": asdict(config.architecture),

@@ -79,13 +79,17 @@ def new_ar(architecture: Architecture, config: TrainingConfig, corpus: Corpus, o
 
     objective: how its stages are trained, "end to end" or "block by block".
     """
+    record = asdict(config)
+    # Not how often a run logs or saves, nor its rounds; the architecture has a place of its own.
+    for name in ("architecture", "rounds", "log_every", "evaluate_every", "save_every_s"):
+        record.pop(name)
     return Manifest(
         kind="ar",
         architecture=architecture,
         parts=(None,) * architecture.parts,
         probe_text=PROBE_TEXT,
-        data=_data(corpus),
-        training={"objective": objective, **_training(config)},
+        data={"name": corpus.name, "train_bytes": corpus.bytes_in(corpus.train), "train_sha256": corpus.digest()},
+        training={"objective": objective, **json.loads(json.dumps(record))},  # tuples become lists, as when read back
         **_tokens(corpus, architecture.positions),
     )
 
@@ -131,16 +135,3 @@ def _tokens(corpus: Corpus, positions: int) -> dict[str, Any]:
         return {}
     probe = tuple(corpus.tokenizer.encoding.encode(PROBE_TEXT).ids[: min(positions, MAX_PROBE_TOKENS)])
     return {"tokenizer": "tokens", "probe_tokens": probe, "files": {TOKENIZER_NAME: corpus.tokenizer.digest}}
-
-
-def _data(corpus: Corpus) -> dict[str, Any]:
-    return {"name": corpus.name, "train_bytes": corpus.bytes_in(corpus.train), "train_sha256": corpus.digest()}
-
-
-def _training(config: TrainingConfig) -> dict[str, Any]:
-    """The settings that decide the weights: not how often a run logs or saves, nor its rounds."""
-    record = asdict(config)
-    # The architecture has a place of its own in the manifest.
-    for name in ("architecture", "rounds", "log_every", "evaluate_every", "save_every_s"):
-        record.pop(name)
-    return dict(json.loads(json.dumps(record)))  # tuples become lists, as they are when read back

@@ -107,7 +107,9 @@ def load_corpus(path: Path | None, tokenizer: Path | None = None) -> Corpus:
     if tokenizer is not None:
         return load_corpus(path).in_tokens(TextTokenizer.read(tokenizer), cut=True)
     if path is None:
-        return _split("python-docs", _python_docs())
+        from pydoc_data.topics import topics
+
+        return _split("python-docs", "\n".join(topics[name] for name in sorted(topics)).encode())
     if not path.exists():
         raise DataError(f"no text at {path}: give a file or a folder of UTF-8 text")
     if path.is_file():
@@ -120,13 +122,6 @@ def load_corpus(path: Path | None, tokenizer: Path | None = None) -> Corpus:
     if train and valid:
         return _checked(path.name, b"".join(map(read_utf8, train)), b"".join(map(read_utf8, valid)))
     return _split(path.name, b"\n".join(map(read_utf8, files)))
-
-
-def _python_docs() -> bytes:
-    # Training needs no download: this text ships with Python.
-    from pydoc_data.topics import topics
-
-    return "\n".join(topics[name] for name in sorted(topics)).encode()
 
 
 def read_utf8(path: Path) -> bytes:

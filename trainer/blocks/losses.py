@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
@@ -90,11 +89,6 @@ def next_byte_loss(logits: Tensor, text: Tensor) -> Tensor:
 
 ROWS = 4  # windows evaluated at a time
 PAPERS_SIGMA_MIN = 1.0  # end of the noise range of BlockTrain (arXiv 2606.24722)
-
-
-def bits(nats: float) -> float:
-    """Bits per byte from nats per byte."""
-    return nats / math.log(2)
 
 
 def next_byte_nats(logits: Tensor, text: Tensor, skip: int = 1) -> float:

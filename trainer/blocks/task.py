@@ -107,10 +107,6 @@ class OwnHead(nn.Module):
 class StagesInOneProcess(nn.Module):
     """The stages in training and their copies of each other, as if each were on a machine of its own."""
 
-    stages: Sequence[ArStage]
-    heads: Sequence[OwnHead]
-    copies: Sequence[ArStage]
-
     def __init__(self, architecture: Architecture, config: LookaheadConfig) -> None:
         super().__init__()
         self.config = config

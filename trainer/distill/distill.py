@@ -16,7 +16,7 @@ from stages.device import check_device
 from stages.errors import InputError
 from stages.model.architecture import WEIGHT_WORDS, Architecture, LlamaArchitecture
 from trainer.blocks.checkpoint_dir import RUN_FOLDER, add_metrics, identity, open_checkpoint_dir
-from trainer.blocks.data import Corpus, within_memory
+from trainer.blocks.data import within_memory
 from trainer.blocks.run import Clock, Run, state_path
 from trainer.distill.settings import DistillSettings
 from trainer.distill.student import DistillTask, Student, fitting_layers, numbers_in, one_stage
@@ -46,7 +46,18 @@ def _distilled(s: DistillSettings, source: Manifest, tell: Tell) -> Manifest:
         drafter = _started(s, source)
         own, origin, what = drafter.text_architecture, {"start": drafter.digest()}, str(s.start)
     tell(_sentence(what, own, source))
-    plan = open_checkpoint_dir(s.folder, _plan(s, own, origin, source, corpus))
+    new = Manifest(
+        kind="ar",
+        architecture=own,
+        parts=(None,),
+        probe_text=source.probe_text or PROBE_TEXT,
+        tokenizer=source.tokenizer,
+        data={"name": corpus.name, "train_symbols": len(corpus.train), "train_sha256": corpus.digest()},
+        training={"objective": "distilled", "teacher": source.digest(), **s.record(), **origin},
+        probe_tokens=source.probe_tokens,
+        files=source.files,
+    )
+    plan = open_checkpoint_dir(s.folder, new)
     if plan.metrics.get("distilled", {}).get("finished"):
         raise InputError(f"{s.folder} is there already, and finished: name a new directory in --out")
     for name in source.files:
@@ -56,7 +67,8 @@ def _distilled(s: DistillSettings, source: Manifest, tell: Tell) -> Manifest:
     if s.start is None:
         student = Student.of_layers(teacher, layers)
     else:
-        student = Student.started(teacher, load_stage(s.start, 0))
+        stage = load_stage(s.start, 0).requires_grad_(True)
+        student = Student(teacher, stage, stage)  # all its numbers are trained, head and embedding too
     folder = s.folder / RUN_FOLDER
     samples = Samples(teacher, corpus, s, folder / "samples", identity(plan))
     task = DistillTask(student, samples)
@@ -64,7 +76,11 @@ def _distilled(s: DistillSettings, source: Manifest, tell: Tell) -> Manifest:
     clock = Clock(60 * s.minutes if s.minutes else float("inf"), PUBLISH_EVERY_S, report)
     run = Run(task, s.training(), folder, identity(plan), clock=clock)
     if not state_path(folder, task.name).exists():  # nothing was trained yet
-        _begin_run(student, samples, report, run)
+        first = [samples.sample(index) for index in range(FIRST)]
+        tokens, features = (torch.cat(each) for each in zip(*first, strict=True))
+        student.begin(tokens, features.to(teacher.device), s.sequences)
+        with torch.inference_mode():
+            report(run, task.evaluate())
     losses = run.train()
     manifest = report.publish(run, losses, finished=True)
     run.finish()
@@ -119,34 +135,6 @@ def _sentence(what: str, own: Architecture | LlamaArchitecture, teacher: Manifes
         f"a drafter from {what}: {numbers / 1e6:.1f} million numbers, {fits} the {largest / 1e6:.1f} million of the "
         "largest stage"
     )
-
-
-def _plan(
-    s: DistillSettings,
-    own: Architecture | LlamaArchitecture,
-    origin: dict[str, Any],
-    teacher: Manifest,
-    corpus: Corpus,
-) -> Manifest:
-    return Manifest(
-        kind="ar",
-        architecture=own,
-        parts=(None,),
-        probe_text=teacher.probe_text or PROBE_TEXT,
-        tokenizer=teacher.tokenizer,
-        data={"name": corpus.name, "train_symbols": len(corpus.train), "train_sha256": corpus.digest()},
-        training={"objective": "distilled", "teacher": teacher.digest(), **s.record(), **origin},
-        probe_tokens=teacher.probe_tokens,
-        files=teacher.files,
-    )
-
-
-def _begin_run(student: Student, samples: Samples, report: _Report, run: Run) -> None:
-    first = [samples.sample(index) for index in range(FIRST)]
-    tokens, features = (torch.cat(each) for each in zip(*first, strict=True))
-    student.begin(tokens, features.to(samples.teacher.device), samples.settings.sequences)
-    with torch.inference_mode():
-        report(run, report.task.evaluate())
 
 
 class _Report:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import shutil
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +28,7 @@ from stages.model.layers import rotate, seen_keys
 from stages.model.llama import LlamaLayer
 from trainer.blocks.run import Clock, Run, StepLoss
 from trainer.blocks.state import json_digest
-from trainer.distill.distill import PUBLISH_EVERY_S
+from trainer.distill.distill import PUBLISH_EVERY_S, Tell
 from trainer.distill.settings import DistillSettings
 from trainer.distill.teacher import OutputHead, Samples, Teacher, tokens_corpus
 
@@ -41,7 +41,6 @@ DEPTH_WEIGHT = 0.8  # of a depth's loss, as a share of that of the depth before
 SHARPNESS = -3.0
 # Rows whose logits stay in a processor's cache; a GPU wants large products, and has room for them.
 CHUNK_ROWS, GPU_CHUNK_ROWS = 48, 8192
-Tell = Callable[[str], object]
 Cache = list[tuple[Tensor, Tensor]]
 
 
@@ -194,7 +193,7 @@ class HeadTask:
         return x + layer.mlp(x)
 
 
-def distill_head(settings: DistillSettings, tell: Tell = print) -> Path:
+def distill_head(settings: DistillSettings, tell: Tell) -> Path:
     """Make a draft head, or continue one; `tell` gets a line of progress now and then. Returns its file.
 
     Without `--out` the checkpoint gets it. Raises OnesweepError.

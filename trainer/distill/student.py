@@ -43,11 +43,6 @@ class Student:
     # Of the shipped weights, 449 steps of 2,048 tokens in float32: a `local` trained on text goes from 0.305 nats of KL
     # to 0.208. Two layers of the scorer and a lens are at 0.32 after 740 such steps.
 
-    @staticmethod
-    def started(teacher: Teacher, stage: PipelineStage) -> Student:
-        """A drafter to continue: all its numbers are trained, in place, head and embedding too."""
-        return Student(teacher, stage, stage.float().requires_grad_(True))
-
     # A head tied to the embedding stays tied: one of its own costs SmolLM2-135M's drafter 28.3 million numbers, eight
     # layers. At equal training time the tied drafter of twelve layers has 2.90 bits of KL, one of four and a lens 3.14.
 
@@ -173,15 +168,10 @@ class DistillTask:
 
     def evaluate(self) -> dict[str, float]:
         """Distances from the teacher on held-out text, by names such as `text_kl_bits`."""
-        found = {}
+        found, device, head = {}, self.teacher.device, self.teacher.head
         for name, (tokens, features) in self.held_out.items():
             rows = [
-                distance(
-                    self.student.read(known[None]),
-                    self.student.head,
-                    seen[None].to(self.teacher.device),
-                    self.teacher.head,
-                )
+                distance(self.student.read(known[None]), self.student.head, seen[None].to(device), head)
                 for known, seen in zip(tokens, features, strict=True)
             ]
             for measure in asdict(rows[0]):

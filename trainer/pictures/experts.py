@@ -14,6 +14,7 @@ from stages.errors import ConfigError, DataError
 from stages.model.partition import NoisePartition, equal_probability
 from stages.model.randomness import Purpose, uniforms
 from stages.pictures.experts import RouterNet
+from stages.pictures.part import DATA_STD
 from trainer.blocks.checkpoint_dir import open_checkpoint_dir
 from trainer.blocks.run import StepLoss
 from trainer.blocks.train import is_trained
@@ -131,15 +132,10 @@ class RouterTask(PictureTask):
     def _loss(
         self, pictures: LabelledPictures, chosen: Tensor, generator: torch.Generator, drop_class: float
     ) -> Tensor:
-        noised = self._noised(pictures.take(chosen), generator, drop_class)
+        _, z, sigma, classes = self._noised(pictures.take(chosen), generator, drop_class)
+        scaled = z / (sigma**2 + DATA_STD**2).sqrt()[:, None, None]
         wanted = self.assigned if pictures is self.pictures.train else self.held_out
-        return F.cross_entropy(self.module(*noised.inputs), wanted[chosen])
-
-
-def expert_steps(config: PictureConfig, experts: int) -> int:
-    """Steps of each expert: experts and router net then train as many layers x pictures as the undivided net."""
-    whole = config.steps * config.parts * config.layers
-    return round(whole / (experts * config.layers + ROUTER_SHARE))
+        return F.cross_entropy(self.module(scaled, sigma, classes), wanted[chosen])
 
 
 def train_experts(
@@ -163,7 +159,9 @@ def train_experts(
             f"there is no expert {only}: there are experts 0 to {architecture.parts - 1}, and {architecture.parts} is "
             "their router net"
         )
-    config = replace(config, steps=expert_steps(config, experts))
+    # Experts and router net then train as many layers x pictures as the undivided net.
+    whole = config.steps * config.parts * config.layers
+    config = replace(config, steps=round(whole / (experts * config.layers + ROUTER_SHARE)))
     # All noise in one range, without a margin beyond its ends, as of an undivided net.
     partition = equal_probability(1, config.sigma_min, config.sigma_max, overlap=0.0)
     manifest = open_checkpoint_dir(

@@ -91,21 +91,6 @@ class UndividedNet(nn.Module):
         return x
 
 
-@dataclass(frozen=True)
-class NoisedPictures:
-    """Pictures as a net learns from them: clean y and noisy z (pictures, tokens, patch_dim), noise levels, classes."""
-
-    y: Tensor
-    z: Tensor
-    sigma: Tensor  # (pictures,)
-    classes: Tensor  # (pictures,) int64
-
-    @property
-    def inputs(self) -> tuple[Tensor, Tensor, Tensor]:
-        """Arguments of a net, c_in z first."""
-        return self.z / (self.sigma**2 + DATA_STD**2).sqrt()[:, None, None], self.sigma, self.classes
-
-
 class PictureTask:
     """One net that learns to denoise within a range of noise levels."""
 
@@ -142,20 +127,23 @@ class PictureTask:
         self, pictures: LabelledPictures, chosen: Tensor, generator: torch.Generator, drop_class: float
     ) -> Tensor:
         """mean (F - F*)^2 with F* = (y - c_skip z) / c_out (EDM, arXiv 2206.00364, section 5)."""
-        noised = self._noised(pictures.take(chosen), generator, drop_class)
-        sigma = noised.sigma[:, None, None]
+        y, z, levels, classes = self._noised(pictures.take(chosen), generator, drop_class)
+        sigma = levels[:, None, None]
         variance = sigma**2 + DATA_STD**2
-        wanted = (noised.y - DATA_STD**2 / variance * noised.z) * variance.sqrt() / (sigma * DATA_STD)
-        return (self.module(*noised.inputs) - wanted).square().mean()
+        wanted = (y - DATA_STD**2 / variance * z) * variance.sqrt() / (sigma * DATA_STD)
+        return (self.module(z / variance.sqrt(), levels, classes) - wanted).square().mean()
 
-    def _noised(self, pictures: LabelledPictures, generator: torch.Generator, drop_class: float) -> NoisedPictures:
+    def _noised(
+        self, pictures: LabelledPictures, generator: torch.Generator, drop_class: float
+    ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """Clean y and noisy z (pictures, tokens, patch_dim), noise levels (pictures,), classes (pictures,) int64."""
         y, n = self.architecture.to_rows(pictures.pixels), len(pictures)
         # Noise levels of a batch are spread evenly over the range's probability: the loss then varies less.
         uniform = (torch.arange(n) + torch.rand(n, generator=generator)) / n
         sigma = self.partition.sample(self.block, uniform)
         z = y + sigma[:, None, None] * torch.randn(y.shape, generator=generator)
         hidden = torch.rand(n, generator=generator) < drop_class
-        return NoisedPictures(y, z, sigma, torch.where(hidden, len(self.architecture.classes), pictures.labels))
+        return y, z, sigma, torch.where(hidden, len(self.architecture.classes), pictures.labels)
 
 
 def train_picture_blocks(

@@ -22,8 +22,6 @@ from trainer.rounds.codecs import CODECS, WHOLE, Shapes, numel, parameter_shapes
 from trainer.rounds.file_server import KEPT
 from trainer.rounds.parts import HEAD, FeatureFormat, is_fed, passes_on
 from trainer.rounds.spec import RunSpec, cut
-from trainer.rounds.transfer import PIECE_BYTES, piece_of
-from trainer.v1 import rounds_pb2
 
 # Passes of a layer that is only read, that a gradient goes through, and that is trained.
 FORWARD, THROUGH, TRAINED = 1, 2, 3
@@ -140,8 +138,6 @@ def _with_heads(config: TrainingConfig, heads: int) -> TrainingConfig:
 
 # Payload of a TCP packet of 1500 bytes with time stamps (RFC 9293, RFC 7323), and that packet.
 SEGMENT_BYTES, PACKET_BYTES = 1448, 1500
-HTTP_FRAME_BYTES, HTTP_HEADER_BYTES = 16384, 9  # RFC 9113, 4.1 and 4.2: the default frame size
-GRPC_HEADER_BYTES = 5  # a flag and a length before each message (gRPC over HTTP/2)
 
 
 @dataclass(frozen=True)
@@ -162,12 +158,10 @@ class WorkerTraffic:
 
     @property
     def up(self) -> int:
-        """Its update of one round."""
         return sum(self.ups)
 
     @property
     def down(self) -> int:
-        """One version of its part."""
         return sum(self.downs)
 
     @property
@@ -175,13 +169,8 @@ class WorkerTraffic:
         return self.rounds * (self.up + self.made) + self.last
 
     @property
-    def fetched(self) -> tuple[int, ...]:
-        """Versions that it fetches of each fragment after the first."""
-        return (*[self.versions + 1] * (len(self.downs) - 1), self.versions)
-
-    @property
     def down_in_all(self) -> int:
-        own = sum(count * size for count, size in zip(self.fetched, self.downs, strict=True))
+        own = (self.versions + 1) * self.down - self.downs[-1]
         return self.first + own + self.versions * sum(self.copies) + self.rounds * self.features
 
 
@@ -219,19 +208,6 @@ def fragments_of(like: Shapes, settings: RoundSettings) -> list[Shapes]:
     return [{name: like[name] for name in names} for names in cut(like, settings.fragments)]
 
 
-def wire_bytes(payload: int) -> float:
-    """Bytes on the link for a file of `payload` bytes: pieces in gRPC messages, HTTP/2 frames and TCP segments."""
-    # Acknowledgements travel the other way and are not counted.
-    whole, rest = divmod(payload, PIECE_BYTES)
-    framed = (whole * _framed(PIECE_BYTES) if whole else 0) + (_framed(rest) if rest else 0)
-    return framed * PACKET_BYTES / SEGMENT_BYTES
-
-
-def _framed(size: int) -> int:
-    message = rounds_pb2.SubmitRequest(piece=piece_of(bytes(size), 0)).ByteSize() + GRPC_HEADER_BYTES
-    return message + HTTP_HEADER_BYTES * -(-message // HTTP_FRAME_BYTES)
-
-
 # Segments that TCP sends before the first acknowledgement, and again after a pause (RFC 6928, RFC 5681 4.1).
 FIRST_WINDOW = 10
 
@@ -264,7 +240,8 @@ class WorkerLink:
         """At the link's rate, and the gaps of TCP's slow start: windows of 10, 20, 40 ... segments, one a round trip,
         until they fill it (RFC 5681, 3.1)."""
         a_byte_s = 8e-6 / mbps
-        left, window, gaps_s = wire_bytes(payload), float(FIRST_WINDOW * SEGMENT_BYTES), 0.0
+        # Acknowledgements travel the other way and are not counted; gRPC's own headers are less than a thousandth.
+        left, window, gaps_s = payload * PACKET_BYTES / SEGMENT_BYTES, float(FIRST_WINDOW * SEGMENT_BYTES), 0.0
         whole_s = left * a_byte_s
         while left > window and window * a_byte_s < self.round_trip_s:
             gaps_s += self.round_trip_s - window * a_byte_s

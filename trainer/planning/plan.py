@@ -7,57 +7,41 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from stages.errors import ConfigError
-from trainer.blocks.config import CodecName, RoundSettings, TrainingConfig
+from trainer.blocks.config import TrainingConfig
 from trainer.blocks.data import Corpus
 from trainer.options import markdown
 from trainer.planning.cost import (
     WorkerLink,
-    WorkerTraffic,
     coordinator_memory,
     numbers_of,
     take_inventory,
     timing_of,
     traffic_of,
-    wire_bytes,
     worker_memory,
 )
 from trainer.rounds.parts import FeatureFormat, Learner, is_fed
 from trainer.rounds.spec import RunSpec, settled
 from trainer.rounds.view import size
 
-COARSE: tuple[CodecName, ...] = ("int8", "e3m0")
 
-FRAGMENTS = 4  # fragments of the streaming variant, if the settings give no other number
-
-
-def variants(config: TrainingConfig, as_set: bool) -> dict[str, TrainingConfig]:
-    """Variants from a step-by-step exchange to fragments in four bits, by name, for the model and the H of `config`.
-
-    as_set: begin with the settings as they are.
-    """
+def variants(config: TrainingConfig) -> dict[str, TrainingConfig]:
+    """The settings as they are, and other ways for their model and H, by name."""
     base = config.rounds
     plain = replace(
         base, outer="nesterov", overlap="none", codec="fp32", down_codec="fp32", context_by="copies", fragments=1
     )
     eager = replace(plain, overlap="eager")
-    count = min(base.fragments if base.fragments > 1 else FRAGMENTS, base.steps_per_round)
-    rounds: dict[str, RoundSettings] = {
+    rounds = {
+        "as set": base,
         "every step": replace(plain, steps_per_round=1),
         "whole blocks": replace(plain, outer="mean"),
         "diloco": plain,
-        **{str(codec): _travelling(plain, codec) for codec in COARSE},
         "eager": eager,
-        "eager e3m0": _travelling(eager, "e3m0"),
-        "fragments": replace(_travelling(eager, "e3m0"), fragments=count),
+        "eager e3m0": replace(eager, codec="e3m0", down_codec="e3m0"),
     }
     if config.architecture.parts > 1 and base.model == "scorer":
         rounds["features"] = replace(plain, context_by="features")
-    return ({"as set": config} if as_set else {}) | {n: replace(config, rounds=r) for n, r in rounds.items()}
-
-
-def _travelling(rounds: RoundSettings, codec: CodecName) -> RoundSettings:
-    return replace(rounds, codec=codec, down_codec=codec)
+    return {name: replace(config, rounds=own) for name, own in rounds.items()}
 
 
 @dataclass(frozen=True)
@@ -67,35 +51,25 @@ class PlanRow:
     name: str
     rounds: int
     steps_per_round: int
-    codec: str
-    down_codec: str
-    overlap: str
-    fragments: int
     up_bytes: int
     down_bytes: int
     all_bytes: int  # of all workers, both ways, as the coordinator counts them
-    all_wire_bytes: int  # the same with the headers of all protocols
     seconds: float
-    round_s: float
     used: float  # share of the rounds in which a worker trains
     worker_bytes: int
     coordinator_bytes: int
 
 
-def make_plan(config: TrainingConfig, link: WorkerLink, step_s: float, as_set: bool = False) -> list[PlanRow]:
+def make_plan(config: TrainingConfig, link: WorkerLink, step_s: float) -> list[PlanRow]:
     """All rows. Raises ConfigError.
 
-    step_s: seconds of a local step of the worker that computes most; others' are in proportion to their passes. as_set:
-    add a row for the settings themselves.
+    step_s: seconds of a local step of the worker that computes most; others' are in proportion to their passes.
     """
-    if config.steps < 1 and not config.rounds.rounds:
-        raise ConfigError("a run has at least one step: give --steps above 0")
     # A worker makes the same steps in every variant, in rounds of different lengths.
     steps = settled(config).steps
     config = replace(config, steps=steps, rounds=replace(config.rounds, rounds=0))
     passes = max(part.passes for part in take_inventory(config))
-    found = variants(config, as_set)
-    return [_row(name, own, link, step_s / passes) for name, own in found.items()]
+    return [_row(name, own, link, step_s / passes) for name, own in variants(config).items()]
 
 
 def describe(config: TrainingConfig) -> str:
@@ -115,31 +89,18 @@ def _row(name: str, config: TrainingConfig, link: WorkerLink, pass_s: float) -> 
     pairs = list(zip(parts, traffic, strict=True))
     timings = [timing_of(each, rounds, link, pass_s * part.passes) for part, each in pairs]
     timing = max(timings, key=lambda timing: timing.seconds)
-    settings = {each: getattr(rounds, each) for each in ("codec", "down_codec", "overlap", "fragments")}
     return PlanRow(
         name=name,
         rounds=rounds.rounds,
         steps_per_round=rounds.steps_per_round,
-        **settings,
         up_bytes=max(each.up_in_all for each in traffic),
         down_bytes=max(each.down_in_all for each in traffic),
         all_bytes=rounds.replicas * sum(each.up_in_all + each.down_in_all for each in traffic),
-        all_wire_bytes=round(rounds.replicas * sum(map(_wire, traffic))),
         seconds=timing.seconds,
-        round_s=timing.round_s,
         used=timing.used,
         worker_bytes=max(worker_memory(part, each, rounds) for part, each in pairs),
         coordinator_bytes=coordinator_memory(parts, traffic, rounds),
     )
-
-
-def _wire(traffic: WorkerTraffic) -> float:
-    own = sum(
-        traffic.rounds * wire_bytes(up) + count * wire_bytes(down)
-        for up, down, count in zip(traffic.ups, traffic.downs, traffic.fetched, strict=True)
-    )
-    own += traffic.rounds * (wire_bytes(traffic.features) + wire_bytes(traffic.made))
-    return wire_bytes(traffic.first) + own + traffic.versions * sum(map(wire_bytes, traffic.copies))
 
 
 STEPS = 5  # measured steps, after one that warms up. Their median counts, for the chunks differ from step to step.

@@ -73,11 +73,11 @@ def under(prefix: str, tensors: Mapping[str, Tensor]) -> Tensors:
 
 def add(a: Tensors, b: Tensors, share: float = 1.0) -> Tensors:
     """a + share * b."""
-    return _both(a, b, lambda x, y: x + share * y if share != 1.0 else x + y)
+    return {name: tensor + share * b[name] for name, tensor in a.items()}
 
 
 def subtract(a: Tensors, b: Tensors) -> Tensors:
-    return _both(a, b, torch.sub)
+    return {name: tensor - b[name] for name, tensor in a.items()}
 
 
 def scale(tensors: Tensors, factor: float) -> Tensors:
@@ -87,12 +87,6 @@ def scale(tensors: Tensors, factor: float) -> Tensors:
 def norm(tensors: Mapping[str, Tensor]) -> float:
     """Euclidean norm over all tensors, summed in float64; not finite where they are not."""
     return math.sqrt(sum(float(tensor.double().square().sum()) for tensor in tensors.values()))
-
-
-def _both(a: Tensors, b: Tensors, operation: Callable[[Tensor, Tensor], Tensor]) -> Tensors:
-    if a.keys() != b.keys():
-        raise KeyError(f"tensors of other names: {sorted(a.keys() ^ b.keys())}")
-    return {name: operation(a[name], b[name]) for name in a}
 
 
 class TensorCodec(ABC):

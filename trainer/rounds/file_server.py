@@ -6,7 +6,7 @@ import math
 import mmap
 import re
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
 
@@ -48,15 +48,14 @@ class WeightServer:
         offered = rounds_pb2.Weights(part=fragment, version=version, digest=self.ledger.digest(fragment))
         if held is not None and held.version == version:
             return offered
-        difference = partial(self._difference, fragment)
-        differences = route(held.version if held else None, version, difference, weights)
+        differences = route(held.version if held else None, version, partial(self._difference, fragment), weights)
         offered.whole = not differences
-        for number, data in differences.items():
-            offered.files.append(self._file(fragment, number, "difference", partial(bytes, data)))
-        if offered.whole:
-            encode = partial(CODECS[WHOLE].encode, weights)
-            offered.files.append(self._file(fragment, version, "whole", encode))
-        self._drop_old(fragment, version)
+        keys = [(fragment, number, "difference") for number in differences] or [(fragment, version, "whole")]
+        if offered.whole and keys[0] not in self._files:
+            self._keep(keys[0], CODECS[WHOLE].encode(weights))
+        offered.files.extend(self._files[key][1] for key in keys)
+        for key in [key for key in self._files if key[0] == fragment and key[1] <= version - KEPT[key[2]]]:
+            del self._files[key]
         return offered
 
     def read(self, name: str) -> bytes:
@@ -72,23 +71,11 @@ class WeightServer:
         if key not in self._files:
             if not (data := self.ledger.difference(fragment, number)):
                 return None
-            self._files[key] = data, file_of(data, _name(*key))
+            self._keep(key, data)
         return self._files[key][0]
 
-    def _file(self, fragment: str, number: int, kind: str, make: Callable[[], bytes]) -> rounds_pb2.File:
-        key = fragment, number, kind
-        if key not in self._files:
-            data = make()
-            self._files[key] = data, file_of(data, _name(*key))
-        return self._files[key][1]
-
-    def _drop_old(self, fragment: str, newest: int) -> None:
-        for key in [key for key in self._files if key[0] == fragment and key[1] <= newest - KEPT[key[2]]]:
-            del self._files[key]
-
-
-def _name(fragment: str, number: int, kind: str) -> str:
-    return f"{fragment}-{number}-{kind}"
+    def _keep(self, key: tuple[str, int, str], data: bytes) -> None:
+        self._files[key] = data, file_of(data, "-".join(map(str, key)))
 
 
 def _gone(name: str) -> StatusError:

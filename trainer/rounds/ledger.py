@@ -14,7 +14,7 @@ from stages.errors import ResumeError
 from trainer.blocks.config import RoundSettings
 from trainer.blocks.state import digest
 from trainer.rounds.codecs import Tensors, norm, publish
-from trainer.rounds.merging import outer_step, screen, votes
+from trainer.rounds.merging import outer_step, votes, wrong_norm, wrong_round
 from trainer.rounds.scoring import Loss, Reputation, UpdateScore, admit
 from trainer.rounds.store import Record, Share, Store, Update, Version
 from trainer.v1.rounds_pb2 import ClosedRounds
@@ -177,8 +177,10 @@ class Ledger:
             return UpdateVerdict(
                 "refused", f"another worker has handed in {update.id} for {fragment.name}; ids are used once"
             )
+        if reason := wrong_round(update, fragment.round, self.settings):
+            return UpdateVerdict("refused", reason)
         length = norm(update.delta)
-        if reason := screen(update, fragment.length, length, fragment.round, fragment.norms, self.settings):
+        if reason := wrong_norm(length, fragment.length, fragment.norms, self.settings):
             return UpdateVerdict("refused", reason)
         if (other := fragment.handed_in.get((update.worker, update.round))) is not None:
             return UpdateVerdict(

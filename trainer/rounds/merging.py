@@ -15,17 +15,8 @@ MIN_NORMS = 3  # updates without which nobody can say which norm is usual
 STEPS_A_LENGTH = 100
 
 
-def screen(
-    update: Update, begun: float, length: float, open_round: int, known: Sequence[float], settings: RoundSettings
-) -> str | None:
-    """One sentence with what is wrong, or None. Names, shapes and counts were checked as the update came in.
-
-    begun: norm of the part as it began; length: norm of the update; known: norms of what was accepted before.
-    """
-    return _wrong_round(update, open_round, settings) or _wrong_norm(length, begun, known, settings)
-
-
-def _wrong_round(update: Update, open_round: int, settings: RoundSettings) -> str | None:
+def wrong_round(update: Update, open_round: int, settings: RoundSettings) -> str | None:
+    """A sentence about the round or version of an update; None where they are right."""
     newest = open_round + settings.ahead
     if not 0 <= update.round <= newest:
         return f"round {update.round} of {update.fragment} is not open; the open one is {open_round}"
@@ -43,7 +34,11 @@ def _wrong_round(update: Update, open_round: int, settings: RoundSettings) -> st
     return None
 
 
-def _wrong_norm(length: float, begun: float, known: Sequence[float], settings: RoundSettings) -> str | None:
+def wrong_norm(length: float, begun: float, known: Sequence[float], settings: RoundSettings) -> str | None:
+    """A sentence about the norm of an update, `length`; None where it is right.
+
+    begun: norm of the part as it began; known: norms of what was accepted before.
+    """
     if not math.isfinite(length):
         return "the update has numbers that are not finite; lower the learning rates, or set bfloat16 = false"
     if len(known) >= MIN_NORMS and (usual := median(known)) > 0 and length > settings.norm_limit * usual:

@@ -13,7 +13,6 @@ from stages.errors import CheckpointError
 from stages.model.architecture import VOCABULARY
 from trainer.blocks.checkpoint_dir import add_metrics
 from trainer.blocks.data import Corpus
-from trainer.blocks.losses import bits
 from trainer.blocks.train import diagnose
 from trainer.rounds.codecs import Tensors
 from trainer.rounds.spec import RunSpec
@@ -52,7 +51,7 @@ class Publisher:
             diagnose(self.spec.config, self.corpus, self.out, read_manifest(self.out))
         elif not chain:
             nats = losses["next_byte"]
-            add_metrics(self.out, {"ar": {"valid_next_byte_nats": nats, "valid_next_byte_bits": bits(nats)}})
+            add_metrics(self.out, {"ar": {"valid_next_byte_nats": nats, "valid_next_byte_bits": nats / math.log(2)}})
 
     def _publish_chain(self, weights: Mapping[str, Tensors]) -> None:
         manifest, blocks = self.spec.checkpoint, self.spec.chain(weights)

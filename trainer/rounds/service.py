@@ -66,9 +66,9 @@ class WorkerAccess:
             raise StatusError(grpc.StatusCode.PERMISSION_DENIED, said)
         return identity.name
 
-    def check_worker(self, context: Context, scope: str, worker: str) -> str:
+    def check_worker(self, context: Context, worker: str) -> str:
         """The caller's key, empty where everybody has access. Raises StatusError unless it may work as `worker`."""
-        name = self.check_scope(context, scope)
+        name = self.check_scope(context, WORK)
         if name is not None and worker != name and not worker.startswith(f"{name}."):
             said = f"you are {name}: you may work as {name} or {name}.SOMETHING only, not as {worker[:80]!r}"
             raise StatusError(grpc.StatusCode.PERMISSION_DENIED, said)
@@ -115,16 +115,16 @@ class RoundsService(rounds_pb2_grpc.RoundsServiceServicer):
 
     async def Join(self, request: rounds_pb2.JoinRequest, context: Context) -> rounds_pb2.JoinResponse:
         async with self._statuses():
-            return await self.coordinator.join(request, self.access.check_worker(context, WORK, request.worker))
+            return await self.coordinator.join(request, self.access.check_worker(context, request.worker))
 
     async def Next(self, request: rounds_pb2.NextRequest, context: Context) -> rounds_pb2.NextResponse:
         async with self._statuses():
-            self.access.check_worker(context, WORK, request.worker)
+            self.access.check_worker(context, request.worker)
             return await self.coordinator.next(request, partial(context.send_initial_metadata, ()))
 
     async def Fetch(self, request: rounds_pb2.FetchRequest, context: Context) -> AsyncIterator[rounds_pb2.Piece]:
         async with self._statuses():
-            self.access.check_worker(context, WORK, request.worker)
+            self.access.check_worker(context, request.worker)
             member, offset = self.coordinator.called(request.worker, request.lease), request.offset
             with self._fetching.begin((member.place, request.name)) as check:
                 # looked up for each piece, and not kept: a slow reader keeps no file that is not offered any more
@@ -142,7 +142,7 @@ class RoundsService(rounds_pb2_grpc.RoundsServiceServicer):
             if header.WhichOneof("step") != "submission":
                 raise invalid("a submission begins with its header")
             submission = header.submission
-            self.access.check_worker(context, WORK, submission.worker)
+            self.access.check_worker(context, submission.worker)
             member = self.coordinator.called(submission.worker, submission.lease)
             self.coordinator.intake.check(member, submission)
             if (verdict := self.coordinator.intake.known(member, submission)) is None:
@@ -163,7 +163,7 @@ class RoundsService(rounds_pb2_grpc.RoundsServiceServicer):
             if request.WhichOneof("step") != "passing":
                 raise invalid("features begin with a header")
             passing, features = request.passing, self.coordinator.features
-            self.access.check_worker(context, WORK, passing.worker)
+            self.access.check_worker(context, passing.worker)
             member = self.coordinator.called(passing.worker, passing.lease)
             with self._sending.begin((FEATURES, member.place)) as check:
                 intake = await in_thread(features.begin, member.place, passing.round)
@@ -174,12 +174,12 @@ class RoundsService(rounds_pb2_grpc.RoundsServiceServicer):
 
     async def Beat(self, request: rounds_pb2.BeatRequest, context: Context) -> rounds_pb2.BeatResponse:
         async with self._statuses():
-            self.access.check_worker(context, WORK, request.worker)
+            self.access.check_worker(context, request.worker)
             return await self.coordinator.beat(request)
 
     async def Leave(self, request: rounds_pb2.LeaveRequest, context: Context) -> rounds_pb2.LeaveResponse:
         async with self._statuses():
-            self.access.check_worker(context, WORK, request.worker)
+            self.access.check_worker(context, request.worker)
             return await self.coordinator.leave(request)
 
     async def Watch(self, request: rounds_pb2.WatchRequest, context: Context) -> AsyncIterator[rounds_pb2.WatchUpdate]:
@@ -307,11 +307,7 @@ DRAIN_S = 5.0  # time for calls that are under way, when the coordinator stops
 POLL_S = 0.05
 
 
-def coordinate(
-    config: TrainingConfig,
-    corpus: Corpus,
-    settings: CoordinatorSettings,
-) -> RunSpec:
+def coordinate(config: TrainingConfig, corpus: Corpus, settings: CoordinatorSettings) -> RunSpec:
     """Run a coordinator to the end of its run. Raises OnesweepError; Interrupted when it was told to stop.
 
     What the rounds need lies in the checkpoint's folder `rounds`.
@@ -326,7 +322,10 @@ def coordinate(
 
         async def serve() -> None:
             coordinator = Coordinator(spec, corpus, ledger, Publisher(spec, out, corpus), out / STORE, settings)
-            await _serve(coordinator, keyring)
+            stop = stop_on_signals()
+            async with open_port(coordinator, keyring) as port:
+                log.info("run %s: %d rounds, live on port %d", spec.run[:12], spec.rounds, port)
+                await _run(coordinator, stop)
 
         asyncio.run(serve())
     return spec
@@ -353,13 +352,6 @@ async def open_port(coordinator: Coordinator, keyring: Keyring) -> AsyncIterator
         yield port
     finally:
         await server.stop(DRAIN_S)
-
-
-async def _serve(coordinator: Coordinator, keyring: Keyring) -> None:
-    stop = stop_on_signals()
-    async with open_port(coordinator, keyring) as port:
-        log.info("run %s: %d rounds, live on port %d", coordinator.spec.run[:12], coordinator.spec.rounds, port)
-        await _run(coordinator, stop)
 
 
 async def _run(coordinator: Coordinator, stop: asyncio.Event) -> None:

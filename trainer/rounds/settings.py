@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -52,7 +49,6 @@ class WorkerSettings:
     machine: int = setting(0, "number of this one at its site; 0 is the first, which dials the coordinator", least=0)
     machines: int = setting(1, "how many the site has", least=1, most=MOST_MACHINES)
     pace_s: float = setting(0.0, "what a local step takes at least", least=0, most=MAX_PACE_S)
-    throttle: Throttle | None = None  # in place of one that has `pace_s`
 
 
 @dataclass(frozen=True)
@@ -66,19 +62,3 @@ class WatchSettings:
         PATIENCE_S, "how long to look for a coordinator that is away", name="--patience", least=0, most=MAX_PATIENCE_S
     )
     json: bool = setting(False, "a line of JSON for each look")
-
-
-class Throttle:
-    """Makes a worker's local steps as slow as on a slower machine, and counts them."""
-
-    def __init__(self, pace_s: float = 0.0) -> None:
-        """:param pace_s: what a step takes at least."""
-        self.pace_s, self.steps = pace_s, 0
-
-    @contextmanager
-    def step(self) -> Iterator[None]:
-        """Around one local step."""
-        begin = time.monotonic()
-        yield
-        time.sleep(max(self.pace_s - (time.monotonic() - begin), 0.0))
-        self.steps += 1

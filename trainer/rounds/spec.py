@@ -60,7 +60,7 @@ class FragmentMap:
         """Raises ConfigError for more fragments than tensors."""
         names, like = dict[str, tuple[str, ...]](), dict[str, Shapes]()
         for part, shapes in parts.items():
-            names[part] = tuple(fragment_name(part, index, count) for index in range(count))
+            names[part] = (part,) if count == 1 else tuple(f"{part}.f{index}" for index in range(count))
             for fragment, keys in zip(names[part], cut(shapes, count), strict=True):
                 like[fragment] = {key: shapes[key] for key in keys}
         return cls(names, like)
@@ -103,10 +103,6 @@ def cut(like: Shapes, count: int) -> tuple[tuple[str, ...], ...]:
 def boundaries(steps: int, count: int) -> Sequence[int]:
     """Steps of a round after which each fragment is exchanged; the last at its end."""
     return [steps * (index + 1) // count for index in range(count)]
-
-
-def fragment_name(part: str, index: int, count: int) -> str:
-    return part if count == 1 else f"{part}.f{index}"
 
 
 def replica_seed(seed: int, replica: int, machine: int = 0) -> int:

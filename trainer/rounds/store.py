@@ -136,11 +136,11 @@ class Store:
 
     def put_update(self, update: Update) -> str:
         """Keep the pseudo-gradient; returns its digest."""
-        return self._save(update_path(self.directory, update.fragment, update.id), update.delta)
+        return self._save(tensors_path(self.directory, UPDATES, update.fragment, update.id), update.delta)
 
     def get_update(self, fragment: str, name: str, sha256: str) -> Tensors:
         """The pseudo-gradient of an update by its id."""
-        return self._load(update_path(self.directory, fragment, name), sha256)
+        return self._load(tensors_path(self.directory, UPDATES, fragment, name), sha256)
 
     def put_version(self, fragment: str, number: int, version: Version) -> str:
         """Returns its digest."""
@@ -149,17 +149,17 @@ class Store:
             tensors |= _named(PUBLIC, version.public)
         if version.difference:
             tensors[DIFFERENCE] = torch.from_numpy(np.frombuffer(version.difference, np.uint8).copy())
-        return self._save(version_path(self.directory, fragment, number), tensors)
+        return self._save(tensors_path(self.directory, VERSIONS, fragment, number), tensors)
 
     def get_version(self, fragment: str, number: int, sha256: str) -> Version:
-        tensors = self._load(version_path(self.directory, fragment, number), sha256)
+        tensors = self._load(tensors_path(self.directory, VERSIONS, fragment, number), sha256)
         weights = under(WEIGHTS, tensors)
         difference = tensors[DIFFERENCE].numpy().tobytes() if DIFFERENCE in tensors else b""
         return Version(weights, under(PUBLIC, tensors) or weights, under(OUTER, tensors), difference)
 
     def forget(self, fragment: str, updates: Sequence[str], before: int) -> None:
         """Drop these updates, and versions below `before`."""
-        old = [update_path(self.directory, fragment, name) for name in updates]
+        old = [tensors_path(self.directory, UPDATES, fragment, name) for name in updates]
         versions = self.directory / VERSIONS / fragment
         found = versions.glob(f"*{SUFFIX}") if self._held is None else [p for p in self._held if p.parent == versions]
         old += [path for path in found if not path.stem.isdecimal() or int(path.stem) < before]
@@ -168,8 +168,8 @@ class Store:
 
     def retain(self, updates: Collection[tuple[str, str]], versions: Collection[tuple[str, int]]) -> None:
         """Drop every file but these, by fragment and id or number: a kill may have left more."""
-        needed = {update_path(self.directory, *key) for key in updates}
-        needed |= {version_path(self.directory, *key) for key in versions}
+        needed = {tensors_path(self.directory, UPDATES, *key) for key in updates}
+        needed |= {tensors_path(self.directory, VERSIONS, *key) for key in versions}
         for folder in (UPDATES, VERSIONS):
             for path in (self.directory / folder).glob("*/*"):
                 if path not in needed:
@@ -247,12 +247,9 @@ def read_events(database: sqlite3.Connection) -> list[Record]:
         raise ResumeError(f"{DATABASE} cannot be read ({error}); {RESTORE}") from None
 
 
-def update_path(directory: Path, fragment: str, name: str) -> Path:
-    return directory / UPDATES / fragment / f"{name}{SUFFIX}"
-
-
-def version_path(directory: Path, fragment: str, number: int) -> Path:
-    return directory / VERSIONS / fragment / f"{number}{SUFFIX}"
+def tensors_path(directory: Path, folder: str, fragment: str, name: str | int) -> Path:
+    """:param name: the id of an update, or the number of a version."""
+    return directory / folder / fragment / f"{name}{SUFFIX}"
 
 
 def load_checked(path: Path, sha256: str) -> Tensors:
@@ -364,8 +361,8 @@ def _audit(database: sqlite3.Connection, directory: Path) -> Audit:
     damage = [row for row in database.execute("PRAGMA quick_check") if row != ("ok",)]
     found.problems += [f"{DATABASE} is damaged: {words}" for (words,) in damage]
     found.problems += [words.format(*row) for words, query in RULES.items() for row in database.execute(query)]
-    files = [(update_path(directory, part, name), sha256) for part, name, sha256 in pending]
-    for file, sha256 in [*files, *((version_path(directory, part, n), sha256) for part, n, sha256 in newest)]:
+    files = [(tensors_path(directory, UPDATES, part, name), sha256) for part, name, sha256 in pending]
+    for file, sha256 in [*files, *((tensors_path(directory, VERSIONS, part, n), sha256) for part, n, sha256 in newest)]:
         try:
             load_checked(file, sha256)
         except ResumeError as error:

@@ -23,7 +23,7 @@ from trainer.rounds.cache import FeatureClient, WeightCache
 from trainer.rounds.client import FileGoneError, Heartbeat, LeaseLostError, RoundsClient, TakenOverError
 from trainer.rounds.codecs import Tensors
 from trainer.rounds.parts import see
-from trainer.rounds.settings import PROTOCOL, Throttle, WorkerSettings
+from trainer.rounds.settings import PROTOCOL, WorkerSettings
 from trainer.rounds.spec import RunSpec, boundaries
 from trainer.rounds.worker_state import STATE_NAME, Fragment, WorkerProgress, load_worker, save_worker
 from trainer.v1 import rounds_pb2
@@ -96,7 +96,6 @@ class Worker:
         self.joined_s, self.busy_s = time.monotonic(), 0.0
         self.trained = 0
         self._saved_at = time.monotonic()
-        self.throttle = settings.throttle or Throttle(settings.pace_s)
         self._sender, self.closing = ThreadPoolExecutor(1, "sender"), ExitStack()
         self.closing.callback(self._sender.shutdown, wait=False, cancel_futures=True)
         # before the model is built: on a busy machine that can take longer than a lease
@@ -294,12 +293,12 @@ class Worker:
 
     def _step(self, number: int) -> None:
         self.doing, begin, machines = rounds_pb2.DOING_TRAINING, time.monotonic(), 1
-        with self.throttle.step():
-            if self.site is None:
-                record = self.learner.train(number, 1)
-            else:
-                record = self.learner.train(number, 1, partial(self.site.share, number))
-                machines = self.site.size
+        if self.site is None:
+            record = self.learner.train(number, 1)
+        else:
+            record = self.learner.train(number, 1, partial(self.site.share, number))
+            machines = self.site.size
+        time.sleep(max(self.settings.pace_s - (time.monotonic() - begin), 0.0))
         self.losses = {name: nats for name, nats in record.items() if name.endswith("nats")}
         self.progress.steps += 1
         for fragment in self.fragments:

@@ -53,7 +53,8 @@ def test_as_a_stage_it_says_the_same(teacher: Teacher, known: torch.Tensor) -> N
 
 def test_a_drafter_that_exists_is_all_trained_and_the_teacher_stays(teacher: Teacher, known: torch.Tensor) -> None:
     begun = Student.of_layers(teacher, (0, 2)).stage_alone()
-    student, features = Student.started(teacher, deepcopy(begun)), teacher.read(known)
+    stage = deepcopy(begun).requires_grad_(True)
+    student, features = Student(teacher, stage, stage), teacher.read(known)
     before = student.read(known)
     torch.testing.assert_close(before, begun.norm(begun.read(known)))
     mean_kl(before, student.head, features, teacher.head).backward()

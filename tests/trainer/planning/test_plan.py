@@ -11,7 +11,7 @@ import pytest
 from trainer.commands import count
 
 LINK = ("--link", "20,100,30")
-NAMES = ["every step", "whole blocks", "diloco", "int8", "e3m0", "eager", "eager e3m0", "fragments"]
+NAMES = ["as set", "every step", "whole blocks", "diloco", "eager", "eager e3m0"]
 
 Run = Callable[..., Any]
 
@@ -32,17 +32,16 @@ def plan(onesweep: Run, settings: Callable[..., Path]) -> Run:
 
 def test_every_way_is_a_row(plan: Run) -> None:
     rows = plan(*LINK, "--step-s", "0.5", more="[rounds]\nrounds = 2\n")
-    assert list(rows) == ["as set", *NAMES]
+    assert list(rows) == NAMES
     assert {name: row["rounds"] for name, row in rows.items() if row["rounds"] != 2} == {"every step": 60}
     assert rows["every step"]["up_bytes"] == 30 * rows["diloco"]["up_bytes"]
-    assert 7 < rows["diloco"]["up_bytes"] / rows["e3m0"]["up_bytes"] < 32 / 4.25
-    assert rows["every step"]["used"] < rows["diloco"]["used"] < rows["e3m0"]["used"] < rows["eager e3m0"]["used"]
-    assert all(row["all_wire_bytes"] > 1.03 * row["all_bytes"] for row in rows.values())
+    assert 7 < rows["diloco"]["up_bytes"] / rows["eager e3m0"]["up_bytes"] < 32 / 4.25
+    assert rows["every step"]["used"] < rows["diloco"]["used"] < rows["eager e3m0"]["used"]
 
 
 def test_a_step_is_measured(plan: Run) -> None:
     rows = plan(*LINK, "--threads", "1")
-    assert rows["diloco"]["round_s"] > 0
+    assert rows["diloco"]["seconds"] > 0
 
 
 def test_the_table_has_the_model_and_a_line_for_each(onesweep: Run) -> None:

@@ -12,9 +12,8 @@ from stages.errors import ConfigError
 from tests.trainer.small import tiny
 from trainer.blocks.config import RoundSettings
 from trainer.rounds.comparison import variants
-from trainer.rounds.settings import Throttle
 from trainer.rounds.simulation import SimulatedWorkers
-from trainer.rounds.spec import boundaries, cut, fragment_name
+from trainer.rounds.spec import FragmentMap, boundaries, cut
 
 Command = Callable[..., Any]
 SETTINGS = """
@@ -100,15 +99,6 @@ def test_fragments_cut_a_part_in_order_and_about_evenly() -> None:
     assert cut({"big": (1000,), "a": (1,), "b": (1,)}, 3) == (("big",), ("a",), ("b",))
     assert cut(like, 1) == (tuple(like),)
     assert boundaries(10, 3) == [3, 6, 10]
-    assert (fragment_name("p", 0, 1), fragment_name("p", 1, 2)) == ("p", "p.f1")
+    assert [FragmentMap.of({"p": like}, count).parts["p"] for count in (1, 2)] == [("p",), ("p.f0", "p.f1")]
     with pytest.raises(ConfigError, match="3 fragments of 2 tensors"):
         cut({"a": (1,), "b": (1,)}, 3)
-
-
-def test_a_pace_makes_steps_as_slow_as_was_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    slept: list[float] = []
-    monkeypatch.setattr("time.sleep", slept.append)
-    pace = Throttle(5.0)
-    with pace.step():
-        pass
-    assert (round(slept[0]), pace.steps) == (5, 1)

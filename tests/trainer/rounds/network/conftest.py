@@ -114,9 +114,9 @@ class Network:
         self._links.append(link)
         return link
 
-    def work(self, name: str, **changes: Any) -> int:
+    def work(self, name: str, corpus: Corpus | None = None, **changes: Any) -> int:
         settings = WorkerSettings(name, self.out.parent / f"state-{name}", **changes)
-        return work(self.link(patience_s=60.0), self.corpus, settings)
+        return work(self.link(patience_s=60.0), corpus or self.corpus, settings)
 
     def work_together(self, *parts: int | None) -> list[int]:
         """So many workers, to the end of the run; the rounds that each has trained."""

@@ -3,8 +3,7 @@
 import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import grpc
@@ -19,7 +18,6 @@ from trainer.blocks.config import TrainingConfig
 from trainer.blocks.data import Corpus
 from trainer.planning.cost import take_inventory, traffic_of
 from trainer.rounds.service import STORE
-from trainer.rounds.settings import Throttle
 from trainer.rounds.simulation import SimulatedWorkers, Simulation
 from trainer.rounds.store import audit
 from trainer.rounds.transfer import piece_of
@@ -54,38 +52,41 @@ def test_they_make_the_weights_of_one_process(network: Start, config: TrainingCo
     assert all(int(name.rpartition("-")[2]) >= 1 for name in kept), "those of rounds long closed are removed"
 
 
-class StopAfter(Throttle):
-    """Asks a worker to stop after so many steps."""
+@dataclass(frozen=True)
+class CountedCorpus(Corpus):
+    """Counts a worker's steps, and asks it to stop in the third."""
 
-    def __init__(self, stop: threading.Event, steps: int) -> None:
-        super().__init__()
-        self.stop, self.last = stop, steps
+    begun: list[int] = field(default_factory=list)
+    stop: threading.Event | None = None
 
-    @contextmanager
-    def step(self) -> Iterator[None]:
-        with super().step():
-            yield
-        if self.steps == self.last:
+    def batch(self, seed: int, step: int, sequences: int, length: int) -> torch.Tensor:
+        self.begun.append(step)
+        if self.stop is not None and len(self.begun) == 3:
             self.stop.set()
+        return super().batch(seed, step, sequences, length)
+
+
+def counted(stop: threading.Event | None = None) -> CountedCorpus:
+    return CountedCorpus(corpus.name, corpus.train, corpus.valid, stop=stop)
 
 
 @pytest.mark.parametrize("stopped", [0, 1])
 def test_who_is_stopped_in_a_round_goes_on_where_it_was(network: Start, stopped: int) -> None:
-    net, throttles = network(scorer), [Throttle(), Throttle()]
-    throttles[stopped] = StopAfter(net.stop, 3)
+    net = network(scorer)
+    texts = [counted(net.stop if i == stopped else None) for i in range(2)]
     steps = []
     for until_the_end in (False, True):
         with ThreadPoolExecutor(2) as pool:
-            jobs = [pool.submit(net.work, f"w{i}", part=i, throttle=throttle) for i, throttle in enumerate(throttles)]
+            jobs = [pool.submit(net.work, f"w{i}", text, part=i) for i, text in enumerate(texts)]
             for job in jobs:
                 if until_the_end:
                     job.result(PATIENCE_S)
                 else:
                     with pytest.raises(Interrupted):
                         job.result(PATIENCE_S)
-        steps.append([throttle.steps for throttle in throttles])
+        steps.append([len(text.begun) for text in texts])
         net.stop.clear()
-        throttles = [Throttle(), Throttle()]
+        texts = [counted(), counted()]
     assert [first + second for first, second in zip(*steps, strict=True)] == [6, 6], "three rounds of two, none twice"
     until(lambda: net.over)
     expect_weights_of_one_process(net, corpus)
@@ -95,8 +96,7 @@ def test_whoever_takes_over_gets_the_whole_round(network: Start) -> None:
     """The state of both is lost in the middle of a round; features that had come are read again."""
     net = network(scorer)
     with ThreadPoolExecutor(2) as pool:
-        throttles = Throttle(), StopAfter(net.stop, 3)
-        for job in [pool.submit(net.work, f"w{i}", part=i, throttle=each) for i, each in enumerate(throttles)]:
+        for job in [pool.submit(net.work, f"w{i}", text, part=i) for i, text in enumerate((None, counted(net.stop)))]:
             with pytest.raises(Interrupted):
                 job.result(PATIENCE_S)
         net.stop.clear()

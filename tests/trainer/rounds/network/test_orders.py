@@ -8,7 +8,6 @@ import pytest
 from tests.conftest import PATIENCE_S, until
 from tests.trainer.rounds.network.calls import Start, submit
 from trainer.rounds.client import LeaseLostError
-from trainer.rounds.settings import Throttle
 from trainer.rounds.store import Update, audit
 from trainer.v1 import rounds_pb2
 
@@ -24,13 +23,12 @@ def test_a_lease_that_is_not_ours_is_refused(network: Start) -> None:
 @pytest.mark.slow
 @pytest.mark.timeout(900)
 def test_of_two_processes_of_one_name_the_older_stands_by(network: Start, caplog: pytest.LogCaptureFixture) -> None:
-    net, throttle = network(replicas=1, model="ar"), Throttle(2.0)
+    net = network(replicas=1, model="ar")
     with ThreadPoolExecutor(1) as pool:
-        job = pool.submit(net.work, "w0", throttle=throttle)
+        job = pool.submit(net.work, "w0", pace_s=2.0)
         until(lambda: len(list(net.coordinator.members)), 250)
         twin = net.join("w0")  # within the 12 s that the older one needs for all of its steps
         until(lambda: "where one is asked for; trying again" in caplog.text, 250)
-        throttle.pace_s = 0.0
         net.stub.Leave(rounds_pb2.LeaveRequest(worker="w0", lease=twin.lease), timeout=PATIENCE_S)
         assert job.result(250) == 3
 
