@@ -147,7 +147,7 @@ def check_training_chaos(settings: TrainingChaosSettings) -> tuple[RunFile, Sele
     return run, selection
 
 
-def run_training_chaos(settings: TrainingChaosSettings, say: Say) -> list[TrainingResult]:
+def train_under_faults(settings: TrainingChaosSettings, say: Say) -> list[TrainingResult]:
     """A result for each seed. Raises OnesweepError when no training can be set up."""
     return [_run_seed(each, say) for each in settings.runs()]
 
@@ -259,11 +259,10 @@ class _DisturbedRun:
 
     def _inflict(self, planned: Planned, begin_s: float) -> FaultRecord:
         fault, target = TRAINING_FAULTS[planned.kind], planned.target
-        length_s = planned.length_s * (self.settings.lease_s if fault.in_leases else 1)
         at_s = time.monotonic() - begin_s
         self.say(f"  {at_s:6.1f} s  {planned.kind} {target}, {100 * self._progress():.0f} % done")
         self.away = target
-        self.faults.append(inflict(fault, self.training, target, length_s, self._tick))
+        self.faults.append(inflict(fault, self.training, target, planned.length_s, self._tick))
         self.away = ""
         return self.faults[-1]
 
@@ -352,8 +351,7 @@ def verdict(results: Sequence[TrainingResult]) -> list[str]:
             + ("the run ended" if each.scores else "NO END"),
             f"{each.audit}; {each.heard} times a worker heard that its update was taken",
             *(f"wrong: {problem}" for problem in [*each.audit.problems, *each.lost][:SHOWN]),
-            *each.endings,
-            *each.omissions,
+            *each.remarks,
         ]
     if gap is None:
         return [*words, "no checkpoint to compare with the undisturbed run's"]

@@ -54,16 +54,11 @@ def _settings(options: argparse.Namespace) -> tuple[LoadSettings, list[str]]:
         raise InputError("--html shows one run: leave out --find-knee and --over-knee")
     if settings.html is not None:
         check_destination(settings.html, "--html")
-    check_locust()
-    check_testbed(settings.target)
-    return settings, modes
-
-
-def check_locust() -> None:
-    """Raises InputError with what to install."""
     for module in ("locust", "gevent"):
         if find_spec(module) is None:
             raise InputError(f"the load test needs {module}: pip install 'onesweep[loadtest]'")
+    check_testbed(settings.target)
+    return settings, modes
 
 
 def _measure(settings: LoadSettings, modes: list[str], results: list[LoadResult]) -> BenchReport:

@@ -5,7 +5,6 @@ A judge alone prefers a phrase without end, so the entropy of the runs of four b
 
 from __future__ import annotations
 
-import hashlib
 import json
 import math
 import statistics
@@ -95,7 +94,8 @@ def measure_text(settings: QualitySettings) -> BenchReport:
         bits = {label: judge.judge(prompts, outputs, progress) for label, outputs in texts.items()}
     taken = {variant.label: found for variant, found in results.items()}
     rows = {label: _row(label, bits[label], outputs, taken.get(label), s.seed) for label, outputs in texts.items()}
-    weights = _bundle_digests(target)
+    paths = vars(find_bundle(target.bundle))
+    weights = {name: read_manifest(path).digest() for name, path in paths.items() if path is not None}
     if s.write is not None:
         options = [option_of(variant, results[variant], rows[variant.label].bits) for variant in ranked(results, rows)]
         frontier = Frontier(tuple(options), weights, judge.name, rows[HUMAN].bits.value)
@@ -104,7 +104,6 @@ def measure_text(settings: QualitySettings) -> BenchReport:
         "bench": "quality",
         "settings": settings_record(s),
         "judge": judge.name,
-        "prompts_sha256": digest(passages),
         "weights": weights,
         "rows": [row.to_record() for row in rows.values()],
     }
@@ -177,12 +176,6 @@ def option_of(variant: ModeVariant, results: Sequence[Result], bits: Estimate) -
         bits_low=bits.low,
         bits_high=bits.high,
     )
-
-
-def _bundle_digests(target: TestbedSettings) -> dict[str, str]:
-    """Manifest digests of the weights that were started here."""
-    found = vars(find_bundle(target.bundle))
-    return {name: read_manifest(path).digest() for name, path in found.items() if path is not None}
 
 
 # Continuations from a router
@@ -260,15 +253,6 @@ class Passage:
 
     prompt: bytes
     continuation: bytes
-
-
-def digest(passages: Sequence[Passage]) -> str:
-    """SHA-256 of passages, each part with its length."""
-    whole = hashlib.sha256()
-    for passage in passages:
-        for part in (passage.prompt, passage.continuation):
-            whole.update(len(part).to_bytes(4, "big") + part)
-    return whole.hexdigest()
 
 
 def cut_prompts(
