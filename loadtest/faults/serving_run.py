@@ -274,9 +274,4 @@ def chaos_record(result: ChaosResult) -> dict[str, Any]:
         "faults": list(map(result.times_of, result.faults)),
         "stalls": {kind: {"waits_s": waits_s} for kind, waits_s in stalls(result.answers, result.faults).items()},
         "processes": dict(zip(("before", "after"), result.usages, strict=True)),
-        "sessions_left": result.last_state.sessions,
-        "unusable": result.last_state.problems,
-        "ended": result.ended,
-        "audited": result.last_state.audited,
-        "accused": result.accused,
     }

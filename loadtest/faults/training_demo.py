@@ -10,7 +10,7 @@ from loadtest.faults.training_testbed import TrainingSetup, TrainingTestbed, ope
 from loadtest.workload.testbed import LOOPBACK
 from serving.cli.deployment import temporary_deployment
 from serving.cli.ports import free_port_block
-from serving.client.client import Client, Result
+from serving.client.client import Client
 from serving.router.topology import local_topology
 
 PATIENCE_S = 300.0
@@ -34,7 +34,9 @@ def train_and_serve(settings: DemoSettings, say: Say) -> None:
             carried = sum(counts["carried_bytes"] for counts in counters) / MEGABYTE
             nats = final_scores(testbed.out)[NEXT_BYTE]
             say(f"published, next byte {nats:.3f} nats on text that nobody trained on; now it is served ...")
-            made = _generate(testbed.out, run.parts, settings)
+            ring = local_topology(run.parts, run.parts, testbed.out, free_port_block(run.parts + 1) + 1)
+            with temporary_deployment(ring, testbed.out), Client(ring.router) as client:
+                made = client.generate(settings.prompt, mode="sweep", max_bytes=settings.max_bytes, seed=1)
     say(f"\n  {settings.prompt}|{made.text.replace(chr(10), '⏎')}\n")
     over_links = f"{carried:.1f} MB over the links, " if carried else ""
     say(
@@ -60,10 +62,3 @@ def _follow(testbed: TrainingTestbed, rounds: int, say: Say) -> None:
             say(f"  round {made} of {rounds}: {shown} nats")
 
     testbed.wait_end(PATIENCE_S, tell)
-
-
-def _generate(checkpoint: Path, parts: int, settings: DemoSettings) -> Result:
-    """The text that hosts of the checkpoint, one a block, write after the prompt."""
-    topology = local_topology(parts, parts, checkpoint, free_port_block(parts + 1) + 1)
-    with temporary_deployment(topology, checkpoint) as deployment, Client(deployment.topology.router) as client:
-        return client.generate(settings.prompt, mode="sweep", max_bytes=settings.max_bytes, seed=1)

@@ -9,7 +9,7 @@ import tempfile
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -134,7 +134,8 @@ def check_training_chaos(settings: TrainingChaosSettings) -> tuple[RunFile, Sele
     if "seed" in read_toml(config):
         raise InputError(f"{config} has a seed; leave it out, --seeds says it")
     settings = settings.runs()[0]
-    run = settings.run_file()
+    run = RunFile.read(settings.config, settings.minutes)
+    run = replace(run, text=f"seed = {settings.seeds[0]}\n{run.text}")  # TOML has it before its first section
     if run.model != "chain":
         raise InputError(f"{config}: faults are for the training of a chain, not of {run.model!r}")
     if run.fragments != 1:

@@ -129,15 +129,11 @@ def settled(settings: WanSettings) -> WanSettings:
 
 def series_of(settings: WanSettings) -> list[RequestSeries]:
     """Every variant at every length with every kind of prompt."""
-    s = settings
-    return [
-        RequestSeries(variant, length, prompts)
-        for prompts in s.prompts
-        for variant in (
-            each.having(temperature=s.temperature) if s.temperature is not None else each for each in s.variants
-        )
-        for length in s.lengths
-    ]
+    variants, t = settings.variants, settings.temperature
+    if t is not None:
+        variants = tuple(each.having(temperature=t) for each in variants)
+    prompts, lengths = settings.prompts, settings.lengths
+    return [RequestSeries(variant, length, text) for text in prompts for variant in variants for length in lengths]
 
 
 def measure_wan(settings: WanSettings) -> BenchReport:

@@ -113,7 +113,7 @@ def _find_knees(
         found = climb(mode, settings.users, measure)
         notes.append(knee_note(found))
         knees.append({"mode": mode, "users": found.knee, "ended": found.ended})
-        if found.interrupted:
+        if found.results[-1].interrupted:
             break
         if settings.over_knee is not None and found.knee_result is not None:
             over = measure(mode, math.ceil(settings.over_knee * found.knee_result.users))

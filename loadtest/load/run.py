@@ -139,10 +139,6 @@ class Climb:
     ended: str  # what the next number of users did, in words; empty where the knee lies beyond the most that were tried
 
     @property
-    def interrupted(self) -> bool:
-        return any(result.interrupted for result in self.results)
-
-    @property
     def knee_result(self) -> LoadResult | None:
         return next((result for result in self.results if result.users == self.knee), None)
 
