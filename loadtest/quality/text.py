@@ -226,25 +226,20 @@ def held_out_documents(path: Path) -> list[bytes]:
 
     Raises InputError for a path without text, and for text that is not UTF-8.
     """
-    documents = [read_utf8(file) for file in _held_out_files(path)]
-    if not any(document.strip() for document in documents):
-        raise InputError(f"{path} is empty: --prompts needs text to cut prompts from")
-    return documents
-
-
-def _held_out_files(path: Path) -> list[Path]:
     if not path.exists():
         raise InputError(f"no text at {path}: --prompts takes a file or a folder of UTF-8 text")
-    if path.is_file():
-        return [path]
     every = sorted(
         file
-        for file in path.rglob("*")
+        for file in ([path] if path.is_file() else path.rglob("*"))
         if file.is_file() and not any(part.startswith(".") for part in file.relative_to(path).parts)
     )
     if not every:
         raise InputError(f"no file under {path}: --prompts takes a file or a folder of UTF-8 text")
-    return [file for file in every if file.name == VALID] or [f for f in every if f.suffix == ".txt"] or every
+    chosen = [file for file in every if file.name == VALID] or [f for f in every if f.suffix == ".txt"] or every
+    documents = [read_utf8(file) for file in chosen]
+    if not any(document.strip() for document in documents):
+        raise InputError(f"{path} is empty: --prompts needs text to cut prompts from")
+    return documents
 
 
 @dataclass(frozen=True)
