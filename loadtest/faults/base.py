@@ -19,6 +19,7 @@ from loadtest.workload.testbed import LOOPBACK
 from stages.errors import InputError
 
 T = TypeVar("T")
+End = Callable[[], object]  # of a fault
 POLL_S = 0.1
 NO_FAULTS = ("none",)  # --faults none: load alone, for a long time
 QUIET = 0.2  # share of a turn within which its fault begins
@@ -32,13 +33,12 @@ class Fault(Generic[T]):
 
     name: str
     length_s: tuple[float, float]  # shortest and longest
-    begin: Callable[[T, str], Callable[[], object]]  # returns what ends it
+    begin: Callable[[T, str], End]
     targets: Callable[[T], Sequence[str]]  # names of what it can be done to
     weight: int = 1  # how often it comes, beside the others
     absent: Callable[[FaultSettings], str] = lambda settings: ""  # why it cannot be done; empty when it can
     # Waits for the right moment. Not a part of the fault's time.
     prepare: Callable[[T, str], object] = lambda testbed, target: None
-    in_leases: bool = False  # its length is in leases of the run, not in seconds
     # Its length counts from when the router uses the target again: what stands in there needs time to start.
     stands_in: bool = False
 
@@ -73,17 +73,14 @@ class FaultRun:
         return self.end_s - self.begin_s
 
     @property
-    def endings(self) -> list[str]:
-        """A sentence for each process that had ended."""
-        return [f"{name} had ended: {last}" for name, last in self.ended.items()]
+    def remarks(self) -> list[str]:
+        """A sentence for whatever was left out, and for each process that had ended."""
+        left_out = [f"left out: {reason}" for reason in self.left_out]
+        return left_out + [f"{name} had ended: {last}" for name, last in self.ended.items()]
 
     def times_of(self, fault: FaultRecord) -> dict[str, Any]:
         """A fault with its times since the run began."""
         return {**vars(fault), "begin_s": fault.begin_s - self.begin_s, "end_s": fault.end_s - self.begin_s}
-
-    @property
-    def omissions(self) -> list[str]:
-        return [f"left out: {reason}" for reason in self.left_out]
 
 
 @dataclass(frozen=True)
@@ -91,12 +88,8 @@ class Selection(Generic[T]):
     """The kinds of faults that a run asks for."""
 
     able: tuple[Fault[T], ...]
-    absent: dict[str, str]  # kinds that cannot be done here, and why
+    left_out: list[str]  # kinds that cannot be done here, and why
     count: int  # faults of the whole run
-
-    @property
-    def left_out(self) -> list[str]:
-        return [f"fault {name}: {why}" for name, why in self.absent.items()]
 
 
 def select(faults: Mapping[str, Fault[T]], settings: FaultSettings, each_minute: float) -> Selection[T]:
@@ -111,7 +104,8 @@ def select(faults: Mapping[str, Fault[T]], settings: FaultSettings, each_minute:
     if settings.count is not None and settings.count < len(able):
         raise InputError(f"--count {settings.count} is less than the {len(able)} kinds of --faults")
     usual = max(len(able), round(settings.minutes * each_minute)) if able else 0
-    return Selection(able, absent, usual if settings.count is None else settings.count)
+    left_out = [f"fault {name}: {why}" for name, why in absent.items()]
+    return Selection(able, left_out, usual if settings.count is None else settings.count)
 
 
 @dataclass(frozen=True)

@@ -14,20 +14,17 @@ add_wan_train = partial(add_flags, cls=DemoSettings)
 
 
 def run_chaos(options: argparse.Namespace) -> int:
-    from loadtest.faults.serving_run import check_chaos, serving_report
-    from loadtest.faults.serving_run import run_chaos as chaos
+    from loadtest.faults.serving_run import chaos, serving_report
 
     settings = from_flags(ChaosSettings, options)
-    check_chaos(settings)
     return run_bench(options, lambda: serving_report(chaos(settings, say)))
 
 
 def run_chaos_training(options: argparse.Namespace) -> int:
-    from loadtest.faults.training_run import check_training_chaos, run_training_chaos, training_report
+    from loadtest.faults.training_run import train_under_faults, training_report
 
     settings = from_flags(TrainingChaosSettings, options)
-    check_training_chaos(settings)
-    return run_bench(options, lambda: training_report(run_training_chaos(settings, say)))
+    return run_bench(options, lambda: training_report(train_under_faults(settings, say)))
 
 
 def run_wan_train(options: argparse.Namespace) -> int:

@@ -3,7 +3,7 @@
 import itertools
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from enum import StrEnum
 
 from loadtest.faults.base import FaultRecord
@@ -37,18 +37,6 @@ class RequestCounts:
     p50_s: float | None = None
     p95_s: float | None = None
     most_s: float | None = None
-
-
-@dataclass(frozen=True)
-class Stalls:
-    """The waits for the next byte of the requests that one kind of fault hit."""
-
-    kind: str
-    faults: int
-    waits_s: list[float] = field(default_factory=list)
-
-    def percentile_s(self, percent: int) -> float | None:
-        return percentile(sorted(self.waits_s), percent)
 
 
 def fate_of(answer: Answer, texts: Sequence[bytes]) -> Fate:
@@ -88,8 +76,9 @@ def counts_by_mode(
     return found | {"all": count_requests(answers, texts)}
 
 
-def stalls(answers: Sequence[Answer], faults: Sequence[FaultRecord]) -> list[Stalls]:
-    """By kind of fault: the longest wait for a byte of each request that was under way and had to be done again."""
+def stalls(answers: Sequence[Answer], faults: Sequence[FaultRecord]) -> dict[str, list[float]]:
+    """By kind of fault: the longest wait for a byte of each request that was under way and had to be done again, from
+    short to long."""
     # a killed host has about half of six requests: waits of the others would make any percentile look good
     found: dict[str, list[float]] = {}
     for fault in faults:
@@ -97,8 +86,7 @@ def stalls(answers: Sequence[Answer], faults: Sequence[FaultRecord]) -> list[Sta
         for answer in answers:
             if answer.begin_s < fault.begin_s < answer.end_s and (answer.replays or answer.tries):
                 waits_s.append(stall_s(answer, fault))
-    counts = Counter(fault.kind for fault in faults)
-    return [Stalls(kind, counts[kind], waits_s) for kind, waits_s in found.items()]
+    return {kind: sorted(waits_s) for kind, waits_s in found.items()}
 
 
 def stall_s(answer: Answer, fault: FaultRecord) -> float:

@@ -1,6 +1,7 @@
 """One run of `bench chaos`: answers without faults, load and faults on the same deployment, the ledger, the report."""
 
 import time
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing, suppress
 from dataclasses import asdict, astuple, dataclass
@@ -23,17 +24,11 @@ from loadtest.faults.base import (
     select,
 )
 from loadtest.faults.clients import DRAWINGS, REQUESTS, Answer, Clients, SeededRequest, seeded_requests
-from loadtest.faults.serving_ledger import (
-    Fate,
-    counts_by_mode,
-    fate_of,
-    reasons,
-    stalls,
-    wrong_words,
-)
+from loadtest.faults.serving_ledger import Fate, counts_by_mode, fate_of, reasons, stalls, wrong_words
 from loadtest.faults.serving_testbed import MOST_HOSTS, SERVING_FAULTS, ServingTestbed, open_serving_testbed
 from loadtest.faults.settings import ChaosSettings
 from loadtest.report.record import settings_record
+from loadtest.report.table import percentile
 from loadtest.workload.caller import COMMAND, Access, Caller, RouterState
 from loadtest.workload.testbed import check_links
 from stages.checkpoint.bundle import bundle_draws
@@ -88,7 +83,7 @@ def check_chaos(settings: ChaosSettings) -> Selection[ServingTestbed]:
     return selection
 
 
-def run_chaos(settings: ChaosSettings, say: Say) -> ChaosResult:
+def chaos(settings: ChaosSettings, say: Say) -> ChaosResult:
     """Raises OnesweepError when there is no deployment, or no text to compare with."""
     selection = check_chaos(settings)
     with open_serving_testbed(settings, (settings.checkpoint or SHIPPED).resolve()) as testbed:
@@ -234,9 +229,10 @@ def mode_rows(result: ChaosResult) -> list[list[str]]:
 
 
 def fault_rows(result: ChaosResult) -> list[list[str]]:
+    times = Counter(fault.kind for fault in result.faults)
     return [
-        [s.kind, str(s.faults), str(len(s.waits_s)), *(seconds(s.percentile_s(p)) for p in (50, 95, 100))]
-        for s in stalls(result.answers, result.faults)
+        [kind, str(times[kind]), str(len(waits_s)), *(seconds(percentile(waits_s, p)) for p in (50, 95, 100))]
+        for kind, waits_s in stalls(result.answers, result.faults).items()
     ]
 
 
@@ -260,7 +256,7 @@ def verdict(result: ChaosResult) -> list[str]:
     if result.settings.audit:
         audited = f"{result.last_state.audited} sweeps audited since the router last started"
         words.append(f"{audited}, {result.accused} honest hosts accused")
-    words += [*result.omissions, *result.endings]
+    words += result.remarks
     words += [f"not usable at the end: {name}: {problem}" for name, problem in result.last_state.problems.items()]
     if sessions := result.last_state.sessions:
         words.append(f"{sessions} sessions are still open on hosts after the last answer")
@@ -276,11 +272,6 @@ def chaos_record(result: ChaosResult) -> dict[str, Any]:
         "verdict": verdict(result),
         "modes": {mode: asdict(each) for mode, each in counts.items()},
         "faults": list(map(result.times_of, result.faults)),
-        "stalls": {each.kind: vars(each) for each in stalls(result.answers, result.faults)},
+        "stalls": {kind: {"waits_s": waits_s} for kind, waits_s in stalls(result.answers, result.faults).items()},
         "processes": dict(zip(("before", "after"), result.usages, strict=True)),
-        "sessions_left": result.last_state.sessions,
-        "unusable": result.last_state.problems,
-        "ended": result.ended,
-        "audited": result.last_state.audited,
-        "accused": result.accused,
     }

@@ -4,7 +4,7 @@ import contextlib
 import resource
 import signal
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from operator import attrgetter
@@ -13,7 +13,7 @@ from typing import Any
 
 import psutil
 
-from loadtest.faults.base import Fault, no_link
+from loadtest.faults.base import End, Fault, no_link
 from loadtest.faults.process import Program
 from loadtest.faults.settings import ChaosSettings, FaultSettings
 from loadtest.lab.profile import ROUTER
@@ -29,8 +29,6 @@ STOP_S = 30.0
 # Of a slow host: the length of a turn, and the part of it in which it runs.
 TURN_S, SLOW_SHARE = 0.1, 0.1
 SPARE_BYTES = 1 << 20
-
-End = Callable[[], object]
 
 
 @dataclass
@@ -119,15 +117,19 @@ class ServingTestbed:
 
     def alter(self, link: str, **changes: Any) -> End:  # noqa: ANN401 - those of `Network.alter`
         """Change one of `links`."""
-        one, other = (node_of(name, self.hosts) for name in link.split(" - "))
+        nodes = {ROUTER: ROUTER} | {name: f"host-{i + 1}" for i, name in enumerate(self.hosts)}
+        one, other = (nodes[name] for name in link.split(" - "))
         change = partial(self.opened.network.alter, one, other)
         change(**changes)
         return change
 
     def put_impostor(self, name: str) -> End:
-        """Put a host that answers nonsense in another's place."""
+        """Put a host of `faulty_host` in another's place, started as the deployment starts that."""
         self.deployment.kill(name)
-        impostor = impostor_of(self.deployment, name)
+        command = self.deployment.commands[name]
+        at = command.index(MODULE[-1])
+        faulty = [*command[:at], "loadtest.faults.faulty_host", *command[at + 1 :]]
+        impostor = Program(name, faulty, self.deployment.directory / f"{name}-garbage.log")
         impostor.start()
         end = contextlib.ExitStack()
         end.callback(self.deployment.revive, name)
@@ -149,14 +151,6 @@ class ServingTestbed:
                 process.send_signal(number)
 
 
-def impostor_of(deployment: Deployment, name: str) -> Program:
-    """A host of `faulty_host`, started as the deployment starts the one with this name."""
-    command = deployment.commands[name]
-    at = command.index(MODULE[-1])
-    faulty = [*command[:at], "loadtest.faults.faulty_host", *command[at + 1 :]]
-    return Program(name, faulty, deployment.directory / f"{name}-garbage.log")
-
-
 def replicated(checkpoint: Path, addresses: Sequence[str], router: str) -> Topology:
     """The blocks cut in two where there are two or more, and every part on two hosts: a-1, a-2, b-1, b-2."""
     parts = plan_host(checkpoint, (0,)).parts
@@ -165,11 +159,6 @@ def replicated(checkpoint: Path, addresses: Sequence[str], router: str) -> Topol
     names = [(f"{letter}-{i + 1}", span) for letter, span in zip(LETTERS, spans, strict=False) for i in range(REPLICAS)]
     hosts = [HostEntry(name, address, span, address) for (name, span), address in zip(names, addresses, strict=False)]
     return Topology(tuple(hosts), router, checkpoint)
-
-
-def node_of(name: str, hosts: Sequence[str]) -> str:
-    """The lab's node for a process of the deployment: the router's, or that of the host's place among `hosts`."""
-    return ROUTER if name == ROUTER else f"host-{hosts.index(name) + 1}"
 
 
 @contextlib.contextmanager

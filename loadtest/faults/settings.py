@@ -109,12 +109,6 @@ class TrainingChaosSettings(FaultSettings):
         minutes, first = self.minutes / len(self.seeds), self.seed
         return [replace(self, seeds=(s,), minutes=minutes, seed=first + i) for i, s in enumerate(self.seeds)]
 
-    def run_file(self) -> RunFile:
-        """The run of the first seed. Raises InputError."""
-        run = RunFile.read(self.config, self.minutes)
-        # a TOML file has it before its first section
-        return replace(run, text=f"seed = {self.seeds[0]}\n{run.text}")
-
 
 @dataclass(frozen=True, kw_only=True)
 class DemoSettings:

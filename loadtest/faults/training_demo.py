@@ -10,9 +10,8 @@ from loadtest.faults.training_testbed import TrainingSetup, TrainingTestbed, ope
 from loadtest.workload.testbed import LOOPBACK
 from serving.cli.deployment import temporary_deployment
 from serving.cli.ports import free_port_block
-from serving.client.client import Client, Result
+from serving.client.client import Client
 from serving.router.topology import local_topology
-from stages.errors import OnesweepError
 
 PATIENCE_S = 300.0
 MEGABYTE = 1e6
@@ -30,14 +29,19 @@ def train_and_serve(settings: DemoSettings, say: Say) -> None:
         say(f"{run.parts} blocks, {len(run.workers)} workers, one coordinator ({over}) ...")
         with open_training_testbed(TrainingSetup(config, *setup)) as testbed:
             _follow(testbed, run.rounds, say)
-            carried = _carried(testbed)
+            # the bytes on the links, with all headers; loopback does not count them
+            counters = testbed.network.lab.counters().values() if testbed.network.lab else ()
+            carried = sum(counts["carried_bytes"] for counts in counters) / MEGABYTE
             nats = final_scores(testbed.out)[NEXT_BYTE]
             say(f"published, next byte {nats:.3f} nats on text that nobody trained on; now it is served ...")
-            made = _generate(testbed.out, run.parts, settings)
+            ring = local_topology(run.parts, run.parts, testbed.out, free_port_block(run.parts + 1) + 1)
+            with temporary_deployment(ring, testbed.out), Client(ring.router) as client:
+                made = client.generate(settings.prompt, mode="sweep", max_bytes=settings.max_bytes, seed=1)
     say(f"\n  {settings.prompt}|{made.text.replace(chr(10), '⏎')}\n")
+    over_links = f"{carried:.1f} MB over the links, " if carried else ""
     say(
-        f"{run.rounds} rounds, {carried}next byte {nats:.3f} nats; {made.output_bytes} bytes in {made.sweeps} sweep: "
-        "a training so short writes no words"
+        f"{run.rounds} rounds, {over_links}next byte {nats:.3f} nats; "
+        f"{made.output_bytes} bytes in {made.sweeps} sweep: a training so short writes no words"
     )
 
 
@@ -58,21 +62,3 @@ def _follow(testbed: TrainingTestbed, rounds: int, say: Say) -> None:
             say(f"  round {made} of {rounds}: {shown} nats")
 
     testbed.wait_end(PATIENCE_S, tell)
-
-
-def _carried(testbed: TrainingTestbed) -> str:
-    """The bytes on the links, with all headers; loopback does not count them."""
-    if (lab := testbed.network.lab) is None:
-        return ""
-    carried = sum(counts["carried_bytes"] for counts in lab.counters().values())
-    return f"{carried / MEGABYTE:.1f} MB over the links, "
-
-
-def _generate(checkpoint: Path, parts: int, settings: DemoSettings) -> Result:
-    """The text that hosts of the checkpoint, one a block, write after the prompt."""
-    topology = local_topology(parts, parts, checkpoint, free_port_block(parts + 1) + 1)
-    with temporary_deployment(topology, checkpoint) as deployment, Client(deployment.topology.router) as client:
-        result = client.generate(settings.prompt, mode="sweep", max_bytes=settings.max_bytes, seed=1)
-    if result.output_bytes != settings.max_bytes:
-        raise OnesweepError(f"{result.output_bytes} bytes came instead of {settings.max_bytes}")
-    return result

@@ -9,7 +9,7 @@ import tempfile
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -134,7 +134,8 @@ def check_training_chaos(settings: TrainingChaosSettings) -> tuple[RunFile, Sele
     if "seed" in read_toml(config):
         raise InputError(f"{config} has a seed; leave it out, --seeds says it")
     settings = settings.runs()[0]
-    run = settings.run_file()
+    run = RunFile.read(settings.config, settings.minutes)
+    run = replace(run, text=f"seed = {settings.seeds[0]}\n{run.text}")  # TOML has it before its first section
     if run.model != "chain":
         raise InputError(f"{config}: faults are for the training of a chain, not of {run.model!r}")
     if run.fragments != 1:
@@ -147,7 +148,7 @@ def check_training_chaos(settings: TrainingChaosSettings) -> tuple[RunFile, Sele
     return run, selection
 
 
-def run_training_chaos(settings: TrainingChaosSettings, say: Say) -> list[TrainingResult]:
+def train_under_faults(settings: TrainingChaosSettings, say: Say) -> list[TrainingResult]:
     """A result for each seed. Raises OnesweepError when no training can be set up."""
     return [_run_seed(each, say) for each in settings.runs()]
 
@@ -259,11 +260,10 @@ class _DisturbedRun:
 
     def _inflict(self, planned: Planned, begin_s: float) -> FaultRecord:
         fault, target = TRAINING_FAULTS[planned.kind], planned.target
-        length_s = planned.length_s * (self.settings.lease_s if fault.in_leases else 1)
         at_s = time.monotonic() - begin_s
         self.say(f"  {at_s:6.1f} s  {planned.kind} {target}, {100 * self._progress():.0f} % done")
         self.away = target
-        self.faults.append(inflict(fault, self.training, target, length_s, self._tick))
+        self.faults.append(inflict(fault, self.training, target, planned.length_s, self._tick))
         self.away = ""
         return self.faults[-1]
 
@@ -352,8 +352,7 @@ def verdict(results: Sequence[TrainingResult]) -> list[str]:
             + ("the run ended" if each.scores else "NO END"),
             f"{each.audit}; {each.heard} times a worker heard that its update was taken",
             *(f"wrong: {problem}" for problem in [*each.audit.problems, *each.lost][:SHOWN]),
-            *each.endings,
-            *each.omissions,
+            *each.remarks,
         ]
     if gap is None:
         return [*words, "no checkpoint to compare with the undisturbed run's"]

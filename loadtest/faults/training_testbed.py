@@ -22,7 +22,7 @@ from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
-from loadtest.faults.base import Fault, no_link
+from loadtest.faults.base import End, Fault, no_link
 from loadtest.faults.process import Program
 from loadtest.lab.profile import ROUTER
 from loadtest.workload.testbed import Network, open_network
@@ -36,8 +36,6 @@ POLL_S = 0.05
 COORDINATOR = "coordinator"  # the target of faults that are done to it
 CAUGHT_S = 30.0  # how long a transfer of a worker is waited for, to be cut in its middle
 GLANCE_S = 0.005
-End = Callable[[], object]
-COORDINATOR_NODE = ROUTER  # workers have the nodes `host-1`, `host-2`, ...
 
 
 @dataclass(frozen=True)
@@ -110,14 +108,14 @@ class TrainingTestbed:
 
     def __init__(self, setup: TrainingSetup, network: Network, directory: Path) -> None:
         self.setup, self.network, self.directory = setup, network, directory
-        self.address = network.address(COORDINATOR_NODE)
+        self.address = network.address(ROUTER)  # the coordinator's node; workers have `host-1`, `host-2`, ...
         self.out = directory / "out"
         self.log = EventFollower(self.out / STORE / DATABASE)
         self.names = tuple(f"w{number}" for number in range(len(setup.parts)))  # of the workers
         self._data = () if setup.data is None else ("--data", str(setup.data))
         self.coordinator = self._program(
-            "coordinator",
-            COORDINATOR_NODE,
+            COORDINATOR,
+            ROUTER,
             *("train", "coordinate", "--config", str(setup.config), *self._data, "--out", str(self.out)),
             *("--listen", self.address, "--lease", str(setup.lease_s)),
             *("--publish-every", "5", "--threads", "1"),
@@ -211,7 +209,7 @@ class TrainingTestbed:
 
     def cut(self, target: str) -> End:
         """Drop every packet between a worker and the coordinator. Raises LabError."""
-        change = partial(self.network.alter, COORDINATOR_NODE, self.node(target))
+        change = partial(self.network.alter, ROUTER, self.node(target))
         change(loss=1.0)
         return change
 
@@ -287,8 +285,8 @@ _WORKERS: Callable[[TrainingTestbed], tuple[str, ...]] = attrgetter("names")
 
 _ALL: tuple[Fault[TrainingTestbed], ...] = (
     Fault("kill", (1.0, 4.0), _Bed.kill, _WORKERS, weight=3),
-    # it wakes up in a later round, and does not know it
-    Fault("freeze", (1.3, 2.0), _Bed.freeze, _WORKERS, weight=2, in_leases=True),
+    # longer than a lease: it wakes up in a later round, and does not know it
+    Fault("freeze", (8.0, 12.0), _Bed.freeze, _WORKERS, weight=2),
     Fault("cut", (3.0, 8.0), _Bed.cut, _WORKERS, weight=2, absent=no_link, prepare=_Bed.wait_for_transfer),
     Fault("twin", (10.0, 15.0), _Bed.start_twin, _WORKERS),
     Fault("old-state", (0.5, 2.0), _Bed.put_back, _WORKERS),

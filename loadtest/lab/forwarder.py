@@ -29,22 +29,6 @@ class Channel:
     one that was sent earlier.
     """
 
-    __slots__ = (
-        "carried",
-        "carried_bytes",
-        "delay_ns",
-        "free_ns",
-        "jitter_ns",
-        "last_ns",
-        "link",
-        "loss",
-        "lost",
-        "ns_per_byte",
-        "overflowed",
-        "queue_ns",
-        "random",
-    )
-
     def __init__(self, link: Link, seed: str) -> None:
         self.link = link
         self.alter()
@@ -85,12 +69,7 @@ class Channel:
 
     def counters(self) -> dict[str, int]:
         """Packets so far: `carried` (and their bytes), `lost` at random, `overflowed` a full queue."""
-        return {
-            "carried": self.carried,
-            "carried_bytes": self.carried_bytes,
-            "lost": self.lost,
-            "overflowed": self.overflowed,
-        }
+        return {name: getattr(self, name) for name in ("carried", "carried_bytes", "lost", "overflowed")}
 
 
 # Reading and changing the links of a lab while it is up: datagrams to the process that carries its packets.
@@ -163,15 +142,9 @@ LOAD_TURNS, LOAD_TURN_NS = 32, 500_000  # load is that many turns in a row that 
 class Forwarder:
     """Reads TUN devices and delivers packets by their destination address until the process ends."""
 
-    def __init__(
-        self,
-        devices: dict[str, int],
-        channels: dict[Ends, Channel],
-        orders: socket.socket,
-    ) -> None:
+    def __init__(self, devices: dict[str, int], channels: dict[Ends, Channel], orders: socket.socket) -> None:
         """`devices`: TUN descriptors by node address; `orders`: as of `open_orders`."""
         self.channels, self.orders = channels, orders
-        self.undelivered = 0
         nap_s = min((channel.delay_ns for channel in channels.values()), default=0) * 1e-9 * NAP_SHARE
         self.nap_s = min(nap_s, LONGEST_NAP_S) if nap_s >= SHORTEST_NAP_S else 0.0
         self.ways = {
@@ -214,12 +187,12 @@ class Forwarder:
                 except BlockingIOError:
                     pass
             limit_ns = clock() + EARLY_NS
-            while flying and flying[0][0] <= limit_ns:
-                _, _, tun, packet = pop(flying)
-                try:
+            try:
+                while flying and flying[0][0] <= limit_ns:
+                    _, _, tun, packet = pop(flying)
                     write(tun, packet)
-                except OSError:  # the node's device was taken down
-                    self.undelivered += 1
+            except OSError:  # the node's device was taken down; what else is due goes in the next turn
+                pass
             turns += 1
             if turns == LOAD_TURNS:
                 loaded = limit_ns - since_ns < LOAD_TURNS * LOAD_TURN_NS

@@ -76,20 +76,17 @@ class LabProcess:
     def run(self) -> NoReturn:
         """Carry packets until SIGTERM."""
         signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
+        channels = {
+            (source, destination): Channel(self.profile.link(one, other), f"{one} to {other}")
+            for (one, source), (other, destination) in permutations(zip(self.names, self.addresses, strict=True), 2)
+        }
         try:
-            Forwarder(dict(zip(self.addresses, self.tuns, strict=True)), self._channels(), self.orders).run()
+            Forwarder(dict(zip(self.addresses, self.tuns, strict=True)), channels, self.orders).run()
         finally:
             signal.signal(signal.SIGTERM, signal.SIG_IGN)
             end_processes(self.inodes)
             os.kill(self.keeper, signal.SIGKILL)
             os.waitpid(self.keeper, 0)
-
-    def _channels(self) -> dict[tuple[str, str], Channel]:
-        nodes = zip(self.names, self.addresses, strict=True)
-        return {
-            (source, destination): Channel(self.profile.link(one, other), f"{one} to {other}")
-            for (one, source), (other, destination) in permutations(nodes, 2)
-        }
 
 
 def die_with(owner: int) -> None:

@@ -158,12 +158,9 @@ def _profile(name: str, table: object, where: str) -> Profile:
     default = from_toml(Link, rest, where, error=ProfileError)
     links = dict[str, Link]()
     for i, entry in enumerate(entries):  # a file says what holds for many links first, and then the exceptions
-        links |= _links(entry, default, f"{where}, link {i + 1}")
+        place = f"{where}, link {i + 1}"
+        # what an entry does not say is as in the rest of its profile
+        found = from_toml(_Entry, entry, place, _Entry(**vars(default)), ProfileError)
+        link = Link(**{f.name: getattr(found, f.name) for f in fields(Link)})
+        links |= {" ".join(pair): link for pair in found.pairs(place)}
     return Profile(name, description, default, links)
-
-
-def _links(entry: object, default: Link, where: str) -> dict[str, Link]:
-    """One or two directed links; what an entry does not say is as in the rest of its profile."""
-    found = from_toml(_Entry, entry, where, _Entry(**vars(default)), ProfileError)
-    link = Link(**{f.name: getattr(found, f.name) for f in fields(Link)})
-    return {" ".join(pair): link for pair in found.pairs(where)}

@@ -20,8 +20,6 @@ from typing import Any
 
 from loadtest.lab.profile import ROUTER, Link
 
-Pair = tuple[str, str]  # the two ends of a hop: source, destination
-
 
 @dataclass(frozen=True)
 class BookedCost:
@@ -84,17 +82,21 @@ class Course:
         """The floor of one request, from its own account."""
         if not account.sweeps:
             return Floor(0.0, 0.0, account.host_ms + account.local_ms)
+        # the hops of one sweep, all of them on the critical path
+        path = [(ROUTER, self.hosts[0]), *itertools.pairwise(self.hosts), (self.hosts[-1], ROUTER)]
+        wires = [self.link(*ends) for ends in path]
+        rates = list(map(_rate_mbps, wires))
         if account.goes_round:
-            delay_ms, serialisation_ms = self._round_the_ring(account)
+            delay_ms, serialisation_ms = self._round_the_ring(account, *wires)
         else:
-            delay_ms, serialisation_ms = self._sweeps(account)
+            delay_ms = account.sweeps * sum(map(least_delay_ms, wires))
+            serialisation_ms = least_serialisation_ms(account, rates)
         if account.batches == 1:
             return Floor(delay_ms, serialisation_ms, account.host_ms + account.local_ms)
         # Equal batches that pass links and hosts in a row, each of which takes one at a time: one batch passes them
         # all, and the others are behind it at the slowest of them.
         later = 1 - 1 / account.batches
         host_ms, wires_ms = account.host_ms / account.batches, serialisation_ms / account.batches
-        rates = [_rate_mbps(self.link(*pair)) for pair in self.sweep_path()]
         slowest_ms = max(map(wire_ms, account.wire_bytes, rates), default=0.0) * account.sweeps
         if slowest_ms > account.slowest_ms:
             wires_ms += later * min(slowest_ms, serialisation_ms)
@@ -102,19 +104,10 @@ class Course:
             host_ms += later * account.slowest_ms
         return Floor(delay_ms, wires_ms, host_ms + account.local_ms)
 
-    def sweep_path(self) -> list[Pair]:
-        """Hops of one sweep, all of them on the critical path."""
-        return [(ROUTER, self.hosts[0]), *itertools.pairwise(self.hosts), (self.hosts[-1], ROUTER)]
-
-    def _sweeps(self, account: BookedCost) -> tuple[float, float]:
-        wires = [self.link(*pair) for pair in self.sweep_path()]
-        delay_ms = account.sweeps * sum(map(least_delay_ms, wires))
-        return delay_ms, least_serialisation_ms(account, [_rate_mbps(wire) for wire in wires])
-
-    def _round_the_ring(self, account: BookedCost) -> tuple[float, float]:
+    def _round_the_ring(self, account: BookedCost, out: Link, *others: Link) -> tuple[float, float]:
         """The last host begins the next trip at the first host, so only the last trip's way to the router is waited
         for. But in `steps` the router hears of every trip beside that."""
-        out, *inner, home = (self.link(*pair) for pair in self.sweep_path())
+        *inner, home = others
         # a ring of one host hands the byte to itself
         back = self.link(self.hosts[-1], self.hosts[0]) if len(self.hosts) > 1 else Link()
         steps = account.sweeps

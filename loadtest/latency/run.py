@@ -60,12 +60,6 @@ class Sample:
     error: str = ""
 
 
-def ended_well(samples: Sequence[Sample]) -> tuple[list[Sample], str | None]:
-    """The requests that ended well, and the most frequent reason why others did not."""
-    failed = Counter(sample.error for sample in samples if sample.error)
-    return [sample for sample in samples if not sample.error], failed.most_common(1)[0][0] if failed else None
-
-
 def take_turns(
     testbed: Testbed, every: Sequence[RequestSeries], requests: int, at_once: int, seed: int
 ) -> Iterator[tuple[RequestSeries, list[Sample]]]:
@@ -104,10 +98,15 @@ Row = dict[str, Any]
 
 
 def settled(settings: WanSettings) -> WanSettings:
-    """Settings with the bundle's own modes, lengths and prompts where none were named. Raises InputError."""
+    """Settings with the bundle's own modes, lengths and prompts where none were named.
+
+    Raises OnesweepError for networks that cannot be. A request that a router refuses becomes a row that failed.
+    """
     s = settings
     check_names("--text", s.texts, BUILT_IN)
     check_names("--profile", s.profiles)
+    for name in s.profiles:
+        check_network(name, s.host_count, s.checkpoint, s.profiles_file)
     if not bundle_draws(s.checkpoint):
         lengths = s.lengths or (Length(32), Length(128))
         prompts = tuple(BUILT_IN[name] for name in s.texts or (NOVEL.name,))
@@ -128,23 +127,13 @@ def settled(settings: WanSettings) -> WanSettings:
     )
 
 
-def check_wan(settings: WanSettings) -> None:
-    """Raises OnesweepError for networks that cannot be. A request that a router refuses becomes a row that failed."""
-    for name in settings.profiles:
-        check_network(name, settings.host_count, settings.checkpoint, settings.profiles_file)
-
-
 def series_of(settings: WanSettings) -> list[RequestSeries]:
     """Every variant at every length with every kind of prompt."""
-    s = settings
-    return [
-        RequestSeries(variant, length, prompts)
-        for prompts in s.prompts
-        for variant in (
-            each.having(temperature=s.temperature) if s.temperature is not None else each for each in s.variants
-        )
-        for length in s.lengths
-    ]
+    variants, t = settings.variants, settings.temperature
+    if t is not None:
+        variants = tuple(each.having(temperature=t) for each in variants)
+    prompts, lengths = settings.prompts, settings.lengths
+    return [RequestSeries(variant, length, text) for text in prompts for variant in variants for length in lengths]
 
 
 def measure_wan(settings: WanSettings) -> BenchReport:
@@ -208,7 +197,8 @@ def _sample_record(profile: str, series: RequestSeries, sample: Sample) -> dict[
 
 def row_of(profile: str, series: RequestSeries, samples: Sequence[Sample]) -> Row:
     """Medians over the requests that ended well; failures are counted, and the most frequent one is quoted."""
-    good, error = ended_well(samples)
+    good = [sample for sample in samples if not sample.error]
+    errors = Counter(sample.error for sample in samples if sample.error).most_common(1)
     latencies = sorted(sample.latency_ms for sample in good)
 
     def median(value: Callable[[Sample], float]) -> float | None:
@@ -227,7 +217,7 @@ def row_of(profile: str, series: RequestSeries, samples: Sequence[Sample]) -> Ro
         "temperature": series.variant.get("temperature"),
         "requests": len(samples),
         "failures": len(samples) - len(good),
-        "error": error,
+        "error": errors[0][0] if errors else None,
         "p50_ms": median(lambda s: s.latency_ms),
         "p95_ms": percentile(latencies, 95),
         "first_byte_ms": median(lambda s: s.first_byte_ms),
@@ -315,21 +305,13 @@ PICTURES: tuple[Column[Row], ...] = (
 )
 
 
-def drawn(rows: Sequence[Row]) -> bool:
-    """True for rows of pictures: a bundle either writes or draws."""
-    return any(row["unit"] == LEVELS for row in rows)
-
-
 def wan_table(rows: Sequence[Row]) -> str:
     """For a terminal; below it, why requests failed."""
-    return "\n".join([table(PICTURES if drawn(rows) else WAN, rows), *failures(rows)])
-
-
-def failures(rows: Sequence[Row]) -> list[str]:
-    """A sentence for each row with requests that failed."""
-    return [
+    draws = any(row["unit"] == LEVELS for row in rows)  # a bundle either writes or draws
+    failures = [
         f"{row['profile']}, {row['text']}, {row['mode']}, {length_of(row)}: "
         f"{row['failures']} of {row['requests']} failed, such as: {row['error']}"
         for row in rows
         if row["failures"]
     ]
+    return "\n".join([table(PICTURES if draws else WAN, rows), *failures])

@@ -54,16 +54,11 @@ def _settings(options: argparse.Namespace) -> tuple[LoadSettings, list[str]]:
         raise InputError("--html shows one run: leave out --find-knee and --over-knee")
     if settings.html is not None:
         check_destination(settings.html, "--html")
-    check_locust()
-    check_testbed(settings.target)
-    return settings, modes
-
-
-def check_locust() -> None:
-    """Raises InputError with what to install."""
     for module in ("locust", "gevent"):
         if find_spec(module) is None:
             raise InputError(f"the load test needs {module}: pip install 'onesweep[loadtest]'")
+    check_testbed(settings.target)
+    return settings, modes
 
 
 def _measure(settings: LoadSettings, modes: list[str], results: list[LoadResult]) -> BenchReport:
@@ -118,7 +113,7 @@ def _find_knees(
         found = climb(mode, settings.users, measure)
         notes.append(knee_note(found))
         knees.append({"mode": mode, "users": found.knee, "ended": found.ended})
-        if found.interrupted:
+        if found.results[-1].interrupted:
             break
         if settings.over_knee is not None and found.knee_result is not None:
             over = measure(mode, math.ceil(settings.over_knee * found.knee_result.users))

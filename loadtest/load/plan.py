@@ -132,7 +132,6 @@ class Window:
     begin_s: float
     end_s: float
     processor_s: float  # processor time that the load generator took in it
-    interrupted: bool = False
 
     @property
     def seconds(self) -> float:

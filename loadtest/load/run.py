@@ -7,7 +7,7 @@ import sys
 import tempfile
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from typing import IO, Any, Self
 
 from loadtest.lab.child import Child
@@ -38,8 +38,7 @@ def run_load(settings: LoadSettings, texts: Texts, mode: str, users: int) -> Loa
     """One run on a deployment that has nothing else to do. Raises OnesweepError."""
     plan = settings.plan(texts.target.access, texts.cases, mode, users)
     with start_generator(texts.target, plan) as generator:
-        result = result_of(generator.drain(), texts, mode, users)
-        return replace(result, interrupted=generator.stopped)
+        return result_of(generator.drain(), texts, mode, users)
 
 
 def result_of(recording: Generator, texts: Texts, mode: str, users: int) -> LoadResult:
@@ -53,7 +52,7 @@ def result_of(recording: Generator, texts: Texts, mode: str, users: int) -> Load
     expected = _expected(recording, texts, mode)
     judged = judge(recording.samples, expected)
     wrong = next((_difference(sample, texts, expected) for sample, outcome in judged if outcome is Outcome.WRONG), "")
-    return LoadResult(mode, users, figures_of(judged, window), wrong, window.interrupted)
+    return LoadResult(mode, users, figures_of(judged, window), wrong, recording.stopped)
 
 
 def _expected(recording: Generator, texts: Texts, mode: str) -> dict[int, bytes]:
@@ -93,7 +92,7 @@ class Generator(Child):
                 case LoadSample() as sample:
                     self.samples.append(sample)
                 case Window() as window:
-                    self.window = replace(window, interrupted=window.interrupted or self.stopped)
+                    self.window = window
         code = self.process.wait()
         if code == 0:
             return self
@@ -138,10 +137,6 @@ class Climb:
     results: list[LoadResult]
     knee: int | None  # most users that the mode was seen to carry; None when not even one was answered
     ended: str  # what the next number of users did, in words; empty where the knee lies beyond the most that were tried
-
-    @property
-    def interrupted(self) -> bool:
-        return any(result.interrupted for result in self.results)
 
     @property
     def knee_result(self) -> LoadResult | None:
@@ -207,9 +202,7 @@ def run_notes(result: LoadResult) -> list[str]:
     """Sentences about what the table has no room for."""
     f, o = result.figures, result.figures.outside
     outside = f"{o.refused} refused, {o.failed} failed, {o.lost} lost, {o.wrong} wrong"
-    notes = [
-        f"window {f.seconds:.1f} s; {o.requests} requests began outside it ({outside})",
-    ]
+    notes = [f"window {f.seconds:.1f} s; {o.requests} requests began outside it ({outside})"]
     if f.counts.cut:
         notes.append(f"{f.counts.cut} requests were open when the run was stopped: nothing can be said of them")
     if f.p95_ms is not None and f.p95_ms / 1000 > f.seconds / 2:

@@ -6,7 +6,7 @@ import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import gevent
 import gevent.event
@@ -19,7 +19,7 @@ from locust.html import get_html_report
 from locust.runners import LocalRunner
 
 from loadtest.load.plan import CUT, OK, OPEN, LoadPlan, LoadSample, Message, Window, to_line
-from serving.client.client import Client, RequestRefused, Result, RouterError
+from serving.client.client import Client, RequestRefused, RouterError
 from stages.wire.status import STATUS_MARK, trailing_metadata
 
 # A user whose request failed tries again after this: a dead host must not be counted thousands of times a second.
@@ -61,10 +61,6 @@ class UserLog:
         self.write(sample)
         return sample
 
-    def open_before(self, moment_s: float) -> bool:
-        """True while a request that began before this is open."""
-        return any(begin_s < moment_s for _, begin_s in self.open.values())
-
     def give_up(self, number: int, patience_s: float) -> None:
         """End a request that its user was torn from: lost if it had its time, else no fault of the deployment's."""
         _, begin_s = self.open[number]
@@ -95,9 +91,11 @@ class Asker(User):
         if self.ledger.closed:
             raise StopUser
         number, case = self.ledger.begin(len(self.plan.cases))
+        plan, asked = self.plan, self.plan.cases[case]
+        settings: dict[str, Any] = {"mode": plan.mode, "max_bytes": plan.max_bytes, "timeout_s": plan.patience_s}
         error: Exception | None = None
         try:
-            result = self._generate(case)
+            result = self.client.generate(asked.prompt, seed=asked.seed, **settings)
             sample = self.ledger.end(number, OK, result.output)
         except (RouterError, RequestRefused) as caught:
             error = caught
@@ -113,16 +111,6 @@ class Asker(User):
             response_length=len(sample.output) // 2,
             exception=error,
             context={},
-        )
-
-    def _generate(self, case: int) -> Result:
-        chosen = self.plan.cases[case]
-        return self.client.generate(
-            chosen.prompt,
-            mode=self.plan.mode,
-            max_bytes=self.plan.max_bytes,
-            seed=chosen.seed,
-            timeout_s=self.plan.patience_s,
         )
 
 
@@ -150,10 +138,10 @@ def run_crowd(plan: LoadPlan) -> None:
 def _measure(plan: LoadPlan, ledger: UserLog, stop: gevent.event.Event) -> None:
     begin_s, processor_s = time.perf_counter(), time.process_time()
     stop.wait(plan.seconds)
-    window = Window(begin_s, time.perf_counter(), time.process_time() - processor_s, stop.is_set())
+    window = Window(begin_s, time.perf_counter(), time.process_time() - processor_s)
     ledger.write(window)
     # the load stays on until the window's own requests have ended: else the last of them would have it easier
-    _wait_until(lambda: not ledger.open_before(window.end_s), stop, plan.patience_s)
+    _wait_until(lambda: all(begin_s >= window.end_s for _, begin_s in ledger.open.values()), stop, plan.patience_s)
 
 
 def _drain(runner: LocalRunner, ledger: UserLog, patience_s: float, stop: gevent.event.Event) -> None:

@@ -5,7 +5,6 @@ A judge alone prefers a phrase without end, so the entropy of the runs of four b
 
 from __future__ import annotations
 
-import hashlib
 import json
 import math
 import statistics
@@ -95,7 +94,8 @@ def measure_text(settings: QualitySettings) -> BenchReport:
         bits = {label: judge.judge(prompts, outputs, progress) for label, outputs in texts.items()}
     taken = {variant.label: found for variant, found in results.items()}
     rows = {label: _row(label, bits[label], outputs, taken.get(label), s.seed) for label, outputs in texts.items()}
-    weights = _bundle_digests(target)
+    paths = vars(find_bundle(target.bundle))
+    weights = {name: read_manifest(path).digest() for name, path in paths.items() if path is not None}
     if s.write is not None:
         options = [option_of(variant, results[variant], rows[variant.label].bits) for variant in ranked(results, rows)]
         frontier = Frontier(tuple(options), weights, judge.name, rows[HUMAN].bits.value)
@@ -104,7 +104,6 @@ def measure_text(settings: QualitySettings) -> BenchReport:
         "bench": "quality",
         "settings": settings_record(s),
         "judge": judge.name,
-        "prompts_sha256": digest(passages),
         "weights": weights,
         "rows": [row.to_record() for row in rows.values()],
     }
@@ -179,12 +178,6 @@ def option_of(variant: ModeVariant, results: Sequence[Result], bits: Estimate) -
     )
 
 
-def _bundle_digests(target: TestbedSettings) -> dict[str, str]:
-    """Manifest digests of the weights that were started here."""
-    found = vars(find_bundle(target.bundle))
-    return {name: read_manifest(path).digest() for name, path in found.items() if path is not None}
-
-
 # Continuations from a router
 
 
@@ -233,25 +226,20 @@ def held_out_documents(path: Path) -> list[bytes]:
 
     Raises InputError for a path without text, and for text that is not UTF-8.
     """
-    documents = [read_utf8(file) for file in _held_out_files(path)]
-    if not any(document.strip() for document in documents):
-        raise InputError(f"{path} is empty: --prompts needs text to cut prompts from")
-    return documents
-
-
-def _held_out_files(path: Path) -> list[Path]:
     if not path.exists():
         raise InputError(f"no text at {path}: --prompts takes a file or a folder of UTF-8 text")
-    if path.is_file():
-        return [path]
     every = sorted(
         file
-        for file in path.rglob("*")
+        for file in ([path] if path.is_file() else path.rglob("*"))
         if file.is_file() and not any(part.startswith(".") for part in file.relative_to(path).parts)
     )
     if not every:
         raise InputError(f"no file under {path}: --prompts takes a file or a folder of UTF-8 text")
-    return [file for file in every if file.name == VALID] or [f for f in every if f.suffix == ".txt"] or every
+    chosen = [file for file in every if file.name == VALID] or [f for f in every if f.suffix == ".txt"] or every
+    documents = [read_utf8(file) for file in chosen]
+    if not any(document.strip() for document in documents):
+        raise InputError(f"{path} is empty: --prompts needs text to cut prompts from")
+    return documents
 
 
 @dataclass(frozen=True)
@@ -260,15 +248,6 @@ class Passage:
 
     prompt: bytes
     continuation: bytes
-
-
-def digest(passages: Sequence[Passage]) -> str:
-    """SHA-256 of passages, each part with its length."""
-    whole = hashlib.sha256()
-    for passage in passages:
-        for part in (passage.prompt, passage.continuation):
-            whole.update(len(part).to_bytes(4, "big") + part)
-    return whole.hexdigest()
 
 
 def cut_prompts(

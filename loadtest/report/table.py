@@ -77,12 +77,11 @@ def _line(row: Sequence[str], widths: Sequence[int]) -> str:
 
 
 RESAMPLES = 1000  # the ends of an interval then vary by a few percent of its length
-LEVEL = 95.0
 
 
 @dataclass(frozen=True)
 class Estimate:
-    """A figure and its interval."""
+    """A figure and its 95 % interval."""
 
     value: float
     low: float
@@ -98,5 +97,5 @@ def ratio_of_sums(over: Sequence[float], under: Sequence[float], seed: int) -> E
     # a draw may hold only prompts with nothing below the line: it says nothing, and is left out
     with np.errstate(invalid="ignore"):
         values = a[draws].sum(axis=1) / b[draws].sum(axis=1)
-    low, high = np.nanpercentile(values, [(100 - LEVEL) / 2, (100 + LEVEL) / 2])
+    low, high = np.nanpercentile(values, (2.5, 97.5))
     return Estimate(float(a.sum() / b.sum()), float(low), float(high))

@@ -178,12 +178,6 @@ class Caller(Child):
         return OnesweepError(f"the client process of the benchmark ended (exit code {self.process.wait()})")
 
 
-def check_answer(answer: Answer) -> None:
-    """Raises InputError or ServiceError for an answer that is an error."""
-    if "error" in answer:
-        raise (InputError if answer["exit_code"] == InputError.exit_code else ServiceError)(answer["error"])
-
-
 def answer(client: Client, call: dict[str, Any]) -> Answer:
     """Make one call: when its pieces came, seconds of the monotonic clock, and the time to the end of its account."""
     begin_s, output, arrivals_s = time.monotonic(), b"", list[float]()

@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from loadtest.lab.lab import Lab, lab_problem, temporary_lab
-from loadtest.lab.profile import ROUTER, Link, Profile, node_names, profile_named
+from loadtest.lab.profile import ROUTER, Link, node_names, profile_named
 from loadtest.workload.caller import COMMAND, Access, Caller
 from serving.cli.deployment import Deployment, temporary_deployment
 from serving.cli.ports import free_port_block
@@ -77,7 +77,7 @@ class Network:
 
 
 @contextlib.contextmanager
-def open_network(profile: str | Profile, hosts: int, profiles: Path | None = None) -> Iterator[Network]:
+def open_network(profile: str, hosts: int, profiles: Path | None = None) -> Iterator[Network]:
     """Nodes for a router and `hosts` hosts, for the length of a `with` block. Raises OnesweepError.
 
     :param profile: of the links; LOOPBACK needs no lab.
@@ -86,9 +86,8 @@ def open_network(profile: str | Profile, hosts: int, profiles: Path | None = Non
     if profile == LOOPBACK:
         yield Network(LOOPBACK, hosts, free_port_block(hosts + 2))
         return
-    found = profile_named(profile, profiles) if isinstance(profile, str) else profile
-    with temporary_lab(found, hosts) as lab:
-        yield Network(found.name, hosts, FIRST_PORT, lab)
+    with temporary_lab(profile_named(profile, profiles), hosts) as lab:
+        yield Network(profile, hosts, FIRST_PORT, lab)
 
 
 @dataclass

@@ -9,7 +9,6 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from loadtest.workload.caller import check_answer
 from loadtest.workload.prompts import SeededPrompt
 from loadtest.workload.testbed import Testbed
 from serving.modes.base import DEFAULT_STEPS, DEFAULT_TEMPERATURE, whole
@@ -21,6 +20,7 @@ from stages.backends import DEFAULT_BACKEND, backend_named
 from stages.checkpoint.bundle import find_bundle
 from stages.checkpoint.checkpoint import load_chain
 from stages.checkpoint.manifest import read_manifest
+from stages.errors import InputError, ServiceError
 from stages.host.work.sweep import BlockWork, SweepPlan, run_unbatched
 from stages.model.codec import codec_named
 from stages.model.layers import LayerCache
@@ -129,7 +129,8 @@ class Texts:
             return self._models.generate(Work(IN_PROCESS[mode], case.prompt.encode(), self.max_bytes, case.seed))
         call = {"prompt": case.prompt, "mode": mode, "max_bytes": self.max_bytes, "seed": case.seed}
         (answer,) = self.target.caller.ask([call])  # one at a time: batching must not be able to hide a difference
-        check_answer(answer)
+        if "error" in answer:
+            raise (InputError if answer["exit_code"] == InputError.exit_code else ServiceError)(answer["error"])
         return bytes.fromhex(answer["account"]["output_hex"])
 
 

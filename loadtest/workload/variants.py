@@ -4,6 +4,7 @@
 Help reads this file: nothing heavy here.
 """
 
+import contextlib
 import math
 from collections.abc import Collection
 from dataclasses import dataclass
@@ -99,21 +100,14 @@ def parse_variants(text: str, modes: Collection[str] = (*MODES, *DRAWING_MODES))
     return variants
 
 
-def finite(text: str) -> float:
-    """Raises ValueError for what is no finite number."""
-    value = float(text)
-    if not math.isfinite(value):
-        raise ValueError
-    return value
-
-
 def _value(text: str, name: str, value: str) -> int | float | str:
     kind = KEYS.get(name, str)
-    try:
-        return finite(value) if kind is float else kind(value)
-    except ValueError:
-        wanted = "a whole number" if kind is int else "a number"
-        raise InputError(f"--modes {text!r}: {name} must be {wanted}, not {value!r}") from None
+    with contextlib.suppress(ValueError):
+        found: int | float | str = kind(value)
+        if not isinstance(found, float) or math.isfinite(found):
+            return found
+    wanted = "a whole number" if kind is int else "a number"
+    raise InputError(f"--modes {text!r}: {name} must be {wanted}, not {value!r}")
 
 
 def _check_request(text: str, variant: ModeVariant) -> None:

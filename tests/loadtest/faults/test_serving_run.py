@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from loadtest.faults.serving_run import chaos_record, run_chaos, verdict
+from loadtest.faults.serving_run import chaos, chaos_record, verdict
 from loadtest.faults.settings import ChaosSettings
 from loadtest.lab.lab import lab_problem
 from loadtest.workload.testbed import LOOPBACK
@@ -32,7 +32,7 @@ def test_faults_cost_no_text(bundles: Path) -> None:
         faults=kinds,
         modes=MODES,
     )
-    result = run_chaos(settings, lambda words: None)
+    result = chaos(settings, lambda words: None)
     assert sorted(fault.kind for fault in result.faults) == sorted(kinds)
     assert result.trouble == 0, verdict(result)
     assert {result.cases[answer.case].mode for answer in result.answers} == set(MODES)
@@ -56,7 +56,7 @@ def test_faults_cost_no_picture(tmp_path: Path) -> None:
         patience_s=120.0,
         faults=("garbage", "kill"),
     )
-    result = run_chaos(settings, lambda words: None)
+    result = chaos(settings, lambda words: None)
     assert sorted(fault.kind for fault in result.faults) == ["garbage", "kill"]
     assert result.trouble == 0, verdict(result)
     assert {result.cases[answer.case].mode for answer in result.answers} == {"chain", "steps", "local"}

@@ -19,7 +19,7 @@ def test_a_plan_goes_through_json() -> None:
 
 @pytest.mark.parametrize(
     "message",
-    [LoadSample(1, 2.0, 3.0, "UNAVAILABLE", True, 5, "why\nso", "00ff"), Window(1.0, 2.0, 0.25, True)],
+    [LoadSample(1, 2.0, 3.0, "UNAVAILABLE", True, 5, "why\nso", "00ff"), Window(1.0, 2.0, 0.25)],
 )
 def test_a_message_is_one_line(message: Message) -> None:
     line = to_line(message)
