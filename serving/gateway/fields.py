@@ -43,11 +43,9 @@ def _check_stop(stop: str) -> str:
 
 def _as_prompts(value: object) -> object:
     """A list of prompts, each a text or a list of tokens."""
-    return [value] if isinstance(value, str) or _are_tokens(value) else value
-
-
-def _are_tokens(value: object) -> bool:
-    return isinstance(value, list) and bool(value) and all(type(each) is int for each in value)
+    if isinstance(value, list) and value and all(type(each) is int for each in value):
+        return [value]
+    return _as_list(value)
 
 
 def _check_parameters(schema: dict[str, Any] | None) -> dict[str, Any]:

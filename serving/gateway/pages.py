@@ -22,12 +22,7 @@ from serving.v1 import router_pb2
 from stages.errors import OnesweepError
 
 PREVIEWED = "chain"  # the mode in which hosts tell what the picture looks like so far
-_TYPES = {
-    "html": "text/html; charset=utf-8",
-    "css": "text/css; charset=utf-8",
-    "js": "text/javascript; charset=utf-8",
-    "svg": "image/svg+xml",
-}
+_TYPES = {"html": "text/html", "css": "text/css", "js": "text/javascript", "svg": "image/svg+xml"}
 
 
 # The pages have no build step and no library: a reader can open them, and the policy can forbid all other scripts.

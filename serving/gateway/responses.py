@@ -10,15 +10,7 @@ from contextlib import aclosing
 from typing import Any
 
 from serving.gateway.calls import ToolCall
-from serving.gateway.completions import (
-    Choice,
-    ChoiceEnd,
-    ChoiceText,
-    CompletionOrder,
-    own_part,
-    usage,
-    whole_choices,
-)
+from serving.gateway.completions import Choice, ChoiceEnd, ChoiceText, CompletionOrder, own_part, usage, whole_choices
 from serving.gateway.response_fields import NamedSchemaFormat, ResponseRequest, ResponseToolChoice
 
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncGenerator, Callable, Sequence
+from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from starlette.responses import StreamingResponse
 from starlette.types import Receive, Scope, Send
@@ -58,18 +58,13 @@ async def event_stream(events: AsyncGenerator[bytes, None], requests: Sequence[s
     return EventStream(await anext(heard), heard, named(requests))
 
 
-async def _with_comments(
-    events: AsyncGenerator[bytes, None], wait: Callable[..., Any] = asyncio.wait
-) -> AsyncGenerator[bytes, None]:
-    """Events as they come, and a comment where none comes for long. Raises OnesweepError.
-
-    :param wait: `asyncio.wait`, whose clock a test replaces.
-    """
+async def _with_comments(events: AsyncGenerator[bytes, None]) -> AsyncGenerator[bytes, None]:
+    """Events as they come, and a comment where none comes for long. Raises OnesweepError."""
     silence_s = FIRST_SILENCE_S
     coming = asyncio.ensure_future(anext(events))
     try:
         while True:
-            done, _ = await wait({coming}, timeout=silence_s)
+            done, _ = await asyncio.wait({coming}, timeout=silence_s)
             silence_s = SILENCE_S
             if not done:
                 yield WAITING
