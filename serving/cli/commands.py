@@ -53,83 +53,76 @@ Words: TypeAlias = tuple[str, ...]
 Row: TypeAlias = tuple[str, str, str]
 
 
-def _commands(*rows: str | Row) -> tuple[Command, ...]:
+def _commands(*rows: str | Row | Family) -> tuple[Command | Family, ...]:
     """:param rows: MODULE:PREFIX of the functions of the commands after it, each named after its command."""
-    made, code = list[Command](), ""
+    made, code = list[Command | Family](), ""
     for row in rows:
         if isinstance(row, str):
             code = row
-            continue
-        name, sentence, arguments = row
-        made.append(Command(name, sentence, arguments, code + name.replace("-", "_")))
+        elif isinstance(row, Family):
+            made.append(row)
+        else:
+            name, sentence, arguments = row
+            made.append(Command(name, sentence, arguments, code + name.replace("-", "_")))
     return tuple(made)
 
 
-_CERTS = Family(
+def _family(name: str, sentence: str, *rows: str | Row) -> Family:
+    return Family(name, sentence, {"": _commands(*rows)})
+
+
+_CERTS = _family(
     "certs",
     "make and renew certificates of hosts, routers and clients",
-    {
-        "": _commands(
-            "serving.cli.admin:certs_",
-            ("init", "make the authority that signs the others", ""),
-            (
-                "issue",
-                "make a certificate of a host, router or client, or a key that signs releases",
-                "host paris --address 10.8.0.1",
-            ),
-            ("renew", "renew certificates, with the same keys and addresses", ""),
-        )
-    },
+    "serving.cli.admin:certs_",
+    ("init", "make the authority that signs the others", ""),
+    (
+        "issue",
+        "make a certificate of a host, router or client, or a key that signs releases",
+        "host paris --address 10.8.0.1",
+    ),
+    ("renew", "renew certificates, with the same keys and addresses", ""),
 )
-_TOKEN = Family(
+_TOKEN = _family(
     "token",
     "make and remove the tokens of those who may ask a router",
-    {
-        "": _commands(
-            "serving.cli.admin:token_",
-            ("add", "make a token, and print it once", "alice --tokens tokens.toml"),
-            ("list", "list names, scopes and limits", "--tokens tokens.toml"),
-            ("remove", "remove a token; requests that bring it are refused from then on", "alice --tokens tokens.toml"),
-        )
-    },
+    "serving.cli.admin:token_",
+    ("add", "make a token, and print it once", "alice --tokens tokens.toml"),
+    ("list", "list names, scopes and limits", "--tokens tokens.toml"),
+    ("remove", "remove a token; requests that bring it are refused from then on", "alice --tokens tokens.toml"),
 )
-_IDENTITIES = (_CERTS, _TOKEN)
-_TRAIN = Family(
+_TRAIN = _family(
     "train",
     "train blocks or whole models, on this machine or on many",
-    {
-        "": _commands(
-            "trainer.commands:",
-            ("text", "train a model of text: a chain's blocks one at a time, or a pipeline", "chain --data corpus/"),
-            ("pictures", "train nets that draw", "chain --data fashion.npz"),
-            ("tokenizer", "make the tokens that the others train on with --tokenizer", "--data corpus/"),
-            ("halve", "store a checkpoint's weights in 16 bits: half its size", "runs/ar --out ar-half"),
-            "trainer.rounds.commands:",
-            (
-                "coordinate",
-                "give out a model's parts to workers, and merge what they learn",
-                "--config run.toml --data corpus/ --listen 10.8.0.9:7800",
-            ),
-            (
-                "work",
-                "train one part of a model for a coordinator",
-                "--coordinator 10.8.0.9:7800 --data corpus/",
-            ),
-            ("status", "watch a coordinator's run: parts, workers, who is late", "10.8.0.9:7800"),
-            (
-                "simulate",
-                "compare ways of merging, with workers on this machine",
-                "--vary steps_per_round=10,100",
-            ),
-            ("audit", "check that no update of a run was lost or merged twice", "runs/rounds"),
-            "trainer.commands:",
-            (
-                "plan",
-                "estimate memory, traffic and time of a run before it starts",
-                "--config run.toml --link links-60 --step-s 2",
-            ),
-        ),
-    },
+    "trainer.commands:",
+    ("text", "train a model of text: a chain's blocks one at a time, or a pipeline", "chain --data corpus/"),
+    ("pictures", "train nets that draw", "chain --data fashion.npz"),
+    ("tokenizer", "make the tokens that the others train on with --tokenizer", "--data corpus/"),
+    ("halve", "store a checkpoint's weights in 16 bits: half its size", "runs/ar --out ar-half"),
+    "trainer.rounds.commands:",
+    (
+        "coordinate",
+        "give out a model's parts to workers, and merge what they learn",
+        "--config run.toml --data corpus/ --listen 10.8.0.9:7800",
+    ),
+    (
+        "work",
+        "train one part of a model for a coordinator",
+        "--coordinator 10.8.0.9:7800 --data corpus/",
+    ),
+    ("status", "watch a coordinator's run: parts, workers, who is late", "10.8.0.9:7800"),
+    (
+        "simulate",
+        "compare ways of merging, with workers on this machine",
+        "--vary steps_per_round=10,100",
+    ),
+    ("audit", "check that no update of a run was lost or merged twice", "runs/rounds"),
+    "trainer.commands:",
+    (
+        "plan",
+        "estimate memory, traffic and time of a run before it starts",
+        "--config run.toml --link links-60 --step-s 2",
+    ),
 )
 _BENCH = Family(
     "bench",
@@ -160,20 +153,16 @@ _BENCH = Family(
         ),
     },
 )
-_WAN = Family(
+_WAN = _family(
     "wan",
     "emulate hosts that are far apart, on this machine (Linux, root)",
-    {
-        "": _commands(
-            "loadtest.lab.commands:wan_",
-            ("up", "make the network; it stays until Ctrl-C", "--profile links-60"),
-            ("status", "print nodes, addresses, links and what they carried", ""),
-            ("exec", "run a program inside a node", "router -- ping -c 3 host-1"),
-            ("profiles", "list the profiles of links", ""),
-            "loadtest.faults.commands:wan_",
-            ("train", "have six workers train a small chain over such links, and serve it", ""),
-        )
-    },
+    "loadtest.lab.commands:wan_",
+    ("up", "make the network; it stays until Ctrl-C", "--profile links-60"),
+    ("status", "print nodes, addresses, links and what they carried", ""),
+    ("exec", "run a program inside a node", "router -- ping -c 3 host-1"),
+    ("profiles", "list the profiles of links", ""),
+    "loadtest.faults.commands:wan_",
+    ("train", "have six workers train a small chain over such links, and serve it", ""),
 )
 
 ROOT = Family(
@@ -240,9 +229,8 @@ ROOT = Family(
             ("deploy", "change the weights under a running service, or take that back", "new-weights"),
             "serving.cli.admin:",
             ("sign", "sign weights before they are deployed", "new-weights --key certs/ada.key"),
-        )
-        + _IDENTITIES
-        + _commands(
+            _CERTS,
+            _TOKEN,
             "serving.cli.parser:",
             (
                 "completion",

@@ -80,9 +80,9 @@ def roll_back(open_client: OpenClient, show: Show, timeout_s: float) -> router_p
 
     async def main() -> router_pb2.Switch:
         async with open_client() as client:
-            return [await _switch(show, client.exchange(None, timeout_s, at)) for at, _ in enumerate(client.addresses)][
-                -1
-            ]
+            for at in range(len(client.addresses)):
+                switch = await _switch(show, client.exchange(None, timeout_s, at))
+            return switch
 
     return asyncio.run(main())
 

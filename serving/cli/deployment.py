@@ -175,7 +175,9 @@ class Deployment:
             command = process.cmdline()
             # none in the moment of its start, and none for one that ended and was not waited for
             starting = not command and process.status() != psutil.STATUS_ZOMBIE
-            if starting or (_holds(command, MODULE) and name in command):
+            # words that place a process may precede them
+            is_ours = any(command[i : i + len(MODULE)] == MODULE for i in range(len(command)))
+            if starting or (is_ours and name in command):
                 return process
         return None
 
@@ -251,28 +253,24 @@ def temporary_deployment(
 
     :param waiting: as `answers`, of `wait_ready`.
     """
-    directory = Path(tempfile.mkdtemp(prefix="onesweep-"))
-    try:
-        deployment = Deployment.start(topology, checkpoint, directory, threads, **options)
+    with tempfile.TemporaryDirectory(prefix="onesweep-", ignore_cleanup_errors=True) as directory:
+        deployment = Deployment.start(topology, checkpoint, Path(directory), threads, **options)
         try:
             deployment.wait_ready(waiting, answers)
             yield deployment
         finally:
             deployment.stop()
-    finally:
-        shutil.rmtree(directory, ignore_errors=True)
 
 
 def present(
-    deployment: Deployment, http: str | None, progress: ProgressLine | None = None, note: str = "", watched: bool = True
+    deployment: Deployment, http: str | None, progress: ProgressLine, note: str = "", watched: bool = True
 ) -> None:
     """Print where everything is, once it is ready, and watch it; stop it where that fails. Raises OnesweepError."""
     try:
-        deployment.wait_ready(progress.at if progress else lambda reason: None)
+        deployment.wait_ready(progress.at)
         if http:
             deployment.wait_listening(http)
-        if progress:
-            progress.close()
+        progress.close()
         lines = [f"{host.name:10} {host.address:22} blocks {host.span}" for host in deployment.topology.hosts]
         lines.append(f"{'router':10} {deployment.topology.router:22} ready; logs in {deployment.directory}")
         print("\n".join([*lines, *[f"{'http':10} http://{http}"] * bool(http), *[note] * bool(note)]), flush=True)
@@ -296,11 +294,6 @@ def watch(deployment: Deployment) -> None:
                 deployment.revive(name)
             deployment.check_alive()
     deployment.stop()
-
-
-def _holds(command: list[str], part: list[str]) -> bool:
-    """True if `part` is somewhere in `command`: the words that place a process may precede it."""
-    return any(command[i : i + len(part)] == part for i in range(len(command) - len(part) + 1))
 
 
 def check_free(topology: Topology, http: str | None, hosts: Sequence[HostEntry]) -> None:

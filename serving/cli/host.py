@@ -83,6 +83,9 @@ def _alone(options: argparse.Namespace) -> StageSettings:
         raise InputError("--next and --registry both say who comes next: give one of them")
     if registry is None and options.advertise is not None:
         raise InputError("--advertise says what a registry hands out: name one with --registry")
+    following = tuple(options.next.split(",")) if options.next else ()
+    if len(set(following)) < len(following):
+        raise InputError(f"--next {options.next!r} names a host twice: name each once")
     name = options.name or "-".join(["stage", *sorted({str(block) for block in (*blocks[:1], *blocks[-1:])})])
     return from_flags(
         StageSettings,
@@ -90,7 +93,7 @@ def _alone(options: argparse.Namespace) -> StageSettings:
         checkpoint=options.checkpoint or options.shelf,
         blocks=blocks,
         listen=options.listen,
-        next=_addresses(options.next),
+        next=following,
         host=_limits(options, name),
         security=security_of(options),
         registry=open_registry(registry) if registry else None,
@@ -102,13 +105,6 @@ def _limits(options: argparse.Namespace, name: str) -> HostSettings:
     # empty where a script has none to name
     given = {"backend": options.backend or None, "device": options.device or None}
     return from_flags(HostSettings, argparse.Namespace(**vars(options) | given), name=name)
-
-
-def _addresses(text: str | None) -> tuple[str, ...]:
-    addresses = tuple(text.split(",")) if text else ()
-    if len(set(addresses)) < len(addresses):
-        raise InputError(f"--next {text!r} names a host twice: name each once")
-    return addresses
 
 
 def _blocks(text: str) -> tuple[int, ...]:

@@ -8,13 +8,7 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
-from serving.cli.deployment import (
-    Deployment,
-    NothingUp,
-    find_deployment,
-    present,
-    router_here,
-)
+from serving.cli.deployment import Deployment, NothingUp, find_deployment, present, router_here
 from serving.cli.generate import add_router_options, async_client_of, client_of
 from serving.client.result import record_of
 from serving.gateway.settings import DEFAULT_LISTEN, HttpSettings

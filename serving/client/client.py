@@ -17,7 +17,7 @@ import grpc.aio
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from serving.client.failover import RequestRefused, RouterConnection, RouterError, Turns
-from serving.client.result import DrawnPictures, Logprobs, Result, pictures_of
+from serving.client.result import DrawnPictures, Logprobs, Result, booked
 from serving.drawing.request import drawing_message
 from serving.router.request import DEFAULT_TIMEOUT_S, Request
 from serving.v1 import router_pb2, router_pb2_grpc
@@ -44,22 +44,29 @@ class _DrawnAnswer:
         elif not response.pictures.preview:
             self._pictures = response.pictures
         elif self._preview is not None:
-            self._preview(_checked_pictures(response.pictures))
+            self._preview(_pictures_of(response.pictures))
 
     def end(self, moves: int = 0) -> DrawnPictures:
         """The pictures; moves from router to router count as replays. Raises RouterError where there are none."""
         if self._pictures is None or self._summary is None:
             raise RouterError("the router ended the answer without pictures", grpc.StatusCode.INTERNAL)
         self._summary.replays += moves
-        return _checked_pictures(self._pictures, self._summary)
+        return _pictures_of(self._pictures, self._summary)
 
 
-def _checked_pictures(message: router_pb2.Pictures, summary: router_pb2.DrawSummary | None = None) -> DrawnPictures:
+def _pictures_of(message: router_pb2.Pictures, summary: router_pb2.DrawSummary | None = None) -> DrawnPictures:
     """Raises RouterError for pixels that are not as many as the message says."""
+    import numpy as np
+
+    shape = (message.count, message.channels, message.height, message.width)
     try:
-        return pictures_of(message, summary)
+        # its own numbers are not trusted: reshape fails where they do not come to the pixels that it brought
+        pixels = np.frombuffer(message.pixels, np.uint8).reshape(shape)
     except ValueError:
         raise RouterError("the router sent pictures of another size than it says", grpc.StatusCode.INTERNAL) from None
+    if summary is None:
+        return DrawnPictures(pixels, block=message.block)
+    return DrawnPictures(pixels, **{**booked(summary, DrawnPictures), "classes": list(summary.classes)})
 
 
 class AsyncClient(RouterConnection):

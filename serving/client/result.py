@@ -203,24 +203,12 @@ def image_of(pixels: NDArray[np.uint8]) -> Image.Image:
     return Image.fromarray(pixels[0] if len(pixels) == 1 else pixels.transpose(1, 2, 0))
 
 
-def pictures_of(message: router_pb2.Pictures, summary: router_pb2.DrawSummary | None = None) -> DrawnPictures:
-    """Raises ValueError for pixels that are not as many as the message says."""
-    import numpy as np
-
-    shape = (message.count, message.channels, message.height, message.width)
-    pixels = np.frombuffer(message.pixels, np.uint8).reshape(shape)
-    # The message's own numbers are not trusted: reshape fails where they do not come to the pixels that it brought.
-    if summary is None:
-        return DrawnPictures(pixels, block=message.block)
-    return DrawnPictures(pixels, **{**_booked(summary, DrawnPictures), "classes": list(summary.classes)})
-
-
 def result_of(summary: router_pb2.Summary, output: bytes) -> Result:
     """The result of a request whose text was `output`."""
-    return Result(text=output.decode(errors="replace"), output=output, **_booked(summary, Result))
+    return Result(text=output.decode(errors="replace"), output=output, **booked(summary, Result))
 
 
-def _booked(summary: router_pb2.Summary | router_pb2.DrawSummary, kind: type[Result | DrawnPictures]) -> dict[str, Any]:
+def booked(summary: router_pb2.Summary | router_pb2.DrawSummary, kind: type[Result | DrawnPictures]) -> dict[str, Any]:
     """The values of a summary: it has them under the names of the fields of `kind`."""
     names = {f.name for f in fields(kind)} - {"text", "output", "pixels", "block", "hosts", "wire_bytes"}
     values = {name: getattr(summary, name) for name in names}

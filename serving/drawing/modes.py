@@ -43,6 +43,7 @@ class CheckedDrawing:
     """A request for pictures that one mode can serve."""
 
     mode: DrawingMode
+    info: stage_pb2.PictureInfo
     plan: DrawPlan
     codec: str
     previews: bool
@@ -55,16 +56,13 @@ class CheckedDrawing:
 
     def pictures(self, pixels: bytes, block: int = 0, preview: bool = False) -> router_pb2.Pictures:
         """Pixels as the answer brings them."""
-        info, count = self.mode.info, self.plan.pictures
-        assert info is not None
+        info, count = self.info, self.plan.pictures
         shape = {"count": count, "channels": info.channels, "height": info.height, "width": info.width}
         return router_pb2.Pictures(pixels=pixels, block=block, preview=preview, **shape)
 
     def summary(self, account: Account) -> router_pb2.DrawSummary:
         """Its costs and settings."""
-        p, info = self.plan, self.mode.info
-        assert info is not None
-        names = [*info.classes, ""]
+        p, names = self.plan, [*self.info.classes, ""]
         cost = account.summary(self.mode.name, p.seed)
         return router_pb2.DrawSummary(
             mode=self.mode.name,
@@ -79,9 +77,7 @@ class CheckedDrawing:
     @property
     def size(self) -> int:
         """Bytes of the pictures."""
-        info = self.mode.info
-        assert info is not None
-        return self.plan.pictures * info.channels * info.height * info.width
+        return self.plan.pictures * self.info.channels * self.info.height * self.info.width
 
 
 _COSTS = ("sweeps", "hops", "wire_bytes", "wire_bytes_total", "latency_ms", "compute_ms", "hosts", "replays")
@@ -284,13 +280,14 @@ class LocalDrawing(DrawingMode):
 
     name = "local"
     uses_hosts = False
+    info: stage_pb2.PictureInfo | None = None
+    problem = "the router has no local/ that draws"
 
     def __init__(self, directory: Path) -> None:
         """Blocks. Raises OnesweepError for a damaged net.
 
         :param directory: a bundle of pictures, with or without local/.
         """
-        self._info: stage_pb2.PictureInfo | None = None
         if (local := find_bundle(directory).local) is None:
             return
         manifest = read_manifest(local)
@@ -299,17 +296,9 @@ class LocalDrawing(DrawingMode):
         self._high, self._low = manifest.partition.sigma_max, manifest.partition.sigma_min
         self._runner = backend_named(DEFAULT_BACKEND).picture(load_picture_part(local, 0))
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="local-drawing")
-        self._info = stage_pb2.PictureInfo(
+        self.info = stage_pb2.PictureInfo(
             height=a.height, width=a.width, channels=a.channels, patch=a.patch, classes=a.classes
         )
-
-    @property
-    def info(self) -> stage_pb2.PictureInfo | None:
-        return self._info
-
-    @property
-    def problem(self) -> str:
-        return "the router has no local/ that draws"
 
     async def draw(self, order: CheckedDrawing, account: Account, preview: Preview) -> bytes:
         if order.plan.pictures > (most := most_pictures(self._architecture, order.plan.guidance)):

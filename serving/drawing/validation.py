@@ -55,7 +55,7 @@ def check_drawing(request: router_pb2.DrawRequest, mode: DrawingMode, modes: Mod
         raise invalid(f"mode {mode.name} has no previews: leave them out, or use mode chain")
     classes = [_class_index(name, mode.info) for name in request.classes for _ in range(each)]
     plan = DrawPlan(request.seed, tuple(classes), levels, solver, guidance)
-    return CheckedDrawing(mode, plan, codec, request.previews, due_at)
+    return CheckedDrawing(mode, mode.info, plan, codec, request.previews, due_at)
 
 
 def _class_index(name: str, info: stage_pb2.PictureInfo) -> int:

@@ -26,21 +26,6 @@ def _client(request: Request) -> AsyncClient:
 RouterClient = Annotated[AsyncClient, Depends(_client)]
 
 
-def _authorization(
-    request: Request,
-    client: RouterClient,
-    authorization: Annotated[str | None, Header(description="Bearer TOKEN: passed on to the router")] = None,
-) -> str | None:
-    """The header as gRPC metadata; None where it has no token, or the way to the router is not private."""
-    # the page works at once on the user's own machine: all who reach it get texts and status, no more
-    if is_loopback(request.app.state.settings.listen) and (own := own_token(client.address)):
-        return SCHEME + own
-    # Clients send a token out of habit, or none that is one, and the way to the router may not be private: the router
-    # decides without it, and where it wants a token its refusal says so.
-    match = re.fullmatch(r"[Bb]earer +([\x21-\x7e]{1,4096})", authorization or "")
-    return f"Bearer {match[1]}" if match and client.is_private else None
-
-
 @dataclass(frozen=True)
 class RouterAccess:
     """The router, asked with the token of who calls."""
@@ -70,9 +55,19 @@ class RouterAccess:
 
 
 def _access(
-    request: Request, client: RouterClient, authorization: Annotated[str | None, Depends(_authorization)]
+    request: Request,
+    client: RouterClient,
+    authorization: Annotated[str | None, Header(description="Bearer TOKEN: passed on to the router")] = None,
 ) -> RouterAccess:
-    return RouterAccess(client, request.app.state.settings.timeout_s, authorization)
+    settings, told = request.app.state.settings, None
+    # Clients send a token out of habit, or none that is one, and the way to the router may not be private: the router
+    # decides without it, and where it wants a token its refusal says so.
+    if client.is_private and (match := re.fullmatch(r"[Bb]earer +([\x21-\x7e]{1,4096})", authorization or "")):
+        told = SCHEME + match[1]
+    # the page works at once on the user's own machine: all who reach it get texts and status, no more
+    if is_loopback(settings.listen) and (own := own_token(client.address)):
+        told = SCHEME + own
+    return RouterAccess(client, settings.timeout_s, told)
 
 
 Router = Annotated[RouterAccess, Depends(_access)]

@@ -10,7 +10,6 @@ from typing import Any
 from serving.modes.tokenizer import StopCutter
 from stages.host.schema_check import CALL_END, CALL_TAG
 
-_TAG = CALL_TAG.encode()
 # A string in a call may hold the end. One that nothing ends goes to the end of the text: to look for its end from each
 # quote in it anew took seconds.
 _STRING_OR_END = re.compile(rf'"(?:\\(?:.|\Z)|[^"\\])*(?:"|\Z)|{CALL_END}', re.DOTALL)
@@ -39,7 +38,7 @@ class CallReader:
         """:param tools: the names of those that may be called.
         :param most: calls to tell of; None for all.
         """
-        self._tools, self._most, self._cutter = tools, most, StopCutter([_TAG])
+        self._tools, self._most, self._cutter = tools, most, StopCutter([CALL_TAG.encode()])
         self._text, self._fed, self._content = "", 0, ""
 
     def feed(self, text: str) -> str:

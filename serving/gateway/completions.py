@@ -83,8 +83,9 @@ def order_of(request: TextRequest, mode: str, format_field: str) -> CompletionOr
     newer, messages = (chat.max_completion_tokens, chat.messages) if chat else (None, [])
     json_schema, unenforced = _json_schema(chat, format_field) if chat else ("", [])
     offered = chat.offered if chat else []
-    # as chat templates know them
-    tools = [{"type": "function", "function": tool.model_dump(exclude_none=True)} for tool in offered]
+    # as chat templates know them; those of a response have their type themselves
+    functions = [tool.model_dump(exclude={"type"}, exclude_none=True) for tool in offered]
+    tools = [{"type": "function", "function": function} for function in functions]
     logprobs = (chat.top_logprobs or 0) if chat and chat.logprobs else None
     if isinstance(request, CompletionRequest):
         logprobs = request.logprobs
@@ -179,14 +180,13 @@ class ChoiceEnd:
     def reason(self) -> str:
         return "tool_calls" if self.called else "stop" if self.result.stopped else "length"
 
-    @property
-    def costs(self) -> dict[str, Any]:
-        return {"index": self.index, **costs_of(self.result)}
+
+Choice = AsyncGenerator[ChoiceText | ChoiceEnd, None]
 
 
 async def run_choice(
     router: RouterAccess, order: CompletionOrder, index: int, named: Callable[[str], object], whole: bool
-) -> AsyncGenerator[ChoiceText | ChoiceEnd, None]:
+) -> Choice:
     """Texts of one choice, then its end.
 
     :param named: hears first what the router calls the request.
@@ -229,57 +229,62 @@ async def run_choice(
     yield ChoiceEnd(index, result, bool(calls))
 
 
+async def whole_choices(items: Choice, count: int) -> tuple[list[ChoiceText], list[ChoiceEnd]]:
+    """Text and end of each choice, by index. Raises OnesweepError."""
+    texts, ends = [ChoiceText(index, "") for index in range(count)], dict[int, ChoiceEnd]()
+    async with aclosing(items):
+        async for item in items:
+            if isinstance(item, ChoiceText):
+                texts[item.index] += item
+            else:
+                ends[item.index] = item
+    return texts, [ends[index] for index in range(count)]
+
+
 # OpenAI's objects: what a completion and a chat look like, whole and in chunks.
 
 
 class AnswerFormat:
     """The objects of one answer, which share id, time and model."""
 
-    def __init__(self, model: str, chat: bool, unenforced: Sequence[str] = ()) -> None:
-        """:param unenforced: what the text is not held to of the request's JSON schemas."""
-        self.model, self.chat, self.created, self.unenforced = model, chat, int(time.time()), unenforced
+    def __init__(self, request: TextRequest, order: CompletionOrder) -> None:
+        self.model, self.chat, self.created = request.model, isinstance(request, ChatRequest), int(time.time())
+        self.order = order
         # characters of each choice so far, as its tokens have them
         self._lengths = dict[int, int]()
-        self.id = f"{'chatcmpl' if chat else 'cmpl'}-{secrets.token_hex(12)}"
-
-    def opening(self, index: int) -> dict[str, Any] | None:
-        """The first choice object of a stream, if the API has one."""
-        return _choice(index, None, delta={"role": "assistant", "content": ""}) if self.chat else None
+        self.id = f"{'chatcmpl' if self.chat else 'cmpl'}-{secrets.token_hex(12)}"
 
     def chunk(self, choices: Sequence[dict[str, Any]], **more: object) -> dict[str, Any]:
         return self._object("chat.completion.chunk" if self.chat else "text_completion", choices, more)
 
-    def piece_chunk(self, piece: ChoiceText, **more: object) -> dict[str, Any]:
-        return self.chunk([self._part(piece, None)], **more)
+    def opening_chunk(self, index: int, **more: object) -> dict[str, Any]:
+        """The first one of a choice in a chat."""
+        return self.chunk([_choice(index, None, delta={"role": "assistant", "content": ""})], **more)
 
-    def end_chunk(self, end: ChoiceEnd, **more: object) -> dict[str, Any]:
-        last = self._part(ChoiceText(end.index, ""), end.reason)
-        return self.chunk([last], onesweep=own_part([end], self.unenforced), **more)
+    def chunk_of(self, item: ChoiceText | ChoiceEnd, **more: object) -> dict[str, Any]:
+        if isinstance(item, ChoiceText):
+            return self.chunk([self._choice(item, None)], **more)
+        last = self._choice(ChoiceText(item.index, ""), item.reason)
+        return self.chunk([last], onesweep=own_part([item], self.order), **more)
 
-    def whole(self, texts: Sequence[ChoiceText], ends: Sequence[ChoiceEnd], each: int) -> dict[str, Any]:
-        """:param each: choices of a prompt."""
-        choices = [self._whole(text, end.reason) for text, end in zip(texts, ends, strict=True)]
-        more = {"usage": usage(ends, each), "onesweep": own_part(ends, self.unenforced)}
+    def whole(self, texts: Sequence[ChoiceText], ends: Sequence[ChoiceEnd]) -> dict[str, Any]:
+        choices = [self._choice(text, end.reason, whole=True) for text, end in zip(texts, ends, strict=True)]
+        more = {"usage": usage(ends, len(self.order.seeds)), "onesweep": own_part(ends, self.order)}
         return self._object("chat.completion" if self.chat else "text_completion", choices, more)
 
-    def _part(self, piece: ChoiceText, reason: str | None) -> dict[str, Any]:
-        logprobs = self._logprobs(piece.index, piece.logprobs)
-        if self.chat:
-            delta: dict[str, Any] = {"content": piece.text} if piece.text else {}
-            if piece.calls:
-                delta["tool_calls"] = [{"index": at, **call.as_json()} for at, call in enumerate(piece.calls)]
-            return _choice(piece.index, reason, logprobs, delta=delta)
-        return _choice(piece.index, reason, logprobs, text=piece.text)
-
-    def _whole(self, choice: ChoiceText, reason: str) -> dict[str, Any]:
-        logprobs = self._logprobs(choice.index, choice.logprobs)
-        if self.chat:
-            message: dict[str, Any] = {"role": "assistant", "content": choice.text, "refusal": None}
-            if choice.calls:
-                calls = [call.as_json() for call in choice.calls]
-                message |= {"content": choice.text or None, "tool_calls": calls}
-            return _choice(choice.index, reason, logprobs, message=message)
-        return _choice(choice.index, reason, logprobs, text=choice.text)
+    def _choice(self, said: ChoiceText, reason: str | None, whole: bool = False) -> dict[str, Any]:
+        logprobs = self._logprobs(said.index, said.logprobs)
+        if not self.chat:
+            return _choice(said.index, reason, logprobs, text=said.text)
+        calls = [call.as_json() for call in said.calls]
+        if whole:
+            message = {"role": "assistant", "content": said.text, "refusal": None}
+            called = {"content": said.text or None, "tool_calls": calls} if calls else {}
+            return _choice(said.index, reason, logprobs, message=message | called)
+        delta: dict[str, Any] = {"content": said.text} if said.text else {}
+        if calls:
+            delta["tool_calls"] = [{"index": at, **call} for at, call in enumerate(calls)]
+        return _choice(said.index, reason, logprobs, delta=delta)
 
     def _logprobs(self, index: int, told: Sequence[router_pb2.TokenLogprob]) -> dict[str, Any] | None:
         if not told:
@@ -324,10 +329,10 @@ def _shown(told: router_pb2.TokenLogprob) -> str:
         return "bytes:" + "".join(f"\\x{byte:02x}" for byte in told.text)
 
 
-def own_part(ends: Sequence[ChoiceEnd], unenforced: Sequence[str]) -> dict[str, Any]:
+def own_part(ends: Sequence[ChoiceEnd], order: CompletionOrder) -> dict[str, Any]:
     """The object `onesweep` of an answer."""
-    told = {"unenforced": [*unenforced]} if unenforced else {}
-    return {"accounting": [end.costs for end in ends], **told}
+    told = {"unenforced": [*order.unenforced]} if order.unenforced else {}
+    return {"accounting": [{"index": end.index, **costs_of(end.result)} for end in ends], **told}
 
 
 def usage(ends: Sequence[ChoiceEnd], choices: int = 1) -> dict[str, Any]:

@@ -43,11 +43,9 @@ def _check_stop(stop: str) -> str:
 
 def _as_prompts(value: object) -> object:
     """A list of prompts, each a text or a list of tokens."""
-    return [value] if isinstance(value, str) or _are_tokens(value) else value
-
-
-def _are_tokens(value: object) -> bool:
-    return isinstance(value, list) and bool(value) and all(type(each) is int for each in value)
+    if isinstance(value, list) and value and all(type(each) is int for each in value):
+        return [value]
+    return _as_list(value)
 
 
 def _check_parameters(schema: dict[str, Any] | None) -> dict[str, Any]:
@@ -70,6 +68,9 @@ SeedOrNone = Annotated[int, Field(ge=-1, le=MAX_SEED)]  # -1: none, as other ser
 Penalty = Annotated[float, Field(ge=-MAX_PENALTY, le=MAX_PENALTY, allow_inf_nan=False)]
 Bias = Annotated[float, Field(ge=-MAX_BIAS, le=MAX_BIAS, allow_inf_nan=False)]
 TopCount = Annotated[int, Field(ge=0, le=MAX_LOGPROBS)]
+Timeout = Annotated[
+    Annotated[float, Field(gt=0, le=MAX_TIMEOUT_S)] | None, Field(description="deadline of the whole request")
+]
 TokenNumber = Annotated[str, Field(pattern="^(0|[1-9][0-9]{0,8})$")]
 ToolName = Annotated[str, Field(pattern=r"^[a-zA-Z0-9_-]{1,64}$")]
 Stop = Annotated[str, AfterValidator(_check_stop)]
@@ -103,9 +104,7 @@ class Extension(_Settings):  # type: ignore[misc, valid-type]
     """Settings that onesweep has and OpenAI's API does not. The router chooses those that are left out."""
 
     mode: str | None = Field(default=None, description="sweep, ar, ... (auto): where the model is `onesweep`")
-    timeout_s: Annotated[float, Field(gt=0, le=MAX_TIMEOUT_S)] | None = Field(
-        default=None, description="deadline of the whole request"
-    )
+    timeout_s: Timeout = None
 
 
 class StreamOptions(Fields):
@@ -299,9 +298,7 @@ class ImageExtension(Fields):
     solver: str | None = Field(default=None, description="euler, 2m")
     guidance: float | None = Field(default=None, allow_inf_nan=False, description="pull towards the class; 1 is none")
     codec: str | None = Field(default=None, description="of what travels between hosts: fp32, int8, int4")
-    timeout_s: Annotated[float, Field(gt=0, le=MAX_TIMEOUT_S)] | None = Field(
-        default=None, description="deadline of the whole request"
-    )
+    timeout_s: Timeout = None
 
 
 class ImageRequest(without_effect(OF_PICTURES)):  # type: ignore[misc]

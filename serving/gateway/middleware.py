@@ -144,15 +144,12 @@ def as_plain(scope: Scope) -> Scope:
 
 
 def _replay(body: bytes) -> Receive:
-    message: Message | None = {"type": "http.request", "body": body, "more_body": False}
+    messages: list[Message] = [{"type": "http.request", "body": body, "more_body": False}]
 
     async def receive() -> Message:
-        nonlocal message
-        if message is None:
+        if not messages:
             await asyncio.Event().wait()  # `_while_connected` reads the disconnect
-        given, message = message, None
-        assert given is not None
-        return given
+        return messages.pop()
 
     return receive
 
@@ -221,14 +218,9 @@ class RequestLog:
             path = getattr(plain.get("route"), "path", OTHER)
             self.statuses[path, status] += 1
             self.seconds.setdefault((path,), Histogram()).add(seconds)
+            told = {"request": request, "method": method, "path": path, "status": status}
             log.info(
                 "%s %s %s, %.1f ms%s",
                 *(method, path, status, seconds * 1000, f", request {request}" if request else ""),
-                extra={
-                    "request": request,
-                    "method": method,
-                    "path": path,
-                    "status": status,
-                    "ms": round(seconds * 1000, 3),
-                },
+                extra=told | {"ms": round(seconds * 1000, 3)},
             )

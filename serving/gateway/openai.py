@@ -14,13 +14,14 @@ from serving.client.comparison import AUTO
 from serving.gateway.access import Router, RouterAccess, StrictRoute
 from serving.gateway.completions import (
     AnswerFormat,
+    Choice,
     ChoiceEnd,
-    ChoiceText,
     CompletionOrder,
     drawn_seed,
     order_of,
     run_choice,
     usage,
+    whole_choices,
 )
 from serving.gateway.errors import OF_ROUTER, ApiError, json_response, named
 from serving.gateway.fields import (
@@ -105,22 +106,20 @@ def _streamed(model: type[BaseModel]) -> dict[int | str, dict[str, Any]]:
 @routes.post("/completions", response_class=Response, responses=_streamed(_Completion))
 async def completions(request: CompletionRequest, router: Router) -> Response:
     """Continue a prompt."""
-    order = await _order(router, request)
-    return await _answer(router, order, request, AnswerFormat(request.model, chat=False))
+    return await _answer(router, request)
 
 
 @routes.post("/chat/completions", response_class=Response, responses=_streamed(_Completion))
 async def chat_completions(request: ChatRequest, router: Router) -> Response:
     """Continue the messages in the model's chat template; a byte model continues their texts, one line each."""
-    order = await _order(router, request)
-    return await _answer(router, order, request, AnswerFormat(request.model, True, order.unenforced))
+    return await _answer(router, request)
 
 
 @routes.post("/responses", response_class=Response, responses=_streamed(_Response))
 async def responses(request: ResponseRequest, router: Router) -> Response:
     """Answer a text or a conversation: a chat in OpenAI's newer form, of which nothing is stored."""
-    order, names = await _order(router, request.chat(), "text.format"), list[str]()
-    shape = ResponseFormat(request, order.unenforced)
+    order, names = _order(request.chat(), "text.format"), list[str]()
+    shape = ResponseFormat(request, order)
     choice = run_choice(router, order, 0, names.append, whole=not request.stream)
     if request.stream:
         return await event_stream(shape.events(choice), names)
@@ -184,7 +183,7 @@ async def images(request: ImageRequest, router: Router) -> Response:
     return json_response({**answer, "onesweep": {"accounting": drawn.as_json()}}, headers=named([drawn.request]))
 
 
-async def _order(router: RouterAccess, request: TextRequest, format_field: str = "response_format") -> CompletionOrder:
+def _order(request: TextRequest, format_field: str = "response_format") -> CompletionOrder:
     """:param format_field: the API's field with the form of the text. Raises ApiError."""
     if request.stream_options is not None and not request.stream:
         raise ApiError(400, "stream_options needs stream: true", param="stream_options")
@@ -211,30 +210,20 @@ def _check_tools(request: ChatRequest, format_field: str) -> None:
         raise ApiError(400, f"{format_field} leaves no tool to call: leave it or tools out", param=format_field)
 
 
-async def _answer(router: RouterAccess, order: CompletionOrder, request: TextRequest, shape: AnswerFormat) -> Response:
-    names: list[str] = []
+async def _answer(router: RouterAccess, request: TextRequest) -> Response:
+    order, names = _order(request), list[str]()
+    shape, choices = AnswerFormat(request, order), _choices(router, order, names, whole=not request.stream)
     if request.stream:
         with_usage = request.stream_options is not None and bool(request.stream_options.include_usage)
-        chunks = _chunks(_choices(router, order, names, whole=False), shape, len(order.seeds), with_usage)
-        return await event_stream(chunks, names)
-    texts = [ChoiceText(index, "") for index in range(order.choices)]
-    ends: dict[int, ChoiceEnd] = {}
-    async with aclosing(_choices(router, order, names, whole=True)) as items:
-        async for item in items:
-            if isinstance(item, ChoiceText):
-                texts[item.index] += item
-            else:
-                ends[item.index] = item
-    whole = shape.whole(texts, [ends[index] for index in sorted(ends)], len(order.seeds))
+        return await event_stream(_chunks(choices, shape, with_usage), names)
+    whole = shape.whole(*await whole_choices(choices, order.choices))
     return json_response(whole, headers=named(names))
 
 
-def _choices(
-    router: RouterAccess, order: CompletionOrder, names: list[str], whole: bool
-) -> AsyncGenerator[ChoiceText | ChoiceEnd, None]:
+def _choices(router: RouterAccess, order: CompletionOrder, names: list[str], whole: bool) -> Choice:
     places = asyncio.Semaphore(MAX_CHOICES)
 
-    async def choice(index: int) -> AsyncGenerator[ChoiceText | ChoiceEnd, None]:
+    async def choice(index: int) -> Choice:
         async with places, aclosing(run_choice(router, order, index, names.append, whole)) as items:
             async for item in items:
                 yield item
@@ -242,25 +231,20 @@ def _choices(
     return merged([choice(index) for index in range(order.choices)])
 
 
-async def _chunks(
-    items: AsyncGenerator[ChoiceText | ChoiceEnd, None], shape: AnswerFormat, each: int, with_usage: bool
-) -> AsyncGenerator[bytes, None]:
-    """:param each: choices of a prompt."""
+async def _chunks(items: Choice, shape: AnswerFormat, with_usage: bool) -> AsyncGenerator[bytes, None]:
     # with usage every chunk has the field, null in all but the last: OpenAI's own rule
     more = {"usage": None} if with_usage else {}
     begun_choices: set[int] = set()
     ends: list[ChoiceEnd] = []
     async with aclosing(items):
         async for item in items:
-            if item.index not in begun_choices:
+            if shape.chat and item.index not in begun_choices:
                 begun_choices.add(item.index)
-                if opening := shape.opening(item.index):
-                    yield sse(shape.chunk([opening], **more))
-            if isinstance(item, ChoiceText):
-                yield sse(shape.piece_chunk(item, **more))
-            else:
+                yield sse(shape.opening_chunk(item.index, **more))
+            if isinstance(item, ChoiceEnd):
                 ends.append(item)
-                yield sse(shape.end_chunk(item, **more))
+            yield sse(shape.chunk_of(item, **more))
     if with_usage:
-        yield sse(shape.chunk([], usage=usage(sorted(ends, key=lambda end: end.index), each)))
+        ends.sort(key=lambda end: end.index)
+        yield sse(shape.chunk([], usage=usage(ends, len(shape.order.seeds))))
     yield DONE

@@ -22,12 +22,7 @@ from serving.v1 import router_pb2
 from stages.errors import OnesweepError
 
 PREVIEWED = "chain"  # the mode in which hosts tell what the picture looks like so far
-_TYPES = {
-    "html": "text/html; charset=utf-8",
-    "css": "text/css; charset=utf-8",
-    "js": "text/javascript; charset=utf-8",
-    "svg": "image/svg+xml",
-}
+_TYPES = {"html": "text/html", "css": "text/css", "js": "text/javascript", "svg": "image/svg+xml"}
 
 
 # The pages have no build step and no library: a reader can open them, and the policy can forbid all other scripts.
@@ -63,21 +58,15 @@ async def race(request: RaceRequest, router: Router) -> Response:
     """Events with a `lane` and one of: `started`, `trip`, `text`, `result`, `error`; then [DONE]."""
     entrants = named_entrants(",".join(request.entrants))
     lanes = [_lane(router, entrant, request) for entrant in entrants]
-    return await event_stream(_events(merged(lanes) if request.together else _in_turn(lanes)))
+    return await event_stream(_events(lanes, request.together))
 
 
-async def _events(items: AsyncGenerator[dict[str, Any], None]) -> AsyncGenerator[bytes, None]:
-    async with aclosing(items):
-        async for item in items:
-            yield sse(item)
+async def _events(lanes: Sequence[AsyncGenerator[dict[str, Any], None]], together: bool) -> AsyncGenerator[bytes, None]:
+    for lanes_at_once in [lanes] if together else [[lane] for lane in lanes]:
+        async with aclosing(merged(lanes_at_once)) as items:
+            async for item in items:
+                yield sse(item)
     yield DONE
-
-
-async def _in_turn(lanes: Sequence[AsyncGenerator[dict[str, Any], None]]) -> AsyncGenerator[dict[str, Any], None]:
-    for lane in lanes:
-        async with aclosing(lane):
-            async for item in lane:
-                yield item
 
 
 async def _lane(router: RouterAccess, entrant: Entrant, request: RaceRequest) -> AsyncGenerator[dict[str, Any], None]:
@@ -104,7 +93,7 @@ async def _lane(router: RouterAccess, entrant: Entrant, request: RaceRequest) ->
 async def race_pictures(request: PictureRaceRequest, router: Router) -> Response:
     """Events with a `lane` and one of: `started`, `preview`, `result` with its `picture`, `error`; then [DONE]."""
     lanes = [_picture_lane(router, mode, request) for mode in dict.fromkeys(request.entrants)]
-    return await event_stream(_events(merged(lanes) if request.together else _in_turn(lanes)))
+    return await event_stream(_events(lanes, request.together))
 
 
 async def _picture_lane(
@@ -156,7 +145,11 @@ _STATE = {"model": dict[str, str]}
 @host_routes.get("/api/hosts", response_class=Response, tags=["pages"], responses=OF_ROUTER | {200: _HOSTS})
 async def hosts(router: Router) -> Response:
     """The router's Status, with the entrants that a race of texts or of pictures may have."""
-    return json_response(_shown(await router.status()))
+    status = await router.status()
+    scorers = {"scorer": status.scorer_digest, "ar": status.ar_digest, None: "none needed"}
+    entrants = all_entrants(status.modes, scorer=None)
+    labels = [entrant.label for entrant in entrants if scorers[entrant.scorer]] or list(status.drawing_modes)
+    return json_response(record_of(status) | {"entrants": labels})
 
 
 @host_routes.get("/healthz", response_class=Response, tags=["health"], responses={200: _STATE})
@@ -179,11 +172,3 @@ async def readyz(client: RouterClient) -> Response:
     except RouterError as error:
         reasons = [str(error)]
     return json_response({"status": "not ready", "reason": "; ".join(reasons) or "the hosts are not ready"}, 503)
-
-
-def _shown(status: router_pb2.StatusResponse) -> dict[str, Any]:
-    shown = record_of(status)
-    scorers = {"scorer": status.scorer_digest, "ar": status.ar_digest, None: "none needed"}
-    entrants = all_entrants(status.modes, scorer=None)
-    shown["entrants"] = [entrant.label for entrant in entrants if scorers[entrant.scorer]] or list(status.drawing_modes)
-    return shown

@@ -142,22 +142,17 @@ class ResponseRequest(SampledRequest):
 
     def chat(self) -> ChatRequest:
         """The chat that it asks for."""
-        told = self.text.format if self.text else None
-        kind: JsonSchemaFormat | PlainFormat | None
-        if isinstance(told, NamedSchemaFormat):
-            named = NamedSchema(name=told.name, schema=told.schema_, strict=told.strict)
-            kind = JsonSchemaFormat(type="json_schema", json_schema=named)
-        else:
-            kind = told
-        tools = [FunctionTool(**tool.model_dump(exclude={"type"})) for tool in self.tools or []]
+        kind: Any = self.text.format if self.text else None
+        if isinstance(kind, NamedSchemaFormat):
+            kind = JsonSchemaFormat(type="json_schema", json_schema=kind)
         choice: Any = self.tool_choice
         if isinstance(choice, ResponseToolChoice):
-            choice = ToolChoice(type="function", function=FunctionName(name=choice.name))
+            choice = ToolChoice(type="function", function=choice)
         return ChatRequest(
             model=self.model,
             messages=self._messages(),
             response_format=kind,
-            tools=[ChatTool(type="function", function=tool) for tool in tools],
+            tools=[ChatTool(type="function", function=tool) for tool in self.tools or []],
             tool_choice=choice,
             parallel_tool_calls=self.parallel_tool_calls,
             max_completion_tokens=self.max_output_tokens,

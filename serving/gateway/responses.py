@@ -5,36 +5,26 @@ from __future__ import annotations
 import json
 import secrets
 import time
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator
 from contextlib import aclosing
 from typing import Any
 
 from serving.gateway.calls import ToolCall
-from serving.gateway.completions import ChoiceEnd, ChoiceText, own_part, usage
+from serving.gateway.completions import Choice, ChoiceEnd, ChoiceText, CompletionOrder, own_part, usage, whole_choices
 from serving.gateway.response_fields import NamedSchemaFormat, ResponseRequest, ResponseToolChoice
-
-Choice = AsyncGenerator[ChoiceText | ChoiceEnd, None]
 
 
 class ResponseFormat:
     """The objects of one answer, which share ids and time."""
 
-    def __init__(self, request: ResponseRequest, unenforced: Sequence[str]) -> None:
-        """:param unenforced: as of `AnswerFormat`."""
-        self.request, self.created, self.unenforced = request, int(time.time()), unenforced
+    def __init__(self, request: ResponseRequest, order: CompletionOrder) -> None:
+        self.request, self.created, self.order = request, int(time.time()), order
         self.id, self.message_id = (f"{kind}_{secrets.token_hex(12)}" for kind in ("resp", "msg"))
         self._events = 0
 
     async def whole(self, choice: Choice) -> dict[str, Any]:
         """The answer, once it is there. Raises OnesweepError."""
-        said, end = ChoiceText(0, ""), None
-        async with aclosing(choice):
-            async for item in choice:
-                if isinstance(item, ChoiceText):
-                    said += item
-                else:
-                    end = item
-        assert end is not None
+        (said,), (end,) = await whole_choices(choice, 1)
         return self._response(said, end)
 
     async def events(self, choice: Choice) -> AsyncGenerator[bytes, None]:
@@ -113,7 +103,7 @@ class ResponseFormat:
             "top_p": request.top_p,
             "truncation": "disabled",
             "usage": _usage(end) if end else None,
-            "onesweep": own_part([end] if end else [], self.unenforced),
+            "onesweep": own_part([end] if end else [], self.order),
         }
 
     def _message(self, text: str, status: str) -> dict[str, Any]:

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
-from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from starlette.responses import StreamingResponse
 from starlette.types import Receive, Scope, Send
@@ -31,26 +30,22 @@ def sse(content: object) -> bytes:
 class EventStream(StreamingResponse):
     """An answer of events, whose source is closed however the answer ends."""
 
-    def __init__(
-        self, first: bytes, events: AsyncGenerator[bytes, None], headers: Mapping[str, str] | None = None
-    ) -> None:
+    def __init__(self, first: bytes, events: AsyncGenerator[bytes, None], headers: dict[str, str]) -> None:
         """:param first: the first event, or comment, read before the answer begins."""
-        super().__init__(events, headers={**_HEADERS, **(headers or {})}, media_type="text/event-stream")
+        super().__init__(self._body(), headers=_HEADERS | headers, media_type="text/event-stream")
         self.first, self.events = first, events
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        async def write(event: bytes, more: bool = True) -> None:
-            await send({"type": "http.response.body", "body": event, "more_body": more})
-
         async with aclosing(self.events):
-            await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
-            await write(self.first)
-            try:
-                async for event in self.events:
-                    await write(event)
-            except OnesweepError as error:
-                await write(sse(api_error_of(error).body))
-        await write(b"", more=False)
+            await self.stream_response(send)
+
+    async def _body(self) -> AsyncGenerator[bytes, None]:
+        yield self.first
+        try:
+            async for event in self.events:
+                yield event
+        except OnesweepError as error:
+            yield sse(api_error_of(error).body)
 
 
 async def event_stream(events: AsyncGenerator[bytes, None], requests: Sequence[str] = ()) -> EventStream:
@@ -63,18 +58,13 @@ async def event_stream(events: AsyncGenerator[bytes, None], requests: Sequence[s
     return EventStream(await anext(heard), heard, named(requests))
 
 
-async def _with_comments(
-    events: AsyncGenerator[bytes, None], wait: Callable[..., Any] = asyncio.wait
-) -> AsyncGenerator[bytes, None]:
-    """Events as they come, and a comment where none comes for long. Raises OnesweepError.
-
-    :param wait: `asyncio.wait`, whose clock a test replaces.
-    """
+async def _with_comments(events: AsyncGenerator[bytes, None]) -> AsyncGenerator[bytes, None]:
+    """Events as they come, and a comment where none comes for long. Raises OnesweepError."""
     silence_s = FIRST_SILENCE_S
     coming = asyncio.ensure_future(anext(events))
     try:
         while True:
-            done, _ = await wait({coming}, timeout=silence_s)
+            done, _ = await asyncio.wait({coming}, timeout=silence_s)
             silence_s = SILENCE_S
             if not done:
                 yield WAITING
@@ -96,38 +86,33 @@ async def _with_comments(
 T = TypeVar("T")
 
 
-@dataclass(frozen=True)
-class _End:
-    error: Exception | None
-
-
 async def merged(sources: Sequence[AsyncGenerator[T, None]]) -> AsyncGenerator[T, None]:
     """Items of all sources as they come. The first error ends all of them, and so does leaving early."""
     # bounded: sources wait for the reader, and nothing piles up for a slow client
-    queue: asyncio.Queue[T | _End] = asyncio.Queue(maxsize=len(sources))
+    queue: asyncio.Queue[T | Exception | None] = asyncio.Queue(maxsize=len(sources))
     pumps = [asyncio.create_task(_pump(source, queue)) for source in sources]
     left = len(pumps)
     try:
         while left:
             item = await queue.get()
-            if not isinstance(item, _End):
-                yield item
-            elif item.error is not None:
-                raise item.error
-            else:
+            if isinstance(item, Exception):
+                raise item
+            if item is None:
                 left -= 1
+            else:
+                yield item
     finally:
         for pump in pumps:
             pump.cancel()
         await asyncio.gather(*pumps, return_exceptions=True)
 
 
-async def _pump(source: AsyncGenerator[T, None], queue: asyncio.Queue[T | _End]) -> None:
-    error: Exception | None = None
+async def _pump(source: AsyncGenerator[T, None], queue: asyncio.Queue[T | Exception | None]) -> None:
+    """The items of a source, then its error, or None."""
     try:
         async with aclosing(source):
             async for item in source:
                 await queue.put(item)
-    except Exception as caught:
-        error = caught
-    await queue.put(_End(error))
+        await queue.put(None)
+    except Exception as error:
+        await queue.put(error)

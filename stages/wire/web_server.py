@@ -106,8 +106,9 @@ class _Listener(socket.socket):
 class WebServer(uvicorn.Server):
     """A uvicorn server that ends when `should_exit` is set, and leaves signals alone.
 
-    Clients that are silent stay connected while there is room; that more of them are refused is for the proxy in front
-    of a public one.
+    There are MAX_CONNECTIONS at most, as far as the limit of descriptors leaves them. For a further one the connection
+    that has been without a request for longest is closed; where all have one, it is answered with 503. That more silent
+    clients are refused is for the proxy in front of a public one.
     """
 
     def __init__(
@@ -115,13 +116,10 @@ class WebServer(uvicorn.Server):
         app: ASGIApp,
         certificate: Path | None = None,
         key: Path | None = None,
-        max_connections: int = MAX_CONNECTIONS,
         drain_s: float = 1.0,
         keep_alive_s: int = KEEP_ALIVE_S,
     ) -> None:
         """:param certificate: with its key, for HTTPS.
-        :param max_connections: as far as the limit of descriptors leaves them. For a further one the connection that
-            has been without a request for longest is closed; where all have one, it is answered with 503.
         :param drain_s: time for running answers to end at the end.
         :param keep_alive_s: a connection without a request is closed so long after the last one.
 
@@ -143,7 +141,7 @@ class WebServer(uvicorn.Server):
             access_log=False,
             proxy_headers=False,
             server_header=False,
-            limit_concurrency=min(max_connections, room) + 1,
+            limit_concurrency=min(MAX_CONNECTIONS, room) + 1,
             timeout_keep_alive=keep_alive_s,
             backlog=1,
             timeout_graceful_shutdown=math.ceil(drain_s),

@@ -14,7 +14,7 @@ import pytest
 from uvicorn.server import ServerState
 
 from serving.cli.ports import free_port_block
-from serving.gateway import app, middleware
+from serving.gateway import middleware
 from serving.gateway.app import make_app, run_gateway
 from serving.gateway.middleware import SMALL_BODY_BYTES
 from serving.gateway.settings import HttpSettings
@@ -93,7 +93,7 @@ def test_a_body_that_comes_slowly_is_read_to_its_end(port: int) -> None:
 
 
 def test_a_connection_too_many_closes_an_idle_one_or_is_refused(servers: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(app, "WebServer", partial(web_server.WebServer, max_connections=2))
+    monkeypatch.setattr(web_server, "MAX_CONNECTIONS", 2)
     port = started(servers)
     with dial(port) as oldest, dial(port) as older, dial(port) as newest:
         assert is_live(newest)

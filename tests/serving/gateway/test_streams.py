@@ -5,11 +5,14 @@ from collections.abc import AsyncGenerator
 from contextlib import aclosing
 from typing import Any
 
+import pytest
+
+from serving.gateway import streams
 from serving.gateway.streams import WAITING, _with_comments
 
 
-def test_a_comment_comes_after_two_seconds_and_then_every_ten() -> None:
-    silences, released = list[float](), asyncio.Event()
+def test_a_comment_comes_after_two_seconds_and_then_every_ten(monkeypatch: pytest.MonkeyPatch) -> None:
+    silences, released, real = list[float](), asyncio.Event(), asyncio.wait
 
     async def source() -> AsyncGenerator[bytes, None]:
         yield b"first"
@@ -22,16 +25,19 @@ def test_a_comment_comes_after_two_seconds_and_then_every_ten() -> None:
             return set(), tasks
         if len(silences) == 4:
             released.set()
-        return await asyncio.wait(tasks)
+        return await real(tasks)
+
+    monkeypatch.setattr(asyncio, "wait", wait)
 
     async def main() -> list[bytes]:
-        return [event async for event in _with_comments(source(), wait)]
+        return [event async for event in _with_comments(source())]
 
     assert asyncio.run(main()) == [b"first", WAITING, WAITING, b"second"]
     assert silences[:4] == [2, 10, 10, 10]
 
 
-def test_who_leaves_while_nothing_comes_ends_the_source() -> None:
+def test_who_leaves_while_nothing_comes_ends_the_source(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(streams, "FIRST_SILENCE_S", 0.0)
     ended = list[str]()
 
     async def source() -> AsyncGenerator[bytes, None]:
@@ -42,11 +48,7 @@ def test_who_leaves_while_nothing_comes_ends_the_source() -> None:
             ended.append("source")
 
     async def main() -> None:
-        async def wait(tasks: Any, timeout: float) -> Any:
-            await asyncio.sleep(0)
-            return set(), tasks
-
-        async with aclosing(_with_comments(source(), wait)) as events:
+        async with aclosing(_with_comments(source())) as events:
             assert await anext(events) == WAITING
 
     asyncio.run(main())
