@@ -113,7 +113,7 @@ def run_router(options: argparse.Namespace) -> int:
 
 def _topology_of(options: argparse.Namespace, within_s: float | None = None) -> Topology:
     """The hosts that a file names, or those that are registered. Raises OnesweepError."""
-    from serving.router.topology import await_topology
+    from serving.router.discovery import await_topology
 
     registry = registry_settings(options)
     if (registry is None) == (options.topology is None):

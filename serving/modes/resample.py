@@ -1,13 +1,11 @@
-"""`resample` and `local`, what the router's own model writes: as candidates of the output, or as the output itself.
+"""`resample`: the drafter writes many candidates of the output, one sweep scores them all, and one is drawn by weight.
 
-`resample`: one sweep scores all candidates, and one is drawn by weight. One trip carries the whole output, unless the
-request names a chunk: then N tokens take N / chunk sweeps, the prompt travels with the first candidates, and the chosen
-chunk with the next ones. Sampling importance resampling (see serving/modes/candidates.py): with many candidates the
-text has the scorer's distribution, with one the drafter's.
+One trip carries the whole output, unless the request names a chunk: then N tokens take N / chunk sweeps, the prompt
+travels with the first candidates, and the chosen chunk with the next ones. Sampling importance resampling (see
+serving/modes/candidates.py): with many candidates the text has the scorer's distribution, with one the drafter's.
 """
 
 from collections.abc import AsyncGenerator
-from contextlib import aclosing
 from dataclasses import dataclass
 
 from serving.modes import MODEL, SCORERS
@@ -183,6 +181,7 @@ class ResampleMode(Mode):
 
     @property
     def _drafter(self) -> LocalModel:
+        """The router's own model. Meaningful as above."""
         assert self.local is not None
         return self.local
 
@@ -190,44 +189,3 @@ class ResampleMode(Mode):
     def _models(self) -> dict[str, stage_pb2.ModelInfo]:
         found = {name: self.ring.model(kind) for name, kind in SCORERS.items()}
         return {name: model for name, model in found.items() if model is not None}
-
-
-class LocalMode(Mode):
-    """Zero sweeps."""
-
-    name = "local"
-    uses_hosts = False
-
-    def __init__(self, model: LocalModel | None, tokenizers: Tokenizers) -> None:
-        self.model, self.tokenizers = model, tokenizers
-
-    @property
-    def problem(self) -> str:
-        if self.model:
-            return ""
-        return (
-            "the router has no local model: start it with a checkpoint that has local/, which `onesweep distill` makes "
-            "for a model of tokens"
-        )
-
-    @property
-    def tokenizer(self) -> Tokenizer:
-        return self.tokenizers.of(self.model.digest) if self.model else BYTE_TOKENIZER
-
-    @property
-    def positions(self) -> int:
-        return self.model.positions if self.model else 0
-
-    async def generate(self, request: Generation, account: Account) -> AsyncGenerator[bytes, None]:
-        assert self.model is not None
-        turns = self.model.generate(
-            request.prompt, request.max_tokens, request.temperature, request.seed, request.due_at, request.shaping
-        )
-        async with aclosing(turns):
-            async for text, compute_ms in turns:
-                account.local_compute_ms += compute_ms
-                piece, ended = request.until_end(text, self.tokenizer.vocabulary)
-                account.add_text(piece)
-                yield piece
-                if ended:
-                    return

@@ -19,8 +19,9 @@ from serving.modes.base import Generation, Mode
 from serving.modes.chunked import ChunkedMode, SweepMode
 from serving.modes.drafters.local_model import LocalModel, read_local_model
 from serving.modes.frontier import Frontier, LatencyModel, read_frontier
+from serving.modes.local import LocalMode
 from serving.modes.pretrained_tokenizer import read_tokenizers
-from serving.modes.resample import LocalMode, ResampleMode, score
+from serving.modes.resample import ResampleMode, score
 from serving.modes.speculative import SpeculativeMode
 from serving.modes.tokenizer import NO_TOKENIZERS, Tokenizers
 from serving.router.accounting import Account

@@ -12,7 +12,8 @@ import grpc.aio
 from serving.router.paths import clock_warning
 from serving.router.topology import HostEntry, Topology
 from stages.v1 import stage_pb2
-from stages.wire.hop_stream import MAX_PROBE_BYTES, PROBE_TIMEOUT_S, Relay, kernel_now, measure_link
+from stages.wire.hop_stream import Relay
+from stages.wire.link_quality import MAX_PROBE_BYTES, PROBE_TIMEOUT_S, kernel_now, measure_link
 from stages.wire.status import StatusError, made_printable
 from stages.wire.tls import Security
 

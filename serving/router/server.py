@@ -16,12 +16,12 @@ from serving.router.active_release import ActiveRelease, RouterParts
 from serving.router.admission import Admission
 from serving.router.answer import ReferenceVerifier
 from serving.router.audit import FINDINGS_NAME
+from serving.router.discovery import follow_hosts
 from serving.router.records import ROUTER_METRICS, RouterCounters
 from serving.router.ring import Ring, RingView
 from serving.router.rollout import Rollout, find_release
 from serving.router.service import RouterService
 from serving.router.settings import RouterSettings
-from serving.router.topology import follow_hosts
 from serving.v1 import router_pb2, router_pb2_grpc
 from stages.checkpoint.release_store import ReleaseStore
 from stages.descriptors import raise_descriptor_limit
@@ -41,11 +41,8 @@ log = logging.getLogger(__name__)
 SERVICE = router_pb2.DESCRIPTOR.services_by_name["RouterService"].full_name
 HEALTH_S = 0.5
 POLL_S = 0.02
-_PATHS = {
-    f"/{SERVICE}/{method}": scope
-    for scope, methods in {GENERATE: ("Generate", "Draw"), STATUS: ("Status",), ADMIN: ("Deploy", "Rollback")}.items()
-    for method in methods
-}
+_SCOPES = {GENERATE: ("Generate", "Draw", "Tokenize"), STATUS: ("Status",), ADMIN: ("Deploy", "Rollback")}
+_PATHS = {f"/{SERVICE}/{method}": scope for scope, methods in _SCOPES.items() for method in methods}
 # For the last words of requests that have ended.
 FLUSH_S = 1.0
 

@@ -24,11 +24,13 @@ from serving.router.records import UNKNOWN_MODE, RequestRecord, RouterCounters
 from serving.router.request import DEFAULT_TIMEOUT_S, MAX_TIMEOUT_S
 from serving.router.rollout import Rollout, Tell
 from serving.router.validation import (
+    TOKEN_BYTES,
     PromptPools,
     check_fit,
     check_mode,
     check_request,
     check_served,
+    check_size,
     check_text,
     encoded,
     is_batch,
@@ -117,11 +119,15 @@ class RouterService(router_pb2_grpc.RouterServiceServicer):
 
     async def Tokenize(self, request: router_pb2.TokenizeRequest, context: Context) -> router_pb2.TokenizeResponse:
         check_caller(request.protocol, ROUTER)
-        caller, modes = self.keyring.identify(context.invocation_metadata(), GENERATE).name, self.rollout.current.modes
+        key, modes = self.keyring.identify(context.invocation_metadata(), GENERATE), self.rollout.current.modes
         mode = check_mode(request.mode, modes)
         check_served(mode, modes)
+        check_size(len(request.text), mode)
         job = partial(_text_of, mode.tokenizer) if request.tokens else partial(_tokens_of, mode.tokenizer)
-        answer = await self.prompts.tokenized(caller, mode.tokenizer, job, request)
+        size, left_s = len(request.text) + TOKEN_BYTES * len(request.tokens), context.time_remaining()
+        async with self.admission.enter(key, size, DEFAULT_TIMEOUT_S if left_s is None else left_s) as place:
+            place.spent_bytes += size
+            answer = await self.prompts.tokenized(key.name, mode.tokenizer, job, request)
         answer.context_tokens = mode.positions
         return answer
 

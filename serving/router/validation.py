@@ -200,12 +200,7 @@ async def tokenized(
     :param messages: in place of its prompt, where there are any. Raises StatusError.
     """
     tokenizer, caller = mode.tokenizer, account.context.caller
-    size = sum(len(each.content.encode()) for each in messages) + len(generation.prompt)
-    if size > (most := mode.positions * tokenizer.most_bytes):
-        raise invalid(
-            f"the prompt has {size} bytes; the model's context of {mode.positions} {tokenizer.noun} never holds more "
-            f"than {most}: shorten it"
-        )
+    check_size(sum(len(each.content.encode()) for each in messages) + len(generation.prompt), mode)
     if messages:
         prompt, account.prompt_bytes, schema = await pools.tokenized(
             caller,
@@ -235,6 +230,15 @@ async def tokenized(
         room = max(mode.positions - account.prompt_tokens, 1)  # `check_fit` refuses a prompt that leaves none
         generation = replace(generation, max_tokens=min(generation.max_tokens, room))
     return replace(generation, prompt=prompt, ends=tokenizer.ends, given_tokens=account.prompt_tokens)
+
+
+def check_size(size: int, mode: Mode) -> None:
+    """Raise StatusError for a text of more bytes than the context of `mode` ever holds: it is not even tokenized."""
+    if size > (most := mode.positions * mode.tokenizer.most_bytes):
+        raise invalid(
+            f"the prompt has {size} bytes; the model's context of {mode.positions} {mode.tokenizer.noun} never holds "
+            f"more than {most}: shorten it"
+        )
 
 
 def encoded(tokenizer: Tokenizer, tokens: Sequence[int]) -> bytes:

@@ -27,7 +27,7 @@ from stages.threads import in_thread
 from stages.v1 import stage_pb2, stage_pb2_grpc
 from stages.wire.auth import ROUTER, check_sender, identity_of
 from stages.wire.channel import check_target
-from stages.wire.hop_stream import MAX_PROBE_BYTES, kernel_now, measure_link
+from stages.wire.link_quality import MAX_PROBE_BYTES, kernel_now, measure_link
 from stages.wire.messages import PROTOCOL
 from stages.wire.status import StatusError, exhausted, failed_precondition, invalid
 from stages.wire.tls import Security, Tls

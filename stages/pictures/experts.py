@@ -93,7 +93,8 @@ class Consultation:
                 probs = yield from self._posterior(trajectory)
                 expert = self._chosen(probs)
                 before = trajectory.before if self.plan.solver == "2m" else None
-                at = Turn(expert, trajectory.at, trajectory.estimate if trajectory.at else None, before)
+                estimate = trajectory.estimate if trajectory.at else None
+                at = Turn(expert=expert, level=trajectory.at, estimate=estimate, before=before)
                 if asked not in (None, expert):
                     estimate, before = self._rounded(at.estimate), self._rounded(at.before)
                     trajectory = self._whole(replace(at, estimate=estimate, before=before))

@@ -7,12 +7,9 @@ hops of a request; gRPC's keepalive pings do not. A link that no request uses is
 
 import asyncio
 import contextlib
-import platform
-import statistics
 import time
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Iterable
-from pathlib import Path
 
 import grpc
 import grpc.aio
@@ -320,59 +317,3 @@ class Relay:
         if code is grpc.StatusCode.UNIMPLEMENTED:
             return StatusError(code, f"{self.address} is no stage server; the last host's successor is the first host")
         return StatusError(code, f"{self.host} failed: {details}")
-
-
-SETTINGS = Path("/proc/sys/net/ipv4")
-EXCHANGES = 9  # of small messages, and of states: a busy host delays some of them, but not all
-TRANSFERS = 3
-MAX_PROBE_BYTES = 1 << 20
-PROBE_TIMEOUT_S = 20.0
-
-
-def kernel_now() -> stage_pb2.Kernel:
-    """TCP settings of this machine, or of the network namespace that this process is in."""
-    return stage_pb2.Kernel(
-        system=f"{platform.system()} {platform.release()}",
-        congestion_control=_setting("tcp_congestion_control"),
-        slow_start_after_idle=_setting("tcp_slow_start_after_idle"),
-    )
-
-
-async def measure_link(relay: Relay, state_bytes: int, rate_bytes: int, receive: bool = False) -> stage_pb2.LinkQuality:
-    """Round trips and rate of a link. Of the states the quickest counts: a delay of the link delays that one, too.
-
-    :param state_bytes: size of the largest usual state.
-    :param rate_bytes: sent once to open the congestion window, then for the rate, the best of some.
-    :param receive: measure the rate from the other side to this one.
-    Raises AioRpcError.
-    """
-    await _exchange(relay, 0)
-    pings, states, rates = list[float](), list[float](), list[float]()
-    for _ in range(EXCHANGES):  # in turn, so that other load delays both alike
-        pings.append(await _exchange(relay, 0))
-        states.append(await _exchange(relay, state_bytes))
-    for _ in range(TRANSFERS):
-        elapsed_ms = await _exchange(relay, 0, rate_bytes) if receive else await _exchange(relay, rate_bytes)
-        rates.append(rate_bytes * 8 / 1000 / max(elapsed_ms - min(pings), 0.001))
-    return stage_pb2.LinkQuality(
-        address=relay.address,
-        rtt_ms=statistics.median(pings),
-        rtt_min_ms=min(pings),
-        state_ms=min(states),
-        rate_mbps=max(rates),
-    )
-
-
-async def _exchange(relay: Relay, size: int, reply_bytes: int = 0) -> float:
-    """Milliseconds of one message and its answer."""
-    request = stage_pb2.WarmRequest(padding=bytes(size), reply_bytes=reply_bytes)
-    begin = time.perf_counter()
-    await relay.stub.Warm(request, timeout=PROBE_TIMEOUT_S)
-    return (time.perf_counter() - begin) * 1000
-
-
-def _setting(name: str) -> str:
-    try:
-        return (SETTINGS / name).read_text().strip()
-    except OSError:
-        return ""

@@ -14,10 +14,12 @@ from serving.cli.ports import free_port_block
 from serving.client.client import AsyncClient, Client, RequestRefused, Result, RouterError, Tls
 from serving.router.settings import AdmissionSettings
 from serving.router.topology import HostEntry, Topology, read_topology
+from serving.v1 import router_pb2
 from stages.errors import InputError
 from stages.wire.auth import CLIENT, ROUTER
 from stages.wire.certificates import Authority
 from stages.wire.channel import MOST_ARRIVING, open_channel
+from stages.wire.status import CALLS
 from stages.wire.tls import Security
 from stages.wire.tokens import Key, new_token, token_hash, write_tokens
 from tests.conftest import Pki, until
@@ -141,6 +143,9 @@ def test_quotas_over_the_wire(served: Served) -> None:
         with pytest.raises(RouterError, match="3 are left until midnight UTC, and 4 were asked for"):
             ask(client, 3)
         assert ask(client, 2) == 2
+        asked = router_pb2.TokenizeRequest(mode="local", text=b"x", protocol=CALLS)
+        with pytest.raises(grpc.RpcError, match="0 are left until midnight UTC"):
+            client._stubs[0].Tokenize(asked, metadata=client._metadata)
 
 
 async def test_what_was_written_for_a_whole_answer_counts_where_nobody_waits(

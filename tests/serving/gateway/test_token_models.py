@@ -91,6 +91,7 @@ def test_texts_become_tokens_and_back(chat: OpenAI) -> None:
             ("detokenize", {"tokens": [300]}, "token 300, the model has 0 to 299"),
             ("detokenize", {"tokens": []}, "at least 1 item"),
             ("tokenize", {"prompt": ""}, "give some text"),
+            ("tokenize", {"prompt": "x" * 100_000}, "context of 512 tokens never holds more than"),
             ("tokenize", {"prompt": "x", "model": "onesweep-sweep"}, "cannot be served"),
         ):
             answer = http.post(f"/{path}", json=wrong)

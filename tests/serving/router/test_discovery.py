@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 
-from serving.router.topology import MAX_HOSTS, HostEntry, Topology, await_topology, fitting, follow_hosts
+from serving.router.discovery import await_topology, fitting, follow_hosts
+from serving.router.topology import MAX_HOSTS, HostEntry, Topology
 from stages.errors import ServiceError
 from stages.host.host import HostSettings
 from stages.host.server import StageServer

@@ -1,0 +1,50 @@
+"""`local`: a small AR model on the router's own machine, no sweep at all. What a sweep must beat on quality."""
+
+from collections.abc import AsyncGenerator
+from contextlib import aclosing
+
+from serving.modes.base import Generation, Mode
+from serving.modes.drafters.local_model import LocalModel
+from serving.modes.tokenizer import BYTE_TOKENIZER, Tokenizer, Tokenizers
+from serving.router.accounting import Account
+
+
+class LocalMode(Mode):
+    """Zero sweeps."""
+
+    name = "local"
+    uses_hosts = False
+
+    def __init__(self, model: LocalModel | None, tokenizers: Tokenizers) -> None:
+        self.model, self.tokenizers = model, tokenizers
+
+    @property
+    def problem(self) -> str:
+        if self.model:
+            return ""
+        return (
+            "the router has no local model: start it with a checkpoint that has local/, which `onesweep distill` makes "
+            "for a model of tokens"
+        )
+
+    @property
+    def tokenizer(self) -> Tokenizer:
+        return self.tokenizers.of(self.model.digest) if self.model else BYTE_TOKENIZER
+
+    @property
+    def positions(self) -> int:
+        return self.model.positions if self.model else 0
+
+    async def generate(self, request: Generation, account: Account) -> AsyncGenerator[bytes, None]:
+        assert self.model is not None
+        turns = self.model.generate(
+            request.prompt, request.max_tokens, request.temperature, request.seed, request.due_at, request.shaping
+        )
+        async with aclosing(turns):
+            async for text, compute_ms in turns:
+                account.local_compute_ms += compute_ms
+                piece, ended = request.until_end(text, self.tokenizer.vocabulary)
+                account.add_text(piece)
+                yield piece
+                if ended:
+                    return
