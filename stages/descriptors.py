@@ -1,10 +1,11 @@
 """File descriptors of the process: as many as the machine allows, and few words where they run out."""
 
 import logging
-import os
 import resource
 import time
 from collections.abc import Callable
+
+import psutil
 
 # Left to what is no client's connection: links to the router, files, name servers.
 RESERVED = 16
@@ -46,4 +47,4 @@ def descriptor_limit() -> int:
 
 def free_descriptors() -> int:
     """Connections that the limit leaves to clients, beside what is open now and RESERVED."""
-    return descriptor_limit() - len(os.listdir("/proc/self/fd")) - RESERVED
+    return descriptor_limit() - psutil.Process().num_fds() - RESERVED
