@@ -2,7 +2,7 @@ BIN := .venv/bin
 OUT := .
 PROTOS := proto/stages/v1/stage.proto proto/serving/v1/router.proto proto/trainer/v1/rounds.proto
 
-.PHONY: help install demo demo-model test test-slow lint house reference bench wan proto screenshots clean
+.PHONY: help install demo demo-model test test-slow lint house reference bench wan proto lock screenshots clean
 .DEFAULT_GOAL := help
 
 help: ## list the targets
@@ -54,7 +54,10 @@ proto: .venv/.dev ## regenerate the stubs from the contracts
 	PATH="$(BIN):$$PATH" $(BIN)/python -m grpc_tools.protoc -Iproto \
 		--python_out=$(OUT) --grpc_python_out=$(OUT) --mypy_out=quiet:$(OUT) --mypy_grpc_out=quiet:$(OUT) $(PROTOS)
 
-screenshots: .venv/.ready ## the pictures of the race page in docs/ (chromium)
+lock: .venv/.dev ## packages of the image with their hashes, and the bill of materials in the wheel
+	@sh .ci/lock.sh
+
+screenshots: .venv/.dev ## the pictures of the race page in docs/ (chromium)
 	$(BIN)/python .ci/screenshots.py
 
 clean: ## remove the virtual environment, caches and build output

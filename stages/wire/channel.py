@@ -44,7 +44,10 @@ MOST_ARRIVING = 16  # requests of those whom nobody knows that are not whole yet
 ARRIVAL_S = 15.0  # for a request to be whole
 UNREAD_S = 60.0  # for a client to make room for a message, by reading those before
 MOST_CONNECTIONS = 4096  # less where the process may open fewer files: it needs half of them itself
-HANDSHAKE_MS = 10_000  # for a connection to say what it is; gRPC's own is two minutes
+HANDSHAKE_MS = 10_000  # for a connection to say what it is, and to take our settings; gRPC gives it 2 and 1 minutes
+# For a client to answer a ping of the server, which may be behind a large message; gRPC gives it a minute, whatever
+# its keepalive says. A place is held by a silent client for this and the time between two pings.
+PING_MS = 15_000
 MAX_NAME = 64
 DRAIN_S = 25.0  # time for running requests to end after SIGTERM (drain_s)
 KEEP_ALIVE_S = 75  # for the next request of an HTTP connection: longer than clients keep one
@@ -245,6 +248,7 @@ def new_server(
     options = [*_message_options(message_bytes), ("grpc.max_concurrent_streams", streams)]
     # without SO_REUSEPORT a second server on the same port is refused instead of sharing it silently
     options += [("grpc.so_reuseport", 0), ("grpc.server_handshake_timeout_ms", HANDSHAKE_MS)]
+    options += [("grpc.http2.settings_timeout", HANDSHAKE_MS), ("grpc.http2.ping_timeout_ms", PING_MS)]
     # a further connection is closed at once; those that are there stay
     connections = min(MOST_CONNECTIONS, resource.getrlimit(resource.RLIMIT_NOFILE)[0] // 2)
     options += [("grpc.max_allowed_incoming_connections", connections)]

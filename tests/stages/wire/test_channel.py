@@ -18,7 +18,7 @@ from stages.wire import channel
 from stages.wire.channel import bind, check_name, is_loopback, new_server, open_channel, parse_address
 from stages.wire.tls import Security
 from tests.conftest import PATIENCE_S, until
-from tests.fuzz.attacker import ACK, OPENING, PING, frame
+from tests.fuzz.attacker import ACK, OPENING, PING, SETTINGS, frame
 
 
 @pytest.mark.parametrize(
@@ -99,7 +99,20 @@ async def test_a_connection_that_says_nothing_ends(monkeypatch: pytest.MonkeyPat
     port = bind(server := new_server(), "127.0.0.1:0")
     await server.start()
     reader, _ = await asyncio.open_connection("127.0.0.1", port)
-    assert b"handshake timeout" in await asyncio.wait_for(reader.read(), 20)
+    assert b"handshake timeout" in await asyncio.wait_for(reader.read(), PATIENCE_S)
+    reader, writer = await asyncio.open_connection("127.0.0.1", port)
+    writer.write(OPENING)  # and never takes the server's settings
+    assert b"settings_timeout" in await asyncio.wait_for(reader.read(), PATIENCE_S)
+
+
+@pytest.mark.slow
+async def test_a_client_that_answers_no_ping_loses_its_place(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(channel, "PING_MS", 200)
+    port = bind(server := new_server(), "127.0.0.1:0")
+    await server.start()
+    reader, writer = await asyncio.open_connection("127.0.0.1", port)
+    writer.write(OPENING + frame(SETTINGS, ACK, 0, b""))
+    assert b"ping_timeout" in await asyncio.wait_for(reader.read(), PATIENCE_S)  # gRPC pings after 10 s
 
 
 async def test_a_connection_too_many_is_closed_and_pings_without_end_are_answered(
