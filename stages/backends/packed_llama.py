@@ -22,7 +22,7 @@ from stages.backends.rows import Rows, in_slabs
 from stages.errors import CheckpointError
 from stages.memory import give_back, is_owned
 from stages.model.architecture import GROUP, LlamaArchitecture
-from stages.model.layers import QuantLinear, TiedHead
+from stages.model.layers import Int8Linear, QuantLinear, TiedHead, rounded
 from stages.model.llama import ACTIVATIONS, Expert, LlamaLayer, LlamaStage, Mixture
 from stages.model.pipeline import PipelineStage
 
@@ -149,35 +149,44 @@ _INT8: Any = torch.ops.quantized
 INT8_LEVELS, INT7_LEVELS = 127, 63
 
 
-# One, four and sixteen rows with a matrix of 3072 x 576, a thread of an EPYC, ms: float32 0.16, 0.16 and 0.57, this
-# 0.06, 0.08 and 0.19. It is for drafts: a model of such products is 0.05 nats of KL from itself, as some numbers of a
-# row are far larger than the others. Rows that are spread by Hadamard matrices first (arXiv 2404.00456) bring that to
-# onnxruntime's 0.006, and take onnxruntime's time.
+# A row is rounded twice, to LEVELS integers and its remainder to as many, and both are products with the same weights:
+# they are read once, which is most of the time of a few rows. Rounded once, SmolLM2 is 0.14 nats of KL from itself, as
+# some numbers of a row are far larger than the others; so 0.005, of which the weights' own rounding is the most.
 class Int8Product:
-    """x @ weight.T + bias in integers of 8 bits: the weight is rounded by its own rows, and x by its own. Sums of
-    integers are exact, so a row's result is the same in any company.
+    """x @ weight.T + bias in integers of 8 bits, with weights rounded by their own rows. Sums of integers are exact, so
+    a row's result is the same in any company.
 
-    Takes the linear layer's weight over. The operators have no public name, as oneDNN's; `levels` tells whether they
-    add up rightly here.
+    Takes the linear layer's numbers over. The operators have no public name, as oneDNN's; `levels` tells whether they
+    add up rightly here. Raises CheckpointError where they do not.
     """
 
-    def __init__(self, linear: nn.Linear | TiedHead, levels: int) -> None:
+    def __init__(self, linear: nn.Linear | TiedHead, levels: int | None = None) -> None:
         """:param levels: largest of the integers that stand for x."""
-        weight, self._levels = linear.weight.detach(), levels
-        if isinstance(linear, nn.Linear):
-            linear.weight = nn.Parameter(torch.empty(0), requires_grad=False)
+        self._levels = self.levels() if levels is None else levels
+        if not self._levels:
+            raise CheckpointError("this processor has no products of 8 bits: import the model with --weights float32")
+        numbers = linear.state_dict() if isinstance(linear, Int8Linear) else rounded(linear.weight.detach())
+        codes, scales = numbers["codes"], numbers["scales"].double()
         self.bias = None if linear.bias is None else linear.bias.detach()
-        scales = weight.abs().amax(1).double().clamp(min=1e-20) / INT8_LEVELS
-        zeros = torch.zeros(len(weight), dtype=torch.int64)
-        self.packed = _INT8.linear_prepack(torch.quantize_per_channel(weight, scales, zeros, 0, torch.qint8), None)
+        for name in ("codes", "scales") if isinstance(linear, Int8Linear) else ():
+            setattr(linear, name, torch.empty(0))
+        if isinstance(linear, nn.Linear) and not isinstance(linear, Int8Linear):
+            linear.weight = nn.Parameter(torch.empty(0), requires_grad=False)
+        zeros = torch.zeros(len(codes), dtype=torch.int64)
+        weight = torch._make_per_channel_quantized_tensor(codes, scales, zeros, 0)
+        self.packed = _INT8.linear_prepack(weight, None)
 
     def __call__(self, x: Tensor) -> Tensor:
         """x: (rows, in) -> (rows, out)."""
         largest = x.abs().amax(1, keepdim=True).clamp_(min=1e-20)
-        result: Tensor = _INT8.linear_with_input_q_dq_qweight_dq_output_fp32(
-            x / largest, 1 / self._levels, self._levels + 1, self.packed
+        exact = x / largest
+        coarse = (exact * self._levels).round_().div_(self._levels)
+        rest = exact.sub_(coarse).mul_(2 * self._levels)  # from -1 to 1, as what it is the remainder of
+        both: Tensor = _INT8.linear_with_input_q_dq_qweight_dq_output_fp32(
+            torch.cat([coarse, rest]), 1 / self._levels, self._levels + 1, self.packed
         )
-        result *= largest
+        result, remainder = both.split(len(x))
+        result = result.add(remainder, alpha=1 / (2 * self._levels)).mul_(largest)
         return result if self.bias is None else result.add_(self.bias)
 
     @staticmethod
@@ -197,14 +206,16 @@ class Int8Product:
 Make = Callable[[nn.Linear | TiedHead], "Product | QuantProduct | Int8Product"]
 
 
-def product(linear: nn.Linear | TiedHead) -> Product | QuantProduct:
+def product(linear: nn.Linear | TiedHead) -> Product | QuantProduct | Int8Product:
     """Takes the linear layer's numbers over."""
+    if isinstance(linear, Int8Linear):
+        return Int8Product(linear)
     return QuantProduct(linear) if isinstance(linear, QuantLinear) else Product(linear)
 
 
 def rounded_product(linear: nn.Linear | TiedHead) -> Product | QuantProduct | Int8Product:
     """With 8 bits where the processor can; takes the linear layer's numbers over."""
-    return Int8Product(linear, levels) if (levels := Int8Product.levels()) else product(linear)
+    return Int8Product(linear) if Int8Product.levels() else product(linear)
 
 
 class PackedLlamaLayer(PipelineLayer):
@@ -301,7 +312,7 @@ class LlamaReader(PackedReader):
     def __init__(self, stage: LlamaStage, make: Make) -> None:
         self.architecture = a = stage.architecture
         # A row of 4-bit products is the same in any company, but the head and a mixture's router are of the other kind.
-        self.is_padded = a.weights != "q4" or stage.is_last or a.experts is not None
+        self.is_padded = a.weights not in ("q4", "q8") or stage.is_last or a.experts is not None
         super().__init__(stage, [PackedLlamaLayer(layer, make) for layer in stage.layers], a.mlp_width)
 
     def rows_of(self, counts: Sequence[int]) -> Rows:

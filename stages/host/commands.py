@@ -28,9 +28,9 @@ def add_import(pretrained: argparse.ArgumentParser) -> None:
     add("--memory-mb", type=positive_numbers, metavar="MB,MB", help="room for weights on each host (any)")
     add(
         "--weights",
-        choices=["float32", "bfloat16", "q4"],
+        choices=["float32", "bfloat16", "q8", "q4"],
         default="float32",
-        help="of layers: 4 bytes a number, 2 bytes, or 4 bits (float32)",
+        help="of layers: 4 bytes a number, 2 bytes, 8 bits or 4 (float32)",
     )
     what = "of `distill --head`, or none: the last host drafts by it (that of the model, where one ships)"
     add("--draft-head", type=Path, metavar="FILE", help=what)

@@ -25,7 +25,7 @@ from stages.importing.source import EMBEDDING, HEAD, NORM, Source, expected_shap
 from stages.importing.speech import Speech, first_bytes, probe_tokens, require_file
 from stages.memory import require_memory
 from stages.model.architecture import WEIGHT_WORDS, LlamaArchitecture, Weights
-from stages.model.layers import BYTES_EACH
+from stages.model.layers import BYTES_EACH, rounded
 from stages.model.llama import LlamaStage
 from stages.model.pipeline import without_memory
 from stages.progress import WorkProgress
@@ -51,7 +51,7 @@ def stage_cost(architecture: LlamaArchitecture, layers: int, first: bool, last: 
     attention, mlp, table = a.width * (a.qkv_width + a.query_width), 3 * a.width * a.mlp_width, a.vocabulary * a.width
     used, count, router = (a.experts.used, a.experts.count, a.experts.count * a.width) if a.experts else (1, 1, 0)
     step = layers * (attention + used * mlp + router) + last * table
-    each = {"float32": NUMBER_BYTES, "bfloat16": 2, "q4": BYTES_EACH}[a.weights]
+    each = {"float32": NUMBER_BYTES, "bfloat16": 2, "q8": 1, "q4": BYTES_EACH}[a.weights]
     in_layer = each * (attention + count * mlp) + NUMBER_BYTES * router
     return StageCost(layers, step, int(layers * in_layer) + NUMBER_BYTES * (first + last) * table)
 
@@ -219,7 +219,12 @@ def build_stage(source: Source, architecture: LlamaArchitecture, index: int) -> 
     begin = sum(architecture.layers[:index])
     for i in range(architecture.layers_in(index)):
         layer = joined(layer_tensors(source, begin + i, architecture.weights == "q4"))
-        tensors |= {f"layers.{i}.{name}": tensor.to(types[f"layers.{i}.{name}"]) for name, tensor in layer.items()}
+        for name, tensor in layer.items():
+            stem = f"layers.{i}.{name.removesuffix('weight')}"
+            if f"{stem}codes" in types and name.endswith("weight"):
+                tensors |= {stem + part: each for part, each in rounded(tensor).items()}
+            else:
+                tensors[f"layers.{i}.{name}"] = tensor.to(types[f"layers.{i}.{name}"])
     if stage.is_last:
         tensors["norm.weight"] = source.tensor(NORM)
         if isinstance(stage.head, nn.Linear):

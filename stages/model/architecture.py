@@ -79,9 +79,14 @@ QkNorm = Literal["none", "head", "projection"]
 # RMSNorm of what attention and the MLP read (Llama), of what they write (OLMo 2), or of both (Gemma).
 Norms = Literal["before", "after", "both"]
 Activation = Literal["silu", "gelu_tanh"]  # of the MLP's gate; gelu in the form with a tanh
-# Of the matrices in layers: numbers of 4 bytes, of 2, or of 4 bits with a scale and an offset for 32 of them.
-Weights = Literal["float32", "bfloat16", "q4"]
-WEIGHT_WORDS: dict[str, str] = {"bfloat16": "weights in bfloat16", "q4": "weights of 4 bits"}
+# Of the matrices in layers: numbers of 4 bytes, of 2, of 8 bits with a scale for each row, or of 4 bits with a scale
+# and an offset for 32 of them.
+Weights = Literal["float32", "bfloat16", "q8", "q4"]
+WEIGHT_WORDS: dict[str, str] = {
+    "bfloat16": "weights in bfloat16",
+    "q8": "weights of 8 bits",
+    "q4": "weights of 4 bits",
+}
 
 MAX_POSITIONS = 1 << 22
 MAX_EXPERTS = 1 << 15  # in all layers together

@@ -257,8 +257,9 @@ class TiedHead(nn.Module):
         return F.linear(x, self.weight)
 
 
-# Weights in bfloat16, or of 4 bits, with a scale and an offset for each GROUP in a row.
+# Weights in bfloat16, of 8 bits with a scale for each row, or of 4 with a scale and an offset for each GROUP in a row.
 LARGEST = 15
+LARGEST_INT8 = 127
 LEAST_SCALE = 2.0**-24  # of float16
 BYTES_EACH = 0.5 + 2 * 2 / GROUP  # of a weight, with its share of the scale and the offset
 # Rows come in pieces: a whole matrix in float32 takes 6.4 times the memory of what it is made of. Their number is a
@@ -277,6 +278,34 @@ class Bfloat16Linear(nn.Linear):
     def forward(self, x: Tensor) -> Tensor:
         """x: (..., in) -> (..., out)."""
         return F.linear(x, self.weight.float(), self.bias)
+
+
+class Int8Linear(nn.Linear):
+    """A linear map of weights scale * code. It has no `weight`, as `QuantLinear`.
+
+    codes: (out, in) int8; scales: (out,) float32.
+    """
+
+    codes: Tensor
+    scales: Tensor
+
+    def __init__(self, in_features: int, out_features: int, bias: bool) -> None:
+        nn.Module.__init__(self)
+        self.in_features, self.out_features = in_features, out_features
+        self.register_buffer("codes", torch.zeros(out_features, in_features, dtype=torch.int8))
+        self.register_buffer("scales", torch.zeros(out_features))
+        self.register_parameter("bias", nn.Parameter(torch.zeros(out_features)) if bias else None)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """x: (..., in) -> (..., out)."""
+        product = F.linear(x, self.codes.float()) * self.scales
+        return product if self.bias is None else product + self.bias
+
+
+def rounded(weight: Tensor) -> dict[str, Tensor]:
+    """A matrix (out, in) float32, rounded to nearest: `Int8Linear`'s codes and scales."""
+    scales = weight.abs().amax(1).clamp(min=LEAST_SCALE) / LARGEST_INT8
+    return {"codes": (weight / scales[:, None]).round_().to(torch.int8), "scales": scales}
 
 
 class QuantLinear(nn.Linear):

@@ -16,6 +16,7 @@ from stages.model.layers import (
     Bfloat16Linear,
     CausalLayer,
     CausalStage,
+    Int8Linear,
     QuantLinear,
     TiedHead,
     initialise,
@@ -68,8 +69,8 @@ def llama_rotary(architecture: LlamaArchitecture, slides: bool = False) -> Tenso
 
 def _linear(a: LlamaArchitecture, numbers_in: int, numbers_out: int, bias: bool = False) -> nn.Linear:
     """A matrix of a layer, in the model's kind of weights."""
-    kinds: dict[str, type[nn.Linear]] = {"float32": nn.Linear, "bfloat16": Bfloat16Linear, "q4": QuantLinear}
-    return kinds[a.weights](numbers_in, numbers_out, bias=bias)
+    kinds: dict[str, type[nn.Linear]] = {"bfloat16": Bfloat16Linear, "q8": Int8Linear, "q4": QuantLinear}
+    return kinds.get(a.weights, nn.Linear)(numbers_in, numbers_out, bias=bias)
 
 
 class LlamaLayer(CausalLayer):

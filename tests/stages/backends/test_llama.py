@@ -179,7 +179,7 @@ x = torch.randn(9, 192, generator=generator).abs() * torch.rand(9, 1, generator=
 expected = linear(x)
 rounded = rounded_product(linear)
 found = rounded(x)
-print(type(rounded).__name__, float((found - expected).norm() / expected.norm()) < 0.02)
+print(type(rounded).__name__, float((found - expected).norm() / expected.norm()) < 0.01)
 print(torch.equal(found[3:5], rounded(x[3:5])), torch.equal(found[:1], rounded(x[:1])))
 """
     environment = {**os.environ, "FBGEMM_ENABLE_INSTRUCTIONS": instructions}

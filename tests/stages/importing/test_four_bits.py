@@ -13,7 +13,7 @@ from torch.nn import functional as F
 from serving.cli.__main__ import main
 from stages.backends import TorchBackend
 from stages.backends.base import CleanPiece, StageRunner
-from stages.backends.packed_llama import Product, QuantProduct, packed_stage
+from stages.backends.packed_llama import Int8Product, Product, QuantProduct, packed_stage
 from stages.checkpoint.checkpoint import halve, load_stage
 from stages.checkpoint.gate import probe_tokens
 from stages.checkpoint.inspect import record, verify
@@ -129,6 +129,25 @@ def test_bfloat16_takes_half_and_loses_almost_nothing(
     monkeypatch.setattr(Product, "is_packed", False)
     with pytest.raises(CheckpointError, match="no products in bfloat16: import the model with --weights float32"):
         runners(tmp_path / "bfloat16")
+
+
+def test_8_bits_take_a_quarter_and_lose_almost_nothing(
+    weights: dict[str, Tensor], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source, found = write_folder(tmp_path / "model", weights, WIDE), dict[str, Manifest]()
+    for stored in ("float32", "q8"):
+        found[stored] = import_model(ImportSettings(source, tmp_path / stored, 2, weights=stored))
+    assert "with weights of 8 bits" in summary(found["q8"])
+    assert all(check.ok for check in verify(tmp_path / "q8"))
+    assert record(tmp_path / "q8")["ar"]["parameters"] == record(tmp_path / "float32")["ar"]["parameters"]
+    matrices = [tensor for name, tensor in weights.items() if "layers" in name and tensor.dim() == 2]
+    saved = sum(3 * each.numel() - 4 * len(each) for each in matrices)
+    whole, less = (sum(part.bytes for part in found[stored].parts) for stored in found)
+    assert abs(whole - less - saved) < 2000
+    assert 0 < abs(served_loss(tmp_path / "float32") - served_loss(tmp_path / "q8")) < 0.01
+    monkeypatch.setattr(Int8Product, "levels", lambda *_: 0)
+    with pytest.raises(CheckpointError, match="no products of 8 bits: import the model with --weights float32"):
+        runners(tmp_path / "q8")
 
 
 def test_floating_point_weights_are_rounded_to_the_nearest_code() -> None:
