@@ -111,7 +111,7 @@ async def write_candidates(sequence: LocalSequence, text: bytes, length: int, co
         streams = (uniforms(sequence.seed, Purpose.CANDIDATE, at, length, 1, first + i) for i in range(count))
         return np.concatenate(list(streams), axis=1)
 
-    cache_bytes = count * sequence.model.branch_bytes(length)
+    cache_bytes = count * sequence.model.text_bytes(length)
     job = DraftJob(sequence.text, text, sequence.temperature, numbers, sequence.due_at, cache_bytes)
     written = await sequence.model.passes.draft(job)
     texts = [vocabulary.encode(row) for row in written.tokens]

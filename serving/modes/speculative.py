@@ -222,7 +222,7 @@ class SpeculativeMode(ArMode):
 
     @property
     def _hosts_draft(self) -> bool:
-        return self._model is not None and self._model.has_draft_head
+        return self._model is not None and self._model.drafts
 
     async def _by_hosts(self, request: Generation, account: Account) -> AsyncGenerator[bytes, None]:
         """The last host drafts, and begins each sweep itself: H trips, and only text comes here."""

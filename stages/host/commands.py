@@ -33,7 +33,10 @@ def add_import(pretrained: argparse.ArgumentParser) -> None:
         help="of layers: 4 bytes a number, 2 bytes, 8 bits or 4 (float32)",
     )
     what = "of `distill --head`, or none: the last host drafts by it (that of the model, where one ships)"
-    add("--draft-head", type=Path, metavar="FILE", help=what)
+    drafts = pretrained.add_mutually_exclusive_group().add_argument
+    drafts("--draft-head", type=Path, metavar="FILE", help=what)
+    what = "copy:q8, copy:q4 or a smaller MODEL of the same tokens: the last host drafts by it, and mode `local` writes"
+    drafts("--drafter", metavar="MODEL", help=what)
     add("--untrained", action="store_true", help="the weights are random: ask for no loss")
 
 
@@ -61,7 +64,7 @@ def run_import(options: argparse.Namespace) -> int:
     progress = ProgressLine()
     progress.at(f"reading {options.source}", 0.0)  # torch takes seconds to import
     from stages.checkpoint.draft_head import add_draft_head
-    from stages.importing.importing import ImportSettings, host_shares, import_model, summary
+    from stages.importing.importing import ImportSettings, host_shares, import_model, import_near_model, summary
 
     check_positive(options, "context")
     settings = ImportSettings(
@@ -72,7 +75,7 @@ def run_import(options: argparse.Namespace) -> int:
         is_untrained=options.untrained,
         hosts=host_shares(options.blocks, options.speeds, options.memory_mb),
         weights=options.weights,
-        is_head_attached=options.draft_head is None,
+        is_head_attached=options.draft_head is None and options.drafter is None,
     )
     try:
         imported = import_model(settings, progress)
@@ -81,6 +84,8 @@ def run_import(options: argparse.Namespace) -> int:
                 add_draft_head(options.out, options.draft_head)
             except CheckpointError as error:
                 raise CheckpointError(f"{error}; {options.out} is imported without a draft head") from None
+        if options.drafter is not None:
+            import_near_model(settings, options.drafter, progress)
     finally:
         progress.close()
     print(summary(imported))

@@ -1,8 +1,9 @@
-"""A draft head at work on the host of the last stage: it has the verdict and the hidden states first."""
+"""Drafters on the host of the last stage, which has the verdict and the hidden states first."""
 
 from __future__ import annotations
 
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
@@ -15,6 +16,7 @@ from torch import Tensor, nn
 from stages.backends.base import CleanPiece
 from stages.backends.packed import Growing, GrowingPiece, PackedNorm
 from stages.backends.packed_llama import packed_stage, rounded_product
+from stages.backends.whole_model import ModelText, WholeModel
 from stages.checkpoint.draft_head import DraftHead
 from stages.limits import MAX_DRAFT
 from stages.model.draft_tree import (
@@ -30,7 +32,7 @@ from stages.model.draft_tree import (
     chosen,
 )
 from stages.model.layers import LayerCache
-from stages.model.pipeline import new_caches
+from stages.model.pipeline import cache_bytes, new_caches
 from stages.model.prefill import split_reads
 from stages.model.vocabulary import Vocabulary
 from stages.v1 import stage_pb2
@@ -43,65 +45,47 @@ Tokens = NDArray[np.int64]
 
 @dataclass
 class DraftState:
-    """State of a draft head in one session: how far it has read the text."""
+    """State of a drafter in one session."""
 
-    caches: list[LayerCache]
-    # Position of the first place that was read: the head does not read what a host had in memory of a text.
-    origin: int
-    # The model's state at the last place, as long as the token after it is not known: (1, width).
-    unread: Tensor | None = None
-    # Output of the head at the last place that it read, (1, width).
-    last: Tensor | None = None
     # The last draft, when it left, and by whose record it was cut.
     draft: Draft = field(default_factory=Draft)
     worth: DraftLength | None = None
     left_at: float = 0.0
 
 
-class HeadDrafter:
+class Drafter(ABC):
     """Drafts for the sessions of one model. On the compute thread only.
 
     What it drafts decides how long a text takes, never the text: nothing here need be the same in any company.
     """
 
-    def __init__(self, head: DraftHead, model_head: Tensor) -> None:
-        """:param model_head: the model's own, (vocabulary, width); a copy in 16 bits is kept, for it embeds tokens."""
-        self.tokens: Tokens = head.tokens.numpy().astype(np.int64)
-        self.embedding = model_head.half()
-        self.norms = tuple(map(PackedNorm, (head.model_norm, head.state_norm, head.token_norm)))
-        self.join, self.vocabulary = rounded_product(head.join), Vocabulary(len(model_head))
-        self.architecture = head.stage.architecture
-        assert isinstance(head.stage.head, nn.Linear)
-        head.stage.head.weight = nn.Parameter(model_head[head.tokens.long()], requires_grad=False)
-        self.runner = packed_stage(head.stage, rounded_product)
+    tokens: Tokens | None = None  # those that it can guess; None for all
+
+    def __init__(self, vocabulary: Vocabulary) -> None:
+        self.vocabulary = vocabulary
         # A grammar leaves few tokens at most places: guesses are right more often there.
         self.sweeps = SweepTime()
         self.free, self.held = (DraftLength(self.sweeps) for _ in range(2))
 
+    @abstractmethod
     def begin(self, capacity: int, origin: int) -> DraftState:
         """For a session whose first hop brings tokens from `origin` on."""
-        return DraftState(new_caches(self.architecture.layers_in(1), self.architecture, capacity), origin)
 
-    @torch.inference_mode()
-    def read(self, state: DraftState, start: int, hidden: Tensor, tokens: Sequence[int]) -> None:
+    @abstractmethod
+    def read(self, state: DraftState, start: int, hidden: Tensor, known: Tokens) -> None:
         """Read places from position `start` on; what was read from there on before is forgotten.
 
         :param hidden: the model's states at the places, (places, width), as they come out of its last layer.
-        :param tokens: at the places, and the one after them where it is known.
+        :param known: all tokens of the text up to the last place, and the one after it where it is known.
         """
-        states, following = self.norms[0](hidden), tokens[1:]
-        if state.unread is not None and state.origin + state.caches[0].length < start:
-            states, start = torch.cat([state.unread, states]), start - 1
-            following = tokens
-        for cache in state.caches:
-            cache.length = start - state.origin
-        known = len(following)
-        state.unread = states[known:].clone() if known < len(states) else None
-        if not known:
-            return
-        for piece in split_reads(self.joined(states[:known], torch.tensor(following))):
-            (read,) = self.runner.read([CleanPiece(piece, state.caches)])
-            state.last = read[-1:]
+
+    @abstractmethod
+    def text_of(self, state: DraftState) -> LocalText | None:
+        """The text that was read; None where it was not."""
+
+    @abstractmethod
+    def session_bytes(self, capacity: int) -> int:
+        """Memory of a session of `capacity` positions."""
 
     @torch.inference_mode()
     def draft(
@@ -123,11 +107,10 @@ class HeadDrafter:
         if state.left_at and state.draft.tokens:
             self.sweeps.learn(len(state.draft.tokens), (begin - state.left_at) * 1000)
         state.draft, state.worth = Draft(), self.free if allowed is None else self.held
-        if left > 1 and state.last is not None:
+        if left > 1 and (text := self.text_of(state)) is not None:
             plan = DraftPlan(
                 min(left - 1, MAX_DRAFT), min(limits.most, left - 1) or None, limits.branches or DEFAULT_BRANCHES
             )
-            text = _HeadText(self, state)
             grower = TreeGrower(
                 text,
                 self.vocabulary,
@@ -150,6 +133,94 @@ class HeadDrafter:
         if state.worth is not None:
             state.worth.learn(draft.first, kept, sum(draft.probs[: kept + 1]), draft.levels, draft.compute_ms)
 
+
+@dataclass(kw_only=True)
+class ModelDraftState(DraftState):
+    """That of a whole model."""
+
+    text: ModelText
+
+
+class ModelDrafter(Drafter):
+    """A whole model of the same tokens: a copy of the served one in fewer bits, or a smaller one."""
+
+    def __init__(self, model: WholeModel) -> None:
+        super().__init__(model.vocabulary)
+        self.model = model
+
+    def begin(self, capacity: int, origin: int) -> ModelDraftState:
+        return ModelDraftState(text=self.model.open(min(capacity, self.model.positions)))
+
+    @torch.inference_mode()
+    def read(self, state: DraftState, start: int, hidden: Tensor, known: Tokens) -> None:
+        assert isinstance(state, ModelDraftState)
+        if len(known) <= self.model.positions:  # beyond, it has no drafts
+            state.text.read_on(self.vocabulary.encode(known[:-1]))
+
+    def text_of(self, state: DraftState) -> LocalText | None:
+        assert isinstance(state, ModelDraftState)
+        return state.text
+
+    def session_bytes(self, capacity: int) -> int:
+        return self.model.text_bytes(min(capacity, self.model.positions))
+
+
+@dataclass(kw_only=True)
+class HeadDraftState(DraftState):
+    """That of a draft head: how far it has read the text."""
+
+    caches: list[LayerCache]
+    # Position of the first place that was read: the head does not read what a host had in memory of a text.
+    origin: int
+    # The model's state at the last place, as long as the token after it is not known: (1, width).
+    unread: Tensor | None = None
+    # Output of the head at the last place that it read, (1, width).
+    last: Tensor | None = None
+
+
+class HeadDrafter(Drafter):
+    """A few layers that go on from the model's own hidden states."""
+
+    def __init__(self, head: DraftHead, model_head: Tensor) -> None:
+        """:param model_head: the model's own, (vocabulary, width); a copy in 16 bits is kept, for it embeds tokens."""
+        super().__init__(Vocabulary(len(model_head)))
+        self.tokens = head.tokens.numpy().astype(np.int64)
+        self.embedding = model_head.half()
+        self.norms = tuple(map(PackedNorm, (head.model_norm, head.state_norm, head.token_norm)))
+        self.join = rounded_product(head.join)
+        self.architecture = head.stage.architecture
+        assert isinstance(head.stage.head, nn.Linear)
+        head.stage.head.weight = nn.Parameter(model_head[head.tokens.long()], requires_grad=False)
+        self.runner = packed_stage(head.stage, rounded_product)
+
+    def begin(self, capacity: int, origin: int) -> HeadDraftState:
+        caches = new_caches(self.architecture.layers_in(1), self.architecture, capacity)
+        return HeadDraftState(caches=caches, origin=origin)
+
+    @torch.inference_mode()
+    def read(self, state: DraftState, start: int, hidden: Tensor, known: Tokens) -> None:
+        assert isinstance(state, HeadDraftState)
+        states, following = self.norms[0](hidden), known[start + 1 :]
+        if state.unread is not None and state.origin + state.caches[0].length < start:
+            states, start = torch.cat([state.unread, states]), start - 1
+            following = known[start + 1 :]
+        for cache in state.caches:
+            cache.length = start - state.origin
+        count = len(following)
+        state.unread = states[count:].clone() if count < len(states) else None
+        if not count:
+            return
+        for piece in split_reads(self.joined(states[:count], torch.from_numpy(following))):
+            (read,) = self.runner.read([CleanPiece(piece, state.caches)])
+            state.last = read[-1:]
+
+    def text_of(self, state: DraftState) -> LocalText | None:
+        assert isinstance(state, HeadDraftState)
+        return None if state.last is None else _HeadText(self, state, state.last)
+
+    def session_bytes(self, capacity: int) -> int:
+        return cache_bytes(self.architecture.layers_in(1), self.architecture, capacity)
+
     def joined(self, states: Tensor, tokens: Tensor) -> Tensor:
         """Input of the layers: (places, width)."""
         embedded = self.norms[2](self.embedding[tokens].float())
@@ -159,9 +230,8 @@ class HeadDrafter:
 class _HeadText(LocalText):
     """A text of which everything known was read."""
 
-    def __init__(self, drafter: HeadDrafter, state: DraftState) -> None:
-        assert state.last is not None
-        self.drafter, self.state, self.last = drafter, state, state.last
+    def __init__(self, drafter: HeadDrafter, state: HeadDraftState, last: Tensor) -> None:
+        self.drafter, self.state, self.last = drafter, state, last
 
     def logits_after(self, text: bytes) -> Tensor:
         return self.drafter.runner.next_byte([self.last])[0]

@@ -12,13 +12,15 @@ import torch
 
 from stages.backends import DEFAULT_BACKEND, Backend, backend_named
 from stages.backends.base import BlockRunner, PictureRunner, StageRunner
+from stages.backends.packed_llama import rounded_product
+from stages.backends.whole_model import WholeModel
 from stages.checkpoint.bundle import check_split, find_bundle
 from stages.checkpoint.checkpoint import CPU, load_block, load_picture_part, load_router_net, load_stage
 from stages.checkpoint.draft_head import has_draft_head, load_draft_head
-from stages.checkpoint.manifest import Manifest, read_manifest
+from stages.checkpoint.manifest import TOKENIZER_NAME, Manifest, read_manifest
 from stages.device import AUTO, check_device
 from stages.errors import InputError
-from stages.host.drafter import HeadDrafter
+from stages.host.drafter import Drafter, HeadDrafter, ModelDrafter
 from stages.model.architecture import WEIGHT_WORDS, LlamaArchitecture
 from stages.model.pipeline import cache_bytes
 from stages.model.prefill import max_new_tokens
@@ -64,6 +66,7 @@ class HostPlan:
     blocks: tuple[int, ...]
     parts: int  # of a whole model
     models: Mapping[str, ModelSource]  # those that it holds parts of, by kind, in the order of MODEL_KINDS
+    near: ModelSource | None = None  # what lies in local/, where it writes the tokens of `ar`
 
     @cached_property
     def draws(self) -> bool:
@@ -93,6 +96,10 @@ class HostPlan:
     def pipelines(self) -> dict[str, ModelSource]:
         """The AR pipelines among them, by kind."""
         return {kind: source for kind, source in self.models.items() if kind in ("ar", "scorer")}
+
+    def drafts_for(self, source: ModelSource) -> bool:
+        """True where the host of the last stage of a model drafts."""
+        return has_draft_head(source.manifest) or (self.near is not None and source == self.models.get("ar"))
 
     @property
     def cpu_only(self) -> str:
@@ -140,13 +147,13 @@ class Parts:
     # their router net.
     runners: Mapping[str, dict[int, Any]]
     router_net: RouterNet | None = None
-    drafters: Mapping[str, HeadDrafter] = field(default_factory=dict)  # by the digest of their model
+    drafters: Mapping[str, Drafter] = field(default_factory=dict)  # by the digest of their model
     device: torch.device = CPU  # where the weights are, and the caches of sessions with them
     # Rows of AR steps that the warm-up read in next to no time at WARM_POSITIONS, by the digest of their model.
     quick_rows: dict[str, int] = field(default_factory=dict)
 
-    def drafter(self, kind: str) -> HeadDrafter | None:
-        """Drafter of the model of a kind, on the host of its last stage; None where the model has no draft head."""
+    def drafter(self, kind: str) -> Drafter | None:
+        """Drafter of the model of a kind, on the host of its last stage; None where there is none."""
         return self.drafters.get(self.plan.models[kind].digest)
 
 
@@ -166,7 +173,14 @@ def plan_host(checkpoint: Path, blocks: tuple[int, ...]) -> HostPlan:
             raise InputError(f"block {block} does not exist: this checkpoint has blocks 0 to {parts - 1}")
     if list(blocks) != list(range(blocks[0], blocks[0] + len(blocks))):
         raise InputError(f"blocks {','.join(map(str, blocks))} are not consecutive: a host holds neighbours, in order")
-    plan = HostPlan(blocks, parts, models)
+    near = None
+    if bundle.local is not None and "ar" in models:
+        manifest = read_manifest(bundle.local)
+        tokens = [(each.tokenizer, each.files.get(TOKENIZER_NAME)) for each in (manifest, models["ar"].manifest)]
+        # the router has drafts of bytes; what it has is small
+        if tokens[0] == tokens[1] and manifest.tokenizer == "tokens":
+            near = ModelSource(bundle.local, manifest, manifest.digest())
+    plan = HostPlan(blocks, parts, models, near)
     if plan.message_bytes() > MAX_MESSAGE_BYTES:
         raise InputError(f"{checkpoint}: a hop of it may take {plan.message_bytes()} bytes: no message is so large")
     return plan
@@ -203,6 +217,9 @@ def load_parts(plan: HostPlan, backend: Backend | None = None, held: Sequence[Pa
     for kind, source in plan.models.items():
         if source.digest not in known:  # the scorer may be a copy of the AR model
             known[source.digest] = {i: _runner(kind, source, i, backend, drafters) for i in plan.blocks}
+    if plan.near is not None and plan.is_last:
+        log.info("reading the near model, which drafts: %s", plan.near.directory)
+        drafters.setdefault(plan.models["ar"].digest, ModelDrafter(WholeModel(plan.near.directory, rounded_product)))
     runners, router_net = {kind: known[source.digest] for kind, source in plan.models.items()}, None
     if "experts" in plan.models:
         router_net = load_router_net(plan.models["experts"].directory)
@@ -250,16 +267,16 @@ def full_state_bytes(plan: HostPlan) -> int:
     return slots * (a.code_dim + 4)
 
 
-def session_bytes(manifest: Manifest, held: Sequence[int], capacity: int, drafts: bool = False) -> int:
+def session_bytes(manifest: Manifest, held: Sequence[int], capacity: int) -> int:
     """Memory of one session on a host that holds the parts `held`: KV caches of `capacity` positions, or what it takes
-    to evaluate `capacity` pictures at once. drafts: with a draft head, which has a layer."""
+    to evaluate `capacity` pictures at once."""
     if manifest.draws:
         a = manifest.picture_architecture
         # Four matrices of hidden states (as they came, before and after a pass, and encoded), and eight of patches:
         # noise, state, E and denoised pictures, each with its successor.
         return 4 * capacity * a.tokens * (4 * a.features + 8 * a.patch_dim)
     architecture = manifest.text_architecture
-    return cache_bytes(sum(map(architecture.layers_in, held)) + drafts, architecture, capacity)
+    return cache_bytes(sum(map(architecture.layers_in, held)), architecture, capacity)
 
 
 # The releases that a host holds at once: new requests may use another one than those that run.
@@ -275,7 +292,7 @@ class Release:
     parts: Parts | None = None  # none while they are being loaded
 
     def info(self) -> stage_pb2.Release:
-        models = {kind: _model_info(source) for kind, source in self.plan.models.items()}
+        models = {kind: _model_info(source, self.plan) for kind, source in self.plan.models.items()}
         return stage_pb2.Release(name=self.name, loading=self.parts is None, **models)
 
 
@@ -327,7 +344,7 @@ def wiring_problem(plans: Sequence[HostPlan], address: str, other: stage_pb2.Des
     )
 
 
-def _model_info(source: ModelSource) -> stage_pb2.ModelInfo:
+def _model_info(source: ModelSource, plan: HostPlan) -> stage_pb2.ModelInfo:
     if source.manifest.draws:
         p = source.manifest.picture_architecture
         pictures = stage_pb2.PictureInfo(
@@ -342,5 +359,5 @@ def _model_info(source: ModelSource) -> stage_pb2.ModelInfo:
         width=a.width,
         vocabulary=a.vocabulary,
         tokenizer=source.manifest.tokenizer,
-        has_draft_head=has_draft_head(source.manifest),
+        drafts=plan.drafts_for(source),
     )

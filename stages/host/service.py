@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import json
 import time
 from collections.abc import AsyncIterator, Callable, Iterable
 from contextlib import aclosing
@@ -61,9 +63,16 @@ class StageSeat:
         self.shelf, self.security, self.room, self._changed = shelf, security, room, changed
 
     def wants(self, offer: stage_pb2.Offer) -> Wants:
-        """The files of the offered stage. The tokenizer is small beside it, so every host gets it."""
-        blocks = frozenset(offer.assignment.blocks)
-        return lambda folder, part: folder != "local" and (part in blocks or (folder == "ar" and part == BESIDE))
+        """The files of the offered stage. The tokenizer is small beside it, so every host gets it; who has the end of a
+        model drafts by what lies in local/."""
+        blocks, parts = frozenset(offer.assignment.blocks), 0
+        with contextlib.suppress(ValueError, KeyError, TypeError):  # what is no manifest is refused later
+            manifests = (each.content for each in offer.manifests if each.folder == "ar")
+            parts = len(json.loads(next(manifests, b"{}"))["parts"])
+        is_last = parts - 1 in blocks
+        return lambda folder, part: (
+            is_last if folder == "local" else part in blocks or (folder == "ar" and part == BESIDE)
+        )
 
     async def take(self, request: stage_pb2.LoadRequest, context: Context) -> None:
         """Have this host serve another stage once the call is answered. Raises StatusError."""
@@ -259,7 +268,7 @@ class StageService(stage_pb2_grpc.StageServiceServicer):
     def _needs(self, folder: str, part: int) -> bool:
         plan = self.host.releases.newest.plan
         if folder == "local":
-            return False
+            return plan.is_last and not plan.draws
         # The router net comes after the experts, and every host asks it. The last host needs the tokenizer where it
         # holds texts to a schema.
         beside = (folder == "experts" and part == plan.parts) or (folder == "ar" and part == BESIDE and plan.is_last)

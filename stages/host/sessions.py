@@ -109,7 +109,9 @@ class SessionStore:
         if name in self._released:
             raise StatusError(grpc.StatusCode.NOT_FOUND, f"session {name!r} was released")
         manifest, held = parts.plan.models[kind].manifest, parts.plan.blocks
-        need = session_bytes(manifest, held, capacity, drafts=parts.drafter(kind) is not None)
+        need = session_bytes(manifest, held, capacity)
+        if (drafter := parts.drafter(kind)) is not None:
+            need += drafter.session_bytes(capacity)
         self._check_room(need)
         session = HostSession(router, kind, capacity, need, self.clock() + self.lease_s, parts)
         if not manifest.draws:

@@ -126,6 +126,7 @@ def _rooms(hosts: Sequence[StageHost]) -> str:
 
 CHAT_TEMPLATE_NAME, TOOL_TEMPLATE_NAME = "chat_template.jinja", "chat_template_tool_use.jinja"
 SPECIAL_TOKENS_NAME = "special_tokens.json"
+COPIES: dict[str, Weights] = {"copy:q8": "q8", "copy:q4": "q4"}
 NUMBER_BYTES = 4
 DEFAULT_CONTEXT = 8192  # positions that are kept of a longer context: hosts hold a rotary table of it
 TEMPORARIES = 3  # times the largest tensor that is held beside a stage while one is put together
@@ -204,6 +205,28 @@ def import_model(settings: ImportSettings, progress: WorkProgress | None = None)
             progress.say(f"the last host drafts by {head}, which was trained for this model")
         progress.close()
         return read_manifest(directory)
+
+
+def import_near_model(settings: ImportSettings, drafter: str, progress: WorkProgress | None = None) -> Manifest:
+    """Put a model by which the last host drafts into local/ of an imported checkpoint.
+
+    :param drafter: `copy:q8` or `copy:q4` for the model itself in so many bits, or the path of a smaller one.
+
+    Raises InputError or CheckpointError; the checkpoint stays, without it.
+    """
+    own, out = read_manifest(settings.out), settings.out / "local"
+    weights = COPIES.get(drafter, "float32")
+    source = settings.source if drafter in COPIES else Path(drafter)
+    near = replace(settings, source=source, out=out, blocks=1, hosts=(), weights=weights, is_head_attached=False)
+    made = import_model(near, progress)
+    digests = [each.files[TOKENIZER_NAME] for each in (own, made)]
+    if digests[0] != digests[1]:
+        shutil.rmtree(out)
+        raise InputError(
+            f"--drafter {drafter} has other tokens (tokenizer {digests[1][:12]}, the model's {digests[0][:12]}): "
+            f"give a model of the same family; {settings.out} is imported without a drafter"
+        )
+    return made
 
 
 @torch.inference_mode()

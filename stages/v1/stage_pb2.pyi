@@ -322,7 +322,7 @@ class ModelInfo(_message.Message):
     VOCABULARY_FIELD_NUMBER: _builtins.int
     TOKENIZER_FIELD_NUMBER: _builtins.int
     PICTURES_FIELD_NUMBER: _builtins.int
-    HAS_DRAFT_HEAD_FIELD_NUMBER: _builtins.int
+    DRAFTS_FIELD_NUMBER: _builtins.int
     digest: _builtins.str
     """hex SHA-256 that names the weights"""
     parts: _builtins.int
@@ -333,7 +333,7 @@ class ModelInfo(_message.Message):
     """tokens that there are"""
     tokenizer: _builtins.str
     """what they are: bytes, or tokens of the checkpoint's tokenizer"""
-    has_draft_head: _builtins.bool
+    drafts: _builtins.bool
     """its last host can draft"""
     @_builtins.property
     def pictures(self) -> Global___PictureInfo:
@@ -349,11 +349,11 @@ class ModelInfo(_message.Message):
         vocabulary: _builtins.int = ...,
         tokenizer: _builtins.str = ...,
         pictures: Global___PictureInfo | None = ...,
-        has_draft_head: _builtins.bool = ...,
+        drafts: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["pictures", b"pictures"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["digest", b"digest", "has_draft_head", b"has_draft_head", "parts", b"parts", "pictures", b"pictures", "positions", b"positions", "tokenizer", b"tokenizer", "vocabulary", b"vocabulary", "width", b"width"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["digest", b"digest", "drafts", b"drafts", "parts", b"parts", "pictures", b"pictures", "positions", b"positions", "tokenizer", b"tokenizer", "vocabulary", b"vocabulary", "width", b"width"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -12,11 +12,11 @@ from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from stages.backends.base import CleanPiece, Denoised
-from stages.checkpoint.draft_head import has_draft_head
-from stages.host.drafter import HeadDrafter
+from stages.host.drafter import Drafter
 from stages.host.grammar import Grammar
 from stages.host.parts import HostPlan, ModelKind, ModelSource
 from stages.host.schema_check import NOT_FOLLOWED
@@ -50,7 +50,7 @@ class ReadWork(TextWork):
     codec: StateCodec
     hidden: Tensor | None  # hidden states of the stage before, (rows, width); None before stage 0
     at_once: int  # so many of the new tokens, the first, attend at once; the others give what they would one by one
-    for_drafting: bool = False  # this host's draft head reads them, too
+    for_drafting: bool = False  # this host's drafter reads them, too
 
     is_step = is_prefill = has_more = True
 
@@ -118,7 +118,7 @@ class ReadWork(TextWork):
     def _ended(self, hidden: Tensor) -> None:
         """Everything is read on the host of the last stage. hidden: (rows, width)."""
         if self.for_drafting:
-            self._read_for_drafts(hidden, self.clean.tolist())
+            self._read_for_drafts(hidden, self.session.tokens[: self.start + len(hidden)])
         self.outcome = stage_pb2.Event(session=self.hop.session, number=self.number)
 
     def _between_stages(self, hidden: Tensor) -> Tensor:
@@ -134,26 +134,26 @@ class ReadWork(TextWork):
         read.stage, read.hidden = self.following, self.codec.encode(hidden)
         self.outcome = self.hop
 
-    def _read_for_drafts(self, hidden: Tensor, tokens: list[int]) -> None:
+    def _read_for_drafts(self, hidden: Tensor, known: NDArray[np.int64]) -> None:
         session, drafter = self.session, self._drafter
         if drafter is None:
             return
         with self._without_drafts():
             if session.draft is None:
                 session.draft = drafter.begin(session.capacity, self.start)
-            drafter.read(session.draft, self.start, hidden, tokens)
+            drafter.read(session.draft, self.start, hidden, known)
 
     @contextlib.contextmanager
     def _without_drafts(self) -> Iterator[None]:
-        """Guard of the draft head: where it fails, the step has no drafts, and the head begins anew with the next."""
+        """Guard of the drafter: where it fails, the step has no drafts, and it begins anew with the next."""
         try:
             yield
         except Exception:
-            log.exception("session %s: its draft head failed; the step has no drafts", self.hop.session)
+            log.exception("session %s: its drafter failed; the step has no drafts", self.hop.session)
             self.session.draft = None
 
     @property
-    def _drafter(self) -> HeadDrafter | None:
+    def _drafter(self) -> Drafter | None:
         return self.session.parts.drafter(self.session.kind)
 
 
@@ -272,8 +272,8 @@ class SampleWork(ReadWork):
         right = DraftTree(before[known:], self.tree or range(self.draft)).path(written[:-1])
         kept = sum(at == place for place, at in enumerate(right))  # the first branch stands first
         rows = [*range(known), *(known + at for at in right)]
-        self._read_for_drafts(self._states[rows], before[:known] + written)
         text = np.append(self.session.tokens[: self.start], before[:known] + written)
+        self._read_for_drafts(self._states[rows], text)
         allowed = None if self._grammar is None else self._grammar.allowed_after(text[self._grammar.settings.prompt :])
         with self._without_drafts():
             if drafter is not None and (state := self.session.draft) is not None:
@@ -328,7 +328,7 @@ def parse_read(hop: stage_pb2.Hop, kind: ModelKind, source: ModelSource, plan: H
         given=sample.given,
         tree=tree,
         remaining=sample.remaining,
-        drafting=_parse_drafting(sample, source),
+        drafting=_parse_drafting(sample, source, plan),
     )
 
 
@@ -382,11 +382,11 @@ def _check_remaining(sample: stage_pb2.Sample, end: int, positions: int) -> None
         raise invalid(f"{remaining} tokens to generate do not fit the context of {positions}")
 
 
-def _parse_drafting(sample: stage_pb2.Sample, source: ModelSource) -> stage_pb2.Drafting | None:
+def _parse_drafting(sample: stage_pb2.Sample, source: ModelSource, plan: HostPlan) -> stage_pb2.Drafting | None:
     if not sample.HasField("drafting"):
         return None
-    if not has_draft_head(source.manifest):
-        raise failed_precondition("the model has no draft head, with which its last host could draft")
+    if plan.is_last and not plan.drafts_for(source):
+        raise failed_precondition("the model has neither a draft head nor a near model, by which its last host drafts")
     limits = sample.drafting
     if limits.most > MAX_DRAFT_TREE or limits.branches > MAX_BRANCHES:
         raise invalid(f"a draft has at most {MAX_DRAFT_TREE} tokens and {MAX_BRANCHES} branches")

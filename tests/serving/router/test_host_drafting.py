@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from serving.client.client import AsyncClient, Client, RequestRefused, Result
-from stages.host.drafter import HeadDrafter
+from stages.host.drafter import HeadDrafter, ModelDrafter
 from tests.serving.pretrained import add_random_draft_head, write_model
 
 PROMPT = "the old man said that the sea"
@@ -34,9 +34,19 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return directory
 
 
-@pytest.fixture(scope="module", params=[1, 3])
-def client(request: pytest.FixtureRequest, model: Path, local_ring: Any) -> Iterator[Client]:
-    with local_ring(model, request.param) as opened:
+@pytest.fixture(scope="module")
+def copied(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A model that has itself beside it."""
+    directory = tmp_path_factory.mktemp("copied") / "model"
+    write_model(directory)
+    write_model(directory / "local")
+    return directory
+
+
+@pytest.fixture(scope="module", params=["a head, 1", "a head, 3", "a copy, 3"])
+def client(request: pytest.FixtureRequest, model: Path, copied: Path, local_ring: Any) -> Iterator[Client]:
+    drafter, hosts = request.param.split(", ")
+    with local_ring(model if drafter == "a head" else copied, int(hosts)) as opened:
         yield opened
 
 
@@ -86,6 +96,15 @@ def test_a_grammar_tells_hosts_most_of_a_text(tmp_path: Path, local_ring: Any) -
             assert result.sweeps < expected.sweeps / 2
 
 
+def test_a_copy_of_the_model_is_right_nearly_always(copied: Path, local_ring: Any) -> None:
+    """Its products are of 8 bits, where the processor has such."""
+    with local_ring(copied, 3) as client:
+        result = client.generate(PROMPT, mode="ar-speculative", max_tokens=60, seed=5, draft=10)
+        assert result.output == client.generate(PROMPT, mode="ar", max_tokens=60, seed=5).output
+        assert result.drafter == "hosts"
+        assert result.sweeps <= 12, "60 tokens in six trips, were all right"
+
+
 def test_it_is_the_default_where_there_is_a_draft_head(client: Client) -> None:
     result = client.generate(PROMPT, mode="ar-speculative", max_tokens=20, seed=2)
     assert result.drafted > 0
@@ -109,7 +128,8 @@ def test_a_draft_head_that_fails_costs_drafts_and_no_text(
     def fail(*_: object) -> None:
         raise RuntimeError("boom")
 
-    monkeypatch.setattr(HeadDrafter, step, fail)
+    for kind in (HeadDrafter, ModelDrafter):
+        monkeypatch.setattr(kind, step, fail)
     result = client.generate(PROMPT, max_tokens=20, seed=3, **BY_HOSTS)
     assert (result.output, result.drafted, result.replays) == (expected.output, 0, 0)
 

@@ -13,7 +13,7 @@ from stages.checkpoint.checkpoint import load_stage
 from stages.checkpoint.draft_head import DRAFT_HEAD_NAME, DraftHead, add_draft_head, load_draft_head, write_draft_head
 from stages.checkpoint.manifest import read_manifest
 from stages.errors import CheckpointError
-from stages.host.drafter import HeadDrafter, _HeadText
+from stages.host.drafter import HeadDrafter
 from stages.model.architecture import LlamaArchitecture
 from tests.stages.model.tiny_llama import TINY, write_tiny
 from trainer.blocks.data import Corpus
@@ -91,12 +91,14 @@ def test_a_host_computes_what_was_trained(task: HeadTask, teacher: Teacher, pipe
     head_matrix = load_stage(pipeline, 2).head.weight.detach()  # type: ignore[union-attr]
     drafter = HeadDrafter(task.head.requires_grad_(False), head_matrix)
     state = drafter.begin(40, 0)
-    drafter.read(state, 0, hidden[0, :1], written[:1].tolist())  # the token after the last is not known yet
-    drafter.read(state, 1, hidden[0, 1:7], written[1:7].tolist())
-    drafter.read(state, 7, hidden[0, 7:12], written[7:13].tolist())
-    drafter.read(state, 10, hidden[0, 10:12], written[10:13].tolist())  # a branch that is read once more
+    known = written.numpy()
+    drafter.read(state, 0, hidden[0, :1], known[:1])  # the token after the last is not known yet
+    drafter.read(state, 1, hidden[0, 1:7], known[:7])
+    drafter.read(state, 7, hidden[0, 7:12], known[:13])
+    drafter.read(state, 10, hidden[0, 10:12], known[:13])  # a branch that is read once more
     assert state.caches[0].length == 12
-    text = _HeadText(drafter, state)
+    text = drafter.text_of(state)
+    assert text is not None
     close = {"rtol": 0.05, "atol": 0.1}  # written are embedded in 16 bits here; products are of 8, or 7 without VNNI
     torch.testing.assert_close(text.logits_after(b"")[0], expected[0][11], **close)
     forks = text.fork(2, 5)

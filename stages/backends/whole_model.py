@@ -1,0 +1,110 @@
+"""A whole AR model in one process, for drafts: it says what follows a text, and grows continuations of it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import cast
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from stages.backends.base import CleanPiece
+from stages.backends.packed import Growing, GrowingPiece
+from stages.backends.packed_llama import Make, packed_stage, product
+from stages.checkpoint.checkpoint import load_stage
+from stages.checkpoint.manifest import read_manifest
+from stages.model.draft_tree import Forks, LocalText
+from stages.model.pipeline import cache_bytes, new_caches
+from stages.model.prefill import split_reads
+from stages.model.vocabulary import Vocabulary
+
+
+class WholeModel:
+    """All stages of a model of any family, by the code of hosts. Its texts are for one thread only."""
+
+    def __init__(self, directory: Path, make: Make = product) -> None:
+        """Load and gate the weights. Raises CheckpointError. :param make: of each matrix, its product."""
+        manifest = read_manifest(directory)
+        self.architecture = a = manifest.text_architecture
+        self.stages = [packed_stage(load_stage(directory, i), make) for i in range(a.parts)]
+        self.vocabulary, self.positions = Vocabulary(a.vocabulary), a.positions
+
+    def open(self, capacity: int) -> ModelText:
+        """Begin a text. capacity: most tokens of it that are read."""
+        return ModelText(self, capacity)
+
+    def text_bytes(self, length: int) -> int:
+        """Memory of a text, or of what a continuation of `length` tokens takes beside the text before it."""
+        a = self.architecture
+        return sum(cache_bytes(a.layers_in(part), a, length) for part in range(a.parts))
+
+    def read(self, pieces: Sequence[tuple[Forks, NDArray[np.int64]]]) -> list[Tensor]:
+        """`Forks.read` of several texts."""
+        x = [torch.from_numpy(tokens) for _, tokens in pieces]
+        texts = [cast(_ModelForks, forks).grown for forks, _ in pieces]
+        for stage, grown in zip(self.stages, zip(*texts, strict=True), strict=True):
+            x = stage.grow([GrowingPiece(*each) for each in zip(x, grown, strict=True)])
+        return self.stages[-1].next_byte(x)
+
+
+class ModelText(LocalText):
+    """A text that a whole model reads."""
+
+    def __init__(self, model: WholeModel, capacity: int) -> None:
+        a, self.model = model.architecture, model
+        self._caches = [new_caches(a.layers_in(part), a, capacity) for part in range(a.parts)]
+        self._read = b""
+
+    def logits_after(self, text: bytes) -> Tensor:
+        kept = self._go_back(text, 1)
+        # what follows the prompt gives the same bits in any pieces: how long runs are depends on the time
+        hidden = self._read_from(kept, text, at_once=not kept)
+        return self.model.stages[-1].next_byte([hidden[-1:]])[0]
+
+    def read_on(self, text: bytes) -> None:
+        """Read what is new of `text`, of which more is to come."""
+        if (kept := self._go_back(text)) < self.model.vocabulary.count(text):
+            self._read_from(kept, text, at_once=True)
+
+    def _read_from(self, kept: int, text: bytes, at_once: bool) -> Tensor:
+        """Hidden states of the last piece of what comes after the first `kept` tokens: (positions, width)."""
+        vocabulary, x = self.model.vocabulary, torch.empty(0)
+        for piece in split_reads(vocabulary.decode(vocabulary.cut(text, kept))):
+            x = piece
+            for stage, caches in zip(self.model.stages, self._caches, strict=True):
+                x = stage.read([CleanPiece(x, caches, one_by_one=0 if at_once else len(x))])[0]
+        self._read = text
+        return x
+
+    def fork(self, count: int, room: int) -> Forks:
+        pairs = zip(self.model.stages, self._caches, strict=True)
+        return _ModelForks(self.model, [stage.fork(caches, room, count) for stage, caches in pairs])
+
+    def _go_back(self, text: bytes, again: int = 0) -> int:
+        """Forget what is not the beginning of `text`. How many tokens stay.
+
+        :param again: the last tokens of it that are read in any case."""
+        vocabulary = self.model.vocabulary
+        kept = min(vocabulary.count(self._read), vocabulary.count(text) - again)
+        ours, theirs = (np.frombuffer(vocabulary.cut(each, 0, kept), np.uint8) for each in (self._read, text))
+        if len(differ := np.flatnonzero(ours != theirs)):
+            kept = int(differ[0]) // vocabulary.token_bytes
+        for caches in self._caches:
+            for cache in caches:
+                cache.length = kept
+        return kept
+
+
+class _ModelForks(Forks):
+    def __init__(self, model: WholeModel, grown: list[Growing]) -> None:
+        self.model, self.grown = model, grown
+
+    def read(self, tokens: NDArray[np.int64]) -> Tensor:
+        return self.model.read([(self, tokens)])[0]
+
+    def select(self, branches: NDArray[np.int64]) -> None:
+        for part in self.grown:
+            part.select(torch.from_numpy(branches))
