@@ -42,7 +42,8 @@ class DraftHead(nn.Module):
         self.state_norm, self.token_norm = (nn.RMSNorm(width, eps=epsilon) for _ in range(2))
         self.join = nn.Linear(2 * width, width, bias=False)
         # The second of two stages: it has layers, a norm and a head, and no embedding.
-        last = replace(architecture, layers=(1, layers), vocabulary=max(count, 2), tied_head=False)
+        vocabulary = max(count, 2)
+        last = replace(architecture, layers=(1, layers), vocabulary=vocabulary, tied_head=False, weights="float32")
         self.stage = LlamaStage(last, 1)
 
     def joined(self, states: Tensor, embedded: Tensor) -> Tensor:
@@ -66,9 +67,9 @@ def has_draft_head(manifest: Manifest) -> bool:
 
 
 def takes_draft_head(manifest: Manifest) -> bool:
-    """True for a model whose layers a draft head can be made of: Llama's, without an option."""
+    """True for a model whose layers a draft head can be made of: Llama's, without an option, in weights of any kind."""
     a = manifest.architecture
-    return manifest.kind == "ar" and isinstance(a, LlamaArchitecture) and a.is_plain
+    return manifest.kind == "ar" and isinstance(a, LlamaArchitecture) and replace(a, weights="float32").is_plain
 
 
 def read_draft_head(path: Path, manifest: Manifest, sha256: str = "") -> DraftHead:

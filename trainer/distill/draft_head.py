@@ -203,6 +203,8 @@ def distill_head(settings: DistillSettings, tell: Tell) -> Path:
     if not takes_draft_head(manifest):
         raise InputError(f"{s.checkpoint}: a draft head needs an AR model of Llama's layers without an option")
     assert isinstance(manifest.architecture, LlamaArchitecture)
+    if manifest.architecture.weights != "float32":  # the head begins as layers of the model
+        raise InputError(f"{s.checkpoint}: distil from an import with --weights float32; its head serves all others")
     total = manifest.architecture.total_layers
     s.check_layers(total)
     start = None if s.start is None else read_draft_head(s.start, manifest)
