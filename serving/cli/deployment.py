@@ -351,13 +351,13 @@ def server_arguments(
     """
     releases, found = directory / RELEASES, dict[str, list[str]]()
     for host in () if hosts_run else topology.hosts:
-        own = ["--shelf", str(releases / host.name), *host_options]
+        own = ["--releases", str(releases / host.name), *host_options]
         found[host.name] = [*_host_arguments(topology, host, checkpoint, threads), *own]
         found[host.name] += _guard(directory / f"{host.name}.tokens", found[host.name], host.address, host.listen)
     router = ["router", "--topology", str(directory / TOPOLOGY), "--checkpoint", str(checkpoint)]
     router += ["--threads", str(threads), *router_options]
     router += _guard(directory / f"{ROUTER}.tokens", router, topology.router, *([second] if second else []))
-    found[ROUTER] = [*router, "--shelf", str(releases / ROUTER)]
+    found[ROUTER] = [*router, "--releases", str(releases / ROUTER)]
     if second is not None:
         found[second] = [*router, "--listen", second]
     if http is not None:
