@@ -50,9 +50,8 @@ def add_serve(serve: argparse.ArgumentParser) -> None:
 
 def run_serve(options: argparse.Namespace) -> int:
     from serving.cli.deploy import read_release
-    from serving.cli.deployment import Deployment, check_free, check_none_up, present
+    from serving.cli.deployment import Deployment, check_free, new_directory, present
     from serving.router.topology import HostEntry, Topology, local_topology
-    from stages.wire.secret_files import state_directory
     from stages.wire.tls import Security
     from stages.wire.tokens import read_tokens
 
@@ -66,7 +65,7 @@ def run_serve(options: argparse.Namespace) -> int:
         read_tokens(options.tokens)
     security = Security(topology.tls_of("router"), options.insecure)
     # Before the hosts are asked for anything: a router that runs here may be using them.
-    check_none_up(state_directory())
+    directory = new_directory(topology)
     check_free(topology, options.http, ())
     progress = ProgressLine()
     with ends_cleanly(), closing(progress):
@@ -82,7 +81,7 @@ def run_serve(options: argparse.Namespace) -> int:
         deployment = Deployment.start(
             topology,
             checkpoint,
-            state_directory(),
+            directory,
             options.threads,
             router_options=router_options,
             http=options.http,
