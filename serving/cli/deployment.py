@@ -245,7 +245,7 @@ def deployment_here(router: str | None = None) -> Deployment | None:
 
 
 def new_directory(topology: Topology) -> Path:
-    """Where a deployment is kept. Raises ServiceError where one is up that has its router, or one of its hosts."""
+    """The directory of a new deployment. Raises ServiceError where one is up that has its router or a host of it."""
     make_state_directory(state_directory())
     for other in running_deployments():
         if topology.addresses & other.topology.addresses:

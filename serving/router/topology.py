@@ -74,7 +74,7 @@ class Topology:
 
     @property
     def addresses(self) -> set[str]:
-        """Of its router and its hosts."""
+        """The addresses of its router and its hosts."""
         return {self.router, *(host.address for host in self.hosts)}
 
     @property

@@ -117,7 +117,7 @@ def test_a_response_is_a_chat_in_another_form(openai: OpenAI) -> None:
     form: Any = {"format": {"type": "json_schema", "name": "one", "schema": schema}}
     assert openai.responses.create(input="x", text=form, max_output_tokens=64, **asked).output_text == '{"a": 1}'
     for refused, words in (
-        ({"store": True}, "store: Input should be False: nothing is stored"),
+        ({"store": True}, "store must be false, not true: nothing is stored"),
         ({"max_output_tokens": 600}, "context is 512"),
         ({"input": [{"role": "user", "content": "x"}] * 1024}, "at most 1023"),
     ):
