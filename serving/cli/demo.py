@@ -14,7 +14,7 @@ from serving.client.comparison import TEXT_WIDTH, Entrant, all_entrants, compari
 from serving.router.request import MAX_TIMEOUT_S
 from serving.router.topology import local_topology
 from stages.checkpoint.shipped import SHIPPED
-from stages.progress import ProgressLine
+from stages.progress import ProgressLine, ticking
 from stages.signals import ends_cleanly
 
 PROMPT = "The best thing about the movie is that"
@@ -82,7 +82,11 @@ def show_modes(client: Client, is_pretrained: bool, prompt: str) -> bool:
 def show_drawing(bundle: Path) -> None:
     """Draw a picture along three hosts, and show how it clears from host to host."""
     topology = local_topology(HOSTS, HOSTS, bundle, free_port_block(HOSTS + 1) + 1)
-    with temporary_deployment(topology, bundle) as deployment, Client(deployment.topology.router) as client:
+    with (
+        ticking(f"drawing `{PICTURE}` along three hosts"),
+        temporary_deployment(topology, bundle) as deployment,
+        Client(deployment.topology.router) as client,
+    ):
         shown: list[DrawnPictures] = []
         drawn = client.draw(PICTURE, seed=SEED, preview=shown.append)
     stages = [*sorted(shown, key=lambda each: each.block or 0), drawn]

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from serving.client.result import Result
 from serving.modes import SCORERS
 from stages.errors import InputError, OnesweepError, one_of, printable
+from stages.progress import ticking
 
 if TYPE_CHECKING:
     from serving.client.client import Client
@@ -70,7 +71,8 @@ def run_entrants(
     outcomes: dict[str, Result | str] = {}
     for entrant in entrants:
         try:
-            outcomes[entrant.label] = client.generate(prompt, **entrant_settings(entrant, settings))
+            with ticking(f"writing in mode {entrant.label}"):
+                outcomes[entrant.label] = client.generate(prompt, **entrant_settings(entrant, settings))
         except OnesweepError as error:
             lacks_weights = isinstance(error, RequestRefused) and error.code is grpc.StatusCode.FAILED_PRECONDITION
             if entrant.scorer and lacks_weights and not entrant.named:
