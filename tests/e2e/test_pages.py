@@ -56,7 +56,12 @@ def blocks(page: str) -> list[Block]:
 
 def script(page: str) -> str:
     """One shell script: servers in the background, each command after what it needs has come up."""
-    lines = ["ip link set lo up", *(f"ip address add {address}/32 dev lo" for address in ADDRESSES), "set -x"]
+    lines = [
+        "exec < /dev/null",
+        "ip link set lo up",
+        *(f"ip address add {address}/32 dev lo" for address in ADDRESSES),
+        "set -x",
+    ]
     for block in blocks(page):
         if block.language == "toml" and (name := re.match(r"# ([\w-]+\.toml)", block.body)):
             lines.append(f"cat > {name[1]} <<'END'\n{block.body}END")
@@ -79,14 +84,14 @@ def seen(
     if process == 0:
         os.chdir(folder)
         os.execvpe(command[0], command, {**environment, "TERM": "xterm"})
-    said, shown, last = "", [("", time.monotonic(), 0.0)], time.monotonic()
+    said, shown, last = "", [("", time.monotonic(), (0.0, ""))], time.monotonic()
     try:
         with contextlib.suppress(OSError):  # as Linux tells that nobody has the other end
             while raw := os.read(terminal, 1 << 16):
                 now, text = time.monotonic(), raw.decode(errors="replace")
                 name, begin, gap = shown[-1]
-                shown[-1], last, said = (name, begin, max(gap, now - last)), now, said + text
-                shown += [(name, now, 0.0) for name in re.findall(r"^\++ (.*?)\r?$", text, re.MULTILINE)]
+                shown[-1], last, said = (name, begin, max(gap, (now - last, said[-60:]))), now, said + text
+                shown += [(name, now, (0.0, "")) for name in re.findall(r"^\++ (.*?)\r?$", text, re.MULTILINE)]
         code = os.waitstatus_to_exitcode(os.waitpid(process, 0)[1])
     finally:
         with contextlib.suppress(ProcessLookupError):
@@ -97,7 +102,7 @@ def seen(
         print("\nseconds, longest silence, command")
         for (name, begin, gap), end in zip(shown, ends, strict=True):
             if end - begin >= TOLD_S:
-                print(f"{end - begin:7.1f} {gap:7.1f} {name[:100]}")
+                print(f"{end - begin:7.1f} {gap[0]:7.1f} {name[:100]}\n{'':15} after {gap[1]!r}")
     return code, said
 
 
