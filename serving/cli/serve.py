@@ -19,7 +19,7 @@ from stages.checkpoint.shipped import SHIPPED
 from stages.device import AUTO
 from stages.errors import InputError
 from stages.host.commands import add_device, check_positive
-from stages.progress import ProgressLine
+from stages.progress import ProgressLine, ticking
 from stages.settings import add_flags, from_flags
 from stages.signals import ends_cleanly
 from stages.telemetry.observability import ObservabilitySettings, start_log
@@ -150,6 +150,13 @@ def run_doctor(options: argparse.Namespace) -> int:
 
 
 def run_up(options: argparse.Namespace) -> int:
+    with ends_cleanly():
+        present(_started(options), options.http, ProgressLine(), watched=not options.detach)
+    return 0
+
+
+@ticking("starting hosts and a router")  # reads the checkpoint with torch, which takes seconds to import
+def _started(options: argparse.Namespace) -> Deployment:
     from stages.backends import DEFAULT_BACKEND, backend_named
     from stages.host.parts import device_for, plan_host
 
@@ -180,25 +187,23 @@ def run_up(options: argparse.Namespace) -> int:
     for device in {options.device or host.device or AUTO for host in topology.hosts}:
         device_for(device, options.backend or DEFAULT_BACKEND, plan)
     given = {"--backend": options.backend, "--device": options.device}
-    with ends_cleanly():
-        deployment = Deployment.start(
-            topology,
-            checkpoint.resolve(),
-            new_directory(topology),
-            options.threads,
-            host_options=[word for flag, value in given.items() if value for word in (flag, value)],
-            router_options=["--tokens", str(options.tokens.resolve())] if options.tokens else (),
-            http=options.http,
-        )
-        present(deployment, options.http, ProgressLine(), watched=not options.detach)
-    return 0
+    return Deployment.start(
+        topology,
+        checkpoint.resolve(),
+        new_directory(topology),
+        options.threads,
+        host_options=[word for flag, value in given.items() if value for word in (flag, value)],
+        router_options=["--tokens", str(options.tokens.resolve())] if options.tokens else (),
+        http=options.http,
+    )
 
 
 def run_down(options: argparse.Namespace) -> int:
     if (deployment := deployment_here(options.router)) is None:
         what = f"no router of yours is up at {options.router}" if options.router else "nothing is up"
         raise NothingUp(f"{what}; start a deployment with `onesweep up --detach`")
-    deployment.stop()
+    with ticking("stopping them, the router first"):
+        deployment.stop()
     print(f"stopped {len(deployment.processes)} processes of the router at {deployment.topology.router}")
     return 0
 

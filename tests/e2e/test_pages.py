@@ -70,7 +70,7 @@ def script(page: str) -> str:
         elif block.language == "sh" and not block.note.startswith("not run: "):
             for command in block.commands:
                 if server := SERVER.match(command):
-                    lines += [f"(\n{command}\n) &", READY.get(server[1] or "up", ":")]
+                    lines += [f"(\n{command}\n) &", "set +x", READY.get(server[1] or "up", ":"), "set -x"]
                 elif not SET_UP.match(command):
                     lines.append(command)
     return "\n".join(lines)
