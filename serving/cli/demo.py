@@ -2,7 +2,7 @@
 
 import argparse
 import textwrap
-from contextlib import closing
+from contextlib import ExitStack, closing
 from pathlib import Path
 from typing import Any
 
@@ -40,16 +40,14 @@ def add_demo(demo: argparse.ArgumentParser) -> None:
 
 def run_demo(options: argparse.Namespace) -> int:
     progress = ProgressLine()
-    with ends_cleanly(), closing(progress):
+    with ends_cleanly(), closing(progress), ExitStack() as hosts_run:
         checkpoint, parts = find_checkpoint(options, HOSTS, progress)
         hosts = min(HOSTS, parts)
         topology = local_topology(hosts, parts, checkpoint, free_port_block(hosts + 1) + 1)
         print(f"starting {hosts} hosts and a router on this machine ...", flush=True)
-        with (
-            temporary_deployment(topology, checkpoint, waiting=lambda why: progress.at("loading")) as deployment,
-            Client(deployment.topology.router) as client,
-        ):
-            progress.close()
+        with ticking("loading"):
+            hosts_run.enter_context(temporary_deployment(topology, checkpoint))
+        with hosts_run, Client(topology.router) as client:
             is_pretrained = "family" in manifest_record(checkpoint).get("architecture", {})
             prompt = options.prompt or (QUESTION if is_pretrained else PROMPT)
             kept = show_modes(client, is_pretrained, prompt)
