@@ -60,6 +60,7 @@ def all_entrants(modes: Sequence[str], scorer: str | None) -> list[Entrant]:
     ]
 
 
+@ticking("writing, one mode after the other")
 def run_entrants(
     client: Client, prompt: str, entrants: Sequence[Entrant], settings: dict[str, Any]
 ) -> dict[str, Result | str]:
@@ -71,8 +72,7 @@ def run_entrants(
     outcomes: dict[str, Result | str] = {}
     for entrant in entrants:
         try:
-            with ticking(f"writing in mode {entrant.label}"):
-                outcomes[entrant.label] = client.generate(prompt, **entrant_settings(entrant, settings))
+            outcomes[entrant.label] = client.generate(prompt, **entrant_settings(entrant, settings))
         except OnesweepError as error:
             lacks_weights = isinstance(error, RequestRefused) and error.code is grpc.StatusCode.FAILED_PRECONDITION
             if entrant.scorer and lacks_weights and not entrant.named:

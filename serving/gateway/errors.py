@@ -56,7 +56,7 @@ _WANTED = {
     "greater_than_equal": "must be at least {ge}",
     "less_than_equal": "must be at most {le}",
     "too_short": "must not be empty",
-    "too_long": "must have {max_length} entries or fewer",
+    "too_long": "must have at most {max_length} entries",
     "missing": "is missing",
 }
 

@@ -153,7 +153,7 @@ def tool(name: str = "f", **more: Any) -> dict[str, Any]:
 
 
 REFUSED: list[tuple[dict[str, Any], str]] = [
-    ({"tools": [tool()] * 129}, "tools must have 128 entries or fewer"),
+    ({"tools": [tool()] * 129}, "tools must have at most 128 entries"),
     ({"tools": [tool(), tool()]}, "two tools have one name"),
     ({"tools": [{"type": "web_search"}]}, "tools.0.type must be 'function', not"),
     ({"tools": [tool(parameters={"type": "string"})]}, "tools.0.function.parameters: the parameters of a tool"),
