@@ -17,6 +17,7 @@ import weakref
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from functools import lru_cache
+from itertools import groupby
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from jinja2 import Template, TemplateError, TemplateSyntaxError
@@ -25,7 +26,7 @@ from jinja2.ext import Extension
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from stages.errors import CheckpointError, OnesweepError
-from stages.host.schema_check import CALL_TAG, OF_CALLS, held_part
+from stages.host.schema_check import CALL_END, CALL_TAG, OF_CALLS, held_part
 
 if TYPE_CHECKING:
     from jinja2.nodes import Node
@@ -69,15 +70,18 @@ class ChatTemplate:
         :param tools: functions that the model may call, as OpenAI's API has them.
         :param turn: False for the conversation alone.
         """
+        called = any("tool_calls" in each or each["role"] == "tool" for each in messages)
+        if called and "tool_calls" not in self._source:
+            messages, called = calls_as_text(messages), False
         plain = {**self._given, "messages": messages, "tools": None, "add_generation_prompt": turn}
         try:
-            if any("tool_calls" in message for message in messages) and "tool_calls" not in self._source:
-                raise TemplateProblem("does not take messages with tool_calls")
             (text,) = self._rendered([{**plain, "tools": tools or None}])
             # a template that takes tools writes their names; one that writes them in its own way makes another text
             if tools and not (self._arguments and (_names(tools, text) or [text] != self._rendered([plain]))):
                 raise TemplateProblem("takes no tools, or teaches another form of calls than `<tool_call>` and Llama's")
         except TemplateProblem as problem:
+            if called:  # some templates take one call a turn, or no other server's ids
+                return self.render(calls_as_text(messages), tools, turn)
             raise TemplateProblem(f"the model's chat template {problem}") from None
         return text
 
@@ -127,6 +131,25 @@ class ChatTemplate:
         process = subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=null, start_new_session=True)
         weakref.finalize(self, _end, process)
         return process
+
+
+def calls_as_text(messages: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """Messages of which calls are text of the turn, and results text of the user's, written as Qwen's and Hermes'
+    templates do; turns of one role in a row are one, for templates that want them by turns. Raises TemplateProblem."""
+    told = list[tuple[str, str]]()
+    for each in messages:
+        try:
+            functions = [call["function"] for call in each.get("tool_calls", ())]
+            calls = [{name: function[name] for name in ("name", "arguments")} for function in functions]
+        except (LookupError, TypeError):
+            raise TemplateProblem("tool_calls are a list of functions with name and arguments") from None
+        if each["role"] == "tool":
+            told.append(("user", f"<tool_response>\n{each['content']}\n</tool_response>"))
+        else:
+            tagged = [f"{CALL_TAG}\n{_json(call)}\n{CALL_END}" for call in calls]
+            told.append((each["role"], "\n".join([each["content"]] * bool(each["content"]) + tagged)))
+    runs = groupby(told, lambda turn: turn[0])
+    return [{"role": role, "content": "\n".join(text for _, text in run)} for role, run in runs]
 
 
 def _names(tools: Sequence[Any], text: str) -> bool:

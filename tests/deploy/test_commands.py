@@ -54,8 +54,8 @@ def test_what_stays_up_can_be_deployed_to(commands: Commands) -> None:
     servers = [(where, words) for where, words in commands if ".md," not in where and words[0] != "http"]
     assert {words[0] for _, words in servers} >= {"host", "router"}
     for where, words in servers:
-        (shelf,) = [words[at] + words[at + 1] for at, word in enumerate(words) if word.startswith("--shelf")]
-        assert "/var/lib/" in shelf, where
+        (store,) = [words[at] + words[at + 1] for at, word in enumerate(words) if word.startswith("--releases")]
+        assert "/var/lib/" in store, where
 
 
 def test_the_image_has_extras_that_exist(deploy: Path) -> None:

@@ -153,9 +153,9 @@ def tool(name: str = "f", **more: Any) -> dict[str, Any]:
 
 
 REFUSED: list[tuple[dict[str, Any], str]] = [
-    ({"tools": [tool()] * 129}, "tools: List should have at most 128 items"),
+    ({"tools": [tool()] * 129}, "tools must have at most 128 entries"),
     ({"tools": [tool(), tool()]}, "two tools have one name"),
-    ({"tools": [{"type": "web_search"}]}, "tools.0.type: Input should be 'function'"),
+    ({"tools": [{"type": "web_search"}]}, "tools.0.type must be 'function', not"),
     ({"tools": [tool(parameters={"type": "string"})]}, "tools.0.function.parameters: the parameters of a tool"),
     ({"tools": [tool(parameters={"type": "object", "required": 3})]}, "the JSON schema cannot be used"),
     ({"tools": [tool(strict=True, parameters={"type": "object", "required": 3})], "tool_choice": "auto"}, "required"),
@@ -239,7 +239,7 @@ def form_item(**more: Any) -> dict[str, Any]:
 
 
 REFUSED_FORMS: list[tuple[dict[str, Any], str]] = [
-    ({"tools": [{"type": "web_search"}]}, "tools.0.type: Input should be 'function'"),
+    ({"tools": [{"type": "web_search"}]}, "tools.0.type must be 'function', not"),
     ({"tools": [], "tool_choice": "auto"}, "tool_choice needs tools"),
     ({"tool_choice": {"type": "function", "name": "plane"}}, "tool_choice names 'plane'"),
     ({"text": {"format": {"type": "json_object"}}}, "text.format leaves no tool to call"),
