@@ -27,6 +27,9 @@ for (const model of [compatible("onesweep"), openai.chat("onesweep"), openai("on
   const tools = { weather };
   const called = await generateText({ model, tools, toolChoice: "required", ...ask });
   assert.equal(called.toolResults[0].output, "sunny");
+  const either = { model, tools, output: Output.object({ schema }), ...ask };
+  assert((await generateText({ ...either, toolChoice: "required" })).toolResults.length);
+  assert((await generateText({ ...either, stopWhen: stepCountIs(1) })).steps.length);
   const messages = [{ role: "user", content: "hi" }, ...called.response.messages];
   const stream = streamText({ model, tools, messages, maxOutputTokens: 20, maxRetries: 0, onError({ error }) { throw error; } });
   let parts = 0;
