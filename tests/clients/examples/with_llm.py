@@ -31,7 +31,7 @@ def weather(now: bool) -> str:
 
 
 async def written(name: str) -> str:
-    return await llm.get_async_model(name).prompt("hi", max_tokens=20).text()
+    return await llm.get_async_model(name).prompt("hi", max_tokens=20, temperature=0).text()
 
 
 for name in ("chat", "responses"):
@@ -40,9 +40,9 @@ for name in ("chat", "responses"):
     assert "sure" in json.loads(model.prompt("hi", schema=Answer).text())
     conversation = model.conversation(tools=[weather])
     for stream in (True, False):
-        assert conversation.chain("hi", options={"max_tokens": 20}, stream=stream).text()
+        assert conversation.chain("hi", options={"max_tokens": 20, "temperature": 0}, stream=stream).text()
     assert asyncio.run(written(name))
-    command = [sys.executable, "-m", "llm", "-m", name, "-o", "max_tokens", "20", "hi"]
+    command = [sys.executable, "-m", "llm", "-m", name, "-o", "max_tokens", "20", "-o", "temperature", "0", "hi"]
     assert subprocess.run(command, check=True, capture_output=True, text=True, timeout=60).stdout.strip()
 conversation = llm.get_model("completion").conversation()
-assert [conversation.prompt("hi", max_tokens=20).text() for _ in range(2)]
+assert [conversation.prompt("hi", max_tokens=20, temperature=0).text() for _ in range(2)]
