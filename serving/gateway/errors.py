@@ -97,6 +97,8 @@ def api_error_of(error: Exception) -> ApiError:
         return field_error(error.errors()[0])
     if isinstance(error, FrameworkError):  # no such path, no such method
         words = error.detail or HTTPStatus(error.status_code).phrase
+        if error.status_code == 404:
+            words = "there is no such path here: GET /openapi.json tells which there are"
         return ApiError(error.status_code, words, headers=error.headers)
     if isinstance(error, RequestRefused | RouterError):
         status, code = _STATUSES.get(error.code, 502), error.code.name.lower()
@@ -124,8 +126,8 @@ def field_error(first: Mapping[str, Any]) -> ApiError:
     # without pydantic's names of the kinds that a field may have
     path = [str(part) for part in first["loc"] if part != "body" and "[" not in str(part)]
     param, name = ".".join(path) or None, path[0] if path else ""
-    instead = INSTEAD.get(name, "leave it out")
     if first["type"] == "extra_forbidden":
+        instead = INSTEAD.get(param or "", "leave it out")
         if param in _OWN_FIELDS:
             instead = "send it in the object onesweep"
         words = f"unknown or unsupported field {param!r}: {instead}"
@@ -138,7 +140,7 @@ def field_error(first: Mapping[str, Any]) -> ApiError:
     if isinstance(first["input"], int | float | str):
         words += f", not {json.dumps(first['input'])[:_SHOWN]}"
     if first["type"] == "literal_error" and name in INSTEAD:
-        words += f": {instead}"
+        words += f": {INSTEAD[name]}"
     return ApiError(400, words, param=param)
 
 

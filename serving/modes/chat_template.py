@@ -85,22 +85,29 @@ class ChatTemplate:
             raise TemplateProblem(f"the model's chat template {problem}") from None
         return text
 
-    def call_schema(self, tools: Sequence[Any], must_call: Sequence[str]) -> str:
+    def call_schema(self, tools: Sequence[Any], must_call: Sequence[str], answer: str = "") -> str:
         """JSON schema of one call of one of the tools `must_call`, after `call_opening`. Where none must be called, and
-        one is strict, that of each call in a text; else empty. Raises TemplateProblem."""
+        one is strict, or answers have a form, that of each call in a text; else empty. Raises TemplateProblem.
+
+        :param answer: JSON schema of a text that calls none; empty where it is any text.
+        """
         key, calls, parameters = self._arguments, list[dict[str, Any]](), dict[str, Any]()
         try:
             functions = {tool["function"]["name"]: tool["function"] for tool in tools}
-            strict = not must_call and any(function.get("strict") is True for function in functions.values())
-            for name in functions if strict else must_call:
+            strict = any(function.get("strict") is True for function in functions.values())
+            free = not must_call and (strict or bool(answer))
+            for name in functions if free else must_call:
                 parts = {"name": {"const": name}, key: {"$ref": f"#/$defs/{name}"}}
                 closed = {"required": [*parts], "additionalProperties": False}
                 calls.append({"type": "object", "properties": parts, **closed})
                 parameters[name] = _moved(held_part(functions[name]["parameters"])[0], f"#/$defs/{name}")
         except (LookupError, TypeError, AttributeError, RecursionError):
             raise TemplateProblem("must_call names tools; a tool has a function with name and parameters") from None
-        schema = {"anyOf": calls, "$defs": parameters, **({OF_CALLS: True} if strict else {})}
-        return json.dumps(schema) if calls else ""
+        try:
+            told = {OF_CALLS: dict(json.loads(answer)) if answer else True} if free else {}
+        except (ValueError, TypeError, RecursionError):
+            raise TemplateProblem("the JSON schema is no JSON object") from None
+        return json.dumps({"anyOf": calls, "$defs": parameters, **told}) if calls else ""
 
     def _rendered(self, given: Sequence[Mapping[str, Any]]) -> list[str]:
         """A text for each of `given`, what the template's names stand for. Raises TemplateProblem: what it does."""
