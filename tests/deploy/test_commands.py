@@ -2,10 +2,6 @@
 
 from __future__ import annotations
 
-import re
-import tomllib
-from pathlib import Path
-
 from serving.cli.commands import Family, find
 from serving.cli.parser import CommandParser, UsageError, parser_of
 
@@ -56,10 +52,3 @@ def test_what_stays_up_can_be_deployed_to(commands: Commands) -> None:
     for where, words in servers:
         (store,) = [words[at] + words[at + 1] for at, word in enumerate(words) if word.startswith("--releases")]
         assert "/var/lib/" in store, where
-
-
-def test_the_image_has_extras_that_exist(deploy: Path) -> None:
-    (extras,) = re.findall(r"'\.\[([a-z,]+)\]'", (deploy / "Dockerfile").read_text())
-    project = tomllib.loads((deploy.parent / "pyproject.toml").read_text())["project"]
-    unknown = sorted(set(extras.split(",")) - project["optional-dependencies"].keys())
-    assert not unknown, f"pyproject.toml has no extra {', '.join(unknown)}"
