@@ -22,7 +22,7 @@ WIDTH = 120
 # Options that go together, by the name that a command's line has for them, and a command that has them all.
 SETS = {
     "request": ("generate", "--max-bytes --max-tokens --seed --temperature --budget-ms --timeout-s"),
-    "server": ("host", "--threads --shelf --health --metrics"),
+    "server": ("host", "--threads --releases --health --metrics"),
     "TLS server": ("host", "--tls-cert --tls-key --tls-ca --insecure"),
     "TLS": ("generate", "--tls-ca --insecure"),
     "settings": ("train text", "--config --data --threads"),

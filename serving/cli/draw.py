@@ -119,7 +119,7 @@ def _counted(count: int, noun: str) -> str:
 def _client(options: argparse.Namespace) -> Iterator[Client]:
     """A client of the router that the options name, or of one that is started here. Raises OnesweepError."""
     if options.checkpoint is None:
-        wait_ready(options)
+        wait_ready(options, options.mode)
         with client_of(options) as client:
             yield client
         return

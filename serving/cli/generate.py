@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from serving.client.comparison import all_entrants, comparison, named_entrants, run_entrants
 from serving.client.result import Result
-from serving.modes import MODES
+from serving.modes import LOCAL, MODES
 from serving.router.request import DEFAULT_TIMEOUT_S, ROUTER_HELP, SETTINGS, Request
 from stages.errors import InputError, ServiceError, printable
 from stages.progress import ProgressLine
@@ -38,8 +38,8 @@ def add_wait(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--wait", type=float, metavar="S", help=what)
 
 
-def wait_ready(options: argparse.Namespace) -> None:
-    """Return when the router can serve, or after --wait: what it says of a request then tells why not.
+def wait_ready(options: argparse.Namespace, *modes: str | None) -> None:
+    """Return when the router can serve these modes, or after --wait: what it says of a request then tells why not.
 
     Nobody waits unasked where no router answers and none was started here."""
     from serving.cli.deployment import answers_of, router_here
@@ -51,8 +51,10 @@ def wait_ready(options: argparse.Namespace) -> None:
     may_come = options.wait is not None or router_here(options.router)[1] is not None
     with client_of(options) as client, closing(ProgressLine()) as progress:
         for reason in answers_of(client):
+            # without hosts, a mode is served by a router that answers at all
+            served = reason == "" or (reason is not None and {*modes} == {LOCAL})
             nobody = reason is None and not may_come
-            if nobody or reason == "" or time.monotonic() >= deadline:
+            if nobody or served or time.monotonic() >= deadline:
                 return
             progress.at(f"waiting for the router at {client.address}: {reason or 'it does not answer yet'}")
 
@@ -104,8 +106,7 @@ def _add_request(parser: argparse.ArgumentParser) -> None:
 
 
 def run_generate(options: argparse.Namespace) -> int:
-    if options.mode != "local":  # which needs no hosts
-        wait_ready(options)
+    wait_ready(options, options.mode)
     # not by the blocking client: left by an exception while it starts a call, it waits at its end for that call's
     # deadline
     return run_interruptible(_generate(options))
@@ -133,7 +134,7 @@ def run_compare(options: argparse.Namespace) -> int:
     entrants = None if options.modes is None else named_entrants(options.modes)
     settings = _request_settings(options)
     Request(prompt=options.prompt).message()
-    wait_ready(options)
+    wait_ready(options, *(entrant.mode for entrant in entrants or ()))
     with client_of(options) as client:
         if entrants is None:
             status = client.status()

@@ -90,7 +90,7 @@ def _alone(options: argparse.Namespace) -> StageSettings:
     return from_flags(
         StageSettings,
         options,
-        checkpoint=options.checkpoint or options.shelf,
+        checkpoint=options.checkpoint or options.releases,
         blocks=blocks,
         listen=options.listen,
         next=following,

@@ -50,9 +50,8 @@ def add_serve(serve: argparse.ArgumentParser) -> None:
 
 def run_serve(options: argparse.Namespace) -> int:
     from serving.cli.deploy import read_release
-    from serving.cli.deployment import Deployment, check_free, check_none_up, present
+    from serving.cli.deployment import Deployment, check_free, new_directory, present
     from serving.router.topology import HostEntry, Topology, local_topology
-    from stages.wire.secret_files import state_directory
     from stages.wire.tls import Security
     from stages.wire.tokens import read_tokens
 
@@ -66,7 +65,7 @@ def run_serve(options: argparse.Namespace) -> int:
         read_tokens(options.tokens)
     security = Security(topology.tls_of("router"), options.insecure)
     # Before the hosts are asked for anything: a router that runs here may be using them.
-    check_none_up(state_directory())
+    directory = new_directory(topology)
     check_free(topology, options.http, ())
     progress = ProgressLine()
     with ends_cleanly(), closing(progress):
@@ -82,7 +81,7 @@ def run_serve(options: argparse.Namespace) -> int:
         deployment = Deployment.start(
             topology,
             checkpoint,
-            state_directory(),
+            directory,
             options.threads,
             router_options=router_options,
             http=options.http,
@@ -131,7 +130,7 @@ async def _describe_all(topology: Topology, security: Security) -> list[StageHos
             hosts.append(StageHost(room.speed, room.memory_bytes, address))
     if problems:
         raise ServiceError(
-            f"{'; '.join(problems)}; each must run `onesweep host --empty --listen HOST:PORT --shelf DIR` "
+            f"{'; '.join(problems)}; each must run `onesweep host --empty --listen HOST:PORT --releases DIR` "
             "(with certificates: give --tls-dir here)"
         )
     return hosts
@@ -145,7 +144,7 @@ async def _bring_all(
     progress: ProgressLine,
 ) -> None:
     """Have every host hold its stage; nothing is sent to one that does. Raises OnesweepError."""
-    from serving.router.rollout import load, store
+    from serving.router.rollout import load, send
     from stages.checkpoint.bundle import has_experts
     from stages.checkpoint.release_store import release_files
     from stages.v1 import stage_pb2
@@ -170,16 +169,16 @@ async def _bring_all(
                 )
             return stage_pb2.Assignment(blocks=blocks, next=following)
 
-        async def send(link: HostLink, assignment: stage_pb2.Assignment) -> None:
+        async def bring(link: HostLink, assignment: stage_pb2.Assignment) -> None:
             progress.at(f"sending {link.entry.address} its stage")
-            sent_bytes = await store(link, contents, assignment)
+            sent_bytes = await send(link, contents, assignment)
             progress.say(f"{link.entry.address}: {sent_bytes / MEGABYTE:.1f} MB sent, blocks {link.entry.span}")
 
         try:
             needed = await asyncio.gather(*map(missing_stage, links, waiting))
             jobs = [(link, assignment) for link, assignment in zip(links, needed, strict=True) if assignment]
             # No host changes its stage before all have their files: a transfer that fails leaves what was served.
-            await asyncio.gather(*(send(link, assignment) for link, assignment in jobs))
+            await asyncio.gather(*(bring(link, assignment) for link, assignment in jobs))
             await asyncio.gather(*(load(link, contents.name, (), assignment) for link, assignment in jobs))
             progress.at(f"loading {contents.name} on {len(jobs)} hosts")
             await asyncio.gather(*(_loaded(link, contents.name) for link, _ in jobs))

@@ -8,7 +8,7 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
-from serving.cli.deployment import Deployment, NothingUp, find_deployment, present, router_here
+from serving.cli.deployment import Deployment, NothingUp, deployment_here, new_directory, present, router_here
 from serving.cli.generate import add_router_options, async_client_of, client_of
 from serving.client.result import record_of
 from serving.gateway.settings import DEFAULT_LISTEN, HttpSettings
@@ -19,13 +19,12 @@ from stages.checkpoint.shipped import SHIPPED
 from stages.device import AUTO
 from stages.errors import InputError
 from stages.host.commands import add_device, check_positive
-from stages.progress import ProgressLine
+from stages.progress import ProgressLine, ticking
 from stages.settings import add_flags, from_flags
 from stages.signals import ends_cleanly
 from stages.telemetry.observability import ObservabilitySettings, start_log
 from stages.wire.flags import add_registry_flags, add_server_options
 from stages.wire.registry import registry_settings
-from stages.wire.secret_files import state_directory
 from stages.wire.tls import security_of
 from stages.wire.tokens import read_tokens
 from stages.wire.web_access import check_framework
@@ -75,6 +74,10 @@ def add_up(up: argparse.ArgumentParser) -> None:
     add_device(up)
     add("--tokens", type=Path, metavar="FILE", help="who may ask the router, from `onesweep token`")
     add("--tls-dir", type=Path, metavar="DIR", help="speak TLS: ca.pem, router.pem, host-1.pem ... of `onesweep certs`")
+
+
+def add_down(down: argparse.ArgumentParser) -> None:
+    down.add_argument("--router", metavar="HOST:PORT", help="whose deployment ends (the only one that is up)")
 
 
 def add_deploy(deploy: argparse.ArgumentParser) -> None:
@@ -136,7 +139,7 @@ def run_doctor(options: argparse.Namespace) -> int:
     from serving.router.doctor import examine, report_text
 
     if options.topology is None and options.registry is None:
-        if (here := find_deployment(state_directory())) is None:
+        if (here := deployment_here()) is None:
             raise NothingUp("nothing is up here: name the hosts with --topology FILE or --registry URL")
         topology = here.topology
     else:
@@ -147,6 +150,13 @@ def run_doctor(options: argparse.Namespace) -> int:
 
 
 def run_up(options: argparse.Namespace) -> int:
+    with ends_cleanly():
+        present(_started(options), options.http, ProgressLine(), watched=not options.detach)
+    return 0
+
+
+@ticking("starting hosts and a router")  # reads the checkpoint with torch, which takes seconds to import
+def _started(options: argparse.Namespace) -> Deployment:
     from stages.backends import DEFAULT_BACKEND, backend_named
     from stages.host.parts import device_for, plan_host
 
@@ -177,24 +187,23 @@ def run_up(options: argparse.Namespace) -> int:
     for device in {options.device or host.device or AUTO for host in topology.hosts}:
         device_for(device, options.backend or DEFAULT_BACKEND, plan)
     given = {"--backend": options.backend, "--device": options.device}
-    with ends_cleanly():
-        deployment = Deployment.start(
-            topology,
-            checkpoint.resolve(),
-            state_directory(),
-            options.threads,
-            host_options=[word for flag, value in given.items() if value for word in (flag, value)],
-            router_options=["--tokens", str(options.tokens.resolve())] if options.tokens else (),
-            http=options.http,
-        )
-        present(deployment, options.http, ProgressLine(), watched=not options.detach)
-    return 0
+    return Deployment.start(
+        topology,
+        checkpoint.resolve(),
+        new_directory(topology),
+        options.threads,
+        host_options=[word for flag, value in given.items() if value for word in (flag, value)],
+        router_options=["--tokens", str(options.tokens.resolve())] if options.tokens else (),
+        http=options.http,
+    )
 
 
 def run_down(options: argparse.Namespace) -> int:
-    if (deployment := find_deployment(state_directory())) is None:
-        raise NothingUp("nothing is up; start a deployment with `onesweep up --detach`")
-    deployment.stop()
+    if (deployment := deployment_here(options.router)) is None:
+        what = f"no router of yours is up at {options.router}" if options.router else "nothing is up"
+        raise NothingUp(f"{what}; start a deployment with `onesweep up --detach`")
+    with ticking("stopping them, the router first"):
+        deployment.stop()
     print(f"stopped {len(deployment.processes)} processes of the router at {deployment.topology.router}")
     return 0
 

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from serving.client.result import Result
 from serving.modes import SCORERS
 from stages.errors import InputError, OnesweepError, one_of, printable
+from stages.progress import ticking
 
 if TYPE_CHECKING:
     from serving.client.client import Client
@@ -59,6 +60,7 @@ def all_entrants(modes: Sequence[str], scorer: str | None) -> list[Entrant]:
     ]
 
 
+@ticking("writing, one mode after the other")
 def run_entrants(
     client: Client, prompt: str, entrants: Sequence[Entrant], settings: dict[str, Any]
 ) -> dict[str, Result | str]:

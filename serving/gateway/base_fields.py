@@ -85,6 +85,7 @@ INSTEAD = {
     "prompt": "send messages, or input",
     "store": "nothing is stored",
     "suffix": "no model here fills a gap",
+    "tools": "send functions, which the client runs, in a chat",
     "top_logprobs": "ask /v1/chat/completions",
     "truncation": "shorten the conversation where it is too long",
     "web_search_options": "nothing is searched here: send tools",

@@ -134,7 +134,8 @@ def _json_schema(chat: ChatRequest, format_field: str) -> tuple[str, list[str]]:
     """The schema that the text must follow, as JSON, empty where it is any text; and what neither it nor calls are held
     to. Raises ApiError for what a strict schema cannot be held to."""
     text, unenforced = "", list[str]()
-    match chat.response_format:
+    # a text that is a call has no other form
+    match None if chat.must_call else chat.response_format:
         case JsonSchemaFormat(json_schema=named):
             schema, unenforced = held_part(named.schema_)
             text = json.dumps(schema)

@@ -18,6 +18,7 @@ from serving.gateway.base_fields import INSTEAD
 from serving.router.request import SETTINGS
 from stages.errors import InputError, OnesweepError
 
+_SHOWN = 80  # characters of a wrong value in the sentence about it
 REQUEST_ID = "x-request-id"
 _KINDS = {401: "authentication_error", 403: "permission_error", 429: "rate_limit_error"}
 # All other codes are faults of the router or a host: 502.
@@ -33,6 +34,31 @@ _STATUSES = {
 
 # Fields of `onesweep` that clients of other servers send beside it.
 _OWN_FIELDS = {f.name for f in SETTINGS if f.metadata.get("http")} | {"mode", "timeout_s"}
+
+# What a value should have been, by pydantic's name of the mistake: its own sentences are of Python's types.
+_WANTED = {
+    "bool_type": "must be true or false",
+    "int_type": "must be a whole number",
+    "int_from_float": "must be a whole number",
+    "int_parsing_size": "must be a smaller number",
+    "float_type": "must be a number",
+    "finite_number": "must be a finite number",
+    "string_type": "must be a text",
+    "string_pattern_mismatch": "must match the pattern {pattern}",
+    "list_type": "must be a list",
+    "dict_type": "must be an object",
+    "model_type": "must be an object",
+    "model_attributes_type": "must be an object",
+    "union_tag_invalid": "must be of type {expected_tags}",
+    "union_tag_not_found": "must have a type",
+    "literal_error": "must be {expected}",
+    "greater_than": "must be above {gt}",
+    "greater_than_equal": "must be at least {ge}",
+    "less_than_equal": "must be at most {le}",
+    "too_short": "must not be empty",
+    "too_long": "must have at most {max_length} entries",
+    "missing": "is missing",
+}
 
 # Errors in the schema: those of any request, and those of what asks the router. Without a default the framework would
 # add a 422, which it never answers here.
@@ -71,6 +97,8 @@ def api_error_of(error: Exception) -> ApiError:
         return field_error(error.errors()[0])
     if isinstance(error, FrameworkError):  # no such path, no such method
         words = error.detail or HTTPStatus(error.status_code).phrase
+        if error.status_code == 404:
+            words = "there is no such path here: GET /openapi.json tells which there are"
         return ApiError(error.status_code, words, headers=error.headers)
     if isinstance(error, RequestRefused | RouterError):
         status, code = _STATUSES.get(error.code, 502), error.code.name.lower()
@@ -95,18 +123,25 @@ def named(requests: Sequence[str]) -> dict[str, str]:
 
 def field_error(first: Mapping[str, Any]) -> ApiError:
     """The answer to the first wrong field in pydantic's list."""
-    path = [str(part) for part in first["loc"] if part != "body"]
+    # without pydantic's names of the kinds that a field may have
+    path = [str(part) for part in first["loc"] if part != "body" and "[" not in str(part)]
     param, name = ".".join(path) or None, path[0] if path else ""
-    instead = INSTEAD.get(name, "leave it out")
     if first["type"] == "extra_forbidden":
+        instead = INSTEAD.get(param or "", "leave it out")
         if param in _OWN_FIELDS:
             instead = "send it in the object onesweep"
         words = f"unknown or unsupported field {param!r}: {instead}"
         return ApiError(400, words, param=param, code="unknown_field")
-    words = str(first["msg"]).removeprefix("Value error, ")
+    if (wanted := _WANTED.get(first["type"])) is None:  # a sentence of ours
+        words = str(first["msg"]).removeprefix("Value error, ")
+        return ApiError(400, f"{param}: {words}" if param else f"the body is wrong: {words}", param=param)
+    wanted = wanted.format(**first.get("ctx", {})).replace("False", "false")
+    words = f"{param or 'the body'} {wanted}"
+    if isinstance(first["input"], int | float | str):
+        words += f", not {json.dumps(first['input'])[:_SHOWN]}"
     if first["type"] == "literal_error" and name in INSTEAD:
-        words += f": {instead}"
-    return ApiError(400, f"{param}: {words}" if param else f"the body is wrong: {words}", param=param)
+        words += f": {INSTEAD[name]}"
+    return ApiError(400, words, param=param)
 
 
 def json_response(content: object, status: int = 200, headers: Mapping[str, str] | None = None) -> Response:

@@ -77,7 +77,7 @@ Stop = Annotated[str, AfterValidator(_check_stop)]
 Stops = Annotated[
     Annotated[list[Stop], Field(max_length=MAX_STOPS)] | None,  # the limit is the list's: None has no length
     BeforeValidator(_as_list, json_schema_input_type=str | list[str] | None),
-    Field(description="Up to four strings; the text ends before the first of them."),
+    Field(description=f"Up to {MAX_STOPS} strings; the text ends before the first of them."),
 ]
 
 

@@ -30,7 +30,6 @@ from serving.gateway.fields import (
     CompletionRequest,
     DetokenizeRequest,
     ImageRequest,
-    PlainFormat,
     TextRequest,
     TokenizeRequest,
 )
@@ -190,14 +189,14 @@ def _order(request: TextRequest, format_field: str = "response_format") -> Compl
     if isinstance(request, ChatRequest) and request.top_logprobs is not None and not request.logprobs:
         raise ApiError(400, "top_logprobs needs logprobs: true", param="top_logprobs")
     if isinstance(request, ChatRequest):
-        _check_tools(request, format_field)
+        _check_tools(request)
     if request.max_tokens == 0 and isinstance(request, CompletionRequest) and not request.echo:
         message = "max_tokens 0 is for echo, which tells the prompt: send echo: true, or more tokens"
         raise ApiError(400, message, param="max_tokens")
     return order_of(request, mode_of(request.model, request.onesweep.mode), format_field)
 
 
-def _check_tools(request: ChatRequest, format_field: str) -> None:
+def _check_tools(request: ChatRequest) -> None:
     """Raise ApiError for tools, or a choice of them, that cannot be held."""
     names, must = [tool.name for tool in request.offered], request.must_call
     if len({*names}) < len(names):
@@ -206,8 +205,6 @@ def _check_tools(request: ChatRequest, format_field: str) -> None:
         raise ApiError(400, "tool_choice needs tools", param="tool_choice")
     if not {*must} <= {*names}:
         raise ApiError(400, f"tool_choice names {must[0]!r}, which is not among the tools", param="tool_choice")
-    if names and request.response_format not in (None, PlainFormat(type="text")):
-        raise ApiError(400, f"{format_field} leaves no tool to call: leave it or tools out", param=format_field)
 
 
 async def _answer(router: RouterAccess, request: TextRequest) -> Response:

@@ -68,6 +68,8 @@ class InputItem(Sent):
         if not isinstance(value, dict):
             return value
         told = dict(value)
+        if told.get("type") == "item_reference":
+            raise ValueError("nothing is stored, so an item_reference names nothing: send the item (store: false)")
         if isinstance(kind := told.get("type"), str):
             told["type"] = kind.replace("custom_tool", "function")
         if kind == "custom_tool_call":

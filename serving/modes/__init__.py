@@ -21,6 +21,8 @@ MODES: Mapping[str, tuple[str, str]] = {
     "local": ("0", "the small model at the router writes alone"),
     "auto": ("", "one of these: by a frontier the best text within a budget, else the first that the weights allow"),
 }
+# That which needs no hosts, of text and of pictures.
+LOCAL = "local"
 # Those that draw token by token, so that settings can shape what is drawn; `auto` then chooses among them.
 SHAPED = ("ar", "ar-speculative", "local", "auto")
 # Those whose every token is one that the hosts drew: it can be told how likely it was, and be held to a schema.

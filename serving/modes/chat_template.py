@@ -17,6 +17,7 @@ import weakref
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from functools import lru_cache
+from itertools import groupby
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from jinja2 import Template, TemplateError, TemplateSyntaxError
@@ -25,7 +26,7 @@ from jinja2.ext import Extension
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from stages.errors import CheckpointError, OnesweepError
-from stages.host.schema_check import CALL_TAG, OF_CALLS, held_part
+from stages.host.schema_check import CALL_END, CALL_TAG, OF_CALLS, held_part
 
 if TYPE_CHECKING:
     from jinja2.nodes import Node
@@ -69,34 +70,44 @@ class ChatTemplate:
         :param tools: functions that the model may call, as OpenAI's API has them.
         :param turn: False for the conversation alone.
         """
+        called = any("tool_calls" in each or each["role"] == "tool" for each in messages)
+        if called and "tool_calls" not in self._source:
+            messages, called = calls_as_text(messages), False
         plain = {**self._given, "messages": messages, "tools": None, "add_generation_prompt": turn}
         try:
-            if any("tool_calls" in message for message in messages) and "tool_calls" not in self._source:
-                raise TemplateProblem("does not take messages with tool_calls")
             (text,) = self._rendered([{**plain, "tools": tools or None}])
             # a template that takes tools writes their names; one that writes them in its own way makes another text
             if tools and not (self._arguments and (_names(tools, text) or [text] != self._rendered([plain]))):
                 raise TemplateProblem("takes no tools, or teaches another form of calls than `<tool_call>` and Llama's")
         except TemplateProblem as problem:
+            if called:  # some templates take one call a turn, or no other server's ids
+                return self.render(calls_as_text(messages), tools, turn)
             raise TemplateProblem(f"the model's chat template {problem}") from None
         return text
 
-    def call_schema(self, tools: Sequence[Any], must_call: Sequence[str]) -> str:
+    def call_schema(self, tools: Sequence[Any], must_call: Sequence[str], answer: str = "") -> str:
         """JSON schema of one call of one of the tools `must_call`, after `call_opening`. Where none must be called, and
-        one is strict, that of each call in a text; else empty. Raises TemplateProblem."""
+        one is strict, or answers have a form, that of each call in a text; else empty. Raises TemplateProblem.
+
+        :param answer: JSON schema of a text that calls none; empty where it is any text.
+        """
         key, calls, parameters = self._arguments, list[dict[str, Any]](), dict[str, Any]()
         try:
             functions = {tool["function"]["name"]: tool["function"] for tool in tools}
-            strict = not must_call and any(function.get("strict") is True for function in functions.values())
-            for name in functions if strict else must_call:
+            strict = any(function.get("strict") is True for function in functions.values())
+            free = not must_call and (strict or bool(answer))
+            for name in functions if free else must_call:
                 parts = {"name": {"const": name}, key: {"$ref": f"#/$defs/{name}"}}
                 closed = {"required": [*parts], "additionalProperties": False}
                 calls.append({"type": "object", "properties": parts, **closed})
                 parameters[name] = _moved(held_part(functions[name]["parameters"])[0], f"#/$defs/{name}")
         except (LookupError, TypeError, AttributeError, RecursionError):
             raise TemplateProblem("must_call names tools; a tool has a function with name and parameters") from None
-        schema = {"anyOf": calls, "$defs": parameters, **({OF_CALLS: True} if strict else {})}
-        return json.dumps(schema) if calls else ""
+        try:
+            told = {OF_CALLS: dict(json.loads(answer)) if answer else True} if free else {}
+        except (ValueError, TypeError, RecursionError):
+            raise TemplateProblem("the JSON schema is no JSON object") from None
+        return json.dumps({"anyOf": calls, "$defs": parameters, **told}) if calls else ""
 
     def _rendered(self, given: Sequence[Mapping[str, Any]]) -> list[str]:
         """A text for each of `given`, what the template's names stand for. Raises TemplateProblem: what it does."""
@@ -127,6 +138,25 @@ class ChatTemplate:
         process = subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=null, start_new_session=True)
         weakref.finalize(self, _end, process)
         return process
+
+
+def calls_as_text(messages: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """Messages of which calls are text of the turn, and results text of the user's, written as Qwen's and Hermes'
+    templates do; turns of one role in a row are one, for templates that want them by turns. Raises TemplateProblem."""
+    told = list[tuple[str, str]]()
+    for each in messages:
+        try:
+            functions = [call["function"] for call in each.get("tool_calls", ())]
+            calls = [{name: function[name] for name in ("name", "arguments")} for function in functions]
+        except (LookupError, TypeError):
+            raise TemplateProblem("tool_calls are a list of functions with name and arguments") from None
+        if each["role"] == "tool":
+            told.append(("user", f"<tool_response>\n{each['content']}\n</tool_response>"))
+        else:
+            tagged = [f"{CALL_TAG}\n{_json(call)}\n{CALL_END}" for call in calls]
+            told.append((each["role"], "\n".join([each["content"]] * bool(each["content"]) + tagged)))
+    runs = groupby(told, lambda turn: turn[0])
+    return [{"role": role, "content": "\n".join(text for _, text in run)} for role, run in runs]
 
 
 def _names(tools: Sequence[Any], text: str) -> bool:

@@ -71,7 +71,12 @@ class PretrainedTokenizer(Tokenizer):
         return self._encode(text, specials=False)
 
     def encode_chat(
-        self, messages: Sequence[Message], tools: Sequence[Any] = (), must_call: Sequence[str] = (), turn: bool = True
+        self,
+        messages: Sequence[Message],
+        tools: Sequence[Any] = (),
+        must_call: Sequence[str] = (),
+        turn: bool = True,
+        answer: str = "",
     ) -> EncodedChat:
         if (template := self.tool_template if tools else self.template) is None:
             raise failed_precondition("this model has no chat template: send a prompt in place of messages")
@@ -87,7 +92,7 @@ class PretrainedTokenizer(Tokenizer):
             return f"{mark}{len(found) - 1}{mark}"
 
         try:
-            schema = template.call_schema(tools, must_call)
+            schema = template.call_schema(tools, must_call, answer)
             # strict is for us: a template may write all that it is given
             plain = [{name: told for name, told in each["function"].items() if name != "strict"} for each in tools]
             tools = [each | {"function": function} for each, function in zip(tools, plain, strict=True)]

@@ -75,12 +75,18 @@ class Tokenizer(ABC):
 
     @abstractmethod
     def encode_chat(
-        self, messages: Sequence[Message], tools: Sequence[Any] = (), must_call: Sequence[str] = (), turn: bool = True
+        self,
+        messages: Sequence[Message],
+        tools: Sequence[Any] = (),
+        must_call: Sequence[str] = (),
+        turn: bool = True,
+        answer: str = "",
     ) -> EncodedChat:
         """A conversation that the model is to go on with, as `GenerateRequest` has it. Blocks. Raises StatusError for
         one that the model's template does not take.
 
         :param turn: False to continue the last message where it ends.
+        :param answer: JSON schema of what is written where no tool is called; empty where it is any text.
         """
 
     def unwritten(self, names: Sequence[bytes]) -> frozenset[int]:
@@ -119,7 +125,12 @@ class ByteTokenizer(Tokenizer):
         return text.encode()
 
     def encode_chat(
-        self, messages: Sequence[Message], tools: Sequence[Any] = (), must_call: Sequence[str] = (), turn: bool = True
+        self,
+        messages: Sequence[Message],
+        tools: Sequence[Any] = (),
+        must_call: Sequence[str] = (),
+        turn: bool = True,
+        answer: str = "",
     ) -> EncodedChat:
         if tools or any(message.more for message in messages):
             raise failed_precondition("this model has no chat template: it takes no tools and no messages about them")

@@ -47,10 +47,10 @@ Say = Callable[[str], object]
 class Rollout:
     """The release that requests use, the one before, and the way from one to another. Lives on the event loop."""
 
-    def __init__(self, ring: Ring, current: ActiveRelease, shelf: ReleaseStore | None, checkpoint: Path | None) -> None:
+    def __init__(self, ring: Ring, current: ActiveRelease, store: ReleaseStore | None, checkpoint: Path | None) -> None:
         """:param checkpoint: what the router was started with."""
-        self.ring, self.current, self.shelf, self.checkpoint = ring, current, shelf, checkpoint
-        self.previous_name = next(reversed(shelf.in_use[:-1]), "") if shelf else ""
+        self.ring, self.current, self.store, self.checkpoint = ring, current, store, checkpoint
+        self.previous_name = next(reversed(store.in_use[:-1]), "") if store else ""
         self._previous: ActiveRelease | None = None
         self._busy = False
         # Hosts that get the current release, by address.
@@ -58,8 +58,8 @@ class Rollout:
 
     async def deploy(self, requests: AsyncIterator[router_pb2.DeployRequest], tell: Tell) -> router_pb2.Switch:
         """Take a release in, and have requests use it. Raises StatusError; everything is as it was then."""
-        if self.shelf is None:
-            raise failed_precondition("the router has no shelf for releases: start it, and the hosts, with --shelf DIR")
+        if self.store is None:
+            raise failed_precondition("the router has no release store: start it, and the hosts, with --releases DIR")
         with self._alone():
             first = await anext(requests, None)
             if first is None or first.store.WhichOneof("step") != "offer":
@@ -68,7 +68,7 @@ class Rollout:
             if name == self.current.release:
                 return self._switch(changed=False)
             joining = self._joining(list(first.without))
-            async for answer in receive_release(self.shelf, _stores(first, requests), lambda offer: lambda *_: True):
+            async for answer in receive_release(self.store, _stores(first, requests), lambda offer: lambda *_: True):
                 tell(router_pb2.DeployProgress(store=answer))
             had = {each.entry.address for each in joining if each.info and name in {r.name for r in each.info.releases}}
             was_pinned = self.current.view.pinned
@@ -141,8 +141,8 @@ class Rollout:
 
     async def _bring_all(self, name: str, joining: Sequence[HostLink], say: Say, tried: bool) -> ActiveRelease:
         """A release that all hosts have and that was tried. Raises StatusError."""
-        assert self.shelf is not None
-        directory = self.shelf.path(name)
+        assert self.store is not None
+        directory = self.store.path(name)
         assert directory is not None
         plan = await asyncio.to_thread(plan_host, directory, (0,))
         if plan.parts != (due := max((link.parts for link in joining), default=0)):
@@ -155,7 +155,7 @@ class Rollout:
         say(f"loading release {name} on {', '.join(link.entry.name for link in joining)}")
 
         async def give(link: HostLink) -> None:
-            sent_bytes = await store(link, contents)
+            sent_bytes = await send(link, contents)
             await load(link, name, self._kept(link))
             say(f"{link.entry.name}: loaded, gated and warm ({sent_bytes / 1e6:.1f} MB sent)")
 
@@ -178,13 +178,13 @@ class Rollout:
             return
         self.current.name = self.current.release
         self.current.view.pin()
-        if self.current.name and self.shelf is not None:
-            await in_thread(self.shelf.use, [self.current.name])
+        if self.current.name and self.store is not None:
+            await in_thread(self.store.use, [self.current.name])
 
     async def _note(self, served: ActiveRelease) -> None:
         """Write down that `served` is to be served, for when the router starts anew. Raises CheckpointError."""
-        if self.shelf is not None:
-            await in_thread(self.shelf.use, [self.current.release, served.release])
+        if self.store is not None:
+            await in_thread(self.store.use, [self.current.release, served.release])
 
     async def _make_current(self, served: ActiveRelease) -> router_pb2.Switch:
         """From here on new requests use `served`; those under way end on what they began with."""
@@ -196,21 +196,21 @@ class Rollout:
         log.info("release %s takes the place of %s", name, before)
         if (verifier := self.ring.auditor.verifier) is not None:
             verifier.look_at(*(each.directory for each in (served, self._previous) if each.directory))
-        if self.shelf is not None:
-            await in_thread(self.shelf.remove_others, [before, name])
+        if self.store is not None:
+            await in_thread(self.store.remove_others, [before, name])
         await in_thread(trim)
         return self._switch(changed=True)
 
     async def _undo(self, name: str, links: Sequence[HostLink], was_pinned: bool) -> None:
         """:param was_pinned: whether something had been deployed before; else what the hosts hold is served again."""
-        assert self.shelf is not None
+        assert self.store is not None
         for outcome in await asyncio.gather(*(drop(link, name) for link in links), return_exceptions=True):
             if isinstance(outcome, StatusError):
                 log.warning("release %s may stay on a host: %s", name, outcome.message)
         names = [name for name in (self.previous_name, self.current.release) if name]
         with contextlib.suppress(CheckpointError):
-            await in_thread(self.shelf.use, names if was_pinned else [])
-        await in_thread(self.shelf.remove_others, names)
+            await in_thread(self.store.use, names if was_pinned else [])
+        await in_thread(self.store.remove_others, names)
         if not was_pinned:
             self.current.view.unpin()
             self.current.name = ""
@@ -240,7 +240,7 @@ class Rollout:
     async def _revived(self, name: str) -> ActiveRelease:
         """The release before, after the router was started anew. Raises StatusError."""
         try:
-            directory = await asyncio.to_thread(find_release, name, self.shelf, self.checkpoint)
+            directory = await asyncio.to_thread(find_release, name, self.store, self.checkpoint)
             if directory is None:
                 raise failed_precondition(f"the files of release {name} are not here any more: deploy it again")
             plan, own = await asyncio.to_thread(lambda: (plan_host(directory, (0,)), RouterParts.read(directory)))
@@ -292,9 +292,9 @@ def _name_at(link: HostLink, served: ActiveRelease) -> str:
     return release.name if release else served.name
 
 
-def find_release(name: str, shelf: ReleaseStore | None, checkpoint: Path | None) -> Path | None:
-    """Path of a release on the router's machine: on its shelf, or the bundle it was started with."""
-    path = shelf.path(name) if shelf else None
+def find_release(name: str, store: ReleaseStore | None, checkpoint: Path | None) -> Path | None:
+    """Path of a release on the router's machine: in its store, or the bundle it was started with."""
+    path = store.path(name) if store else None
     if path is None and checkpoint is not None:
         with contextlib.suppress(CheckpointError):
             path = checkpoint if read_release_manifest(checkpoint).name == name else None
@@ -334,11 +334,11 @@ async def _all(jobs: Sequence[Coroutine[Any, Any, Any]]) -> list[Any]:
         await asyncio.gather(*tasks, return_exceptions=True)
 
 
-# Bringing a release to one host: its files onto the host's shelf, its weights into the host's memory.
+# Bringing a release to one host: its files into the host's store, its weights into the host's memory.
 
 
-async def store(link: HostLink, contents: ReleaseManifest, assignment: stage_pb2.Assignment | None = None) -> int:
-    """Put a release onto a host's shelf; returns the bytes that it did not have. Raises StatusError.
+async def send(link: HostLink, contents: ReleaseManifest, assignment: stage_pb2.Assignment | None = None) -> int:
+    """Put a release into a host's store; returns the bytes that it did not have. Raises StatusError.
 
     :param contents: with its directories.
     :param assignment: the stage of a host that was started without a checkpoint.
@@ -367,7 +367,7 @@ async def store(link: HostLink, contents: ReleaseManifest, assignment: stage_pb2
 async def load(
     link: HostLink, name: str, keep: Sequence[str] = (), assignment: stage_pb2.Assignment | None = None
 ) -> None:
-    """Have a host load a release from its shelf, and look at what it holds then. Raises StatusError.
+    """Have a host load a release from its store, and look at what it holds then. Raises StatusError.
 
     :param assignment: the stage of a host that was started without a checkpoint; it loads after its answer.
     """
@@ -389,7 +389,7 @@ async def bring(link: HostLink, name: str, contents: ReleaseManifest | None, kee
     except StatusError as refusal:
         if refusal.code not in NOT_WHOLE or contents is None:
             raise
-        await store(link, contents)
+        await send(link, contents)
         await load(link, name, keep)
 
 

@@ -61,10 +61,10 @@ async def run_router(settings: RouterSettings, stop: asyncio.Event) -> None:
     security = settings.security
     audited = settings.checkpoint if settings.ring.audit_share else None
     verifier = ReferenceVerifier(audited) if audited else None
-    shelf = ReleaseStore(settings.shelf, settings.signers) if settings.shelf else None
-    findings = shelf.directory / FINDINGS_NAME if shelf else None
+    store = ReleaseStore(settings.releases, settings.signers) if settings.releases else None
+    findings = store.directory / FINDINGS_NAME if store else None
     ring = Ring(settings.topology.hosts, settings.ring, verifier, meter, security, name, findings=findings)
-    rollout = Rollout(ring, _first(settings, ring, shelf), shelf, settings.checkpoint)
+    rollout = Rollout(ring, _first(settings, ring, store), store, settings.checkpoint)
     lookout = Telemetry(settings.seeing, "onesweep-router", "router", security.insecure)
     admission = Admission(settings.admission, reserves=keyring.shared)
     service = RouterService(rollout, keyring, admission, settings.ring.hop_timeout_s, figures, lookout.tracer)
@@ -93,8 +93,8 @@ async def run_router(settings: RouterSettings, stop: asyncio.Event) -> None:
         await server.stop(FLUSH_S)
         await vitals.stop(grace=0)
         await ring.close()
-        if shelf:
-            shelf.close()
+        if store:
+            store.close()
         await lookout.close()
 
 
@@ -159,10 +159,10 @@ def _own_name(settings: RouterSettings) -> str:
     return identity.name if identity else ""
 
 
-def _first(settings: RouterSettings, ring: Ring, shelf: ReleaseStore | None) -> ActiveRelease:
+def _first(settings: RouterSettings, ring: Ring, store: ReleaseStore | None) -> ActiveRelease:
     """The release that is served first: the one that was deployed last, or what the hosts turn out to have."""
-    name = next(reversed(shelf.in_use), "") if shelf else ""
-    directory = find_release(name, shelf, settings.checkpoint) if name else None
+    name = next(reversed(store.in_use), "") if store else ""
+    directory = find_release(name, store, settings.checkpoint) if name else None
     if directory is not None:
         try:
             weights = plan_host(directory, (0,)).weights

@@ -56,7 +56,7 @@ class RouterSettings:
     routers: int = setting(1, "routers for these tokens: each grants its share of a quota", above=0, rare=True)
     anybody: bool = setting(False, "serve other machines without tokens: they may all ask")
     # None = nothing can be deployed.
-    shelf: Path | None = setting(None, "keep what is deployed there (none: takes nothing)", metavar="DIR")
+    releases: Path | None = setting(None, "keep what is deployed there (none: takes nothing)", metavar="DIR")
     signers: Path | None = setting(None, "file: take only what a public key in it signed (any)", rare=True)
     frontier: Path | None = setting(None, "file: what mode `auto` chooses from (the bundle's frontier.json)", rare=True)
     # For probes, which have no certificate.

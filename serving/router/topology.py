@@ -73,6 +73,11 @@ class Topology:
         )
 
     @property
+    def addresses(self) -> set[str]:
+        """The addresses of its router and its hosts."""
+        return {self.router, *(host.address for host in self.hosts)}
+
+    @property
     def replicated(self) -> set[str]:
         """Names of hosts whose blocks another one holds, too."""
         spans = [host.blocks for host in self.hosts]

@@ -210,11 +210,10 @@ async def tokenized(
             tools,
             generation.must_call,
             not generation.continue_last,
+            generation.json_schema,
         )
         if schema:
             _check_taken("tools that are strict", mode, TELLING)
-            if generation.json_schema:
-                raise invalid("json_schema leaves no tool to call: leave it out, or the tools")
             generation = replace(generation, json_schema=schema)
     elif generation.prompt_tokens:
         prompt = encoded(tokenizer, generation.prompt_tokens)

@@ -1,4 +1,4 @@
-"""The release store (`--shelf`): the directory where a process keeps the releases that were deployed to it.
+"""The release store (`--releases`): the directory where a process keeps the releases that were deployed to it.
 
 current.json                     names of the releases in use, the newest last
 0f3a.../signatures.json          who signed a release, if anybody did
@@ -181,16 +181,16 @@ class ReleaseStore:
             status = directory.stat()
             if status.st_uid != os.geteuid() or status.st_mode & OTHERS_WRITE:
                 raise ServiceError(
-                    f"the shelf {directory} must be a directory of yours that nobody else can write to: "
-                    "chmod 700, or name another --shelf"
+                    f"the release store {directory} must be a directory of yours that nobody else can write to: "
+                    "chmod 700, or name another --releases"
                 )
             self._lock = os.open(directory / LOCK_NAME, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
             fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             os.close(self._lock)
-            raise ServiceError(f"the shelf {directory} is another process's: give each host its own --shelf") from None
+            raise ServiceError(f"another process uses the release store {directory}: give each its own") from None
         except OSError as error:
-            raise ServiceError(f"cannot use the shelf {directory}: {error.strerror}; name another --shelf") from None
+            raise ServiceError(f"cannot use --releases {directory}: {error.strerror}; name another one") from None
 
     def close(self) -> None:
         """Release the lock."""

@@ -94,7 +94,7 @@ class ReleaseTransfer:
 
 
 async def receive_release(
-    shelf: ReleaseStore, requests: AsyncIterator[stage_pb2.StoreRequest], wants_of: Callable[[stage_pb2.Offer], Wants]
+    store: ReleaseStore, requests: AsyncIterator[stage_pb2.StoreRequest], wants_of: Callable[[stage_pb2.Offer], Wants]
 ) -> AsyncIterator[stage_pb2.StoreResponse]:
     """Answer a transfer; the last answer says that the release is stored. Raises StatusError."""
     intake: IncomingRelease | None = None
@@ -103,7 +103,7 @@ async def receive_release(
             if request.WhichOneof("step") == "offer":
                 if intake is not None:
                     raise invalid("a delivery has one offer")
-                intake = await in_thread(shelf.begin, manifest_of(request.offer), wants_of(request.offer))
+                intake = await in_thread(store.begin, manifest_of(request.offer), wants_of(request.offer))
                 yield stage_pb2.StoreResponse(wanted=intake.asked)
             elif intake is None:
                 raise invalid("a delivery begins with an offer")

@@ -42,13 +42,13 @@ log = logging.getLogger(__name__)
 class Sources:
     """Places of a host's releases on disk: its store, and the checkpoint it was started with."""
 
-    def __init__(self, checkpoint: Path, blocks: tuple[int, ...], shelf: ReleaseStore | None) -> None:
-        self.checkpoint, self.blocks, self.shelf = checkpoint, blocks, shelf
+    def __init__(self, checkpoint: Path, blocks: tuple[int, ...], store: ReleaseStore | None) -> None:
+        self.checkpoint, self.blocks, self.store = checkpoint, blocks, store
 
     def start(self) -> list[Release]:
         """Releases to begin with, the newest last: those in use here when this host ended. Raises OnesweepError."""
         releases = []
-        for name in self.shelf.in_use if self.shelf else ():
+        for name in self.store.in_use if self.store else ():
             try:
                 releases.append(Release(name, self.plan(name)))
             except (OnesweepError, StatusError) as error:
@@ -64,7 +64,7 @@ class Sources:
 
     def plan(self, name: str) -> HostPlan:
         """Raises CheckpointError or InputError, or StatusError (NOT_FOUND) where files of it must be stored first."""
-        path = self.shelf.path(name) if self.shelf else None
+        path = self.store.path(name) if self.store else None
         if path is None:
             with contextlib.suppress(CheckpointError):
                 path = self.checkpoint if read_release_manifest(self.checkpoint).name == name else None
@@ -86,11 +86,11 @@ class Loader:
         self.host, self.sources, self.backend, self.message_bytes = host, sources, backend, message_bytes
         self._busy = asyncio.Lock()
 
-    def require_shelf(self) -> ReleaseStore:
+    def require_store(self) -> ReleaseStore:
         """Raises StatusError where there is none."""
-        if self.sources.shelf is None:
-            raise failed_precondition(f"{self.host.settings.name} has no shelf for releases: start it with --shelf DIR")
-        return self.sources.shelf
+        if self.sources.store is None:
+            raise failed_precondition(f"{self.host.settings.name} has no release store: start it with --releases DIR")
+        return self.sources.store
 
     async def begin(self) -> None:
         """Load the newest of the releases that the host begins with; those that fail are left out.
@@ -134,7 +134,7 @@ class Loader:
 
     async def load(self, name: str, keep: Collection[str]) -> None:
         """Make a release the newest one, and let go of all but those in `keep`. Raises StatusError."""
-        self.require_shelf()
+        self.require_store()
         if self._busy.locked():
             raise StatusError(grpc.StatusCode.ABORTED, f"{self.host.settings.name} is loading a release already")
         async with self._busy:
@@ -199,13 +199,13 @@ class Loader:
         releases.all = kept
 
     async def _tidy(self) -> None:
-        """Write down what is held, remove everything else from the shelf, and give memory back."""
+        """Write down what is held, remove everything else from the store, and give memory back."""
         names = [release.name for release in self.host.releases.all]
 
         def tidy() -> None:
-            if self.sources.shelf is not None:
-                self.sources.shelf.use(names)
-                self.sources.shelf.remove_others(names)
+            if self.sources.store is not None:
+                self.sources.store.use(names)
+                self.sources.store.remove_others(names)
             trim()
 
         await in_low_priority_thread(tidy)

@@ -34,7 +34,8 @@ CHECKS_AT_ONCE = 2
 KEPT_VERDICTS = 256
 # Around a call in a text, in the way of most chat templates.
 CALL_TAG, CALL_END = "<tool_call>", "</tool_call>"
-# Keyword of a schema that is of each call in a text, and not of the text.
+# Keyword of a schema that is of each call in a text, and not of the text. Its value is true, or the schema of a text
+# that calls nothing.
 OF_CALLS = "x-onesweep-calls"
 # A text is a call, or words, then calls and words. Few blanks where nothing else can come: a weak model writes no end
 # of them. A lazy terminal ends where the tag first does, so no tag is ever part of the words.
@@ -42,9 +43,15 @@ CALLS_GRAMMAR = rf"""
 start: BLANKS json | FIRST_WORDS | first call (next call)* WORDS
 first[lazy]: FIRST_WORDS "{CALL_TAG}"
 next[lazy]: WORDS "{CALL_TAG}"
-call: BLANKS json BLANKS "{CALL_END}"
 FIRST_WORDS: /[ \t\r\n]*([^{{ \t\r\n](.|\n)*)?/
 WORDS: /(.|\n)*/
+"""
+# Or it is calls alone, or JSON by a schema of its own.
+ANSWER_GRAMMAR = f"""
+start: BLANKS json | (BLANKS "{CALL_TAG}" call)+ | BLANKS answer
+answer: %json """
+CALL_RULES = rf"""
+call: BLANKS json BLANKS "{CALL_END}"
 BLANKS: /[ \t\r\n]{{0,2}}/
 json: %json """
 
@@ -75,7 +82,8 @@ def held_part(schema: Any) -> tuple[Any, list[str]]:  # noqa: ANN401
             told = f"pattern {value}"
         elif not _NOT_HELD.fullmatch(keyword):
             return True
-        if value is not False:  # `uniqueItems: false` says nothing
+        # these say nothing: every name is a string
+        if value is not False and not (keyword == "propertyNames" and value in (True, {}, {"type": "string"})):
             left_out[told] = None
         return False
 
@@ -161,9 +169,11 @@ def compiled(tokenizer: LLTokenizer, schema: str) -> LLMatcher | str:
     spacing: JsonCompileOptions = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
     try:
         grammar = LLMatcher.grammar_from_json_schema(schema, overrides=spacing)
-        if OF_CALLS in schema and (told := json.loads(schema)).pop(OF_CALLS, False) is True:
-            grammar = CALLS_GRAMMAR + json.dumps(told | {"x-guidance": spacing})
-    except (ValueError, RecursionError) as error:
+        if OF_CALLS in schema and OF_CALLS in (told := json.loads(schema)):
+            answer, given = told.pop(OF_CALLS), {"x-guidance": spacing}
+            grammar = CALLS_GRAMMAR if answer is True else ANSWER_GRAMMAR + json.dumps(answer | given)
+            grammar += CALL_RULES + json.dumps(told | given)
+    except (ValueError, TypeError, RecursionError) as error:
         return str(error)
     return LLMatcher(tokenizer, grammar, log_level=0, limits=LLParserLimits(max_lexer_states=MAX_LEXER_STATES))
 

@@ -57,13 +57,14 @@ class StageServer:
     def __init__(self, settings: StageSettings, seat: StageSeat | None = None) -> None:
         """Checks everything that can be checked without reading weights. Raises OnesweepError.
 
-        :param seat: of a host that was started without a checkpoint; its shelf stays open.
+        :param seat: of a host that was started without a checkpoint; its store stays open.
         """
         self.settings, self.seat = settings, seat
-        self.shelf = seat.shelf if seat else ReleaseStore(settings.shelf, settings.signers) if settings.shelf else None
-        self.sources = Sources(settings.checkpoint, settings.blocks, self.shelf)
+        own = ReleaseStore(settings.releases, settings.signers) if settings.releases and not seat else None
+        self.store = seat.store if seat else own
+        self.sources = Sources(settings.checkpoint, settings.blocks, self.store)
         self.first, *self.others = reversed(self.sources.start())
-        self.message_bytes = max(self.first.plan.message_bytes(), MESSAGE_BYTES if self.shelf else 0)
+        self.message_bytes = max(self.first.plan.message_bytes(), MESSAGE_BYTES if self.store else 0)
         device = device_for(settings.host.device, settings.host.backend, self.first.plan)
         self.backend = backend_named(settings.host.backend, device)
         for address in settings.next:
@@ -121,8 +122,8 @@ class StageServer:
         host.close()
         await host.next_hosts.close()
         await lookout.close()
-        if self.shelf and not self.seat:
-            self.shelf.close()
+        if self.store and not self.seat:
+            self.store.close()
         if self.failure:
             raise self.failure
 
@@ -201,13 +202,13 @@ class EmptyHost:
 
     def __init__(self, settings: StageSettings) -> None:
         """Raises OnesweepError."""
-        if settings.shelf is None:
-            raise InputError("--empty needs --shelf DIR: what the host is given is kept there")
+        if settings.releases is None:
+            raise InputError("--empty needs --releases DIR: what the host is given is kept there")
         if parse_address(settings.listen)[1] == 0:
             raise InputError("--empty needs a port in --listen: the host keeps it from stage to stage")
         if settings.security.tls is not None:
             settings.security.tls.own(HOST)
-        self.settings, self.shelf, self.speed = settings, ReleaseStore(settings.shelf, settings.signers), 0.0
+        self.settings, self.store, self.speed = settings, ReleaseStore(settings.releases, settings.signers), 0.0
         self._before = stage_pb2.Room()
 
     async def run(self, stop: asyncio.Event) -> None:
@@ -221,15 +222,15 @@ class EmptyHost:
             stopping = asyncio.create_task(stop.wait())
             stopping.add_done_callback(lambda _, changed=changed: changed.set())  # type: ignore[misc]
             try:
-                given = None if problem else read_assignment(self.shelf)
-                if given is None or not self.shelf.in_use:
+                given = None if problem else read_assignment(self.store)
+                if given is None or not self.store.in_use:
                     await self._wait(changed, problem)
                     problem = ""
                     continue
-                place = self.shelf.directory / self.shelf.in_use[-1]
+                place = self.store.directory / self.store.in_use[-1]
                 self._before = self._room()  # while it serves, its weights are not free
                 settings = replace(self.settings, checkpoint=place, blocks=tuple(given.blocks), next=tuple(given.next))
-                seat = StageSeat(self.shelf, self.settings.security, lambda: self._before, changed)
+                seat = StageSeat(self.store, self.settings.security, lambda: self._before, changed)
                 await StageServer(settings, seat).run(changed)
             except OnesweepError as error:
                 if given is None or problem:
@@ -240,11 +241,11 @@ class EmptyHost:
                 stopping.cancel()
                 gc.collect()
                 trim()
-        self.shelf.close()
+        self.store.close()
 
     async def _wait(self, changed: asyncio.Event, problem: str) -> None:
         """Take calls until a stage is given to this host."""
-        seat = StageSeat(self.shelf, self.settings.security, self._room, changed)
+        seat = StageSeat(self.store, self.settings.security, self._room, changed)
         service = WaitingService(self.settings.host.name, seat, problem)  # type: ignore[abstract]
         server, checks, port = _new_server(service, MESSAGE_BYTES, self.settings)
         vitals = await serve_health(checks, self.settings.health)

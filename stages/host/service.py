@@ -44,10 +44,10 @@ MOST_NEXT, MOST_BLOCKS = 64, 1024
 VERSION = version("onesweep")  # read once: finding it takes longer than all else in an answer to Describe
 
 
-def read_assignment(shelf: ReleaseStore) -> stage_pb2.Assignment | None:
+def read_assignment(store: ReleaseStore) -> stage_pb2.Assignment | None:
     """The stage that was given to a host before; None where there is none."""
     try:
-        text = (shelf.directory / ASSIGNMENT_NAME).read_text(encoding="utf-8")
+        text = (store.directory / ASSIGNMENT_NAME).read_text(encoding="utf-8")
         return json_format.Parse(text, stage_pb2.Assignment())
     except (OSError, ValueError, json_format.ParseError):
         return None
@@ -57,10 +57,10 @@ class StageSeat:
     """The place of a host without a checkpoint in a ring, which a router gives it and may change."""
 
     def __init__(
-        self, shelf: ReleaseStore, security: Security, room: Callable[[], stage_pb2.Room], changed: asyncio.Event
+        self, store: ReleaseStore, security: Security, room: Callable[[], stage_pb2.Room], changed: asyncio.Event
     ) -> None:
         """:param changed: is set when another stage is to be served."""
-        self.shelf, self.security, self.room, self._changed = shelf, security, room, changed
+        self.store, self.security, self.room, self._changed = store, security, room, changed
 
     def wants(self, offer: stage_pb2.Offer) -> Wants:
         """The files of the offered stage. The tokenizer is small beside it, so every host gets it; who has the end of a
@@ -82,7 +82,7 @@ class StageSeat:
         try:
             for address in given.next:
                 check_target(address, self.security, "next address")
-            await in_thread(Sources(self.shelf.directory, tuple(given.blocks), self.shelf).plan, request.release)
+            await in_thread(Sources(self.store.directory, tuple(given.blocks), self.store).plan, request.release)
             await in_thread(self._record, request)
         except OnesweepError as error:
             raise transfer_error(error) from None
@@ -93,9 +93,9 @@ class StageSeat:
     def _record(self, request: stage_pb2.LoadRequest) -> None:
         """For the next start of this host. Raises CheckpointError where that cannot be written."""
         record = json_format.MessageToJson(request.assignment)
-        replace_file(self.shelf.directory / ASSIGNMENT_NAME, lambda path: path.write_text(record, encoding="utf-8"))
-        self.shelf.use([request.release])
-        self.shelf.remove_others([request.release])
+        replace_file(self.store.directory / ASSIGNMENT_NAME, lambda path: path.write_text(record, encoding="utf-8"))
+        self.store.use([request.release])
+        self.store.remove_others([request.release])
 
 
 def _seat_of(seat: StageSeat | None) -> StageSeat:
@@ -105,13 +105,13 @@ def _seat_of(seat: StageSeat | None) -> StageSeat:
 
 
 async def _stored(
-    shelf: Callable[[], ReleaseStore],
+    store: Callable[[], ReleaseStore],
     storing: asyncio.Lock,
     requests: AsyncIterator[stage_pb2.StoreRequest],
     wants: Callable[[stage_pb2.Offer], Wants],
 ) -> AsyncIterator[stage_pb2.StoreResponse]:
     try:
-        there = shelf()
+        there = store()
         if storing.locked():
             raise StatusError(grpc.StatusCode.ABORTED, "another release is being stored: try again when it is done")
         async with storing:
@@ -143,7 +143,7 @@ class WaitingService(stage_pb2_grpc.StageServiceServicer):
     async def Store(
         self, requests: AsyncIterator[stage_pb2.StoreRequest], context: Context
     ) -> AsyncIterator[stage_pb2.StoreResponse]:
-        async for response in _stored(lambda: self.seat.shelf, self._storing, requests, self.seat.wants):
+        async for response in _stored(lambda: self.seat.store, self._storing, requests, self.seat.wants):
             yield response
 
     async def Load(self, request: stage_pb2.LoadRequest, context: Context) -> stage_pb2.LoadResponse:
@@ -262,7 +262,7 @@ class StageService(stage_pb2_grpc.StageServiceServicer):
         def wants(offer: stage_pb2.Offer) -> Wants:
             return _seat_of(self.seat).wants(offer) if offer.HasField("assignment") else self._needs
 
-        async for response in _stored(self.loader.require_shelf, self._storing, requests, wants):
+        async for response in _stored(self.loader.require_store, self._storing, requests, wants):
             yield response
 
     def _needs(self, folder: str, part: int) -> bool:

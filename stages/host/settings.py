@@ -62,7 +62,7 @@ class StageSettings:
     # None = who may dial it, or has a certificate.
     tokens: Path | None = setting(None, "who may use it on loopback: `up` makes them")
     # Where releases are kept that are deployed to this host.
-    shelf: Path | None = setting(None, "keep what is deployed there (none: takes nothing)", metavar="DIR")
+    releases: Path | None = setting(None, "keep what is deployed there (none: takes nothing)", metavar="DIR")
     registry: "EtcdRegistry | None" = None
     advertise: str | None = None  # what others dial, where that is not what it listens on: for the registry
     # For probes, which have no certificate.

@@ -127,7 +127,7 @@ class StageServiceServicer:
         raise NotImplementedError('Method not implemented!')
 
     def Store(self, request_iterator, context):
-        """Puts the files of a release that this host needs onto its shelf: an offer first; the answer says which files are
+        """Puts the files of a release that this host needs into its store: an offer first; the answer says which files are
         wanted; these follow in pieces, and the last answer says that all are there. ABORTED while another one is stored.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)

@@ -53,7 +53,7 @@ class StageServiceStub:
     Probe: _grpc.UnaryUnaryMultiCallable[_stage_pb2.ProbeRequest, _stage_pb2.ProbeResponse]
     """Measures this host's links to those that may come next. RESOURCE_EXHAUSTED while another measurement runs."""
     Store: _grpc.StreamStreamMultiCallable[_stage_pb2.StoreRequest, _stage_pb2.StoreResponse]
-    """Puts the files of a release that this host needs onto its shelf: an offer first; the answer says which files are
+    """Puts the files of a release that this host needs into its store: an offer first; the answer says which files are
     wanted; these follow in pieces, and the last answer says that all are there. ABORTED while another one is stored.
     """
     Load: _grpc.UnaryUnaryMultiCallable[_stage_pb2.LoadRequest, _stage_pb2.LoadResponse]
@@ -79,7 +79,7 @@ class StageServiceAsyncStub(StageServiceStub):
     Probe: _aio.UnaryUnaryMultiCallable[_stage_pb2.ProbeRequest, _stage_pb2.ProbeResponse]  # type: ignore[assignment]
     """Measures this host's links to those that may come next. RESOURCE_EXHAUSTED while another measurement runs."""
     Store: _aio.StreamStreamMultiCallable[_stage_pb2.StoreRequest, _stage_pb2.StoreResponse]  # type: ignore[assignment]
-    """Puts the files of a release that this host needs onto its shelf: an offer first; the answer says which files are
+    """Puts the files of a release that this host needs into its store: an offer first; the answer says which files are
     wanted; these follow in pieces, and the last answer says that all are there. ABORTED while another one is stored.
     """
     Load: _aio.UnaryUnaryMultiCallable[_stage_pb2.LoadRequest, _stage_pb2.LoadResponse]  # type: ignore[assignment]
@@ -144,7 +144,7 @@ class StageServiceServicer(metaclass=_abc_1.ABCMeta):
         request_iterator: _MaybeAsyncIterator[_stage_pb2.StoreRequest],
         context: _ServicerContext,
     ) -> _typing.Union[_abc.Iterator[_stage_pb2.StoreResponse], _abc.AsyncIterator[_stage_pb2.StoreResponse]]:
-        """Puts the files of a release that this host needs onto its shelf: an offer first; the answer says which files are
+        """Puts the files of a release that this host needs into its store: an offer first; the answer says which files are
         wanted; these follow in pieces, and the last answer says that all are there. ABORTED while another one is stored.
         """
 

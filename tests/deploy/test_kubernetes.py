@@ -101,12 +101,12 @@ def test_there_is_one_router_and_its_node_can_be_drained(manifests: list[Manifes
 def test_what_is_deployed_outlives_a_pod(workloads: list[Manifest]) -> None:
     for workload in workloads:
         container, pod = container_of(workload), workload["spec"]["template"]["spec"]
-        shelves = [word.partition("=")[2] for word in container["args"] if word.startswith("--shelf=")]
-        assert len(shelves) == (container["args"][0] != "http")
+        stores = [word.partition("=")[2] for word in container["args"] if word.startswith("--releases=")]
+        assert len(stores) == (container["args"][0] != "http")
         claims = {claim["metadata"]["name"] for claim in workload["spec"].get("volumeClaimTemplates", [])}
         claims |= {volume["name"] for volume in pod["volumes"] if "persistentVolumeClaim" in volume}
         mounts = [mount["mountPath"] for mount in container["volumeMounts"] if mount["name"] in claims]
-        assert [str(Path(shelf).parent) for shelf in shelves] == mounts
+        assert [str(Path(store).parent) for store in stores] == mounts
 
 
 def test_what_is_mounted_is_made(deploy: Path, workloads: list[Manifest]) -> None:

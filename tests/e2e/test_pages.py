@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import contextlib
 import os
+import pty
 import re
 import shutil
 import signal
-import subprocess
+import time
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -32,6 +33,7 @@ READY = {
     "up": "for _ in $(seq 300); do onesweep status > status 2>&1 && break; sleep 0.2; done",
     "http": "for _ in $(seq 300); do (: < /dev/tcp/127.0.0.1/7780) 2> /dev/null && break; sleep 0.2; done",
 }
+TOLD_S = 0.5  # shorter commands are not worth a line
 ADDRESSES = [f"10.8.0.{n}" for n in range(1, 10)]
 
 
@@ -54,7 +56,12 @@ def blocks(page: str) -> list[Block]:
 
 def script(page: str) -> str:
     """One shell script: servers in the background, each command after what it needs has come up."""
-    lines = ["ip link set lo up", *(f"ip address add {address}/32 dev lo" for address in ADDRESSES), "set -x"]
+    lines = [
+        "exec < /dev/null",
+        "ip link set lo up",
+        *(f"ip address add {address}/32 dev lo" for address in ADDRESSES),
+        "set -x",
+    ]
     for block in blocks(page):
         if block.language == "toml" and (name := re.match(r"# ([\w-]+\.toml)", block.body)):
             lines.append(f"cat > {name[1]} <<'END'\n{block.body}END")
@@ -63,15 +70,47 @@ def script(page: str) -> str:
         elif block.language == "sh" and not block.note.startswith("not run: "):
             for command in block.commands:
                 if server := SERVER.match(command):
-                    lines += [f"(\n{command}\n) &", READY.get(server[1] or "up", ":")]
+                    lines += [f"(\n{command}\n) &", "set +x", READY.get(server[1] or "up", ":"), "set -x"]
                 elif not SET_UP.match(command):
                     lines.append(command)
     return "\n".join(lines)
 
 
+def seen(
+    command: list[str], folder: Path, environment: dict[str, str], capsys: pytest.CaptureFixture[str]
+) -> tuple[int, str]:
+    """Exit code and output on a terminal; prints of each command the seconds, and the longest ones without a sign."""
+    process, terminal = pty.fork()
+    if process == 0:
+        os.chdir(folder)
+        os.execvpe(command[0], command, {**environment, "TERM": "xterm"})
+    said, shown, last = "", [("", time.monotonic(), (0.0, ""))], time.monotonic()
+    try:
+        with contextlib.suppress(OSError):  # as Linux tells that nobody has the other end
+            while raw := os.read(terminal, 1 << 16):
+                now, text = time.monotonic(), raw.decode(errors="replace")
+                name, begin, gap = shown[-1]
+                shown[-1], last, said = (name, begin, max(gap, (now - last, said[-60:]))), now, said + text
+                shown += [(name, now, (0.0, "")) for name in re.findall(r"^\++ (.*?)\r?$", text, re.MULTILINE)]
+        code = os.waitstatus_to_exitcode(os.waitpid(process, 0)[1])
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process, signal.SIGKILL)
+        os.close(terminal)
+    ends = [begin for _, begin, _ in shown[1:]] + [last]
+    with capsys.disabled():
+        print("\nseconds, longest silence, command")
+        for (name, begin, gap), end in zip(shown, ends, strict=True):
+            if end - begin >= TOLD_S:
+                print(f"{end - begin:7.1f} {gap[0]:7.1f} {name[:100]}\n{'':15} after {gap[1]!r}")
+    return code, said
+
+
 @pytest.mark.parametrize("page", PAGES)
 @pytest.mark.timeout(900)
-def test_the_commands_of_a_page_run_as_they_stand(python: Path, tmp_path: Path, page: str) -> None:
+def test_the_commands_of_a_page_run_as_they_stand(
+    python: Path, tmp_path: Path, page: str, capsys: pytest.CaptureFixture[str]
+) -> None:
     if os.geteuid() or not shutil.which("unshare"):
         pytest.skip("a network of its own needs root and unshare")
     shutil.copytree(ROOT / "weights", tmp_path / "weights")
@@ -81,23 +120,22 @@ def test_the_commands_of_a_page_run_as_they_stand(python: Path, tmp_path: Path, 
         "TMPDIR": str(tmp_path),
         "XDG_RUNTIME_DIR": str(tmp_path),
     }
-    process = subprocess.Popen(
-        [*NETWORK, script(page)],
-        cwd=tmp_path,
-        env=environment,
-        text=True,
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        start_new_session=True,
-    )
-    try:
-        said, _ = process.communicate(timeout=800)
-    finally:
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(process.pid, signal.SIGKILL)
-    assert process.returncode == 0, said[-4000:]
+    code, said = seen([*NETWORK, script(page)], tmp_path, environment, capsys)
+    assert code == 0, said[-4000:]
     assert "Traceback" not in said
+
+
+@pytest.mark.timeout(1800)
+def test_a_fresh_clone_on_a_debian_runs_the_demo(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """With the system's Python, whose own packages pip may not touch (PEP 668)."""
+    if not any(Path("/usr/lib").glob("python3.*/EXTERNALLY-MANAGED")):
+        pytest.skip("no python of a distribution that manages its packages itself")
+    pip = {name: value for name, value in os.environ.items() if name.startswith(("PIP_", "SSL_", "http", "HTTP"))}
+    environment = {**pip, "HOME": str(tmp_path), "TMPDIR": str(tmp_path), "PATH": "/usr/bin:/bin"}
+    commands = f"set -x\ngit clone -q {ROOT} onesweep\ncd onesweep\nmake demo"
+    code, said = seen(["bash", "-euc", commands], tmp_path, environment, capsys)
+    assert code == 0, said[-4000:]
+    assert "`ar-speculative` writes the text of `ar`: checked" in said
 
 
 @pytest.mark.parametrize("page", PAGES)

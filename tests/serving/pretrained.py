@@ -31,7 +31,7 @@ TEXTS = [
     "the old man said that the sea",
 ]
 TEMPLATE = (
-    "{% for message in messages %}{% if message.role == 'tool' %}{{ raise_exception('no tools here') }}{% endif %}"
+    "{% for message in messages %}{% if message.role == 'critic' %}{{ raise_exception('no critics here') }}{% endif %}"
     "{{ bos_token }}{{ message.role }}: {{ message.content }}\n{% endfor %}"
     "{% if add_generation_prompt %}assistant: {% endif %}"
 )

@@ -27,9 +27,9 @@ def files(directory: Path) -> dict[str, bytes]:
     return {path.name: path.read_bytes() for path in directory.iterdir()}
 
 
-def put_release(shelf: ReleaseStore, bundle: Path, blocks: tuple[int, ...] = (0, 1, 2)) -> None:
+def put_release(store: ReleaseStore, bundle: Path, blocks: tuple[int, ...] = (0, 1, 2)) -> None:
     """Store what hosts of these blocks need of a bundle."""
-    intake = shelf.begin(read_release_manifest(bundle), lambda folder, part: part in blocks)
+    intake = store.begin(read_release_manifest(bundle), lambda folder, part: part in blocks)
     for path in intake.wanted:
         intake.write(path, (bundle / path).read_bytes())
     intake.finish()

@@ -168,7 +168,7 @@ def test_mistakes_with_signers_are_named(certs: Run, onesweep: Run, bundles: Pat
     ):
         (tmp_path / "signers").write_bytes(content)
         with pytest.raises(InputError, match=says):
-            ReleaseStore(tmp_path / "shelf", tmp_path / "signers")
+            ReleaseStore(tmp_path / "releases", tmp_path / "signers")
     (bundle / SIGNATURES_NAME).write_text('{"signatures": [["zz", "00"]]}')
     with pytest.raises(CheckpointError, match="holds no signatures"):
         read_release_manifest(bundle)

@@ -131,6 +131,8 @@ SERVERS = [
     ("generate x --router {ring} --token-file /nowhere", 2, "cannot read /nowhere"),
     ("generate x --router {lonely} --wait 0 --timeout-s 30", 1, "see that it runs"),
     ("compare x --router {lonely} --wait 0", 1, "nothing can be compared, the router is not ready"),
+    ("compare x --router {lonely} --modes local", 2, "the router has no local model"),
+    ("chat x --router {lonely} --mode local", 2, "the router serves no mode that could answer"),
     ("compare x --router {ring} --modes resample:scroer", 2, "did you mean scorer?"),
     ("generate x --router {ring} --mode swep", 2, "unknown mode 'swep' (did you mean sweep?); served here: "),
     ("generate x --router {ring} --set steps=4", 2, "mode auto chooses steps itself: leave it out, or name a mode"),

@@ -32,7 +32,7 @@ def addresses(tmp_path: Path) -> Iterator[list[str]]:
     names = [f"127.0.0.1:{first + i}" for i in range(3)]
     with ExitStack() as stack:
         for i, address in enumerate(names):
-            stack.enter_context(empty_host(address, tmp_path / f"shelf-{i}"))
+            stack.enter_context(empty_host(address, tmp_path / f"releases-{i}"))
         for address in names:
             described(address, ready=False)
         yield names
@@ -88,7 +88,7 @@ def test_a_model_that_fits_no_host_is_refused_with_what_is_missing(
 ) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     address = f"127.0.0.1:{free_port_block(1)}"
-    with empty_host(address, tmp_path / "shelf", "--session-mb", "100000000"):
+    with empty_host(address, tmp_path / "releases", "--session-mb", "100000000"):
         described(address, ready=False)
         code, _, err = onesweep("serve", model, "--hosts", address)
         assert code != 0

@@ -14,7 +14,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from serving.cli.deployment import MODULE, Deployment, find_deployment
+from serving.cli.deployment import MODULE, Deployment, find_deployment, running_deployments
 from serving.cli.ports import free_port_block
 from serving.client.client import Client
 from serving.router.topology import local_topology
@@ -34,18 +34,18 @@ def state(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.fixture
 def port() -> int:
-    return free_port_block(2)
+    return free_port_block(4)
 
 
 @pytest.fixture(autouse=True)
 def nothing_left(state: Path) -> Iterator[None]:
     yield
-    left = None
+    left = []
     with contextlib.suppress(ServiceError):
-        left = find_deployment(state)
-    if left is not None:
-        left.stop()
-        pytest.fail("a test left its deployment running")
+        left = running_deployments()
+    for deployment in left:
+        deployment.stop()
+    assert not left, "a test left its deployment running"
 
 
 def taken(port: int) -> bool:
@@ -61,7 +61,8 @@ def test_up_status_down(bundles: Path, state: Path, port: int, onesweep: Run) ->
     assert "ready; logs in" in out
     assert state.stat().st_mode & 0o777 == 0o700
     processes = [
-        psutil.Process(pid) for pid in json.loads((state / "deployment.json").read_text())["processes"].values()
+        psutil.Process(pid)
+        for pid in json.loads((state / f"127.0.0.1:{port}" / "deployment.json").read_text())["processes"].values()
     ]
 
     code, out, _ = onesweep("status")
@@ -83,7 +84,19 @@ def test_up_status_down(bundles: Path, state: Path, port: int, onesweep: Run) ->
     assert code == 1
     assert f"a deployment is up already (router 127.0.0.1:{port}, in" in err
 
-    assert onesweep("down") == (0, f"stopped 2 processes of the router at 127.0.0.1:{port}\n", "")
+    up[5], second = port + 2, f"127.0.0.1:{port + 2}"
+    assert onesweep(*up)[0] == 0
+    for command in (["down"], ["status"], ["doctor"]):
+        code, _, err = onesweep(*command)
+        assert (code, "several routers are up: name one with --router" in err, second in err) == (2, True, True)
+    assert onesweep("status", "--router", second)[0] == 0
+    assert onesweep("doctor", "--topology", state / second / "topology.toml")[0] == 0
+    assert (
+        onesweep("down", "--router", f"localhost:{port + 2}")[1] == f"stopped 2 processes of the router at {second}\n"
+    )
+    assert onesweep("down", "--router", second)[0] == 1
+
+    assert onesweep("down")[:2] == (0, f"stopped 2 processes of the router at 127.0.0.1:{port}\n")
     assert not any(process.is_running() and process.status() != psutil.STATUS_ZOMBIE for process in processes)
     assert not taken(port)
     assert not taken(port + 1)
@@ -130,7 +143,7 @@ def test_up_in_the_foreground_revives_a_replica_and_ends_with_its_command(
                 line = command.stdout.readline()
                 assert line, shown
                 shown += line
-            pid = json.loads((state / "deployment.json").read_text())["processes"]["host-1-1"]
+            pid = json.loads((state / f"127.0.0.1:{port}" / "deployment.json").read_text())["processes"]["host-1-1"]
             os.kill(pid, signal.SIGKILL)
             with Client(f"127.0.0.1:{port}") as client:
                 assert client.generate("The ", mode="ar", max_bytes=20).output_bytes == 20
@@ -142,7 +155,7 @@ def test_up_in_the_foreground_revives_a_replica_and_ends_with_its_command(
         assert command.returncode == 0, rest
     assert "Traceback" not in rest
     assert not any(taken(port + offset) for offset in range(3))
-    assert not (state / "deployment.json").exists()
+    assert not [*state.glob("*/deployment.json")]
 
 
 @pytest.mark.parametrize(

@@ -206,8 +206,8 @@ def test_openais_client_draws(drawing: Deployment, artist: Client, tmp_path: Pat
                 assert np.array_equal(np.asarray(picture), wanted[0])
         for fields, message in (
             ({"size": "256x256"}, "size 256x256 cannot be drawn: this model draws 8x8"),
-            ({"response_format": "url"}, "Input should be 'b64_json'"),
-            ({"n": 11}, "n: Input should be less than or equal to 10"),
+            ({"response_format": "url"}, "response_format must be 'b64_json', not"),
+            ({"n": 11}, "n must be at most 10, not 11"),
             ({"prompt": "tow"}, r"did you mean two\?"),
             ({"model": "dall-e-3"}, "no model 'dall-e-3' draws"),
         ):

@@ -1,5 +1,6 @@
 """Every field of OpenAI's API is honoured, taken without effect, or refused with what to do; the page tells which."""
 
+import contextlib
 import re
 from pathlib import Path
 from typing import Any
@@ -48,8 +49,18 @@ def test_fields_without_effect_and_nulls_are_taken_everywhere(request_: type[Fie
     habits: dict[str, Any] = {name: TAKEN.get(name, {"a": "b"}) for name in OF_TEXTS}
     request_.model_validate({"model": "onesweep", **LEAST[request_], **habits, "seed": -1})
     request_.model_validate({"model": "onesweep", **dict.fromkeys({*habits, *INSTEAD, "x"}), **LEAST[request_]})
-    assert "store: Input should be False: nothing is stored" in refusal(request_, store=True)
+    assert refusal(request_, store=True) == "store must be false, not true: nothing is stored"
     assert refusal(request_, top_k=3) == "unknown or unsupported field 'top_k': send it in the object onesweep"
+
+
+@pytest.mark.parametrize("request_", LEAST)
+@pytest.mark.parametrize("junk", [True, 1.5, -5, 10**400, "x", [], {}, [1], {"a": 1}, ["x"] * 2000, [{"type": "x"}]])
+def test_what_is_wrong_of_a_value_is_said_in_our_words(request_: type[Fields], junk: Any) -> None:
+    for name in request_.model_fields:
+        with contextlib.suppress(ValidationError):
+            request_.model_validate({"model": "onesweep", **LEAST[request_], name: junk})
+            continue
+        assert not re.search(r"Input|should|valid |[a-z] required|\w\[", refusal(request_, **{name: junk})), name
 
 
 def test_the_page_names_them() -> None:

@@ -12,6 +12,7 @@ from openai.types.responses import Response
 from serving.gateway.calls import CallReader
 from serving.gateway.messages import ChatMessage, told_messages
 from serving.gateway.response_fields import ResponseRequest
+from serving.modes.chat_template import ChatTemplate
 
 TEXT = [{"type": "text", "text": "a"}]
 # What servers answer, ours and others, and the text and arguments that a template is given of it.
@@ -36,6 +37,20 @@ ARGUMENTS: list[tuple[Any, Any]] = [
     ('{"x": "\\ud800"}', '{"x": "\\ud800"}'),
     ('{"x":' * 200 + "1" + "}" * 200, '{"x":' * 200 + "1" + "}" * 200),
 ]
+# How Qwen 2.5's template writes a history; templates that know no calls, that take turns alone, as Gemma's does, and
+# one call a turn, as Llama 3.1's does.
+QWEN = r"""{%- for m in messages %}{%- if m.role != "tool" %}{{ "<|im_start|>" + m.role }}
+{%- if m.content %}{{ "\n" + m.content }}{% endif %}
+{%- for call in m.tool_calls %}{{ '\n<tool_call>\n{"name": "' + call.function.name }}
+{{- '", "arguments": ' + (call.function.arguments | tojson) + '}\n</tool_call>' }}{% endfor %}{{ "<|im_end|>\n" }}
+{%- else %}{% if messages[loop.index0 - 1].role != "tool" %}{{ "<|im_start|>user" }}{% endif %}
+{{- "\n<tool_response>\n" + m.content + "\n</tool_response>" }}
+{%- if loop.last or messages[loop.index0 + 1].role != "tool" %}{{ "<|im_end|>\n" }}{% endif %}{% endif %}{% endfor %}"""
+PLAIN = '{% for m in messages %}{{ "<|im_start|>" + m.role + "\n" + m.content + "<|im_end|>\n" }}{% endfor %}'
+TURNS = PLAIN.replace(
+    "{{", "{% if (m.role == 'user') != (loop.index0 % 2 == 0) %}{{ raise_exception() }}{% endif %}{{", 1
+)
+ONE_CALL = TURNS.replace("{%", "{% if messages[1].tool_calls | length > 1 %}{{ raise_exception() }}{% endif %}{%", 1)
 CALLS = [{"index": at, "id": f"c{at}", "function": {"name": "f", "arguments": '{"x": 1}'}} for at in range(3)]
 
 
@@ -70,6 +85,16 @@ def test_results_come_in_the_order_of_the_calls(order: list[int], content: Any) 
     _, *read = told({"role": "assistant", "tool_calls": CALLS}, *results)
     assert [more for _, _, more in read] == [{"tool_call_id": f"c{at}", "name": "f"} for at in range(3)]
     assert {text for _, text, _ in read} == {"a" if content else ""}
+
+
+@pytest.mark.parametrize("said", ["", "Let me see."])
+@pytest.mark.parametrize("template", [PLAIN, TURNS, ONE_CALL])
+def test_a_template_without_calls_is_told_of_them_as_qwens_writes_them(template: str, said: str) -> None:
+    results = [{"role": "tool", "tool_call_id": f"c{at}", "content": f"<{at}>"} for at in range(3)]
+    called = {"role": "assistant", "content": said, "tool_calls": CALLS}
+    history = told({"role": "user", "content": "é"}, called, *results, {"role": "assistant", "content": "so"})
+    messages = [{"role": role, "content": text, **more} for role, text, more in history]
+    assert ChatTemplate(template).render(messages) == ChatTemplate(QWEN).render(messages)
 
 
 def test_the_items_of_an_answer_are_items_of_the_next_request() -> None:

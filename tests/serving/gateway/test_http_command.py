@@ -9,7 +9,7 @@ from pathlib import Path
 import httpx
 import pytest
 
-from serving.cli.deployment import find_deployment
+from serving.cli.deployment import running_deployments
 from serving.cli.ports import free_port_block
 from stages.errors import InputError
 from stages.wire.web_server import OwnCertificate
@@ -137,6 +137,6 @@ def test_up_starts_it_and_down_ends_it(
         assert httpx.get(f"http://{address}/readyz").status_code == 200
     finally:
         onesweep("down")
-    assert find_deployment(tmp_path / "state") is None
+    assert not running_deployments()
     with pytest.raises(httpx.ConnectError):
         httpx.get(f"http://{address}/healthz")

@@ -117,7 +117,7 @@ def test_a_response_is_a_chat_in_another_form(openai: OpenAI) -> None:
     form: Any = {"format": {"type": "json_schema", "name": "one", "schema": schema}}
     assert openai.responses.create(input="x", text=form, max_output_tokens=64, **asked).output_text == '{"a": 1}'
     for refused, words in (
-        ({"store": True}, "store: Input should be False: nothing is stored"),
+        ({"store": True}, "store must be false, not true: nothing is stored"),
         ({"max_output_tokens": 600}, "context is 512"),
         ({"input": [{"role": "user", "content": "x"}] * 1024}, "at most 1023"),
     ):
@@ -367,7 +367,7 @@ def test_models_are_the_modes_that_are_served(openai: OpenAI, client: Client) ->
         ({"max_tokens": 600}, api.BadRequestError, "invalid_argument", "context is 512"),
         ({"temperature": 1000.0}, api.BadRequestError, None, "temperature must be"),
         ({"prompt": ""}, api.BadRequestError, "invalid_argument", "prompt is empty"),
-        ({"logprobs": 21}, api.BadRequestError, None, "less than or equal to 20"),
+        ({"logprobs": 21}, api.BadRequestError, None, "logprobs must be at most 20, not 21"),
         ({"max_tokens": 0}, api.BadRequestError, None, "send echo: true"),
         ({"prompt": [1, 256]}, api.BadRequestError, "invalid_argument", "token 256, the model has 0 to 255"),
         ({"suffix": "x"}, api.BadRequestError, "unknown_field", "unsupported field 'suffix'"),

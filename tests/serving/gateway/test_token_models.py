@@ -89,7 +89,7 @@ def test_texts_become_tokens_and_back(chat: OpenAI) -> None:
         assert told == {"prompt": "the sea 🚢", "content": "the sea 🚢"}
         for path, wrong, words in (
             ("detokenize", {"tokens": [300]}, "token 300, the model has 0 to 299"),
-            ("detokenize", {"tokens": []}, "at least 1 item"),
+            ("detokenize", {"tokens": []}, "tokens must not be empty"),
             ("tokenize", {"prompt": ""}, "give some text"),
             ("tokenize", {"prompt": "x" * 100_000}, "context of 512 tokens never holds more than"),
             ("tokenize", {"prompt": "x", "model": "onesweep-sweep"}, "cannot be served"),

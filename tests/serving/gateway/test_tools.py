@@ -141,6 +141,10 @@ def test_a_strict_tool_is_called_by_its_schema_where_none_must_be(chat: OpenAI, 
         (call,) = choice.message.tool_calls or []
         told = json.loads(call.function.arguments)
         assert told == {} if call.function.name == "old_man" else set(told) == {"where", "now"}
+        formed: dict[str, Any] = {"tools": TOOLS, "response_format": FORMED}
+        assert create(**formed, **brace).choices[0].message.tool_calls, "a call, or an answer that has the form"
+        assert create(**formed, logit_bias={str(ids('"')[0]): 100}).choices[0].message.content == '"sea"'
+        assert create(**formed, tool_choice="required").choices[0].finish_reason == "tool_calls"
         choice = create(tools=strict, logit_bias={str(ids("a")[0]): 100}).choices[0]
         assert (choice.finish_reason, choice.message.content) == ("length", "a" * 90)
     form: Any = [{"type": "function", **each["function"]} for each in strict]
@@ -148,14 +152,17 @@ def test_a_strict_tool_is_called_by_its_schema_where_none_must_be(chat: OpenAI, 
     assert item.type == "message"
 
 
+FORMED: Any = {"type": "json_schema", "json_schema": {"name": "x", "schema": {"const": "sea"}}}
+
+
 def tool(name: str = "f", **more: Any) -> dict[str, Any]:
     return {"type": "function", "function": {"name": name, **more}}
 
 
 REFUSED: list[tuple[dict[str, Any], str]] = [
-    ({"tools": [tool()] * 129}, "tools: List should have at most 128 items"),
+    ({"tools": [tool()] * 129}, "tools must have at most 128 entries"),
     ({"tools": [tool(), tool()]}, "two tools have one name"),
-    ({"tools": [{"type": "web_search"}]}, "tools.0.type: Input should be 'function'"),
+    ({"tools": [{"type": "web_search"}]}, "tools.0.type must be 'function', not"),
     ({"tools": [tool(parameters={"type": "string"})]}, "tools.0.function.parameters: the parameters of a tool"),
     ({"tools": [tool(parameters={"type": "object", "required": 3})]}, "the JSON schema cannot be used"),
     ({"tools": [tool(strict=True, parameters={"type": "object", "required": 3})], "tool_choice": "auto"}, "required"),
@@ -163,7 +170,6 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"tool_choice": tool("plane")}, "tool_choice names 'plane'"),
     ({"tools": api.NOT_GIVEN}, "tool_choice needs tools"),
     ({"model": "onesweep-local"}, "mode local does not take must_call"),
-    ({"response_format": {"type": "json_object"}}, "response_format leaves no tool to call"),
     ({"messages": [*ASK, {"role": "tool", "tool_call_id": "x", "content": "y"}]}, "makes the call 'x'"),
     ({"extra_body": {"functions": []}}, "unknown or unsupported field 'functions': send tools"),
 ]
@@ -239,10 +245,10 @@ def form_item(**more: Any) -> dict[str, Any]:
 
 
 REFUSED_FORMS: list[tuple[dict[str, Any], str]] = [
-    ({"tools": [{"type": "web_search"}]}, "tools.0.type: Input should be 'function'"),
+    ({"tools": [{"type": "web_search"}]}, "tools.0.type must be 'function', not"),
     ({"tools": [], "tool_choice": "auto"}, "tool_choice needs tools"),
     ({"tool_choice": {"type": "function", "name": "plane"}}, "tool_choice names 'plane'"),
-    ({"text": {"format": {"type": "json_object"}}}, "text.format leaves no tool to call"),
+    ({"input": [{"type": "item_reference", "id": "msg_1"}]}, "nothing is stored, so an item_reference names nothing"),
     (
         form_item(type="function_call_output", output="y"),
         "input: no function_call before the output has the call_id 'x'",

@@ -228,8 +228,8 @@ def test_a_bad_checkpoint_leaves_everything_as_it_was(
     assert (after.release, after.previous) == (before.release, before.previous)
     assert answer(caller, "ar") == texts["old"]["ar"]
     due = {before.release, before.previous} - {""}
-    shelves = (line.directory / "releases").iterdir()
-    assert {path.name for shelf in shelves for path in shelf.iterdir() if path.is_dir() and path.name[0] != "."} <= due
+    stores = (line.directory / "releases").iterdir()
+    assert {path.name for store in stores for path in store.iterdir() if path.is_dir() and path.name[0] != "."} <= due
     for host in line.topology.hosts:
         assert {release.name for release in describe(host.address).releases} <= due
 

@@ -31,9 +31,9 @@ def of_whole_models(hosts: int, checkpoint: Path) -> Topology:
     return Topology(entries, f"127.0.0.1:{port}", checkpoint)
 
 
-def start(servers: Any, host: HostEntry, bundle: Path, shelves: Path) -> Any:
-    shelf = shelves / host.name
-    settings = StageSettings(bundle, host.blocks, host.listen, (), HostSettings(host.name), shelf=shelf)
+def start(servers: Any, host: HostEntry, bundle: Path, stores: Path) -> Any:
+    store = stores / host.name
+    settings = StageSettings(bundle, host.blocks, host.listen, (), HostSettings(host.name), releases=store)
     return servers.run(StageServer(settings).run)
 
 
@@ -42,7 +42,7 @@ def test_a_host_that_is_down_can_be_left_out(
 ) -> None:
     topology = of_whole_models(2, old)
     running = [start(servers, host, old, tmp_path) for host in topology.hosts]
-    servers.router(topology, old, shelf=tmp_path / "router")
+    servers.router(topology, old, releases=tmp_path / "router")
     wait_ready(topology.router)
     with Client(topology.router) as client:
         until(lambda: [host.ready for host in client.status().hosts] == [True, True])
@@ -63,7 +63,7 @@ def test_two_routers_switch_together_or_not_at_all(old: Path, new: Path, tmp_pat
     topology, second = of_whole_models(1, old), f"127.0.0.1:{free_port_block(1)}"
     both, alone = ["--router", f"{topology.router},{second}"], ["--router", topology.router]
     start(servers, topology.hosts[0], old, tmp_path)
-    servers.router(topology, old, shelf=tmp_path / "first")
+    servers.router(topology, old, releases=tmp_path / "first")
     lacking = servers.router(replace(topology, router=second), old)
     before, after = (read_release_manifest(each).name for each in (old, new))
 
@@ -74,13 +74,13 @@ def test_two_routers_switch_together_or_not_at_all(old: Path, new: Path, tmp_pat
 
     wait_ready(topology.router)
     wait_ready(second)
-    assert "has no shelf" in onesweep("deploy", new, *both)[2]
+    assert "has no release store" in onesweep("deploy", new, *both)[2]
     assert served(warns=False) == [before, before], "the first one could switch, and did not"
     until(lambda: onesweep("deploy", new, *alone)[0] == 0)  # once the first one is back
     assert served(warns=True) == [after, before]
     assert onesweep("deploy", "--rollback", *alone)[0] == 0
     lacking.end()
-    servers.router(replace(topology, router=second), old, shelf=tmp_path / "second")
+    servers.router(replace(topology, router=second), old, releases=tmp_path / "second")
     wait_ready(second)
     code, out, err = onesweep("deploy", new, *both)
     assert (code, out.count("modes that work"), served(warns=False)) == (0, 1, [after, after]), err

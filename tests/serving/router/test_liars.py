@@ -58,8 +58,8 @@ def test_no_lie_outlives_its_liar(
     hosts = servers.hosts(topology, bundle)
 
     def start_router() -> Any:
-        ring, shelf = {"audit_share": share}, tmp_path / "shelf"
-        started = servers.router(topology, bundle, ring=ring, tokens=path, shelf=shelf)
+        ring, store = {"audit_share": share}, tmp_path / "releases"
+        started = servers.router(topology, bundle, ring=ring, tokens=path, releases=store)
         wait_ready(topology.router, token=tokens[0])
         return started
 

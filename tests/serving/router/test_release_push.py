@@ -12,7 +12,7 @@ import pytest
 
 from serving.router import rollout as bearer
 from serving.router.paths import HostLink
-from serving.router.rollout import drop, load, store
+from serving.router.rollout import drop, load, send
 from serving.router.topology import HostEntry
 from stages.checkpoint.release_store import ReleaseManifest, read_release_manifest
 from stages.v1 import stage_pb2_grpc
@@ -50,12 +50,12 @@ async def linked() -> AsyncIterator[tuple[HostLink, Silent]]:
         await server.stop(0)
 
 
-@pytest.mark.parametrize("what", ["load", "store", "drop"])
+@pytest.mark.parametrize("what", ["load", "send", "drop"])
 async def test_a_host_that_is_taken_out_is_named(what: str, bundles: Path) -> None:
     contents = read_release_manifest(bundles / "own")
 
     def call(link: HostLink) -> Any:
-        return store(link, contents) if what == "store" else {"load": load, "drop": drop}[what](link, contents.name)
+        return send(link, contents) if what == "send" else {"load": load, "drop": drop}[what](link, contents.name)
 
     async with linked() as (link, service):
         under_way = asyncio.create_task(call(link))
@@ -85,14 +85,14 @@ async def test_what_is_lacking_or_damaged_is_stored_once(
 
     async def loaded(*_: object) -> None:
         done.append("load")
-        if "store" not in done:
+        if "send" not in done:
             raise StatusError(code, "no")
 
     async def stored(*_: object) -> None:
-        done.append("store")
+        done.append("send")
 
     monkeypatch.setattr(bearer, "load", loaded)
-    monkeypatch.setattr(bearer, "store", stored)
+    monkeypatch.setattr(bearer, "send", stored)
     link: Any = None
     await bearer.bring(link, "0" * 16, ReleaseManifest({"ar": b"{}"}))
-    assert done == ["load", "store", "load"]
+    assert done == ["load", "send", "load"]

@@ -103,24 +103,24 @@ def test_the_demo_shows_every_mode(
     assert "stopped" in out
 
 
-def test_a_damaged_release_on_its_shelf_does_not_keep_it_from_starting(
+def test_a_damaged_release_in_its_store_does_not_keep_it_from_starting(
     bundles: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    shelf, contents = ReleaseStore(tmp_path / "shelf"), read_release_manifest(bundles / "other")
-    put_release(shelf, bundles / "other")
-    shelf.use([contents.name])
+    store, contents = ReleaseStore(tmp_path / "releases"), read_release_manifest(bundles / "other")
+    put_release(store, bundles / "other")
+    store.use([contents.name])
     topology = local_topology(3, 3, bundles / "own", free_port_block(4) + 1)
     settings = RouterSettings(topology, topology.router, bundles / "own")
 
     async def first() -> ActiveRelease:
         ring = Ring(topology.hosts, settings.ring)
         try:
-            return _first(settings, ring, shelf)
+            return _first(settings, ring, store)
         finally:
             await ring.close()
 
-    assert asyncio.run(first()).directory == shelf.path(contents.name)
-    (tmp_path / "shelf" / contents.name / "local" / "manifest.json").write_text("{")
+    assert asyncio.run(first()).directory == store.path(contents.name)
+    (tmp_path / "releases" / contents.name / "local" / "manifest.json").write_text("{")
     assert asyncio.run(first()).directory == bundles / "own"
     assert f"release {contents.name} was deployed here and is damaged" in caplog.text
-    shelf.close()
+    store.close()

@@ -1,4 +1,4 @@
-"""A shelf takes in what a release's manifests name, and nothing else; it knows what was in use when it comes back."""
+"""A store takes in what a release's manifests name, and nothing else; it knows what was in use when it comes back."""
 
 from pathlib import Path
 
@@ -16,8 +16,8 @@ from stages.errors import CheckpointError, ServiceError
 
 
 @pytest.fixture
-def shelf(tmp_path: Path) -> ReleaseStore:
-    return ReleaseStore(tmp_path / "shelf")
+def store(tmp_path: Path) -> ReleaseStore:
+    return ReleaseStore(tmp_path / "releases")
 
 
 @pytest.fixture
@@ -42,31 +42,31 @@ def fill(intake: IncomingRelease, contents: ReleaseManifest) -> None:
     intake.finish()
 
 
-def test_a_host_gets_its_own_blocks(shelf: ReleaseStore, contents: ReleaseManifest) -> None:
-    intake = shelf.begin(contents, of_block_1)
+def test_a_host_gets_its_own_blocks(store: ReleaseStore, contents: ReleaseManifest) -> None:
+    intake = store.begin(contents, of_block_1)
     assert {path.split("-")[0] for path in intake.wanted} == {"chain/block", "ar/stage"}
     assert len(intake.wanted) == 2
-    assert shelf.path(contents.name) is None
+    assert store.path(contents.name) is None
     fill(intake, contents)
-    place = shelf.path(contents.name)
+    place = store.path(contents.name)
     assert read_release_manifest(place).name == contents.name
-    assert not list(shelf.directory.glob(".coming*"))
+    assert not list(store.directory.glob(".coming*"))
 
 
-def test_what_is_there_already_is_not_asked_for(shelf: ReleaseStore, contents: ReleaseManifest, bundles: Path) -> None:
-    fill(shelf.begin(contents, of_block_1), contents)
-    assert not shelf.begin(contents, of_block_1).wanted
+def test_what_is_there_already_is_not_asked_for(store: ReleaseStore, contents: ReleaseManifest, bundles: Path) -> None:
+    fill(store.begin(contents, of_block_1), contents)
+    assert not store.begin(contents, of_block_1).wanted
     mixed = ReleaseManifest(
         {**contents.manifests, "scorer": contents.manifests["ar"]}, directories=contents.directories
     )
-    assert [path.split("/")[0] for path in shelf.begin(mixed, of_block_1).wanted] == ["scorer"]
-    shelf.remove_others([])
-    intake = shelf.begin(contents, of_block_1)
+    assert [path.split("/")[0] for path in store.begin(mixed, of_block_1).wanted] == ["scorer"]
+    store.remove_others([])
+    intake = store.begin(contents, of_block_1)
     first, second = intake.wanted
     intake.write(first, raw(contents, first))
-    assert list(shelf.begin(contents, of_block_1).wanted) == [second], "after a break it continues where it was"
-    shelf.begin(contents, of_block_1).write(second, raw(contents, second)[:1000])
-    again = shelf.begin(contents, of_block_1)
+    assert list(store.begin(contents, of_block_1).wanted) == [second], "after a break it continues where it was"
+    store.begin(contents, of_block_1).write(second, raw(contents, second)[:1000])
+    again = store.begin(contents, of_block_1)
     assert again.asked == [f"{second}@1000"]
     with pytest.raises(CheckpointError, match="was not asked for"):
         again.write(f"{second}@999", b"x")
@@ -74,8 +74,8 @@ def test_what_is_there_already_is_not_asked_for(shelf: ReleaseStore, contents: R
     again.finish()
 
 
-def test_nothing_else_is_written(shelf: ReleaseStore, contents: ReleaseManifest, tmp_path: Path) -> None:
-    intake = shelf.begin(contents, of_block_1)
+def test_nothing_else_is_written(store: ReleaseStore, contents: ReleaseManifest, tmp_path: Path) -> None:
+    intake = store.begin(contents, of_block_1)
     for path in ("../../evil", "/etc/evil", f"chain/{MANIFEST_NAME}", "chain/block-0.safetensors", ""):
         with pytest.raises(CheckpointError, match="was not asked for"):
             intake.write(path, b"x")
@@ -83,10 +83,10 @@ def test_nothing_else_is_written(shelf: ReleaseStore, contents: ReleaseManifest,
     with pytest.raises(CheckpointError, match="has more than"):
         intake.write(path, bytes(part.bytes + 1))
     with pytest.raises(CheckpointError, match="SHA-256"):
-        shelf.begin(contents, of_block_1).write(path, bytes(part.bytes))
+        store.begin(contents, of_block_1).write(path, bytes(part.bytes))
     with pytest.raises(CheckpointError, match="ended after 0 of"):
-        shelf.begin(contents, of_block_1).finish()
-    assert {path.name for path in tmp_path.iterdir()} == {"shelf"}
+        store.begin(contents, of_block_1).finish()
+    assert {path.name for path in tmp_path.iterdir()} == {"releases"}
 
 
 @pytest.mark.parametrize(
@@ -98,17 +98,17 @@ def test_nothing_else_is_written(shelf: ReleaseStore, contents: ReleaseManifest,
         ({"chain": bytes(2 << 20)}, "a manifest or frontier of 2097152 bytes"),
     ],
 )
-def test_what_cannot_be_a_release(shelf: ReleaseStore, manifests: dict[str, bytes], says: str) -> None:
+def test_what_cannot_be_a_release(store: ReleaseStore, manifests: dict[str, bytes], says: str) -> None:
     with pytest.raises(CheckpointError, match=says):
-        shelf.begin(ReleaseManifest(manifests), of_block_1)
+        store.begin(ReleaseManifest(manifests), of_block_1)
 
 
-def test_a_release_takes_the_place_of_its_damaged_self(shelf: ReleaseStore, contents: ReleaseManifest) -> None:
-    fill(shelf.begin(contents, of_block_1), contents)
-    place = shelf.path(contents.name)
+def test_a_release_takes_the_place_of_its_damaged_self(store: ReleaseStore, contents: ReleaseManifest) -> None:
+    fill(store.begin(contents, of_block_1), contents)
+    place = store.path(contents.name)
     (spoilt,) = (place / "ar").glob("stage-1-*")
     spoilt.write_bytes(bytes(spoilt.stat().st_size))
-    intake = shelf.begin(contents, of_block_1)
+    intake = store.begin(contents, of_block_1)
     assert list(intake.wanted) == [f"ar/{spoilt.name}"]
     fill(intake, contents)
     assert spoilt.read_bytes() == raw(contents, f"ar/{spoilt.name}")
@@ -116,39 +116,39 @@ def test_a_release_takes_the_place_of_its_damaged_self(shelf: ReleaseStore, cont
 
 
 def test_everything_is_on_the_disk_before_it_is_in_its_place(
-    shelf: ReleaseStore, contents: ReleaseManifest, monkeypatch: pytest.MonkeyPatch
+    store: ReleaseStore, contents: ReleaseManifest, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     synced: list[Path] = []
     monkeypatch.setattr("stages.checkpoint.release_store.sync", synced.append)
-    intake = shelf.begin(contents, of_block_1)
+    intake = store.begin(contents, of_block_1)
     fill(intake, contents)
-    place = shelf.path(contents.name)
+    place = store.path(contents.name)
     due = {intake.coming / path.relative_to(place) for path in place.rglob("*")}
-    assert {*synced} == due | {intake.coming, shelf.directory}
+    assert {*synced} == due | {intake.coming, store.directory}
 
 
-def test_releases_that_nobody_uses_make_room(shelf: ReleaseStore, contents: ReleaseManifest) -> None:
+def test_releases_that_nobody_uses_make_room(store: ReleaseStore, contents: ReleaseManifest) -> None:
     used, *others = [f"{i:016x}" for i in range(MOST_STORED + 1)]
     for name in (used, *others):
-        (shelf.directory / name).mkdir()
-    shelf.use([used])
-    fill(shelf.begin(contents, of_block_1), contents)
-    assert {path.name for path in shelf.directory.iterdir() if path.is_dir()} == {used, contents.name}
+        (store.directory / name).mkdir()
+    store.use([used])
+    fill(store.begin(contents, of_block_1), contents)
+    assert {path.name for path in store.directory.iterdir() if path.is_dir()} == {used, contents.name}
 
 
 @pytest.mark.parametrize("mode", [0o777, 0o770])
-def test_a_shelf_that_others_can_write_to_is_refused(tmp_path: Path, mode: int) -> None:
+def test_a_store_that_others_can_write_to_is_refused(tmp_path: Path, mode: int) -> None:
     (tmp_path / "open").mkdir()
     (tmp_path / "open").chmod(mode)
     with pytest.raises(ServiceError, match="must be a directory of yours that nobody else can write to: chmod 700"):
         ReleaseStore(tmp_path / "open")
 
 
-def test_a_shelf_is_one_process_s(shelf: ReleaseStore, tmp_path: Path) -> None:
-    with pytest.raises(ServiceError, match="another process's: give each host its own --shelf"):
-        ReleaseStore(shelf.directory)
-    shelf.close()
-    ReleaseStore(shelf.directory).close()
+def test_a_store_is_one_process_s(store: ReleaseStore, tmp_path: Path) -> None:
+    with pytest.raises(ServiceError, match="another process uses the release store"):
+        ReleaseStore(store.directory)
+    store.close()
+    ReleaseStore(store.directory).close()
     (tmp_path / "file").write_text("")
-    with pytest.raises(ServiceError, match="cannot use the shelf"):
+    with pytest.raises(ServiceError, match="cannot use --releases"):
         ReleaseStore(tmp_path / "file")

@@ -24,12 +24,12 @@ Stub = stage_pb2_grpc.StageServiceStub
 
 @pytest.fixture
 def stub_of(bundles: Path, servers: Any) -> Iterator[Callable[..., Stub]]:
-    """A host of block 1 of `own`, with this shelf."""
+    """A host of block 1 of `own`, with this store."""
     channels = []
 
-    def start(shelf: Path | None) -> Stub:
+    def start(store: Path | None) -> Stub:
         address = f"127.0.0.1:{free_port_block(1)}"
-        settings = StageSettings(bundles / "own", (1,), address, (), HostSettings("h"), threads=1, shelf=shelf)
+        settings = StageSettings(bundles / "own", (1,), address, (), HostSettings("h"), threads=1, releases=store)
         servers.run(StageServer(settings).run)
         channels.append(open_blocking_channel(address))
         stub = Stub(channels[-1])
@@ -43,7 +43,7 @@ def stub_of(bundles: Path, servers: Any) -> Iterator[Callable[..., Stub]]:
 
 @pytest.fixture
 def stub(stub_of: Callable[..., Stub], tmp_path: Path) -> Stub:
-    return stub_of(tmp_path / "shelf")
+    return stub_of(tmp_path / "releases")
 
 
 @pytest.fixture
@@ -110,7 +110,7 @@ def test_a_release_is_stored_loaded_and_dropped(stub: Stub, other: ReleaseManife
     load(stub, other.name, own)
     assert [release.name for release in described(stub).releases] == [own, other.name]
 
-    def fail(shelf: ReleaseStore, names: object) -> None:
+    def fail(store: ReleaseStore, names: object) -> None:
         raise CheckpointError("cannot save current.json: no space left")
 
     with monkeypatch.context() as patch:

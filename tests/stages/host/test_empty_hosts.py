@@ -13,7 +13,7 @@ import pytest
 from serving.cli.deployment import MODULE
 from serving.cli.ports import free_port_block
 from serving.router.paths import HostLink
-from serving.router.rollout import store
+from serving.router.rollout import send
 from serving.router.topology import HostEntry
 from stages.checkpoint.release_store import read_release_manifest
 from stages.checkpoint.release_transfer import ReleaseTransfer
@@ -28,8 +28,8 @@ CUT_BYTES = 120_000
 
 
 @contextlib.contextmanager
-def empty_host(address: str, shelf: Path, *options: str) -> Iterator[subprocess.Popen[bytes]]:
-    command = [sys.executable, *MODULE, "host", "--empty", "--listen", address, "--shelf", str(shelf)]
+def empty_host(address: str, store: Path, *options: str) -> Iterator[subprocess.Popen[bytes]]:
+    command = [sys.executable, *MODULE, "host", "--empty", "--listen", address, "--releases", str(store)]
     process = subprocess.Popen([*command, "--threads", "1", *options])
     try:
         yield process
@@ -70,7 +70,7 @@ def give(address: str, checkpoint: Path, blocks: tuple[int, ...]) -> list[str]:
 
 def test_a_host_gets_its_stage_and_has_it_after_a_restart(bundles: Path, tmp_path: Path) -> None:
     address, name = f"127.0.0.1:{free_port_block(1)}", read_release_manifest(bundles / "own").name
-    with empty_host(address, tmp_path / "shelf"):
+    with empty_host(address, tmp_path / "releases"):
         waiting = described(address, ready=False)
         assert waiting.room.memory_bytes > 0
         assert waiting.room.speed > 0
@@ -84,7 +84,7 @@ def test_a_host_gets_its_stage_and_has_it_after_a_restart(bundles: Path, tmp_pat
         info = described(address, ready=True)
         assert ([release.name for release in info.releases], list(info.blocks)) == ([name], [0, 1, 2])
         assert give(address, bundles / "own", (0, 1, 2)) == []
-    with empty_host(address, tmp_path / "shelf"):
+    with empty_host(address, tmp_path / "releases"):
         assert [release.name for release in described(address, ready=True).releases] == [name]
 
 
@@ -94,16 +94,16 @@ def test_a_transfer_that_is_cut_goes_on_inside_the_file(
 ) -> None:
     host, proxy = f"127.0.0.1:{free_port_block(1)}", f"127.0.0.1:{free_port_block(1)}"
     monkeypatch.setattr("stages.checkpoint.release_transfer.PIECE_BYTES", 4096)
-    passed, shelf, coming = [0], tmp_path / "shelf", ".coming-*/*/*.safetensors"
+    passed, store, coming = [0], tmp_path / "releases", ".coming-*/*/*.safetensors"
 
     async def carry(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, counted: bool) -> None:
         with contextlib.suppress(OSError):
             while data := await reader.read(4096):
                 if counted and passed[0] < CUT_BYTES <= passed[0] + len(data):
                     # what is on its way is lost with the connection
-                    while sum(path.stat().st_size for path in shelf.glob(coming)) < CUT_BYTES / 2:
+                    while sum(path.stat().st_size for path in store.glob(coming)) < CUT_BYTES / 2:
                         await asyncio.sleep(0.01)
-                    for path in shelf.glob(coming) if spoilt else ():
+                    for path in store.glob(coming) if spoilt else ():
                         path.write_bytes(bytes(path.stat().st_size))
                     writer.transport.abort()
                 passed[0] += len(data) if counted else 0
@@ -119,21 +119,21 @@ def test_a_transfer_that_is_cut_goes_on_inside_the_file(
         contents = read_release_manifest(bundles / "own")
         link = HostLink(HostEntry("h", proxy, (0,), proxy), 30.0)
         async with await asyncio.start_server(joined, *proxy.split(":")):
-            sent = await store(link, contents, stage_pb2.Assignment(blocks=(0,)))
+            sent = await send(link, contents, stage_pb2.Assignment(blocks=(0,)))
             await link.relay.close(0)
-        sizes = [path.stat().st_size for path in (shelf / contents.name).rglob("*.safetensors")]
+        sizes = [path.stat().st_size for path in (store / contents.name).rglob("*.safetensors")]
         assert (sent, len(sizes)) == (sum(sizes), 2)
         assert sum(sizes) > CUT_BYTES
         assert (passed[0] > sum(sizes) + CUT_BYTES * 3 / 4) == spoilt
 
-    with empty_host(host, shelf):
+    with empty_host(host, store):
         described(host, ready=False)
         asyncio.run(main())
 
 
 def test_a_host_changes_to_another_release(bundles: Path, tmp_path: Path) -> None:
     address = f"127.0.0.1:{free_port_block(1)}"
-    with empty_host(address, tmp_path / "shelf"):
+    with empty_host(address, tmp_path / "releases"):
         described(address, ready=False)
         for bundle in ("own", "other"):
             give(address, bundles / bundle, (0, 1, 2))

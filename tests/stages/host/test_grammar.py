@@ -67,6 +67,17 @@ def test_words_are_free_until_a_call_opens(source: ModelSource) -> None:
     assert made.complete
 
 
+def test_beside_calls_an_answer_has_a_form_of_its_own(source: ModelSource) -> None:
+    made = grammar(source, json.dumps({**json.loads(SCHEMA), OF_CALLS: {"const": "sea"}}))
+    call = b"<tool_call>\n" + TEXT + b"\n</tool_call>"
+    for text, may in ((b"", b'\t\n\r "<{'), (b'"s', b"e"), (b"<tool_call>", b"\t\n\r {"), (call + b"<", b"t")):
+        made.read(text)
+        assert allowed(made) == may
+    for text in (TEXT, b'"sea"'):
+        made.read(text)
+        assert made.complete
+
+
 def test_a_tag_that_is_one_token_opens_a_call(source: ModelSource) -> None:
     """As Qwen's are: added to the vocabulary, and text to a reader."""
     made_of = tokenizer()
@@ -134,5 +145,6 @@ def test_only_what_cannot_be_held_is_left_out_of_a_schema(schema: dict[str, Any]
     assert {each.partition(" ")[0] for each in left_out} <= schema.keys()
 
 
-def test_a_keyword_without_effect_is_not_told() -> None:
-    assert held_part(LIST | {"uniqueItems": False}) == (LIST, [])
+@pytest.mark.parametrize("more", [{"uniqueItems": False}, *({"propertyNames": each} for each in (STRING, {}, True))])
+def test_a_keyword_without_effect_is_not_told(more: dict[str, Any]) -> None:
+    assert held_part(LIST | more) == (LIST, [])

@@ -28,20 +28,20 @@ HeldBy = Callable[..., Any]
 
 @pytest.fixture
 def held_by(bundles: Path, tmp_path: Path) -> HeldBy:
-    """Open a host that holds all blocks of `own`, and has `other` on its shelf; with its loader."""
+    """Open a host that holds all blocks of `own`, and has `other` in its store; with its loader."""
 
     @asynccontextmanager
     async def opened(message_bytes: int = 64 << 20) -> AsyncIterator[tuple[Host, Loader]]:
-        shelf = ReleaseStore(tmp_path / "shelf")
-        put_release(shelf, bundles / "other")
-        sources = Sources(bundles / "own", (0, 1, 2), shelf)
+        store = ReleaseStore(tmp_path / "releases")
+        put_release(store, bundles / "other")
+        sources = Sources(bundles / "own", (0, 1, 2), store)
         (first,) = sources.start()
         host = Host(first, HostSettings("h"), NextHosts(lambda *_: "", 0, 1 << 20, 1.0, 0.0, HostCounters()))
         loader = Loader(host, sources, backend_named("torch"), message_bytes)
         await loader.begin()
         async with listening(host):
             yield host, loader
-        shelf.close()
+        store.close()
 
     return opened
 
@@ -86,7 +86,7 @@ async def test_a_session_outlives_its_release(held_by: HeldBy, names: dict[str, 
         assert held(host) == [names["own"], names["other"]]
         middle = ar_of(host)
         assert {await text(host, middle, "m"), await text(host, old, "o")} > {whole}
-        put_release(loader.require_shelf(), bundles / "scored")
+        put_release(loader.require_store(), bundles / "scored")
         await loader.load(names["scored"], [names["other"]])
         assert held(host) == [names["other"], names["scored"]]
         rest = await outcome(host, step(old, "begun", first.text))
@@ -116,9 +116,9 @@ async def test_what_a_host_refuses_to_load(held_by: HeldBy, names: dict[str, str
         assert (await refusal("0" * 64)).code is grpc.StatusCode.NOT_FOUND
         assert (await refusal("../../x")).code is grpc.StatusCode.NOT_FOUND
         await loader.load(names["other"], [names["own"]])
-        put_release(loader.require_shelf(), bundles / "scored")
+        put_release(loader.require_store(), bundles / "scored")
         assert "2 releases at most" in (await refusal(names["scored"], names["own"], names["other"])).message
-        (damaged,) = (tmp_path / "shelf" / names["scored"] / "ar").glob("stage-1-*")
+        (damaged,) = (tmp_path / "releases" / names["scored"] / "ar").glob("stage-1-*")
         damaged.write_bytes(damaged.read_bytes()[:-4])
         short = await refusal(names["scored"], names["other"])
         assert short.code is grpc.StatusCode.NOT_FOUND
@@ -134,31 +134,31 @@ async def test_what_a_host_refuses_to_load(held_by: HeldBy, names: dict[str, str
         assert held(host) == [names["other"], names["own"]]
         await loader.drop(names["other"])
         assert held(host) == [names["own"]]
-        assert loader.require_shelf().in_use == [names["own"]]
+        assert loader.require_store().in_use == [names["own"]]
 
 
 async def test_a_host_comes_back_with_what_it_had(held_by: HeldBy, names: dict[str, str], tmp_path: Path) -> None:
     async with held_by() as (_, loader):
         await loader.load(names["other"], [names["own"]])
         assert [release.name for release in loader.sources.start()] == [names["own"], names["other"]]
-        (broken,) = (tmp_path / "shelf" / names["other"] / "ar").glob("manifest.json")
+        (broken,) = (tmp_path / "releases" / names["other"] / "ar").glob("manifest.json")
         broken.write_text("{")
         assert [release.name for release in loader.sources.start()] == [names["own"]]
 
 
 def test_a_host_that_holds_other_blocks_now_asks_for_their_files(bundles: Path, tmp_path, names) -> None:
-    shelf = ReleaseStore(tmp_path / "shelf")
-    put_release(shelf, bundles / "other", (1,))
-    shelf.use([names["other"]])
-    assert [release.name for release in Sources(bundles / "own", (1,), shelf).start()] == [names["other"]]
-    sources = Sources(bundles / "own", (1, 2), shelf)
+    store = ReleaseStore(tmp_path / "releases")
+    put_release(store, bundles / "other", (1,))
+    store.use([names["other"]])
+    assert [release.name for release in Sources(bundles / "own", (1,), store).start()] == [names["other"]]
+    sources = Sources(bundles / "own", (1, 2), store)
     assert [release.name for release in sources.start()] == [names["own"]]
     with pytest.raises(StatusError, match="is not whole here: store it again") as caught:
         sources.plan(names["other"])
     assert caught.value.code is grpc.StatusCode.NOT_FOUND
-    put_release(shelf, bundles / "other", (1, 2))
+    put_release(store, bundles / "other", (1, 2))
     assert sources.plan(names["other"]).blocks == (1, 2)
-    shelf.close()
+    store.close()
 
 
 async def test_a_release_that_is_not_loaded_yet_is_loaded_when_it_is_asked_for(held_by: HeldBy, names) -> None:
