@@ -30,15 +30,14 @@ class BookedCost:
     wire_bytes: tuple[int, ...]  # payload of each hop of a sweep; where sweeps differ, the largest; of `steps` the mean
     wire_bytes_total: int
     host_ms: float  # arithmetic on the hosts
-    local_ms: float = 0.0  # arithmetic on the router that was waited for: a drafter's, or the local model's
+    local_ms: float = 0.0  # arithmetic on the router: the local model's
     slowest_ms: float = 0.0  # arithmetic on the host that had the most
-    drafter: str = ""  # that guessed
     batches: int = 1  # in which a sweep's candidates travelled: hosts worked on different ones at the same time
 
     @property
     def goes_round(self) -> bool:
         """True where the last host begins the next trip."""
-        return self.mode in ("ar", "steps") or self.drafter == "hosts"
+        return self.mode in ("ar", "ar-speculative", "steps")
 
     @classmethod
     def of(cls, record: dict[str, Any]) -> BookedCost:
@@ -51,9 +50,8 @@ class BookedCost:
             tuple(record["wire_bytes"]),
             record["wire_bytes_total"],
             host_ms,
-            max(record["compute_ms"] - host_ms - record.get("ahead_ms", 0.0), 0.0),
+            max(record["compute_ms"] - host_ms, 0.0),
             max(times_ms, default=0.0),
-            record.get("drafter", ""),
             max(record.get("batches", 1), 1),
         )
 

@@ -141,7 +141,7 @@ def gram_entropy(outputs: Sequence[bytes]) -> float:
 
 def router_ms(result: Result) -> float:
     """Arithmetic on the router that sweeps wait for: a drafter's."""
-    return max(result.compute_ms - result.ahead_ms - 1000 * result.host_seconds, 0.0)
+    return max(result.compute_ms - 1000 * result.host_seconds, 0.0)
 
 
 def ranked(results: dict[ModeVariant, list[Result]], rows: dict[str, QualityRow]) -> list[ModeVariant]:

@@ -1,4 +1,4 @@
-"""A variant that is measured: a mode with its settings, such as `sweep`, `ar-speculative:lookup:int8` or
+"""A variant that is measured: a mode with its settings, such as `sweep`, `ar-speculative:int8` or
 `resample:ar:chunk=32:candidates=64`.
 
 Help reads this file: nothing heavy here.
@@ -13,16 +13,12 @@ from typing import Any
 from loadtest.commands import check_names
 from serving.drawing import DRAWING_MODES
 from serving.drawing.request import DrawingRequest
-from serving.modes import DRAFTERS, MODES, SCORERS
+from serving.modes import MODES, SCORERS
 from serving.router.request import Request
 from stages.errors import InputError, one_of
 
 # Settings whose value is enough: no two have a value in common.
-WORDS = (
-    dict.fromkeys(SCORERS, "scorer")
-    | dict.fromkeys(DRAFTERS, "drafter")
-    | dict.fromkeys(("fp32", "int8", "int4"), "codec")
-)
+WORDS = dict.fromkeys(SCORERS, "scorer") | dict.fromkeys(("fp32", "int8", "int4"), "codec")
 # The others, and their kind. Their ranges are the router's to check: it alone knows the model.
 KEYS: dict[str, type] = {
     "chunk": int,
@@ -36,7 +32,7 @@ KEYS: dict[str, type] = {
     "guidance": float,
     "solver": str,
 }
-ORDER = ("scorer", "drafter", "codec", *KEYS)
+ORDER = ("scorer", "codec", *KEYS)
 
 
 @dataclass(frozen=True)
@@ -78,8 +74,8 @@ def parse_variant(text: str, modes: Collection[str] = (*MODES, *DRAWING_MODES)) 
             name, value = WORDS.get(part, ""), part
             if not name:
                 raise InputError(
-                    f"--modes {text!r}: {part!r} is not a setting; after the mode come, with colons between, a codec, "
-                    f"a drafter or a scorer ({', '.join(WORDS)}), or KEY=VALUE with the keys {', '.join(KEYS)}"
+                    f"--modes {text!r}: {part!r} is not a setting; after the mode come, with colons between, a codec "
+                    f"or a scorer ({', '.join(WORDS)}), or KEY=VALUE with the keys {', '.join(KEYS)}"
                 )
         elif name not in KEYS:
             raise InputError(f"--modes {text!r}: unknown key {name!r}{one_of(name, KEYS)}")

@@ -94,13 +94,8 @@ class Result:
     reached: int
     # The exact bytes; `text` shows those that are no UTF-8 as U+FFFD.
     output: bytes = field(repr=False)
-    # The router's arithmetic for guesses while the sweep before was under way, and how many sweeps had such ones.
-    ahead_ms: float = 0.0
-    ahead_used: int = 0
     # The model that scored; empty where none did.
     scorer: str = ""
-    # Who guessed, in `ar-speculative`.
-    drafter: str = ""
     # How tokens were drawn: the request's settings, or where it named none the model's own.
     sampling: str = ""
     # Tokens a sweep, the most; 0 where the mode has none.

@@ -17,7 +17,7 @@ MODES: Mapping[str, tuple[str, str]] = {
         "a small model at the router writes candidates of the text, one sweep scores them, one is drawn by weight",
     ),
     "ar": ("N", "the autoregressive pipeline, a token a round"),
-    "ar-speculative": ("fewer than N", "the text of `ar`, exactly; guesses are verified, several tokens a sweep"),
+    "ar-speculative": ("fewer than N", "the text of `ar`, exactly; the last host drafts, several tokens a sweep"),
     "local": ("0", "the small model at the router writes alone"),
     "auto": ("", "one of these: by a frontier the best text within a budget, else the first that the weights allow"),
 }
@@ -29,8 +29,6 @@ SHAPED = ("ar", "ar-speculative", "local", "auto")
 TELLING = ("ar", "ar-speculative", "auto")
 # That whose hosts tell how likely the tokens of a prompt are.
 SCORING = "ar"
-# Of `ar-speculative`, by the name that a request has for them.
-HOSTS, BOTH, MODEL, LOOKUP = DRAFTERS = ("hosts", "both", "model", "lookup")
 # Models of the hosts that can score given tokens, by the name that a request has for them. The first that is served is
 # the default.
 SCORERS: Mapping[str, ModelKind] = {"scorer": "scorer", "ar": "ar"}

@@ -23,7 +23,7 @@ WRITTEN_BY = "onesweep bench quality --write FILE"
 CHOOSABLE = tuple(mode for mode in MODES if mode != "auto")
 # What an option can say about a request, in the order of its label; the kinds are those of `Request`.
 _KINDS: Mapping[str, type] = {"int | None": int, "float | None": float, "str | None": str}
-_NAMES = ("scorer", "chunk", "candidates", "steps", "temperature", "codec", "sampler", "drafter", "draft", "branches")
+_NAMES = ("scorer", "chunk", "candidates", "steps", "temperature", "codec", "sampler", "draft", "branches")
 SETTINGS = {name: _KINDS[Request.__annotations__[name]] for name in _NAMES}
 
 

@@ -8,7 +8,7 @@ serving/modes/candidates.py): with many candidates the text has the scorer's dis
 from collections.abc import AsyncGenerator
 from dataclasses import dataclass
 
-from serving.modes import MODEL, SCORERS
+from serving.modes import SCORERS
 from serving.modes.base import Generation, Mode
 from serving.modes.candidates import Floats, read_scores, weigh, write_candidates
 from serving.modes.drafters.local_model import LocalModel, LocalSequence, drafter_problem
@@ -91,8 +91,6 @@ class ResampleMode(Mode):
                 f"scorer {name!r} cannot be served: the hosts have no {FOLDERS[SCORERS[name]]} in their checkpoint; "
                 f"choose from {', '.join(self.served)}"
             )
-        if request.drafter not in (None, MODEL):
-            raise failed_precondition(f"mode {self.name} has no drafter {request.drafter!r} here; choose from {MODEL}")
         vocabulary, noun = self.tokenizer.vocabulary, self.tokenizer.noun
         prompt = vocabulary.count(request.prompt)
         need = prompt + request.max_tokens

@@ -81,11 +81,7 @@ class Account:
     drafted: int = 0
     accepted: int = 0
     reached: int = 0
-    # The router's arithmetic for guesses while the sweep before was under way, and how many sweeps had such ones.
-    ahead_ms: float = 0.0
-    ahead_used: int = 0
     scorer: str = ""
-    drafter: str = ""  # of `ar-speculative`
     sampling: str = ""  # the settings that tokens were drawn with
     reason: str = ""
     # Times that work moved to other hosts.
@@ -152,12 +148,11 @@ class Account:
         taken, self.told = self.logprobs[self.told : end], max(self.told, end)
         return taken
 
-    def add_draft(self, drafted: int, accepted: int, compute_ms: float) -> None:
-        """Book guesses: how many, how many were right, and the router's arithmetic for them."""
+    def add_draft(self, drafted: int, accepted: int) -> None:
+        """Book guesses: how many, and how many were right."""
         self.drafted += drafted
         self.accepted += accepted
         self.reached += accepted + (accepted < drafted)
-        self.local_compute_ms += compute_ms
 
     def add_candidates(self, drafted: Candidates, weights: ImportanceWeights) -> None:
         """Book the candidates of a sweep, and what the scorer made of them."""

@@ -133,7 +133,7 @@ def all_modes(ring: RingView, own: RouterParts, conditions: LatencyModel) -> dic
         ChunkedMode(ring, tokenizers),
         ResampleMode(ring, local, tokenizers),
         ArMode(ring, tokenizers),
-        SpeculativeMode(ring, local, tokenizers),
+        SpeculativeMode(ring, tokenizers),
         LocalMode(local, tokenizers),
     ]
     modes = {mode.name: mode for mode in fixed}

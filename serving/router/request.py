@@ -109,10 +109,6 @@ class Request:
         "of what travels between hosts: fp32, int8, int4",
     )
     sampler: str | None = _name("stochastic, ode: sweep, chunked (stochastic)", "stochastic, ode: sweep, chunked")
-    drafter: str | None = _name(
-        "who drafts, ar-speculative: hosts, both, model, lookup (hosts or both)",
-        "hosts, both, model, lookup: ar-speculative",
-    )
     draft: int | None = _count(
         "draft tokens a sweep: ar-speculative (what pays)",
         "draft tokens a sweep: ar-speculative",

@@ -10,7 +10,7 @@ from typing import Any, ParamSpec, TypeVar
 
 import grpc
 
-from serving.modes import DRAFTERS, MODES, SCORERS, SCORING, SHAPED, TELLING
+from serving.modes import MODES, SCORERS, SCORING, SHAPED, TELLING
 from serving.modes.base import Generation, Mode
 from serving.modes.tokenizer import BYTE_TOKENIZER, Message, Tokenizer
 from serving.router.accounting import Account
@@ -40,7 +40,7 @@ T = TypeVar("T")
 TOKENIZING_AT_ONCE = 3  # prompts
 TOKEN_BYTES = 4  # for which a token of a prompt counts
 # The names that a setting may have.
-KNOWN: Mapping[str, Collection[str]] = {"drafter": DRAFTERS, "sampler": SAMPLERS, "scorer": SCORERS}
+KNOWN: Mapping[str, Collection[str]] = {"sampler": SAMPLERS, "scorer": SCORERS}
 
 
 def is_batch(request: router_pb2.GenerateRequest) -> bool:

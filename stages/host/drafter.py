@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -34,13 +34,16 @@ from stages.model.draft_tree import (
 from stages.model.layers import LayerCache
 from stages.model.pipeline import cache_bytes, new_caches
 from stages.model.prefill import split_reads
-from stages.model.vocabulary import Vocabulary
+from stages.model.vocabulary import BYTES, Vocabulary
 from stages.v1 import stage_pb2
 
 if TYPE_CHECKING:
     from stages.host.work.base import SamplingPlan
 
 Tokens = NDArray[np.int64]
+AllowedAfter = Callable[[Sequence[int]], Allowed | None]  # by a grammar, the tokens that can follow guesses
+# Fewest and most tokens that must have been seen before to expect the same continuation; a token is several bytes.
+MATCHED_BYTES, MATCHED_TOKENS = (4, 24), (2, 8)
 
 
 @dataclass
@@ -58,8 +61,6 @@ class Drafter(ABC):
 
     What it drafts decides how long a text takes, never the text: nothing here need be the same in any company.
     """
-
-    tokens: Tokens | None = None  # those that it can guess; None for all
 
     def __init__(self, vocabulary: Vocabulary) -> None:
         self.vocabulary = vocabulary
@@ -80,8 +81,10 @@ class Drafter(ABC):
         """
 
     @abstractmethod
-    def text_of(self, state: DraftState) -> LocalText | None:
-        """The text that was read; None where it was not."""
+    def guesses(
+        self, state: DraftState, known: Tokens, plan: DraftPlan, sampling: SamplingPlan, allowed: AllowedAfter | None
+    ) -> Draft:
+        """Guesses of what comes after `known`."""
 
     @abstractmethod
     def session_bytes(self, capacity: int) -> int:
@@ -95,7 +98,7 @@ class Drafter(ABC):
         left: int,
         limits: stage_pb2.Drafting,
         sampling: SamplingPlan,
-        allowed: Callable[[Sequence[int]], Allowed | None] | None = None,
+        allowed: AllowedAfter | None = None,
     ) -> Draft:
         """Draft tokens after a text that was read, all but its last token.
 
@@ -107,22 +110,11 @@ class Drafter(ABC):
         if state.left_at and state.draft.tokens:
             self.sweeps.learn(len(state.draft.tokens), (begin - state.left_at) * 1000)
         state.draft, state.worth = Draft(), self.free if allowed is None else self.held
-        if left > 1 and (text := self.text_of(state)) is not None:
+        if left > 1:
             plan = DraftPlan(
                 min(left - 1, MAX_DRAFT), min(limits.most, left - 1) or None, limits.branches or DEFAULT_BRANCHES
             )
-            grower = TreeGrower(
-                text,
-                self.vocabulary,
-                state.worth,
-                sampling.temperature,
-                sampling.seed,
-                sampling.shaping,
-                tokens=self.tokens,
-                allowed=allowed,
-            )
-            growth = grower.grow(self.vocabulary.encode(known), plan)
-            state.draft = growth.draft(chosen(growth, plan, state.worth))
+            state.draft = self.guesses(state, known, plan, sampling, allowed)
         state.left_at = time.perf_counter()
         return state.draft
 
@@ -134,6 +126,62 @@ class Drafter(ABC):
             state.worth.learn(draft.first, kept, sum(draft.probs[: kept + 1]), draft.levels, draft.compute_ms)
 
 
+class LookupDrafter(Drafter):
+    """Guesses what followed the last time that the text ended like this."""
+
+    def begin(self, capacity: int, origin: int) -> DraftState:
+        return DraftState()
+
+    def read(self, state: DraftState, start: int, hidden: Tensor, known: Tokens) -> None:
+        pass
+
+    def guesses(
+        self, state: DraftState, known: Tokens, plan: DraftPlan, sampling: SamplingPlan, allowed: AllowedAfter | None
+    ) -> Draft:
+        worth = state.worth or self.free
+        count = min(plan.guesses or worth.length(), plan.most)
+        least, most = MATCHED_BYTES if self.vocabulary == BYTES else MATCHED_TOKENS
+        for length in range(min(most, len(known) - 1), least - 1, -1):
+            # where each run of so many tokens before the last one begins
+            runs = np.lib.stride_tricks.sliding_window_view(known[:-1], length)
+            if len(found := np.flatnonzero((runs == known[-length:]).all(axis=1))):
+                after = known[found[-1] + length :][:count].tolist()
+                return Draft(tuple(after), tuple(range(len(after))), (worth.acceptance,) * len(after))
+        return Draft()
+
+    def session_bytes(self, capacity: int) -> int:
+        return 0
+
+
+class TreeDrafter(Drafter):
+    """Grows a tree of the likeliest continuations of a text that it reads."""
+
+    tokens: Tokens | None = None  # those that it can guess; None for all
+
+    @abstractmethod
+    def text_of(self, state: DraftState) -> LocalText | None:
+        """The text that was read; None where it was not."""
+
+    def guesses(
+        self, state: DraftState, known: Tokens, plan: DraftPlan, sampling: SamplingPlan, allowed: AllowedAfter | None
+    ) -> Draft:
+        if (text := self.text_of(state)) is None:
+            return Draft()
+        worth = state.worth or self.free
+        grower = TreeGrower(
+            text,
+            self.vocabulary,
+            worth,
+            sampling.temperature,
+            sampling.seed,
+            sampling.shaping,
+            tokens=self.tokens,
+            allowed=allowed,
+        )
+        growth = grower.grow(self.vocabulary.encode(known), plan)
+        return growth.draft(chosen(growth, plan, worth))
+
+
 @dataclass(kw_only=True)
 class ModelDraftState(DraftState):
     """That of a whole model."""
@@ -141,7 +189,7 @@ class ModelDraftState(DraftState):
     text: ModelText
 
 
-class ModelDrafter(Drafter):
+class ModelDrafter(TreeDrafter):
     """A whole model of the same tokens: a copy of the served one in fewer bits, or a smaller one."""
 
     def __init__(self, model: WholeModel) -> None:
@@ -154,8 +202,16 @@ class ModelDrafter(Drafter):
     @torch.inference_mode()
     def read(self, state: DraftState, start: int, hidden: Tensor, known: Tokens) -> None:
         assert isinstance(state, ModelDraftState)
-        if len(known) <= self.model.positions:  # beyond, it has no drafts
+        if len(known) <= self.model.positions:
             state.text.read_on(self.vocabulary.encode(known[:-1]))
+
+    def guesses(
+        self, state: DraftState, known: Tokens, plan: DraftPlan, sampling: SamplingPlan, allowed: AllowedAfter | None
+    ) -> Draft:
+        room = self.model.positions - len(known)
+        if room < 1:
+            return Draft()
+        return super().guesses(state, known, replace(plan, most=min(plan.most, room)), sampling, allowed)
 
     def text_of(self, state: DraftState) -> LocalText | None:
         assert isinstance(state, ModelDraftState)
@@ -178,7 +234,7 @@ class HeadDraftState(DraftState):
     last: Tensor | None = None
 
 
-class HeadDrafter(Drafter):
+class HeadDrafter(TreeDrafter):
     """A few layers that go on from the model's own hidden states."""
 
     def __init__(self, head: DraftHead, model_head: Tensor) -> None:

@@ -190,7 +190,7 @@ class Host:
                 # what nobody vouched for has no place: such a prefix is not there
                 self.prefixes.find(memory.prefix if vouched else b"", kept, hop.read.start)
             beginning = kept if vouched else None
-        session = self.sessions.open(hop.session, hop.router, work.kind, capacity, parts)
+        session = self.sessions.open(hop.session, hop.router, work.kind, capacity, parts, work.drafts)
         session.next_number = work.number  # a replay starts where another host's session ended
         session.beginning, session.path = beginning, tuple(hop.path)
         return session

@@ -20,7 +20,7 @@ from stages.checkpoint.draft_head import has_draft_head, load_draft_head
 from stages.checkpoint.manifest import TOKENIZER_NAME, Manifest, read_manifest
 from stages.device import AUTO, check_device
 from stages.errors import InputError
-from stages.host.drafter import Drafter, HeadDrafter, ModelDrafter
+from stages.host.drafter import Drafter, HeadDrafter, LookupDrafter, ModelDrafter
 from stages.model.architecture import WEIGHT_WORDS, LlamaArchitecture
 from stages.model.pipeline import cache_bytes
 from stages.model.prefill import max_new_tokens
@@ -97,10 +97,6 @@ class HostPlan:
         """The AR pipelines among them, by kind."""
         return {kind: source for kind, source in self.models.items() if kind in ("ar", "scorer")}
 
-    def drafts_for(self, source: ModelSource) -> bool:
-        """True where the host of the last stage of a model drafts."""
-        return has_draft_head(source.manifest) or (self.near is not None and source == self.models.get("ar"))
-
     @property
     def cpu_only(self) -> str:
         """Why no GPU computes these models, and what to do; empty where one does."""
@@ -176,14 +172,17 @@ def plan_host(checkpoint: Path, blocks: tuple[int, ...]) -> HostPlan:
     near = None
     if bundle.local is not None and "ar" in models:
         manifest = read_manifest(bundle.local)
-        tokens = [(each.tokenizer, each.files.get(TOKENIZER_NAME)) for each in (manifest, models["ar"].manifest)]
-        # the router has drafts of bytes; what it has is small
-        if tokens[0] == tokens[1] and manifest.tokenizer == "tokens":
+        if _tokens_of(manifest) == _tokens_of(models["ar"].manifest):
             near = ModelSource(bundle.local, manifest, manifest.digest())
     plan = HostPlan(blocks, parts, models, near)
     if plan.message_bytes() > MAX_MESSAGE_BYTES:
         raise InputError(f"{checkpoint}: a hop of it may take {plan.message_bytes()} bytes: no message is so large")
     return plan
+
+
+def _tokens_of(manifest: Manifest) -> tuple[str, int, str | None]:
+    a = manifest.text_architecture
+    return manifest.tokenizer, a.vocabulary, manifest.files.get(TOKENIZER_NAME)
 
 
 def device_for(name: str, backend: str, plan: HostPlan) -> torch.device:
@@ -217,9 +216,8 @@ def load_parts(plan: HostPlan, backend: Backend | None = None, held: Sequence[Pa
     for kind, source in plan.models.items():
         if source.digest not in known:  # the scorer may be a copy of the AR model
             known[source.digest] = {i: _runner(kind, source, i, backend, drafters) for i in plan.blocks}
-    if plan.near is not None and plan.is_last:
-        log.info("reading the near model, which drafts: %s", plan.near.directory)
-        drafters.setdefault(plan.models["ar"].digest, ModelDrafter(WholeModel(plan.near.directory, rounded_product)))
+    if plan.is_last and (ar := plan.models.get("ar")) and ar.digest not in drafters:
+        drafters[ar.digest] = _drafter(plan, ar)
     runners, router_net = {kind: known[source.digest] for kind, source in plan.models.items()}, None
     if "experts" in plan.models:
         router_net = load_router_net(plan.models["experts"].directory)
@@ -229,7 +227,7 @@ def load_parts(plan: HostPlan, backend: Backend | None = None, held: Sequence[Pa
 
 
 def _runner(
-    kind: str, source: ModelSource, index: int, backend: Backend, drafters: dict[str, HeadDrafter]
+    kind: str, source: ModelSource, index: int, backend: Backend, drafters: dict[str, Drafter]
 ) -> BlockRunner | StageRunner | PictureRunner:
     """One part, read now. The drafter of a last stage with a draft head is put into `drafters`."""
     if part := source.manifest.parts[index]:
@@ -245,6 +243,14 @@ def _runner(
         head = load_draft_head(source.directory, source.manifest)
         drafters[source.digest] = HeadDrafter(head, stage.head.weight.detach().cpu())
     return backend.stage(stage)
+
+
+def _drafter(plan: HostPlan, source: ModelSource) -> Drafter:
+    """The drafter of a model without a draft head."""
+    if plan.near is None:
+        return LookupDrafter(source.vocabulary)
+    log.info("reading the near model, which drafts: %s", plan.near.directory)
+    return ModelDrafter(WholeModel(plan.near.directory, rounded_product))
 
 
 def _picture_bytes(a: PictureArchitecture) -> int:
@@ -292,7 +298,7 @@ class Release:
     parts: Parts | None = None  # none while they are being loaded
 
     def info(self) -> stage_pb2.Release:
-        models = {kind: _model_info(source, self.plan) for kind, source in self.plan.models.items()}
+        models = {kind: _model_info(source) for kind, source in self.plan.models.items()}
         return stage_pb2.Release(name=self.name, loading=self.parts is None, **models)
 
 
@@ -344,7 +350,7 @@ def wiring_problem(plans: Sequence[HostPlan], address: str, other: stage_pb2.Des
     )
 
 
-def _model_info(source: ModelSource, plan: HostPlan) -> stage_pb2.ModelInfo:
+def _model_info(source: ModelSource) -> stage_pb2.ModelInfo:
     if source.manifest.draws:
         p = source.manifest.picture_architecture
         pictures = stage_pb2.PictureInfo(
@@ -359,5 +365,4 @@ def _model_info(source: ModelSource, plan: HostPlan) -> stage_pb2.ModelInfo:
         width=a.width,
         vocabulary=a.vocabulary,
         tokenizer=source.manifest.tokenizer,
-        drafts=plan.drafts_for(source),
     )

@@ -232,7 +232,7 @@ def _quick_rows(job: ScheduledHop) -> int:
         isinstance(work, ReadWork)
         and work.is_step
         and work.start + work.positions <= WARM_POSITIONS
-        and session.parts.drafter(work.kind) is None  # a draft head reads and writes, too
+        and not work.drafts  # a drafter reads and writes, too
         and session.pending <= 1  # what is computed here must not overtake a piece that the thread had
         and not (session.beginning and session.beginning.recalled)  # megabytes to copy
         # a schema to compile

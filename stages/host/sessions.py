@@ -99,10 +99,13 @@ class SessionStore:
         self.bytes = 0
         self._released: OrderedDict[str, None] = OrderedDict()
 
-    def open(self, name: str, router: str, kind: ModelKind, capacity: int, parts: Parts) -> HostSession:
+    def open(
+        self, name: str, router: str, kind: ModelKind, capacity: int, parts: Parts, drafts: bool = False
+    ) -> HostSession:
         """Make a session's caches. Raises StatusError when the budget does not allow them.
 
         :param capacity: positions, or pictures that are evaluated at once.
+        :param drafts: with the memory that a drafter takes.
         """
         if name in self.sessions:
             raise StatusError(grpc.StatusCode.ALREADY_EXISTS, f"session {name!r} is open already")
@@ -110,7 +113,7 @@ class SessionStore:
             raise StatusError(grpc.StatusCode.NOT_FOUND, f"session {name!r} was released")
         manifest, held = parts.plan.models[kind].manifest, parts.plan.blocks
         need = session_bytes(manifest, held, capacity)
-        if (drafter := parts.drafter(kind)) is not None:
+        if drafts and (drafter := parts.drafter(kind)) is not None:
             need += drafter.session_bytes(capacity)
         self._check_room(need)
         session = HostSession(router, kind, capacity, need, self.clock() + self.lease_s, parts)

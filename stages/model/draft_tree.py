@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import math
-import threading
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
@@ -18,7 +16,7 @@ from torch import Tensor
 from stages.limits import MAX_DRAFT
 from stages.model.randomness import Purpose, gumbels, gumbels_of, uniforms
 from stages.model.scoring import PLAIN, Shaping
-from stages.model.speculation import MAX_DRAFT_TREE, DraftTree, first_branch
+from stages.model.speculation import MAX_DRAFT_TREE, first_branch
 from stages.model.vocabulary import Vocabulary
 
 Indices = NDArray[np.int64]
@@ -131,7 +129,7 @@ class Draft:
     depths: tuple[int, ...] = ()
     probs: tuple[float, ...] = ()  # that each stands if those before it on its branch do, as who drafted has it
     levels: int = 0  # tokens that were drafted one after the other
-    compute_ms: float = 0.0  # of the router's arithmetic for it
+    compute_ms: float = 0.0  # of the drafter's arithmetic
 
     @property
     def first(self) -> int:
@@ -142,25 +140,10 @@ class Draft:
     def is_tree(self) -> bool:
         return self.first < len(self.tokens)
 
-    @property
-    def chance(self) -> float:
-        """That the whole first branch stands."""
-        return math.prod(self.probs[: self.first])
-
     def kept(self, written: list[int]) -> int:
         """Number of guesses of the first branch that stand, if that is written."""
         pairs = zip(self.tokens[: self.first], written, strict=False)
         return next((i for i, (guess, token) in enumerate(pairs) if guess != token), min(self.first, len(written)))
-
-    def after(self, token: int) -> Draft | None:
-        """The rest of it once its first token is known; None where nothing is."""
-        at = DraftTree(self.tokens, self.depths).after(-1, token)
-        end = next((i for i in range(at + 1, len(self.depths)) if not self.depths[i]), len(self.depths))
-        if at < 0 or end == at + 1:
-            return None
-        part = slice(at + 1, end)
-        depths = tuple(depth - 1 for depth in self.depths[part])
-        return Draft(self.tokens[part], depths, self.probs[part], self.levels, self.compute_ms)
 
 
 @dataclass(frozen=True)
@@ -170,8 +153,6 @@ class DraftPlan:
     most: int  # places, one after the other
     guesses: int | None = None  # in all; None = as many as pay
     branches: int = 1  # alternatives of one place, and branches that are gone on with
-    # Once it is set, nobody wants the guesses any more.
-    given_up: threading.Event = field(default_factory=threading.Event)
 
 
 @dataclass
@@ -286,7 +267,7 @@ class TreeGrower:
             rows, nodes = self._add(growth, nodes, logits, position + growth.levels, plan.branches)
             growth.levels += 1
             growth.compute_ms = (time.perf_counter() - begin) * 1000
-            if plan.given_up.is_set() or not self._goes_on(growth, nodes, plan):
+            if not self._goes_on(growth, nodes, plan):
                 return growth
             if forks is None:
                 forks = self.text.fork(len(nodes), plan.most - 1)

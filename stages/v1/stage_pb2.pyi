@@ -322,7 +322,6 @@ class ModelInfo(_message.Message):
     VOCABULARY_FIELD_NUMBER: _builtins.int
     TOKENIZER_FIELD_NUMBER: _builtins.int
     PICTURES_FIELD_NUMBER: _builtins.int
-    DRAFTS_FIELD_NUMBER: _builtins.int
     digest: _builtins.str
     """hex SHA-256 that names the weights"""
     parts: _builtins.int
@@ -333,8 +332,6 @@ class ModelInfo(_message.Message):
     """tokens that there are"""
     tokenizer: _builtins.str
     """what they are: bytes, or tokens of the checkpoint's tokenizer"""
-    drafts: _builtins.bool
-    """its last host can draft"""
     @_builtins.property
     def pictures(self) -> Global___PictureInfo:
         """of a model that draws, which has no positions, vocabulary or tokenizer"""
@@ -349,11 +346,10 @@ class ModelInfo(_message.Message):
         vocabulary: _builtins.int = ...,
         tokenizer: _builtins.str = ...,
         pictures: Global___PictureInfo | None = ...,
-        drafts: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["pictures", b"pictures"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["digest", b"digest", "drafts", b"drafts", "parts", b"parts", "pictures", b"pictures", "positions", b"positions", "tokenizer", b"tokenizer", "vocabulary", b"vocabulary", "width", b"width"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["digest", b"digest", "parts", b"parts", "pictures", b"pictures", "positions", b"positions", "tokenizer", b"tokenizer", "vocabulary", b"vocabulary", "width", b"width"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -38,7 +38,7 @@ from stages.model.scoring import MAX_LOGITS, likeliest, log_probabilities
 from stages.model.speculation import MAX_DRAFT_TREE, DraftTree, are_depths, remembered_positions, tree_positions
 from stages.v1 import stage_pb2
 from stages.wire.messages import next_read
-from stages.wire.status import failed_precondition, invalid
+from stages.wire.status import invalid
 
 log = logging.getLogger(__name__)
 
@@ -50,7 +50,7 @@ class ReadWork(TextWork):
     codec: StateCodec
     hidden: Tensor | None  # hidden states of the stage before, (rows, width); None before stage 0
     at_once: int  # so many of the new tokens, the first, attend at once; the others give what they would one by one
-    for_drafting: bool = False  # this host's drafter reads them, too
+    drafts: bool = False
 
     is_step = is_prefill = has_more = True
 
@@ -117,7 +117,7 @@ class ReadWork(TextWork):
 
     def _ended(self, hidden: Tensor) -> None:
         """Everything is read on the host of the last stage. hidden: (rows, width)."""
-        if self.for_drafting:
+        if self.drafts:
             self._read_for_drafts(hidden, self.session.tokens[: self.start + len(hidden)])
         self.outcome = stage_pb2.Event(session=self.hop.session, number=self.number)
 
@@ -310,7 +310,7 @@ def parse_read(hop: stage_pb2.Hop, kind: ModelKind, source: ModelSource, plan: H
     begun: dict[str, Any] = {"hop": hop, "kind": kind, "number": read.number, "start": read.start, "clean": clean}
     begun |= {"codec": codec, "hidden": hidden, "at_once": min(max(read.prompt - read.start, 0), count)}
     if not read.HasField("sample"):
-        return ReadWork(**begun, reads=tuple(read.reads), for_drafting=read.for_drafting)
+        return ReadWork(**begun, reads=tuple(read.reads), drafts=read.for_drafting)
     known = read.start + count - sample.draft
     if read.reads:
         raise invalid("a step that samples takes no reads: its tokens give the same in any")
@@ -328,7 +328,8 @@ def parse_read(hop: stage_pb2.Hop, kind: ModelKind, source: ModelSource, plan: H
         given=sample.given,
         tree=tree,
         remaining=sample.remaining,
-        drafting=_parse_drafting(sample, source, plan),
+        drafts=sample.HasField("drafting"),
+        drafting=_parse_drafting(sample),
     )
 
 
@@ -382,11 +383,9 @@ def _check_remaining(sample: stage_pb2.Sample, end: int, positions: int) -> None
         raise invalid(f"{remaining} tokens to generate do not fit the context of {positions}")
 
 
-def _parse_drafting(sample: stage_pb2.Sample, source: ModelSource, plan: HostPlan) -> stage_pb2.Drafting | None:
+def _parse_drafting(sample: stage_pb2.Sample) -> stage_pb2.Drafting | None:
     if not sample.HasField("drafting"):
         return None
-    if plan.is_last and not plan.drafts_for(source):
-        raise failed_precondition("the model has neither a draft head nor a near model, by which its last host drafts")
     limits = sample.drafting
     if limits.most > MAX_DRAFT_TREE or limits.branches > MAX_BRANCHES:
         raise invalid(f"a draft has at most {MAX_DRAFT_TREE} tokens and {MAX_BRANCHES} branches")

@@ -25,7 +25,6 @@ def account(**changes: Any) -> dict[str, Any]:
         "wire_bytes": [1250, 2500, 1250],
         "wire_bytes_total": 5000,
         "compute_ms": 8.0,
-        "ahead_ms": 0.0,
         "batches": 1,
         "hosts": hosts,
         "output_hex": "00" * 8,

@@ -56,7 +56,7 @@ def test_a_token_model_without_a_lab(
 ) -> None:
     monkeypatch.setattr("loadtest.workload.testbed.lab_problem", lambda: "there is no lab")
     write_model(tmp_path / "model")
-    options = ("--profile", "loopback", "--modes", "ar,ar-speculative:lookup", "--max-tokens", 6, "--temperature", 1)
+    options = ("--profile", "loopback", "--modes", "ar,ar-speculative", "--max-tokens", 6, "--temperature", 1)
     files = ("--text", "novel", "--json", tmp_path / "r.json")
     assert main(bench(tmp_path / "model", *options, *files, "--requests", 1, "--at-once", 2)) == 0
     loaded = json.loads((tmp_path / "r.json").read_text())

@@ -103,7 +103,7 @@ def test_of_temperatures_that_counts_whose_texts_are_as_varied_as_human_text() -
 def test_an_option_says_what_the_router_chose_and_what_texts_cost() -> None:
     def result(sweeps: int, host_ms: float, wire: int) -> Any:
         counts = {"sweeps": sweeps, "output_tokens": 10, "chunk": 8, "wire_bytes_total": wire, "scorer": ""}
-        return SimpleNamespace(**counts, host_seconds=host_ms / 1000, compute_ms=host_ms + 5.0, ahead_ms=1.0)
+        return SimpleNamespace(**counts, host_seconds=host_ms / 1000, compute_ms=host_ms + 4.0)
 
     results = [result(2, 40.0, 100), result(4, 60.0, 300)]
     option = option_of(ModeVariant("chunked"), results, Estimate(2.0, 1.5, 2.5))

@@ -44,7 +44,7 @@ def message_of(prompt: str | bytes, **settings: Any) -> router_pb2.GenerateReque
 
 def test_settings_left_out_are_the_routers() -> None:
     request = message_of("x")
-    assert not any(request.HasField(name) for name in ("temperature", "chunk", "steps", "codec", "drafter", "draft"))
+    assert not any(request.HasField(name) for name in ("temperature", "chunk", "steps", "codec", "draft"))
     assert message_of("x", temperature=0.0).HasField("temperature")
     assert message_of(b"\xff").prompt == b"\xff", "the router says what is wrong with bytes"
 

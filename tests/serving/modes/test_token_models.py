@@ -58,10 +58,9 @@ def test_the_text_is_that_of_one_process(scene: Scene, temperature: float) -> No
     assert (result.prompt_tokens, result.output_tokens, result.sweeps) == (len(ids(PROMPT)), COUNT, COUNT)
     assert (result.prompt_bytes, result.output_bytes) == (len(PROMPT.encode()), len(expected.encode()))
     assert not result.stopped
-    for drafter in ("model", "both", None):
-        guessed = write(scene, "ar-speculative", temperature=temperature, draft=4, drafter=drafter)
-        assert guessed.text == expected
-        assert guessed.drafted > 0
+    guessed = write(scene, "ar-speculative", temperature=temperature, draft=4)
+    assert guessed.text == expected
+    assert guessed.drafted > 0
 
 
 # Candidates
@@ -152,7 +151,7 @@ def test_a_text_ends_where_the_model_ends_it(scene: Scene, tmp_path: Path, local
     at = next(i for i in range(4, COUNT) if expected[i] not in expected[:i])
     write_model(tmp_path, ends=[expected[at]])
     write_model(tmp_path / "local", ends=[expected[at]])  # the same model as drafter: it guesses right
-    guessed: dict[str, Any] = {"mode": "ar-speculative", "drafter": "model", "branches": 3, "draft": 12}
+    guessed: dict[str, Any] = {"mode": "ar-speculative", "branches": 3, "draft": 12}
     with local_ring(tmp_path, 3) as client:
         for settings in ({"mode": "ar"}, {"mode": "ar-speculative"}, guessed):
             result = client.generate(PROMPT, max_tokens=COUNT, temperature=0.8, seed=5, **settings)

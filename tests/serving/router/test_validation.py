@@ -56,10 +56,6 @@ def sentence(err: str) -> str:
         (["x", "--mode", "sweep", "--set", "sampler=sde"], "unknown sampler 'sde' .did you mean ode"),
         (["x", "--mode", "sweep", "--set", "codec=zip"], "mode sweep has no codec 'zip'; choose from fp32, int8, int4"),
         (["x", "--mode", "ar", "--set", "codec=int4"], "mode ar has no codec 'int4'; choose from fp32, int8"),
-        (
-            ["x", "--mode", "ar-speculative", "--set", "drafter=oracle"],
-            "unknown drafter 'oracle'; choose from hosts, both",
-        ),
         (["x", "--mode", "ar-speculative", "--set", "draft=33"], "draft must be a whole number from 1 to 32, not 33"),
         (["x", "--mode", "resample", "--set", "scorer=oracle"], "unknown scorer 'oracle'; choose from scorer, ar"),
         (
@@ -111,7 +107,6 @@ GOOD: dict[str, Any] = {"prompt": b"x", "mode": "sweep", "max_bytes": 4}
         ({"steps": 0}, "steps must be a whole number from 1 to 64"),
         ({"temperature": float("-inf")}, "temperature must be from 0 to 100"),
         ({"codec": ""}, "mode sweep has no codec ''; choose from fp32, int8, int4"),
-        ({"mode": "ar-speculative", "drafter": ""}, "unknown drafter ''; choose from hosts, both, model, lookup"),
         ({"mode": "ar-speculative", "branches": 9}, "branches must be a whole number from 1 to 8, not 9"),
         ({"mode": "ar-speculative", "draft": 0}, "draft must be a whole number from 1 to 32, not 0"),
         ({"mode": "resample", "candidates": 0}, "candidates must be a whole number from 1 to 1024, not 0"),
