@@ -51,7 +51,9 @@ def node(tmp_path_factory: pytest.TempPathFactory) -> Path:
         pytest.skip("there is no node with npm on this machine")
     directory = tmp_path_factory.mktemp("node")
     shutil.copy(HERE / "package.json", directory)
-    installed(["npm", "install", "--prefix", directory, "--no-audit", "--no-fund", "--ignore-scripts"])
+    installed(
+        ["npm", "install", "--prefix", directory, "--no-audit", "--no-fund", "--ignore-scripts", "--fetch-retries=1"]
+    )
     return directory
 
 
