@@ -215,8 +215,8 @@ def counts(root: Path) -> list[Count]:
     files = [module.lines for module in modules if module.lines]
     tests = list((root / "tests").rglob("*.py"))
     return [
-        Count("source lines", lines, 50_350),
-        Count("source files that are not empty", len(files), 276),
+        Count("source lines", lines, 50342),
+        Count("source files that are not empty", len(files), 277),
         Count("lines of a file, median", statistics.median(files)),
         Count("lines of a file, largest", max(files), 430),
         Count("lines of a function, median", statistics.median((n.end_lineno or 0) - n.lineno + 1 for n in functions)),

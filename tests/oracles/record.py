@@ -25,7 +25,7 @@ ENTRANTS: dict[str, dict[str, Any]] = {
     "resample:scorer": {"mode": "resample", "scorer": "scorer", "chunk": 8, "candidates": 4},
     "resample:ar": {"mode": "resample", "scorer": "ar", "chunk": 8, "candidates": 4},
     "ar": {"mode": "ar"},
-    "ar-speculative": {"mode": "ar-speculative", "draft": 4},
+    "ar-speculative": {"mode": "ar-speculative", "draft": 4, "branches": 1},
     "local": {"mode": "local"},
     "auto": {"mode": "auto"},
 }
