@@ -172,7 +172,9 @@ def plan_host(checkpoint: Path, blocks: tuple[int, ...]) -> HostPlan:
     near = None
     if bundle.local is not None and "ar" in models:
         manifest = read_manifest(bundle.local)
-        if _tokens_of(manifest) == _tokens_of(models["ar"].manifest):
+        # a release store of before has its manifest alone
+        is_here = all(part is not None and (bundle.local / part.file).is_file() for part in manifest.parts)
+        if is_here and _tokens_of(manifest) == _tokens_of(models["ar"].manifest):
             near = ModelSource(bundle.local, manifest, manifest.digest())
     plan = HostPlan(blocks, parts, models, near)
     if plan.message_bytes() > MAX_MESSAGE_BYTES:
@@ -216,7 +218,8 @@ def load_parts(plan: HostPlan, backend: Backend | None = None, held: Sequence[Pa
     for kind, source in plan.models.items():
         if source.digest not in known:  # the scorer may be a copy of the AR model
             known[source.digest] = {i: _runner(kind, source, i, backend, drafters) for i in plan.blocks}
-    if plan.is_last and (ar := plan.models.get("ar")) and ar.digest not in drafters:
+    # what lies in local/ may be another one beside the same model
+    if plan.is_last and (ar := plan.models.get("ar")) and not isinstance(drafters.get(ar.digest), HeadDrafter):
         drafters[ar.digest] = _drafter(plan, ar)
     runners, router_net = {kind: known[source.digest] for kind, source in plan.models.items()}, None
     if "experts" in plan.models:
