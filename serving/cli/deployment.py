@@ -36,6 +36,7 @@ POLL_S = 0.1
 # machine that is busy; who dies is not waited for.
 READY_S, LOADED_BYTES_S = 60.0, 5e6
 LOG_LINES = 5
+NO_TOKEN = "not ready, and it tells only those with a token why"
 RECORD = "deployment.json"
 # How a server is started: -P, because the directory that `up` is called in is not for importing from.
 MODULE = ["-P", "-m", "serving.cli"]
@@ -197,8 +198,8 @@ def answers_of(client: Client) -> Iterator[str | None]:
             status = client.status(timeout_s=2.0)
             reasons = "; ".join(host.reason for host in status.hosts if host.reason)
             yield "" if status.ready else reasons or "not ready"
-        except RequestRefused:  # it wants a token that is not in the environment
-            yield "" if client.serves(timeout_s=2.0) else "not ready"
+        except RequestRefused:
+            yield "" if client.serves(timeout_s=2.0) else NO_TOKEN
         except RouterError:
             yield None
         time.sleep(POLL_S)

@@ -41,8 +41,8 @@ def add_wait(parser: argparse.ArgumentParser) -> None:
 def wait_ready(options: argparse.Namespace, *modes: str | None) -> None:
     """Return when the router can serve these modes, or after --wait: what it says of a request then tells why not.
 
-    Nobody waits unasked where no router answers and none was started here."""
-    from serving.cli.deployment import answers_of, router_here
+    Nobody waits unasked where no router answers and none was started here, nor for one that wants another token."""
+    from serving.cli.deployment import NO_TOKEN, answers_of, router_here
 
     wait_s = WAIT_S if options.wait is None else options.wait
     if not wait_s >= 0:
@@ -54,7 +54,7 @@ def wait_ready(options: argparse.Namespace, *modes: str | None) -> None:
             # without hosts, a mode is served by a router that answers at all
             served = reason == "" or (reason is not None and {*modes} == {LOCAL})
             nobody = reason is None and not may_come
-            if nobody or served or time.monotonic() >= deadline:
+            if nobody or served or reason == NO_TOKEN or time.monotonic() >= deadline:
                 return
             progress.at(f"waiting for the router at {client.address}: {reason or 'it does not answer yet'}")
 

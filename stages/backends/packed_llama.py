@@ -165,15 +165,16 @@ class Int8Product:
         self._levels = self.levels() if levels is None else levels
         if not self._levels:
             raise CheckpointError("this processor has no products of 8 bits: import the model with --weights float32")
-        numbers = linear.state_dict() if isinstance(linear, Int8Linear) else rounded(linear.weight.detach())
-        codes, scales = numbers["codes"], numbers["scales"].double()
         self.bias = None if linear.bias is None else linear.bias.detach()
-        for name in ("codes", "scales") if isinstance(linear, Int8Linear) else ():
-            setattr(linear, name, torch.empty(0))
-        if isinstance(linear, nn.Linear) and not isinstance(linear, Int8Linear):
-            linear.weight = nn.Parameter(torch.empty(0), requires_grad=False)
+        if isinstance(linear, Int8Linear):
+            codes, scales = linear.codes, linear.scales
+            linear.codes = linear.scales = torch.empty(0)
+        else:
+            codes, scales = rounded(linear.weight.detach()).values()
+            if isinstance(linear, nn.Linear):
+                linear.weight = nn.Parameter(torch.empty(0), requires_grad=False)
         zeros = torch.zeros(len(codes), dtype=torch.int64)
-        weight = torch._make_per_channel_quantized_tensor(codes, scales, zeros, 0)
+        weight = torch._make_per_channel_quantized_tensor(codes, scales.double(), zeros, 0)
         self.packed = _INT8.linear_prepack(weight, None)
 
     def __call__(self, x: Tensor) -> Tensor:
@@ -214,8 +215,9 @@ def product(linear: nn.Linear | TiedHead) -> Product | QuantProduct | Int8Produc
 
 
 def rounded_product(linear: nn.Linear | TiedHead) -> Product | QuantProduct | Int8Product:
-    """With 8 bits where the processor can; takes the linear layer's numbers over."""
-    return Int8Product(linear) if Int8Product.levels() else product(linear)
+    """Of numbers in float32 with 8 bits, where the processor can; takes the linear layer's numbers over."""
+    is_small = isinstance(linear, QuantLinear | Int8Linear)
+    return product(linear) if is_small or not Int8Product.levels() else Int8Product(linear)
 
 
 class PackedLlamaLayer(PipelineLayer):

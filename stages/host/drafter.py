@@ -256,10 +256,10 @@ class HeadDrafter(TreeDrafter):
     @torch.inference_mode()
     def read(self, state: DraftState, start: int, hidden: Tensor, known: Tokens) -> None:
         assert isinstance(state, HeadDraftState)
-        states, following = self.norms[0](hidden), known[start + 1 :]
+        states = self.norms[0](hidden)
         if state.unread is not None and state.origin + state.caches[0].length < start:
             states, start = torch.cat([state.unread, states]), start - 1
-            following = known[start + 1 :]
+        following = known[start + 1 :]
         for cache in state.caches:
             cache.length = start - state.origin
         count = len(following)

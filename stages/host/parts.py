@@ -66,7 +66,7 @@ class HostPlan:
     blocks: tuple[int, ...]
     parts: int  # of a whole model
     models: Mapping[str, ModelSource]  # those that it holds parts of, by kind, in the order of MODEL_KINDS
-    near: ModelSource | None = None  # what lies in local/, where it writes the tokens of `ar`
+    near: Path | None = None  # local/, where its model writes the tokens of `ar`
 
     @cached_property
     def draws(self) -> bool:
@@ -175,7 +175,7 @@ def plan_host(checkpoint: Path, blocks: tuple[int, ...]) -> HostPlan:
         # a release store of before has its manifest alone
         is_here = all(part is not None and (bundle.local / part.file).is_file() for part in manifest.parts)
         if is_here and _tokens_of(manifest) == _tokens_of(models["ar"].manifest):
-            near = ModelSource(bundle.local, manifest, manifest.digest())
+            near = bundle.local
     plan = HostPlan(blocks, parts, models, near)
     if plan.message_bytes() > MAX_MESSAGE_BYTES:
         raise InputError(f"{checkpoint}: a hop of it may take {plan.message_bytes()} bytes: no message is so large")
@@ -252,8 +252,8 @@ def _drafter(plan: HostPlan, source: ModelSource) -> Drafter:
     """The drafter of a model without a draft head."""
     if plan.near is None:
         return LookupDrafter(source.vocabulary)
-    log.info("reading the near model, which drafts: %s", plan.near.directory)
-    return ModelDrafter(WholeModel(plan.near.directory, rounded_product))
+    log.info("reading the near model, which drafts: %s", plan.near)
+    return ModelDrafter(WholeModel(plan.near, rounded_product))
 
 
 def _picture_bytes(a: PictureArchitecture) -> int:

@@ -136,10 +136,6 @@ class Draft:
         """Guesses of the first branch: those that hosts remember where they stand."""
         return first_branch(self.depths)
 
-    @property
-    def is_tree(self) -> bool:
-        return self.first < len(self.tokens)
-
     def kept(self, written: list[int]) -> int:
         """Number of guesses of the first branch that stand, if that is written."""
         pairs = zip(self.tokens[: self.first], written, strict=False)

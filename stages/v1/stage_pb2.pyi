@@ -926,7 +926,7 @@ class Read(_message.Message):
     hidden: _builtins.bytes
     """hidden states of the stage before; empty before stage 0"""
     for_drafting: _builtins.bool
-    """without a question: the last host will draft, and its draft head reads these, too"""
+    """without a question: the last host will draft, and its drafter reads these, too"""
     @_builtins.property
     def reads(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
         """As in a Sweep, wherever it starts; not with a Sample. Rounding depends on what is read together."""
@@ -1010,7 +1010,7 @@ Global___Sample: _TypeAlias = Sample  # noqa: Y015
 
 @_typing.final
 class Drafting(_message.Message):
-    """What the host of the last stage may draft, whose weights include a draft head."""
+    """What the host of the last stage may draft."""
 
     DESCRIPTOR: _descriptor.Descriptor
 

@@ -14,11 +14,13 @@ from serving.cli.__main__ import main
 from stages.backends import TorchBackend
 from stages.backends.base import CleanPiece, StageRunner
 from stages.backends.packed_llama import Int8Product, Product, QuantProduct, packed_stage
-from stages.checkpoint.checkpoint import halve, load_stage
+from stages.checkpoint.checkpoint import file_digest, halve, load_stage
 from stages.checkpoint.gate import probe_tokens
 from stages.checkpoint.inspect import record, verify
 from stages.checkpoint.manifest import Manifest, read_manifest
 from stages.errors import CheckpointError
+from stages.host.drafter import ModelDrafter
+from stages.host.parts import load_parts, plan_host
 from stages.importing.gguf_file import GgufSource
 from stages.importing.importing import ImportSettings, import_model, summary
 from stages.importing.source import is_matrix
@@ -148,6 +150,28 @@ def test_8_bits_take_a_quarter_and_lose_almost_nothing(
     monkeypatch.setattr(Int8Product, "levels", lambda *_: 0)
     with pytest.raises(CheckpointError, match="no products of 8 bits: import the model with --weights float32"):
         runners(tmp_path / "q8")
+
+
+def test_a_near_model_is_put_beside_the_model_if_its_tokens_are_the_same(
+    weights: dict[str, Tensor], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    source, other = (write_folder(tmp_path / name, weights, WIDE) for name in ("model", "other"))
+    tokens = (other / "tokenizer.json").read_text()
+    (other / "tokenizer.json").write_text(tokens.replace("<extra_299>", "<another>"))
+    for drafter, stored in (("copy:q8", "q8"), ("copy:q4", "q4"), (str(source), "float32"), (str(other), "")):
+        out = tmp_path / f"with {stored}"
+        command = ["import", str(source), "--blocks", "2", "--out", str(out), "--drafter", drafter]
+        assert main(command) == (0 if stored else 2)
+        plans = [plan_host(out, (block,)) for block in range(2)]
+        assert [plan.near for plan in plans] == [out / "local" if stored else None] * 2
+        if stored:
+            assert read_manifest(out / "local").architecture.weights == stored
+            (drafter_of_last,) = load_parts(plans[1]).drafters.values()
+            assert isinstance(drafter_of_last, ModelDrafter)
+            assert not load_parts(plans[0]).drafters
+    said = capsys.readouterr().err
+    assert file_digest(tmp_path / "with q8" / "tokenizer.json")[:12] in said
+    assert "is imported without a drafter" in said
 
 
 def test_floating_point_weights_are_rounded_to_the_nearest_code() -> None:
