@@ -215,7 +215,7 @@ def product(linear: nn.Linear | TiedHead) -> Product | QuantProduct | Int8Produc
 
 
 def rounded_product(linear: nn.Linear | TiedHead) -> Product | QuantProduct | Int8Product:
-    """Of numbers in float32 with 8 bits, where the processor can; takes the linear layer's numbers over."""
+    """A product in 8 bits for numbers in float32, where the processor can; takes the linear layer's numbers over."""
     is_small = isinstance(linear, QuantLinear | Int8Linear)
     return product(linear) if is_small or not Int8Product.levels() else Int8Product(linear)
 
