@@ -18,12 +18,13 @@ from stages.backends.base import (
     StageRunner,
 )
 from stages.backends.packed import PackedBlock
-from stages.backends.packed_llama import packed_stage
+from stages.backends.packed_llama import onnx_module, packed_stage
 from stages.backends.pictures import PackedPictures
 from stages.backends.runner_checks import checked
 from stages.checkpoint.checkpoint import CPU
 from stages.errors import InputError, one_of
 from stages.model.block import Block
+from stages.model.llama import LlamaStage
 from stages.model.pipeline import PipelineStage
 from stages.pictures.part import PicturePart
 
@@ -84,7 +85,7 @@ def _as(shaped: Sequence[Tensor], numbers: Tensor) -> list[Tensor]:
 
 __all__ = ["BACKENDS", "DEFAULT_BACKEND", "Backend", "TorchBackend", "backend_named", "packed_stage"]
 
-BACKENDS = ("torch", "onnxruntime", "onnxruntime-int8")
+BACKENDS = ("torch", "onnxruntime")
 DEFAULT_BACKEND = "torch"
 
 
@@ -94,13 +95,19 @@ class TorchBackend(Backend):
     name = "torch"
 
     def __init__(self, device: torch.device = CPU) -> None:
-        self.device = device
+        self.device, self.products = device, ""
+
+    @property
+    def machine(self) -> str:
+        return super().machine + self.products
 
     def block(self, block: Block) -> BlockRunner:
         runner = PackedBlock(block)
         return checked(runner if self.device == CPU else DeviceRunner(runner, self.device), block)
 
     def stage(self, stage: PipelineStage) -> StageRunner:
+        if isinstance(stage, LlamaStage) and stage.architecture.is_grouped:
+            self.products = f", onnxruntime {onnx_module().onnxruntime.__version__}"
         runner = packed_stage(stage)
         return checked(runner if self.device == CPU else DeviceRunner(runner, self.device), stage)
 
@@ -115,11 +122,5 @@ def backend_named(name: str, device: torch.device = CPU) -> Backend:
         return TorchBackend(device)
     if name not in BACKENDS:
         raise InputError(f"unknown backend {name!r}{one_of(name, BACKENDS)}")
-    try:
-        from stages.backends.onnx import OnnxBackend, OnnxInt8Backend
-    except ImportError as error:
-        raise InputError(
-            f"the backend {name} needs onnxruntime, which is not installed here ({error}): "
-            "pip install 'onesweep[onnx]', or choose --backend torch"
-        ) from None
-    return OnnxInt8Backend() if name == OnnxInt8Backend.name else OnnxBackend()
+    found: Backend = onnx_module().OnnxBackend()
+    return found

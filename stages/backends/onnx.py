@@ -6,6 +6,7 @@ from functools import lru_cache, partial
 import onnxruntime
 import torch
 from torch import Tensor, nn
+from torch.nn import functional as F
 
 from stages.backends.attention import attention_shape
 from stages.backends.base import Backend, BlockRunner, CleanPiece, Denoised, NoisyPiece, PictureRunner, StageRunner
@@ -22,10 +23,10 @@ from stages.backends.packed import NOISE_LEVELS, Angles, PackedReader, PipelineL
 from stages.backends.pictures import PackedPictures, Product
 from stages.backends.rows import Rows
 from stages.backends.runner_checks import Probe, checked
-from stages.errors import InputError
+from stages.errors import CheckpointError, InputError
 from stages.model.architecture import WEIGHT_WORDS
 from stages.model.block import Block
-from stages.model.layers import soft_capped
+from stages.model.layers import GroupedLinear, Int8Linear, QuantLinear, soft_capped
 from stages.model.llama import LlamaStage
 from stages.model.pipeline import PipelineStage
 from stages.pictures.part import PicturePart
@@ -63,16 +64,58 @@ class OnnxSession:
         return torch.from_numpy(result)
 
 
+SCALE_ERROR = 0.02  # of a product of weights in few bits, relative; 0.006 is what rounding a row's groups costs
+COMPANIES = (1, 2, 3, 4, 7, 16, 33)
+
+
+class FewBitsProduct:
+    """x @ weight.T + bias of weights in few bits, whose codes it takes over: one that is no part of a larger graph."""
+
+    def __init__(self, linear: GroupedLinear) -> None:
+        self.session = OnnxSession(product_graph([linear]))
+        self.least = fewest_rows(linear.bits)
+        _free(linear)
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """x: (rows, in) -> (rows, out)."""
+        return self.session(F.pad(x, (0, 0, 0, max(0, self.least - len(x))))[None])[0, : len(x)]
+
+
+@lru_cache
+def fewest_rows(bits: int) -> int:
+    """From how many rows on a row's product is the same in any company, on this machine: its kernels promise nothing.
+
+    Raises CheckpointError where they compute something else.
+    """
+    generator, (numbers, rows) = torch.Generator().manual_seed(0), (1056, COMPANIES[-1])
+    linear = (Int8Linear if bits == 8 else QuantLinear)(numbers, numbers, bias=False)
+    codes = torch.randint(256, linear.codes.shape, generator=generator, dtype=torch.uint8)
+    codes[:8], codes[8:16] = 0x7F, 0x81  # the largest sums, which narrow registers do not hold
+    linear.codes = codes.view(linear.codes.dtype)
+    linear.scales.uniform_(0.5, 1, generator=generator)
+    x = torch.cat([torch.randn(rows - 1, numbers, generator=generator), torch.ones(1, numbers)])
+    product, expected = OnnxSession(product_graph([linear])), linear(x)
+    whole = product(x[None])[0]
+    error = float(((whole - expected).norm(dim=1) / expected.norm(dim=1)).max())
+    if not error <= SCALE_ERROR:
+        raise CheckpointError(
+            f"this machine multiplies weights of few bits wrongly (relative error {error:.2g}): import the model with "
+            "--weights float32"
+        )
+    same = [torch.equal(product(x[None, :count])[0], whole[:count]) for count in COMPANIES]
+    return next(count for i, count in enumerate(COMPANIES) if all(same[i:]))
+
+
 # Attention is torch's for every backend, and onnxruntime computes what lies between: rows of several requests then
 # share every product, and a stage of any family is the same few nodes. A whole graph takes one request at a time,
 # because each has read another length.
 class OnnxLayer(PipelineLayer):
     """Rows of several pieces through one layer of any family."""
 
-    def __init__(self, part: Block | PipelineStage, layer: AnyLayer, int8: bool) -> None:
+    def __init__(self, part: Block | PipelineStage, layer: AnyLayer) -> None:
         self.shape = attention_shape(layer)
-        self.before = OnnxSession(before_graph(part, layer, int8))
-        self.after = OnnxSession(after_graph(part, layer, int8))
+        self.before = OnnxSession(before_graph(part, layer))
+        self.after = OnnxSession(after_graph(part, layer))
 
     def project(self, x: Tensor, angles: Angles) -> Tensor:
         # a copy, so that it lies where torch's tensors do: the order of additions depends on addresses
@@ -86,11 +129,13 @@ class OnnxReader(PackedReader):
     """The clean stream of a part."""
 
     def __init__(self, part: Block | PipelineStage, layers: Sequence[OnnxLayer]) -> None:
-        super().__init__(part, layers, part.layers[0].mlp_in.out_features)
+        linear = part.layers[0].mlp_in
+        super().__init__(part, layers, linear.out_features)
+        # the kernels of numbers in 32 bits add up one row as they add up many
+        self.least = fewest_rows(linear.bits) if isinstance(linear, GroupedLinear) else 1
 
     def rows_of(self, counts: Sequence[int]) -> Rows:
-        """Unpadded but for whole vectors: these kernels add up one row as they add up many."""
-        return Rows.of(counts, self.hidden, least=1)
+        return Rows.of(counts, self.hidden, self.least)
 
     def spread(self, factors: Tensor) -> Angles:
         """cos and sin of each row, (rows, head_dim / 2)."""
@@ -99,10 +144,10 @@ class OnnxReader(PackedReader):
 
 
 class OnnxBlock(BlockRunner):
-    def __init__(self, block: Block, int8: bool) -> None:
+    def __init__(self, block: Block) -> None:
         self.block = block
-        self.reader = OnnxReader(block, [OnnxLayer(block, layer, int8) for layer in block.layers])
-        self.session = OnnxSession(denoise_graph(block, int8))
+        self.reader = OnnxReader(block, [OnnxLayer(block, layer) for layer in block.layers])
+        self.session = OnnxSession(denoise_graph(block))
         self.modulation = lru_cache(NOISE_LEVELS)(partial(_modulation, block))
 
     @torch.inference_mode()
@@ -144,12 +189,12 @@ def _modulation(block: Block, sigma: float) -> Tensor:
 class OnnxStage(PipelineRunner):
     """Takes the stage's matrices over: each is freed when a session has it, so that memory stays near one stage."""
 
-    def __init__(self, stage: PipelineStage, int8: bool) -> None:
+    def __init__(self, stage: PipelineStage) -> None:
         layers = []
         for layer in stage.layers:
-            layers.append(OnnxLayer(stage, layer, int8))
+            layers.append(OnnxLayer(stage, layer))
             _free(layer)
-        head = OnnxSession(head_graph(stage, int8)) if stage.is_last else None
+        head = OnnxSession(head_graph(stage)) if stage.is_last else None
         cap = stage.architecture.logit_softcap if isinstance(stage, LlamaStage) else None
         super().__init__(OnnxReader(stage, layers), None if head is None else partial(_logits, head, cap))
         if stage.head is not None:
@@ -163,7 +208,10 @@ def _logits(head: OnnxSession, cap: float | None, x: Tensor) -> Tensor:
 
 def _free(module: nn.Module) -> None:
     for each in module.modules():
-        if isinstance(each, nn.Linear):
+        if isinstance(each, GroupedLinear):
+            for name, _ in list(each.named_buffers()):
+                setattr(each, name, torch.empty(0))
+        elif isinstance(each, nn.Linear):
             each.weight = nn.Parameter(torch.empty(0), requires_grad=False)
 
 
@@ -171,49 +219,41 @@ class OnnxBackend(Backend):
     """onnxruntime on graphs made of the loaded modules, float32."""
 
     name = "onnxruntime"
-    int8 = False
 
     @property
     def machine(self) -> str:
         return f"{super().machine}, onnxruntime {onnxruntime.__version__}"
 
     def block(self, block: Block) -> BlockRunner:
-        runner = OnnxBlock(block, self.int8)
-        Probe(block).check(runner, self.int8)
+        runner = OnnxBlock(block)
+        Probe(block).check(runner)
         return checked(runner, block)
 
     def stage(self, stage: PipelineStage) -> StageRunner:
-        if isinstance(stage, LlamaStage) and stage.architecture.experts is not None:
-            raise InputError(f"the backend {self.name} does not run mixtures of experts: choose --backend torch")
-        if isinstance(stage, LlamaStage) and stage.architecture.weights != "float32":
-            words = WEIGHT_WORDS[stage.architecture.weights]
-            raise InputError(f"the backend {self.name} does not run {words}: choose --backend torch")
+        if isinstance(stage, LlamaStage):
+            a = stage.architecture
+            if a.experts is not None or a.weights == "bfloat16":
+                what = "mixtures of experts" if a.experts else WEIGHT_WORDS[a.weights]
+                raise InputError(f"the backend {self.name} does not run {what}: choose --backend torch")
+            if a.is_grouped:
+                return checked(OnnxStage(stage), stage)
         probe = Probe(stage)
-        runner = OnnxStage(stage, self.int8)
-        probe.check(runner, self.int8)
+        runner = OnnxStage(stage)
+        probe.check(runner)
         return checked(runner, stage)
 
     def picture(self, part: PicturePart) -> PictureRunner:
         probe = Probe(part)
         # these kernels add up one row as they add up many
-        runner = PackedPictures(part, partial(_product, self.int8), least=1)
-        probe.check(runner, self.int8)
+        runner = PackedPictures(part, _product, least=1)
+        probe.check(runner)
         return checked(runner, part)
 
 
-def _product(int8: bool, linears: Sequence[nn.Linear]) -> Product:
+def _product(linears: Sequence[nn.Linear]) -> Product:
     """Takes the matrices over, as `OnnxStage` does."""
-    session = OnnxSession(product_graph(linears, int8))
+    session = OnnxSession(product_graph(linears))
     for linear in linears:
         _free(linear)
     # a copy, so that it lies where torch's tensors do, and may be written to
     return lambda x: session(x[None])[0].clone()
-
-
-# torch has no int8 backend here: one row through ten layers took 3.5 ms with MatMulNBits, 3.3 with fbgemm's
-# linear_dynamic and 5.1 with oneDNN's (one scale for all rows), 5.7 with _int_mm, 41 with _weight_int8pack_mm.
-class OnnxInt8Backend(OnnxBackend):
-    """The same with matrices in int8, and what meets them rounded as it comes."""
-
-    name = "onnxruntime-int8"
-    int8 = True

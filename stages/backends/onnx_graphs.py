@@ -4,39 +4,30 @@ torch's exporter takes many seconds a graph; this takes milliseconds, and says w
 """
 
 from collections.abc import Sequence
-from typing import Literal
 
 import onnx
 import torch
 from onnx import TensorProto, helper, numpy_helper
 from torch import Tensor, nn
-from torch.nn import functional as F
 
+from stages.model.architecture import GROUP
 from stages.model.block import Block
-from stages.model.layers import Layer, TiedHead
+from stages.model.layers import GroupedLinear, Int8Linear, Layer, QuantLinear, TiedHead
 from stages.model.llama import LlamaLayer
 from stages.model.pipeline import PipelineStage
 
 OPSET, FUSED_OPSET, IR_VERSION = 20, 1, 10
 FUSED = "com.microsoft"  # the domain of onnxruntime's own operations
-INT8_LARGEST, INT8_ZERO = 127, 128
-# A scale for all rows of a product, as denoising has it, would make a request's text depend on those beside it. Error
-# of a product of normal numbers: 0.8 % with groups, 1.2 % without. Beyond a hundred rows one scale is faster (256 rows:
-# 54 against 139 ms), which is why denoising keeps it.
-GROUP = 32  # neighbouring numbers of a row, of a matrix and of what meets it, that share a scale
-# The accuracy level at which what meets the matrix is rounded to int8 as well, each group of each row by itself.
+INT8_ZERO, INT4_ZERO = 128, 8  # the codes that stand for nothing
+# The accuracy level at which what meets the matrix is rounded to int8 as well, each group of each row by itself: no
+# row's scale depends on another row.
 ROUNDED_IN_INT8 = 4
-
-# Of a graph's matrices. Both others are int8: with one scale a column, where what meets them has one scale for all of
-# its rows, which is fastest for many rows; or with one scale a group, where no row's scale depends on another row.
-Precision = Literal["float32", "columns", "groups"]
 
 
 class Graph:
     """A graph under construction. Values are named by strings; rows are (1, rows, numbers)."""
 
-    def __init__(self, precision: Precision = "float32") -> None:
-        self.precision = precision
+    def __init__(self) -> None:
         self.nodes: list[onnx.NodeProto] = []
         self.constants: list[onnx.TensorProto] = []
         # Constants that the model names and does not contain: a message of protobuf ends at 2 GB.
@@ -81,36 +72,48 @@ class Graph:
         self.op("Split", x, self.constant(torch.tensor(sizes)), to=names, axis=axis)
         return names
 
-    def linear(self, x: str, linear: nn.Linear | TiedHead) -> str:
-        return self.product(x, linear.weight.detach(), linear.bias)
+    def linear(self, x: str, linear: nn.Linear | TiedHead, scale: Tensor | None = None) -> str:
+        """A linear map, of weights of a few bits as they are.
 
-    def product(self, x: str, weight: Tensor, bias: Tensor | None = None) -> str:
-        """weight: (out, in), in the graph's precision."""
-        if self.precision == "groups":
-            x = self._grouped(x, weight)
-        elif self.precision == "columns":
-            x = self._by_column(x, weight.t())
+        :param scale: of each number that comes out, (out,).
+        """
+        bias = None if linear.bias is None else linear.bias.detach()
+        if isinstance(linear, GroupedLinear):
+            x = self._grouped(x, linear, scale)
         else:
-            x = self.op("MatMul", x, self.matrix(weight.t()))
-        return x if bias is None else self.op("Add", x, self.constant(bias))
+            weight = linear.weight.detach()
+            x = self.op("MatMul", x, self.matrix((weight if scale is None else weight * scale[:, None]).t()))
+        if bias is None:
+            return x
+        return self.op("Add", x, self.constant(bias if scale is None else bias * scale))
 
-    def _by_column(self, x: str, matrix: Tensor) -> str:
-        scales = _scales(matrix, 0)
-        integers = self.matrix((matrix / scales).round_().to(torch.int8))
-        return self.op("DynamicQuantizeMatMul", x, integers, self.constant(scales), domain=FUSED)
+    def _grouped(self, x: str, linear: GroupedLinear, scale: Tensor | None) -> str:
+        factor = 1.0 if scale is None else scale[:, None]
+        scales = linear.scales.float() * factor
+        if isinstance(linear, Int8Linear):
+            codes = linear.codes.view(torch.uint8) ^ INT8_ZERO
+            return self._few_bits(x, codes.unflatten(1, (-1, GROUP)), scales)
+        assert isinstance(linear, QuantLinear)
+        # Neighbours share a byte here.
+        codes = torch.cat([linear.neighbours(rows) for rows in linear.pieces()])
+        product = self._few_bits(x, codes.unflatten(1, (-1, GROUP // 2)), scales)
+        # A code stands for itself less INT4_ZERO. What an offset adds beyond that is the sum of a group of x, times it.
+        rest = linear.offsets.float() * factor + INT4_ZERO * scales
+        if not rest.any():
+            return product
+        apart = self.op("Reshape", x, self.constant(torch.tensor([0, 0, -1, GROUP])))
+        sums = self.op("ReduceSum", apart, self.constant(torch.tensor([-1])), keepdims=0)
+        return self.op("Add", product, self.op("MatMul", sums, self.matrix(rest.t())))
 
-    def _grouped(self, x: str, weight: Tensor) -> str:
-        numbers_out, numbers_in = weight.shape
-        groups = F.pad(weight, (0, -numbers_in % GROUP)).unflatten(1, (-1, GROUP))
-        scales = _scales(groups, 2)
-        integers = (groups / scales.unsqueeze(2)).round_().add_(INT8_ZERO).to(torch.uint8)
+    def _few_bits(self, x: str, codes: Tensor, scales: Tensor) -> str:
+        """codes: (out, groups, bytes) uint8; scales: (out, groups) float32."""
         return self.op(
             "MatMulNBits",
-            *(x, self.matrix(integers), self.matrix(scales.flatten())),
+            *(x, self.matrix(codes), self.matrix(scales.flatten())),
             domain=FUSED,
-            K=numbers_in,
-            N=numbers_out,
-            bits=8,
+            K=GROUP * scales.shape[1],
+            N=len(codes),
+            bits=8 * codes.shape[2] // GROUP,
             block_size=GROUP,
             accuracy_level=ROUNDED_IN_INT8,
         )
@@ -138,16 +141,12 @@ class Graph:
         return helper.make_model(graph, opset_imports=opsets, ir_version=IR_VERSION)
 
 
-def _scales(matrix: Tensor, dim: int) -> Tensor:
-    return (matrix.abs().amax(dim=dim) / INT8_LARGEST).clamp_(min=torch.finfo(torch.float32).tiny)
-
-
 # A block's noisy slots as one graph: a chunk has rows enough by itself, so each piece is computed alone.
-def denoise_graph(block: Block, int8: bool = False) -> Graph:
+def denoise_graph(block: Block) -> Graph:
     """z, estimate, likelihood (1, slots, code_dim), each scaled, modulation (layers x 6, 1, width), temperature (1,),
     `position` of the first slot (1,), and of each layer the clean `keys_i` and `values_i`
     (1, heads, past, head_dim) -> logits (1, slots, 256) and points (1, slots, code_dim)."""
-    graph = _NoisyGraph(block, int8)
+    graph = _NoisyGraph(block)
     a = block.architecture
     z, estimate, likelihood = (graph.input(name, 1, "slots", a.code_dim) for name in ("z", "estimate", "likelihood"))
     modulation = graph.split(graph.input("modulation", a.layers * 6, 1, a.width), *[1] * a.layers * 6, axis=0)
@@ -167,8 +166,8 @@ def denoise_graph(block: Block, int8: bool = False) -> Graph:
 class _NoisyGraph(Graph):
     """Layers, with what their attention needs as inputs."""
 
-    def __init__(self, block: Block, int8: bool) -> None:
-        super().__init__("columns" if int8 else "float32")
+    def __init__(self, block: Block) -> None:
+        super().__init__()
         self.heads, self.width = block.architecture.heads, block.architecture.width
         self.position = self.input("position", 1, kind=TensorProto.INT64)
         self.past = [
@@ -213,10 +212,10 @@ class _NoisyGraph(Graph):
 AnyLayer = Layer | LlamaLayer
 
 
-def before_graph(part: Block | PipelineStage, layer: AnyLayer, int8: bool = False) -> Graph:
+def before_graph(part: Block | PipelineStage, layer: AnyLayer) -> Graph:
     """x (1, rows, width), cos and sin of each row (rows, head_dim / 2) -> queries, keys and values (1, rows, all heads'
     numbers), queries and keys rotated, queries divided by the root of head_dim."""
-    graph, a = Graph("groups" if int8 else "float32"), part.architecture
+    graph, a = Graph(), part.architecture
     x = graph.input("x", 1, "rows", a.width)
     tables = [graph.input(name, "rows", a.head_dim // 2) for name in ("cos", "sin")]
     queries, keys = a.heads * a.head_dim, a.kv_heads * a.head_dim
@@ -225,8 +224,7 @@ def before_graph(part: Block | PipelineStage, layer: AnyLayer, int8: bool = Fals
     query_scale = layer.architecture.query_scale if isinstance(layer, LlamaLayer) else a.head_dim**-0.5
     if norms[0] is None:  # a norm would take the scale out again
         scale[:queries] = query_scale
-    bias = None if layer.qkv.bias is None else layer.qkv.bias * scale
-    qkv = graph.product(graph.norm(x, layer.attention_norm), layer.qkv.weight * scale[:, None], bias)
+    qkv = graph.linear(graph.norm(x, layer.attention_norm), layer.qkv, scale)
     if norms[0] is None or norms[1] is None:
         rotated, values = graph.split(qkv, queries + keys, keys)
     else:
@@ -239,9 +237,9 @@ def before_graph(part: Block | PipelineStage, layer: AnyLayer, int8: bool = Fals
     return graph
 
 
-def after_graph(part: Block | PipelineStage, layer: AnyLayer, int8: bool = False) -> Graph:
+def after_graph(part: Block | PipelineStage, layer: AnyLayer) -> Graph:
     """x (1, rows, width), what attention made of it (1, rows, heads x head_dim) -> x after the layer."""
-    graph, a = Graph("groups" if int8 else "float32"), part.architecture
+    graph, a = Graph(), part.architecture
     x = graph.input("x", 1, "rows", a.width)
     mixed = graph.input("mixed", 1, "rows", a.heads * a.head_dim)
     added = graph.linear(mixed, layer.attention_out)
@@ -263,19 +261,19 @@ def after_graph(part: Block | PipelineStage, layer: AnyLayer, int8: bool = False
     return graph
 
 
-def head_graph(stage: PipelineStage, int8: bool = False) -> Graph:
+def head_graph(stage: PipelineStage) -> Graph:
     """The last stage's head: x (1, rows, width) -> logits (1, rows, vocabulary)."""
     assert stage.norm is not None, "only the last stage has a head"
     assert stage.head is not None
-    graph = Graph("groups" if int8 else "float32")
+    graph = Graph()
     x = graph.input("x", 1, "rows", stage.architecture.width)
     graph.output(graph.linear(graph.norm(x, stage.norm), stage.head), "logits")
     return graph
 
 
-def product_graph(linears: Sequence[nn.Linear], int8: bool = False) -> Graph:
+def product_graph(linears: Sequence[nn.Linear]) -> Graph:
     """Linear maps with a gelu between them: x (1, rows, in) -> (1, rows, out)."""
-    graph = Graph("groups" if int8 else "float32")
+    graph = Graph()
     x = graph.input("x", 1, "rows", linears[0].in_features)
     for i, linear in enumerate(linears):
         x = graph.linear(graph.op("Gelu", x) if i else x, linear)

@@ -23,7 +23,7 @@ from stages.backends.attention import (
 from stages.backends.base import BlockRunner, BranchPiece, CleanPiece, Denoised, NoisyPiece, StageRunner
 from stages.backends.rows import Rows, add_product, groups, multiplied
 from stages.model.block import Block
-from stages.model.layers import Layer, LayerCache, soft_capped
+from stages.model.layers import Int8Embedding, Layer, LayerCache, soft_capped
 from stages.model.llama import LlamaStage
 from stages.model.pipeline import ArStage, PipelineStage
 
@@ -185,7 +185,7 @@ class PackedReader:
     """
 
     def __init__(self, part: Block | PipelineStage, layers: Sequence[PipelineLayer], hidden: int) -> None:
-        self.embedding = None if part.embedding is None else part.embedding.weight.detach()
+        self.embedding = None if part.embedding is None else _lookup(part.embedding)
         self.layers, self.hidden = layers, hidden
         self.kinds, self.kind_of = kinds_of(part)
         self.device = part.rotary.device
@@ -264,7 +264,12 @@ class PackedReader:
 
     def input(self, source: Tensor) -> Tensor:
         """Input of the first layer. source: tokens (rows,) or hidden states (rows, width)."""
-        return source if self.embedding is None else self.embedding.index_select(0, source)
+        return source if self.embedding is None else self.embedding(source)
+
+
+def _lookup(embedding: nn.Embedding | Int8Embedding) -> Callable[[Tensor], Tensor]:
+    """Tokens (rows,) -> (rows, width)."""
+    return embedding if isinstance(embedding, Int8Embedding) else partial(embedding.weight.detach().index_select, 0)
 
 
 def kinds_of(part: Block | PipelineStage) -> tuple[list[LayerKind], list[int]]:

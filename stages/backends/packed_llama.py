@@ -1,7 +1,8 @@
 """Stages of pretrained models on packed rows."""
 
 from collections.abc import Callable, Sequence
-from functools import lru_cache
+from importlib import import_module
+from importlib.util import find_spec
 from typing import Any
 
 import torch
@@ -19,10 +20,10 @@ from stages.backends.packed import (
     normed_head,
 )
 from stages.backends.rows import Rows, in_slabs
-from stages.errors import CheckpointError
+from stages.errors import CheckpointError, InputError
 from stages.memory import give_back, is_owned
-from stages.model.architecture import GROUP, LlamaArchitecture
-from stages.model.layers import Int8Linear, QuantLinear, TiedHead, rounded
+from stages.model.architecture import LlamaArchitecture
+from stages.model.layers import GroupedLinear, TiedHead, round_linears
 from stages.model.llama import ACTIVATIONS, Expert, LlamaLayer, LlamaStage, Mixture
 from stages.model.pipeline import PipelineStage
 
@@ -96,141 +97,22 @@ class Product:
         return F.linear(x, weight, bias) if x.is_cpu else in_slabs(lambda slab: F.linear(slab, weight, bias), x)
 
 
-_INT4: Any = torch.ops.aten
-CODE_ZERO = 8  # the kernel's: (code - 8) * scale + zero
-SCALE_ERROR = 0.02  # of a product, relative; 0.003 is what bfloat16 costs
-
-
-# One row and 256 rows with a matrix of 1536 x 576, a thread of an EPYC, ms: float32 0.12 and 8.2, this 0.14 and 12.7.
-# onnxruntime's MatMulNBits holds an offset only as a floating-point zero, with which it takes 1.8 ms a row; without, a
-# row's last bits depend on the rows beside it. The float32 form of this kernel is a plain loop, 20 times slower.
-class QuantProduct:
-    """x @ weight.T + bias, with the weight in 4 bits. x, scales and the result are rounded to bfloat16, sums are not.
-
-    Takes the linear layer's numbers over, which are empty afterwards. Raises CheckpointError where the operator, which
-    like oneDNN's has no public name, computes something else on this machine.
-    """
-
-    def __init__(self, linear: QuantLinear) -> None:
-        self.bias = None if linear.bias is None else linear.bias.detach()
-        self.codes = torch.empty_like(linear.codes)
-        for rows in linear.pieces():  # as int32 for a moment
-            self.codes[rows] = _INT4._convert_weight_to_int4pack_for_cpu(linear.integers(rows).int(), 1)
-        scales = linear.scales.float()
-        numbers = torch.stack([scales, linear.offsets.float() + CODE_ZERO * scales], dim=2)
-        self.numbers = numbers.transpose(0, 1).contiguous().bfloat16()
-        self._check(linear)
-        for name in ("codes", "scales", "offsets"):
-            setattr(linear, name, torch.empty(0))
-
-    def __call__(self, x: Tensor) -> Tensor:
-        """x: (rows, in) -> (rows, out)."""
-        product = self._product(x.bfloat16())
-        return product if self.bias is None else product.add_(self.bias)
-
-    def _product(self, x: Tensor) -> Tensor:
-        result: Tensor = _INT4._weight_int4pack_mm_for_cpu(x, self.codes, GROUP, self.numbers)
-        return result.float()
-
-    def _check(self, linear: QuantLinear) -> None:
-        x = torch.randn(1, linear.in_features, generator=torch.Generator().manual_seed(0)).bfloat16()
-        expected = torch.cat([F.linear(x.float(), linear.dense(rows)) for rows in linear.pieces()], dim=1)
-        error = float((self._product(x) - expected).norm() / expected.norm().clamp(min=1e-20))
-        if not error <= SCALE_ERROR:
-            raise CheckpointError(
-                f"this machine multiplies weights of 4 bits wrongly (relative error {error:.2g}): import the model "
-                "with --weights float32"
-            )
-
-
-_INT8: Any = torch.ops.quantized
-# Largest of the integers that weights and, where the processor adds up their products rightly, rows are rounded to.
-# Without VNNI two products are added in 16 bits, which holds those of rows with 7 bits.
-INT8_LEVELS, INT7_LEVELS = 127, 63
-
-
-# A row is rounded twice, to LEVELS integers and its remainder to as many, and both are products with the same weights:
-# they are read once, which is most of the time of a few rows. Rounded once, SmolLM2 is 0.14 nats of KL from itself, as
-# some numbers of a row are far larger than the others; so 0.005, of which the weights' own rounding is the most.
-class Int8Product:
-    """x @ weight.T + bias in integers of 8 bits, with weights rounded by their own rows. Sums of integers are exact, so
-    a row's result is the same in any company.
-
-    Takes the linear layer's numbers over. The operators have no public name, as oneDNN's; `levels` tells whether they
-    add up rightly here. Raises CheckpointError where they do not.
-    """
-
-    def __init__(self, linear: nn.Linear | TiedHead, levels: int | None = None) -> None:
-        """:param levels: largest of the integers that stand for x."""
-        self._levels = self.levels() if levels is None else levels
-        if not self._levels:
-            raise CheckpointError("this processor has no products of 8 bits: import the model with --weights float32")
-        self.bias = None if linear.bias is None else linear.bias.detach()
-        if isinstance(linear, Int8Linear):
-            codes, scales = linear.codes, linear.scales
-            linear.codes = linear.scales = torch.empty(0)
-        else:
-            codes, scales = rounded(linear.weight.detach()).values()
-            if isinstance(linear, nn.Linear):
-                linear.weight = nn.Parameter(torch.empty(0), requires_grad=False)
-        zeros = torch.zeros(len(codes), dtype=torch.int64)
-        weight = torch._make_per_channel_quantized_tensor(codes, scales.double(), zeros, 0)
-        self.packed = _INT8.linear_prepack(weight, None)
-
-    def __call__(self, x: Tensor) -> Tensor:
-        """x: (rows, in) -> (rows, out)."""
-        largest = x.abs().amax(1, keepdim=True).clamp_(min=1e-20)
-        exact = x / largest
-        coarse = (exact * self._levels).round_().div_(self._levels)
-        rest = exact.sub_(coarse).mul_(2 * self._levels)  # from -1 to 1, as what it is the remainder of
-        both: Tensor = _INT8.linear_with_input_q_dq_qweight_dq_output_fp32(
-            torch.cat([coarse, rest]), 1 / self._levels, self._levels + 1, self.packed
-        )
-        result, remainder = both.split(len(x))
-        result = result.add(remainder, alpha=1 / (2 * self._levels)).mul_(largest)
-        return result if self.bias is None else result.add_(self.bias)
-
-    @staticmethod
-    @lru_cache
-    def levels() -> int:
-        """The largest that this processor adds up rightly; 0 where the products do not work."""
-        if "fbgemm" not in torch.backends.quantized.supported_engines:
-            return 0
-        for levels in (INT8_LEVELS, INT7_LEVELS):
-            linear = nn.Linear(64, 32, bias=False)
-            nn.init.ones_(linear.weight)
-            if bool((Int8Product(linear, levels)(torch.ones(4, 64)) - 64).abs().max() < 1e-3):
-                return levels
-        return 0
-
-
-Make = Callable[[nn.Linear | TiedHead], "Product | QuantProduct | Int8Product"]
-
-
-def product(linear: nn.Linear | TiedHead) -> Product | QuantProduct | Int8Product:
-    """Takes the linear layer's numbers over."""
-    if isinstance(linear, Int8Linear):
-        return Int8Product(linear)
-    return QuantProduct(linear) if isinstance(linear, QuantLinear) else Product(linear)
-
-
-def rounded_product(linear: nn.Linear | TiedHead) -> Product | QuantProduct | Int8Product:
-    """A product in 8 bits for numbers in float32, where the processor can; takes the linear layer's numbers over."""
-    is_small = isinstance(linear, QuantLinear | Int8Linear)
-    return product(linear) if is_small or not Int8Product.levels() else Int8Product(linear)
+def product(linear: nn.Linear | TiedHead) -> Callable[[Tensor], Tensor]:
+    """x @ weight.T + bias, (rows, in) -> (rows, out). Takes the linear layer's numbers over."""
+    return onnx_module().FewBitsProduct(linear) if isinstance(linear, GroupedLinear) else Product(linear)
 
 
 class PackedLlamaLayer(PipelineLayer):
     """Rows of several pieces through one layer."""
 
-    def __init__(self, layer: LlamaLayer, make: Make) -> None:
+    def __init__(self, layer: LlamaLayer) -> None:
         a = layer.architecture
         self.shape = attention_shape(layer)
         norms = (layer.attention_norm, layer.attention_after, layer.mlp_norm, layer.mlp_after)
         self.attention_norm, self.attention_after, self.mlp_norm, self.mlp_after = map(_packed_norm, norms)
-        self.qkv, self.attention_out = make(layer.qkv), make(layer.attention_out)
+        self.qkv, self.attention_out = product(layer.qkv), product(layer.attention_out)
         self.qk_norm = None if layer.q_norm is None else QueryKeyNorm(layer)
-        self.mlp = PackedMlp(layer, a, make) if layer.mixture is None else PackedMixture(layer.mixture, a, make)
+        self.mlp = PackedMlp(layer, a) if layer.mixture is None else PackedMixture(layer.mixture, a)
 
     def project(self, x: Tensor, angles: Angles) -> Tensor:
         qkv = self.qkv(self.attention_norm(x))
@@ -274,8 +156,8 @@ class QueryKeyNorm:
 class PackedMlp:
     """The gated MLP of a layer, or of an expert."""
 
-    def __init__(self, matrices: LlamaLayer | Expert, architecture: LlamaArchitecture, make: Make) -> None:
-        self.mlp_in, self.mlp_out = make(matrices.mlp_in), make(matrices.mlp_out)
+    def __init__(self, matrices: LlamaLayer | Expert, architecture: LlamaArchitecture) -> None:
+        self.mlp_in, self.mlp_out = product(matrices.mlp_in), product(matrices.mlp_out)
         self.activation = ACTIVATIONS[architecture.activation]
 
     def __call__(self, x: Tensor) -> Tensor:
@@ -288,10 +170,10 @@ class PackedMixture:
     """A mixture of experts: each computes the rows that chose it, padded as if they were a pass of their own, so that
     no row depends on which others did."""
 
-    def __init__(self, mixture: Mixture, architecture: LlamaArchitecture, make: Make) -> None:
+    def __init__(self, mixture: Mixture, architecture: LlamaArchitecture) -> None:
         self.mixture, self.hidden = mixture, architecture.mlp_width
-        self.router = Product(mixture.router)
-        self.experts = [PackedMlp(expert, architecture, make) for expert in mixture.experts]
+        self.router = product(mixture.router)
+        self.experts = [PackedMlp(expert, architecture) for expert in mixture.experts]
 
     def __call__(self, x: Tensor) -> Tensor:
         """x: (rows, width), normed."""
@@ -311,29 +193,47 @@ class PackedMixture:
 class LlamaReader(PackedReader):
     """The tokens' way through a stage."""
 
-    def __init__(self, stage: LlamaStage, make: Make) -> None:
+    def __init__(self, stage: LlamaStage) -> None:
         self.architecture = a = stage.architecture
-        # A row of 4-bit products is the same in any company, but the head and a mixture's router are of the other kind.
-        self.is_padded = a.weights not in ("q4", "q8") or stage.is_last or a.experts is not None
-        super().__init__(stage, [PackedLlamaLayer(layer, make) for layer in stage.layers], a.mlp_width)
+        super().__init__(stage, [PackedLlamaLayer(layer) for layer in stage.layers], a.mlp_width)
 
     def rows_of(self, counts: Sequence[int]) -> Rows:
-        if self.device.type != "cpu":
-            return Rows.in_slabs(counts)
-        return Product.rows(counts, self.hidden) if self.is_padded else Rows.of(counts, self.hidden, least=1)
+        return Product.rows(counts, self.hidden) if self.device.type == "cpu" else Rows.in_slabs(counts)
 
     def spread(self, factors: Tensor) -> Angles:
         cos, sin = (_by_rotated_head(each, self.architecture) for each in factors.unbind(1))
         return cos, sin
 
 
-def packed_stage(stage: PipelineStage, make: Make = product) -> PipelineRunner:
+def packed_stage(stage: PipelineStage) -> PipelineRunner:
     """The runner of a stage of any family. It takes a pretrained stage's matrices over: each is freed when it is laid
-    out anew, so that memory stays near one stage."""
+    out anew, so that memory stays near one stage.
+
+    Raises InputError where weights of few bits need an extra that is not installed.
+    """
     if not isinstance(stage, LlamaStage):
         return PackedStage(stage)
-    reader = LlamaReader(stage, make)
-    return PipelineRunner(reader, normed_head(stage, None if stage.head is None else make(stage.head)))
+    if isinstance(stage.layers[0].qkv, GroupedLinear) and stage.architecture.experts is None:
+        runner: PipelineRunner = onnx_module().OnnxStage(stage)
+        return runner
+    return PipelineRunner(LlamaReader(stage), normed_head(stage, None if stage.head is None else product(stage.head)))
+
+
+def in_eight_bits(module: nn.Module) -> None:
+    """Round what a drafter computes with, where the extra is installed that products of 8 bits need."""
+    if find_spec("onnxruntime"):
+        round_linears(module)
+
+
+def onnx_module() -> Any:  # noqa: ANN401 - a module that needs an extra
+    """`stages.backends.onnx`. Raises InputError where the extra is not installed."""
+    try:
+        return import_module("stages.backends.onnx")
+    except ImportError as error:
+        raise InputError(
+            f"weights of 4 or 8 bits, and the backends of that name, need onnxruntime, which is not installed here "
+            f"({error}): pip install 'onesweep[onnx]'"
+        ) from None
 
 
 def _by_rotated_head(factors: Tensor, a: LlamaArchitecture) -> Tensor:

@@ -38,7 +38,7 @@ PICTURES = (1, 3, 5)  # in the pieces of a mixture
 FORKS = (3, 1, 8, 2)  # branches in the pieces of a mixture
 # Of an exported graph, beside the module that it was made of: largest difference, relative to the largest number where
 # that is over one.
-TOLERANCE, INT8_TOLERANCE = 1e-3, 0.25
+TOLERANCE = 1e-3
 
 
 class OneAtATime(BlockRunner, StageRunner, PictureRunner):
@@ -130,15 +130,14 @@ class Probe:
     def __init__(self, part: AnyPart) -> None:
         self.part, self.expected = part, _outputs(_Plain(part), part, MIXTURES[-1])
 
-    def check(self, runner: AnyRunner, int8: bool = False) -> None:
+    def check(self, runner: AnyRunner) -> None:
         """Raises CheckpointError where a runner of the part disagrees with it."""
-        tolerance = INT8_TOLERANCE if int8 else TOLERANCE
         for found, expected in zip(_outputs(runner, self.part, MIXTURES[-1]), self.expected, strict=True):
             error = float((found - expected).abs().max()) / max(1.0, float(expected.abs().max()))
-            if not error <= tolerance:  # true for NaN too
+            if not error <= TOLERANCE:  # true for NaN too
                 raise CheckpointError(
                     f"part {self.part.index}: an ONNX export that does not match: its numbers differ from torch's by "
-                    f"{error:.2g} (at most {tolerance} is allowed); serve this checkpoint with the torch backend"
+                    f"{error:.2g} (at most {TOLERANCE} is allowed); serve this checkpoint with the torch backend"
                 )
 
 

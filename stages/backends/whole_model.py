@@ -13,10 +13,11 @@ from torch import Tensor
 
 from stages.backends.base import CleanPiece
 from stages.backends.packed import Growing, GrowingPiece
-from stages.backends.packed_llama import Make, packed_stage, product
+from stages.backends.packed_llama import in_eight_bits, packed_stage
 from stages.checkpoint.checkpoint import load_stage
 from stages.checkpoint.manifest import read_manifest
 from stages.model.draft_tree import Forks, LocalText
+from stages.model.llama import LlamaStage
 from stages.model.pipeline import cache_bytes, new_caches
 from stages.model.prefill import split_reads
 from stages.model.vocabulary import Vocabulary
@@ -25,11 +26,15 @@ from stages.model.vocabulary import Vocabulary
 class WholeModel:
     """All stages of a model of any family, by the code of hosts. Its texts are for one thread only."""
 
-    def __init__(self, directory: Path, make: Make = product) -> None:
-        """Load and gate the weights. Raises CheckpointError. :param make: of each matrix, its product."""
+    def __init__(self, directory: Path, rounds: bool = False) -> None:
+        """Load and gate the weights. Raises CheckpointError. :param rounds: pretrained ones to 8 bits, for drafts."""
         manifest = read_manifest(directory)
         self.architecture = a = manifest.text_architecture
-        self.stages = [packed_stage(load_stage(directory, i), make) for i in range(a.parts)]
+        loaded = [load_stage(directory, i) for i in range(a.parts)]
+        for stage in loaded:
+            if rounds and isinstance(stage, LlamaStage):
+                in_eight_bits(stage)
+        self.stages = [packed_stage(stage) for stage in loaded]
         self.vocabulary, self.positions = Vocabulary(a.vocabulary), a.positions
 
     def open(self, capacity: int) -> ModelText:

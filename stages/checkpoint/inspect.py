@@ -19,7 +19,7 @@ from stages.checkpoint.gate import probe_tokens
 from stages.checkpoint.manifest import Manifest, read_manifest
 from stages.errors import CheckpointError, InputError, OnesweepError
 from stages.model.architecture import LlamaArchitecture
-from stages.model.layers import Int8Linear, QuantLinear
+from stages.model.layers import GroupedLinear
 
 SHORT = 12  # hexadecimal digits of a digest that are shown to people: as many as in a file's name
 INDENT = 14
@@ -95,8 +95,8 @@ def _parameter_counts(directory: Path, manifest: Manifest) -> list[int]:
     for part, made in zip(manifest.parts, modules, strict=True):
         if part is not None:
             check_size(directory, part, made)
-    small = (QuantLinear, Int8Linear)  # of matrices that are no parameters
-    quantised = [[each for each in module.modules() if isinstance(each, small)] for module in modules]
+    # their matrices are no parameters
+    quantised = [[each for each in module.modules() if isinstance(each, GroupedLinear)] for module in modules]
     return [
         sum(parameter.numel() for parameter in module.parameters())
         + sum(each.in_features * each.out_features for each in found)

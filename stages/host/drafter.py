@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from stages.backends.base import CleanPiece
 from stages.backends.packed import Growing, GrowingPiece, PackedNorm
-from stages.backends.packed_llama import packed_stage, rounded_product
+from stages.backends.packed_llama import in_eight_bits, packed_stage, product
 from stages.backends.whole_model import ModelText, WholeModel
 from stages.checkpoint.draft_head import DraftHead
 from stages.limits import MAX_DRAFT
@@ -243,11 +243,11 @@ class HeadDrafter(TreeDrafter):
         self.tokens = head.tokens.numpy().astype(np.int64)
         self.embedding = model_head.half()
         self.norms = tuple(map(PackedNorm, (head.model_norm, head.state_norm, head.token_norm)))
-        self.join = rounded_product(head.join)
         self.architecture = head.stage.architecture
         assert isinstance(head.stage.head, nn.Linear)
         head.stage.head.weight = nn.Parameter(model_head[head.tokens.long()], requires_grad=False)
-        self.runner = packed_stage(head.stage, rounded_product)
+        in_eight_bits(head)
+        self.join, self.runner = product(head.join), packed_stage(head.stage)
 
     def begin(self, capacity: int, origin: int) -> HeadDraftState:
         caches = new_caches(self.architecture.layers_in(1), self.architecture, capacity)

@@ -12,7 +12,6 @@ import torch
 
 from stages.backends import DEFAULT_BACKEND, Backend, backend_named
 from stages.backends.base import BlockRunner, PictureRunner, StageRunner
-from stages.backends.packed_llama import rounded_product
 from stages.backends.whole_model import WholeModel
 from stages.checkpoint.bundle import check_split, find_bundle
 from stages.checkpoint.checkpoint import CPU, load_block, load_picture_part, load_router_net, load_stage
@@ -22,6 +21,7 @@ from stages.device import AUTO, check_device
 from stages.errors import InputError
 from stages.host.drafter import Drafter, HeadDrafter, LookupDrafter, ModelDrafter
 from stages.model.architecture import WEIGHT_WORDS, LlamaArchitecture
+from stages.model.layers import GroupedLinear
 from stages.model.pipeline import cache_bytes
 from stages.model.prefill import max_new_tokens
 from stages.model.scoring import MAX_LOGITS, most_scored
@@ -244,7 +244,8 @@ def _runner(
         # made before a backend takes the last stage's matrices over; it computes on the processor, wherever that does
         assert stage.head is not None
         head = load_draft_head(source.directory, source.manifest)
-        drafters[source.digest] = HeadDrafter(head, stage.head.weight.detach().cpu())
+        rows = stage.head.dense(slice(None)) if isinstance(stage.head, GroupedLinear) else stage.head.weight
+        drafters[source.digest] = HeadDrafter(head, rows.detach().cpu())
     return backend.stage(stage)
 
 
@@ -253,7 +254,7 @@ def _drafter(plan: HostPlan, source: ModelSource) -> Drafter:
     if plan.near is None:
         return LookupDrafter(source.vocabulary)
     log.info("reading the near model, which drafts: %s", plan.near)
-    return ModelDrafter(WholeModel(plan.near, rounded_product))
+    return ModelDrafter(WholeModel(plan.near, rounds=True))
 
 
 def _picture_bytes(a: PictureArchitecture) -> int:

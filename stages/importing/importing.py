@@ -4,13 +4,13 @@ import hashlib
 import json
 import math
 import shutil
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from stages.checkpoint.checkpoint import new_directory, require_new, save_part, write_manifest
 from stages.checkpoint.draft_head import add_draft_head
@@ -25,7 +25,7 @@ from stages.importing.source import EMBEDDING, HEAD, NORM, Source, expected_shap
 from stages.importing.speech import Speech, first_bytes, probe_tokens, require_file
 from stages.memory import require_memory
 from stages.model.architecture import WEIGHT_WORDS, LlamaArchitecture, Weights
-from stages.model.layers import BYTES_EACH, rounded
+from stages.model.layers import BYTES_EACH, INT8_BYTES_EACH, rounded
 from stages.model.llama import LlamaStage
 from stages.model.pipeline import without_memory
 from stages.progress import WorkProgress
@@ -51,9 +51,10 @@ def stage_cost(architecture: LlamaArchitecture, layers: int, first: bool, last: 
     attention, mlp, table = a.width * (a.qkv_width + a.query_width), 3 * a.width * a.mlp_width, a.vocabulary * a.width
     used, count, router = (a.experts.used, a.experts.count, a.experts.count * a.width) if a.experts else (1, 1, 0)
     step = layers * (attention + used * mlp + router) + last * table
-    each = {"float32": NUMBER_BYTES, "bfloat16": 2, "q8": 1, "q4": BYTES_EACH}[a.weights]
+    each = {"float32": NUMBER_BYTES, "bfloat16": 2, "q8": INT8_BYTES_EACH, "q4": BYTES_EACH}[a.weights]
+    in_table = INT8_BYTES_EACH if a.is_grouped else NUMBER_BYTES
     in_layer = each * (attention + count * mlp) + NUMBER_BYTES * router
-    return StageCost(layers, step, int(layers * in_layer) + NUMBER_BYTES * (first + last) * table)
+    return StageCost(layers, step, int(layers * in_layer + in_table * (first + last) * table))
 
 
 @dataclass(frozen=True)
@@ -236,24 +237,29 @@ def build_stage(source: Source, architecture: LlamaArchitecture, index: int) -> 
         stage = LlamaStage(architecture, index)
     stage.restore_tables()
     types = {name: tensor.dtype for name, tensor in stage.state_dict().items()}
-    tensors = {}
-    if stage.is_first:
-        tensors["embedding.weight"] = source.tensor(EMBEDDING)
-    begin = sum(architecture.layers[:index])
-    for i in range(architecture.layers_in(index)):
-        layer = joined(layer_tensors(source, begin + i, architecture.weights == "q4"))
-        for name, tensor in layer.items():
-            stem = f"layers.{i}.{name.removesuffix('weight')}"
-            if f"{stem}codes" in types and name.endswith("weight"):
-                tensors |= {stem + part: each for part, each in rounded(tensor).items()}
-            else:
-                tensors[f"layers.{i}.{name}"] = tensor.to(types[f"layers.{i}.{name}"])
-    if stage.is_last:
-        tensors["norm.weight"] = source.tensor(NORM)
-        if isinstance(stage.head, nn.Linear):
-            tensors["head.weight"] = source.tensor(EMBEDDING if architecture.tied_head else HEAD)
+    tensors = dict[str, Tensor]()
+    for name, tensor in _tensors(source, stage):
+        stem, is_weight = name.removesuffix("weight"), name.endswith("weight")
+        parts = rounded(tensor) if is_weight and f"{stem}codes" in types else {name.removeprefix(stem): tensor}
+        if not all(each.isfinite().all() for each in parts.values()):
+            raise CheckpointError(f"tensor {name} holds numbers that 8 bits and their scales do not: use float32")
+        tensors |= {stem + part: each.to(types[stem + part]) for part, each in parts.items()}
     stage.load_state_dict(tensors, assign=True)
     return stage.eval().requires_grad_(False)
+
+
+def _tensors(source: Source, stage: LlamaStage) -> Iterator[tuple[str, Tensor]]:
+    """A stage's tensors, read one layer after the other."""
+    a, begin = stage.architecture, sum(stage.architecture.layers[: stage.index])
+    if stage.is_first:
+        yield "embedding.weight", source.tensor(EMBEDDING)
+    for i in range(a.layers_in(stage.index)):
+        for name, tensor in joined(layer_tensors(source, begin + i, a.weights == "q4")).items():
+            yield f"layers.{i}.{name}", tensor
+    if stage.is_last:
+        yield "norm.weight", source.tensor(NORM)
+        if isinstance(stage.head, nn.Linear):
+            yield "head.weight", source.tensor(EMBEDDING if a.tied_head else HEAD)
 
 
 def _cut(whole: LlamaArchitecture, settings: ImportSettings) -> LlamaArchitecture:

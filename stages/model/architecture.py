@@ -79,8 +79,8 @@ QkNorm = Literal["none", "head", "projection"]
 # RMSNorm of what attention and the MLP read (Llama), of what they write (OLMo 2), or of both (Gemma).
 Norms = Literal["before", "after", "both"]
 Activation = Literal["silu", "gelu_tanh"]  # of the MLP's gate; gelu in the form with a tanh
-# Of the matrices in layers: numbers of 4 bytes, of 2, of 8 bits with a scale for each row, or of 4 bits with a scale
-# and an offset for 32 of them.
+# Of the matrices in layers: numbers of 4 bytes, of 2, of 8 bits with a scale for 32 of them, or of 4 bits with a scale
+# and an offset for 32. With either, the embedding and the head are of 8 bits.
 Weights = Literal["float32", "bfloat16", "q8", "q4"]
 WEIGHT_WORDS: dict[str, str] = {
     "bfloat16": "weights in bfloat16",
@@ -90,7 +90,7 @@ WEIGHT_WORDS: dict[str, str] = {
 
 MAX_POSITIONS = 1 << 22
 MAX_EXPERTS = 1 << 15  # in all layers together
-GROUP = 32  # weights of 4 bits that share a scale and an offset
+GROUP = 32  # weights of 4 or 8 bits that share a scale
 
 
 @dataclass(frozen=True)
@@ -174,7 +174,6 @@ _BOUNDS = {
     "positions": (2, MAX_POSITIONS),
     "vocabulary": (2, 1 << 22),
 }
-OUT_MULTIPLE = 16  # of the numbers out of a matrix in 4 bits: its kernel's
 _CHOICES = {"attention_bias": Bias, "qk_norm": QkNorm, "norms": Norms, "activation": Activation, "weights": Weights}
 
 
@@ -247,14 +246,15 @@ class LlamaArchitecture:
         if self.experts is not None and self.experts.count * self.total_layers > MAX_EXPERTS:
             count = self.experts.count * self.total_layers
             raise ShapeError(f"architecture: {count} experts in all layers; at most {MAX_EXPERTS} are read")
-        if self.weights == "q4" and any(n % GROUP for n in (self.width, self.query_width, self.mlp_width)):
+        if self.is_grouped and any(n % GROUP for n in (self.width, self.query_width, self.mlp_width)):
             sizes = f"{self.width}, {self.query_width} and {self.mlp_width}"
-            raise ShapeError(f"architecture: rows of {sizes} numbers; weights of 4 bits need multiples of {GROUP}")
-        if self.weights == "q4" and self.qkv_width % OUT_MULTIPLE:
-            raise ShapeError(
-                f"architecture: {self.qkv_width} numbers in queries, keys and values; weights of 4 bits need a "
-                f"multiple of {OUT_MULTIPLE}"
-            )
+            words = WEIGHT_WORDS[self.weights]
+            raise ShapeError(f"architecture: rows of {sizes} numbers; {words} need multiples of {GROUP}")
+
+    @property
+    def is_grouped(self) -> bool:
+        """True where matrices have 4 or 8 bits."""
+        return self.weights in ("q4", "q8")
 
     @staticmethod
     def from_record(record: Mapping[str, Any]) -> LlamaArchitecture:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from abc import abstractmethod
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -150,7 +151,7 @@ class CausalStage(nn.Module):
     index: int
     is_first: bool
     is_last: bool
-    embedding: nn.Embedding | None
+    embedding: nn.Embedding | Int8Embedding | None
     layers: Sequence[CausalLayer]
     norm: nn.RMSNorm | None
     head: nn.Linear | TiedHead | None
@@ -257,11 +258,11 @@ class TiedHead(nn.Module):
         return F.linear(x, self.weight)
 
 
-# Weights in bfloat16, of 8 bits with a scale for each row, or of 4 with a scale and an offset for each GROUP in a row.
+# Weights in bfloat16, of 8 bits with a scale for each GROUP in a row, or of 4 with a scale and an offset for each.
 LARGEST = 15
 LARGEST_INT8 = 127
 LEAST_SCALE = 2.0**-24  # of float16
-BYTES_EACH = 0.5 + 2 * 2 / GROUP  # of a weight, with its share of the scale and the offset
+BYTES_EACH, INT8_BYTES_EACH = 0.5 + 2 * 2 / GROUP, 1 + 2 / GROUP  # of a weight, with its share of scale and offset
 # Rows come in pieces: a whole matrix in float32 takes 6.4 times the memory of what it is made of. Their number is a
 # multiple of the blocks of rows that kernels have.
 PIECE_NUMBERS = 1 << 21
@@ -280,74 +281,120 @@ class Bfloat16Linear(nn.Linear):
         return F.linear(x, self.weight.float(), self.bias)
 
 
-class Int8Linear(nn.Linear):
-    """A linear map of weights scale * code. It has no `weight`, as `QuantLinear`.
+class GroupedLinear(nn.Linear):
+    """A linear map of weights of a few bits, of which GROUP neighbours of a row share a scale. It has no `weight`: in
+    float32 there are never more than a few rows of it.
 
-    codes: (out, in) int8; scales: (out,) float32.
+    scales: (out, in / GROUP) float16.
     """
 
+    bits: int
     codes: Tensor
     scales: Tensor
 
     def __init__(self, in_features: int, out_features: int, bias: bool) -> None:
         nn.Module.__init__(self)
         self.in_features, self.out_features = in_features, out_features
-        self.register_buffer("codes", torch.zeros(out_features, in_features, dtype=torch.int8))
-        self.register_buffer("scales", torch.zeros(out_features))
+        self.register_buffer("codes", self.zeros())
+        self.register_buffer("scales", torch.zeros(out_features, in_features // GROUP, dtype=torch.float16))
         self.register_parameter("bias", nn.Parameter(torch.zeros(out_features)) if bias else None)
 
-    def forward(self, x: Tensor) -> Tensor:
-        """x: (..., in) -> (..., out)."""
-        product = F.linear(x, self.codes.float()) * self.scales
-        return product if self.bias is None else product + self.bias
+    @abstractmethod
+    def zeros(self) -> Tensor:
+        """Codes of the right shape."""
 
-
-def rounded(weight: Tensor) -> dict[str, Tensor]:
-    """A matrix (out, in) float32, rounded to nearest: `Int8Linear`'s codes and scales."""
-    scales = weight.abs().amax(1).clamp(min=LEAST_SCALE) / LARGEST_INT8
-    return {"codes": (weight / scales[:, None]).round_().to(torch.int8), "scales": scales}
-
-
-class QuantLinear(nn.Linear):
-    """A linear map of weights scale * code + offset. It has no `weight`: in float32 there are never more than a few
-    rows of it.
-
-    codes: (out, in / 2) uint8. As in GGUF, number i of a group's 16 bytes has weight i of the group in its lower half
-    and weight i + 16 in its upper; scales, offsets: (out, in / 32) float16, which is what GGUF's Q4_0 and Q4_1 have.
-    """
-
-    codes: Tensor
-    scales: Tensor
-    offsets: Tensor
-
-    def __init__(self, in_features: int, out_features: int, bias: bool) -> None:
-        nn.Module.__init__(self)
-        self.in_features, self.out_features = in_features, out_features
-        self.register_buffer("codes", torch.zeros(out_features, in_features // 2, dtype=torch.uint8))
-        for name in ("scales", "offsets"):
-            self.register_buffer(name, torch.zeros(out_features, in_features // GROUP, dtype=torch.float16))
-        self.register_parameter("bias", nn.Parameter(torch.zeros(out_features)) if bias else None)
+    @abstractmethod
+    def dense(self, rows: slice | Tensor) -> Tensor:
+        """Some rows in float32: (rows, in)."""
 
     def pieces(self) -> Iterator[slice]:
         """All rows, some at a time."""
         count = max(1, PIECE_NUMBERS // (self.in_features * PIECE_ROWS)) * PIECE_ROWS
         return (slice(begin, begin + count) for begin in range(0, self.out_features, count))
 
-    def integers(self, rows: slice) -> Tensor:
-        """Codes of some rows, each in a byte of its own: (rows, in) uint8."""
-        both = self.codes[rows].unflatten(1, (-1, GROUP // 2))
-        return torch.cat([both & LARGEST, both >> 4], dim=2).flatten(1)
-
-    def dense(self, rows: slice) -> Tensor:
-        """Some rows in float32: (rows, in)."""
-        groups = self.integers(rows).unflatten(1, (-1, GROUP)).float()
-        scales, offsets = (each[rows].float().unsqueeze(2) for each in (self.scales, self.offsets))
-        return groups.mul_(scales).add_(offsets).flatten(1)
-
     def forward(self, x: Tensor) -> Tensor:
         """x: (..., in) -> (..., out)."""
         product = torch.cat([F.linear(x, self.dense(rows)) for rows in self.pieces()], dim=-1)
         return product if self.bias is None else product + self.bias
+
+
+class Int8Linear(GroupedLinear):
+    """Weights scale * code, which is what GGUF's Q8_0 has. codes: (out, in) int8."""
+
+    bits = 8
+
+    def zeros(self) -> Tensor:
+        return torch.zeros(self.out_features, self.in_features, dtype=torch.int8)
+
+    def dense(self, rows: slice | Tensor) -> Tensor:
+        groups = self.codes[rows].float().unflatten(1, (-1, GROUP))
+        return groups.mul_(self.scales[rows].float().unsqueeze(2)).flatten(1)
+
+
+def rounded(weight: Tensor) -> dict[str, Tensor]:
+    """A matrix (out, in) float32, rounded to nearest: `Int8Linear`'s codes and scales. One that was rounded so before
+    has the same codes again."""
+    groups = weight.unflatten(1, (-1, GROUP))
+    scales = (groups.abs().amax(2) / LARGEST_INT8).half()
+    codes = (groups / scales.float().clamp(min=LEAST_SCALE).unsqueeze(2)).round_()
+    return {"codes": codes.clamp_(-LARGEST_INT8, LARGEST_INT8).to(torch.int8).flatten(1), "scales": scales}
+
+
+def round_linears(module: nn.Module) -> None:
+    """Put an `Int8Linear` in the place of each linear map whose rows are whole groups."""
+    for name, each in list(module.named_children()):
+        if isinstance(each, TiedHead) or type(each) is nn.Linear:
+            if not each.weight.shape[1] % GROUP:
+                linear = Int8Linear(each.weight.shape[1], len(each.weight), bias=each.bias is not None)
+                found = rounded(each.weight.detach())
+                linear.load_state_dict(found if each.bias is None else {**found, "bias": each.bias}, assign=True)
+                setattr(module, name, linear)
+        else:
+            round_linears(each)
+
+
+class Int8Embedding(Int8Linear):
+    """A row of such weights for each token."""
+
+    def __init__(self, tokens: int, width: int) -> None:
+        super().__init__(width, tokens, bias=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """x: tokens (...,) int64 -> (..., width)."""
+        return self.dense(x.flatten()).unflatten(0, x.shape)
+
+
+class QuantLinear(GroupedLinear):
+    """Weights scale * code + offset, which is what GGUF's Q4_0 and Q4_1 have.
+
+    codes: (out, in / 2) uint8. As in GGUF, number i of a group's 16 bytes has weight i of the group in its lower half
+    and weight i + 16 in its upper; offsets: (out, in / 32) float16.
+    """
+
+    bits = 4
+    offsets: Tensor
+
+    def __init__(self, in_features: int, out_features: int, bias: bool) -> None:
+        super().__init__(in_features, out_features, bias)
+        self.register_buffer("offsets", torch.zeros_like(self.scales))
+
+    def zeros(self) -> Tensor:
+        return torch.zeros(self.out_features, self.in_features // 2, dtype=torch.uint8)
+
+    def integers(self, rows: slice | Tensor) -> Tensor:
+        """Codes of some rows, each in a byte of its own: (rows, in) uint8."""
+        both = self.codes[rows].unflatten(1, (-1, GROUP // 2))
+        return torch.cat([both & LARGEST, both >> 4], dim=2).flatten(1)
+
+    def neighbours(self, rows: slice) -> Tensor:
+        """Codes of some rows, those of weights 2 i and 2 i + 1 in byte i: (rows, in / 2) uint8."""
+        even, odd = self.integers(rows).unflatten(1, (-1, 2)).unbind(2)
+        return even | odd << 4
+
+    def dense(self, rows: slice | Tensor) -> Tensor:
+        groups = self.integers(rows).unflatten(1, (-1, GROUP)).float()
+        scales, offsets = (each[rows].float().unsqueeze(2) for each in (self.scales, self.offsets))
+        return groups.mul_(scales).add_(offsets).flatten(1)
 
 
 def quantised(weight: Tensor) -> dict[str, Tensor]:

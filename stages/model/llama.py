@@ -16,6 +16,7 @@ from stages.model.layers import (
     Bfloat16Linear,
     CausalLayer,
     CausalStage,
+    Int8Embedding,
     Int8Linear,
     QuantLinear,
     TiedHead,
@@ -204,16 +205,17 @@ class LlamaStage(CausalStage):
         a = architecture
         self.architecture, self.index = a, index
         self.is_first, self.is_last = index == 0, index == a.parts - 1
-        self.embedding = nn.Embedding(a.vocabulary, a.width) if self.is_first else None
+        kind = Int8Embedding if a.is_grouped else nn.Embedding
+        self.embedding = kind(a.vocabulary, a.width) if self.is_first else None
         begin = sum(a.layers[:index])
         layers = (LlamaLayer(a, begin + i) for i in range(a.layers_in(index)))
         self.layers = cast(Sequence[LlamaLayer], nn.ModuleList(layers))
         self.norm = nn.RMSNorm(a.width, eps=a.norm_epsilon) if self.is_last else None
         self.head = None
-        if self.is_last and a.tied_head and self.embedding is not None:
+        if self.is_last and a.tied_head and isinstance(self.embedding, nn.Embedding):
             self.head = TiedHead(self.embedding)
         elif self.is_last:
-            self.head = nn.Linear(a.width, a.vocabulary, bias=False)
+            self.head = (Int8Linear if a.is_grouped else nn.Linear)(a.width, a.vocabulary, bias=False)
         for name, table in self._tables().items():
             self.register_buffer(name, table, persistent=False)
         initialise(self, a.total_layers)

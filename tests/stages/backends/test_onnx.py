@@ -16,17 +16,9 @@ from stages.model.pipeline import ArModel
 from tests.stages.backends.conftest import clean_piece, noisy_piece
 from tests.stages.conftest import make_ar, make_block
 
-NAMES = ("onnxruntime", "onnxruntime-int8")
-
-
-@pytest.fixture(params=NAMES)
-def backend(request) -> Backend:
-    pytest.importorskip("onnxruntime", reason="the onnx extra is not installed")
-    return backend_named(request.param)
-
 
 @pytest.fixture
-def exact() -> Backend:
+def backend() -> Backend:
     pytest.importorskip("onnxruntime", reason="the onnx extra is not installed")
     return backend_named("onnxruntime")
 
@@ -37,9 +29,9 @@ def near(one: torch.Tensor, other: torch.Tensor) -> bool:
 
 # Parity
 @pytest.mark.parametrize("index", [0, 1])
-def test_blocks_compute_what_torch_computes(exact, index) -> None:
+def test_blocks_compute_what_torch_computes(backend, index) -> None:
     block = make_block(index)
-    runner, reference = exact.block(block), TorchBackend().block(block)
+    runner, reference = backend.block(block), TorchBackend().block(block)
     for new, past in ((1, 0), (1, 9), (7, 0), (7, 9)):
         piece = clean_piece(block, new, past)
         expected = copy.deepcopy(piece)
@@ -74,10 +66,10 @@ def test_guesses_are_read_as_if_they_came_byte_by_byte(backend, width: int) -> N
 
 
 # What can go wrong
-def test_an_export_that_does_not_match_is_refused(exact, monkeypatch) -> None:
+def test_an_export_that_does_not_match_is_refused(backend, monkeypatch) -> None:
     graph = importlib.import_module("stages.backends.onnx_graphs")
     monkeypatch.setattr(graph.Graph, "norm", lambda self, x, norm, weight=None: x)
-    for make in (lambda: exact.block(make_block()), lambda: exact.stage(make_ar().stages[1])):
+    for make in (lambda: backend.block(make_block()), lambda: backend.stage(make_ar().stages[1])):
         with pytest.raises(CheckpointError, match="an ONNX export that does not match") as caught:
             make()
         assert "torch backend" in str(caught.value)

@@ -11,9 +11,9 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from serving.cli.__main__ import main
-from stages.backends import TorchBackend
+from stages.backends import TorchBackend, onnx
 from stages.backends.base import CleanPiece, StageRunner
-from stages.backends.packed_llama import Int8Product, Product, QuantProduct, packed_stage
+from stages.backends.packed_llama import Product, packed_stage
 from stages.checkpoint.checkpoint import file_digest, halve, load_stage
 from stages.checkpoint.gate import probe_tokens
 from stages.checkpoint.inspect import record, verify
@@ -25,7 +25,7 @@ from stages.importing.gguf_file import GgufSource
 from stages.importing.importing import ImportSettings, import_model, summary
 from stages.importing.source import is_matrix
 from stages.model.architecture import GROUP
-from stages.model.layers import QuantLinear, quantised
+from stages.model.layers import GroupedLinear, Int8Linear, QuantLinear, quantised, rounded
 from stages.model.llama import LlamaStage
 from stages.model.pipeline import new_caches
 from tests.stages.importing.published import SHAPE, learnt, taken_apart, write_folder, write_gguf
@@ -98,18 +98,12 @@ def test_hosts_lose_less_than_a_fiftieth_of_a_nat(made: dict[str, Path], kind: s
     assert abs(losses[0] - losses[1]) < 0.02
 
 
-def test_a_host_holds_less_than_a_fifth_of_float32(made: dict[str, Path]) -> None:
-    stage = stages(made["Q4_1 q4"])[0]
-    numbers = sum(m.in_features * m.out_features for m in stage.modules() if isinstance(m, QuantLinear))
-    runner = packed_stage(stage)
-    products = [
-        each
-        for layer in runner.reader.layers
-        for each in (layer.qkv, layer.attention_out, layer.mlp.mlp_in, layer.mlp.mlp_out)
-    ]
-    assert all(isinstance(each, QuantProduct) for each in products)
-    assert sum(each.codes.nbytes + each.numbers.nbytes for each in products) == 0.625 * numbers
-    assert not any(module.codes.numel() for module in stage.modules() if isinstance(module, QuantLinear))
+def test_a_stage_in_4_bits_is_small_and_the_host_takes_its_matrices_over(made: dict[str, Path]) -> None:
+    sizes = [sum(part.bytes for part in read_manifest(made[f"Q4_1 {kind}"]).parts) for kind in ("float32", "q4")]
+    assert sizes[1] < sizes[0] / 2  # the file of a model so small holds norms and names, too
+    stage = stages(made["Q4_1 q4"])[1]
+    packed_stage(stage)
+    assert not any(module.codes.numel() for module in stage.modules() if isinstance(module, GroupedLinear))
 
 
 @needs_bfloat16
@@ -143,13 +137,21 @@ def test_8_bits_take_a_quarter_and_lose_almost_nothing(
     assert all(check.ok for check in verify(tmp_path / "q8"))
     assert record(tmp_path / "q8")["ar"]["parameters"] == record(tmp_path / "float32")["ar"]["parameters"]
     matrices = [tensor for name, tensor in weights.items() if "layers" in name and tensor.dim() == 2]
-    saved = sum(3 * each.numel() - 4 * len(each) for each in matrices)
+    matrices += [weights["embedding.weight"]] * 2  # which is the head, too
+    saved = sum((4 - 1 - 2 / GROUP) * each.numel() for each in matrices)
     whole, less = (sum(part.bytes for part in found[stored].parts) for stored in found)
     assert abs(whole - less - saved) < 2000
     assert 0 < abs(served_loss(tmp_path / "float32") - served_loss(tmp_path / "q8")) < 0.01
-    monkeypatch.setattr(Int8Product, "levels", lambda *_: 0)
-    with pytest.raises(CheckpointError, match="no products of 8 bits: import the model with --weights float32"):
+    monkeypatch.setattr(onnx, "SCALE_ERROR", 0.0)
+    onnx.fewest_rows.cache_clear()
+    with pytest.raises(CheckpointError, match="multiplies weights of few bits wrongly"):
         runners(tmp_path / "q8")
+
+
+def test_what_was_rounded_to_8_bits_has_the_same_codes_again() -> None:
+    linear = Int8Linear(96, 48, bias=False)
+    linear.load_state_dict(rounded(torch.randn(48, 96, generator=torch.Generator().manual_seed(0))))
+    assert all(torch.equal(each, getattr(linear, name)) for name, each in rounded(linear.dense(slice(None))).items())
 
 
 def test_a_near_model_is_put_beside_the_model_if_its_tokens_are_the_same(

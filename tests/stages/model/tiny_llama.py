@@ -13,7 +13,7 @@ from stages.checkpoint.checkpoint import save_part, write_manifest
 from stages.checkpoint.manifest import TOKENIZER_NAME, Manifest
 from stages.model.architecture import Experts, LinearScaling, LlamaArchitecture
 from stages.model.architecture import SlidingWindow as Window
-from stages.model.layers import QuantLinear, quantised
+from stages.model.layers import GroupedLinear, QuantLinear, quantised, rounded
 from stages.model.llama import LlamaStage
 
 needs_bfloat16 = pytest.mark.skipif(
@@ -64,11 +64,13 @@ def random_stages(architecture: LlamaArchitecture = TINY, seed: int = 0) -> list
         for parameter in stage.parameters():
             parameter.add_(0.15 * torch.randn(parameter.shape))
         for each in stage.modules():
-            if isinstance(each, QuantLinear):
-                each.load_state_dict(quantised(0.15 * torch.randn(each.out_features, each.in_features)), strict=False)
+            if isinstance(each, GroupedLinear):
+                weight = 0.15 * torch.randn(each.out_features, each.in_features)
+                found = quantised(weight) if isinstance(each, QuantLinear) else rounded(weight)
+                each.load_state_dict(found, strict=False)
     if architecture.tied_head:
         first, last = stages[0].embedding, stages[-1].head
-        last.weight.copy_(first.weight)
+        last.load_state_dict(first.state_dict(), strict=False)  # a tied head on the same stage has none
     return stages
 
 

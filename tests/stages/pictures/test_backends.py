@@ -19,7 +19,6 @@ from tests.stages.pictures.tiny import TINY, tiny_part
 LARGER = replace(TINY, height=32, width=32, channels=3, patch=4, features=48, heads=3, layers=2)
 # Of parts that read patches and have a head, read patches only, have neither, and have a head only.
 PARTS = [("chain", 1), ("steps", 0), ("steps", 1), ("steps", 2)]
-TOLERANCE = {"torch": 1e-5, "onnxruntime": 1e-5, "onnxruntime-int8": 0.1}
 
 
 def piece(part: PicturePart, pictures: int, sigma: float, seed: int = 0) -> PicturePiece:
@@ -36,7 +35,7 @@ def test_a_backend_computes_what_the_part_does(architecture: Any, kind: Any, ind
     given = piece(part, 5, 0.4)
     expected = part(given.x, torch.full((5,), 0.4), given.classes)
     (found,) = backend_named(backend).picture(part).evaluate([given])
-    assert float((found - expected).abs().max()) <= TOLERANCE[backend] * float(expected.abs().max())
+    assert float((found - expected).abs().max()) <= 1e-5 * float(expected.abs().max())
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
