@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import cached_property
 from pathlib import Path
 from typing import cast
 
@@ -12,7 +13,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from stages.backends.base import CleanPiece
-from stages.backends.packed import Growing, GrowingPiece
+from stages.backends.packed import Growing, GrowingPiece, PipelineRunner
 from stages.backends.packed_llama import in_eight_bits, packed_stage
 from stages.checkpoint.checkpoint import load_stage
 from stages.checkpoint.manifest import read_manifest
@@ -27,15 +28,19 @@ class WholeModel:
     """All stages of a model of any family, by the code of hosts. Its texts are for one thread only."""
 
     def __init__(self, directory: Path, rounds: bool = False) -> None:
-        """Load and gate the weights. Raises CheckpointError. :param rounds: pretrained ones to 8 bits, for drafts."""
-        manifest = read_manifest(directory)
-        self.architecture = a = manifest.text_architecture
-        loaded = [load_stage(directory, i) for i in range(a.parts)]
-        for stage in loaded:
-            if rounds and isinstance(stage, LlamaStage):
-                in_eight_bits(stage)
-        self.stages = [packed_stage(stage) for stage in loaded]
+        """Raises CheckpointError. :param rounds: pretrained weights to 8 bits, for drafts."""
+        self.directory, self.rounds = directory, rounds
+        self.architecture = a = read_manifest(directory).text_architecture
         self.vocabulary, self.positions = Vocabulary(a.vocabulary), a.positions
+
+    @cached_property
+    def stages(self) -> list[PipelineRunner]:
+        """Loaded and gated when they are first asked for: a router may never need its own. Raises CheckpointError."""
+        loaded = [load_stage(self.directory, i) for i in range(self.architecture.parts)]
+        for stage in loaded:
+            if self.rounds and isinstance(stage, LlamaStage):
+                in_eight_bits(stage)
+        return [packed_stage(stage) for stage in loaded]
 
     def open(self, capacity: int) -> ModelText:
         """Begin a text. capacity: most tokens of it that are read."""

@@ -9,13 +9,11 @@ import sys
 from pathlib import Path
 from shlex import quote
 
-from stages.errors import CheckpointError, InputError
+from stages.errors import InputError
 from stages.host.settings import HostSettings
 from stages.limits import MAX_THREADS
 from stages.progress import ProgressLine
 from stages.settings import add_flags
-
-NO_HEAD = Path("none")
 
 
 def add_import(pretrained: argparse.ArgumentParser) -> None:
@@ -32,11 +30,8 @@ def add_import(pretrained: argparse.ArgumentParser) -> None:
         default="float32",
         help="of layers: 4 bytes a number, 2 bytes, 8 bits or 4 (float32)",
     )
-    what = "of `distill --head`, or none: the last host drafts by it (that of the model, where one ships)"
-    drafts = pretrained.add_mutually_exclusive_group().add_argument
-    drafts("--draft-head", type=Path, metavar="FILE", help=what)
-    what = "copy:q8, copy:q4 or a smaller MODEL of the same tokens: the last host drafts by it, and mode `local` writes"
-    drafts("--drafter", metavar="MODEL", help=what)
+    what = "the last host drafts by it: copy:q8, copy:q4, a smaller MODEL of the same tokens, FILE of `distill --head`,"
+    add("--drafter", metavar="MODEL", help=f"{what} head (one that ships) or none (the largest copy that fits)")
     add("--untrained", action="store_true", help="the weights are random: ask for no loss")
 
 
@@ -63,8 +58,7 @@ def add_inspect(inspect: argparse.ArgumentParser) -> None:
 def run_import(options: argparse.Namespace) -> int:
     progress = ProgressLine()
     progress.at(f"reading {options.source}", 0.0)  # torch takes seconds to import
-    from stages.checkpoint.draft_head import add_draft_head
-    from stages.importing.importing import ImportSettings, host_shares, import_model, import_near_model, summary
+    from stages.importing.importing import ImportSettings, add_drafter, host_shares, import_model, summary
 
     check_positive(options, "context")
     settings = ImportSettings(
@@ -75,17 +69,10 @@ def run_import(options: argparse.Namespace) -> int:
         is_untrained=options.untrained,
         hosts=host_shares(options.blocks, options.speeds, options.memory_mb),
         weights=options.weights,
-        is_head_attached=options.draft_head is None and options.drafter is None,
     )
     try:
         imported = import_model(settings, progress)
-        if options.draft_head not in (None, NO_HEAD):
-            try:
-                add_draft_head(options.out, options.draft_head)
-            except CheckpointError as error:
-                raise CheckpointError(f"{error}; {options.out} is imported without a draft head") from None
-        if options.drafter is not None:
-            import_near_model(settings, options.drafter, progress)
+        add_drafter(settings, options.drafter, progress)
     finally:
         progress.close()
     print(summary(imported))

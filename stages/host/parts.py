@@ -254,7 +254,9 @@ def _drafter(plan: HostPlan, source: ModelSource) -> Drafter:
     if plan.near is None:
         return LookupDrafter(source.vocabulary)
     log.info("reading the near model, which drafts: %s", plan.near)
-    return ModelDrafter(WholeModel(plan.near, rounds=True))
+    model = WholeModel(plan.near, rounds=True)
+    assert model.stages, "read before the host is ready, not by its first draft"
+    return ModelDrafter(model)
 
 
 def _picture_bytes(a: PictureArchitecture) -> int:

@@ -5,8 +5,10 @@ import json
 import math
 import shutil
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import lru_cache
+from importlib.util import find_spec
 from pathlib import Path
 
 import torch
@@ -17,7 +19,7 @@ from stages.checkpoint.draft_head import add_draft_head
 from stages.checkpoint.gate import PROBE_TEXT
 from stages.checkpoint.manifest import TOKENIZER_NAME, Manifest, read_manifest
 from stages.checkpoint.shipped import SHIPPED_HEADS
-from stages.errors import CheckpointError, InputError
+from stages.errors import CheckpointError, InputError, ShapeError
 from stages.importing.gate import MAX_THREADS, check_loss, joined, layer_tensors
 from stages.importing.gguf_file import GgufSource
 from stages.importing.huggingface import HuggingFaceSource
@@ -145,7 +147,7 @@ class ImportSettings:
     is_untrained: bool = False
     hosts: Sequence[StageHost] = ()  # of each stage; none: equal ones, with room for any
     weights: Weights = "float32"  # of the matrices in layers
-    is_head_attached: bool = True  # where a draft head of this model ships
+    loss_nats: float | None = None  # on the probe, where this source was read before
 
 
 def open_source(path: Path) -> Source:
@@ -183,12 +185,13 @@ def import_model(settings: ImportSettings, progress: WorkProgress | None = None)
         progress.say(sentence)
     require_memory(memory, f"importing {settings.source}")
     _require_disk(disk, settings.out)
-    nats = check_loss(
-        source,
-        tokens,
-        settings.is_untrained,
-        lambda done: progress.at(f"checking layer {done + 1} of {layers}", CHECKING * done / layers),
-    )
+    if (nats := settings.loss_nats) is None:
+        nats = check_loss(
+            source,
+            tokens,
+            settings.is_untrained,
+            lambda done: progress.at(f"checking layer {done + 1} of {layers}", CHECKING * done / layers),
+        )
     with new_directory(settings.out) as directory:
         files = _write_files(directory, source.speech)
         nothing = (None,) * architecture.parts
@@ -200,25 +203,59 @@ def import_model(settings: ImportSettings, progress: WorkProgress | None = None)
             share = sum(architecture.layers[:index]) / layers
             progress.at(f"writing stage {index + 1} of {architecture.parts}", CHECKING + (1 - CHECKING) * share)
             hidden = save_part(directory, build_stage(source, architecture, index), hidden)
-        norm = hashlib.sha256(source.tensor(NORM).numpy().tobytes()).hexdigest()
-        if settings.is_head_attached and (head := SHIPPED_HEADS.get(norm)) and head.is_file():
-            add_draft_head(directory, head)
-            progress.say(f"the last host drafts by {head}, which was trained for this model")
         progress.close()
         return read_manifest(directory)
 
 
-def import_near_model(settings: ImportSettings, drafter: str, progress: WorkProgress | None = None) -> Manifest:
-    """Put a model by which the last host drafts into local/ of an imported checkpoint.
+def add_drafter(settings: ImportSettings, drafter: str | None, progress: WorkProgress | None = None) -> None:
+    """Put what the last host drafts by beside an imported checkpoint.
 
-    :param drafter: `copy:q8` or `copy:q4` for the model itself in so many bits, or the path of a smaller one.
+    :param drafter: `copy:q8` or `copy:q4` for the model itself in so many bits, `head` for the draft head that ships
+        for it, `none`, or the path of a draft head or of a smaller model of the same tokens. None for the largest copy
+        that the last host has room for.
 
     Raises InputError or CheckpointError; the checkpoint stays, without it.
     """
+    progress, without = progress or WorkProgress(), f"{settings.out} is imported without a drafter"
+    if drafter is None:
+        drafter = _fitting_copy(settings)
+        progress.say(f"the last host drafts by: {drafter} (another: --drafter)")
+    if drafter == "head" or Path(drafter).suffix == ".safetensors":
+        head = shipped_head(settings.source) if drafter == "head" else Path(drafter)
+        if head is None:
+            raise InputError(f"no draft head ships for this model: {without}")
+        try:
+            add_draft_head(settings.out, head)
+        except CheckpointError as error:
+            raise CheckpointError(f"{error}; {without}") from None
+    elif drafter != "none":
+        _add_near_model(settings, drafter, progress)
+
+
+def _fitting_copy(settings: ImportSettings) -> str:
+    """The first of COPIES that the last host has room for; `none` where there is none."""
+    a = read_manifest(settings.out).text_architecture
+    assert isinstance(a, LlamaArchitecture)
+    rooms = [host.memory_bytes - cost.held for host, cost in zip(settings.hosts, _costs(a), strict=False)]
+    for name, weights in COPIES.items():
+        with suppress(ShapeError):  # rows that are no whole groups
+            copy = replace(a, weights=weights, layers=(a.total_layers,))
+            if find_spec("onnxruntime") and _costs(copy)[0].held <= (rooms[-1] if rooms else math.inf):
+                return name
+    return "none"
+
+
+def shipped_head(source: Path) -> Path | None:
+    """The draft head that ships for a model. Raises InputError or CheckpointError where the source cannot be read."""
+    return SHIPPED_HEADS.get(hashlib.sha256(open_source(source).tensor(NORM).numpy().tobytes()).hexdigest())
+
+
+def _add_near_model(settings: ImportSettings, drafter: str, progress: WorkProgress) -> None:
     own, out = read_manifest(settings.out), settings.out / "local"
-    weights = COPIES.get(drafter, "float32")
-    source = settings.source if drafter in COPIES else Path(drafter)
-    near = replace(settings, source=source, out=out, blocks=1, hosts=(), weights=weights, is_head_attached=False)
+    near = replace(settings, source=Path(drafter), out=out, blocks=1, hosts=(), weights="float32")
+    if drafter in COPIES:
+        nats = own.metrics["probe"]["next_token_nats"]
+        near = replace(near, source=settings.source, weights=COPIES[drafter], loss_nats=nats)
     made = import_model(near, progress)
     digests = [each.files[TOKENIZER_NAME] for each in (own, made)]
     if digests[0] != digests[1]:
@@ -227,7 +264,6 @@ def import_near_model(settings: ImportSettings, drafter: str, progress: WorkProg
             f"--drafter {drafter} has other tokens (tokenizer {digests[1][:12]}, the model's {digests[0][:12]}): "
             f"give a model of the same family; {settings.out} is imported without a drafter"
         )
-    return made
 
 
 @torch.inference_mode()

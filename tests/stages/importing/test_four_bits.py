@@ -22,7 +22,7 @@ from stages.errors import CheckpointError
 from stages.host.drafter import ModelDrafter
 from stages.host.parts import load_parts, plan_host
 from stages.importing.gguf_file import GgufSource
-from stages.importing.importing import ImportSettings, import_model, summary
+from stages.importing.importing import ImportSettings, import_model, stage_cost, summary
 from stages.importing.source import is_matrix
 from stages.model.architecture import GROUP
 from stages.model.layers import GroupedLinear, Int8Linear, QuantLinear, quantised, rounded
@@ -174,6 +174,19 @@ def test_a_near_model_is_put_beside_the_model_if_its_tokens_are_the_same(
     said = capsys.readouterr().err
     assert file_digest(tmp_path / "with q8" / "tokenizer.json")[:12] in said
     assert "is imported without a drafter" in said
+
+
+def test_without_a_word_it_is_the_largest_copy_that_the_last_host_has_room_for(
+    weights: dict[str, Tensor], tmp_path: Path
+) -> None:
+    source, last = write_folder(tmp_path / "model", weights, WIDE), stage_cost(WIDE, 1, first=False, last=True)
+    copies = [stage_cost(replace(WIDE, weights=kind), 2, first=True, last=True) for kind in ("q8", "q4")]
+    for kind, spare in (("q8", copies[0].held), ("q4", copies[0].held - 1), ("", copies[1].held - 1)):
+        out = tmp_path / f"with {kind}"
+        rooms = f"10,{(last.held + spare) / 1e6!r}"
+        assert main(["import", str(source), "--blocks", "2", "--out", str(out), "--memory-mb", rooms]) == 0
+        assert (out / "local").exists() == bool(kind)
+        assert not kind or read_manifest(out / "local").architecture.weights == kind
 
 
 def test_floating_point_weights_are_rounded_to_the_nearest_code() -> None:
