@@ -216,20 +216,20 @@ def add_drafter(settings: ImportSettings, drafter: str | None, progress: WorkPro
 
     Raises InputError or CheckpointError; the checkpoint stays, without it.
     """
-    progress, without = progress or WorkProgress(), f"{settings.out} is imported without a drafter"
+    progress = progress or WorkProgress()
     if drafter is None:
         drafter = _fitting_copy(settings)
         progress.say(f"the last host drafts by: {drafter} (another: --drafter)")
-    if drafter == "head" or Path(drafter).suffix == ".safetensors":
-        head = shipped_head(settings.source) if drafter == "head" else Path(drafter)
-        if head is None:
-            raise InputError(f"no draft head ships for this model: {without}")
-        try:
+    try:
+        if drafter == "head" or Path(drafter).suffix == ".safetensors":
+            head = shipped_head(settings.source) if drafter == "head" else Path(drafter)
+            if head is None:
+                raise InputError("no draft head ships for this model")
             add_draft_head(settings.out, head)
-        except CheckpointError as error:
-            raise CheckpointError(f"{error}; {without}") from None
-    elif drafter != "none":
-        _add_near_model(settings, drafter, progress)
+        elif drafter != "none":
+            _add_near_model(settings, drafter, progress)
+    except (InputError, CheckpointError) as error:
+        raise type(error)(f"{error}; {settings.out} is imported without a drafter") from None
 
 
 def _fitting_copy(settings: ImportSettings) -> str:
@@ -262,7 +262,7 @@ def _add_near_model(settings: ImportSettings, drafter: str, progress: WorkProgre
         shutil.rmtree(out)
         raise InputError(
             f"--drafter {drafter} has other tokens (tokenizer {digests[1][:12]}, the model's {digests[0][:12]}): "
-            f"give a model of the same family; {settings.out} is imported without a drafter"
+            "give a model of the same family"
         )
 
 
