@@ -26,7 +26,7 @@ _DESCRIPTORS = "/proc/self/fd"
 
 
 class Places(grpc.aio.ServerInterceptor):
-    """Where less than an eighth of the places is free, the oldest connections that never made a call are closed.
+    """Closes the oldest connections that never made a call where less than an eighth of the places is free.
 
     gRPC closes a connection too many before anyone hears of it, and names none that it holds. They are found among the
     sockets of this process.
@@ -79,8 +79,8 @@ class Places(grpc.aio.ServerInterceptor):
 
 
 def _connections(port: int) -> Iterator[tuple[str, socket.socket]]:
-    """Who is connected to a port of this process, and a copy of the connection's descriptor: gRPC may close its own at
-    any time, and the number may then be another's. Raises OSError."""
+    """The peers of a port of this process, each with a copy of its descriptor: gRPC may close its own at any time, and
+    the number may then be another's. Raises OSError."""
     for number in os.listdir(_DESCRIPTORS):
         try:
             # to close the copy of a file would give up the locks that this process has on it
