@@ -13,7 +13,7 @@ import grpc
 
 from serving.drawing.modes import DrawingMode, FirstHost, LocalDrawing, drawing_modes, retry_drawing
 from serving.drawing.validation import check_drawing
-from serving.modes.ar import ArMode
+from serving.modes.ar import ArMode, SpeculativeMode
 from serving.modes.auto import AutoMode, Guide
 from serving.modes.base import Generation, Mode
 from serving.modes.chunked import ChunkedMode, SweepMode
@@ -22,7 +22,6 @@ from serving.modes.frontier import Frontier, LatencyModel, read_frontier
 from serving.modes.local import LocalMode
 from serving.modes.pretrained_tokenizer import read_tokenizers
 from serving.modes.resample import ResampleMode, score
-from serving.modes.speculative import SpeculativeMode
 from serving.modes.tokenizer import NO_TOKENIZERS, Tokenizers
 from serving.router.accounting import Account
 from serving.router.audit import AuditFailed, retry_after_audit
