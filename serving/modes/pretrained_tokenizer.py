@@ -74,9 +74,7 @@ class PretrainedTokenizer(Tokenizer):
         messages, tools = chat.messages, chat.tools
         if (template := self.tool_template if tools else self.template) is None:
             raise failed_precondition("this model has no chat template: send a prompt in place of messages")
-        told = [
-            {**each.more, "role": ROLES.get(each.role, each.role), "content": each.content} for each in chat.messages
-        ]
+        told = [{**each.more, "role": ROLES.get(each.role, each.role), "content": each.content} for each in messages]
         # control tokens in what a user sends stay text: a stand-in goes through the template in place of each
         mark, found = secrets.token_hex(8), list[str]()
         # stands at the end of the last message: templates write more after it
