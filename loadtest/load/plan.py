@@ -1,4 +1,4 @@
-"""What the load generator is given, and what it gives back: a plan and a recording, a line of JSON each."""
+"""The plan that the load generator is given, and the recording that it gives back: a line of JSON each."""
 
 from __future__ import annotations
 

@@ -46,8 +46,8 @@ def run_demo(options: argparse.Namespace) -> int:
         topology = local_topology(hosts, parts, checkpoint, free_port_block(hosts + 1) + 1)
         print(f"starting {hosts} hosts and a router on this machine ...", flush=True)
         with ticking("loading"):
-            hosts_run.enter_context(temporary_deployment(topology, checkpoint))
-        with hosts_run, Client(topology.router) as client:
+            deployment = hosts_run.enter_context(temporary_deployment(topology, checkpoint))
+        with hosts_run, Client(deployment.topology.router) as client:
             is_pretrained = "family" in manifest_record(checkpoint).get("architecture", {})
             prompt = options.prompt or (QUESTION if is_pretrained else PROMPT)
             kept = show_modes(client, is_pretrained, prompt)

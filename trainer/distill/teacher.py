@@ -123,14 +123,13 @@ def distance(student: Tensor, own: OutputHead, teacher: Tensor, head: OutputHead
     return {"kl_bits": float(kl.mean()) / math.log(2), "total_variation": 1 - float(stays.mean()), "accepted": accepted}
 
 
-def run_length(stays: Tensor, count: int = DRAFT) -> float:
-    """Mean number of draft tokens accepted of `count` in a row. stays: (rows, positions), each one's probability.
+def run_length(stays: Tensor) -> float:
+    """Mean number of draft tokens accepted of DRAFT in a row. stays: (rows, positions), each one's probability.
 
     At every position where a whole run fits: the sum over k of the product of the first k probabilities (arXiv
     2211.17192, eq. 1, with each position's own probability in place of their mean).
     """
-    count = min(count, stays.shape[1])
-    return float(stays.unfold(1, count, 1).cumprod(-1).sum(-1).mean())
+    return float(stays.unfold(1, min(DRAFT, stays.shape[1]), 1).cumprod(-1).sum(-1).mean())
 
 
 class Teacher:

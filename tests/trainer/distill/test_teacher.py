@@ -55,8 +55,8 @@ def test_the_same_features_are_no_distance_apart(head: OutputHead) -> None:
 
 
 def test_a_run_ends_at_the_first_guess_that_does_not_stand() -> None:
-    assert run_length(torch.full((3, 20), 0.5), 3) == pytest.approx(0.5 + 0.25 + 0.125)
-    assert run_length(torch.tensor([[1.0, 0.0, 1.0]]), 2) == pytest.approx((1 + 0) / 2)
+    assert run_length(torch.full((3, 20), 0.5)) == pytest.approx(1 - 0.5**8)
+    assert run_length(torch.tensor([[1.0, 1.0, 0.0, 1.0]])) == 2
     assert run_length(torch.ones(1, 4)) == 4, "a text that is shorter than a run"
 
 
