@@ -57,9 +57,8 @@ def test_rows_are_medians_and_the_overhead_is_one_sweep_s_share() -> None:
     rows = {row.name: row for row in overhead_rows("sweep", 3, SAMPLES)}
     assert rows["sweep: latency"].value == 19.5
     assert rows["sweep: latency over compute"].value == pytest.approx(19.5 / 4)
-    assert rows["sweep: a sweep on top of the model"] == Row(
-        "sweep: a sweep on top of the model", (19.5 - 4) / 2, "ms", 8.0
-    )
+    name = "sweep: a sweep on top of the model"
+    assert rows[name] == Row(name, (19.5 - 4) / 2, "ms", 8.0)
     assert overhead_rows("ar", 1, SAMPLES)[-1].at_most is None, "the aim is for a ring of three"
 
 
