@@ -119,7 +119,7 @@ def test_another_runs_state_and_a_second_process_are_refused(tmp_path: Path) -> 
     Run(Line(), tiny, tmp_path, "run").train()
     with pytest.raises(ResumeError, match="other settings"):
         Run(Line(), tiny, tmp_path, "another").train()
-    with exclusive(tmp_path / "line.lock"), pytest.raises(ResumeError, match="being trained by another process"):
+    with exclusive(tmp_path / "line.lock", ""), pytest.raises(ResumeError, match="being trained by another process"):
         Run(Line(), tiny, tmp_path, "run").train()
 
 
