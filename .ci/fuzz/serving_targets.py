@@ -117,8 +117,8 @@ def request() -> Target:
 
     async def taken(message: router_pb2.GenerateRequest, mode: Mode) -> None:
         generation = validation.check_request(message, mode, time.monotonic() + 60)
-        messages, tools = validation.parsed_chat(message)
-        generation = await validation.tokenized(generation, messages, tools, mode, Account(), pools)
+        chat = validation.parsed_chat(message)
+        generation = await validation.tokenized(generation, chat, mode, Account(), pools)
         validation.check_fit(generation, mode)
 
     def parse(data: bytes) -> None:

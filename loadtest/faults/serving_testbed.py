@@ -13,8 +13,7 @@ from typing import Any
 
 import psutil
 
-from loadtest.faults.base import End, Fault, no_link
-from loadtest.faults.process import Program
+from loadtest.faults.base import End, Fault, Program, no_link
 from loadtest.faults.settings import ChaosSettings, FaultSettings
 from loadtest.lab.profile import ROUTER
 from loadtest.workload.testbed import Testbed, deployed, open_network

@@ -22,8 +22,7 @@ from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
-from loadtest.faults.base import End, Fault, no_link
-from loadtest.faults.process import Program
+from loadtest.faults.base import End, Fault, Program, no_link
 from loadtest.lab.profile import ROUTER
 from loadtest.workload.testbed import Network, open_network
 from serving.cli.deployment import MODULE

@@ -15,7 +15,7 @@ import torch
 
 from loadtest.commands import Row, say
 from loadtest.host.settings import HostBenchSettings
-from loadtest.workload.texts import InProcess, Work, tokens_of
+from loadtest.workload.texts import InProcess, tokens_of
 from serving.cli.deployment import Deployment, temporary_deployment
 from serving.cli.ports import free_port_block
 from serving.client.client import AsyncClient, Client
@@ -94,30 +94,29 @@ def _overhead_rows(router: str, subject: TextRequests, hosts: int) -> list[Row]:
     floor = InProcess(s.checkpoint)
     with Client(router) as client:
         for mode in modes:  # connections open and kernels load
-            _sample(client, floor, Work(mode, PROMPT, s.max_tokens, 0))
+            _sample(client, floor, mode, s.max_tokens, 0)
         for i in range(s.requests):
             turn = i % len(modes)
             for mode in modes[turn:] + modes[:turn]:
-                samples[mode].append(_sample(client, floor, Work(mode, PROMPT, s.max_tokens, i)))
+                samples[mode].append(_sample(client, floor, mode, s.max_tokens, i))
     return [row for mode in modes for row in overhead_rows(mode, hosts, samples[mode])]
 
 
-def _sample(client: Client, floor: InProcess, work: Work) -> RequestTiming:
+def _sample(client: Client, floor: InProcess, mode: str, max_bytes: int, seed: int) -> RequestTiming:
     begin = time.perf_counter()
-    result = client.generate(work.prompt, mode=work.mode, max_bytes=work.max_bytes, seed=work.seed)
+    result = client.generate(PROMPT, mode=mode, max_bytes=max_bytes, seed=seed)
     middle = time.perf_counter()
-    text = floor.generate(work)
+    text = floor.generate(mode, PROMPT, max_bytes, seed)
     end = time.perf_counter()
-    check_text(work, result.output, text)
+    check_text(mode, seed, result.output, text)
     return RequestTiming((middle - begin) * 1000, result.compute_ms, (end - middle) * 1000, result.sweeps)
 
 
-def check_text(work: Work, served: bytes, text: bytes) -> None:
+def check_text(mode: str, seed: int, served: bytes, text: bytes) -> None:
     """Raises TextDiffers, with both texts, unless what was served is what the model gives here."""
     if served != text:
         raise TextDiffers(
-            f"mode {work.mode}, seed {work.seed}: serving changed the text\n"
-            f"  served:     {served!r}\n  in process: {text!r}"
+            f"mode {mode}, seed {seed}: serving changed the text\n  served:     {served!r}\n  in process: {text!r}"
         )
 
 

@@ -1,9 +1,9 @@
-"""Messages to and from the load generator: JSON, one message a line."""
+"""The plan that the load generator is given, and the recording that it gives back: a line of JSON each."""
 
 from __future__ import annotations
 
 import json
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from enum import StrEnum
 from pathlib import Path
 
@@ -142,15 +142,15 @@ class Window:
         return self.begin_s <= sample.begin_s < self.end_s
 
 
-Message = LoadSample | Window
-KINDS: dict[str, type[Message]] = {kind.__name__: kind for kind in (LoadSample, Window)}
+@dataclass(frozen=True)
+class Recording:
+    """All requests of a run, and the part of it that is measured; None where it was stopped before that."""
 
+    samples: list[LoadSample]
+    window: Window | None
 
-def to_line(message: Message) -> str:
-    return json.dumps({"kind": type(message).__name__, **asdict(message)}) + "\n"
-
-
-def from_line(line: str) -> Message:
-    """The inverse of `to_line`."""
-    table = json.loads(line)
-    return KINDS[table.pop("kind")](**table)
+    @classmethod
+    def from_json(cls, text: str) -> Recording:
+        table = json.loads(text)
+        window = table["window"]
+        return cls([LoadSample(**sample) for sample in table["samples"]], Window(**window) if window else None)

@@ -8,10 +8,10 @@ import tempfile
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass
-from typing import IO, Any, Self
+from typing import IO, Any
 
 from loadtest.lab.child import Child
-from loadtest.load.plan import OK, LoadPlan, LoadSample, LoadSettings, Outcome, Window, from_line, outcome_of
+from loadtest.load.plan import OK, LoadPlan, LoadSample, LoadSettings, Outcome, Recording, Window, outcome_of
 from loadtest.report.table import Column, number, number_column, percentile, text_column
 from loadtest.workload.testbed import Testbed
 from loadtest.workload.texts import Texts
@@ -38,10 +38,10 @@ def run_load(settings: LoadSettings, texts: Texts, mode: str, users: int) -> Loa
     """One run on a deployment that has nothing else to do. Raises OnesweepError."""
     plan = settings.plan(texts.target.access, texts.cases, mode, users)
     with start_generator(texts.target, plan) as generator:
-        return result_of(generator.drain(), texts, mode, users)
+        return result_of(generator.drain(), texts, mode, users, generator.stopped)
 
 
-def result_of(recording: Generator, texts: Texts, mode: str, users: int) -> LoadResult:
+def result_of(recording: Recording, texts: Texts, mode: str, users: int, interrupted: bool) -> LoadResult:
     """Compare every answer with the text of its case, then count.
 
     Raises Interrupted when nothing was measured, OnesweepError when there is nothing to compare with.
@@ -52,10 +52,10 @@ def result_of(recording: Generator, texts: Texts, mode: str, users: int) -> Load
     expected = _expected(recording, texts, mode)
     judged = judge(recording.samples, expected)
     wrong = next((_difference(sample, texts, expected) for sample, outcome in judged if outcome is Outcome.WRONG), "")
-    return LoadResult(mode, users, figures_of(judged, window), wrong, recording.stopped)
+    return LoadResult(mode, users, figures_of(judged, window), wrong, interrupted)
 
 
-def _expected(recording: Generator, texts: Texts, mode: str) -> dict[int, bytes]:
+def _expected(recording: Recording, texts: Texts, mode: str) -> dict[int, bytes]:
     """Raises ServiceError with what is known all the same when the deployment gives no texts any more."""
     try:
         return texts.of(mode, (sample.case for sample in recording.samples if sample.status == OK))
@@ -77,25 +77,18 @@ END_S = 20.0  # how long the generator may take to end once it was told to
 
 
 class Generator(Child):
-    """A running load generator: every request of its users, and which part of the run is measured."""
+    """A running load generator."""
 
     def __init__(self, command: list[str], plan: LoadPlan, words: IO[str]) -> None:
         super().__init__(command, asdict(plan), words)
         self._words, self.stopped = words, False
-        self.samples = list[LoadSample]()
-        self.window: Window | None = None
 
-    def drain(self) -> Self:
-        """Read until the users have stopped and the generator has ended. Raises ServiceError when it failed."""
-        for line in self.lines():
-            match from_line(line):
-                case LoadSample() as sample:
-                    self.samples.append(sample)
-                case Window() as window:
-                    self.window = window
+    def drain(self) -> Recording:
+        """Wait until the users have stopped and the generator has ended. Raises ServiceError when it failed."""
+        told = "".join(self.lines())
         code = self.process.wait()
         if code == 0:
-            return self
+            return Recording.from_json(told)
         self._words.seek(0)
         last = self._words.read().strip().splitlines()[-1:] or ["it said nothing"]
         raise ServiceError(f"the load generator ended (exit code {code}): {last[0]}")

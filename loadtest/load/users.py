@@ -18,22 +18,23 @@ from locust.exception import StopUser
 from locust.html import get_html_report
 from locust.runners import LocalRunner
 
-from loadtest.load.plan import CUT, OK, OPEN, LoadPlan, LoadSample, Message, Window, to_line
+from loadtest.load.plan import CUT, OK, OPEN, LoadPlan, LoadSample, Recording, Window
 from serving.client.client import Client, RequestRefused, RouterError
 from stages.wire.status import STATUS_MARK, trailing_metadata
 
 # A user whose request failed tries again after this: a dead host must not be counted thousands of times a second.
 FAILURE_PAUSE_S = 1.0
-FLUSH_S = 0.5  # lines are not written out one by one: the generator must cost little
+AFTER_S = 0.5  # how much longer than its users locust waits for them
 POLL_S = 0.05  # locust has no event for "all users are there"
 INTERRUPT_DRAIN_S = 2.0  # how long requests may go on after Ctrl-C
 
 
 class UserLog:
-    """Every request of the run: those that are open here, those that ended on the standard output."""
+    """Every request of the run: those that are open, and those that ended."""
 
     def __init__(self) -> None:
         self.open: dict[int, tuple[int, float]] = {}
+        self.samples = list[LoadSample]()
         self.closed = False
         """True if users begin no more requests: locust may kill a user that is between two, a moment late."""
         self._numbers = itertools.count()
@@ -58,7 +59,7 @@ class UserLog:
             message=str(error or ""),
             output=output.hex(),
         )
-        self.write(sample)
+        self.samples.append(sample)
         return sample
 
     def give_up(self, number: int, patience_s: float) -> None:
@@ -68,9 +69,6 @@ class UserLog:
 
     def close(self, **_: object) -> None:
         self.closed = True
-
-    def write(self, message: Message) -> None:
-        sys.stdout.write(to_line(message))
 
 
 class Asker(User):
@@ -114,34 +112,34 @@ class Asker(User):
         )
 
 
-def run_crowd(plan: LoadPlan) -> None:
+def run_crowd(plan: LoadPlan) -> Recording:
     """Run the plan to its end, or until the standard input closes."""
-    ledger, stop = UserLog(), gevent.event.Event()
+    ledger, stop, window = UserLog(), gevent.event.Event(), None
     gevent.spawn(_stop_when_input_ends, stop)
-    gevent.spawn(_flush_for_ever)
     with Client(plan.access.router, **plan.access.who()) as client:
         kind = type("GenerateUser", (Asker,), {"abstract": False, "plan": plan, "ledger": ledger, "client": client})
-        environment = Environment(user_classes=[kind], stop_timeout=plan.patience_s + FLUSH_S)
+        environment = Environment(user_classes=[kind], stop_timeout=plan.patience_s + AFTER_S)
         environment.events.test_stopping.add_listener(ledger.close)
         runner = environment.create_local_runner()
         runner.start(plan.users, spawn_rate=plan.users)
         _wait_until(lambda: runner.user_count >= plan.users, stop)
         stop.wait(plan.warm_up_s)
         if not stop.is_set():
-            _measure(plan, ledger, stop)
+            window = _measure(plan, ledger, stop)
         _drain(runner, ledger, plan.patience_s, stop)
         if plan.html:
             Path(plan.html).write_text(get_html_report(environment), encoding="utf-8")
         runner.quit()
+    return Recording(ledger.samples, window)
 
 
-def _measure(plan: LoadPlan, ledger: UserLog, stop: gevent.event.Event) -> None:
+def _measure(plan: LoadPlan, ledger: UserLog, stop: gevent.event.Event) -> Window:
     begin_s, processor_s = time.perf_counter(), time.process_time()
     stop.wait(plan.seconds)
     window = Window(begin_s, time.perf_counter(), time.process_time() - processor_s)
-    ledger.write(window)
     # the load stays on until the window's own requests have ended: else the last of them would have it easier
     _wait_until(lambda: all(begin_s >= window.end_s for _, begin_s in ledger.open.values()), stop, plan.patience_s)
+    return window
 
 
 def _drain(runner: LocalRunner, ledger: UserLog, patience_s: float, stop: gevent.event.Event) -> None:
@@ -157,7 +155,6 @@ def _drain(runner: LocalRunner, ledger: UserLog, patience_s: float, stop: gevent
             stopping.join(INTERRUPT_DRAIN_S)
     for number in list(ledger.open):  # a user that could not even be killed
         ledger.give_up(number, patience_s)
-    sys.stdout.flush()
 
 
 def _own_status(error: RouterError | RequestRefused) -> bool:
@@ -169,12 +166,6 @@ def _own_status(error: RouterError | RequestRefused) -> bool:
 def _stop_when_input_ends(stop: gevent.event.Event) -> None:
     gevent.socket.wait_read(sys.stdin.fileno())
     stop.set()
-
-
-def _flush_for_ever() -> None:
-    while True:
-        gevent.sleep(FLUSH_S)
-        sys.stdout.flush()
 
 
 def _wait_until(check: Callable[[], bool], stop: gevent.event.Event, most_s: float = math.inf) -> None:

@@ -1,9 +1,11 @@
 """The load generator's process: `python -m loadtest.load.worker`, a LoadPlan on its standard input.
 
-It writes messages (plan.py) to its standard output and ends early when its standard input is closed.
+It writes a Recording to its standard output at the end, which comes early when its standard input is closed.
 """
 
+import json
 import sys
+from dataclasses import asdict
 
 
 def main() -> None:
@@ -18,7 +20,8 @@ def main() -> None:
     from loadtest.load.plan import LoadPlan
     from loadtest.load.users import run_crowd
 
-    run_crowd(LoadPlan.from_json(plan_line.decode()))
+    recording = run_crowd(LoadPlan.from_json(plan_line.decode()))
+    print(json.dumps(asdict(recording)), flush=True)
 
 
 if __name__ == "__main__":

@@ -3,7 +3,6 @@ writes them alone."""
 
 import asyncio
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
 from pathlib import Path
 
 import torch
@@ -29,16 +28,6 @@ from stages.model.samplers import DEFAULT_SAMPLER
 from stages.model.vocabulary import Vocabulary
 
 
-@dataclass(frozen=True)
-class Work:
-    """One request with the router's default settings."""
-
-    mode: str
-    prompt: bytes
-    max_bytes: int
-    seed: int
-
-
 class InProcess:
     """The models of a bundle on one thread. Its texts must be those of any deployment of the bundle."""
 
@@ -50,41 +39,39 @@ class InProcess:
         self.ar = LocalModel(bundle.ar) if bundle.ar else None
         self._tokenizers = {each: tokenizer_of(path) for each, path in vars(bundle).items() if path}
 
-    def generate(self, work: Work) -> bytes:
-        """The text of one request."""
-        tokenizer = self._tokenizers["ar" if work.mode == "ar" else "chain"]
-        prompt = tokenizer.encode_text(work.prompt)
-        if work.mode == "ar":
-            pieces = self._tokens(work, prompt)
+    def generate(self, mode: str, prompt: bytes, max_bytes: int, seed: int) -> bytes:
+        """The text of one request with the router's default settings."""
+        tokenizer = self._tokenizers["ar" if mode == "ar" else "chain"]
+        tokens, vocabulary = tokenizer.encode_text(prompt), tokenizer.vocabulary
+        if mode == "ar":
+            pieces = self._tokens(tokens, max_bytes, seed)
         else:
-            vocabulary = tokenizer.vocabulary
-            most = whole(work.max_bytes, vocabulary) if work.mode == "sweep" else work.max_bytes
-            chunk = most if work.mode == "sweep" else usual_chunk(vocabulary)
-            pieces = self._chunks(work, vocabulary, prompt, most, min(chunk, most))
+            most = whole(max_bytes, vocabulary) if mode == "sweep" else max_bytes
+            chunk = most if mode == "sweep" else usual_chunk(vocabulary)
+            pieces = self._chunks(vocabulary, tokens, most, min(chunk, most), seed)
         # as the router does: as many tokens as bytes at most, of whose text the bytes count
-        reading, text = OutputText(tokenizer, prompt, (), work.max_bytes), b""
+        reading, text = OutputText(tokenizer, tokens, (), max_bytes), b""
         for piece in pieces:
             text += reading.feed(piece)
             if reading.over:
                 break
         return text + reading.end()
 
-    def _tokens(self, work: Work, prompt: bytes) -> Iterator[bytes]:
+    def _tokens(self, text: bytes, most: int, seed: int) -> Iterator[bytes]:
         assert self.ar is not None
-        capacity = self.ar.vocabulary.count(prompt) + work.max_bytes
-        sequence, text = LocalSequence(self.ar, capacity, DEFAULT_TEMPERATURE, work.seed), prompt
-        for left in range(work.max_bytes, 0, -TOKENS_PER_TURN):
+        sequence = LocalSequence(self.ar, self.ar.vocabulary.count(text) + most, DEFAULT_TEMPERATURE, seed)
+        for left in range(most, 0, -TOKENS_PER_TURN):
             piece, _ = asyncio.run(sequence.after(text, min(left, TOKENS_PER_TURN)))
             text += piece
             yield piece
 
-    def _chunks(self, work: Work, vocabulary: Vocabulary, prompt: bytes, most: int, chunk: int) -> Iterator[bytes]:
+    def _chunks(self, vocabulary: Vocabulary, prompt: bytes, most: int, chunk: int, seed: int) -> Iterator[bytes]:
         assert self.chain is not None
         start, left = vocabulary.count(prompt), most
         a, capacity = self.chain.own_architecture, start + (left - 1) // chunk * chunk
         caches, clean = [new_caches(a.layers, a, capacity) for _ in self.blocks], prompt
         while left:
-            plan = SweepPlan(work.seed, start, min(chunk, left), DEFAULT_STEPS, DEFAULT_TEMPERATURE, DEFAULT_SAMPLER)
+            plan = SweepPlan(seed, start, min(chunk, left), DEFAULT_STEPS, DEFAULT_TEMPERATURE, DEFAULT_SAMPLER)
             clean = self._sweep(caches, plan, vocabulary.decode(clean))
             start, left = start + plan.slots, left - plan.slots
             yield clean
@@ -126,7 +113,7 @@ class Texts:
             if self._models is None:
                 torch.set_num_threads(1)  # as the hosts
                 self._models = InProcess(self.target.checkpoint)
-            return self._models.generate(Work(IN_PROCESS[mode], case.prompt.encode(), self.max_bytes, case.seed))
+            return self._models.generate(IN_PROCESS[mode], case.prompt.encode(), self.max_bytes, case.seed)
         call = {"prompt": case.prompt, "mode": mode, "max_bytes": self.max_bytes, "seed": case.seed}
         (answer,) = self.target.caller.ask([call])  # one at a time: batching must not be able to hide a difference
         if "error" in answer:

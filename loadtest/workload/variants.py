@@ -8,6 +8,7 @@ import contextlib
 import math
 from collections.abc import Collection
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from loadtest.commands import check_names
@@ -109,19 +110,12 @@ def _value(text: str, name: str, value: str) -> int | float | str:
 def _check_request(text: str, variant: ModeVariant) -> None:
     """Raise InputError for what no request's message can carry, before a router is asked."""
     # `local` writes or draws: the bundle decides
-    problem = ""
-    for fits in (_writes, _draws):
+    problems = list[str]()
+    kinds = ((MODES, partial(Request, prompt=b"x")), (DRAWING_MODES, partial(DrawingRequest, classes=("0",))))
+    for kind in (kind for modes, kind in kinds if variant.mode in modes):
         try:
-            if fits(variant):
-                return
+            kind(**variant.request()).message()
+            return
         except (InputError, TypeError) as error:
-            problem = problem or str(error)
-    raise InputError(f"--modes {text!r}: {problem}")
-
-
-def _writes(variant: ModeVariant) -> bool:
-    return variant.mode in MODES and bool(Request(prompt=b"x", **variant.request()).message())
-
-
-def _draws(variant: ModeVariant) -> bool:
-    return variant.mode in DRAWING_MODES and bool(DrawingRequest(classes=("0",), **variant.request()).message())
+            problems.append(str(error))
+    raise InputError(f"--modes {text!r}: {problems[0]}")

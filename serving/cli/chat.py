@@ -16,6 +16,7 @@ from serving.client.result import Result
 from serving.drawing import PICTURES_SERVED
 from serving.router.request import MAX_TIMEOUT_S
 from stages.errors import InputError, OnesweepError, one_of, printable
+from stages.settings import add_flags, from_flags, setting
 from stages.signals import Terminated, ends_cleanly, run_interruptible
 
 if TYPE_CHECKING:
@@ -45,11 +46,11 @@ def tell(note: object = "") -> None:
 class ChatSettings:
     """Settings of every answer; None is the router's to choose."""
 
-    mode: str | None = None
-    system: str = ""
-    max_tokens: int | None = None
-    temperature: float | None = None
-    seed: int = 0
+    system: str = setting("", "instructions before the conversation", metavar="TEXT")
+    mode: str | None = setting(None, "how answers are made", shown="the best that is served", metavar="M")
+    max_tokens: int | None = setting(None, "longest answer", shown=f"{MAX_TOKENS}, or half the context", least=1)
+    temperature: float | None = setting(None, "0 = most likely", shown="0.8", metavar="T")
+    seed: int = setting(0, "another one gives other answers", metavar="S")
 
 
 def add_chat(chat: argparse.ArgumentParser) -> None:
@@ -59,20 +60,9 @@ def add_chat(chat: argparse.ArgumentParser) -> None:
 
 
 def add_chat_options(parser: argparse.ArgumentParser) -> None:
-    add = parser.add_argument
-    add("prompt", nargs="?", metavar="PROMPT", help="answer it once; - reads standard input (a conversation)")
-    add("--system", default="", metavar="TEXT", help="instructions before the conversation")
-    add("--mode", metavar="M", help="how answers are made (the best that is served)")
-    add("--max-tokens", type=int, metavar="N", help=f"longest answer ({MAX_TOKENS}, or half the context)")
-    add("--temperature", type=float, metavar="T", help="0 = most likely (0.8)")
-    add("--seed", type=int, default=0, metavar="S", help="another one gives other answers (0)")
-
-
-def chat_settings(options: argparse.Namespace) -> ChatSettings:
-    """The settings that these options give. Raises InputError."""
-    if options.max_tokens is not None and options.max_tokens < 1:
-        raise InputError(f"--max-tokens must be at least 1, not {options.max_tokens}")
-    return ChatSettings(options.mode, options.system, options.max_tokens, options.temperature, options.seed)
+    about = "answer it once; - reads standard input (a conversation)"
+    parser.add_argument("prompt", nargs="?", metavar="PROMPT", help=about)
+    add_flags(parser, ChatSettings)
 
 
 def given_prompt(options: argparse.Namespace) -> str | None:
@@ -89,7 +79,7 @@ def given_prompt(options: argparse.Namespace) -> str | None:
 
 
 def run_chat(options: argparse.Namespace) -> int:
-    settings, prompt = chat_settings(options), given_prompt(options)
+    settings, prompt = from_flags(ChatSettings, options), given_prompt(options)
     with ends_cleanly():
         wait_ready(options, settings.mode)
         return talk(partial(async_client_of, options), settings, prompt)

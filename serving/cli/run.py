@@ -18,10 +18,11 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from serving.cli.chat import add_chat_options, chat_settings, given_prompt, talk
+from serving.cli.chat import ChatSettings, add_chat_options, given_prompt, talk
 from stages.errors import InputError, ServiceError
 from stages.host.commands import check_positive
 from stages.progress import ProgressLine
+from stages.settings import from_flags
 from stages.signals import ends_cleanly
 
 if TYPE_CHECKING:
@@ -64,7 +65,7 @@ def run_run(options: argparse.Namespace) -> int:
     from serving.router.topology import local_topology, read_topology
 
     check_positive(options, "hosts", "blocks", "context", "threads")
-    settings, prompt = chat_settings(options), given_prompt(options)
+    settings, prompt = from_flags(ChatSettings, options), given_prompt(options)
     topology = read_topology(options.topology) if options.topology else None
     given = topology.blocks if topology else options.blocks
     if options.blocks not in (None, given):

@@ -33,8 +33,7 @@ from serving.gateway.fields import (
     TextRequest,
     TokenizeRequest,
 )
-from serving.gateway.response_fields import ResponseRequest
-from serving.gateway.responses import ResponseFormat
+from serving.gateway.responses import ResponseFormat, ResponseRequest
 from serving.gateway.streams import DONE, event_stream, merged, sse
 from serving.modes import MODES
 from serving.v1 import router_pb2

@@ -1,4 +1,4 @@
-"""The answers of POST /v1/responses: their objects, whole and as events."""
+"""POST /v1/responses, a chat in OpenAI's newer form: its fields, and its answers, whole and as events."""
 
 from __future__ import annotations
 
@@ -7,11 +7,190 @@ import secrets
 import time
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
-from typing import Any
+from typing import Annotated, Any, Literal
 
+from pydantic import AfterValidator, BeforeValidator, Field, model_validator
+
+from serving.gateway.base_fields import Fields
 from serving.gateway.calls import ToolCall
 from serving.gateway.completions import Choice, ChoiceEnd, ChoiceText, CompletionOrder, own_part, usage, whole_choices
-from serving.gateway.response_fields import NamedSchemaFormat, ResponseRequest, ResponseToolChoice
+from serving.gateway.fields import (
+    DEFAULT_MAX_TOKENS,
+    ChatRequest,
+    ChatTool,
+    Count,
+    FunctionName,
+    FunctionTool,
+    JsonSchemaFormat,
+    NamedSchema,
+    PlainFormat,
+    SampledRequest,
+    ToolChoice,
+)
+from serving.gateway.messages import Arguments, ChatMessage, Sent, Text, words_of
+from serving.router.request import MAX_MESSAGES, MAX_TOOLS
+
+# Fields that an item of each type must have.
+_ITEMS = {
+    "message": ("role", "content"),
+    "function_call": ("call_id", "name"),
+    "function_call_output": ("call_id",),
+}
+# Items of answers that are no words to a model of ours: what tools of OpenAI's did, and what nobody reads.
+_LEFT_OUT = {
+    "code_interpreter_call",
+    "compaction",
+    "computer_call",
+    "file_search_call",
+    "image_generation_call",
+    "local_shell_call",
+    "mcp_call",
+    "mcp_list_tools",
+    "reasoning",
+    "web_search_call",
+}
+
+
+def _as_items(value: object) -> object:
+    if isinstance(value, list):
+        return [each for each in value if not isinstance(each, dict) or each.get("type") not in _LEFT_OUT]
+    return [{"role": "user", "content": value}] if isinstance(value, str) else value
+
+
+class InputItem(Sent):
+    """A message, a call of a tool that the model wrote before, or the output of one."""
+
+    type: Literal["message", "function_call", "function_call_output"] = "message"
+    role: Literal["system", "developer", "user", "assistant"] | None = None
+    content: Text = None
+    call_id: str | None = Field(default=None, description="of a call, and of its output")
+    name: str | None = Field(default=None, description="the tool that is called")
+    arguments: Arguments = Field(default={}, description="of the call: a JSON object, or its text")
+    output: Text = Field(default=None, description="of the call")
+
+    @model_validator(mode="before")
+    @classmethod
+    def _as_function(cls, value: object) -> object:
+        """Calls of custom tools are told as those of functions; of an answer only the words are read."""
+        if not isinstance(value, dict):
+            return value
+        told = dict(value)
+        if told.get("type") == "item_reference":
+            raise ValueError("nothing is stored, so an item_reference names nothing: send the item (store: false)")
+        if isinstance(kind := told.get("type"), str):
+            told["type"] = kind.replace("custom_tool", "function")
+        if kind == "custom_tool_call":
+            told["arguments"] = told.get("input")
+        if told.get("role") == "assistant":
+            told["content"] = words_of(told.get("content"))
+        return told
+
+    @model_validator(mode="after")
+    def _check_type(self) -> InputItem:
+        if lacking := [name for name in _ITEMS[self.type] if getattr(self, name) is None]:
+            raise ValueError(f"an item of type {self.type} has {', '.join(_ITEMS[self.type])}: {lacking[0]} is missing")
+        return self
+
+
+def _check_outputs(items: list[InputItem]) -> list[InputItem]:
+    """Raise ValueError for an output of a call that no item before makes."""
+    called = set[str | None]()
+    for item in items:
+        if item.type == "function_call_output" and item.call_id not in called:
+            raise ValueError(f"no function_call before the output has the call_id {item.call_id!r}")
+        called |= {item.call_id}
+    return items
+
+
+class FunctionKind(Fields):
+    type: Literal["function"]
+
+
+# the type comes first of the fields: that of another kind of tool is named before what else it lacks
+class ResponseTool(FunctionTool, FunctionKind):
+    """A function that the model may call."""
+
+
+class ResponseToolChoice(FunctionName, FunctionKind):
+    """The function that it must call."""
+
+
+class NamedSchemaFormat(NamedSchema):
+    type: Literal["json_schema"]
+
+
+class ResponseText(Fields):
+    format: Annotated[NamedSchemaFormat | PlainFormat, Field(discriminator="type")] | None = Field(
+        default=None, description="as response_format of a chat"
+    )
+    verbosity: Any = Field(default=None, description="no effect")
+
+
+class ResponseRequest(SampledRequest):
+    """POST /v1/responses: a chat in OpenAI's newer form. Nothing of it is stored."""
+
+    # one message fewer than a chat: instructions are one
+    input: Annotated[
+        list[InputItem],
+        Field(min_length=1, max_length=MAX_MESSAGES - 1, fail_fast=True),
+        BeforeValidator(_as_items, json_schema_input_type=str | list[InputItem]),
+        AfterValidator(_check_outputs),
+    ]
+    instructions: str | None = Field(default=None, description="a system message before the others")
+    tools: Annotated[list[ResponseTool], Field(max_length=MAX_TOOLS, fail_fast=True)] | None = Field(
+        default=None, description="functions that the model may call, as in a chat"
+    )
+    tool_choice: Literal["none", "auto", "required"] | ResponseToolChoice | None = Field(
+        default=None, description="whether, or which, a tool must be called, as in a chat"
+    )
+    parallel_tool_calls: bool | None = Field(default=None, description="as in a chat")
+    max_output_tokens: Count | None = Field(default=None, description=f"to generate ({DEFAULT_MAX_TOKENS})")
+    text: ResponseText | None = None
+    metadata: Annotated[dict[str, str], Field(max_length=16)] | None = Field(default=None, description="sent back")
+    stream_options: Any = Field(default=None, description="no effect")
+
+    def chat(self) -> ChatRequest:
+        """The chat that it asks for."""
+        kind: Any = self.text.format if self.text else None
+        if isinstance(kind, NamedSchemaFormat):
+            kind = JsonSchemaFormat(type="json_schema", json_schema=kind)
+        choice: Any = self.tool_choice
+        if isinstance(choice, ResponseToolChoice):
+            choice = ToolChoice(type="function", function=choice)
+        return ChatRequest(
+            model=self.model,
+            messages=self._messages(),
+            response_format=kind,
+            tools=[ChatTool(type="function", function=tool) for tool in self.tools or []],
+            tool_choice=choice,
+            parallel_tool_calls=self.parallel_tool_calls,
+            max_completion_tokens=self.max_output_tokens,
+            temperature=self.temperature,
+            top_p=self.top_p,
+            seed=self.seed,
+            onesweep=self.onesweep,
+        )
+
+    def _messages(self) -> list[ChatMessage]:
+        """Messages of a chat: one of role assistant has what the model said, and the calls that follow it."""
+        told = list[dict[str, Any]]()
+        if self.instructions:
+            told.append({"role": "system", "content": self.instructions})
+        for item in self.input:
+            if item.type == "message":
+                told.append({"role": item.role, "content": item.content})
+            elif item.type == "function_call_output":
+                told.append({"role": "tool", "content": item.output, "tool_call_id": item.call_id})
+            else:
+                if not told or told[-1]["role"] != "assistant" or len(told[-1].get("tool_calls", ())) == MAX_TOOLS:
+                    told.append({"role": "assistant"})
+                function = {"name": item.name, "arguments": item.arguments}
+                call = {"id": item.call_id, "function": function}
+                told[-1].setdefault("tool_calls", []).append(call)
+        return [ChatMessage(**each) for each in told]
+
+
+# Answers
 
 
 class ResponseFormat:

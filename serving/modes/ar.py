@@ -1,4 +1,5 @@
-"""`ar`: the AR pipeline over the same hosts. The last host samples; one token costs one trip round the ring."""
+"""`ar`: the AR pipeline over the same hosts. The last host samples; one token costs one trip round the ring, and in
+`ar-speculative` less."""
 
 import math
 from collections.abc import AsyncGenerator
@@ -12,6 +13,7 @@ from serving.router.session import Session
 from stages.errors import CodecError
 from stages.model.codec import HIDDEN
 from stages.model.scoring import MAX_LOGITS
+from stages.model.speculation import MAX_DRAFT_TREE
 from stages.model.vocabulary import Vocabulary
 from stages.v1 import stage_pb2
 from stages.wire.status import internal
@@ -27,32 +29,40 @@ class ArMode(PipelineMode):
     absent = "the hosts have no AR model (no ar/ in their checkpoint)"
     codecs = tuple(HIDDEN)
     default_codec = "fp32"
+    drafts = 0  # the last host's guesses that a trip may confirm, the most
 
     async def generate(self, request: Generation, account: Account) -> AsyncGenerator[bytes, None]:
-        vocabulary = self.tokenizer.vocabulary
-        capacity = vocabulary.count(request.prompt) + request.max_tokens - 1  # the last token is never read back
+        vocabulary, left = self.tokenizer.vocabulary, request.max_tokens
+        capacity = vocabulary.count(request.prompt) + left - 1  # the last token is never read back
         with Session(self.ring, self.kind, capacity, request.due_at, account) as session:
             if request.score_prompt:
                 await self._score(session, request, account)
+            drafting = stage_pb2.Drafting(most=request.draft or 0, branches=request.branches or 0)
             # the last host's next is the first host, not the router: a byte costs H trips instead of H + 1
             await session.push(
                 stage_pb2.Read(
                     prompt=request.given_tokens,
                     codec=request.codec,
-                    sample=stage_pb2.Sample(sampling=request.sampling, remaining=request.max_tokens),
+                    sample=stage_pb2.Sample(
+                        sampling=request.sampling, remaining=left, drafting=drafting if self.drafts else None
+                    ),
                 ),
                 request.prompt,
             )
-            for left in reversed(range(request.max_tokens)):
-                event = await session.event(partial(check_tokens, request=request, vocabulary=vocabulary))
+            while True:
+                most = min(left, self.drafts + 1)
+                event = await session.event(partial(check_tokens, request=request, vocabulary=vocabulary, most=most))
+                right = vocabulary.count(event.text) - 1
+                if self.drafts:
+                    account.add_draft(max(event.drafted, right), right)
                 account.add_sweep(event)
-                account.add_text(event.text, event.logprobs)
+                piece, ended = request.until_end(event.text, vocabulary)
+                account.add_text(piece, event.logprobs)
                 account.complete = event.complete
-                if ended := event.complete or not request.ends.isdisjoint(vocabulary.tokens(event.text)):
-                    left = 0
-                if not left:
+                left -= right + 1
+                if ended := ended or event.complete or not left:
                     await session.finish()
-                yield event.text
+                yield piece
                 if ended:
                     return
 
@@ -80,6 +90,19 @@ class ArMode(PipelineMode):
             account.add_sweep(event)
             account.prompt_logprobs += drawn_tokens(vocabulary, event.text, event.logprobs)[:count]
             session.keep(count - 1)  # the last one is read again: a step has a known token
+
+
+# The hosts draw at every guess with the numbers that `ar` would use there, and keep guesses that agree. Rejection
+# sampling would accept the share 1 - TV (0.850 on 24 windows of validation text), this accepts 0.828, and the text is
+# that of `ar`.
+class SpeculativeMode(ArMode):
+    """The last host drafts what follows, and begins each trip itself: one confirms many tokens, and text comes here.
+
+    Exact: every token is the one that the pipeline itself samples at its place, so the text is that of `ar`.
+    """
+
+    name = "ar-speculative"
+    drafts = MAX_DRAFT_TREE
 
 
 def check_tokens(event: stage_pb2.Event, request: Generation, vocabulary: Vocabulary, most: int = 1) -> None:

@@ -40,8 +40,23 @@ class ChunkedMode(PipelineMode):
         with Session(self.ring, self.kind, capacity, request.due_at, account) as session:
             text = request.prompt
             while True:
-                event = await _sweep(session, request, vocabulary, text, min(chunk, left))
-                account.add_sweep(event)
+                slots = min(chunk, left)
+                await session.push(
+                    stage_pb2.Sweep(
+                        slots=slots,
+                        steps=request.steps,
+                        sampling=request.sampling,
+                        codec=request.codec,
+                        sampler=request.sampler,
+                    ),
+                    text,
+                )
+
+                def check(event: stage_pb2.Event, slots: int = slots) -> None:
+                    if (count := count_tokens(event, vocabulary, "sweep")) != slots:
+                        raise internal(f"a sweep for {slots} tokens came back with {count}")
+
+                account.add_sweep(event := await session.event(check))
                 piece, ended = request.until_end(event.text, vocabulary)
                 account.add_text(piece)
                 left -= vocabulary.count(piece)
@@ -66,24 +81,3 @@ class SweepMode(ChunkedMode):
 
     def _chunk(self, request: Generation) -> int:
         return self.length(request)
-
-
-async def _sweep(
-    session: Session, request: Generation, vocabulary: Vocabulary, text: bytes, slots: int
-) -> stage_pb2.Event:
-    await session.push(
-        stage_pb2.Sweep(
-            slots=slots,
-            steps=request.steps,
-            sampling=request.sampling,
-            codec=request.codec,
-            sampler=request.sampler,
-        ),
-        text,
-    )
-
-    def check(event: stage_pb2.Event) -> None:
-        if (count := count_tokens(event, vocabulary, "sweep")) != slots:
-            raise internal(f"a sweep for {slots} tokens came back with {count}")
-
-    return await session.event(check)

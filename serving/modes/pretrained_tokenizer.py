@@ -10,7 +10,7 @@ from typing import Any
 import tokenizers
 
 from serving.modes.chat_template import ChatTemplate, TemplateProblem
-from serving.modes.tokenizer import BYTES_NAME, Detokenizer, EncodedChat, Message, Tokenizer, Tokenizers
+from serving.modes.tokenizer import BYTES_NAME, ChatPrompt, Detokenizer, EncodedChat, Tokenizer, Tokenizers
 from serving.router.request import SETTINGS, SHAPES, bounds_problem
 from stages.checkpoint.bundle import find_bundle
 from stages.checkpoint.checkpoint import read_companion
@@ -70,21 +70,15 @@ class PretrainedTokenizer(Tokenizer):
     def encode_piece(self, text: str) -> bytes:
         return self._encode(text, specials=False)
 
-    def encode_chat(
-        self,
-        messages: Sequence[Message],
-        tools: Sequence[Any] = (),
-        must_call: Sequence[str] = (),
-        turn: bool = True,
-        answer: str = "",
-    ) -> EncodedChat:
+    def encode_chat(self, chat: ChatPrompt) -> EncodedChat:
+        messages, tools = chat.messages, chat.tools
         if (template := self.tool_template if tools else self.template) is None:
             raise failed_precondition("this model has no chat template: send a prompt in place of messages")
         told = [{**each.more, "role": ROLES.get(each.role, each.role), "content": each.content} for each in messages]
         # control tokens in what a user sends stay text: a stand-in goes through the template in place of each
         mark, found = secrets.token_hex(8), list[str]()
         # stands at the end of the last message: templates write more after it
-        end = "" if turn else secrets.token_hex(8)
+        end = secrets.token_hex(8) if chat.continues else ""
         told[-1]["content"] += end
 
         def stand_in(match: re.Match[str]) -> str:
@@ -92,12 +86,12 @@ class PretrainedTokenizer(Tokenizer):
             return f"{mark}{len(found) - 1}{mark}"
 
         try:
-            schema = template.call_schema(tools, must_call, answer)
+            schema = template.call_schema(tools, chat.must_call, chat.answer)
             # strict is for us: a template may write all that it is given
             plain = [{name: told for name, told in each["function"].items() if name != "strict"} for each in tools]
             tools = [each | {"function": function} for each, function in zip(tools, plain, strict=True)]
             told, shown = _in_strings([told, tools], lambda text: self._controls.sub(stand_in, self._named(text)))
-            text = template.render(told, shown, turn)
+            text = template.render(told, shown, not chat.continues)
             if end not in text:
                 raise TemplateProblem(
                     "the model's chat template does not show the last message: it cannot be continued"
@@ -105,7 +99,7 @@ class PretrainedTokenizer(Tokenizer):
         except TemplateProblem as problem:
             raise invalid(str(problem)) from None
         text = text[: text.rindex(end)] if end else text
-        text += template.call_opening if must_call else ""
+        text += template.call_opening if chat.must_call else ""
         if not found:
             return EncodedChat(self._encode(text, specials=False), len(text.encode()), schema)
         pieces = re.split(f"{mark}([0-9]+){mark}", text)

@@ -21,8 +21,6 @@ from stages.model.scoring import most_scored
 from stages.v1 import stage_pb2
 from stages.wire.status import failed_precondition, invalid
 
-FOLDERS = {"scorer": "scorer/", "ar": "ar/"}
-
 
 async def score(session: Session, step: stage_pb2.Read, text: bytes) -> tuple[stage_pb2.Event, Floats]:
     """The result of a step after `text`, and ln p of each of its candidates: (candidates,). Raises StatusError."""
@@ -88,7 +86,7 @@ class ResampleMode(Mode):
         model = self._models.get(name)
         if model is None or name not in self.served:
             raise failed_precondition(
-                f"scorer {name!r} cannot be served: the hosts have no {FOLDERS[SCORERS[name]]} in their checkpoint; "
+                f"scorer {name!r} cannot be served: the hosts have no {SCORERS[name]}/ in their checkpoint; "
                 f"choose from {', '.join(self.served)}"
             )
         vocabulary, noun = self.tokenizer.vocabulary, self.tokenizer.noun

@@ -25,6 +25,20 @@ class Message:
     more: Mapping[str, Any] = field(default_factory=dict)
 
 
+@dataclass(frozen=True)
+class ChatPrompt:
+    """A conversation that the model is to go on with, as `GenerateRequest` has it."""
+
+    messages: Sequence[Message] = ()
+    tools: Sequence[Any] = ()
+    # Names of the tools of which it must call one.
+    must_call: Sequence[str] = ()
+    # The last message is continued where it ends.
+    continues: bool = False
+    # JSON schema of what is written where no tool is called; empty where it is any text.
+    answer: str = ""
+
+
 class EncodedChat(NamedTuple):
     """A conversation in the tokens of a model."""
 
@@ -74,20 +88,8 @@ class Tokenizer(ABC):
         """A piece of a text in tokens, without those that texts begin with. Blocks."""
 
     @abstractmethod
-    def encode_chat(
-        self,
-        messages: Sequence[Message],
-        tools: Sequence[Any] = (),
-        must_call: Sequence[str] = (),
-        turn: bool = True,
-        answer: str = "",
-    ) -> EncodedChat:
-        """A conversation that the model is to go on with, as `GenerateRequest` has it. Blocks. Raises StatusError for
-        one that the model's template does not take.
-
-        :param turn: False to continue the last message where it ends.
-        :param answer: JSON schema of what is written where no tool is called; empty where it is any text.
-        """
+    def encode_chat(self, chat: ChatPrompt) -> EncodedChat:
+        """Blocks. Raises StatusError for a conversation that the model's template does not take."""
 
     def unwritten(self, names: Sequence[bytes]) -> frozenset[int]:
         """Tokens with one of these names that are left out of a text: control tokens."""
@@ -124,18 +126,11 @@ class ByteTokenizer(Tokenizer):
     def encode_piece(self, text: str) -> bytes:
         return text.encode()
 
-    def encode_chat(
-        self,
-        messages: Sequence[Message],
-        tools: Sequence[Any] = (),
-        must_call: Sequence[str] = (),
-        turn: bool = True,
-        answer: str = "",
-    ) -> EncodedChat:
-        if tools or any(message.more for message in messages):
+    def encode_chat(self, chat: ChatPrompt) -> EncodedChat:
+        if chat.tools or any(message.more for message in chat.messages):
             raise failed_precondition("this model has no chat template: it takes no tools and no messages about them")
         # without labels, which the model never saw: one user message gives the text of the same completion
-        text = "\n".join(message.content for message in messages).encode()
+        text = "\n".join(message.content for message in chat.messages).encode()
         return EncodedChat(text, len(text))
 
     def token_text(self, token: int) -> bytes:

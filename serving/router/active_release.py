@@ -13,7 +13,7 @@ import grpc
 
 from serving.drawing.modes import DrawingMode, FirstHost, LocalDrawing, drawing_modes, retry_drawing
 from serving.drawing.validation import check_drawing
-from serving.modes.ar import ArMode
+from serving.modes.ar import ArMode, SpeculativeMode
 from serving.modes.auto import AutoMode, Guide
 from serving.modes.base import Generation, Mode
 from serving.modes.chunked import ChunkedMode, SweepMode
@@ -22,8 +22,7 @@ from serving.modes.frontier import Frontier, LatencyModel, read_frontier
 from serving.modes.local import LocalMode
 from serving.modes.pretrained_tokenizer import read_tokenizers
 from serving.modes.resample import ResampleMode, score
-from serving.modes.speculative import SpeculativeMode
-from serving.modes.tokenizer import NO_TOKENIZERS, Tokenizers
+from serving.modes.tokenizer import NO_TOKENIZERS, ChatPrompt, Tokenizers
 from serving.router.accounting import Account
 from serving.router.audit import AuditFailed, retry_after_audit
 from serving.router.ring import RingView
@@ -199,7 +198,7 @@ async def _write(mode: Mode) -> None:
     generation = Generation(prompt=PROMPT, seed=1, codec=mode.default_codec, max_tokens=TEST_TOKENS, due_at=_deadline())
     try:
         account = Account()
-        generation = await tokenized(generation, (), (), mode, account, PromptPools())
+        generation = await tokenized(generation, ChatPrompt(), mode, account, PromptPools())
         check_fit(generation, mode)
         async for _ in retry_after_audit(mode, generation, account):
             pass

@@ -272,11 +272,11 @@ class RouterService(router_pb2_grpc.RouterServiceServicer):
         account = record.account = Account(record, trips=[] if request.trips else None)
         if mode.uses_hosts:
             await served.view.usable(self.ring_wait_s)
-        messages, tools = parsed_chat(request)
+        chat = parsed_chat(request)
         if served.pictures is not None:
             raise failed_precondition(PICTURES_SERVED)
         check_served(mode, served.modes)
-        generation = await tokenized(generation, messages, tools, mode, account, self.prompts)
+        generation = await tokenized(generation, chat, mode, account, self.prompts)
         if not mode.chooses:
             generation = generation.sampled_for(mode)
             account.sampling = generation.sampling_words

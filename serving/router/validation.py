@@ -6,13 +6,13 @@ import subprocess
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
-from typing import Any, ParamSpec, TypeVar
+from typing import ParamSpec, TypeVar
 
 import grpc
 
 from serving.modes import MODES, SCORERS, SCORING, SHAPED, TELLING
 from serving.modes.base import Generation, Mode
-from serving.modes.tokenizer import BYTE_TOKENIZER, Message, Tokenizer
+from serving.modes.tokenizer import BYTE_TOKENIZER, ChatPrompt, Message, Tokenizer
 from serving.router.accounting import Account
 from serving.router.request import (
     MAX_MESSAGES,
@@ -114,10 +114,8 @@ def check_request(request: router_pb2.GenerateRequest, mode: Mode, due_at: float
         seed=request.seed,
         logit_bias=dict(request.logit_bias),
         json_schema=request.json_schema,
-        must_call=tuple(request.must_call),
         prompt_tokens=request.prompt_tokens,
         score_prompt=request.score_prompt,
-        continue_last=request.continue_last,
         fits_context=request.fits_context,
         max_bytes=request.max_bytes or None,
         due_at=due_at,
@@ -143,8 +141,8 @@ def check_fit(generation: Generation, mode: Mode) -> None:
     mode.check(generation)
 
 
-def parsed_chat(request: router_pb2.GenerateRequest) -> tuple[list[Message], list[Any]]:
-    """The messages, and the tools that the model may call. Raises StatusError."""
+def parsed_chat(request: router_pb2.GenerateRequest) -> ChatPrompt:
+    """Its messages, where it has any, and the tools that the model may call. Raises StatusError."""
     if (size := len(request.tools.encode())) > MAX_TOOLS_BYTES:
         raise invalid(f"the tools have {size} bytes, at most {MAX_TOOLS_BYTES} can be sent: describe them more shortly")
     if request.tools and not request.messages:
@@ -156,7 +154,7 @@ def parsed_chat(request: router_pb2.GenerateRequest) -> tuple[list[Message], lis
         raise invalid("tools must be a list in JSON, and `more` of a message an object") from None
     if nesting([tools, *(dict(each.more) for each in messages)]) > MAX_NESTING:
         raise invalid(f"tools and messages have at most {MAX_NESTING} objects and lists in one another: flatten them")
-    return messages, tools
+    return ChatPrompt(messages, tools, request.must_call, request.continue_last, request.json_schema)
 
 
 def prompt_bytes(request: router_pb2.GenerateRequest) -> int:
@@ -188,30 +186,17 @@ class PromptPools:
 
 
 async def tokenized(
-    generation: Generation,
-    messages: Sequence[Message],
-    tools: Sequence[Any],
-    mode: Mode,
-    account: Account,
-    pools: PromptPools,
+    generation: Generation, chat: ChatPrompt, mode: Mode, account: Account, pools: PromptPools
 ) -> Generation:
     """`generation` in the tokens of `mode`, which has no `problem`; its prompt goes into the account.
 
-    :param messages: in place of its prompt, where there are any. Raises StatusError.
+    :param chat: in place of its prompt, where it has messages. Raises StatusError.
     """
     tokenizer, caller = mode.tokenizer, account.context.caller
-    check_size(sum(len(each.content.encode()) for each in messages) + len(generation.prompt), mode)
-    if messages:
-        prompt, account.prompt_bytes, schema = await pools.tokenized(
-            caller,
-            tokenizer,
-            tokenizer.encode_chat,
-            messages,
-            tools,
-            generation.must_call,
-            not generation.continue_last,
-            generation.json_schema,
-        )
+    check_size(sum(len(each.content.encode()) for each in chat.messages) + len(generation.prompt), mode)
+    if chat.messages:
+        encoding = pools.tokenized(caller, tokenizer, tokenizer.encode_chat, chat)
+        prompt, account.prompt_bytes, schema = await encoding
         if schema:
             _check_taken("tools that are strict", mode, TELLING)
             generation = replace(generation, json_schema=schema)

@@ -11,12 +11,14 @@ from collections import defaultdict
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import aclosing
 from typing import TYPE_CHECKING, Any
+from weakref import WeakKeyDictionary
 
 import grpc
 import grpc.aio
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from stages.errors import InputError, ServiceError
+from stages.wire.places import Places
 from stages.wire.status import (
     CALL_KINDS,
     DEFAULT_RETRY_MS,
@@ -58,6 +60,7 @@ KEEP_WARM_S = 0.15  # between messages on an idle link (keep_warm_s)
 # 15 to 20 connections; with 5 s after 0.6 s with one connection each.
 CONNECT_MS = 5_000
 Options = Sequence[tuple[str, int]]
+_PLACES = WeakKeyDictionary[grpc.aio.Server, Places]()
 
 # gRPC's keepalive finds dead peers. It does not keep the congestion window open: Warm messages do (hop_stream.py).
 _OPTIONS: list[tuple[str, int]] = [
@@ -249,13 +252,16 @@ def new_server(
     # without SO_REUSEPORT a second server on the same port is refused instead of sharing it silently
     options += [("grpc.so_reuseport", 0), ("grpc.server_handshake_timeout_ms", HANDSHAKE_MS)]
     options += [("grpc.http2.settings_timeout", HANDSHAKE_MS), ("grpc.http2.ping_timeout_ms", PING_MS)]
-    # a further connection is closed at once; those that are there stay
+    # a further connection is closed at once; those that are there stay, unless `Places` closes them before
     connections = min(MOST_CONNECTIONS, resource.getrlimit(resource.RLIMIT_NOFILE)[0] // 2)
     options += [("grpc.max_allowed_incoming_connections", connections)]
     # A connection that pings too often would be ended, but gRPC 1.85 adds an error to a growing list for each ping
     # that it has read by then: a flood kept two cores copying. Without that limit each is answered, as it is read.
     options += [("grpc.http2.max_ping_strikes", 0)]
-    return grpc.aio.server(interceptors=[DecodeErrors(), *interceptors], options=options)
+    places = Places(connections)
+    server = grpc.aio.server(interceptors=[DecodeErrors(), *interceptors, places], options=options)
+    _PLACES[server] = places
+    return server
 
 
 def bind(server: grpc.aio.Server, address: str, security: Security = LOOPBACK_ONLY, mutual: bool = False) -> int:
@@ -281,7 +287,9 @@ def bind(server: grpc.aio.Server, address: str, security: Security = LOOPBACK_ON
         bound = 0
     if bound and security.tls is None and not is_loopback(address):
         log.warning("%s can be reached from other machines, and what passes there is not encrypted", address)
-    if not bound:
+    if bound:
+        _PLACES[server].watch(server, bound)
+    else:
         raise ServiceError(f"cannot listen on {host}:{port}: the port is in use, or the address is not of this machine")
     return bound
 

@@ -16,9 +16,10 @@ from stages.errors import CheckpointError, ConfigError
 from stages.model.architecture import Architecture
 from stages.model.block import Codes
 from stages.model.partition import NoisePartition, equal_entropy, equal_probability
+from stages.wire.secret_files import lock_beside
 from trainer.blocks.config import NoiseConfig, TrainingConfig
 from trainer.blocks.data import Corpus, TextTokenizer
-from trainer.blocks.state import exclusive, json_digest
+from trainer.blocks.state import json_digest
 
 SAMPLES, LEAST_SAMPLES = 4096, 256
 LOGITS_AT_ONCE = 1 << 20  # logits held at a time: a large vocabulary gets fewer samples, but at least LEAST_SAMPLES
@@ -103,7 +104,7 @@ def open_checkpoint_dir(out: Path, new: Manifest, tokenizer: TextTokenizer | Non
         (out / RUN_FOLDER).mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise ConfigError(f"cannot train into {out}: {error.strerror}; give another --out") from None
-    with exclusive(out / RUN_FOLDER / "manifest.lock"):  # two blocks' trainings may be the first at once
+    with lock_beside(out / MANIFEST_NAME):  # two blocks' trainings may be the first at once
         if not (out / MANIFEST_NAME).exists():
             if tokenizer is not None:
                 text = tokenizer.json

@@ -122,17 +122,6 @@ class Task(Protocol):
     def evaluate(self) -> dict[str, float]: ...
 
 
-@dataclass(frozen=True)
-class Clock:
-    """Limits and callbacks of a run that depend on time instead of steps."""
-
-    # The run ends after so much time, resumed runs counted together; the learning rates fall with it.
-    budget_s: float = math.inf
-    evaluate_every_s: float = math.inf
-    # Called with the losses of each evaluation but the final one.
-    evaluated: Callable[[Run, dict[str, float]], None] = lambda run, losses: None
-
-
 def state_path(directory: Path, name: str) -> Path:
     """The state file of the run `name`."""
     return directory / f"{name}.state.safetensors"
@@ -147,11 +136,16 @@ class Run:
         config: RunConfig,
         directory: Path,
         identity: str,
-        clock: Clock | None = None,
+        *,
+        budget_s: float = math.inf,
+        evaluate_every_s: float = math.inf,
+        evaluated: Callable[[Run, dict[str, float]], None] = lambda run, losses: None,
     ) -> None:
-        """identity: digest of config and data; a state of another identity is not resumed."""
+        """:param identity: digest of config and data; a state of another identity is not resumed.
+        :param budget_s: the run ends then, resumed runs counted together; the learning rates fall with it.
+        :param evaluated: called with the losses of each evaluation but the final one."""
         self.task, self.config, self.identity = task, config, identity
-        self.clock = clock or Clock()
+        self.budget_s, self.evaluate_every_s, self.evaluated = budget_s, evaluate_every_s, evaluated
         directory.mkdir(parents=True, exist_ok=True)
         self.state_path = state_path(directory, task.name)
         self.lock_path = directory / f"{task.name}.lock"
@@ -181,12 +175,12 @@ class Run:
     @property
     def done(self) -> float:
         """Share of the run that is over, by steps or by its time, whichever is further."""
-        return max(self.step / max(self.config.steps, 1), self.spent_s / self.clock.budget_s)
+        return max(self.step / max(self.config.steps, 1), self.spent_s / self.budget_s)
 
     def _loop(self) -> dict[str, float]:
         saved_at = evaluated_at = time.monotonic()
         began = saved_at - self.spent_s
-        total = None if math.isfinite(self.clock.budget_s) else self.config.steps
+        total = None if math.isfinite(self.budget_s) else self.config.steps
         # A log file gets a line every half minute, not one a second.
         often_s = 1.0 if sys.stderr.isatty() else 30.0
         with tqdm(total=total, initial=self.step, desc=self.task.name, unit="step", mininterval=often_s) as bar:
@@ -198,7 +192,7 @@ class Run:
                 bar.update()
                 last = self.done >= 1
                 # A run with a time budget cannot say in steps when to evaluate.
-                is_due = now - evaluated_at > self.clock.evaluate_every_s
+                is_due = now - evaluated_at > self.evaluate_every_s
                 evaluate = (self.step % self.config.evaluate_every == 0 or is_due) and not last
                 if self.step % self.config.log_every == 0 or evaluate or last:
                     if evaluate:
@@ -211,7 +205,7 @@ class Run:
                     self._save()
                     saved_at = now
                 if evaluate:
-                    self.clock.evaluated(self, losses)
+                    self.evaluated(self, losses)
                 if self.asked_to_stop and not last:
                     raise Interrupted(f"{self.task.name}: stopped and saved at step {self.step}; run again to go on")
         final = self._evaluate()

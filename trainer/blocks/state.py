@@ -104,14 +104,11 @@ def read_records(path: Path) -> list[dict[str, Any]]:
 
 
 @contextmanager
-def exclusive(path: Path, refusal: str | None = None) -> Iterator[None]:
-    """Hold the lock file `path`; the kernel releases it when its holder dies.
-
-    If another process has it: wait, or raise ResumeError(`refusal`) if given.
-    """
+def exclusive(path: Path, refusal: str) -> Iterator[None]:
+    """Hold the lock file `path`; the kernel releases it when its holder dies. Raises ResumeError(`refusal`)."""
     with path.open("a") as handle:
         try:
-            fcntl.flock(handle, fcntl.LOCK_EX | (fcntl.LOCK_NB if refusal else 0))
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            raise ResumeError(str(refusal)) from None
+            raise ResumeError(refusal) from None
         yield

@@ -17,7 +17,7 @@ from stages.errors import InputError
 from stages.model.architecture import WEIGHT_WORDS, Architecture, LlamaArchitecture
 from trainer.blocks.checkpoint_dir import RUN_FOLDER, add_metrics, identity, open_checkpoint_dir
 from trainer.blocks.data import within_memory
-from trainer.blocks.run import Clock, Run, state_path
+from trainer.blocks.run import Run, state_path
 from trainer.distill.settings import DistillSettings
 from trainer.distill.student import DistillTask, Student, fitting_layers, numbers_in, one_stage
 from trainer.distill.teacher import FIRST, Samples, Teacher, tokens_corpus
@@ -72,9 +72,27 @@ def _distilled(s: DistillSettings, source: Manifest, tell: Tell) -> Manifest:
     folder = s.folder / RUN_FOLDER
     samples = Samples(teacher, corpus, s, folder / "samples", identity(plan))
     task = DistillTask(student, samples)
-    report = _Report(task, s, source.tokenizer, tell)
-    clock = Clock(60 * s.minutes if s.minutes else float("inf"), PUBLISH_EVERY_S, report)
-    run = Run(task, s.training(), folder, identity(plan), clock=clock)
+
+    def publish(run: Run, losses: dict[str, float], finished: bool = False) -> Manifest:
+        metrics: dict[str, Any] = {**losses, "steps": run.step, "symbols": run.step * s.sequences * s.window}
+        metrics |= {"minutes": round(run.spent_s / 60, 1), "finished": finished}
+        save_part(s.folder, student.stage_alone())
+        return add_metrics(s.folder, {"distilled": metrics})
+
+    def report(run: Run, losses: dict[str, float]) -> None:
+        tell(_progress(run, losses, s, source.tokenizer))
+        publish(run, losses)
+
+    budget_s = 60 * s.minutes if s.minutes else float("inf")
+    run = Run(
+        task,
+        s.training(),
+        folder,
+        identity(plan),
+        budget_s=budget_s,
+        evaluate_every_s=PUBLISH_EVERY_S,
+        evaluated=report,
+    )
     if not state_path(folder, task.name).exists():  # nothing was trained yet
         first = [samples.sample(index) for index in range(FIRST)]
         tokens, features = (torch.cat(each) for each in zip(*first, strict=True))
@@ -82,7 +100,7 @@ def _distilled(s: DistillSettings, source: Manifest, tell: Tell) -> Manifest:
         with torch.inference_mode():
             report(run, task.evaluate())
     losses = run.train()
-    manifest = report.publish(run, losses, finished=True)
+    manifest = publish(run, losses, finished=True)
     run.finish()
     samples.drop()
     return manifest
@@ -137,33 +155,15 @@ def _sentence(what: str, own: Architecture | LlamaArchitecture, teacher: Manifes
     )
 
 
-class _Report:
-    """Prints the progress of a run and publishes the checkpoint as it is then."""
-
-    def __init__(self, task: DistillTask, settings: DistillSettings, noun: str, tell: Tell) -> None:
-        """:param noun: for tokens."""
-        self.task, self.settings, self.noun, self.tell = task, settings, noun, tell
-
-    def __call__(self, run: Run, losses: dict[str, float]) -> None:
-        self.tell(self._line(run, losses))
-        self.publish(run, losses, finished=False)
-
-    def publish(self, run: Run, losses: dict[str, float], finished: bool) -> Manifest:
-        s = self.settings
-        metrics: dict[str, Any] = {**losses, "steps": run.step, "symbols": run.step * s.sequences * s.window}
-        metrics |= {"minutes": round(run.spent_s / 60, 1), "finished": finished}
-        save_part(s.folder, self.task.student.stage_alone())
-        return add_metrics(s.folder, {"distilled": metrics})
-
-    def _line(self, run: Run, losses: dict[str, float]) -> str:
-        s = self.settings
-        names = {"text": "held-out text", "written": "the model's own text"}
-        parts = [
-            f"{shown}: KL {losses[f'{name}_kl_bits']:.3f} bits, TV {losses[f'{name}_total_variation']:.3f}, "
-            f"{losses[f'{name}_accepted']:.2f} of 8 guesses stand"
-            for name, shown in names.items()
-        ]
-        if run.done:
-            parts.append(f"{run.step * s.sequences * s.window / run.spent_s:.0f} {self.noun}/s")
-            parts.append(f"{run.spent_s * (1 / run.done - 1) / 60:.0f} min left")
-        return f"step {run.step}: {'; '.join(parts)}"
+def _progress(run: Run, losses: dict[str, float], s: DistillSettings, noun: str) -> str:
+    """A line about a run; :param noun: for tokens."""
+    names = {"text": "held-out text", "written": "the model's own text"}
+    parts = [
+        f"{shown}: KL {losses[f'{name}_kl_bits']:.3f} bits, TV {losses[f'{name}_total_variation']:.3f}, "
+        f"{losses[f'{name}_accepted']:.2f} of 8 guesses stand"
+        for name, shown in names.items()
+    ]
+    if run.done:
+        parts.append(f"{run.step * s.sequences * s.window / run.spent_s:.0f} {noun}/s")
+        parts.append(f"{run.spent_s * (1 / run.done - 1) / 60:.0f} min left")
+    return f"step {run.step}: {'; '.join(parts)}"

@@ -26,7 +26,7 @@ from stages.errors import InputError
 from stages.model.architecture import LlamaArchitecture
 from stages.model.layers import rotate, seen_keys
 from stages.model.llama import LlamaLayer
-from trainer.blocks.run import Clock, Run, StepLoss
+from trainer.blocks.run import Run, StepLoss
 from trainer.blocks.state import json_digest
 from trainer.distill.distill import PUBLISH_EVERY_S, Tell
 from trainer.distill.settings import DistillSettings
@@ -222,7 +222,8 @@ def distill_head(settings: DistillSettings, tell: Tell) -> Path:
         tell(f"step {run.step}: {shown}")
         replace_file(file, lambda path: write_draft_head(path, task.head))
 
-    run = Run(task, s.training(), folder, identity, clock=Clock(60 * (s.minutes or 1e9), PUBLISH_EVERY_S, report))
+    budget_s, every_s = 60 * (s.minutes or 1e9), PUBLISH_EVERY_S
+    run = Run(task, s.training(), folder, identity, budget_s=budget_s, evaluate_every_s=every_s, evaluated=report)
     report(run, run.train())
     run.finish()
     samples.drop()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from copy import deepcopy
-from dataclasses import asdict, replace
+from dataclasses import replace
 
 import torch
 from torch import Tensor, nn
@@ -168,12 +168,11 @@ class DistillTask:
 
     def evaluate(self) -> dict[str, float]:
         """Distances from the teacher on held-out text, by names such as `text_kl_bits`."""
-        found, device, head = {}, self.teacher.device, self.teacher.head
+        found, device, head = dict[str, float](), self.teacher.device, self.teacher.head
         for name, (tokens, features) in self.held_out.items():
             rows = [
                 distance(self.student.read(known[None]), self.student.head, seen[None].to(device), head)
                 for known, seen in zip(tokens, features, strict=True)
             ]
-            for measure in asdict(rows[0]):
-                found[f"{name}_{measure}"] = sum(getattr(row, measure) for row in rows) / len(rows)
+            found |= {f"{name}_{measure}": sum(row[measure] for row in rows) / len(rows) for measure in rows[0]}
         return found

@@ -106,17 +106,11 @@ def mean_kl(student: Tensor, own: OutputHead, teacher: Tensor, head: OutputHead)
     return result
 
 
-@dataclass(frozen=True)
-class Distance:
-    """Means over the positions of a text; p is the teacher, q the drafter, both at temperature 1."""
+def distance(student: Tensor, own: OutputHead, teacher: Tensor, head: OutputHead) -> dict[str, float]:
+    """Means over the positions of a text: `kl_bits`, `total_variation`, and `accepted` draft tokens of 8 in a row.
 
-    kl_bits: float  # KL(p || q)
-    total_variation: float  # share of draft tokens that is refused
-    accepted: float  # draft tokens accepted of 8 in a row
-
-
-def distance(student: Tensor, own: OutputHead, teacher: Tensor, head: OutputHead) -> Distance:
-    """Distance of the student from the teacher. Both: (rows, positions, width) features of the same text."""
+    KL(teacher || student), both at temperature 1. Both: (rows, positions, width) features of the same text.
+    """
     rows, positions = student.shape[:2]
     kl, stays = torch.empty(rows * positions), torch.empty(rows * positions)
     pairs = ((head, teacher.flatten(0, 1)), (own, student.flatten(0, 1)))
@@ -125,17 +119,17 @@ def distance(student: Tensor, own: OutputHead, teacher: Tensor, head: OutputHead
         p = log_p.exp()
         kl[chunk] = (p * (log_p - log_q)).sum(-1).cpu()
         stays[chunk] = torch.minimum(p, log_q.exp()).sum(-1).cpu()
-    return Distance(float(kl.mean()) / math.log(2), 1 - float(stays.mean()), run_length(stays.view(rows, positions)))
+    accepted = run_length(stays.view(rows, positions))
+    return {"kl_bits": float(kl.mean()) / math.log(2), "total_variation": 1 - float(stays.mean()), "accepted": accepted}
 
 
-def run_length(stays: Tensor, count: int = DRAFT) -> float:
-    """Mean number of draft tokens accepted of `count` in a row. stays: (rows, positions), each one's probability.
+def run_length(stays: Tensor) -> float:
+    """Mean number of draft tokens accepted of DRAFT in a row. stays: (rows, positions), each one's probability.
 
     At every position where a whole run fits: the sum over k of the product of the first k probabilities (arXiv
     2211.17192, eq. 1, with each position's own probability in place of their mean).
     """
-    count = min(count, stays.shape[1])
-    return float(stays.unfold(1, count, 1).cumprod(-1).sum(-1).mean())
+    return float(stays.unfold(1, min(DRAFT, stays.shape[1]), 1).cumprod(-1).sum(-1).mean())
 
 
 class Teacher:

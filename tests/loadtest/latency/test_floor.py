@@ -68,17 +68,8 @@ def booked(mode: str, sweeps: int, wire_bytes: tuple[int, ...] = (), total: int 
         ),
     ],
     ids=[
-        "one sweep",
-        "equal sweeps",
-        "unequal sweeps",
-        "ar",
-        "one byte of ar",
-        "hosts that draft",
-        "steps",
-        "chain",
-        "no sweep",
-        "batches",
-        "a slow link",
+        *("one sweep", "equal sweeps", "unequal sweeps", "ar", "one byte of ar", "hosts that draft", "steps"),
+        *("chain", "no sweep", "batches", "a slow link"),
     ],
 )
 def test_unequal_links_by_hand(cost: BookedCost, expected: Floor) -> None:

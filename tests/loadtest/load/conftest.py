@@ -8,7 +8,7 @@ import pytest
 
 from loadtest.load.plan import LoadSettings
 from loadtest.workload.caller import COMMAND, Access, Caller
-from loadtest.workload.prompts import SeededPrompt, seeded_prompts
+from loadtest.workload.prompts import seeded_prompts
 from loadtest.workload.testbed import Network, Testbed, TestbedSettings
 from loadtest.workload.texts import Texts
 from serving.cli.deployment import Deployment, temporary_deployment
@@ -20,21 +20,10 @@ CONTEXT_BYTES = 96
 
 
 @pytest.fixture(scope="session")
-def request_limit() -> int:
-    """Requests that the router of `deployment` takes at once."""
-    return 3
-
-
-@pytest.fixture(scope="session")
-def cases() -> tuple[SeededPrompt, ...]:
-    return seeded_prompts(6, 0, MAX_BYTES, CONTEXT_BYTES)
-
-
-@pytest.fixture(scope="session")
-def deployment(bundle: Path, request_limit: int) -> Iterator[Deployment]:
-    """Two hosts and a router that takes `request_limit` requests at once, and soon says that a host is gone."""
+def deployment(bundle: Path) -> Iterator[Deployment]:
+    """Two hosts and a router that takes three requests at once, and soon says that a host is gone."""
     topology = local_topology(2, 2, bundle, free_port_block(3) + 1)
-    options = ("--max-requests", str(request_limit), "--set", "queue_limit=0", "--set", "hop_timeout_s=2")
+    options = ("--max-requests", "3", "--set", "queue_limit=0", "--set", "hop_timeout_s=2")
     with temporary_deployment(topology, bundle, router_options=options) as deployed:
         yield deployed
 
@@ -47,8 +36,8 @@ def target(deployment: Deployment, bundle: Path, locust: None) -> Iterator[Testb
 
 
 @pytest.fixture
-def texts(target: Testbed, cases: tuple[SeededPrompt, ...]) -> Texts:
-    return Texts(target, cases, MAX_BYTES)
+def texts(target: Testbed) -> Texts:
+    return Texts(target, seeded_prompts(6, 0, MAX_BYTES, CONTEXT_BYTES), MAX_BYTES)
 
 
 @pytest.fixture

@@ -5,7 +5,7 @@ from dataclasses import asdict
 
 import pytest
 
-from loadtest.load.plan import LoadPlan, LoadSample, Message, Window, from_line, to_line
+from loadtest.load.plan import LoadPlan, LoadSample, Recording, Window
 from loadtest.workload.caller import Access
 from loadtest.workload.prompts import SeededPrompt, seeded_prompts
 from stages.errors import InputError
@@ -17,14 +17,10 @@ def test_a_plan_goes_through_json() -> None:
     assert plan.patience_s == 14.0
 
 
-@pytest.mark.parametrize(
-    "message",
-    [LoadSample(1, 2.0, 3.0, "UNAVAILABLE", True, 5, "why\nso", "00ff"), Window(1.0, 2.0, 0.25)],
-)
-def test_a_message_is_one_line(message: Message) -> None:
-    line = to_line(message)
-    assert line.count("\n") == 1
-    assert from_line(line) == message
+def test_a_recording_goes_through_json() -> None:
+    for window in (Window(1.0, 2.0, 0.25), None):
+        recording = Recording([LoadSample(1, 2.0, 3.0, "UNAVAILABLE", True, 5, "why\nso", "00ff")], window)
+        assert Recording.from_json(json.dumps(asdict(recording))) == recording
 
 
 def test_cases_have_seeds_of_their_own_and_prompts_of_different_lengths() -> None:

@@ -86,7 +86,7 @@ def test_a_request_without_answer_and_status_is_lost(wordless: str) -> None:
     nowhere = somewhere(wordless)
     with start_generator(nowhere, plan(wordless, warm_up_s=0.0, seconds=1.5)) as generator:
         recording = generator.drain()
-    result = result_of(recording, Texts(nowhere, plan(wordless).cases, 8), "sweep", 2)
+    result = result_of(recording, Texts(nowhere, plan(wordless).cases, 8), "sweep", 2, interrupted=False)
     lost = result.figures.counts.lost + result.figures.outside.lost
     assert lost == len(recording.samples) > 0
     assert all(sample.latency_ms >= 950 for sample in recording.samples)
@@ -104,7 +104,7 @@ def test_open_requests_of_a_run_that_is_stopped_are_cut_and_not_lost(wordless: s
         presser.start()
         recording = generator.drain()
         presser.join()
-    result = result_of(recording, Texts(nowhere, plan(wordless).cases, 8), "sweep", 2)
+    result = result_of(recording, Texts(nowhere, plan(wordless).cases, 8), "sweep", 2, generator.stopped)
     assert result.interrupted
     counts = (result.figures.counts, result.figures.outside)
     assert [sum(getattr(c, name) for c in counts) for name in ("requests", "cut", "lost")] == [2, 2, 0]

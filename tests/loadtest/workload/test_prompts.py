@@ -15,5 +15,4 @@ def test_ours_are_enough_different_and_end_where_a_word_does() -> None:
 
 @pytest.mark.parametrize("text", COPYING.texts)
 def test_what_is_to_be_copied_stands_in_the_prompt(text: str) -> None:
-    ending = text[-6:]
-    assert ending in text[:-6], "a lookup would find nothing"
+    assert text[-6:] in text[:-6], "a lookup would find nothing"

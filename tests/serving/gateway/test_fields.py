@@ -14,7 +14,7 @@ from pydantic import ValidationError
 from serving.gateway.base_fields import INSTEAD, OF_PICTURES, OF_TEXTS, Fields
 from serving.gateway.errors import field_error
 from serving.gateway.fields import ChatRequest, CompletionRequest
-from serving.gateway.response_fields import ResponseRequest
+from serving.gateway.responses import ResponseRequest
 
 PAGE = (Path(__file__).parents[3] / "docs" / "http.md").read_text()
 LEAST: dict[Any, dict[str, Any]] = {

@@ -11,7 +11,7 @@ from openai.types.responses import Response
 
 from serving.gateway.calls import CallReader
 from serving.gateway.messages import ChatMessage, told_messages
-from serving.gateway.response_fields import ResponseRequest
+from serving.gateway.responses import ResponseRequest
 from serving.modes.chat_template import ChatTemplate
 
 TEXT = [{"type": "text", "text": "a"}]

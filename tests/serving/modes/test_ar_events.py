@@ -5,8 +5,8 @@ from typing import Any
 
 import pytest
 
+from serving.modes.ar import check_tokens
 from serving.modes.base import Generation
-from serving.modes.speculative import check_tokens
 from stages.model.vocabulary import BYTES
 from stages.v1 import stage_pb2
 from stages.wire.status import StatusError

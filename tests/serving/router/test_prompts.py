@@ -13,7 +13,7 @@ import pytest
 from serving.client.client import AsyncClient
 from serving.client.failover import RequestRefused
 from serving.modes.base import Generation
-from serving.modes.tokenizer import BYTE_TOKENIZER
+from serving.modes.tokenizer import BYTE_TOKENIZER, ChatPrompt
 from serving.router.accounting import Account
 from serving.router.validation import PromptPools, tokenized
 from stages.host import schema_check
@@ -71,7 +71,7 @@ async def test_a_prompt_that_can_never_fit_is_not_tokenized() -> None:
     mode: Any = type("Mode", (), {"tokenizer": Tokens(), "positions": 512})
     generation = Generation(mode="ar", prompt=b"x" * (512 * 16 + 1), max_tokens=1, due_at=0.0)
     with pytest.raises(StatusError, match=r"has 8193 bytes; .* 512 tokens never holds more than 8192"):
-        await tokenized(generation, [], [], mode, Account(), PromptPools())
+        await tokenized(generation, ChatPrompt(), mode, Account(), PromptPools())
 
 
 def test_a_refused_request_leaves_nothing_behind(bundles: Path, local_ring: Any) -> None:

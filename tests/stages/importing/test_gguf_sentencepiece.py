@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from serving.modes.pretrained_tokenizer import read_pretrained_tokenizer
-from serving.modes.tokenizer import Message
+from serving.modes.tokenizer import ChatPrompt, Message
 from stages.checkpoint.gate import PROBE_TEXT
 from stages.errors import CheckpointError
 from stages.importing.gguf_tokenizer import read_vocabulary, tokenizer_json
@@ -164,7 +164,7 @@ def test_a_file_is_imported_and_speaks(imported: Any, tmp_path: Path) -> None:
     tokens = spelling.vocabulary.tokens
     for text in HARD:
         assert tokens(spelling.encode_text(text.encode())) == [1, *model().encode(text)]
-    prompt, _, _ = spelling.encode_chat([Message("user", "the sea 🚢")])
+    prompt, _, _ = spelling.encode_chat(ChatPrompt([Message("user", "the sea 🚢")]))
     assert tokens(prompt) == [1, *model().encode("[user] the sea 🚢\n[assistant]")]
     assert spelling.ends == {2}
     reader = spelling.detokenizer(prompt)

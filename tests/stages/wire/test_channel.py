@@ -14,8 +14,9 @@ from stages.host.host import HostSettings
 from stages.host.server import SERVICE, StageServer
 from stages.host.settings import StageSettings
 from stages.v1 import stage_pb2, stage_pb2_grpc
-from stages.wire import channel
+from stages.wire import channel, places
 from stages.wire.channel import bind, check_name, is_loopback, new_server, open_channel, parse_address
+from stages.wire.places import Places
 from stages.wire.tls import Security
 from tests.conftest import PATIENCE_S, until
 from tests.fuzz.attacker import ACK, OPENING, PING, SETTINGS, frame
@@ -32,21 +33,8 @@ def test_an_address_is_host_and_port(text: str, parsed: tuple[str, int]) -> None
 @pytest.mark.parametrize(
     "text",
     [
-        "",
-        ":",
-        "x",
-        "x:",
-        ":80",
-        "x:65536",
-        "x:-1",
-        "x:²",
-        "x:٣",
-        "::1",
-        "::1:80",
-        "x y:80",
-        "x/y:80",
-        "x:1\n",
-        "x:000001",
+        *("", ":", "x", "x:", ":80", "x:65536", "x:-1", "x:²", "x:٣", "::1", "::1:80"),
+        *("x y:80", "x/y:80", "x:1\n", "x:000001"),
     ],
 )
 def test_what_is_no_address(text: str) -> None:
@@ -119,6 +107,7 @@ async def test_a_connection_too_many_is_closed_and_pings_without_end_are_answere
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(channel, "MOST_CONNECTIONS", 2)
+    monkeypatch.setattr(places, "CHECK_S", 3600)
     port = bind(server := new_server(), "127.0.0.1:0")
     await server.start()
     async with asyncio.timeout(PATIENCE_S):
@@ -134,6 +123,46 @@ async def test_a_connection_too_many_is_closed_and_pings_without_end_are_answere
             writer.write(frame(PING, 0, 0, b"to and f") * 50)
             for _ in range(50):
                 await reader.readuntil(frame(PING, ACK, 0, b"to and f"))  # and none is told to go away
+    await server.stop(0)
+
+
+async def test_a_server_looks_at_its_connections_by_itself(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(channel, "MOST_CONNECTIONS", 1)
+    monkeypatch.setattr(places, "CHECK_S", 0.01)
+    port = bind(server := new_server(), "127.0.0.1:0")
+    await server.start()
+    reader, _ = await asyncio.open_connection("127.0.0.1", port)
+    assert b"timeout" not in await asyncio.wait_for(reader.read(), PATIENCE_S)  # of the handshake, which comes later
+    await server.stop(0)
+
+
+async def test_connections_that_never_called_make_room_the_oldest_first() -> None:
+    callers = []
+
+    async def call(_: Any, context: Any) -> Any:
+        callers.append(context.peer())
+        return b""
+
+    server = grpc.aio.server(interceptors=[room := Places(4)])
+    handlers: dict[str, Any] = {"Call": grpc.unary_unary_rpc_method_handler(call)}
+    server.add_generic_rpc_handlers([grpc.method_handlers_generic_handler("a.Service", handlers)])
+    port = server.add_insecure_port("[::]:0")
+    await server.start()
+    async with asyncio.timeout(PATIENCE_S), open_channel(f"127.0.0.1:{port}") as opened:
+        method: Any = opened.unary_unary("/a.Service/Call")
+        await method(b"")
+        readers = []
+        for _ in range(20):
+            reader, writer = await asyncio.open_connection("127.0.0.1", port)
+            writer.write(OPENING)
+            await reader.readexactly(9)  # it has a place
+            readers.append(reader)
+            room.make_room(port)
+            for gone in readers[:-2]:
+                await gone.read()  # to its end
+        await method(b"")
+        assert callers[0] == callers[1]
+        assert not any(reader.at_eof() for reader in readers[-2:])
     await server.stop(0)
 
 

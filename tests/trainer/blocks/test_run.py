@@ -21,7 +21,7 @@ from tests.trainer.blocks.test_train import digests
 from tests.trainer.processes import ended, launched
 from tests.trainer.small import tiny
 from trainer.blocks.config import TrainingConfig
-from trainer.blocks.run import Clock, Run, StepLoss
+from trainer.blocks.run import Run, StepLoss
 from trainer.blocks.state import exclusive, load_state, read_records, save_state
 
 
@@ -119,7 +119,7 @@ def test_another_runs_state_and_a_second_process_are_refused(tmp_path: Path) -> 
     Run(Line(), tiny, tmp_path, "run").train()
     with pytest.raises(ResumeError, match="other settings"):
         Run(Line(), tiny, tmp_path, "another").train()
-    with exclusive(tmp_path / "line.lock"), pytest.raises(ResumeError, match="being trained by another process"):
+    with exclusive(tmp_path / "line.lock", ""), pytest.raises(ResumeError, match="being trained by another process"):
         Run(Line(), tiny, tmp_path, "run").train()
 
 
@@ -220,10 +220,10 @@ def test_a_budget_of_time_counts_over_resumed_runs(tmp_path: Path, monkeypatch: 
     )
     config = replace(tiny, steps=1000, evaluate_every=1000)
     looked = list[int]()
-    clock = Clock(budget_s=10, evaluate_every_s=3, evaluated=lambda run, losses: looked.append(run.step))
+    limits: Any = {"budget_s": 10, "evaluate_every_s": 3, "evaluated": lambda run, losses: looked.append(run.step)}
     with pytest.raises(Interrupted):
-        Run(Line(1, lambda: os.kill(os.getpid(), signal.SIGINT)), config, tmp_path, "run", clock=clock).train()
-    run = Run(Line(), config, tmp_path, "run", clock=clock)
+        Run(Line(1, lambda: os.kill(os.getpid(), signal.SIGINT)), config, tmp_path, "run", **limits).train()
+    run = Run(Line(), config, tmp_path, "run", **limits)
     run.train()
     assert (run.step, run.spent_s) == (10, 10)
     assert looked == [6], "two steps before the stop, then four"

@@ -1,4 +1,5 @@
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -74,11 +75,8 @@ def test_cutting_forgets_later_steps_and_final_evaluations(tmp_path: Path) -> No
 
 def test_a_second_holder_is_refused_until_the_first_lets_go(tmp_path: Path) -> None:
     path = tmp_path / "run.lock"
-    with (
-        exclusive(path),
-        pytest.raises(ResumeError, match="already trained here"),
-        exclusive(path, "already trained here"),
-    ):
+    held = partial(exclusive, path, "already trained here")
+    with held(), pytest.raises(ResumeError, match="already trained here"), held():
         pass
-    with exclusive(path, "already trained here"):
+    with held():
         assert path.exists()

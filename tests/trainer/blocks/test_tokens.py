@@ -11,7 +11,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from loadtest.workload.texts import InProcess, Work
+from loadtest.workload.texts import InProcess
 from stages.checkpoint.checkpoint import halve, load_ar, load_chain
 from stages.checkpoint.manifest import TOKENIZER_NAME, read_manifest
 from stages.errors import CheckpointError, DataError
@@ -129,7 +129,7 @@ def test_a_text_cut_in_bytes_is_that_of_one_process(served: Any, bundle: Path, m
     served_text = served.generate("the ship sailed", mode=mode, max_bytes=12, seed=3).output
     assert 0 < len(served_text) <= 12
     assert len(served_text) >= 9 or mode == "sweep", "no character is cut in two"
-    assert InProcess(bundle).generate(Work(mode, b"the ship sailed", 12, 3)) == served_text
+    assert InProcess(bundle).generate(mode, b"the ship sailed", 12, 3) == served_text
 
 
 @pytest.mark.parametrize("mode", ["sweep", "resample"])

@@ -1,0 +1,98 @@
+"""The connections of a gRPC server: those that never call make room for new ones."""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import os
+import socket
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import suppress
+from itertools import islice
+from typing import TYPE_CHECKING, Any
+from urllib.parse import unquote
+
+import grpc
+import grpc.aio
+
+from stages.wire.status import Context, guarded_handler
+
+if TYPE_CHECKING:
+    from stages.wire.status import Handler
+
+CHECK_S = 1.0  # between two looks at the connections
+OPEN_TO_ALL = "/grpc."  # health and reflection: a call that shows nothing of who makes it
+_DESCRIPTORS = "/proc/self/fd"
+
+
+class Places(grpc.aio.ServerInterceptor):
+    """Closes the oldest connections that never made a call where less than an eighth of the places is free.
+
+    gRPC closes a connection too many before anyone hears of it, and names none that it holds. They are found among the
+    sockets of this process.
+    """
+
+    def __init__(self, most: int) -> None:
+        """:param most: connections that gRPC takes."""
+        self._kept = most - max(1, most // 8)
+        self._callers = set[str]()
+        self._silent: dict[str, None] = {}  # the oldest first
+
+    async def intercept_service(
+        self,
+        continuation: Callable[[grpc.HandlerCallDetails], Awaitable[Handler | None]],
+        handler_call_details: grpc.HandlerCallDetails,
+    ) -> Handler | None:
+        handler: Any = await continuation(handler_call_details)
+        method: Any = handler_call_details.method
+        if handler is None or method.startswith(OPEN_TO_ALL):
+            return handler
+
+        async def begin(request: Any, context: Context) -> Any:  # noqa: ANN401 - a message, or an iterator of them
+            host, _, port = unquote(context.peer().partition(":")[2]).rpartition(":")
+            self._callers.add(_peer(host, port))
+            return request
+
+        return guarded_handler(handler, begin)
+
+    def watch(self, server: grpc.aio.Server, port: int) -> None:
+        """Make room on a port now and then, until the server has stopped."""
+        self._watching = asyncio.create_task(self._watch(server, port))
+
+    async def _watch(self, server: grpc.aio.Server, port: int) -> None:
+        while await server.wait_for_termination(CHECK_S):
+            with suppress(OSError):  # there is no descriptor left to look with
+                if max(len(self._callers), len(os.listdir(_DESCRIPTORS))) > self._kept:
+                    self.make_room(port)
+
+    def make_room(self, port: int) -> None:
+        """Close what is above seven eighths of the places, and forget callers who have left. Raises OSError."""
+        held = {peer for peer, _ in _connections(port)}
+        self._callers &= held
+        silent = held - self._callers
+        self._silent = dict.fromkeys(peer for peer in (*self._silent, *silent) if peer in silent)
+        leaving = {*islice(self._silent, max(0, len(held) - self._kept))}
+        for peer, connection in _connections(port) if leaving else ():
+            if peer in leaving:
+                with suppress(OSError):  # it has just ended
+                    connection.shutdown(socket.SHUT_RDWR)
+
+
+def _connections(port: int) -> Iterator[tuple[str, socket.socket]]:
+    """The peers of a port of this process, each with a copy of its descriptor: gRPC may close its own at any time, and
+    the number may then be another's. Raises OSError."""
+    for number in os.listdir(_DESCRIPTORS):
+        try:
+            # to close the copy of a file would give up the locks that this process has on it
+            if os.readlink(f"{_DESCRIPTORS}/{number}").startswith("socket:"):
+                with socket.socket(fileno=os.dup(int(number))) as found:
+                    if found.family in (socket.AF_INET, socket.AF_INET6) and found.getsockname()[1] == port:
+                        yield _peer(*found.getpeername()[:2]), found
+        except OSError as problem:
+            if problem.errno not in (errno.ENOENT, errno.EBADF, errno.ENOTCONN):  # closed, or one that listens
+                raise
+
+
+def _peer(ip: str, port: int | str) -> str:
+    """An end of a connection, written alike whether gRPC or the socket tells it."""
+    return f"{ip.strip('[]').partition('%')[0].removeprefix('::ffff:')} {port}"
