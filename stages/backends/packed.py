@@ -1,7 +1,10 @@
 """The torch backend: pieces of several requests share every operation that works on rows."""
 
+from __future__ import annotations
+
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
+from copy import copy
 from dataclasses import dataclass
 from functools import lru_cache, partial
 
@@ -162,7 +165,7 @@ class LayerKind:
     window: int | None  # of `AttentionShape`
 
     @staticmethod
-    def of(rotary: Tensor, scale: float, window: int | None = None) -> "LayerKind":
+    def of(rotary: Tensor, scale: float, window: int | None = None) -> LayerKind:
         """:param rotary: (2, positions, head_dim / 2).
         :param scale: of queries, as attention wants them."""
         signs = torch.tensor([[[scale, scale], [1, 1]], [[-scale, scale], [-1, 1]]], device=rotary.device)
@@ -189,6 +192,12 @@ class PackedReader:
         self.layers, self.hidden = layers, hidden
         self.kinds, self.kind_of = kinds_of(part)
         self.device = part.rotary.device
+
+    def shortened(self) -> PackedReader:
+        """The same of one layer of each kind."""
+        short, firsts = copy(self), [self.kind_of.index(kind) for kind in range(len(self.kinds))]
+        short.layers, short.kind_of = [self.layers[first] for first in firsts], list(range(len(self.kinds)))
+        return short
 
     def read(self, pieces: Sequence[CleanPiece]) -> list[Tensor]:
         """See `BlockRunner.read`."""
