@@ -63,17 +63,21 @@ class Places(grpc.aio.ServerInterceptor):
         while await server.wait_for_termination(CHECK_S):
             with suppress(OSError):  # there is no descriptor left to look with
                 if max(len(self._callers), len(os.listdir(_DESCRIPTORS))) > self._kept:
-                    self.make_room(port)
+                    await self.make_room(port)
 
-    def make_room(self, port: int) -> None:
+    async def make_room(self, port: int) -> None:
         """Close what is above seven eighths of the places, and forget callers who have left. Raises OSError."""
-        held = {peer for peer, _ in _connections(port)}
-        self._callers &= held
+        before = {*self._callers}  # who calls meanwhile is not forgotten
+        held = await asyncio.to_thread(lambda: {peer for peer, _ in _connections(port)})
+        self._callers -= before - held
         silent = held - self._callers
         self._silent = dict.fromkeys(peer for peer in (*self._silent, *silent) if peer in silent)
-        leaving = {*islice(self._silent, max(0, len(held) - self._kept))}
-        for peer, connection in _connections(port) if leaving else ():
-            if peer in leaving:
+        if leaving := {*islice(self._silent, max(0, len(held) - self._kept))}:
+            await asyncio.to_thread(self._close, port, leaving)
+
+    def _close(self, port: int, leaving: set[str]) -> None:
+        for peer, connection in _connections(port):
+            if peer in leaving and peer not in self._callers:
                 with suppress(OSError):  # it has just ended
                     connection.shutdown(socket.SHUT_RDWR)
 

@@ -157,7 +157,7 @@ async def test_connections_that_never_called_make_room_the_oldest_first() -> Non
             writer.write(OPENING)
             await reader.readexactly(9)  # it has a place
             readers.append(reader)
-            room.make_room(port)
+            await room.make_room(port)
             for gone in readers[:-2]:
                 await gone.read()  # to its end
         await method(b"")
