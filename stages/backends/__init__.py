@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import replace
+from importlib.metadata import version
 from typing import Any, TypeVar
 
 import torch
@@ -18,7 +19,7 @@ from stages.backends.base import (
     StageRunner,
 )
 from stages.backends.packed import PackedBlock
-from stages.backends.packed_llama import onnx_module, packed_stage
+from stages.backends.packed_llama import packed_stage
 from stages.backends.pictures import PackedPictures
 from stages.backends.runner_checks import checked
 from stages.checkpoint.checkpoint import CPU
@@ -107,7 +108,7 @@ class TorchBackend(Backend):
 
     def stage(self, stage: PipelineStage) -> StageRunner:
         if isinstance(stage, LlamaStage) and stage.architecture.is_grouped:
-            self.products = f", onnxruntime {onnx_module().onnxruntime.__version__}"
+            self.products = f", onnxruntime {version('onnxruntime')}"
         runner = packed_stage(stage)
         return checked(runner if self.device == CPU else DeviceRunner(runner, self.device), stage)
 
@@ -116,11 +117,11 @@ class TorchBackend(Backend):
 
 
 def backend_named(name: str, device: torch.device = CPU) -> Backend:
-    """The backend called `name`, on a device that it computes on. Raises InputError that lists the names, or says which
-    extra to install."""
+    """The backend called `name`, on a device that it computes on. Raises InputError that lists the names."""
     if name == TorchBackend.name:
         return TorchBackend(device)
     if name not in BACKENDS:
         raise InputError(f"unknown backend {name!r}{one_of(name, BACKENDS)}")
-    found: Backend = onnx_module().OnnxBackend()
-    return found
+    from stages.backends.onnx import OnnxBackend
+
+    return OnnxBackend()

@@ -1,8 +1,6 @@
 """Stages of pretrained models on packed rows."""
 
 from collections.abc import Callable, Sequence
-from importlib import import_module
-from importlib.util import find_spec
 from typing import Any
 
 import torch
@@ -20,10 +18,10 @@ from stages.backends.packed import (
     normed_head,
 )
 from stages.backends.rows import Rows, in_slabs
-from stages.errors import CheckpointError, InputError
+from stages.errors import CheckpointError
 from stages.memory import give_back, is_owned
 from stages.model.architecture import LlamaArchitecture
-from stages.model.layers import GroupedLinear, TiedHead, round_linears
+from stages.model.layers import GroupedLinear, TiedHead
 from stages.model.llama import ACTIVATIONS, Expert, LlamaLayer, LlamaStage, Mixture
 from stages.model.pipeline import PipelineStage
 
@@ -99,7 +97,11 @@ class Product:
 
 def product(linear: nn.Linear | TiedHead) -> Callable[[Tensor], Tensor]:
     """x @ weight.T + bias, (rows, in) -> (rows, out). Takes the linear layer's numbers over."""
-    return onnx_module().FewBitsProduct(linear) if isinstance(linear, GroupedLinear) else Product(linear)
+    if isinstance(linear, GroupedLinear):
+        from stages.backends.onnx import FewBitsProduct
+
+        return FewBitsProduct(linear)
+    return Product(linear)
 
 
 class PackedLlamaLayer(PipelineLayer):
@@ -207,33 +209,14 @@ class LlamaReader(PackedReader):
 
 def packed_stage(stage: PipelineStage) -> PipelineRunner:
     """The runner of a stage of any family. It takes a pretrained stage's matrices over: each is freed when it is laid
-    out anew, so that memory stays near one stage.
-
-    Raises InputError where weights of few bits need an extra that is not installed.
-    """
+    out anew, so that memory stays near one stage."""
     if not isinstance(stage, LlamaStage):
         return PackedStage(stage)
     if isinstance(stage.layers[0].qkv, GroupedLinear) and stage.architecture.experts is None:
-        runner: PipelineRunner = onnx_module().OnnxStage(stage)
-        return runner
+        from stages.backends.onnx import OnnxStage  # a third of a second to import, which other models do not need
+
+        return OnnxStage(stage)
     return PipelineRunner(LlamaReader(stage), normed_head(stage, None if stage.head is None else product(stage.head)))
-
-
-def in_eight_bits(module: nn.Module) -> None:
-    """Round what a drafter computes with, where the extra is installed that products of 8 bits need."""
-    if find_spec("onnxruntime"):
-        round_linears(module)
-
-
-def onnx_module() -> Any:  # noqa: ANN401 - a module that needs an extra
-    """`stages.backends.onnx`. Raises InputError where the extra is not installed."""
-    try:
-        return import_module("stages.backends.onnx")
-    except ImportError as error:
-        raise InputError(
-            f"weights of 4 or 8 bits, and the backends of that name, need onnxruntime, which is not installed here "
-            f"({error}): pip install 'onesweep[onnx]'"
-        ) from None
 
 
 def _by_rotated_head(factors: Tensor, a: LlamaArchitecture) -> Tensor:

@@ -14,10 +14,11 @@ from torch import Tensor
 
 from stages.backends.base import CleanPiece
 from stages.backends.packed import Growing, GrowingPiece, PipelineRunner
-from stages.backends.packed_llama import in_eight_bits, packed_stage
+from stages.backends.packed_llama import packed_stage
 from stages.checkpoint.checkpoint import load_stage
 from stages.checkpoint.manifest import read_manifest
 from stages.model.draft_tree import Forks, LocalText
+from stages.model.layers import round_linears
 from stages.model.llama import LlamaStage
 from stages.model.pipeline import cache_bytes, new_caches
 from stages.model.prefill import split_reads
@@ -39,7 +40,7 @@ class WholeModel:
         loaded = [load_stage(self.directory, i) for i in range(self.architecture.parts)]
         for stage in loaded:
             if self.rounds and isinstance(stage, LlamaStage):
-                in_eight_bits(stage)
+                round_linears(stage)
         return [packed_stage(stage) for stage in loaded]
 
     def open(self, capacity: int) -> ModelText:

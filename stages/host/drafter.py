@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from stages.backends.base import CleanPiece
 from stages.backends.packed import Growing, GrowingPiece, PackedNorm
-from stages.backends.packed_llama import in_eight_bits, packed_stage, product
+from stages.backends.packed_llama import packed_stage, product
 from stages.backends.whole_model import ModelText, WholeModel
 from stages.checkpoint.draft_head import DraftHead
 from stages.limits import MAX_DRAFT
@@ -31,7 +31,7 @@ from stages.model.draft_tree import (
     TreeGrower,
     chosen,
 )
-from stages.model.layers import LayerCache
+from stages.model.layers import LayerCache, round_linears
 from stages.model.pipeline import cache_bytes, new_caches
 from stages.model.prefill import split_reads
 from stages.model.vocabulary import BYTES, Vocabulary
@@ -246,7 +246,7 @@ class HeadDrafter(TreeDrafter):
         self.architecture = head.stage.architecture
         assert isinstance(head.stage.head, nn.Linear)
         head.stage.head.weight = nn.Parameter(model_head[head.tokens.long()], requires_grad=False)
-        in_eight_bits(head)
+        round_linears(head)
         self.join, self.runner = product(head.join), packed_stage(head.stage)
 
     def begin(self, capacity: int, origin: int) -> HeadDraftState:

@@ -8,7 +8,6 @@ from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import lru_cache
-from importlib.util import find_spec
 from pathlib import Path
 
 import torch
@@ -240,7 +239,7 @@ def _fitting_copy(settings: ImportSettings) -> str:
     for name, weights in COPIES.items():
         with suppress(ShapeError):  # rows that are no whole groups
             copy = replace(a, weights=weights, layers=(a.total_layers,))
-            if find_spec("onnxruntime") and _costs(copy)[0].held <= (rooms[-1] if rooms else math.inf):
+            if _costs(copy)[0].held <= (rooms[-1] if rooms else math.inf):
                 return name
     return "none"
 

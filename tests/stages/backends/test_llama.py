@@ -38,8 +38,6 @@ PARTS = pytest.mark.parametrize("key", STAGES, ids=lambda key: f"{SHAPES.index(k
 
 @pytest.fixture(params=BACKENDS)
 def backend(request: pytest.FixtureRequest) -> str:
-    if request.param != "torch":
-        pytest.importorskip("onnxruntime", reason="the onnx extra is not installed")
     return str(request.param)
 
 
@@ -87,8 +85,6 @@ def test_no_rows_depend_on_others(key: tuple[LlamaArchitecture, int]) -> None:
     others=st.integers(0, 4),
 )
 def test_a_few_positions_give_what_they_give_one_by_one(name: str, key, few: int, past: int, others: int) -> None:
-    if name != "torch":
-        pytest.importorskip("onnxruntime", reason="the onnx extra is not installed")
     stage, runner = STAGES[key], runner_of(name, key)
     together, alone = replace(clean(stage, few, past), one_by_one=few), clean(stage, few, past)
     company = [clean(stage, 1 + i, 7 * i, seed=i + 1) for i in range(others)]
@@ -164,7 +160,6 @@ def test_a_product_is_a_product(monkeypatch: pytest.MonkeyPatch, is_packed: bool
 
 @pytest.mark.parametrize("weights", ["q4", "q8"])
 def test_stages_of_few_bits_are_near_what_they_hold_and_the_same_in_any_company(weights: Weights) -> None:
-    pytest.importorskip("onnxruntime", reason="the onnx extra is not installed")
     plain = replace(TINY, width=64, head_dim=16, kv_heads=2, mlp_width=96, attention_bias="all", weights=weights)
     for a in (plain, replace(plain, experts=OPTIONS["experts"].experts)):
         for stage in random_stages(a):

@@ -2,7 +2,6 @@
 
 import copy
 import importlib
-import sys
 from dataclasses import replace
 
 import pytest
@@ -10,7 +9,7 @@ import torch
 
 from stages.backends import TorchBackend, backend_named
 from stages.backends.base import Backend, CleanPiece
-from stages.errors import CheckpointError, InputError
+from stages.errors import CheckpointError
 from stages.model.architecture import Architecture
 from stages.model.pipeline import ArModel
 from tests.stages.backends.conftest import clean_piece, noisy_piece
@@ -19,7 +18,6 @@ from tests.stages.conftest import make_ar, make_block
 
 @pytest.fixture
 def backend() -> Backend:
-    pytest.importorskip("onnxruntime", reason="the onnx extra is not installed")
     return backend_named("onnxruntime")
 
 
@@ -73,10 +71,3 @@ def test_an_export_that_does_not_match_is_refused(backend, monkeypatch) -> None:
         with pytest.raises(CheckpointError, match="an ONNX export that does not match") as caught:
             make()
         assert "torch backend" in str(caught.value)
-
-
-def test_a_missing_package_is_named(monkeypatch) -> None:
-    for name in ("stages.backends.onnx", "onnxruntime"):
-        monkeypatch.setitem(sys.modules, name, None)
-    with pytest.raises(InputError, match=r"pip install 'onesweep\[onnx\]'"):
-        backend_named("onnxruntime")

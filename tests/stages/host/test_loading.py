@@ -172,8 +172,6 @@ async def test_a_release_that_is_not_loaded_yet_is_loaded_when_it_is_asked_for(h
 
 @pytest.mark.parametrize("backend", ["torch", "onnxruntime"])
 def test_parts_are_freed_when_nobody_holds_them(bundles: Path, backend: str) -> None:
-    if backend == "onnxruntime":
-        pytest.importorskip("onnxruntime")
     plan = plan_host(bundles / "own", (0,))
     load_parts(plan, backend_named(backend))
     gc.collect()
