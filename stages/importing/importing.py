@@ -225,21 +225,30 @@ def add_drafter(settings: ImportSettings, drafter: str | None, progress: WorkPro
             if head is None:
                 raise InputError("no draft head ships for this model")
             add_draft_head(settings.out, head)
+        elif drafter in COPIES and (missing := _missing_bytes(settings, drafter)) > 0:
+            raise InputError(
+                f"{drafter} does not fit the last host beside its stage: {missing / MEGABYTE:,.1f} MB are missing"
+            )
         elif drafter != "none":
             _add_near_model(settings, drafter, progress)
     except (InputError, CheckpointError) as error:
         raise type(error)(f"{error}; {settings.out} is imported without a drafter") from None
 
 
-def _fitting_copy(settings: ImportSettings) -> str:
-    """The first of COPIES that the last host has room for; `none` where there is none."""
+def _missing_bytes(settings: ImportSettings, drafter: str) -> float:
+    """What the last host's room lacks for a copy beside its stage. Raises ShapeError where rows are no whole groups."""
     a = read_manifest(settings.out).text_architecture
     assert isinstance(a, LlamaArchitecture)
-    rooms = [host.memory_bytes - cost.held for host, cost in zip(settings.hosts, _costs(a), strict=False)]
-    for name, weights in COPIES.items():
-        with suppress(ShapeError):  # rows that are no whole groups
-            copy = replace(a, weights=weights, layers=(a.total_layers,))
-            if _costs(copy)[0].held <= (rooms[-1] if rooms else math.inf):
+    copy = replace(a, weights=COPIES[drafter], layers=(a.total_layers,))
+    room = settings.hosts[-1].memory_bytes if settings.hosts else math.inf
+    return _costs(a)[-1].held + _costs(copy)[0].held - room
+
+
+def _fitting_copy(settings: ImportSettings) -> str:
+    """The first of COPIES that the last host has room for; `none` where there is none."""
+    for name in COPIES:
+        with suppress(ShapeError):
+            if _missing_bytes(settings, name) <= 0:
                 return name
     return "none"
 

@@ -177,7 +177,7 @@ def test_a_near_model_is_put_beside_the_model_if_its_tokens_are_the_same(
 
 
 def test_without_a_word_it_is_the_largest_copy_that_the_last_host_has_room_for(
-    weights: dict[str, Tensor], tmp_path: Path
+    weights: dict[str, Tensor], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     source, last = write_folder(tmp_path / "model", weights, WIDE), stage_cost(WIDE, 1, first=False, last=True)
     copies = [stage_cost(replace(WIDE, weights=kind), 2, first=True, last=True) for kind in ("q8", "q4")]
@@ -187,6 +187,9 @@ def test_without_a_word_it_is_the_largest_copy_that_the_last_host_has_room_for(
         assert main(["import", str(source), "--blocks", "2", "--out", str(out), "--memory-mb", rooms]) == 0
         assert (out / "local").exists() == bool(kind)
         assert not kind or read_manifest(out / "local").architecture.weights == kind
+    command = ["import", str(source), "--blocks", "2", "--out", str(tmp_path / "asked"), "--memory-mb", rooms]
+    assert main([*command, "--drafter", "copy:q4"]) == 2
+    assert "copy:q4 does not fit the last host beside its stage: 0.0 MB are missing" in capsys.readouterr().err
 
 
 def test_floating_point_weights_are_rounded_to_the_nearest_code() -> None:
