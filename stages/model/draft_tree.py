@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate
+from math import prod
 
 import numpy as np
 import torch
@@ -70,6 +71,9 @@ class DraftLength:
         self.sweeps = sweeps
         self._right, self._tried, self._told = 3.0, 4.0, 3.0  # as if 3 of 4 guesses had been right so far
         self.level_ms = 1.0  # what drafting one token after another takes for each of them
+        # Share of them that requests waited for: what is drafted ahead of the verdict costs no time. Without it a draft
+        # would be as long as pays with one tick of drafting to each trip, and then it seldom stands as a whole.
+        self.waited = 1.0
 
     @property
     def acceptance(self) -> float:
@@ -86,14 +90,19 @@ class DraftLength:
 
         :param accepted: of the first branch, that is of `guesses` one after the other.
         :param told: sum of the probabilities that the drafter gave those whose place was reached.
-        :param levels: tokens drafted one after the other.
+        :param levels: tokens drafted one after the other while the request waited, in `draft_ms`.
         """
         if guesses:
+            self.waited += 0.2 * (min(levels / guesses, 1.0) - self.waited)
             self._right = FORGET * self._right + accepted
             self._tried = FORGET * self._tried + accepted + (accepted < guesses)
             self._told = FORGET * self._told + told
         if levels:
             self.level_ms += 0.2 * (draft_ms / levels - self.level_ms)
+
+    def chance(self, probs: Sequence[float]) -> float:
+        """That guesses all stand of which their drafter said these probabilities."""
+        return prod(min(each * self.trust, MOST_SURE) for each in probs)
 
     def length(self) -> int:
         """Guesses of a chain of which no more is known than `acceptance`."""
@@ -105,20 +114,24 @@ class DraftLength:
 
         :param chances: that each stands with all before it, the likeliest first.
         :param each_ms: that drafting each one takes.
-        :param draft_ms: that it took already.
+        :param draft_ms: that it took already, while the request waited.
         """
         tokens = accumulate(chances, initial=1.0)
-        rates = [n / (draft_ms + i * each_ms + self.sweeps.ms(i)) for i, n in enumerate(tokens)]
+        before_ms = draft_ms * self.waited
+        rates = [n / (before_ms + i * each_ms + self.sweeps.ms(i)) for i, n in enumerate(tokens)]
         return max(range(len(rates)), key=rates.__getitem__)
 
-    def another_level(self, chances: Sequence[float], ends: float, draft_ms: float) -> bool:
+    def another_level(self, chances: Sequence[float], ends: float, draft_ms: float, waits: bool = True) -> bool:
         """True where one token more pays.
 
         :param chances: of the guesses so far, and :param ends: of those that it would come after, in all.
+        :param waits: the request waits for it; else it costs only what hosts take to verify it.
         """
         count = self.best(sorted(chances, reverse=True), draft_ms=draft_ms)
         tokens = 1.0 + sum(sorted(chances, reverse=True)[:count])
-        return ends * min(self.acceptance, MOST_SURE) / tokens > self.level_ms / (draft_ms + self.sweeps.ms(count))
+        cost_ms = self.sweeps.guess_ms + (self.level_ms if waits else 0.0)
+        trip_ms = draft_ms * self.waited + self.sweeps.ms(count)
+        return ends * min(self.acceptance, MOST_SURE) / tokens > cost_ms / trip_ms
 
 
 @dataclass(frozen=True)
@@ -128,8 +141,8 @@ class Draft:
     tokens: tuple[int, ...] = ()
     depths: tuple[int, ...] = ()
     probs: tuple[float, ...] = ()  # that each stands if those before it on its branch do, as who drafted has it
-    levels: int = 0  # tokens that were drafted one after the other
-    compute_ms: float = 0.0  # of the drafter's arithmetic
+    levels: int = 0  # tokens that were drafted one after the other while the request waited
+    compute_ms: float = 0.0  # of the drafter's arithmetic meanwhile
 
     @property
     def first(self) -> int:
@@ -161,8 +174,10 @@ class Growth:
     probs: list[float] = field(default_factory=list)
     # That each stands with those before it, by what the drafter was found to be worth.
     chances: list[float] = field(default_factory=list)
+    ends: list[int] = field(default_factory=lambda: [-1])  # those that the next level comes after
     levels: int = 0
-    compute_ms: float = 0.0
+    waited: int = 0  # levels that the request waited for
+    compute_ms: float = 0.0  # that they took
 
     def likeliest(self, count: int) -> list[int]:
         """So many of them, none without those before it, depth first: likelier branches first."""
@@ -177,7 +192,7 @@ class Growth:
     def draft(self, sent: Sequence[int]) -> Draft:
         """Guesses of `likeliest` in the form in which they travel."""
         tokens, probs = tuple(self.tokens[at] for at in sent), tuple(self.probs[at] for at in sent)
-        return Draft(tokens, tuple(map(self.depth, sent)), probs, self.levels, self.compute_ms)
+        return Draft(tokens, tuple(map(self.depth, sent)), probs, self.waited, self.compute_ms)
 
     def depth(self, at: int) -> int:
         """Number of guesses before it on its branch."""
@@ -221,6 +236,10 @@ class LocalText(ABC):
         They are good until it is asked again.
         """
 
+    def chain(self, room: int) -> Forks:
+        """The same for one continuation that stays the only one."""
+        return self.fork(1, room)
+
 
 class TreeGrower:
     """Grows guesses for one request, with its own random numbers.
@@ -249,11 +268,23 @@ class TreeGrower:
         self.text, self.vocabulary, self.worth, self.tokens, self.allowed = text, vocabulary, worth, tokens, allowed
         self.temperature, self.seed, self.shaping = temperature, seed, shaping
 
-    @torch.inference_mode()
     def grow(self, known: bytes, plan: DraftPlan) -> Growth:
         """Guesses after `known`, more of them than will be sent. On the drafter's compute thread."""
-        begin, growth, position = time.perf_counter(), Growth(), self.vocabulary.count(known)
-        nodes, forks = np.array([-1]), None
+        growth = Growth()
+        self.finish(growth, self.levels(growth, known, plan), plan)
+        return growth
+
+    def finish(self, growth: Growth, levels: Iterator[bool], plan: DraftPlan) -> None:
+        """Take `levels` of a growth while they pay for a request that waits."""
+        begin = time.perf_counter()
+        while self.goes_on(growth, plan) and next(levels, False):
+            growth.waited += 1
+            growth.compute_ms = (time.perf_counter() - begin) * 1000
+
+    @torch.inference_mode()
+    def levels(self, growth: Growth, known: bytes, plan: DraftPlan) -> Iterator[bool]:
+        """Grow guesses after `known`, one level with each `next`. Yields True."""
+        position, nodes, forks = self.vocabulary.count(known), np.array([-1]), None
         logits = self.text.logits_after(known)
         while True:
             if self.shaping.adjusts and self.tokens is None:
@@ -261,12 +292,11 @@ class TreeGrower:
                 pairs = zip(logits.split(1), before, strict=True)
                 logits = torch.cat([self.shaping.adjusted(row, tokens) for row, tokens in pairs])
             rows, nodes = self._add(growth, nodes, logits, position + growth.levels, plan.branches)
-            growth.levels += 1
-            growth.compute_ms = (time.perf_counter() - begin) * 1000
-            if not self._goes_on(growth, nodes, plan):
-                return growth
+            growth.levels, growth.ends = growth.levels + 1, nodes.tolist()
+            yield True
             if forks is None:
-                forks = self.text.fork(len(nodes), plan.most - 1)
+                room = plan.most - 1
+                forks = self.text.chain(room) if plan.branches == 1 else self.text.fork(len(nodes), room)
             else:
                 forks.select(rows)
             logits = forks.read(np.array([growth.tokens[node] for node in nodes]))
@@ -335,12 +365,15 @@ class TreeGrower:
         drawn = uniforms(self.seed, Purpose.SAMPLE, position, 1, self.vocabulary.size)
         return gumbels_of(drawn[:, self.tokens])
 
-    def _goes_on(self, growth: Growth, nodes: Indices, plan: DraftPlan) -> bool:
-        if growth.levels >= plan.most or not len(nodes):
+    def goes_on(self, growth: Growth, plan: DraftPlan, waits: bool = True) -> bool:
+        """True where one more level pays. waits: the request waits for it."""
+        if growth.levels >= plan.most or not growth.ends:
             return False
-        ends = [growth.chances[node] for node in nodes]
+        if not growth.levels:
+            return True
+        ends = [growth.chances[node] for node in growth.ends]
         if plan.guesses is None:
-            return self.worth.another_level(growth.chances, sum(ends), growth.compute_ms)
+            return self.worth.another_level(growth.chances, sum(ends), growth.compute_ms, waits)
         among = sorted(growth.chances, reverse=True)[: plan.guesses]
         return len(among) < plan.guesses or max(ends) > among[-1]
 
