@@ -69,7 +69,7 @@ class RunAhead:
             self._expected = np.append(self._expected, own.tokens)
             self._levels = self.grower.levels(self.growth, encode(self._expected), self.plan)
             return True
-        return self.grower.goes_on(self.growth, self.plan, waits=False) and next(self._levels, False)
+        return self.grower.goes_on(self.growth, self.plan) and next(self._levels, False)
 
     def after(self, known: Tokens, plan: DraftPlan) -> Growth | None:
         """Guesses of what follows `known`, with those that it pays to wait for; None if another text was expected."""
@@ -97,11 +97,11 @@ class Drafter(ABC):
     What it drafts decides how long a text takes, never the text: nothing here need be the same in any company.
     """
 
-    def __init__(self, vocabulary: Vocabulary) -> None:
+    def __init__(self, vocabulary: Vocabulary, runs_ahead: bool = False) -> None:
         self.vocabulary = vocabulary
         # A grammar leaves few tokens at most places: guesses are right more often there.
         self.sweeps = SweepTime()
-        self.free, self.held = (DraftLength(self.sweeps) for _ in range(2))
+        self.free, self.held = DraftLength(self.sweeps, hides=runs_ahead), DraftLength(self.sweeps)
 
     @abstractmethod
     def begin(self, capacity: int, origin: int) -> DraftState:
@@ -216,7 +216,7 @@ class TreeDrafter(Drafter):
         growth = ahead.after(known, replace(plan, branches=1)) if ahead is not None else None
         growth = growth or grower.grow(self.vocabulary.encode(known), plan)
         draft = growth.draft(chosen(growth, plan, worth))
-        if allowed is None and worth.chance(draft.probs[: draft.first]) >= AHEAD_CHANCE:
+        if allowed is None and worth.acceptance**draft.first >= AHEAD_CHANCE:
             state.ahead = self.run_ahead(state, grower, np.append(known, draft.tokens[: draft.first]), plan)
         return draft
 
@@ -236,7 +236,7 @@ class ModelDrafter(TreeDrafter):
     """A whole model of the same tokens: a copy of the served one in fewer bits, or a smaller one."""
 
     def __init__(self, model: WholeModel) -> None:
-        super().__init__(model.vocabulary)
+        super().__init__(model.vocabulary, runs_ahead=True)
         self.model = model
 
     def begin(self, capacity: int, origin: int) -> ModelDraftState:

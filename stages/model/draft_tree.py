@@ -7,7 +7,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate
-from math import prod
+from math import exp
 
 import numpy as np
 import torch
@@ -29,6 +29,7 @@ A_GUESS_MS = 1.0  # what a guess adds to a sweep, as long as sweeps with more an
 # And how much comparing it takes to believe otherwise: a sum of squared differences of guesses.
 SPREAD = 40.0
 MOST_SURE = 0.99
+NOISE_STEP, LEAST_NOISE = 10.0, 0.01  # its logarithm grows by so much for each of the guesses tried that surprises
 
 
 class SweepTime:
@@ -67,23 +68,19 @@ class DraftLength:
     2406.16858, who take the guesses that are likeliest with all before them).
     """
 
-    def __init__(self, sweeps: SweepTime) -> None:
-        self.sweeps = sweeps
-        self._right, self._tried, self._told = 3.0, 4.0, 3.0  # as if 3 of 4 guesses had been right so far
+    def __init__(self, sweeps: SweepTime, hides: bool = False) -> None:
+        """:param hides: where a draft stands, the next one was drafted while it was under way."""
+        self.sweeps, self.hides = sweeps, hides
+        self._right, self._tried = 3.0, 4.0  # as if 3 of 4 guesses had been right so far
+        # What the model's sums of logits and Gumbel numbers differ by from the drafter's, in units of those: a copy
+        # of the model is wrong at near ties alone, however random the text is.
+        self.noise = 1.0
         self.level_ms = 1.0  # what drafting one token after another takes for each of them
-        # Share of them that requests waited for: what is drafted ahead of the verdict costs no time. Without it a draft
-        # would be as long as pays with one tick of drafting to each trip, and then it seldom stands as a whole.
-        self.waited = 1.0
 
     @property
     def acceptance(self) -> float:
         """Share of guesses found right, of those whose place was reached."""
         return self._right / self._tried
-
-    @property
-    def trust(self) -> float:
-        """Frequency of right guesses, as a multiple of what their drafter said."""
-        return self._right / max(self._told, 1e-9)
 
     def learn(self, guesses: int, accepted: int, told: float, levels: int, draft_ms: float) -> None:
         """Book a round.
@@ -93,16 +90,13 @@ class DraftLength:
         :param levels: tokens drafted one after the other while the request waited, in `draft_ms`.
         """
         if guesses:
-            self.waited += 0.2 * (min(levels / guesses, 1.0) - self.waited)
             self._right = FORGET * self._right + accepted
             self._tried = FORGET * self._tried + accepted + (accepted < guesses)
-            self._told = FORGET * self._told + told
+            # larger by what was expected to stand and did not, and by less the more was tried
+            change = min(max(NOISE_STEP * (told - accepted) / self._tried, -1.0), 1.0)
+            self.noise = min(max(self.noise * exp(change), LEAST_NOISE), 1 / LEAST_NOISE)
         if levels:
             self.level_ms += 0.2 * (draft_ms / levels - self.level_ms)
-
-    def chance(self, probs: Sequence[float]) -> float:
-        """That guesses all stand of which their drafter said these probabilities."""
-        return prod(min(each * self.trust, MOST_SURE) for each in probs)
 
     def length(self) -> int:
         """Guesses of a chain of which no more is known than `acceptance`."""
@@ -114,24 +108,30 @@ class DraftLength:
 
         :param chances: that each stands with all before it, the likeliest first.
         :param each_ms: that drafting each one takes.
-        :param draft_ms: that it took already, while the request waited.
+        :param draft_ms: that it took already.
         """
         tokens = accumulate(chances, initial=1.0)
-        before_ms = draft_ms * self.waited
-        rates = [n / (before_ms + i * each_ms + self.sweeps.ms(i)) for i, n in enumerate(tokens)]
+        rates = [n / (draft_ms + i * each_ms + self.sweeps.ms(i)) for i, n in enumerate(tokens)]
         return max(range(len(rates)), key=rates.__getitem__)
 
-    def another_level(self, chances: Sequence[float], ends: float, draft_ms: float, waits: bool = True) -> bool:
+    def another_level(self, chances: Sequence[float], ends: float, draft_ms: float) -> bool:
         """True where one token more pays.
 
         :param chances: of the guesses so far, and :param ends: of those that it would come after, in all.
-        :param waits: the request waits for it; else it costs only what hosts take to verify it.
+        :param draft_ms: what these levels take, whether the request waits for them or not.
         """
-        count = self.best(sorted(chances, reverse=True), draft_ms=draft_ms)
-        tokens = 1.0 + sum(sorted(chances, reverse=True)[:count])
-        cost_ms = self.sweeps.guess_ms + (self.level_ms if waits else 0.0)
-        trip_ms = draft_ms * self.waited + self.sweeps.ms(count)
-        return ends * min(self.acceptance, MOST_SURE) / tokens > cost_ms / trip_ms
+        likeliest, right = sorted(chances, reverse=True), min(self.acceptance, MOST_SURE)
+        count = self.best(likeliest, draft_ms=draft_ms)
+        tokens = 1.0 + sum(likeliest[:count])
+        rate = tokens / self._round_ms(count, draft_ms, ends)
+        return (tokens + ends * right) / self._round_ms(count + 1, draft_ms + self.level_ms, ends * right) > rate
+
+    def _round_ms(self, guesses: int, draft_ms: float, stands: float) -> float:
+        """Time of a round among others like it. stands: chance that all of a draft stands."""
+        sweep_ms = self.sweeps.ms(guesses)
+        # the longer a draft, the more seldom it stands, and the next one is waited for
+        hidden_ms = stands * min(draft_ms, sweep_ms) if self.hides else 0.0
+        return draft_ms + sweep_ms - hidden_ms
 
 
 @dataclass(frozen=True)
@@ -247,8 +247,8 @@ class TreeGrower:
     The hosts add the request's Gumbel numbers to the logits of a place and take the largest sum. The drafter does the
     same with the same numbers (Daliri et al. 2024, arXiv 2408.07978): where both models agree they pick the same
     token, however random it is. The softmax of these sums tells how sure it is: as if the hosts' sums were its own
-    with noise of the same kind. Of all guesses those are sent that are likeliest with all before them (Li et al. 2024,
-    arXiv 2406.16858).
+    with noise of the same kind, whose scale is learnt. Of all guesses those are sent that are likeliest with all before
+    them (Li et al. 2024, arXiv 2406.16858).
     """
 
     def __init__(
@@ -318,9 +318,9 @@ class TreeGrower:
             sums -= sums.max(axis=1, keepdims=True)
         width = min(width, sums.shape[1])
         tokens = torch.from_numpy(sums).topk(width, dim=1).indices.numpy()  # a fifth of np.argpartition's time
-        exponentials = np.exp(sums)
+        exponentials = np.exp(sums / self.worth.noise)
         probs = np.take_along_axis(exponentials, tokens, axis=1) / exponentials.sum(axis=1, keepdims=True)
-        chances = np.minimum(probs * self.worth.trust, MOST_SURE)
+        chances = np.minimum(probs, MOST_SURE)
         numbers = tokens if self.tokens is None else self.tokens[tokens]
         for row, token in forced.items():
             numbers[row], probs[row], chances[row] = token, 0.0, 0.0
@@ -365,15 +365,15 @@ class TreeGrower:
         drawn = uniforms(self.seed, Purpose.SAMPLE, position, 1, self.vocabulary.size)
         return gumbels_of(drawn[:, self.tokens])
 
-    def goes_on(self, growth: Growth, plan: DraftPlan, waits: bool = True) -> bool:
-        """True where one more level pays. waits: the request waits for it."""
+    def goes_on(self, growth: Growth, plan: DraftPlan) -> bool:
+        """True where one more level pays."""
         if growth.levels >= plan.most or not growth.ends:
             return False
         if not growth.levels:
             return True
         ends = [growth.chances[node] for node in growth.ends]
         if plan.guesses is None:
-            return self.worth.another_level(growth.chances, sum(ends), growth.compute_ms, waits)
+            return self.worth.another_level(growth.chances, sum(ends), growth.levels * self.worth.level_ms)
         among = sorted(growth.chances, reverse=True)[: plan.guesses]
         return len(among) < plan.guesses or max(ends) > among[-1]
 
