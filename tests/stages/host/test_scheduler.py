@@ -294,3 +294,22 @@ def test_nothing_is_drafted_ahead_for_a_session_that_ended(
     assert not engine._ahead
     assert (job.session.draft is None) == (why == "failed")
     assert ahead.growth.levels == (4 if why == "finished" else 0)
+
+
+@pytest.mark.parametrize("idle", [0, 1, 3, 9])
+def test_what_is_drafted_ahead_changes_no_text(whole: Parts, monkeypatch: pytest.MonkeyPatch, idle: int) -> None:
+    """However often the host has nothing else to do while a draft travels. Its near model is seldom right."""
+    monkeypatch.setattr(drafters, "AHEAD_CHANCE", 0.0)
+    engine, text = Scheduler(3, 64, 64), b""
+    job = job_of(engine, whole, drafted())
+    while engine._turn():
+        event = job.work.result or job.result
+        assert isinstance(event, stage_pb2.Event)
+        text += event.text
+        for _ in range(idle):
+            engine._draft_ahead()
+        if isinstance(job.result, stage_pb2.Hop):
+            job.session.next_number += 1
+            job = ScheduledHop(job.result, parse_hop(job.result, whole.plan), job.session, 0)
+            engine.submit(job)
+    assert text == alone(whole, steps(count=20))
