@@ -65,7 +65,7 @@ class ModelText(LocalText):
     """A text that a whole model reads."""
 
     def __init__(self, model: WholeModel, capacity: int) -> None:
-        a, self.model = model.architecture, model
+        a, self.model, self.capacity = model.architecture, model, capacity
         self._caches = [new_caches(a.layers_in(part), a, capacity) for part in range(a.parts)]
         self._read = b""
 
@@ -94,6 +94,9 @@ class ModelText(LocalText):
         pairs = zip(self.model.stages, self._caches, strict=True)
         return _ModelForks(self.model, [stage.fork(caches, room, count) for stage, caches in pairs])
 
+    def chain(self, room: int) -> Forks:
+        return _ModelChain(self, self._read)
+
     def _go_back(self, text: bytes, again: int = 0) -> int:
         """Forget what is not the beginning of `text`. How many tokens stay.
 
@@ -119,3 +122,17 @@ class _ModelForks(Forks):
     def select(self, branches: NDArray[np.int64]) -> None:
         for part in self.grown:
             part.select(torch.from_numpy(branches))
+
+
+class _ModelChain(Forks):
+    """A continuation in the text's own caches: where it turns out to be the text, it is not read again."""
+
+    def __init__(self, text: ModelText, known: bytes) -> None:
+        self.text, self.known = text, known
+
+    def read(self, tokens: NDArray[np.int64]) -> Tensor:
+        self.known += self.text.model.vocabulary.encode(tokens)
+        return self.text.logits_after(self.known)
+
+    def select(self, branches: NDArray[np.int64]) -> None:
+        pass

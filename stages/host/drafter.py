@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
@@ -26,6 +26,7 @@ from stages.model.draft_tree import (
     DraftLength,
     DraftPlan,
     Forks,
+    Growth,
     LocalText,
     SweepTime,
     TreeGrower,
@@ -44,6 +45,38 @@ Tokens = NDArray[np.int64]
 AllowedAfter = Callable[[Sequence[int]], Allowed | None]  # by a grammar, the tokens that can follow guesses
 # Fewest and most tokens that must have been seen before to expect the same continuation; a token is several bytes.
 MATCHED_BYTES, MATCHED_TOKENS = (4, 24), (2, 8)
+AHEAD_CHANCE = 0.5  # nothing is drafted ahead after a draft that stands more seldom: most of it would be in vain
+
+
+class RunAhead:
+    """The draft after one that is under way, as if all of that stood: a chain, grown while nobody waits for it.
+
+    On the compute thread only.
+    """
+
+    def __init__(self, grower: TreeGrower, drafted: Tokens, plan: DraftPlan) -> None:
+        """:param drafted: the text with the draft under way.
+        :param plan: of the draft after it."""
+        self.grower, self.plan, self.growth = grower, plan, Growth()
+        self._expected = drafted
+        self._levels: Iterator[bool] | None = None  # once the token of the verdict was guessed
+
+    def step(self) -> bool:
+        """Draft one token; False where no more of them would be sent."""
+        if self._levels is None:
+            encode = self.grower.vocabulary.encode
+            own = self.grower.grow(encode(self._expected), DraftPlan(1))  # the verdict adds a token of the model's own
+            self._expected = np.append(self._expected, own.tokens)
+            self._levels = self.grower.levels(self.growth, encode(self._expected), self.plan)
+            return True
+        return self.grower.goes_on(self.growth, self.plan) and next(self._levels, False)
+
+    def after(self, known: Tokens, plan: DraftPlan) -> Growth | None:
+        """Guesses of what follows `known`, with those that it pays to wait for; None if another text was expected."""
+        if self._levels is None or self.growth.levels > plan.most or not np.array_equal(known, self._expected):
+            return None
+        self.grower.finish(self.growth, self._levels, plan)
+        return self.growth
 
 
 @dataclass
@@ -54,6 +87,8 @@ class DraftState:
     draft: Draft = field(default_factory=Draft)
     worth: DraftLength | None = None
     left_at: float = 0.0
+    # What comes after it, where that is drafted before the verdict.
+    ahead: RunAhead | None = None
 
 
 class Drafter(ABC):
@@ -62,11 +97,11 @@ class Drafter(ABC):
     What it drafts decides how long a text takes, never the text: nothing here need be the same in any company.
     """
 
-    def __init__(self, vocabulary: Vocabulary) -> None:
+    def __init__(self, vocabulary: Vocabulary, runs_ahead: bool = False) -> None:
         self.vocabulary = vocabulary
         # A grammar leaves few tokens at most places: guesses are right more often there.
         self.sweeps = SweepTime()
-        self.free, self.held = (DraftLength(self.sweeps) for _ in range(2))
+        self.free, self.held = DraftLength(self.sweeps, hides=runs_ahead), DraftLength(self.sweeps)
 
     @abstractmethod
     def begin(self, capacity: int, origin: int) -> DraftState:
@@ -167,7 +202,7 @@ class TreeDrafter(Drafter):
     ) -> Draft:
         if (text := self.text_of(state)) is None:
             return Draft()
-        worth = state.worth or self.free
+        ahead, state.ahead, worth = state.ahead, None, state.worth or self.free
         grower = TreeGrower(
             text,
             self.vocabulary,
@@ -178,8 +213,16 @@ class TreeDrafter(Drafter):
             tokens=self.tokens,
             allowed=allowed,
         )
-        growth = grower.grow(self.vocabulary.encode(known), plan)
-        return growth.draft(chosen(growth, plan, worth))
+        growth = ahead.after(known, replace(plan, branches=1)) if ahead is not None else None
+        growth = growth or grower.grow(self.vocabulary.encode(known), plan)
+        draft = growth.draft(chosen(growth, plan, worth))
+        if allowed is None and worth.acceptance**draft.first >= AHEAD_CHANCE:
+            state.ahead = self.run_ahead(state, grower, np.append(known, draft.tokens[: draft.first]), plan)
+        return draft
+
+    def run_ahead(self, state: DraftState, grower: TreeGrower, drafted: Tokens, plan: DraftPlan) -> RunAhead | None:
+        """Begin what comes after a draft. None where the drafter has no text without the model's own states."""
+        return None
 
 
 @dataclass(kw_only=True)
@@ -193,7 +236,7 @@ class ModelDrafter(TreeDrafter):
     """A whole model of the same tokens: a copy of the served one in fewer bits, or a smaller one."""
 
     def __init__(self, model: WholeModel) -> None:
-        super().__init__(model.vocabulary)
+        super().__init__(model.vocabulary, runs_ahead=True)
         self.model = model
 
     def begin(self, capacity: int, origin: int) -> ModelDraftState:
@@ -208,10 +251,17 @@ class ModelDrafter(TreeDrafter):
     def guesses(
         self, state: DraftState, known: Tokens, plan: DraftPlan, sampling: SamplingPlan, allowed: AllowedAfter | None
     ) -> Draft:
-        room = self.model.positions - len(known)
+        assert isinstance(state, ModelDraftState)
+        room = state.text.capacity - len(known)
         if room < 1:
             return Draft()
         return super().guesses(state, known, replace(plan, most=min(plan.most, room)), sampling, allowed)
+
+    def run_ahead(self, state: DraftState, grower: TreeGrower, drafted: Tokens, plan: DraftPlan) -> RunAhead | None:
+        assert isinstance(state, ModelDraftState)
+        # the text's last token is not read, so that it has room for those that are still to be written, but one
+        room = state.text.capacity - len(drafted) - 1
+        return RunAhead(grower, drafted, replace(plan, most=min(room, MAX_DRAFT), branches=1)) if room > 0 else None
 
     def text_of(self, state: DraftState) -> LocalText | None:
         assert isinstance(state, ModelDraftState)

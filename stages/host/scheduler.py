@@ -3,7 +3,8 @@
 A pass takes one piece of each hop that it serves, so a hop that comes in joins at the next pass, and one that ends
 leaves. AR steps go first and all together, for a step is a few rows and its user waits for every one of them. Sweeps,
 pictures and candidates to score fill the rest of a pass, the oldest first: more than about a hundred rows at once gain
-nothing on a processor, while the oldest hop can go on to the next host as soon as it is done.
+nothing on a processor, while the oldest hop can go on to the next host as soon as it is done. While there are no hops,
+drafters run ahead of the verdict on their last draft.
 """
 
 from __future__ import annotations
@@ -72,6 +73,8 @@ class Scheduler:
         self._waiting: list[ScheduledHop] = []
         """For an earlier hop of their session to end: they share its caches."""
         self._jobs: list[ScheduledHop] = []
+        self._ahead: deque[SampleWork] = deque()
+        """Steps after whose draft more may be drafted, in turns."""
         self._wake = threading.Condition()
         self._passing = threading.Lock()
         """Held during a pass: its holder owns `_waiting` and `_jobs`."""
@@ -117,7 +120,7 @@ class Scheduler:
         """Compute until `stop`; hands over jobs with their result as they get it. Blocks: give it a thread."""
         while self._wait():
             with self._passing:
-                ended = self._turn()
+                ended = self._turn() if len(self) else self._draft_ahead()
             if ended:
                 deliver(ended)
 
@@ -163,11 +166,19 @@ class Scheduler:
             begin = max(job.accepted_at, job.session.free_at)  # behind others, not behind pieces of the same step
             job.queue_ms = max((now - begin) * 1000 - job.compute_ms, 0.0)
             job.session.free_at = now
+            if isinstance(job.result, stage_pb2.Hop) and isinstance(job.work, SampleWork) and job.work.drafts:
+                self._ahead.append(job.work)
         return ended
+
+    def _draft_ahead(self) -> list[ScheduledHop]:
+        """One token of one session: a hop that arrives meanwhile waits for no more. Returns no jobs."""
+        if self._ahead and (work := self._ahead.popleft()).draft_ahead():
+            self._ahead.append(work)
+        return []
 
     def _wait(self) -> bool:
         with self._wake:
-            while not (self._stopping or len(self)):
+            while not (self._stopping or len(self) or self._ahead):
                 self._wake.wait()
             return not self._stopping
 

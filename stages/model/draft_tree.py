@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate
+from math import exp
 
 import numpy as np
 import torch
@@ -28,6 +29,7 @@ A_GUESS_MS = 1.0  # what a guess adds to a sweep, as long as sweeps with more an
 # And how much comparing it takes to believe otherwise: a sum of squared differences of guesses.
 SPREAD = 40.0
 MOST_SURE = 0.99
+NOISE_STEP, LEAST_NOISE = 10.0, 0.01  # its logarithm grows by so much for each of the guesses tried that surprises
 
 
 class SweepTime:
@@ -66,9 +68,13 @@ class DraftLength:
     2406.16858, who take the guesses that are likeliest with all before them).
     """
 
-    def __init__(self, sweeps: SweepTime) -> None:
-        self.sweeps = sweeps
-        self._right, self._tried, self._told = 3.0, 4.0, 3.0  # as if 3 of 4 guesses had been right so far
+    def __init__(self, sweeps: SweepTime, hides: bool = False) -> None:
+        """:param hides: where a draft stands, the next one was drafted while it was under way."""
+        self.sweeps, self.hides = sweeps, hides
+        self._right, self._tried = 3.0, 4.0  # as if 3 of 4 guesses had been right so far
+        # What the model's sums of logits and Gumbel numbers differ by from the drafter's, in units of those: a copy
+        # of the model is wrong at near ties alone, however random the text is.
+        self.noise = 1.0
         self.level_ms = 1.0  # what drafting one token after another takes for each of them
 
     @property
@@ -76,22 +82,19 @@ class DraftLength:
         """Share of guesses found right, of those whose place was reached."""
         return self._right / self._tried
 
-    @property
-    def trust(self) -> float:
-        """Frequency of right guesses, as a multiple of what their drafter said."""
-        return self._right / max(self._told, 1e-9)
-
     def learn(self, guesses: int, accepted: int, told: float, levels: int, draft_ms: float) -> None:
         """Book a round.
 
         :param accepted: of the first branch, that is of `guesses` one after the other.
         :param told: sum of the probabilities that the drafter gave those whose place was reached.
-        :param levels: tokens drafted one after the other.
+        :param levels: tokens drafted one after the other while the request waited, in `draft_ms`.
         """
         if guesses:
             self._right = FORGET * self._right + accepted
             self._tried = FORGET * self._tried + accepted + (accepted < guesses)
-            self._told = FORGET * self._told + told
+            # larger by what was expected to stand and did not, and by less the more was tried
+            change = min(max(NOISE_STEP * (told - accepted) / self._tried, -1.0), 1.0)
+            self.noise = min(max(self.noise * exp(change), LEAST_NOISE), 1 / LEAST_NOISE)
         if levels:
             self.level_ms += 0.2 * (draft_ms / levels - self.level_ms)
 
@@ -115,10 +118,20 @@ class DraftLength:
         """True where one token more pays.
 
         :param chances: of the guesses so far, and :param ends: of those that it would come after, in all.
+        :param draft_ms: what these levels take, whether the request waits for them or not.
         """
-        count = self.best(sorted(chances, reverse=True), draft_ms=draft_ms)
-        tokens = 1.0 + sum(sorted(chances, reverse=True)[:count])
-        return ends * min(self.acceptance, MOST_SURE) / tokens > self.level_ms / (draft_ms + self.sweeps.ms(count))
+        likeliest, right = sorted(chances, reverse=True), min(self.acceptance, MOST_SURE)
+        count = self.best(likeliest, draft_ms=draft_ms)
+        tokens = 1.0 + sum(likeliest[:count])
+        rate = tokens / self._round_ms(count, draft_ms, ends)
+        return (tokens + ends * right) / self._round_ms(count + 1, draft_ms + self.level_ms, ends * right) > rate
+
+    def _round_ms(self, guesses: int, draft_ms: float, stands: float) -> float:
+        """Time of a round among others like it. stands: chance that all of a draft stands."""
+        sweep_ms = self.sweeps.ms(guesses)
+        # the longer a draft, the more seldom it stands, and the next one is waited for
+        hidden_ms = stands * min(draft_ms, sweep_ms) if self.hides else 0.0
+        return draft_ms + sweep_ms - hidden_ms
 
 
 @dataclass(frozen=True)
@@ -128,8 +141,8 @@ class Draft:
     tokens: tuple[int, ...] = ()
     depths: tuple[int, ...] = ()
     probs: tuple[float, ...] = ()  # that each stands if those before it on its branch do, as who drafted has it
-    levels: int = 0  # tokens that were drafted one after the other
-    compute_ms: float = 0.0  # of the drafter's arithmetic
+    levels: int = 0  # tokens that were drafted one after the other while the request waited
+    compute_ms: float = 0.0  # of the drafter's arithmetic meanwhile
 
     @property
     def first(self) -> int:
@@ -161,8 +174,10 @@ class Growth:
     probs: list[float] = field(default_factory=list)
     # That each stands with those before it, by what the drafter was found to be worth.
     chances: list[float] = field(default_factory=list)
+    ends: list[int] = field(default_factory=lambda: [-1])  # those that the next level comes after
     levels: int = 0
-    compute_ms: float = 0.0
+    waited: int = 0  # levels that the request waited for
+    compute_ms: float = 0.0  # that they took
 
     def likeliest(self, count: int) -> list[int]:
         """So many of them, none without those before it, depth first: likelier branches first."""
@@ -177,7 +192,7 @@ class Growth:
     def draft(self, sent: Sequence[int]) -> Draft:
         """Guesses of `likeliest` in the form in which they travel."""
         tokens, probs = tuple(self.tokens[at] for at in sent), tuple(self.probs[at] for at in sent)
-        return Draft(tokens, tuple(map(self.depth, sent)), probs, self.levels, self.compute_ms)
+        return Draft(tokens, tuple(map(self.depth, sent)), probs, self.waited, self.compute_ms)
 
     def depth(self, at: int) -> int:
         """Number of guesses before it on its branch."""
@@ -221,6 +236,10 @@ class LocalText(ABC):
         They are good until it is asked again.
         """
 
+    def chain(self, room: int) -> Forks:
+        """The same for one continuation that stays the only one."""
+        return self.fork(1, room)
+
 
 class TreeGrower:
     """Grows guesses for one request, with its own random numbers.
@@ -228,8 +247,8 @@ class TreeGrower:
     The hosts add the request's Gumbel numbers to the logits of a place and take the largest sum. The drafter does the
     same with the same numbers (Daliri et al. 2024, arXiv 2408.07978): where both models agree they pick the same
     token, however random it is. The softmax of these sums tells how sure it is: as if the hosts' sums were its own
-    with noise of the same kind. Of all guesses those are sent that are likeliest with all before them (Li et al. 2024,
-    arXiv 2406.16858).
+    with noise of the same kind, whose scale is learnt. Of all guesses those are sent that are likeliest with all before
+    them (Li et al. 2024, arXiv 2406.16858).
     """
 
     def __init__(
@@ -249,11 +268,23 @@ class TreeGrower:
         self.text, self.vocabulary, self.worth, self.tokens, self.allowed = text, vocabulary, worth, tokens, allowed
         self.temperature, self.seed, self.shaping = temperature, seed, shaping
 
-    @torch.inference_mode()
     def grow(self, known: bytes, plan: DraftPlan) -> Growth:
         """Guesses after `known`, more of them than will be sent. On the drafter's compute thread."""
-        begin, growth, position = time.perf_counter(), Growth(), self.vocabulary.count(known)
-        nodes, forks = np.array([-1]), None
+        growth = Growth()
+        self.finish(growth, self.levels(growth, known, plan), plan)
+        return growth
+
+    def finish(self, growth: Growth, levels: Iterator[bool], plan: DraftPlan) -> None:
+        """Take `levels` of a growth while they pay for a request that waits."""
+        begin = time.perf_counter()
+        while self.goes_on(growth, plan) and next(levels, False):
+            growth.waited += 1
+            growth.compute_ms = (time.perf_counter() - begin) * 1000
+
+    @torch.inference_mode()
+    def levels(self, growth: Growth, known: bytes, plan: DraftPlan) -> Iterator[bool]:
+        """Grow guesses after `known`, one level with each `next`. Yields True."""
+        position, nodes, forks = self.vocabulary.count(known), np.array([-1]), None
         logits = self.text.logits_after(known)
         while True:
             if self.shaping.adjusts and self.tokens is None:
@@ -261,12 +292,11 @@ class TreeGrower:
                 pairs = zip(logits.split(1), before, strict=True)
                 logits = torch.cat([self.shaping.adjusted(row, tokens) for row, tokens in pairs])
             rows, nodes = self._add(growth, nodes, logits, position + growth.levels, plan.branches)
-            growth.levels += 1
-            growth.compute_ms = (time.perf_counter() - begin) * 1000
-            if not self._goes_on(growth, nodes, plan):
-                return growth
+            growth.levels, growth.ends = growth.levels + 1, nodes.tolist()
+            yield True
             if forks is None:
-                forks = self.text.fork(len(nodes), plan.most - 1)
+                room = plan.most - 1
+                forks = self.text.chain(room) if plan.branches == 1 else self.text.fork(len(nodes), room)
             else:
                 forks.select(rows)
             logits = forks.read(np.array([growth.tokens[node] for node in nodes]))
@@ -288,9 +318,9 @@ class TreeGrower:
             sums -= sums.max(axis=1, keepdims=True)
         width = min(width, sums.shape[1])
         tokens = torch.from_numpy(sums).topk(width, dim=1).indices.numpy()  # a fifth of np.argpartition's time
-        exponentials = np.exp(sums)
+        exponentials = np.exp(sums / self.worth.noise)
         probs = np.take_along_axis(exponentials, tokens, axis=1) / exponentials.sum(axis=1, keepdims=True)
-        chances = np.minimum(probs * self.worth.trust, MOST_SURE)
+        chances = np.minimum(probs, MOST_SURE)
         numbers = tokens if self.tokens is None else self.tokens[tokens]
         for row, token in forced.items():
             numbers[row], probs[row], chances[row] = token, 0.0, 0.0
@@ -335,12 +365,15 @@ class TreeGrower:
         drawn = uniforms(self.seed, Purpose.SAMPLE, position, 1, self.vocabulary.size)
         return gumbels_of(drawn[:, self.tokens])
 
-    def _goes_on(self, growth: Growth, nodes: Indices, plan: DraftPlan) -> bool:
-        if growth.levels >= plan.most or not len(nodes):
+    def goes_on(self, growth: Growth, plan: DraftPlan) -> bool:
+        """True where one more level pays."""
+        if growth.levels >= plan.most or not growth.ends:
             return False
-        ends = [growth.chances[node] for node in nodes]
+        if not growth.levels:
+            return True
+        ends = [growth.chances[node] for node in growth.ends]
         if plan.guesses is None:
-            return self.worth.another_level(growth.chances, sum(ends), growth.compute_ms)
+            return self.worth.another_level(growth.chances, sum(ends), growth.levels * self.worth.level_ms)
         among = sorted(growth.chances, reverse=True)[: plan.guesses]
         return len(among) < plan.guesses or max(ends) > among[-1]
 

@@ -281,6 +281,17 @@ class SampleWork(ReadWork):
                 return drafter.draft(state, text, left, limits, self.sampling, allowed), kept
         return Draft(), kept
 
+    def draft_ahead(self) -> bool:
+        """Draft a token of what may come after the draft that this work sent; False where nothing is left to do."""
+        session, draft = self.session, self.session.draft
+        # of a later hop, the verdict decides what becomes of it
+        if session.released or session.next_number > self.number + 1 or draft is None or draft.ahead is None:
+            return False
+        with self._without_drafts():
+            if draft.ahead.step():
+                return True
+        return False
+
     def _without_token(self, problem: str) -> stage_pb2.Event:
         """The event where no token can follow: raised, it would fail the hops that were computed with this one."""
         words = problem or "no token of the model can continue a text by it"

@@ -8,7 +8,9 @@ from queue import SimpleQueue
 
 import pytest
 
+from stages.host import drafter as drafters
 from stages.host import scheduler as engines
+from stages.host.drafter import RunAhead
 from stages.host.parts import Parts
 from stages.host.scheduler import PASS_ROWS, ScheduledHop, Scheduler
 from stages.host.sessions import SessionStore
@@ -234,3 +236,80 @@ def test_a_hop_of_a_batch_request_gives_way_and_does_not_starve(whole: Parts) ->
         job_of(engine, whole, steps(count=1))
         ended += engine._turn()
     assert batch in ended
+
+
+def drafted() -> Hops:
+    """The first hop of a text that the host drafts for."""
+    hop = next(steps(count=20))
+    hop.read.sample.MergeFrom(stage_pb2.Sample(remaining=20, drafting=stage_pb2.Drafting(most=4)))
+    yield hop
+
+
+def test_a_hop_does_not_wait_for_what_is_drafted_ahead(whole: Parts, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two sessions take turns, a token each, and a hop that arrives is next."""
+    monkeypatch.setattr(drafters, "AHEAD_CHANCE", 0.0)
+    engine, order, ended = Scheduler(3, 64, 64), list[RunAhead](), list[ScheduledHop]()
+    first, second = (job_of(engine, whole, drafted()) for _ in range(2))
+    arrived = list[tuple[ScheduledHop, int]]()
+
+    def drafts(ahead: RunAhead) -> bool:
+        order.append(ahead)
+        if len(order) == 3:
+            arrived.append((job_of(engine, whole, steps(count=1)), len(order)))
+        if len(order) == 8:
+            engine.stop()
+        return True
+
+    def deliver(jobs: list[ScheduledHop]) -> None:
+        ended.extend(jobs)
+        assert len(order) == (3 if arrived else 0)
+
+    monkeypatch.setattr(RunAhead, "step", drafts)
+    engine.run(deliver)
+    assert ended == [first, second, arrived[0][0]]
+    assert all(job.session.draft is not None and job.session.draft.ahead in order for job in (first, second))
+    assert order == [order[0], order[1]] * 4
+    assert len(engine) == 0, "it is no hop under way"
+
+
+@pytest.mark.parametrize("why", ["released", "verdict", "failed", "finished"])
+def test_nothing_is_drafted_ahead_for_a_session_that_ended(
+    whole: Parts, monkeypatch: pytest.MonkeyPatch, why: str
+) -> None:
+    monkeypatch.setattr(drafters, "AHEAD_CHANCE", 0.0)
+    engine = Scheduler(3, 64, 64)
+    job = job_of(engine, whole, drafted())
+    assert engine._turn() == [job]
+    assert job.session.draft is not None
+    ahead = job.session.draft.ahead
+    assert ahead is not None
+    engine._draft_ahead()
+    assert len(engine._ahead) == 1
+    job.session.released = why == "released"
+    job.session.next_number += 2 * (why == "verdict")
+    if why == "failed":
+        ahead.grower.text = None  # type: ignore[assignment]
+    for _ in range(10 if why == "finished" else 2 if why == "failed" else 1):
+        engine._draft_ahead()
+    assert not engine._ahead
+    assert (job.session.draft is None) == (why == "failed")
+    assert ahead.growth.levels == (4 if why == "finished" else 0)
+
+
+@pytest.mark.parametrize("idle", [0, 1, 3, 9])
+def test_what_is_drafted_ahead_changes_no_text(whole: Parts, monkeypatch: pytest.MonkeyPatch, idle: int) -> None:
+    """However often the host has nothing else to do while a draft travels. Its near model is seldom right."""
+    monkeypatch.setattr(drafters, "AHEAD_CHANCE", 0.0)
+    engine, text = Scheduler(3, 64, 64), b""
+    job = job_of(engine, whole, drafted())
+    while engine._turn():
+        event = job.work.result or job.result
+        assert isinstance(event, stage_pb2.Event)
+        text += event.text
+        for _ in range(idle):
+            engine._draft_ahead()
+        if isinstance(job.result, stage_pb2.Hop):
+            job.session.next_number += 1
+            job = ScheduledHop(job.result, parse_hop(job.result, whole.plan), job.session, 0)
+            engine.submit(job)
+    assert text == alone(whole, steps(count=20))

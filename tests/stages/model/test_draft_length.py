@@ -1,5 +1,6 @@
 """How many guesses pay."""
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -70,3 +71,18 @@ def test_a_level_more_is_drafted_while_it_may_bring_more_than_it_takes() -> None
     assert not worth.another_level([0.9, 0.05], 0.05, 20.0)
     dear = learnt([(8, 6, 8 * 200.0, 200.0)] * 300)
     assert not dear.another_level([0.9, 0.6], 0.6, 400.0)
+
+
+@pytest.mark.parametrize("scale", [0.05, 0.5, 2.0])
+def test_how_sure_a_drafter_may_be_is_learnt(scale: float) -> None:
+    """Of sums that differ from its own by Gumbel numbers of a scale, it is told how many of its guesses stood."""
+    rng, worth, learnt_scales = np.random.default_rng(0), DraftLength(SweepTime()), list[float]()
+    for _ in range(400):
+        sums = rng.gumbel(size=(8, 20))
+        odds = np.exp((sums - sums.max(axis=1, keepdims=True)) / worth.noise)
+        stands = (sums + scale * rng.gumbel(size=sums.shape)).argmax(axis=1) == sums.argmax(axis=1)
+        accepted = int(stands.cumprod().sum())
+        worth.learn(8, accepted, float((1 / odds.sum(axis=1))[: accepted + 1].sum()), 8, 8.0)
+        learnt_scales.append(worth.noise)
+    assert scale / 3 < learnt_scales[30] < scale * 3
+    assert np.mean(learnt_scales[200:]) == pytest.approx(scale, rel=0.25)

@@ -61,7 +61,7 @@ def branch(growth: Growth, at: int) -> list[int]:
 @pytest.mark.parametrize(("branches", "temperature"), [(1, 0.8), (3, 0.8), (3, 0.0)])
 def test_guesses_are_the_largest_sums_of_their_place(model: LocalModel, branches: int, temperature: float) -> None:
     """As a drafter has them that reads each branch alone."""
-    growth, worth = grown(model, DraftPlan(5, 12, branches), temperature)
+    growth, _ = grown(model, DraftPlan(5, 12, branches), temperature)
     for at in range(len(growth.tokens)):
         path = branch(growth, at)
         known = KNOWN + bytes(growth.tokens[each] for each in path[:-1])
@@ -71,7 +71,7 @@ def test_guesses_are_the_largest_sums_of_their_place(model: LocalModel, branches
         probs = np.exp(sums - sums.max()) / np.exp(sums - sums.max()).sum()
         assert growth.probs[at] == pytest.approx(probs[growth.tokens[at]], rel=1e-3)
         assert growth.tokens[at] in np.argsort(-sums)[:branches]
-        expected = np.prod([min(growth.probs[each] * worth.trust, 0.99) for each in path])
+        expected = np.prod([min(growth.probs[each], 0.99) for each in path])
         assert growth.chances[at] == pytest.approx(expected, rel=1e-6)
 
 
