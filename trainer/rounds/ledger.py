@@ -126,12 +126,10 @@ class Ledger:
         """The open round of a fragment; also its newest version."""
         return self._fragments[fragment].round
 
-    def weights(self, fragment: str, round_: int | None = None) -> Tensors:
-        """The newest version as workers have it, or the one before where a round began with that. Not to be changed."""
+    def weights(self, fragment: str, beside: str | None = None) -> Tensors:
+        """The newest version as workers have it, or that beside which another's round began. Not to be changed."""
         p = self._fragments[fragment]
-        if round_ is None or round_ >= p.round:
-            return p.version.public
-        return self.store.get_version(fragment, p.round - 1, p.digests[p.round - 1]).public
+        return self._version(p, p.round if beside is None else self._fragments[beside].began_beside(p)).public
 
     def digest(self, fragment: str) -> str:
         """SHA-256 of the newest version as workers have it."""
@@ -140,12 +138,7 @@ class Ledger:
     def difference(self, fragment: str, version: int) -> bytes | None:
         """From version - 1 to `version` in the `down_codec`; None where the weights must be sent whole."""
         p = self._fragments[fragment]
-        if version == p.round:
-            return p.version.difference or None
-        sha256 = p.digests.get(version)
-        if sha256 is None:
-            return None
-        return self.store.get_version(fragment, version, sha256).difference or None
+        return (self._version(p, version).difference or None) if version in p.digests else None
 
     def curve(self, fragment: str) -> list[ClosedRounds]:
         """The losses of all rounds that were closed, also before a restart."""
@@ -240,7 +233,8 @@ class Ledger:
         p = self._fragments[fragment]
         ready = p.ready()
         assert ready, f"nothing came for round {p.round} of {fragment}"
-        sent = [(record["voter"], self._share(record)) for record in ready]
+        deltas = [self.store.get_update(fragment, record["id"], record["sha256"]) for record in ready]
+        sent = [(record["voter"], Share(record["weight"], delta)) for record, delta in zip(ready, deltas, strict=True)]
         shares = votes(sent, self.settings.steps_per_round)
         # the last updates of a sparse codec bring the rest of many rounds: with momentum they would go too far
         is_rest = self.settings.up_codec(p.round) != self.settings.codec
@@ -274,14 +268,13 @@ class Ledger:
             "weights": digest(public),
         }
         self.store.commit(record)
-        p.follow(record)
+        p.follow(record, self._fragments)
         p.version, p.begun_s = version, now_s
         self.store.forget(fragment, (*ids, *left_out), number + 1 - KEPT_VERSIONS)
         return Merged(number, ids, left_out, scores)
 
-    def _share(self, record: Record) -> Share:
-        delta = self.store.get_update(record["part"], record["id"], record["sha256"])
-        return Share(record["weight"], delta)
+    def _version(self, p: _Fragment, number: int) -> Version:
+        return p.version if number == p.round else self.store.get_version(p.name, number, p.digests[number])
 
     def _begin(self, identity: str) -> None:
         begun = {name: fragment.digests[0] for name, fragment in self._fragments.items()}
@@ -306,7 +299,7 @@ class Ledger:
         for record in others:
             fragment = self._fragments[record["part"]]
             if record["kind"] == "closed":
-                fragment.follow(record)
+                fragment.follow(record, self._fragments)
             else:
                 fragment.take(record)
         for fragment in self._fragments.values():
@@ -326,7 +319,7 @@ class _Fragment:
         self.version = Version(weights, weights)
         self.public_digest = digest(weights)
         self.digests = {0: self.public_digest}  # of what is stored, by version
-        self.round = 0
+        self.round, self.beside = 0, dict[str, int]()  # versions of all fragments when its round was opened
         self.begun_s, self.expected = now_s, settings.replicas
         self.pending: dict[str, Record] = {}
         self.ids: dict[str, tuple[str, int]] = {}  # of each update its worker, and the version that it goes into
@@ -352,7 +345,14 @@ class _Fragment:
         if record["round"] == self.round:
             self.arrivals.append(record["after_s"])
 
-    def follow(self, record: Record) -> None:
+    def began_beside(self, other: _Fragment) -> int:
+        """The version of another fragment that workers had when the open round began."""
+        begun = self.beside.get(other.name, 0)
+        # Rounds that go together end within a moment of each other, and workers begin after the last.
+        begun = min(begun + (begun == self.round - 1), other.round)
+        return max(begun, min(other.digests))
+
+    def follow(self, record: Record, every: Mapping[str, _Fragment]) -> None:
         """Go on to the round after the one that was closed."""
         for name in record.get("left_out", ()):
             del self.pending[name]
@@ -360,6 +360,7 @@ class _Fragment:
         self.closed.append([(update["round"] < record["round"], update["losses"]) for update in merged])
         self.reputation.take(record.get("scores", {}))
         self.round = record["round"] + 1
+        self.beside = {name: other.round for name, other in every.items()}
         self.past.extend(self.arrivals)
         # what came ahead of its round was there when it began
         self.arrivals = [0.0 for r in self.pending.values() if r["round"] == self.round]

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 Loss = Callable[[Tensors], Sequence[float]]  # of weights of a fragment: nats of the same batches, whatever the weights
 
-BATCHES = 8  # of the size of a worker's; a merge of M voters takes at most (3 M + 1) times so many forward passes
+BATCHES = 8  # of the size of a worker's; a merge of M voters takes at most 3 M times so many forward passes
 WINDOWS = 16  # of held-out text at least: a worker that knows the few there are could learn them by heart
 DOUBT = 3.0  # standard errors within which a difference proves nothing
 # Share of the others' gain that a voter may cost. With none, honest runs of three workers ended 0.015 nats higher: in a
@@ -80,7 +80,7 @@ class HeldOut:
             task = self.tasks[part] = self.spec.task(self.spec.parts.index(part), self.text, self.seed)
         # Workers began the round with other parts as they were then. Next to parts that have closed the round already,
         # the honest work of a pipeline raises the loss: those were trained to fit what it began from.
-        as_begun, whole = partial(self.weights, round_=round_), fragments.whole(part, self.weights)
+        as_begun, whole = partial(self.weights, beside=fragment), fragments.whole(part, self.weights)
         see(task, {name: fragments.whole(name, as_begun) for name in task.copies})
 
         def measure(weights: Tensors) -> list[float]:
@@ -132,19 +132,18 @@ def admit(
     # The doubt is for who has a record: newcomers that each harm too little to be seen would be many at no cost.
     kept = sorted((v for v in gains if _most(gains[v], DOUBT * trust(v)) > 0), key=lambda v: fmean(gains[v]))
 
-    def without(voter: str) -> Sequence[float]:
-        rest = [shares[other] for other in kept if other != voter]
-        return loss(step(rest)) if rest else before
+    def measured(voters: Sequence[str]) -> Sequence[float]:
+        return loss(step([shares[voter] for voter in voters])) if voters else before
 
     # What helps by itself can still make the others' step too long, or turn it: then the merge is better without it. To
     # begin with one and add others would try that one at full length, and left out a quarter of the honest work.
-    found = loss(step([shares[voter] for voter in kept])) if kept else before
-    rests = {voter: without(voter) for voter in kept}
+    found, rests = measured(kept), {voter: measured([v for v in kept if v != voter]) for voter in kept}
     for voter in sorted(rests, key=lambda v: (math.isnan(mean := fmean(rests[v])), mean)):
-        rest = rests[voter] if len(kept) == len(rests) else without(voter)
+        others = [other for other in kept if other != voter]
+        rest = rests[voter] if len(kept) == len(rests) else measured(others)
         if _most([a - b + SLACK * (c - a) for a, b, c in zip(rest, found, before, strict=True)]) > 0:
             break
-        kept, found = [other for other in kept if other != voter], rest
+        kept, found = others, rest
     taught = any(-_most([-nats for nats in gain]) > 0 for gain in gains.values())
     return {v: UpdateScore(*_mean(gain), v in kept, taught and not _most(gain) > 0) for v, gain in gains.items()}
 

@@ -1,6 +1,5 @@
 """The ledger: what counts, what is refused with which sentence, when a round is due, what a merge makes."""
 
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -13,9 +12,7 @@ from trainer.blocks.config import RoundSettings
 from trainer.blocks.state import digest
 from trainer.rounds.codecs import norm, receive, scale, subtract
 from trainer.rounds.ledger import MOST_POINTS, REMEMBERED, Ledger, curve_of
-from trainer.rounds.store import Store, Update, open_store
-
-MakeUpdate = Callable[..., Update]
+from trainer.rounds.store import Store, open_store
 
 
 def ledger(**settings: Any) -> Ledger:
@@ -100,7 +97,7 @@ def test_new_names_fill_neither_a_round_nor_the_disk() -> None:
         assert len(ours.store.records()) == 4
 
 
-def late_ledger(ledger: Callable[..., Ledger], update: MakeUpdate, late: str, closed: int = 1) -> Ledger:
+def late_ledger(late: str, closed: int = 1) -> Ledger:
     ours = ledger(late=late, deadline="fixed", deadline_s=5.0, outer="mean")
     for number in range(closed):
         ours.accept(update(number, 0), 10.0 * number + 1)
@@ -109,13 +106,13 @@ def late_ledger(ledger: Callable[..., Ledger], update: MakeUpdate, late: str, cl
 
 
 def test_late_work_is_dropped_discounted_or_kept() -> None:
-    dropped = late_ledger(ledger, update, "drop")
+    dropped = late_ledger("drop")
     verdict = dropped.accept(update(0, 1), 6.0)
     assert (verdict.kind, verdict.reason) == ("dropped", "round 0 of p was closed, and late work is dropped")
     assert dropped.accept(update(0, 1), 7.0).kind == "duplicate"
     assert dropped.due_at("p") is None
     for late, weight in (("stale", 0.25), ("keep", 1.0)):
-        ours = late_ledger(ledger, update, late, closed=2)
+        ours = late_ledger(late, closed=2)
         before = ours.weights("p")
         assert ours.accept(update(0, 1), 16.0).kind == "accepted"
         assert ours.accept(update(2, 0), 16.0).kind == "accepted"

@@ -1,17 +1,20 @@
 """Scores: who is left out of a merge, who is kept, and what a voter's record does."""
 
-from collections.abc import Sequence
+import math
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from tests.trainer.small import corpus, tensors, tiny, update
 from trainer.blocks.config import RoundSettings
 from trainer.blocks.state import digest
 from trainer.rounds.codecs import Tensors, add, norm, scale, subtract
-from trainer.rounds.ledger import Ledger, Merged
+from trainer.rounds.ledger import KEPT_VERSIONS, Ledger, Merged
+from trainer.rounds.merging import weighted_mean
 from trainer.rounds.scoring import BATCHES, FULL_RECORD, MOST_STRIKES, HeldOut, Reputation, admit
 from trainer.rounds.simulation import SimulatedWorkers, Simulation
 from trainer.rounds.spec import RunSpec
@@ -36,9 +39,8 @@ def play(ours: Ledger, *lengths: float, rounds: int = 1) -> Merged:
     """Rounds whose workers go so many times the honest way; the last one."""
     for _ in range(rounds):
         for worker, length in enumerate(lengths):
-            way = add(
-                add(WAY, OWN[2 * worker], 0.2), OWN[2 * worker + 1], -0.2
-            )  # better for one batch than for another
+            # Better for one batch than for another.
+            way = add(add(WAY, OWN[2 * worker], 0.2), OWN[2 * worker + 1], -0.2)
             said = ours.accept(update(ours.round("p"), worker, delta=scale(way, length)), 1.0)
             assert said.kind == "accepted", said.reason
         merged = ours.close("p", 1.0, lambda fragment, round_: distance)
@@ -67,16 +69,37 @@ def test_the_honest_are_kept_and_two_that_lie_alike_are_not() -> None:
     assert ours.digest("p") == digest(tensors(0)), "the round is closed, and nothing moves"
 
 
-def test_a_merge_that_is_worse_than_its_shares_is_taken_apart() -> None:
-    """Each share helps by itself, and two of them go too far."""
-    shares = {name: Share(1.0, scale(WAY, length)) for name, length in (("a", 30.0), ("b", 36.0), ("c", 33.0))}
+def well(batch: int, x: float, y: float = 0.0) -> float:
+    return (x - 1) ** 2 + y**2
 
-    def step(some: Sequence[Share]) -> Tensors:
-        return add(tensors(0), WAY, -30.0 * len(some) ** 2)
 
-    found = admit(tensors(0), shares, step, distance, lambda voter: 1.0)
-    assert {voter: score.kept for voter, score in found.items()} == {"a": False, "b": True, "c": False}
-    assert not any(score.harmful for score in found.values())
+@pytest.mark.parametrize(
+    ("loss", "ways", "verdicts"),
+    [
+        (well, [(1.0, 1.2), (1.0, -1.2)], "++"),  # half of each helps, the whole of one harms, the mean is best
+        (well, [(0.8,), (0.6,)], "++"),  # the longer step is the better one in a round, and the mean in a run
+        (well, [(1.8,), (-0.2,)], "+!"),  # one goes too far, so that one who goes back would help
+        # Each helps by itself, and no two together.
+        (
+            lambda i, x, y, z: 1 - x - y - z + 4 * (x * y + y * z + z * x),
+            [(1.0, 0, 0), (0, 1.2, 0), (0, 0, 1.1)],
+            "+--",
+        ),
+        (lambda i, x: x if i % 2 else -0.6 * x, [(1.0,), (1.0,)], "+-"),  # both harm a little in the mean
+        (lambda i, x, y: math.nan if y and i == 3 else -x, [(1.0, 0.0), (1.0, 1.0)], "+!"),
+    ],
+)
+def test_a_merge_is_taken_apart(loss: Callable[..., float], ways: Sequence[Sequence[float]], verdicts: str) -> None:
+    """`+` is kept, `!` harmful. Only the first voter has a record."""
+    shares = {str(voter): Share(1.0, {"x": -torch.tensor(way)}) for voter, way in enumerate(ways)}
+    found = admit(
+        {"x": torch.zeros(len(ways[0]))},
+        shares,
+        lambda some: scale(weighted_mean(some), -1.0),
+        lambda weights: [loss(i, *weights["x"].tolist()) for i in range(BATCHES)],
+        lambda voter: float(voter == "0"),
+    )
+    assert "".join("+" if s.kept else "!" if s.harmful else "-" for s in found.values()) == verdicts
 
 
 def test_a_record_is_earned_slowly_lost_at_once_and_ends_in_expulsion() -> None:
@@ -127,13 +150,30 @@ def test_one_process_leaves_a_liar_out_and_goes_on_without_it() -> None:
 
 def test_a_stage_is_scored_beside_what_its_workers_began_with() -> None:
     rounds = RoundSettings(model="scorer", replicas=1, deadline="lockstep", robust="scored")
-    spec = RunSpec.of(replace(tiny, rounds=rounds), corpus)
+    spec, store = RunSpec.of(replace(tiny, rounds=rounds), corpus), Store()
     parts = spec.fragments.split(spec.initial())
-    ours, (first, second) = Ledger(rounds, parts, Store(), "run"), spec.parts[:2]
-    loss = HeldOut(spec, corpus, ours.weights, 0)
-    begun = [loss(second, round_)(parts[second]) for round_ in (0, 1)]
-    ours.accept(update(fragment=first, delta=scale(parts[first], 0.1)), 1.0)
-    ours.close(first, 1.0, lambda fragment, round_: lambda weights: [norm(weights)] * 2)
-    now = [loss(second, round_)(parts[second]) for round_ in (0, 1)]
-    assert now[0] == begun[0]
-    assert now[1] != begun[1]
+    ours, (first, second) = Ledger(rounds, parts, store, "run"), spec.parts[:2]
+    loss, versions = HeldOut(spec, corpus, ours.weights, 0), {part: [digest(parts[part])] for part in parts}
+
+    def close(part: str, times: int = 1) -> list[float]:
+        for _ in range(times):
+            ours.accept(update(ours.round(part), fragment=part, delta=scale(parts[part], 0.01)), 1.0)
+            ours.close(part, 1.0, lambda fragment, round_: lambda weights: [norm(weights)] * 2)
+            versions[part].append(digest(ours.weights(part)))
+        return list(loss(second, 0)(parts[second]))
+
+    def beside(ours: Ledger, part: str, other: str) -> int:
+        return versions[other].index(digest(ours.weights(other, part)))
+
+    begun = list(loss(second, 0)(parts[second]))
+    assert close(first) == begun
+    together = close(second)
+    assert together != begun
+    assert (beside(ours, first, second), beside(ours, second, first)) == (1, 1)
+    assert close(first, 2) == together, "one is two rounds ahead"
+    close(second)
+    close(first)
+    again = Ledger(rounds, parts, store, "run")
+    assert beside(again, second, first) == beside(ours, second, first) == 3
+    close(first, KEPT_VERSIONS)
+    assert beside(ours, second, first) == 5, "the oldest that is kept"

@@ -6,19 +6,12 @@ import pytest
 import torch
 
 from tests.trainer.small import tensors
-from trainer.blocks.config import LateName, OuterName, RoundSettings
+from trainer.blocks.config import OuterName, RoundSettings
 from trainer.blocks.state import digest
 from trainer.rounds.codecs import Tensors, add, scale
-from trainer.rounds.ledger import closes_at, late_worth
-from trainer.rounds.merging import outer_step, round_start, votes, weighted_mean
+from trainer.rounds.ledger import closes_at
+from trainer.rounds.merging import outer_step, round_start, votes
 from trainer.rounds.store import Share
-
-
-def test_the_mean_is_weighted_by_work() -> None:
-    a, b = tensors(1), tensors(2)
-    mean = weighted_mean([Share(3.0, a), Share(1.0, b)])
-    for name in a:
-        torch.testing.assert_close(mean[name], 0.75 * a[name] + 0.25 * b[name])
 
 
 def test_nesterov_is_torchs() -> None:
@@ -63,12 +56,7 @@ def test_eager_is_the_papers_algorithm(outer: OuterName, rate: float, momentum: 
         before = deltas
 
 
-# Deadlines, late work, votes: closed forms.
-
-
-def test_lockstep_waits_and_fixed_does_not() -> None:
-    assert closes_at(RoundSettings(deadline="lockstep"), [1.0], 2, []) is None
-    assert closes_at(RoundSettings(deadline="fixed", deadline_s=9.0), [1.0], 2, []) == 9.0
+# Deadlines, votes: closed forms.
 
 
 @pytest.mark.parametrize(
@@ -84,11 +72,6 @@ def test_lockstep_waits_and_fixed_does_not() -> None:
 )
 def test_adaptive_is_a_quorum_and_a_grace(arrivals: list[float], past: list[float], closes: float) -> None:
     assert closes_at(RoundSettings(quorum=0.6, grace=2.0, deadline_s=100.0), arrivals, 5, past) == closes
-
-
-@pytest.mark.parametrize(("name", "worths"), [("drop", [0, 0]), ("stale", [0.5, 0.25]), ("keep", [1, 1])])
-def test_late_work_is_worth_what_the_policy_says(name: LateName, worths: list[float]) -> None:
-    assert [late_worth(RoundSettings(late=name), staleness) for staleness in range(3)] == [1, *worths]
 
 
 def shares(*values: float) -> list[Share]:
