@@ -236,7 +236,10 @@ def add_drafter(settings: ImportSettings, drafter: str | None, progress: WorkPro
 
 
 def _missing_bytes(settings: ImportSettings, drafter: str) -> float:
-    """What the last host's room lacks for a copy beside its stage. Raises ShapeError where rows are no whole groups."""
+    """Bytes that the last host's room lacks for a copy beside its stage.
+
+    Raises ShapeError where rows are no whole groups.
+    """
     a = read_manifest(settings.out).text_architecture
     assert isinstance(a, LlamaArchitecture)
     copy = replace(a, weights=COPIES[drafter], layers=(a.total_layers,))
