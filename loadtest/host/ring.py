@@ -1,12 +1,12 @@
-"""Rows of `bench host` on a ring over loopback: a sweep and a byte on top of the model, batching, idle servers."""
+"""Rows of `bench host` on a ring over loopback: a sweep on top of the model, batching, idle servers."""
 
 from __future__ import annotations
 
 import asyncio
 import statistics
 import time
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 
@@ -15,10 +15,10 @@ import torch
 
 from loadtest.commands import Row, say
 from loadtest.host.settings import HostBenchSettings
-from loadtest.workload.texts import InProcess, tokens_of
+from loadtest.workload.texts import tokens_of
 from serving.cli.deployment import Deployment, temporary_deployment
 from serving.cli.ports import free_port_block
-from serving.client.client import AsyncClient, Client
+from serving.client.client import AsyncClient, DrawnPictures, Result
 from serving.drawing import DEFAULT_GUIDANCE
 from serving.modes.base import DEFAULT_STEPS, DEFAULT_TEMPERATURE
 from serving.modes.pretrained_tokenizer import tokenizer_of
@@ -39,25 +39,27 @@ from stages.pictures.trajectory import MAX_LEVELS, DrawPlan, Trajectory, block_s
 from stages.signals import run_interruptible
 
 RING = 3
-# Most milliseconds a sweep on top of the model, for a ring of three; a byte is a sweep of `ar`.
+# Most milliseconds a sweep on top of the model, for a ring of three; a sweep of `ar` is a token.
 TARGETS_MS = {"sweep": 8.0, "chunked": 8.0, "ar": 2.5}
+BARE = ("sweep", "ar", "chain", "steps")  # modes with a bare loop
 IDLE_PERCENT = 0.5  # of a core: a host that waits for work must not cost its owner anything
 SETTLE_S = 15.0  # between the last request and the measurement of idle servers
 IDLE_S = 20.0  # that this measurement takes
 
 
 class TextDiffers(OnesweepError):
-    """Two ways that must give the same text do not: nothing that is measured then means anything."""
+    """A result depends on its company: nothing that is measured then means anything."""
 
 
 @dataclass(frozen=True)
-class RequestTiming:
-    """One request, served and computed here; milliseconds."""
+class TimedAnswer:
+    """A text or a picture, and what it took at the client. Two are equal when their outputs are."""
 
-    latency_ms: float  # at the client, from the call to the end of the account
-    compute_ms: float  # the hosts' own figure
-    in_process_ms: float
-    sweeps: int
+    output: bytes
+    units: int  # tokens of a text, which may end early; a picture is one
+    latency_ms: float = field(compare=False)  # from the call to the end of the account
+    compute_ms: float = field(compare=False)  # the hosts' own figure
+    sweeps: int = field(compare=False)
 
 
 def measure_ring(settings: HostBenchSettings) -> list[Row]:
@@ -69,86 +71,63 @@ def measure_ring(settings: HostBenchSettings) -> list[Row]:
     all_cores = torch.get_num_threads()
     say(f"{hosts} hosts on loopback; keep the machine idle ...")
     with temporary_deployment(ring, settings.checkpoint) as deployment:
-        rows = _overhead_rows(ring.router, subject, hosts) if isinstance(subject, TextRequests) else []
         served = {mode: run_interruptible(_served(ring.router, mode, subject)) for mode in subject.models}
         idle = _idle_rows(deployment)
+    rows = list[Row]()
     # after the hosts have gone: they would share the cores
     for mode, (alone, together) in served.items():
-        # on a busy machine two threads of one loop wait for each other, and it is slower than one alone
-        bare = max(bare_rate(subject, mode, threads) for threads in (1, all_cores))
         rows += [
-            Row(f"{mode}: one request after the other", alone, subject.unit),
+            *alone_rows(mode, hosts, subject.unit, alone),
             Row(f"{mode}: {settings.batch} requests at once", together, subject.unit),
-            Row(f"{mode}: bare torch loop over {settings.batch}", bare, subject.unit),
-            Row(f"{mode}: at once over the bare loop", together / bare, "x"),
         ]
+        if mode in BARE:
+            # on a busy machine two threads of one loop wait for each other, and it is slower than one alone
+            bare = max(bare_rate(subject, mode, threads) for threads in (1, all_cores))
+            rows += [
+                Row(f"{mode}: bare torch loop over {settings.batch}", bare, subject.unit),
+                Row(f"{mode}: at once over the bare loop", together / bare, "x"),
+            ]
     return rows + idle
 
 
-def _overhead_rows(router: str, subject: TextRequests, hosts: int) -> list[Row]:
-    """Requests one at a time, interleaved: a slow moment of the machine falls on every mode. Raises TextDiffers."""
-    s = subject.settings
-    modes = [mode for mode in TARGETS_MS if ("ar" if mode == "ar" else "sweep") in subject.models]
-    samples: dict[str, list[RequestTiming]] = {mode: [] for mode in modes}
-    torch.set_num_threads(1)  # as the hosts
-    floor = InProcess(s.checkpoint)
-    with Client(router) as client:
-        for mode in modes:  # connections open and kernels load
-            _sample(client, floor, mode, s.max_tokens, 0)
-        for i in range(s.requests):
-            turn = i % len(modes)
-            for mode in modes[turn:] + modes[:turn]:
-                samples[mode].append(_sample(client, floor, mode, s.max_tokens, i))
-    return [row for mode in modes for row in overhead_rows(mode, hosts, samples[mode])]
-
-
-def _sample(client: Client, floor: InProcess, mode: str, max_bytes: int, seed: int) -> RequestTiming:
-    begin = time.perf_counter()
-    result = client.generate(PROMPT, mode=mode, max_bytes=max_bytes, seed=seed)
-    middle = time.perf_counter()
-    text = floor.generate(mode, PROMPT, max_bytes, seed)
-    end = time.perf_counter()
-    check_text(mode, seed, result.output, text)
-    return RequestTiming((middle - begin) * 1000, result.compute_ms, (end - middle) * 1000, result.sweeps)
-
-
-def check_text(mode: str, seed: int, served: bytes, text: bytes) -> None:
-    """Raises TextDiffers, with both texts, unless what was served is what the model gives here."""
-    if served != text:
-        raise TextDiffers(
-            f"mode {mode}, seed {seed}: serving changed the text\n  served:     {served!r}\n  in process: {text!r}"
-        )
-
-
-def overhead_rows(mode: str, hosts: int, samples: list[RequestTiming]) -> list[Row]:
-    """Medians over the requests of one mode."""
+def alone_rows(mode: str, hosts: int, unit: str, alone: Sequence[TimedAnswer]) -> list[Row]:
+    """Medians over requests of one mode, one after the other."""
     median = statistics.median
-    overhead = median((s.latency_ms - s.compute_ms) / s.sweeps for s in samples)
-    unit = "byte" if mode == "ar" else "sweep"
+    overhead = median((each.latency_ms - each.compute_ms) / each.sweeps for each in alone)
     return [
-        Row(f"{mode}: latency", median(s.latency_ms for s in samples), "ms"),
-        Row(f"{mode}: the model in one process", median(s.in_process_ms for s in samples), "ms"),
-        Row(f"{mode}: latency over compute", median(s.latency_ms / s.compute_ms for s in samples), "x"),
-        Row(f"{mode}: a {unit} on top of the model", overhead, "ms", TARGETS_MS[mode] if hosts == RING else None),
+        Row(f"{mode}: latency", median(each.latency_ms for each in alone), "ms"),
+        Row(f"{mode}: latency over compute", median(each.latency_ms / each.compute_ms for each in alone), "x"),
+        Row(f"{mode}: a sweep on top of the model", overhead, "ms", TARGETS_MS.get(mode) if hosts == RING else None),
+        Row(f"{mode}: one request after the other", median(1000 * a.units / a.latency_ms for a in alone), unit),
     ]
 
 
-async def _served(router: str, mode: str, subject: TextRequests | PictureRequests) -> tuple[float, float]:
-    """Tokens or pictures a second, alone and together. Raises TextDiffers when a result depends on its company."""
-    batch, alone, together = subject.settings.batch, list[float](), list[float]()
+async def _served(router: str, mode: str, subject: TextRequests | PictureRequests) -> tuple[list[TimedAnswer], float]:
+    """Requests one after the other; and tokens or pictures a second of the same at once.
+
+    Raises TextDiffers when a result depends on its company.
+    """
+    seeds, together = range(subject.settings.batch), list[float]()
     async with AsyncClient(router) as client:
-        expected = [await subject.ask(client, mode, seed) for seed in range(batch)]
-        for turn in range(subject.settings.rounds):
+        await _timed(client, mode, subject, 0)  # connections open and kernels load
+        alone = [await _timed(client, mode, subject, seed) for seed in seeds]
+        for _ in range(subject.settings.rounds):
             begin = time.perf_counter()
-            one = await subject.ask(client, mode, turn % batch)
-            middle = time.perf_counter()
-            results: list[Output] = await asyncio.gather(*(subject.ask(client, mode, seed) for seed in range(batch)))
+            answers: list[TimedAnswer] = await asyncio.gather(*(_timed(client, mode, subject, seed) for seed in seeds))
             end = time.perf_counter()
-            if results != expected:
+            if answers != alone:
                 raise TextDiffers(f"mode {mode}: a result depends on what is asked for beside it")
-            alone.append(one.units / (middle - begin))
-            together.append(sum(each.units for each in results) / (end - middle))
-    return statistics.median(alone), statistics.median(together)
+            together.append(sum(each.units for each in answers) / (end - begin))
+    return alone, statistics.median(together)
+
+
+async def _timed(client: AsyncClient, mode: str, subject: TextRequests | PictureRequests, seed: int) -> TimedAnswer:
+    begin = time.perf_counter()
+    result = await subject.ask(client, mode, seed)
+    latency_ms = 1000 * (time.perf_counter() - begin)
+    drawn = isinstance(result, DrawnPictures)
+    output, units = (result.pixels.tobytes(), 1) if drawn else (result.output, result.output_tokens)
+    return TimedAnswer(output, units, latency_ms, result.compute_ms, result.sweeps)
 
 
 def _idle_rows(deployment: Deployment) -> list[Row]:
@@ -168,14 +147,6 @@ def _idle_rows(deployment: Deployment) -> list[Row]:
 PROMPT = b"The old man looked at the sea and said that"
 
 
-@dataclass(frozen=True)
-class Output:
-    """A text or a picture; a text of tokens may end early."""
-
-    output: bytes
-    units: int  # tokens of a text; a picture is one
-
-
 class TextRequests:
     """Requests for text, and the bare loops that write as much."""
 
@@ -184,7 +155,7 @@ class TextRequests:
     def __init__(self, settings: HostBenchSettings) -> None:
         """Raises InputError, CheckpointError."""
         self.settings, bundle = settings, find_bundle(settings.checkpoint)
-        found = {"sweep": bundle.chain, "ar": bundle.ar}
+        found = {"sweep": bundle.chain, "chunked": bundle.chain, "ar": bundle.ar}
         self.models: dict[str, Path] = {mode: path for mode, path in found.items() if path is not None}
         room = min(read_manifest(path).text_architecture.positions for path in self.models.values()) - len(PROMPT)
         if settings.max_tokens > room:
@@ -193,9 +164,8 @@ class TextRequests:
             )
         self.units = settings.max_tokens
 
-    async def ask(self, client: AsyncClient, mode: str, seed: int) -> Output:
-        result = await client.generate(PROMPT, mode=mode, max_tokens=self.units, seed=seed)
-        return Output(result.output, result.output_tokens)
+    async def ask(self, client: AsyncClient, mode: str, seed: int) -> Result:
+        return await client.generate(PROMPT, mode=mode, max_tokens=self.units, seed=seed)
 
     def bare(self, mode: str) -> Callable[[], None]:
         """A loop over a batch of requests."""
@@ -226,10 +196,9 @@ class PictureRequests:
     def _class_of(self, seed: int, mode: str) -> int:
         return seed % len(read_manifest(self.models[mode]).picture_architecture.classes)
 
-    async def ask(self, client: AsyncClient, mode: str, seed: int) -> Output:
+    async def ask(self, client: AsyncClient, mode: str, seed: int) -> DrawnPictures:
         asked = str(self._class_of(seed, mode))
-        drawn = await client.draw(asked, mode=mode, levels=self.settings.levels, seed=seed)
-        return Output(drawn.pixels.tobytes(), self.units)
+        return await client.draw(asked, mode=mode, levels=self.settings.levels, seed=seed)
 
     def bare(self, mode: str) -> Callable[[], None]:
         """A loop over a batch of requests."""

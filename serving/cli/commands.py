@@ -130,7 +130,7 @@ _BENCH = Family(
     {
         "cost": _commands(
             "loadtest.host.commands:",
-            ("host", "a sweep and a byte on top of the model, batching, idle servers", ""),
+            ("host", "a sweep on top of the model, batching, idle servers", ""),
         ),
         "latency": _commands(
             "loadtest.latency.commands:",
