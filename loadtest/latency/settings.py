@@ -53,7 +53,7 @@ class WanSettings:
     # Empty: the usual ones, or all modes of drawing.
     variants: tuple[ModeVariant, ...] = setting(
         (),
-        "with settings after a colon: sweep:fp32, ar-speculative:lookup:int8, resample:chunk=32, steps:int8",
+        "with settings after a colon: sweep:fp32, ar-speculative:draft=8:int8, resample:chunk=32, steps:int8",
         name="--modes",
         metavar="M[,M]",
         shown="sweep,chunked,ar,ar-speculative; of pictures all",

@@ -50,7 +50,6 @@ def test_the_drafter_comes_nearer_and_is_a_checkpoint_like_others(short: Short, 
     assert sorted(path.name for path in (out / "training").iterdir()) == [
         "distill.jsonl",
         "distill.lock",
-        "manifest.lock",
     ]
 
 
