@@ -2,16 +2,21 @@
 
 import asyncio
 import contextlib
+import gc
 import logging
 import signal
 import threading
+import time
 from collections.abc import Callable, Coroutine, Iterator
 from functools import partial
 from typing import Any, NoReturn, TypeVar
 
+from stages.descriptors import raise_descriptor_limit
+
 T = TypeVar("T")
 
 log = logging.getLogger(__name__)
+POLL_S = 0.02
 ASKED_TO_END = "asked to end by"  # in a server's log, before the name of the signal
 
 # Ctrl-C, a plain `kill`, a closed terminal. Ctrl-C is set too, because a command that a script starts in the background
@@ -96,6 +101,24 @@ def run_interruptible(work: Coroutine[Any, Any, T]) -> T:
         except asyncio.CancelledError:
             pass
     _interrupt(interrupted or signal.SIGINT)
+
+
+def run_until_signal(serve: Callable[[asyncio.Event], Coroutine[Any, Any, None]]) -> None:
+    """Run a server, which is given an event of `stop_on_signals`, to its end. Raises what it raises."""
+
+    async def until_signal() -> None:
+        gc.freeze()  # what the imports made stays: looking through it again would stall requests, and the exit
+        await serve(stop_on_signals())
+
+    raise_descriptor_limit()
+    asyncio.run(until_signal())
+
+
+async def drained(is_busy: Callable[[], object], within_s: float) -> None:
+    """Return when a server has nothing under way any more, or after `within_s`."""
+    deadline = time.monotonic() + within_s
+    while is_busy() and time.monotonic() < deadline:
+        await asyncio.sleep(POLL_S)
 
 
 def stop_on_signals() -> asyncio.Event:

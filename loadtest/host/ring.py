@@ -47,10 +47,6 @@ SETTLE_S = 15.0  # between the last request and the measurement of idle servers
 IDLE_S = 20.0  # that this measurement takes
 
 
-class TextDiffers(OnesweepError):
-    """A result depends on its company: nothing that is measured then means anything."""
-
-
 @dataclass(frozen=True)
 class TimedAnswer:
     """A text or a picture, and what it took at the client. Two are equal when their outputs are."""
@@ -105,7 +101,7 @@ def alone_rows(mode: str, hosts: int, unit: str, alone: Sequence[TimedAnswer]) -
 async def _served(router: str, mode: str, subject: TextRequests | PictureRequests) -> tuple[list[TimedAnswer], float]:
     """Requests one after the other; and tokens or pictures a second of the same at once.
 
-    Raises TextDiffers when a result depends on its company.
+    Raises OnesweepError when a result depends on its company: nothing that is measured then means anything.
     """
     seeds, together = range(subject.settings.batch), list[float]()
     async with AsyncClient(router) as client:
@@ -116,7 +112,7 @@ async def _served(router: str, mode: str, subject: TextRequests | PictureRequest
             answers: list[TimedAnswer] = await asyncio.gather(*(_timed(client, mode, subject, seed) for seed in seeds))
             end = time.perf_counter()
             if answers != alone:
-                raise TextDiffers(f"mode {mode}: a result depends on what is asked for beside it")
+                raise OnesweepError(f"mode {mode}: a result depends on what is asked for beside it")
             together.append(sum(each.units for each in answers) / (end - begin))
     return alone, statistics.median(together)
 
@@ -125,8 +121,10 @@ async def _timed(client: AsyncClient, mode: str, subject: TextRequests | Picture
     begin = time.perf_counter()
     result = await subject.ask(client, mode, seed)
     latency_ms = 1000 * (time.perf_counter() - begin)
-    drawn = isinstance(result, DrawnPictures)
-    output, units = (result.pixels.tobytes(), 1) if drawn else (result.output, result.output_tokens)
+    if isinstance(result, Result):
+        output, units = result.output, result.output_tokens
+    else:
+        output, units = result.pixels.tobytes(), 1
     return TimedAnswer(output, units, latency_ms, result.compute_ms, result.sweeps)
 
 

@@ -216,7 +216,7 @@ class Client(RouterConnection):
     _stubs: list[router_pb2_grpc.RouterServiceStub]
 
     def _dial(self, address: str, options: Options) -> grpc.Channel:
-        return open_blocking_channel(address, security=self.security, options=options)
+        return open_blocking_channel(address, self.security, options)
 
     def _ask(self, timeout_s: float, ask: Callable[[int, float], T]) -> T:
         turns = Turns(self, timeout_s)

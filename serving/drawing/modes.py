@@ -27,7 +27,7 @@ from stages.host.parts import ModelKind
 from stages.limits import MAX_SEED
 from stages.model.codec import CODECS, HIDDEN, codec_named
 from stages.pictures.experts import MAX_MOVES, Consultation, Turn
-from stages.pictures.trajectory import DrawPlan, Trajectory, most_pictures, range_sigmas
+from stages.pictures.trajectory import DrawPlan, Trajectory, most_pictures
 from stages.v1 import stage_pb2
 from stages.wire.messages import PictureMessage
 from stages.wire.status import internal, invalid, unavailable
@@ -293,7 +293,7 @@ class LocalDrawing(DrawingMode):
         manifest = read_manifest(local)
         a = self._architecture = manifest.picture_architecture
         assert manifest.partition is not None
-        self._high, self._low = manifest.partition.sigma_max, manifest.partition.sigma_min
+        self._partition = manifest.partition
         self._runner = backend_named(DEFAULT_BACKEND).picture(load_picture_part(local, 0))
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="local-drawing")
         self.info = stage_pb2.PictureInfo(
@@ -305,8 +305,7 @@ class LocalDrawing(DrawingMode):
             raise invalid(f"{order.plan.pictures} pictures; there can be at most {most} in a request")
         # One thread: the router's event loop must answer others meanwhile, and two nets at once would be no quicker.
         loop = asyncio.get_running_loop()
-        sigmas = range_sigmas(self._high, self._low, order.plan.levels)
-        begin = partial(Trajectory, self._architecture, order.plan, self._high, sigmas, is_last=True)
+        begin = partial(Trajectory.whole, self._architecture, order.plan, self._partition)
         trajectory = await loop.run_in_executor(self._thread, begin)
         while not trajectory.done:  # a level at a time: other requests draw in between, and a client that left ends it
             account.local_compute_ms += await loop.run_in_executor(self._thread, self._step, trajectory)

@@ -6,6 +6,7 @@ slow the router's event loop.
 
 import asyncio
 import logging
+from functools import partial
 from importlib.metadata import version
 
 from fastapi import FastAPI, Request, Response
@@ -19,9 +20,8 @@ from serving.gateway.openai import routes as openai_routes
 from serving.gateway.openai import token_routes
 from serving.gateway.pages import host_routes, page_routes, race_routes
 from serving.gateway.settings import HttpSettings
-from stages.descriptors import raise_descriptor_limit
 from stages.errors import OnesweepError
-from stages.signals import stop_on_signals
+from stages.signals import run_until_signal
 from stages.telemetry.observability import Telemetry
 from stages.wire.web_access import host_name
 from stages.wire.web_server import WebServer, open_socket
@@ -74,9 +74,4 @@ async def run_gateway(settings: HttpSettings, stop: asyncio.Event) -> None:
 
 def serve(settings: HttpSettings) -> None:
     """Run a gateway to its end. Raises OnesweepError."""
-    raise_descriptor_limit()
-
-    async def until_signal() -> None:
-        await run_gateway(settings, stop_on_signals())
-
-    asyncio.run(until_signal())
+    run_until_signal(partial(run_gateway, settings))

@@ -53,10 +53,6 @@ def _too_large() -> ApiError:
     return ApiError(413, f"the body is larger than {MAX_BODY_BYTES} bytes: send less", code="body_too_large")
 
 
-class Gone(Exception):
-    """The client closed the connection."""
-
-
 class RequestBounds:
     """Middleware that reads the whole body first, and cancels the handler when the client leaves.
 
@@ -72,16 +68,16 @@ class RequestBounds:
         headers = Headers(scope=scope)
         try:
             check_site(self.names, scope["method"], headers)
-            body = _unpacked(await self._read(receive, headers), headers)
-        except Gone:
-            return
+            if (body := await self._read(receive, headers)) is None:
+                return
+            body = _unpacked(body, headers)
         except ApiError as error:
             await error_response(error)(scope, receive, _with_headers(send))
             return
         await _while_connected(self.app(scope, _replay(body), _with_headers(send)), receive)
 
-    async def _read(self, receive: Receive, headers: Headers) -> bytes:
-        """The body. Raises ApiError if it is too large or too slow, or too many come, Gone if the client left."""
+    async def _read(self, receive: Receive, headers: Headers) -> bytes | None:
+        """The body; None if the client left. Raises ApiError if it is too large or too slow, or too many come."""
         declared = headers.get("content-length", "")
         if declared.isdecimal() and int(declared[:20]) > MAX_BODY_BYTES:
             raise _too_large()
@@ -92,7 +88,7 @@ class RequestBounds:
                 while more:
                     message = await receive()
                     if message["type"] == "http.disconnect":
-                        raise Gone
+                        return None
                     body += message.get("body", b"")
                     if len(body) > MAX_BODY_BYTES:
                         raise _too_large()

@@ -1,10 +1,9 @@
 """The router: takes requests and sends them round the ring."""
 
 import asyncio
-import gc
 import logging
-import time
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 import grpc.aio
@@ -24,11 +23,10 @@ from serving.router.service import RouterService
 from serving.router.settings import RouterSettings
 from serving.v1 import router_pb2, router_pb2_grpc
 from stages.checkpoint.release_store import ReleaseStore
-from stages.descriptors import raise_descriptor_limit
 from stages.errors import InputError, OnesweepError, ServiceError
 from stages.host.parts import plan_host
 from stages.memory import keep_trimmed, return_large_buffers
-from stages.signals import stop_on_signals
+from stages.signals import drained, run_until_signal
 from stages.telemetry.observability import Telemetry
 from stages.wire.auth import ROUTER
 from stages.wire.channel import MOST_STREAMS, CallBounds, HealthChecks, bind, is_loopback, new_server, serve_health
@@ -40,7 +38,6 @@ log = logging.getLogger(__name__)
 
 SERVICE = router_pb2.DESCRIPTOR.services_by_name["RouterService"].full_name
 HEALTH_S = 0.5
-POLL_S = 0.02
 _SCOPES = {GENERATE: ("Generate", "Draw", "Tokenize"), STATUS: ("Status",), ADMIN: ("Deploy", "Rollback")}
 _PATHS = {f"/{SERVICE}/{method}": scope for scope, methods in _SCOPES.items() for method in methods}
 # For the last words of requests that have ended.
@@ -87,7 +84,8 @@ async def run_router(settings: RouterSettings, stop: asyncio.Event) -> None:
         await _told_to_stop(stop, tasks)
     finally:
         checks.stop()
-        await _drained(admission, settings.drain_s)
+        admission.stopping = True
+        await drained(lambda: admission.requests or admission.waiting, settings.drain_s)
         for task in tasks:
             task.cancel()
         await server.stop(FLUSH_S)
@@ -187,21 +185,7 @@ async def _told_to_stop(stop: asyncio.Event, tasks: Sequence[asyncio.Task[None]]
         raise ServiceError("the router cannot go on: its log says what ended")
 
 
-async def _drained(admission: Admission, drain_s: float) -> None:
-    """Let nobody in any more; return when everybody is out, or after `drain_s`."""
-    admission.stopping = True
-    deadline = time.monotonic() + drain_s
-    while (admission.requests or admission.waiting) and time.monotonic() < deadline:
-        await asyncio.sleep(POLL_S)
-
-
 def serve(settings: RouterSettings) -> None:
     """Run a router to its end. Raises OnesweepError."""
-    raise_descriptor_limit()
     return_large_buffers()
-
-    async def until_signal() -> None:
-        gc.freeze()  # as in a stage server
-        await run_router(settings, stop_on_signals())
-
-    asyncio.run(until_signal())
+    run_until_signal(partial(run_router, settings))

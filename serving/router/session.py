@@ -24,8 +24,8 @@ from serving.router.ring import RingView
 from stages.host.parts import MODEL_KINDS, ModelKind
 from stages.host.schema_check import NOT_FOLLOWED
 from stages.host.validation import check_timings
-from stages.model.prefill import ATTEND_POSITIONS, prefix_digests, prefix_root
-from stages.model.scoring import batch_rows, most_scored
+from stages.model.prefill import ATTEND_POSITIONS, MAX_PREFILL_CHUNKS, prefix_digests, prefix_root
+from stages.model.scoring import batch_rows
 from stages.model.vocabulary import BYTES, Vocabulary
 from stages.v1 import stage_pb2
 from stages.wire.messages import (
@@ -76,10 +76,8 @@ class Session:
         self.model = model or stage_pb2.ModelInfo()
         self.vocabulary = Vocabulary(self.model.vocabulary) if self.model.vocabulary else BYTES
         # cut here and not by the hosts: a piece is a hop like others, checked, queued, refused and resent as one
-        rows = batch_rows if view.settings.pieces > 1 else most_scored
-        self._cut = partial(
-            step_hops, vocabulary=self.vocabulary, most=view.settings.pieces, rows=rows(model.width if model else 1)
-        )
+        rows = batch_rows(model.width if model else 1)
+        self._cut = partial(step_hops, vocabulary=self.vocabulary, most=MAX_PREFILL_CHUNKS, rows=rows)
         self.due_at, self.account = due_at, account
         self._choose = partial(view.ring.choose, self.weights, first_part=first)
         self.attempts: list[Attempt] = []

@@ -11,8 +11,6 @@ from stages.wire.channel import DRAIN_S, KEEP_WARM_S
 from stages.wire.registry import RegistrySettings
 from stages.wire.tls import LOOPBACK_ONLY, Security
 
-MAX_PIECES = 16  # as prefill.MAX_PREFILL_CHUNKS, which this module must not import
-
 
 @dataclass(frozen=True)
 class AdmissionSettings:
@@ -35,8 +33,6 @@ class RingSettings:
     # Pause between messages that keep an idle link's congestion window open.
     keep_warm_s: float = setting(KEEP_WARM_S, "pace on idle links, 0 = off", least=0, most=60, rare=True)
     audit_share: float = setting(0.0, "share of answers to audit", least=0, most=1, rare=True)
-    # Hops that a long step is sent in at most; 1 only shows what pieces are worth.
-    pieces: int = MAX_PIECES
 
 
 @dataclass(frozen=True)

@@ -16,7 +16,6 @@ from grpc_reflection.v1alpha import reflection
 
 from stages.backends import backend_named
 from stages.checkpoint.release_store import ReleaseStore
-from stages.descriptors import raise_descriptor_limit
 from stages.errors import InputError, OnesweepError, ServiceError
 from stages.host.host import Host
 from stages.host.loading import Loader, Sources
@@ -26,7 +25,7 @@ from stages.host.parts import device_for, full_state_bytes, wiring_problem
 from stages.host.service import StageSeat, StageService, WaitingService, read_assignment
 from stages.host.settings import StageSettings
 from stages.memory import free_memory, keep_trimmed, return_large_buffers, trim
-from stages.signals import stop_on_signals
+from stages.signals import drained, run_until_signal
 from stages.telemetry.observability import Telemetry
 from stages.v1 import stage_pb2, stage_pb2_grpc
 from stages.wire.auth import HOST, CallerGuard
@@ -41,7 +40,6 @@ SERVICE = stage_pb2.DESCRIPTOR.services_by_name["StageService"].full_name
 RETRY_S = 0.2
 HOUSEKEEPING_S = 0.5
 STALL_FADES = 0.97  # with each pause of this kind: half of it after eleven seconds
-POLL_S = 0.02
 # A host that takes releases in takes messages of this size: the next release may need larger ones.
 MESSAGE_BYTES = 64 << 20
 ANSWER_S = 1.0  # for the answer to the call that ends a waiting server
@@ -112,7 +110,7 @@ class StageServer:
         await stop.wait()
         host.stopping = True
         checks.stop()
-        await _drained(host, self.settings.drain_s)
+        await drained(lambda: host.sessions.sessions, self.settings.drain_s)
         for member in members:  # not before: who follows the registry cuts what runs on a host that is gone from there
             member.cancel()
         await asyncio.gather(server.stop(grace=0), vitals.stop(grace=0))
@@ -290,13 +288,6 @@ def _new_server(
     return server, checks, port
 
 
-async def _drained(host: Host, drain_s: float) -> None:
-    """Return when every session has ended, or after `drain_s`."""
-    deadline = time.monotonic() + drain_s
-    while host.sessions.sessions and time.monotonic() < deadline:
-        await asyncio.sleep(POLL_S)
-
-
 async def _housekeeping(host: Host) -> None:
     while True:
         begin = time.monotonic()
@@ -307,13 +298,7 @@ async def _housekeeping(host: Host) -> None:
 
 def serve(settings: StageSettings) -> None:
     """Run a stage server to its end. Raises OnesweepError."""
-    raise_descriptor_limit()
     return_large_buffers()
     server = StageServer(settings) if settings.blocks else EmptyHost(settings)
-
-    async def until_signal() -> None:
-        gc.freeze()  # what the imports made stays: looking through it again would stall requests, and the exit
-        await server.run(stop_on_signals())
-
     with contextlib.suppress(KeyboardInterrupt):
-        asyncio.run(until_signal())
+        run_until_signal(server.run)

@@ -49,6 +49,8 @@ SAMPLING_KEYS = {name: name for name in ("top_p", "top_k", "min_p")}
 SAMPLING_KEYS |= {"temperature": "temp", "repetition_penalty": "penalty_repeat"}
 LISTED = "tokenizer.chat_templates"  # of those others
 SPACE = "▁"  # how SentencePiece writes a space
+ENDS = ("eos", "eot", "eom")  # tokens that a text ends with, by the names of their fields
+NAMED = ("bos", "unknown", *ENDS)
 _INSTEAD = "put the model's own tokenizer.json beside the file"
 
 
@@ -62,15 +64,14 @@ class GgufVocabulary:
     kinds: list[int]
     scores: list[float]
     merges: list[str]  # the two tokens of each with a space between, the first to be made first
-    bos: int | None
-    eos: int | None
-    unknown: int | None
-    ends: dict[str, int | None]  # tokens that a text ends with, by the names of their fields
+    numbers: dict[str, int | None]  # of the tokens NAMED, by these names; None where there is none
     begins: bool  # whether a text begins with `bos`
     is_prefixed: bool  # whether a space is put before a text
     changes_text: bool  # whether text is changed before it is cut, by tables or by leaving spaces out
 
-    def text(self, number: int | None) -> str | None:
+    def text(self, name: str) -> str | None:
+        """The text of one of NAMED; None where there is none."""
+        number = self.numbers[name]
         return self.tokens[number] if number is not None and number < len(self.tokens) else None
 
 
@@ -90,11 +91,10 @@ def read_vocabulary(fields: Mapping[str, Any]) -> GgufVocabulary:
         spelled = zip(tokens, kinds, strict=True)
         tokens = [token.replace(SPACE, " ") if kind == USER_DEFINED else token for token, kind in spelled]
     unsaid = {name: i for name, i in IDS.get(model, {}).items() if are_pieces or kinds[i : i + 1] == [CONTROL]}
-    named = ("bos", "eos", "unknown", "eot", "eom")
-    given = {name: said.number(name, len(tokens), unsaid.get(name)) for name in named}
+    given = {name: said.number(name, len(tokens), unsaid.get(name)) for name in NAMED}
     # What ends a text is looked for as it is written, whatever kind the file says it has; where it has no kinds, all
     # tokens with a part of their own are.
-    parts = given if not told else {"eos", "eot", "eom"}
+    parts = NAMED if not told else ENDS
     template = str(fields.get(TEMPLATE, ""))
     marks = {number for name, number in given.items() if name in parts}
     marks |= {i for i, token in enumerate(tokens) if token in TURN_ENDS + TEXT_ENDS and is_mark(token, template)}
@@ -108,10 +108,7 @@ def read_vocabulary(fields: Mapping[str, Any]) -> GgufVocabulary:
         kinds,
         scores,
         said.array("merges", (str,), "texts"),
-        given["bos"],
-        given["eos"],
-        given["unknown"],
-        {name: given[name] for name in ("eos", "eot", "eom")},
+        given,
         said.one("add_bos_token", bool, begins) and given["bos"] is not None,
         said.one("add_space_prefix", bool, True),
         bool(fields.get("tokenizer.ggml.precompiled_charsmap")) or said.one("remove_extra_whitespaces", bool, False),
@@ -222,7 +219,7 @@ def sentencepiece(vocabulary: GgufVocabulary) -> dict[str, Any]:
         "decoder": {"type": "Sequence", "decoders": read},
         "model": {
             "type": "BPE",
-            "unk_token": vocabulary.text(vocabulary.unknown),
+            "unk_token": vocabulary.text("unknown"),
             "fuse_unk": True,
             "byte_fallback": numbers.keys() >= set(BYTES),
             "vocab": numbers,
@@ -269,7 +266,7 @@ def _check(vocabulary: GgufVocabulary) -> None:
         )
     if long := next((i for i in normal if len(tokens[i]) > MAX_LETTERS), None):
         raise CheckpointError(f"token {long} has {len(tokens[long])} letters, over {MAX_LETTERS}: the file is damaged")
-    if vocabulary.unknown is None and not set(BYTES) <= set(tokens):
+    if vocabulary.numbers["unknown"] is None and not set(BYTES) <= set(tokens):
         raise CheckpointError(f"this file has neither tokens for all bytes nor one for what is unknown: {_INSTEAD}")
 
 
@@ -287,8 +284,8 @@ def gguf_speech(path: Path, fields: Mapping[str, Any], size: int) -> Speech:
         tokenizer,
         open_tokenizer(tokenizer),
         templates,
-        {"bos_token": vocabulary.text(vocabulary.bos), "eos_token": vocabulary.text(vocabulary.eos)},
-        {f"tokenizer.ggml.{name}_token_id": number for name, number in vocabulary.ends.items()},
+        {f"{name}_token": vocabulary.text(name) for name in ("bos", "eos")},
+        {f"tokenizer.ggml.{name}_token_id": vocabulary.numbers[name] for name in ENDS},
         {name: fields.get(f"general.sampling.{theirs}") for name, theirs in SAMPLING_KEYS.items()},
         size,
         licence_texts(path.parent),
@@ -326,11 +323,11 @@ def _added(vocabulary: GgufVocabulary) -> list[dict[str, Any]]:
 
 def _beginning(vocabulary: GgufVocabulary) -> dict[str, Any]:
     """Puts the token that begins a text before it."""
-    bos = str(vocabulary.text(vocabulary.bos))
+    bos = str(vocabulary.text("bos"))
     first, text = {"SpecialToken": {"id": bos, "type_id": 0}}, {"Sequence": {"id": "A", "type_id": 0}}
     return {
         "type": "TemplateProcessing",
         "single": [first, text],
         "pair": [first, text, {"Sequence": {"id": "B", "type_id": 0}}],
-        "special_tokens": {bos: {"id": bos, "ids": [vocabulary.bos], "tokens": [bos]}},
+        "special_tokens": {bos: {"id": bos, "ids": [vocabulary.numbers["bos"]], "tokens": [bos]}},
     }

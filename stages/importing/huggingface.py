@@ -25,6 +25,7 @@ _TOP = {
     "model.norm.weight": "norm.weight",
     "lm_head.weight": "head.weight",
 }
+_SHARD = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*\.safetensors")
 _UNUSED = re.compile(r"\.rotary_emb\.inv_freq$")  # tables that old files store and that are computed anyway
 
 
@@ -80,7 +81,7 @@ class HuggingFaceSource(Source):
         """File of each stored tensor."""
         if (self.folder / INDEX).is_file():
             places = read_json(self.folder / INDEX).get("weight_map")
-            if not isinstance(places, dict) or not all(_is_plain(file) for file in places.values()):
+            if not isinstance(places, dict) or not all(_SHARD.fullmatch(str(file)) for file in places.values()):
                 raise CheckpointError(f"{self.folder / INDEX} has no weight_map of files in the same folder")
             if missing := sorted({file for file in places.values() if not (self.folder / file).is_file()}):
                 count = len(set(places.values()))
@@ -114,10 +115,6 @@ def our_names(name: str, family: ModelFamily) -> str:
         return name
     ours = family.tensors[key] if expert is None else family.tensors[key].replace("*", expert[0])
     return " ".join(f"layers.{number}.{each}.{end}" for each in ours.split(" "))
-
-
-def _is_plain(file: object) -> bool:
-    return isinstance(file, str) and re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]*\.safetensors", file) is not None
 
 
 # Names of tokens in tokenizer_config.json and special_tokens_map.json. What is taken of which file is what the package

@@ -155,9 +155,9 @@ class Trajectory:
         architecture: PictureArchitecture,
         plan: DrawPlan,
         partition: NoisePartition,
-        estimate: Tensor | None,
-        at: int,
-        before: Tensor | None,
+        estimate: Tensor | None = None,
+        at: int = 0,
+        before: Tensor | None = None,
     ) -> "Trajectory":
         """Through all noise levels, of an undivided net."""
         high, low = partition.sigma_max, partition.sigma_min

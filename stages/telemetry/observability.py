@@ -66,11 +66,10 @@ class Telemetry:
 
     def serve(self, families: Sequence[MetricFamily], read: Callable[[], MetricValues]) -> None:
         """Serve metrics that `read` returns on the running event loop. Raises ServiceError."""
-        from stages.telemetry.prometheus import LoopCollector, MetricsServer
+        from stages.telemetry.prometheus import MetricsServer
 
         assert self.settings.metrics is not None
-        collector = LoopCollector(families, read, asyncio.get_running_loop())
-        self._metrics = MetricsServer(self.settings.metrics, collector)
+        self._metrics = MetricsServer(self.settings.metrics, families, read, asyncio.get_running_loop())
 
     async def close(self) -> None:
         """Stop serving, and send the spans that are left."""

@@ -60,41 +60,27 @@ READ_S = 2.0  # time for the event loop to answer a scrape
 CLIENT_S = 10.0  # time for the client of a scrape to send and read
 
 
-class LoopCollector:
-    """Metric families whose values live on an event loop, where they are all read at one moment."""
+class MetricsServer:
+    """A server of `/metrics`, in a thread of its own. The values live on an event loop, and are all read at one moment
+    there."""
 
     def __init__(
-        self, families: Sequence[MetricFamily], read: Callable[[], MetricValues], loop: asyncio.AbstractEventLoop
+        self,
+        address: str,
+        families: Sequence[MetricFamily],
+        read: Callable[[], MetricValues],
+        loop: asyncio.AbstractEventLoop,
     ) -> None:
-        self.families, self.read, self.loop = families, read, loop
-
-    def collect(self) -> list[Metric]:
-        """Raises TimeoutError when the loop is too busy."""
-
-        async def built() -> list[Metric]:
-            figures = self.read()
-            return [_metric(family, figures[family.name]) for family in self.families]
-
-        building = asyncio.run_coroutine_threadsafe(built(), self.loop)
-        try:
-            return building.result(READ_S)
-        finally:
-            building.cancel()
-
-
-class MetricsServer:
-    """A server of `/metrics`, in a thread of its own."""
-
-    def __init__(self, address: str, collector: LoopCollector) -> None:
         """Raises InputError, ServiceError for an address that is in use."""
         from prometheus_client import CollectorRegistry, ProcessCollector, make_wsgi_app, start_http_server
 
+        self.families, self.read, self.loop = families, read, loop
         host, port = parse_address(address, "--metrics")
         registry = CollectorRegistry()
-        registry.register(collector)  # a collector by its methods
+        registry.register(self)  # a collector by its methods
         ProcessCollector(registry=registry)
         try:
-            self._server, self._thread = start_http_server(port, host, registry)
+            self._server, _ = start_http_server(port, host, registry)
         except OSError as error:
             reason = error.strerror or error
             raise ServiceError(f"cannot serve metrics on {address}: {reason}; give --metrics another port") from None
@@ -112,6 +98,19 @@ class MetricsServer:
         self._server.set_app(scraped)
         self.port = self._server.server_port
         log.info("metrics on http://%s:%d/metrics", f"[{host}]" if ":" in host else host, self.port)
+
+    def collect(self) -> list[Metric]:
+        """Raises TimeoutError when the loop is too busy."""
+
+        async def built() -> list[Metric]:
+            figures = self.read()
+            return [_metric(family, figures[family.name]) for family in self.families]
+
+        building = asyncio.run_coroutine_threadsafe(built(), self.loop)
+        try:
+            return building.result(READ_S)
+        finally:
+            building.cancel()
 
     async def close(self) -> None:
         await asyncio.to_thread(self._server.shutdown)

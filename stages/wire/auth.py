@@ -4,18 +4,15 @@ from __future__ import annotations
 
 import ipaddress
 import logging
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import Any
 
 import grpc
 import grpc.aio
 
 from stages.v1 import stage_pb2
-from stages.wire.status import Context, StatusError, guarded_handler
-
-if TYPE_CHECKING:
-    from stages.wire.status import Handler
+from stages.wire.status import Context, Interceptor, StatusError, guarded_handler
 
 log = logging.getLogger(__name__)
 
@@ -99,7 +96,7 @@ def check_caller(peer: Identity | None, method: str, request: object) -> None:
         raise _denied(f"your certificate is {shown}: you may listen as {peer.name}.SOMETHING only")
 
 
-class CallerGuard(grpc.aio.ServerInterceptor):
+class CallerGuard(Interceptor):
     """Rejects calls of one service by who calls. Other services of the server, such as health, are open to all whose
     handshake succeeded."""
 
@@ -110,33 +107,22 @@ class CallerGuard(grpc.aio.ServerInterceptor):
         self.service, self._check_caller = service, check
         self._logged = ""
 
-    async def intercept_service(
-        self,
-        continuation: Callable[[grpc.HandlerCallDetails], Awaitable[Handler | None]],
-        handler_call_details: grpc.HandlerCallDetails,
-    ) -> Handler | None:
-        handler = await continuation(handler_call_details)
-        if handler is None:  # an unknown path may have any form
-            return None
-        _, service, method = str(handler_call_details.method).split("/")
+    def answered_by(self, handler: Any, call: grpc.HandlerCallDetails) -> Any:  # noqa: ANN401
+        _, service, method = str(call.method).split("/")
         if service != self.service:
             return handler
 
         async def begin(request: object, context: Context) -> object:
-            await self._check(method, request, context)
+            try:
+                self._check_caller(method, request, context)
+            except StatusError as refusal:
+                if refusal.message != self._logged:  # a rejected peer often retries at once: one line is enough
+                    log.warning("%s refused to %s: %s", method, context.peer(), refusal.message)
+                self._logged = refusal.message
+                raise
             return request
 
-        guarded: Handler = guarded_handler(handler, begin)
-        return guarded
-
-    async def _check(self, method: str, request: object, context: Context) -> None:
-        try:
-            self._check_caller(method, request, context)
-        except StatusError as refusal:
-            if refusal.message != self._logged:  # a rejected peer often retries at once: one line is enough
-                log.warning("%s refused to %s: %s", method, context.peer(), refusal.message)
-            self._logged = refusal.message
-            raise
+        return guarded_handler(handler, begin)
 
 
 def _denied(message: str) -> StatusError:

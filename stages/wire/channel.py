@@ -8,9 +8,9 @@ import logging
 import re
 import resource
 from collections import defaultdict
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import aclosing
-from typing import TYPE_CHECKING, Any
+from typing import Any
 from weakref import WeakKeyDictionary
 
 import grpc
@@ -24,6 +24,7 @@ from stages.wire.status import (
     DEFAULT_RETRY_MS,
     Context,
     DecodeErrors,
+    Interceptor,
     Metadata,
     StatusError,
     exhausted,
@@ -32,10 +33,6 @@ from stages.wire.status import (
     with_decode_errors,
 )
 from stages.wire.tls import LOOPBACK_ONLY, Security, ServerCertificate, channel_credentials
-
-if TYPE_CHECKING:
-    from stages.wire.status import Handler
-
 
 log = logging.getLogger(__name__)
 
@@ -145,18 +142,16 @@ def open_channel(
     return with_decode_errors(secured, metadata)
 
 
-def open_blocking_channel(
-    address: str, message_bytes: int = DEFAULT_MESSAGE_BYTES, security: Security = LOOPBACK_ONLY, options: Options = ()
-) -> grpc.Channel:
+def open_blocking_channel(address: str, security: Security = LOOPBACK_ONLY, options: Options = ()) -> grpc.Channel:
     """Like `open_channel`, for code without an event loop."""
     check_target(address, security)
-    options = _message_options(message_bytes, options)
+    options = _message_options(DEFAULT_MESSAGE_BYTES, options)
     if security.tls is None:
         return grpc.insecure_channel(address, options=options)
     return grpc.secure_channel(address, channel_credentials(security.tls), options=options)
 
 
-class CallBounds(grpc.aio.ServerInterceptor):
+class CallBounds(Interceptor):
     """Bounds what callers make a server hold: requests that are not whole yet, and answers that are not read.
 
     gRPC limits a message's size for all methods alike, and holds what it has of every message that is awaited.
@@ -171,17 +166,10 @@ class CallBounds(grpc.aio.ServerInterceptor):
         self._caller, self._most, self._large = caller, most, large
         self._arriving = defaultdict[str, dict[asyncio.Timeout, None]](dict)  # by caller, the oldest first
 
-    async def intercept_service(
-        self,
-        continuation: Callable[[grpc.HandlerCallDetails], Awaitable[Handler | None]],
-        handler_call_details: grpc.HandlerCallDetails,
-    ) -> Handler | None:
-        handler: Any = await continuation(handler_call_details)
-        if handler is None:
-            return None
-        path: Any = handler_call_details.method
+    def answered_by(self, handler: Any, call: grpc.HandlerCallDetails) -> Any:  # noqa: ANN401
+        path: Any = call.method
         inner = next(each for kind in CALL_KINDS if (each := getattr(handler, kind)) is not None)
-        who = self._caller(path, handler_call_details.invocation_metadata)
+        who = self._caller(path, call.invocation_metadata)
         most_bytes = DEFAULT_MESSAGE_BYTES if handler.request_streaming or path in self._large else SMALL_BYTES
 
         async def answer(requests: AsyncIterator[Any], context: Context) -> None:

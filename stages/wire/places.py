@@ -6,26 +6,23 @@ import asyncio
 import errno
 import os
 import socket
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Iterator
 from contextlib import suppress
 from itertools import islice
-from typing import TYPE_CHECKING, Any
+from typing import Any
 from urllib.parse import unquote
 
 import grpc
 import grpc.aio
 
-from stages.wire.status import Context, guarded_handler
-
-if TYPE_CHECKING:
-    from stages.wire.status import Handler
+from stages.wire.status import Context, Interceptor, guarded_handler
 
 CHECK_S = 1.0  # between two looks at the connections
 OPEN_TO_ALL = "/grpc."  # health and reflection: a call that shows nothing of who makes it
 _DESCRIPTORS = "/proc/self/fd"
 
 
-class Places(grpc.aio.ServerInterceptor):
+class Places(Interceptor):
     """Closes the oldest connections that never made a call where less than an eighth of the places is free.
 
     gRPC closes a connection too many before anyone hears of it, and names none that it holds. They are found among the
@@ -38,14 +35,9 @@ class Places(grpc.aio.ServerInterceptor):
         self._callers = set[str]()
         self._silent: dict[str, None] = {}  # the oldest first
 
-    async def intercept_service(
-        self,
-        continuation: Callable[[grpc.HandlerCallDetails], Awaitable[Handler | None]],
-        handler_call_details: grpc.HandlerCallDetails,
-    ) -> Handler | None:
-        handler: Any = await continuation(handler_call_details)
-        method: Any = handler_call_details.method
-        if handler is None or method.startswith(OPEN_TO_ALL):
+    def answered_by(self, handler: Any, call: grpc.HandlerCallDetails) -> Any:  # noqa: ANN401
+        method: Any = call.method
+        if method.startswith(OPEN_TO_ALL):
             return handler
 
         async def begin(request: Any, context: Context) -> Any:  # noqa: ANN401 - a message, or an iterator of them

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import re
+from abc import abstractmethod
 from collections.abc import AsyncIterator, Awaitable, Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import aclosing, contextmanager, suppress
 from functools import partial
@@ -172,16 +173,27 @@ class NoMessageError(grpc.aio.AioRpcError):
     """The answer to a call is nonsense, which no sound program sends."""
 
 
-class DecodeErrors(grpc.aio.ServerInterceptor):
-    """Answers requests that cannot be parsed with INVALID_ARGUMENT."""
+class Interceptor(grpc.aio.ServerInterceptor):
+    """An interceptor of the calls that a server has a handler for."""
 
     async def intercept_service(
         self,
         continuation: Callable[[grpc.HandlerCallDetails], Awaitable[Handler | None]],
         handler_call_details: grpc.HandlerCallDetails,
     ) -> Handler | None:
-        handler: Any = await continuation(handler_call_details)
-        if handler is None or handler.request_deserializer is None:
+        handler = await continuation(handler_call_details)
+        return None if handler is None else self.answered_by(handler, handler_call_details)
+
+    @abstractmethod
+    def answered_by(self, handler: Any, call: grpc.HandlerCallDetails) -> Any:  # noqa: ANN401
+        """The handler that takes the place of a call's own."""
+
+
+class DecodeErrors(Interceptor):
+    """Answers requests that cannot be parsed with INVALID_ARGUMENT."""
+
+    def answered_by(self, handler: Any, call: grpc.HandlerCallDetails) -> Any:  # noqa: ANN401
+        if handler.request_deserializer is None:
             return handler
 
         async def begin(request: Any, context: Context) -> Any:  # noqa: ANN401 - a message, or an iterator of them

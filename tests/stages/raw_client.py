@@ -109,7 +109,8 @@ class Peer:
 
 @contextmanager
 def peer(address: str) -> Iterator[Peer]:
-    with open_blocking_channel(address, 64 << 20) as channel:
+    sizes = [(f"grpc.max_{way}_message_length", 64 << 20) for way in ("send", "receive")]
+    with open_blocking_channel(address, options=sizes) as channel:
         opened = Peer(address, channel)
         try:
             yield opened

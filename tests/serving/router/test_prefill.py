@@ -1,7 +1,6 @@
 """Long prompts that travel in pieces: the text, the account, and what becomes of it when a host is lost under way."""
 
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -25,18 +24,21 @@ REQUESTS: dict[str, dict[str, Any]] = {
 
 
 @pytest.fixture(scope="module")
-def rings(bundles: Path, local_ring: Any) -> Iterator[tuple[Client, Client]]:
-    """One that sends prompts in pieces, and one that does not."""
-    with ExitStack() as stack:
-        yield tuple(
-            stack.enter_context(local_ring(bundles / "scored", 3, {"prefix_mb": 0}, ring={"pieces": pieces}))
-            for pieces in (16, 1)
-        )
+def ring(bundles: Path, local_ring: Any) -> Iterator[Client]:
+    with local_ring(bundles / "scored", 3, {"prefix_mb": 0}) as client:
+        yield client
+
+
+@pytest.fixture
+def in_one_piece(monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
+    return lambda: monkeypatch.setattr("serving.router.session.MAX_PREFILL_CHUNKS", 1)
 
 
 @pytest.mark.parametrize("name", list(REQUESTS))
-def test_the_text_and_what_it_takes_are_the_same(rings: tuple[Client, Client], name: str) -> None:
-    cut, whole = (ring.generate(PROMPT, seed=5, **REQUESTS[name]) for ring in rings)
+def test_the_text_and_what_it_takes_are_the_same(ring: Client, in_one_piece: Any, name: str) -> None:
+    cut = ring.generate(PROMPT, seed=5, **REQUESTS[name])
+    in_one_piece()
+    whole = ring.generate(PROMPT, seed=5, **REQUESTS[name])
     assert cut.output == whole.output
     assert (cut.sweeps, cut.hops) == (whole.sweeps, whole.hops)
     assert [host.name for host in cut.hosts] == [host.name for host in whole.hosts]
@@ -55,14 +57,14 @@ GONE, FULL = grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.RESOURCE_EXHAUSTED
 def test_a_host_lost_or_full_between_two_pieces(
     pairs: tuple[Client, Client],
     lose: Callable[..., Loss],
-    rings: tuple[Client, Client],
+    ring: Client,
     name: str,
     code: grpc.StatusCode,
 ) -> None:
     prompt = code.name.encode() + PROMPT[len(code.name) :]  # of its own: no host has the beginning in memory
     loss = lose("b", lambda hop: work_of(hop).start == 128, code)
     result = pairs[0].generate(prompt, seed=5, **REQUESTS[name])
-    assert result.output == rings[1].generate(prompt, seed=5, **REQUESTS[name]).output
+    assert result.output == ring.generate(prompt, seed=5, **REQUESTS[name]).output
     assert result.replays >= 1
     before, instead = (
         [[(work_of(hop).start, hop.read.WhichOneof("ask") is None) for hop in hops[:3]] for hops in tries]
@@ -75,7 +77,7 @@ def test_a_host_lost_or_full_between_two_pieces(
 # What a router sends
 
 
-def sent_by(work: Work, fails: int, pieces: int = 16) -> list[list[AnyWork]]:
+def sent_by(work: Work, fails: int) -> list[list[AnyWork]]:
     """What a session sends for `work`, try by try, of which the first ones fail under way."""
 
     def answer(hop: stage_pb2.Hop, number: int) -> list[stage_pb2.Event]:
@@ -84,13 +86,14 @@ def sent_by(work: Work, fails: int, pieces: int = 16) -> list[list[AnyWork]]:
         is_last = work_of(hop).start + len(work_of(hop).clean) == len(work.clean)
         return [stage_pb2.Event(session=hop.session, number=work.number, text=b"b")] * is_last
 
-    return tried(work, answer, pieces=pieces)[1]
+    return tried(work, answer)[1]
 
 
-def test_all_pieces_leave_at_once_and_go_again_together() -> None:
+def test_all_pieces_leave_at_once_and_go_again_together(in_one_piece: Any) -> None:
     work = step(number=0, clean=PROMPT, remaining=1, codec="fp32")
     first, second = sent_by(work, fails=1)
     assert [step.start for step in first] == [0, 128, 256]
     assert {step.number for step in first} == {0}
     assert first == second
-    assert sent_by(work, fails=0, pieces=1) == [[work]]
+    in_one_piece()
+    assert sent_by(work, fails=0) == [[work]]

@@ -50,8 +50,8 @@ class QuietLink(HostLink):
 class RecordingRing(Ring):
     """A ring of quiet hosts that remembers whom a session wants to avoid."""
 
-    def __init__(self, *, pieces: int = 16) -> None:
-        super().__init__((), RingSettings(pieces=pieces))
+    def __init__(self) -> None:
+        super().__init__((), RingSettings())
         self.path = (QuietLink("a-1", (0,)), QuietLink("b-1", (1,)))
         self.avoided: list[set[str]] = []
 
@@ -133,16 +133,14 @@ def opened(ring: RecordingRing, deadline_s: float = 60.0, capacity: int = 8) -> 
 Answer = Callable[[stage_pb2.Hop, int], list[stage_pb2.Event]]
 
 
-def tried(
-    work: Work, answer: Answer, check: Check | None = None, **ring: Any
-) -> tuple[stage_pb2.Event, list[list[AnyWork]], int]:
+def tried(work: Work, answer: Answer, check: Check | None = None) -> tuple[stage_pb2.Event, list[list[AnyWork]], int]:
     """The result of `work`, what each try sent, and how often it was moved.
 
     :param answer: events for a hop of a try that has this number.
     """
 
     async def ask() -> tuple[stage_pb2.Event, list[list[AnyWork]], int]:
-        tries, hosts = dict[str, list[AnyWork]](), RecordingRing(**ring)
+        tries, hosts = dict[str, list[AnyWork]](), RecordingRing()
 
         def answered(hop: stage_pb2.Hop) -> None:
             tries.setdefault(hop.session, []).append(work_of(hop))

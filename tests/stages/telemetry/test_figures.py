@@ -19,7 +19,7 @@ from stages.model.draft_tree import Draft
 from stages.model.vocabulary import BYTES
 from stages.telemetry import prometheus as exposition
 from stages.telemetry.observability import ObservabilitySettings, Telemetry
-from stages.telemetry.prometheus import LoopCollector, MetricsServer
+from stages.telemetry.prometheus import MetricsServer
 from stages.v1 import stage_pb2
 from stages.wire.messages import PROTOCOL, next_read
 from stages.wire.status import exhausted
@@ -57,11 +57,11 @@ def test_links_that_are_gone_make_room() -> None:
     assert figures.links.links["10.0.0.2:1"].sent_bytes == 5
 
 
-def scrape(collector_of: Callable[[asyncio.AbstractEventLoop], Any]) -> str:
+def scrape(families: Any, read: Callable[[], Any], loop: asyncio.AbstractEventLoop | None = None) -> str:
     """A real server's answer, asked for while its event loop runs."""
 
     async def main() -> str:
-        server = MetricsServer("127.0.0.1:0", collector_of(asyncio.get_running_loop()))
+        server = MetricsServer("127.0.0.1:0", families, read, loop or asyncio.get_running_loop())
         try:
             url = f"http://127.0.0.1:{server.port}/metrics"
             return await asyncio.to_thread(lambda: urllib.request.urlopen(url, timeout=PATIENCE_S).read().decode())
@@ -77,7 +77,7 @@ def test_a_server_serves_what_its_loop_counted_and_its_process_takes() -> None:
     host = stage_pb2.DescribeResponse(name="paris", blocks=[0, 1], ready=True)
     host.links.add(address="127.0.0.1:1", rtt_ms=20)
     host.links.add(address="127.0.0.1:2", problem="lost")
-    text = scrape(lambda loop: LoopCollector(STAGE_METRICS, figures.reader(lambda: host), loop))
+    text = scrape(STAGE_METRICS, figures.reader(lambda: host))
     for line in (
         'onesweep_stage_info{backend="",blocks="0,1",name="paris",version=""} 1.0',
         'onesweep_stage_refused_total{code="RESOURCE_EXHAUSTED"} 1.0',
@@ -93,7 +93,7 @@ def test_a_loop_that_is_too_busy_fails_the_scrape_with_a_sentence(monkeypatch, c
     monkeypatch.setattr(exposition, "READ_S", 0.1)
     idle = asyncio.new_event_loop()  # never runs what it is given
     with pytest.raises(urllib.error.HTTPError) as caught:
-        scrape(lambda loop: LoopCollector([], dict, idle))
+        scrape([], dict, idle)
     idle.run_until_complete(asyncio.sleep(0))
     idle.close()
     assert caught.value.code == 503
@@ -104,7 +104,7 @@ def test_a_loop_that_is_too_busy_fails_the_scrape_with_a_sentence(monkeypatch, c
 async def test_who_asks_nothing_is_not_waited_for(monkeypatch, capfd) -> None:
     monkeypatch.setattr(exposition._Handler, "timeout", 0.1)
 
-    server = MetricsServer("127.0.0.1:0", LoopCollector([], dict, asyncio.get_running_loop()))
+    server = MetricsServer("127.0.0.1:0", [], dict, asyncio.get_running_loop())
     try:
         reader, writer = await asyncio.open_connection("127.0.0.1", server.port)
         assert await asyncio.wait_for(reader.read(), 20) == b""
