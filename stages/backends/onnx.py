@@ -9,18 +9,16 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from stages.backends.attention import attention_shape
-from stages.backends.base import Backend, BlockRunner, CleanPiece, Denoised, NoisyPiece, PictureRunner, StageRunner
+from stages.backends.base import Backend, BlockRunner, PictureRunner, StageRunner
 from stages.backends.onnx_graphs import (
     AnyLayer,
     Graph,
     after_graph,
     before_graph,
-    denoise_graph,
     head_graph,
     product_graph,
 )
-from stages.backends.packed import NOISE_LEVELS, Angles, PackedReader, PipelineLayer, PipelineRunner
-from stages.backends.pictures import PackedPictures, Product
+from stages.backends.packed import Angles, PackedReader, PipelineLayer, PipelineRunner
 from stages.backends.rows import Rows
 from stages.backends.runner_checks import Probe, checked
 from stages.errors import CheckpointError, InputError
@@ -53,10 +51,6 @@ class OnnxSession:
         self.inputs = [each.name for each in self.session.get_inputs()]
         self.outputs = [each.name for each in self.session.get_outputs()]
 
-    def run(self, feeds: dict[str, Tensor]) -> dict[str, Tensor]:
-        results = self.session.run(self.outputs, {name: x.contiguous().numpy() for name, x in feeds.items()})
-        return dict(zip(self.outputs, map(torch.from_numpy, results), strict=True))
-
     def __call__(self, *inputs: Tensor) -> Tensor:
         """The only output, of contiguous inputs in the graph's order."""
         feeds = {name: x.numpy() for name, x in zip(self.inputs, inputs, strict=True)}
@@ -72,7 +66,7 @@ class FewBitsProduct:
     """x @ weight.T + bias of weights in few bits, whose codes it takes over: one that is no part of a larger graph."""
 
     def __init__(self, linear: GroupedLinear) -> None:
-        self.session = OnnxSession(product_graph([linear]))
+        self.session = OnnxSession(product_graph(linear))
         self.least = fewest_rows(linear.bits)
         _free(linear)
 
@@ -94,7 +88,7 @@ def fewest_rows(bits: int) -> int:
     linear.codes = codes.view(linear.codes.dtype)
     linear.scales.uniform_(0.5, 1, generator=generator)
     x = torch.cat([torch.randn(rows - 1, numbers, generator=generator), torch.ones(1, numbers)])
-    product, expected = OnnxSession(product_graph([linear])), linear(x)
+    product, expected = OnnxSession(product_graph(linear)), linear(x)
     whole = product(x[None])[0]
     error = float(((whole - expected).norm(dim=1) / expected.norm(dim=1)).max())
     if not error <= SCALE_ERROR:
@@ -112,7 +106,7 @@ def fewest_rows(bits: int) -> int:
 class OnnxLayer(PipelineLayer):
     """Rows of several pieces through one layer of any family."""
 
-    def __init__(self, part: Block | PipelineStage, layer: AnyLayer) -> None:
+    def __init__(self, part: PipelineStage, layer: AnyLayer) -> None:
         self.shape = attention_shape(layer)
         self.before = OnnxSession(before_graph(part, layer))
         self.after = OnnxSession(after_graph(part, layer))
@@ -128,7 +122,7 @@ class OnnxLayer(PipelineLayer):
 class OnnxReader(PackedReader):
     """The clean stream of a part."""
 
-    def __init__(self, part: Block | PipelineStage, layers: Sequence[OnnxLayer]) -> None:
+    def __init__(self, part: PipelineStage, layers: Sequence[OnnxLayer]) -> None:
         linear = part.layers[0].mlp_in
         super().__init__(part, layers, linear.out_features)
         # the kernels of numbers in 32 bits add up one row as they add up many
@@ -141,49 +135,6 @@ class OnnxReader(PackedReader):
         """cos and sin of each row, (rows, head_dim / 2)."""
         # of keys, whose factors are not scaled, and of the half whose sine is positive
         return factors[:, 0, 1, 0, 0].contiguous(), factors[:, 1, 1, 0, 1].contiguous()
-
-
-class OnnxBlock(BlockRunner):
-    def __init__(self, block: Block) -> None:
-        self.block = block
-        self.reader = OnnxReader(block, [OnnxLayer(block, layer) for layer in block.layers])
-        self.session = OnnxSession(denoise_graph(block))
-        self.modulation = lru_cache(NOISE_LEVELS)(partial(_modulation, block))
-
-    @torch.inference_mode()
-    def read(self, pieces: Sequence[CleanPiece]) -> list[Tensor]:
-        return self.reader.read(pieces)
-
-    @torch.inference_mode()
-    def denoise(self, pieces: Sequence[NoisyPiece]) -> list[Denoised]:
-        return [self._denoise(piece) for piece in pieces]
-
-    def _denoise(self, piece: NoisyPiece) -> Denoised:
-        sigma, std = piece.sigma, self.block.data_std
-        feeds = {
-            "z": piece.z[None] * (sigma**2 + std**2) ** -0.5,
-            "estimate": piece.estimate[None] / std,
-            "likelihood": piece.z[None] / sigma**2,
-            "modulation": self.modulation(sigma),
-            "temperature": torch.tensor([piece.divisor]),
-            "position": torch.tensor([piece.start]),
-        }
-        for i, cache in enumerate(piece.caches):
-            feeds[f"keys_{i}"], feeds[f"values_{i}"] = cache.stored()
-        results = self.session.run(feeds)
-        return Denoised(results["logits"][0], results["points"][0])
-
-
-def _modulation(block: Block, sigma: float) -> Tensor:
-    """AdaLN's numbers at one noise level, each norm's weight included: (layers x 6, 1, width)."""
-    condition = block.condition(torch.full((1,), sigma))
-    rows = []
-    for layer in block.layers:
-        assert layer.modulation is not None
-        shift_a, scale_a, gate_a, shift_m, scale_m, gate_m = layer.modulation(condition).chunk(6, dim=-1)
-        weight_a, weight_m = layer.attention_norm.weight * (1 + scale_a), layer.mlp_norm.weight * (1 + scale_m)
-        rows += [weight_a, shift_a, 1 + gate_a, weight_m, shift_m, 1 + gate_m]
-    return torch.stack(rows)
 
 
 class OnnxStage(PipelineRunner):
@@ -225,9 +176,7 @@ class OnnxBackend(Backend):
         return f"{super().machine}, onnxruntime {onnxruntime.__version__}"
 
     def block(self, block: Block) -> BlockRunner:
-        runner = OnnxBlock(block)
-        Probe(block).check(runner)
-        return checked(runner, block)
+        raise InputError(f"the backend {self.name} does not run blocks of noise ranges: choose --backend torch")
 
     def stage(self, stage: PipelineStage) -> StageRunner:
         if isinstance(stage, LlamaStage):
@@ -243,17 +192,4 @@ class OnnxBackend(Backend):
         return checked(runner, stage)
 
     def picture(self, part: PicturePart) -> PictureRunner:
-        probe = Probe(part)
-        # these kernels add up one row as they add up many
-        runner = PackedPictures(part, _product, least=1)
-        probe.check(runner)
-        return checked(runner, part)
-
-
-def _product(linears: Sequence[nn.Linear]) -> Product:
-    """Takes the matrices over, as `OnnxStage` does."""
-    session = OnnxSession(product_graph(linears))
-    for linear in linears:
-        _free(linear)
-    # a copy, so that it lies where torch's tensors do, and may be written to
-    return lambda x: session(x[None])[0].clone()
+        raise InputError(f"the backend {self.name} does not run models that draw: choose --backend torch")

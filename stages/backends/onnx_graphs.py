@@ -11,7 +11,6 @@ from onnx import TensorProto, helper, numpy_helper
 from torch import Tensor, nn
 
 from stages.model.architecture import GROUP
-from stages.model.block import Block
 from stages.model.layers import GroupedLinear, Int8Linear, Layer, QuantLinear, TiedHead
 from stages.model.llama import LlamaLayer
 from stages.model.pipeline import PipelineStage
@@ -67,9 +66,9 @@ class Graph:
         self.nodes.append(node)
         return to[0]
 
-    def split(self, x: str, *sizes: int, axis: int = -1) -> list[str]:
+    def split(self, x: str, *sizes: int) -> list[str]:
         names = [f"value_{len(self.nodes)}_{i}" for i in range(len(sizes))]
-        self.op("Split", x, self.constant(torch.tensor(sizes)), to=names, axis=axis)
+        self.op("Split", x, self.constant(torch.tensor(sizes)), to=names, axis=-1)
         return names
 
     def linear(self, x: str, linear: nn.Linear | TiedHead, scale: Tensor | None = None) -> str:
@@ -126,83 +125,16 @@ class Graph:
         scaled.weight.data.copy_(norm.weight * scale)
         return self.op("Reshape", self.norm(self.op("Reshape", x, apart), scaled), whole)
 
-    def norm(self, x: str, norm: nn.RMSNorm | nn.Identity, weight: str | None = None) -> str:
-        """:param weight: in place of the norm's own, a value of its own for each number."""
+    def norm(self, x: str, norm: nn.RMSNorm | nn.Identity) -> str:
         if isinstance(norm, nn.Identity):
             return x
         eps = torch.finfo(torch.float32).eps if norm.eps is None else norm.eps
-        own = torch.ones_like(norm.weight) if weight else norm.weight
-        x = self.op("SimplifiedLayerNormalization", x, self.constant(own), axis=-1, epsilon=eps)
-        return self.op("Mul", x, weight) if weight else x
+        return self.op("SimplifiedLayerNormalization", x, self.constant(norm.weight), axis=-1, epsilon=eps)
 
     def model(self) -> onnx.ModelProto:
         graph = helper.make_graph(self.nodes, "part", self.inputs, self.outputs, self.constants)
         opsets = [helper.make_opsetid("", OPSET), helper.make_opsetid(FUSED, FUSED_OPSET)]
         return helper.make_model(graph, opset_imports=opsets, ir_version=IR_VERSION)
-
-
-# A block's noisy slots as one graph: a chunk has rows enough by itself, so each piece is computed alone.
-def denoise_graph(block: Block) -> Graph:
-    """z, estimate, likelihood (1, slots, code_dim), each scaled, modulation (layers x 6, 1, width), temperature (1,),
-    `position` of the first slot (1,), and of each layer the clean `keys_i` and `values_i`
-    (1, heads, past, head_dim) -> logits (1, slots, 256) and points (1, slots, code_dim)."""
-    graph = _NoisyGraph(block)
-    a = block.architecture
-    z, estimate, likelihood = (graph.input(name, 1, "slots", a.code_dim) for name in ("z", "estimate", "likelihood"))
-    modulation = graph.split(graph.input("modulation", a.layers * 6, 1, a.width), *[1] * a.layers * 6, axis=0)
-    x = graph.op("Add", graph.linear(z, block.state_in), graph.linear(estimate, block.estimate_in))
-    x = graph.op("Add", x, graph.constant(block.slot))
-    for i, layer in enumerate(block.layers):
-        x = graph.layer(x, layer, i, modulation[6 * i : 6 * i + 6])
-    logits = graph.linear(graph.norm(x, block.noisy_norm), block.noisy_head)
-    logits = graph.op("Add", logits, graph.op("MatMul", likelihood, graph.constant(block.codes.t())))
-    graph.output(logits, "logits")
-    probs = graph.op("Softmax", graph.op("Div", logits, graph.input("temperature", 1)), axis=-1)
-    points = graph.op("MatMul", probs, graph.constant(block.codes))
-    graph.output(points, "points")
-    return graph
-
-
-class _NoisyGraph(Graph):
-    """Layers, with what their attention needs as inputs."""
-
-    def __init__(self, block: Block) -> None:
-        super().__init__()
-        self.heads, self.width = block.architecture.heads, block.architecture.width
-        self.position = self.input("position", 1, kind=TensorProto.INT64)
-        self.past = [
-            [
-                self.input(f"{name}_{i}", 1, self.heads, "past", block.architecture.head_dim)
-                for name in ("keys", "values")
-            ]
-            for i in range(len(block.layers))
-        ]
-        self.rotary = [self.constant(table) for table in block.rotary]
-
-    def layer(self, x: str, layer: Layer, index: int, modulation: Sequence[str]) -> str:
-        """modulation: as in `PackedLayer.noisy`, but for a norm of weight one."""
-        weight_a, shift_a, gate_a, weight_m, shift_m, gate_m = modulation
-        x_in = self._modulated(x, layer.attention_norm, weight_a, shift_a)
-        x = self.op(
-            "Add", x, self.op("Mul", self.linear(self._attend(x_in, layer, index), layer.attention_out), gate_a)
-        )
-        hidden = self.linear(self._modulated(x, layer.mlp_norm, weight_m, shift_m), layer.mlp_in)
-        return self.op("Add", x, self.op("Mul", self.linear(self.op("Gelu", hidden), layer.mlp_out), gate_m))
-
-    def _modulated(self, x: str, norm: nn.RMSNorm, weight: str, shift: str) -> str:
-        return self.op("Add", self.norm(x, norm, weight), shift)
-
-    def _attend(self, x: str, layer: Layer, index: int) -> str:
-        q, k, v = self.split(self.linear(x, layer.qkv), *[self.width] * 3)
-        q, k = (self.op("RotaryEmbedding", each, self.position, *self.rotary, domain=FUSED) for each in (q, k))
-        return self.op(
-            "MultiHeadAttention",
-            *(q, k, v, "", "", "", *self.past[index]),
-            domain=FUSED,
-            # the past is read only where the whole is asked for
-            to=[f"{name}_{index}" for name in ("mixed", "all_keys", "all_values")],
-            num_heads=self.heads,
-        )
 
 
 # A layer of the causal stream as two graphs, of what is done before attention and after it, for layers of any family.
@@ -212,7 +144,7 @@ class _NoisyGraph(Graph):
 AnyLayer = Layer | LlamaLayer
 
 
-def before_graph(part: Block | PipelineStage, layer: AnyLayer) -> Graph:
+def before_graph(part: PipelineStage, layer: AnyLayer) -> Graph:
     """x (1, rows, width), cos and sin of each row (rows, head_dim / 2) -> queries, keys and values (1, rows, all heads'
     numbers), queries and keys rotated, queries divided by the root of head_dim."""
     graph, a = Graph(), part.architecture
@@ -237,7 +169,7 @@ def before_graph(part: Block | PipelineStage, layer: AnyLayer) -> Graph:
     return graph
 
 
-def after_graph(part: Block | PipelineStage, layer: AnyLayer) -> Graph:
+def after_graph(part: PipelineStage, layer: AnyLayer) -> Graph:
     """x (1, rows, width), what attention made of it (1, rows, heads x head_dim) -> x after the layer."""
     graph, a = Graph(), part.architecture
     x = graph.input("x", 1, "rows", a.width)
@@ -271,11 +203,8 @@ def head_graph(stage: PipelineStage) -> Graph:
     return graph
 
 
-def product_graph(linears: Sequence[nn.Linear]) -> Graph:
-    """Linear maps with a gelu between them: x (1, rows, in) -> (1, rows, out)."""
+def product_graph(linear: nn.Linear) -> Graph:
+    """A linear map: x (1, rows, in) -> (1, rows, out)."""
     graph = Graph()
-    x = graph.input("x", 1, "rows", linears[0].in_features)
-    for i, linear in enumerate(linears):
-        x = graph.linear(graph.op("Gelu", x) if i else x, linear)
-    graph.output(x, "out")
+    graph.output(graph.linear(graph.input("x", 1, "rows", linear.in_features), linear), "out")
     return graph

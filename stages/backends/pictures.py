@@ -15,13 +15,12 @@ from stages.pictures.trajectory import PicturePiece
 # Modulations of so many numbers are kept (8 MB): pictures of one class meet the same noise levels again and again.
 KEPT_NUMBERS = 1 << 21
 
-# A product of rows with one matrix, or with two and a gelu between them: (rows, in) -> (rows, out).
-Product = Callable[[Tensor], Tensor]
-Products = Callable[[Sequence[nn.Linear]], Product]
 
+def products(*linears: nn.Linear) -> Callable[[Tensor], Tensor]:
+    """A product of rows with one matrix, or with two and a gelu between them: (rows, in) -> (rows, out).
 
-def torch_product(linears: Sequence[nn.Linear]) -> Product:
-    """The product that torch computes. What it takes of the matrices are views, not copies."""
+    What it takes of the matrices are views, not copies.
+    """
     weights = [(linear.weight.detach().t(), linear.bias.detach()) for linear in linears]
 
     def product(x: Tensor) -> Tensor:
@@ -35,10 +34,10 @@ def torch_product(linears: Sequence[nn.Linear]) -> Product:
 class PackedDitLayer:
     """Rows of several pictures through one layer: what `DitLayer` says, with modulations that are known."""
 
-    def __init__(self, layer: DitLayer, products: Products) -> None:
+    def __init__(self, layer: DitLayer) -> None:
         self.heads = layer.heads
-        self.qkv, self.attention_out = products([layer.qkv]), products([layer.attention_out])
-        self.mlp = products([layer.mlp_in, layer.mlp_out])
+        self.qkv, self.attention_out = products(layer.qkv), products(layer.attention_out)
+        self.mlp = products(layer.mlp_in, layer.mlp_out)
 
     def __call__(self, x: Tensor, tokens: int, modulation: Sequence[Tensor]) -> Tensor:
         """x: (rows, features); tokens: rows of a picture; modulation: six of (pictures, 1, features)."""
@@ -75,17 +74,13 @@ def _pictures(x: Tensor, tokens: int, like: Tensor) -> Tensor:
 
 
 class PackedPictures(PictureRunner):
-    """A part on packed rows.
+    """A part on packed rows."""
 
-    :param products: what computes the matrices.
-    :param least: rows from which on its products are independent, where they are not torch's: see `Rows.of`.
-    """
-
-    def __init__(self, part: PicturePart, products: Products = torch_product, least: int = 0) -> None:
-        self.part, self.least, self.tokens = part, least, part.architecture.tokens
-        self.layers = [PackedDitLayer(layer, products) for layer in part.layers]
-        self.patch_in = None if part.patch_in is None else products([part.patch_in])
-        self.head = None if part.head is None else products([part.head])
+    def __init__(self, part: PicturePart) -> None:
+        self.part, self.tokens = part, part.architecture.tokens
+        self.layers = [PackedDitLayer(layer) for layer in part.layers]
+        self.patch_in = None if part.patch_in is None else products(part.patch_in)
+        self.head = None if part.head is None else products(part.head)
         numbers = (6 * len(self.layers) + 2) * part.architecture.features
         self.modulations = lru_cache(max(KEPT_NUMBERS // numbers, 1))(self._modulations)
 
@@ -100,7 +95,7 @@ class PackedPictures(PictureRunner):
     def _evaluate(self, x: Tensor, conditions: Sequence[tuple[float, int]]) -> Tensor:
         """x: (pictures, tokens, numbers); conditions: noise level and class of each picture."""
         count, a = len(conditions), self.part.architecture
-        rows = Rows.of([self.tokens] * count, 4 * a.features, self.least)
+        rows = Rows.of([self.tokens] * count, 4 * a.features)
         modulation = torch.stack([self.modulations(*each) for each in conditions])[:, :, None].unbind(1)
         packed = rows.pack([x.reshape(count * self.tokens, -1)], fresh=False)
         if self.patch_in is not None:

@@ -65,23 +65,14 @@ class OneAtATime(BlockRunner, StageRunner, PictureRunner):
         return [torch.cat([self.runner.evaluate([each])[0] for each in _single(piece)]) for piece in pieces]
 
 
-class _Plain(BlockRunner, StageRunner, PictureRunner):
-    """A loaded module, computing piece by piece."""
+class _Plain(StageRunner):
+    """A loaded stage, computing piece by piece."""
 
-    def __init__(self, part: AnyPart) -> None:
-        self.part: Any = part
+    def __init__(self, part: PipelineStage) -> None:
+        self.part = part
 
     def read(self, pieces: Sequence[CleanPiece]) -> list[Tensor]:
-        found = [self.part.read(piece.source[None], piece.caches) for piece in pieces]
-        return [each[0][0] if isinstance(self.part, Block) else each[0] for each in found]
-
-    def denoise(self, pieces: Sequence[NoisyPiece]) -> list[Denoised]:
-        results = []
-        for piece in pieces:
-            memory, sigma = [cache.stored() for cache in piece.caches], torch.full((1, 1), piece.sigma)
-            logits = self.part.denoise(piece.z[None], piece.estimate[None], sigma, memory, piece.start)
-            results.append(Denoised(logits[0], self.part.point(logits)[0]))
-        return results
+        return [self.part.read(piece.source[None], piece.caches)[0] for piece in pieces]
 
     def branch(self, pieces: Sequence[BranchPiece]) -> list[Tensor]:
         results = []
@@ -93,9 +84,6 @@ class _Plain(BlockRunner, StageRunner, PictureRunner):
 
     def next_byte(self, hidden: Sequence[Tensor]) -> list[Tensor]:
         return [self.part.next_byte(piece[None])[0] for piece in hidden]
-
-    def evaluate(self, pieces: Sequence[PicturePiece]) -> list[Tensor]:
-        return [self.part(piece.x, torch.full((len(piece.x),), piece.sigma), piece.classes) for piece in pieces]
 
 
 def _longer(caches: Sequence[LayerCache], new: int) -> list[LayerCache]:
@@ -137,13 +125,13 @@ def check_rows(runner: AnyRunner, part: AnyPart) -> bool:
 
 
 class Probe:
-    """Outputs of a part as loaded, noted before a backend takes its matrices over."""
+    """Outputs of a stage as loaded, noted before a backend takes its matrices over."""
 
-    def __init__(self, part: AnyPart) -> None:
+    def __init__(self, part: PipelineStage) -> None:
         self.part, self.expected = part, _outputs(_Plain(part), part, MIXTURES[-1])
 
-    def check(self, runner: AnyRunner) -> None:
-        """Raises CheckpointError where a runner of the part disagrees with it."""
+    def check(self, runner: StageRunner) -> None:
+        """Raises CheckpointError where a runner of the stage disagrees with it."""
         for found, expected in zip(_outputs(runner, self.part, MIXTURES[-1]), self.expected, strict=True):
             error = float((found - expected).abs().max()) / max(1.0, float(expected.abs().max()))
             if not error <= TOLERANCE:  # true for NaN too

@@ -170,14 +170,13 @@ async def test_a_release_that_is_not_loaded_yet_is_loaded_when_it_is_asked_for(h
         assert waiting.parts is not None
 
 
-@pytest.mark.parametrize("backend", ["torch", "onnxruntime"])
-def test_parts_are_freed_when_nobody_holds_them(bundles: Path, backend: str) -> None:
+def test_parts_are_freed_when_nobody_holds_them(bundles: Path) -> None:
     plan = plan_host(bundles / "own", (0,))
-    load_parts(plan, backend_named(backend))
+    load_parts(plan)
     gc.collect()
     gc.disable()  # a collection stalls requests: none must be needed
     try:
-        parts = load_parts(plan, backend_named(backend))
+        parts = load_parts(plan)
         warm_up(parts)
         runners = [weakref.ref(parts.runners["chain"][0]), weakref.ref(parts.runners["ar"][0])]
         del parts
