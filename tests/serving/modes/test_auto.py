@@ -90,13 +90,6 @@ def test_the_settings_of_an_option_are_used(serve: Callable[..., Client]) -> Non
     assert warm.output == named.output
 
 
-def test_a_budget_keeps_out_what_takes_longer(serve: Callable[..., Client]) -> None:
-    slow = option("ar", 2.0, 64, host_ms=900_000.0)
-    result = ask(serve((LOCAL, SWEEP, slow)), budget_ms=20_000)
-    assert result.mode == "sweep"
-    assert "of the 2 of 3 settings that fit 20000 ms" in result.reason
-
-
 def test_a_lost_host_leaves_the_local_model(scored: Path, tmp_path: Path, servers: Any) -> None:
     topology = local_topology(2, 3, scored, free_port_block(3) + 1)
     hosts = servers.hosts(topology, scored)
@@ -169,24 +162,17 @@ def test_the_first_served_mode_of_one_order(unguided: Client) -> None:
     assert "auto" in unguided.status().modes
 
 
-def test_a_bad_file_in_the_bundle_stops_no_other_mode(bundles: Path, tmp_path: Path, local_ring: Any) -> None:
-    bundle = tmp_path / "bundle"
-    bundle.mkdir()
-    for name in NAMES:
-        (bundle / name).symlink_to(bundles / "scored" / name)
-    (bundle / "frontier.json").write_text("{")
-    with local_ring(bundle, 1) as client:
-        assert client.generate("x", mode="sweep", max_bytes=4).output_bytes == 4
-        assert "is not JSON" in ask(client).reason
-
-
-def test_the_frontier_of_the_bundle_is_the_default(bundles: Path, tmp_path: Path, local_ring: Any) -> None:
+def test_the_bundles_frontier_is_the_default_and_a_bad_one_stops_no_mode(bundles: Path, tmp_path, local_ring) -> None:
     for name in NAMES:
         (tmp_path / name).symlink_to(bundles / "scored" / name)
     write(tmp_path / "frontier.json", bundles / "scored", (LOCAL,))
     with local_ring(tmp_path, 1) as client:
         assert ask(client).mode == "local"
         assert "auto" in client.status().modes
+    (tmp_path / "frontier.json").write_text("{")
+    with local_ring(tmp_path, 1) as client:
+        assert client.generate("x", mode="sweep", max_bytes=4).output_bytes == 4
+        assert "is not JSON" in ask(client).reason
 
 
 def test_the_command_line_says_what_was_picked(serve: Callable[..., Client], onesweep: Run) -> None:

@@ -39,12 +39,6 @@ def test_more_time_is_never_worse(made: list[Forecast], one: float, other: float
         assert more.picked.option.bits <= less.picked.option.bits
 
 
-@given(forecasts)
-def test_no_budget_is_the_best_text(made: list[Forecast]) -> None:
-    choice: Any = choose(made, None)
-    assert choice.picked.option.bits == min(f.option.bits for f in made)
-
-
 def test_of_two_equals_the_quicker() -> None:
     choice: Any = choose([forecast(2.0, 300.0), forecast(2.0, 200.0)], None)
     assert choice.picked.ms == 200.0

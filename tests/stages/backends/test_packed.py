@@ -17,7 +17,7 @@ from stages.backends.packed import PackedBlock, PackedStage
 from stages.backends.runner_checks import OneAtATime, check_rows, checked
 from stages.model.architecture import Architecture
 from stages.model.block import Block, Codes
-from stages.model.pipeline import ArModel, ArStage
+from stages.model.pipeline import ArStage
 from tests.stages.backends.conftest import branch_piece, clean_piece, noisy_piece
 from tests.stages.conftest import make_ar, make_block, shaken
 
@@ -82,35 +82,6 @@ def test_denoising_is_the_blocks(slots: int, start: int, sigma: float) -> None:
     assert torch.allclose(denoised.logits, logits[0], rtol=TOLERANCE, atol=TOLERANCE)
     assert near(denoised.point, block.point(logits)[0])
     assert all(cache.length == start for cache in piece.caches)
-
-
-def test_a_pipeline_is_the_models() -> None:
-    model: ArModel = make_ar()
-    for stage in model.stages:
-        for new, past in ((6, 0), (1, 6), (4, 7)):
-            piece = clean_piece(stage, new, past, seed=new)
-            expected = copy.deepcopy(piece)
-            (hidden,) = PackedStage(stage).read([piece])
-            assert near(hidden, stage.read(expected.source[None], expected.caches)[0])
-    logits = PackedStage(model.stages[-1]).next_byte([hidden, hidden[:1]])
-    assert near(logits[0], model.stages[-1].next_byte(hidden))
-    assert logits[1].shape == (1, 256)
-
-
-@pytest.mark.parametrize(("branches", "positions", "past"), [(1, 1, 1), (1, 9, 4), (5, 1, 7), (4, 7, 40), (3, 40, 21)])
-def test_branches_are_each_read_alone_after_the_sequence(branches, positions, past) -> None:
-    for stage in make_ar().stages:
-        piece = branch_piece(stage, branches, positions, past)
-        before = copy.deepcopy(piece)
-        (hidden,) = PackedStage(stage).branch([piece])
-        assert hidden.shape == (branches, positions, stage.architecture.width)
-        for found, source in zip(hidden, piece.source, strict=True):
-            assert near(found, stage.read(source[None], copy.deepcopy(piece.caches))[0])
-        assert torch.equal(piece.source, before.source)
-        for cache, untouched in zip(piece.caches, before.caches, strict=True):
-            assert cache.length == past
-            assert torch.equal(cache.keys, untouched.keys)
-            assert torch.equal(cache.values, untouched.values)
 
 
 # Alone or in company

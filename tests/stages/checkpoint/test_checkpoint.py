@@ -10,43 +10,24 @@ from typing import Any
 import pytest
 import torch
 
-from stages.backends import DEFAULT_BACKEND, backend_named
 from stages.checkpoint.checkpoint import load_ar, load_chain, save_ar, write_manifest
 from stages.checkpoint.gate import PROBE_INPUT, PROBE_OUTPUT, PROBE_TEXT
-from stages.checkpoint.manifest import MANIFEST_NAME, Manifest, read_manifest
+from stages.checkpoint.manifest import MANIFEST_NAME, Manifest
 from stages.errors import CheckpointError
-from stages.host.work.sweep import BlockWork, SweepPlan, run_unbatched
 from stages.model.architecture import Architecture
 from stages.model.block import Block
-from stages.model.codec import Int8
-from stages.model.partition import NoisePartition
-from stages.model.pipeline import ArModel, new_caches
-from stages.model.vocabulary import BYTES
+from stages.model.pipeline import ArModel
 from tests.stages.checkpoints import ALL, Copy, load, part_file
 from tests.stages.conftest import forge, make_ar
 
 
-def sweep(chain: list[Block], partition: NoisePartition) -> bytes:
-    plan, result = SweepPlan(1, 7, 24, 4, 0.9), None
-    for block in chain:
-        a = block.architecture
-        work = BlockWork(
-            a, block.index, partition, new_caches(a.layers, a, 96), plan, Int8(), BYTES.decode(b"A rider"), result
-        )
-        result = run_unbatched(work, backend_named(DEFAULT_BACKEND).block(block))
-    assert isinstance(result, bytes)
-    return result
-
-
-def test_weights_come_back_bit_for_bit_and_write_the_same_text(directory: Path, block: Block) -> None:
+def test_weights_come_back_bit_for_bit(directory: Path, block: Block) -> None:
     (loaded,) = load_chain(directory)
     saved = block.state_dict()
     assert loaded.state_dict().keys() == saved.keys()
     assert all(torch.equal(tensor, saved[name]) for name, tensor in loaded.state_dict().items())
     assert not any(parameter.requires_grad for parameter in loaded.parameters())
     assert not loaded.training
-    partition = read_manifest(directory).partition
-    assert sweep([loaded], partition) == sweep([block], partition)
 
 
 def test_an_ar_model_comes_back_bit_for_bit(tmp_path: Path) -> None:

@@ -1,15 +1,10 @@
 """Saving a checkpoint never costs what was saved before."""
 
-import os
-import subprocess
-from collections.abc import Iterator
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from stages.checkpoint.checkpoint import load_block, replace_file, save_ar, save_part, update_manifest, write_manifest
-from stages.checkpoint.manifest import read_manifest
+from stages.checkpoint.checkpoint import load_block, replace_file, save_ar, save_part, update_manifest
 from stages.errors import CheckpointError
 from stages.model.block import Block
 from tests.stages.checkpoints import Copy, files, part_file
@@ -67,33 +62,3 @@ def test_what_a_killed_process_left_is_cleared_away(checkpoint: Copy) -> None:
         (directory / name).write_bytes(b"left over")
     save_part(directory, load_block(directory, 0))
     assert files(directory).keys() == {*others, part_file(directory, 0).name, of_another}
-
-
-@pytest.fixture
-def small_disk(tmp_path: Path) -> Iterator[Path]:
-    disk = tmp_path / "disk"
-    disk.mkdir()
-    mount = ["mount", "-t", "tmpfs", "-o", "size=2m", "tmpfs", str(disk)]
-    if os.geteuid() or subprocess.run(mount, capture_output=True, check=False).returncode:
-        pytest.skip("a small file system cannot be mounted here")
-    try:
-        yield disk
-    finally:
-        subprocess.run(["umount", str(disk)], check=True)
-
-
-def test_a_full_disk(small_disk: Path, directory: Path, block: Block) -> None:
-    place = small_disk / "chain"
-    write_manifest(place, replace(read_manifest(directory), parts=(None,)))
-    save_part(place, block)
-    room = os.statvfs(small_disk)
-    (small_disk / "ballast").write_bytes(bytes(room.f_bavail * room.f_bsize - 50_000))
-    before, bias = files(place), float(block.clean_head.bias[0])
-    block.clean_head.bias[0] += 1
-    with pytest.raises(CheckpointError, match="what was saved before is untouched"):
-        save_part(place, block)
-    assert files(place) == before
-    assert float(load_block(place, 0).clean_head.bias[0]) == bias
-    (small_disk / "ballast").unlink()
-    save_part(place, block)
-    assert float(load_block(place, 0).clean_head.bias[0]) == float(block.clean_head.bias[0])

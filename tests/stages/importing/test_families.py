@@ -1,4 +1,4 @@
-"""Families beyond Llama's: from a folder and from a GGUF file, each computes what `transformers` computes."""
+"""Families: from a folder and from a GGUF file, each computes what `transformers` computes."""
 
 import json
 import re
@@ -31,8 +31,18 @@ from tests.stages.model.tiny_llama import tiny_tokenizer
 __all__ = ["transformers"]
 
 SMALL = {**SIZES, "num_key_value_heads": 2, "eos_token_id": 299, "pad_token_id": 0, "bos_token_id": 1}
+LLAMA3 = {"rope_type": "llama3", "rope_theta": 500.0, "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0}
 # Sizes of the model -> GGUF's keys, beside those that every file has.
 MODELS: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
+    "tied": ("Llama", {"tie_word_embeddings": True}, {}),
+    "grouped queries": ("Llama", {"rms_norm_eps": 1e-3}, {}),
+    "llama 3 scaling": ("Llama", {"rope_parameters": {**LLAMA3, "original_max_position_embeddings": 32}}, {}),
+    "head_dim": ("Llama", {"head_dim": 12, "num_key_value_heads": 1}, {}),
+    "attention bias": ("Llama", {"attention_bias": True, "num_key_value_heads": 4}, {}),
+    "mistral": ("Mistral", {"sliding_window": 30}, {"sliding_window": 30}),
+    "qwen 2": ("Qwen2", {}, {}),
+    "qwen 2, window": ("Qwen2", {"use_sliding_window": True, "sliding_window": 20, "max_window_layers": 1}, {}),
+    "linear scaling": ("Llama", {"rope_parameters": {"rope_type": "linear", "rope_theta": 500.0, "factor": 4.0}}, {}),
     "qwen 3": ("Qwen3", {"head_dim": 16}, {}),
     "qwen 3, window": (
         "Qwen3",
@@ -84,7 +94,7 @@ MODELS: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
     ),
 }
 # Of which a GGUF file says nothing: llama.cpp knows it of the published models.
-UNSAID = ("qwen 3, window", "gemma 2, query scale")
+UNSAID = ("llama 3 scaling", "attention bias", "qwen 2, window", "qwen 3, window", "gemma 2, query scale")
 POSITIONS, WRITTEN = 60, 8
 
 
@@ -264,7 +274,7 @@ def write_gguf(path: Path, folder: Path, said: dict[str, Any]) -> Path:
     import gguf
 
     source = HuggingFaceSource(folder)
-    a, name = source.architecture, source.family.gguf
+    a, name = source.architecture, source.family.gguf or "llama"
     writer = gguf.GGUFWriter(path, name)
     describe(writer, a, said)
     arch = next(arch for arch, text in gguf.MODEL_ARCH_NAMES.items() if text == name)
@@ -273,7 +283,7 @@ def write_gguf(path: Path, folder: Path, said: dict[str, Any]) -> Path:
         kind = theirs.split(".")[-2]
         if source.family.offset_norms and kind.endswith("norm"):
             tensor = tensor + 1
-        if source.family.interleaved and kind in ("q_proj", "k_proj"):
+        if name == "llama" and kind in ("q_proj", "k_proj"):
             tensor = interleaved(tensor, a.heads if kind == "q_proj" else a.kv_heads)
         if theirs == "lm_head.weight" and a.tied_head:
             continue

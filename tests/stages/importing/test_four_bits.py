@@ -65,20 +65,14 @@ def runners(directory: Path) -> list[StageRunner]:
 
 
 @torch.inference_mode()
-def probe_logits(directory: Path) -> Tensor:
-    """What hosts compute on the probe text."""
-    manifest = read_manifest(directory)
-    x = probe_tokens(manifest)[0]
+def served_loss(directory: Path) -> float:
+    """Of the probe text, as hosts compute it."""
+    x = known = probe_tokens(read_manifest(directory))[0]
     served = runners(directory)
     for stage, runner in zip(stages(directory), served, strict=True):
-        caches = new_caches(len(stage.layers), stage.architecture, len(x))
+        caches = new_caches(len(stage.layers), stage.architecture, len(known))
         x = runner.read([CleanPiece(x, caches)])[0]
-    return served[-1].next_byte([x])[0]
-
-
-def served_loss(directory: Path) -> float:
-    known = probe_tokens(read_manifest(directory))[0]
-    return float(F.cross_entropy(probe_logits(directory)[:-1], known[1:]))
+    return float(F.cross_entropy(served[-1].next_byte([x])[0][:-1], known[1:]))
 
 
 @pytest.mark.parametrize("kind", KINDS)

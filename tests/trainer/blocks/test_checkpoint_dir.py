@@ -4,22 +4,13 @@ from pathlib import Path
 
 from stages.checkpoint.manifest import read_manifest
 from tests.trainer.small import corpus, tiny
-from trainer.blocks.checkpoint_dir import (
-    add_metrics,
-    identity,
-    new_ar,
-    new_chain,
-    open_checkpoint_dir,
-)
+from trainer.blocks.checkpoint_dir import add_metrics, identity, new_chain, open_checkpoint_dir
 
 
-def test_an_identity_names_settings_and_data_but_not_results() -> None:
+def test_neither_results_nor_what_is_logged_are_part_of_an_identity() -> None:
     manifest = new_chain(tiny, corpus)
     assert identity(manifest) == identity(replace(manifest, metrics={"chain": {}}))
     assert identity(manifest) == identity(new_chain(replace(tiny, log_every=7, save_every_s=1.0), corpus))
-    for other in (replace(tiny, seed=9), replace(tiny, anchor=0.1), replace(tiny, chunks=(1,))):
-        assert identity(manifest) != identity(new_chain(other, corpus))
-    assert identity(manifest) != identity(new_ar(tiny.architecture, tiny, corpus, "end to end"))
 
 
 def test_measurements_of_workers_side_by_side_are_all_kept(tmp_path: Path) -> None:

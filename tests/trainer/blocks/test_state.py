@@ -1,12 +1,11 @@
 from collections.abc import Callable
-from functools import partial
 from pathlib import Path
 
 import pytest
 import torch
 
 from stages.errors import ResumeError
-from trainer.blocks.state import StepLog, exclusive, load_state, read_records, save_state
+from trainer.blocks.state import StepLog, load_state, read_records, save_state
 
 
 @pytest.fixture
@@ -71,12 +70,3 @@ def test_cutting_forgets_later_steps_and_final_evaluations(tmp_path: Path) -> No
     log.append({"step": 2, "final": True})
     log.cut(2)
     assert read_records(log.path) == [{"step": 1}, {"step": 2}]
-
-
-def test_a_second_holder_is_refused_until_the_first_lets_go(tmp_path: Path) -> None:
-    path = tmp_path / "run.lock"
-    held = partial(exclusive, path, "already trained here")
-    with held(), pytest.raises(ResumeError, match="already trained here"), held():
-        pass
-    with held():
-        assert path.exists()

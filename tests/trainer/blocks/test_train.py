@@ -60,7 +60,7 @@ def test_another_runs_checkpoint_is_refused(tmp_path: Path) -> None:
     train_blocks(short, corpus, tmp_path, only=0)
     before = digests(tmp_path)
     message = "holds a checkpoint of other settings or data; give another --out"
-    for other in (replace(short, steps=4), replace(short, seed=1), replace(short, learning_rate=1.0)):
+    for other in (replace(short, chunks=(1,)), replace(short, seed=1), replace(short, anchor=0.1)):
         with pytest.raises(CheckpointError, match=message):
             train_blocks(other, corpus, tmp_path)
     with pytest.raises(CheckpointError, match=message):
