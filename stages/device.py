@@ -6,6 +6,7 @@ import platform
 import re
 from contextlib import suppress
 from functools import cache
+from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -59,4 +60,4 @@ def machine_kind(device: torch.device) -> str:
         with suppress(OSError):  # a system without it
             models = re.findall(r"^model name\s*: (.*)", Path("/proc/cpuinfo").read_text(), re.MULTILINE) or models
         where = f"{models[0]} ({torch.backends.cpu.get_cpu_capability()}), {torch.get_num_threads()} threads"
-    return f"torch {torch.__version__} on {where}"
+    return f"torch {torch.__version__}, onnxruntime {version('onnxruntime')} on {where}"

@@ -180,8 +180,8 @@ def import_once(
             # In this process: a mistake in the source ends the command with its own sentence and exit code.
             settings = ImportSettings(source, entry, blocks, context, hosts=hosts)
             import_model(settings, progress)
-            if shipped_head(source):
-                add_drafter(settings, "head", progress)
+            if head := shipped_head(source):
+                add_drafter(settings, str(head), progress)
             trim()
         progress.say(f"{source.name}, cut into {blocks}, is in {entry}")
     return entry

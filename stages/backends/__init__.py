@@ -2,7 +2,6 @@
 
 from collections.abc import Sequence
 from dataclasses import replace
-from importlib.metadata import version
 from typing import Any, TypeVar
 
 import torch
@@ -25,7 +24,6 @@ from stages.backends.runner_checks import checked
 from stages.checkpoint.checkpoint import CPU
 from stages.errors import InputError, one_of
 from stages.model.block import Block
-from stages.model.llama import LlamaStage
 from stages.model.pipeline import PipelineStage
 from stages.pictures.part import PicturePart
 
@@ -96,19 +94,13 @@ class TorchBackend(Backend):
     name = "torch"
 
     def __init__(self, device: torch.device = CPU) -> None:
-        self.device, self.products = device, ""
-
-    @property
-    def machine(self) -> str:
-        return super().machine + self.products
+        self.device = device
 
     def block(self, block: Block) -> BlockRunner:
         runner = PackedBlock(block)
         return checked(runner if self.device == CPU else DeviceRunner(runner, self.device), block)
 
     def stage(self, stage: PipelineStage) -> StageRunner:
-        if isinstance(stage, LlamaStage) and stage.architecture.is_grouped:
-            self.products = f", onnxruntime {version('onnxruntime')}"
         runner = packed_stage(stage)
         return checked(runner if self.device == CPU else DeviceRunner(runner, self.device), stage)
 

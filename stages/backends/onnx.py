@@ -10,14 +10,7 @@ from torch.nn import functional as F
 
 from stages.backends.attention import attention_shape
 from stages.backends.base import Backend, BlockRunner, PictureRunner, StageRunner
-from stages.backends.onnx_graphs import (
-    AnyLayer,
-    Graph,
-    after_graph,
-    before_graph,
-    head_graph,
-    product_graph,
-)
+from stages.backends.onnx_graphs import AnyLayer, Graph, after_graph, before_graph, head_graph, product_graph
 from stages.backends.packed import Angles, PackedReader, PipelineLayer, PipelineRunner
 from stages.backends.rows import Rows
 from stages.backends.runner_checks import Probe, checked
@@ -49,12 +42,11 @@ class OnnxSession:
             graph.model().SerializeToString(), options, providers=["CPUExecutionProvider"]
         )
         self.inputs = [each.name for each in self.session.get_inputs()]
-        self.outputs = [each.name for each in self.session.get_outputs()]
 
     def __call__(self, *inputs: Tensor) -> Tensor:
         """The only output, of contiguous inputs in the graph's order."""
         feeds = {name: x.numpy() for name, x in zip(self.inputs, inputs, strict=True)}
-        (result,) = self.session.run(self.outputs, feeds)
+        (result,) = self.session.run(None, feeds)
         return torch.from_numpy(result)
 
 
@@ -167,13 +159,9 @@ def _free(module: nn.Module) -> None:
 
 
 class OnnxBackend(Backend):
-    """onnxruntime on graphs made of the loaded modules, float32."""
+    """onnxruntime on graphs made of the loaded modules, of AR models."""
 
     name = "onnxruntime"
-
-    @property
-    def machine(self) -> str:
-        return f"{super().machine}, onnxruntime {onnxruntime.__version__}"
 
     def block(self, block: Block) -> BlockRunner:
         raise InputError(f"the backend {self.name} does not run blocks of noise ranges: choose --backend torch")

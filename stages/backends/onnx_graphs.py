@@ -34,8 +34,8 @@ class Graph:
         self.inputs: list[onnx.ValueInfoProto] = []
         self.outputs: list[onnx.ValueInfoProto] = []
 
-    def input(self, name: str, *shape: int | str, kind: int = TensorProto.FLOAT) -> str:
-        self.inputs.append(helper.make_tensor_value_info(name, kind, shape))
+    def input(self, name: str, *shape: int | str) -> str:
+        self.inputs.append(helper.make_tensor_value_info(name, TensorProto.FLOAT, shape))
         return name
 
     def output(self, value: str, name: str) -> None:

@@ -30,18 +30,20 @@ class WholeModel:
 
     def __init__(self, directory: Path, rounds: bool = False) -> None:
         """Raises CheckpointError. :param rounds: pretrained weights to 8 bits, for drafts."""
-        self.directory, self.rounds = directory, rounds
-        self.architecture = a = read_manifest(directory).text_architecture
+        self.directory, self.rounds, self.manifest = directory, rounds, read_manifest(directory)
+        self.architecture = a = self.manifest.text_architecture
         self.vocabulary, self.positions = Vocabulary(a.vocabulary), a.positions
 
     @cached_property
     def stages(self) -> list[PipelineRunner]:
         """Loaded and gated when they are first asked for: a router may never need its own. Raises CheckpointError."""
-        loaded = [load_stage(self.directory, i) for i in range(self.architecture.parts)]
-        for stage in loaded:
-            if self.rounds and isinstance(stage, LlamaStage):
-                round_linears(stage)
-        return [packed_stage(stage) for stage in loaded]
+        return [self._stage(i) for i in range(self.architecture.parts)]  # one after the other in memory
+
+    def _stage(self, index: int) -> PipelineRunner:
+        stage = load_stage(self.directory, index)
+        if self.rounds and isinstance(stage, LlamaStage):
+            round_linears(stage)
+        return packed_stage(stage)
 
     def open(self, capacity: int) -> ModelText:
         """Begin a text. capacity: most tokens of it that are read."""

@@ -5,6 +5,7 @@ import math
 import time
 from collections.abc import AsyncGenerator
 from concurrent.futures import ThreadPoolExecutor
+from functools import cached_property
 from pathlib import Path
 
 import grpc
@@ -12,9 +13,10 @@ import numpy as np
 
 from serving.modes.drafters.passes import SharedPasses
 from serving.modes.tokenizer import BYTE_TOKENIZER, Tokenizer, tokenizer_id
+from stages.backends.packed import PipelineRunner
 from stages.backends.whole_model import WholeModel
 from stages.checkpoint.bundle import find_bundle
-from stages.checkpoint.manifest import read_manifest
+from stages.errors import CheckpointError
 from stages.limits import MAX_CANDIDATES
 from stages.model.randomness import sample_tokens
 from stages.model.scoring import MAX_LOGITS, PLAIN, Shaping
@@ -32,13 +34,21 @@ class LocalModel(WholeModel):
     max_draft_bytes = 256 << 20
 
     def __init__(self, directory: Path) -> None:
-        """Load and gate the weights. Raises CheckpointError."""
+        """Raises CheckpointError."""
         super().__init__(directory)
-        manifest = read_manifest(directory)
         # The `Tokenizer.id` of its tokens, and the name of the model.
-        self.tokenizer_id, self.digest = tokenizer_id(manifest), manifest.digest()
+        self.tokenizer_id, self.digest = tokenizer_id(self.manifest), self.manifest.digest()
         self.compute = ThreadPoolExecutor(1, thread_name_prefix="local")
         self.passes = SharedPasses(self, self.compute)
+
+    @cached_property
+    def stages(self) -> list[PipelineRunner]:
+        """As of any model. Raises StatusError: the first request finds out."""
+        try:
+            return super().stages
+        except CheckpointError as error:
+            words = f"the router cannot load its own model: {error}"
+            raise StatusError(grpc.StatusCode.FAILED_PRECONDITION, words) from None
 
     def most_branches(self, length: int) -> int:
         """Continuations of `length` tokens that a request may have written together."""

@@ -2,6 +2,7 @@
 
 from pathlib import Path
 
+import grpc
 import numpy as np
 import pytest
 import torch
@@ -11,6 +12,7 @@ from serving.modes.pretrained_tokenizer import read_pretrained_tokenizer
 from serving.modes.tokenizer import BYTE_TOKENIZER
 from stages.checkpoint.checkpoint import load_stage
 from stages.checkpoint.manifest import read_manifest
+from stages.wire.status import StatusError
 from tests.serving.pretrained import DRAFTER, write_model
 
 TEXT = [7, 40, 40, 201, 9]
@@ -46,6 +48,15 @@ def test_a_text_is_read_as_the_model_reads_it(directory: Path) -> None:
     for known in ([7], TEXT, TEXT, TEXT[:3], [*TEXT[:3], 8, 9], TEXT[1:]):
         expected = logits_of(directory, known)[-1:]
         torch.testing.assert_close(text.logits_after(encode(known)), expected, rtol=1e-3, atol=1e-4)
+
+
+def test_a_damaged_model_is_told_when_it_is_asked_for(tmp_path: Path) -> None:
+    write_model(tmp_path, architecture=DRAFTER)
+    model = LocalModel(tmp_path)
+    next(tmp_path.glob("stage-*")).write_bytes(b"?")
+    with pytest.raises(StatusError, match=r"the router cannot load its own model: .* fetch it again") as caught:
+        model.open(20).logits_after(model.vocabulary.encode(TEXT))
+    assert caught.value.code is grpc.StatusCode.FAILED_PRECONDITION
 
 
 def test_forks_read_what_each_would_alone(directory: Path) -> None:

@@ -6,40 +6,33 @@ import pytest
 import torch
 
 from stages.backends import backend_named
-from stages.backends.base import Backend, CleanPiece
+from stages.backends.base import CleanPiece
 from stages.errors import CheckpointError, InputError
 from stages.model.architecture import Architecture
 from stages.model.pipeline import ArModel
 from tests.stages.backends.conftest import clean_piece
 from tests.stages.conftest import make_ar, make_block
-from tests.stages.pictures.tiny import tiny_part
 
-
-@pytest.fixture
-def backend() -> Backend:
-    return backend_named("onnxruntime")
+ONNX = backend_named("onnxruntime")
 
 
 @pytest.mark.parametrize("width", [32, 36])
-def test_guesses_are_read_as_if_they_came_byte_by_byte(backend, width: int) -> None:
+def test_guesses_are_read_as_if_they_came_byte_by_byte(width: int) -> None:
     torch.manual_seed(width)
     for stage in ArModel(Architecture(2, 1, width, 2, context_length=96)).eval().requires_grad_(False).stages:
-        runner = backend.stage(stage)
+        runner = ONNX.stage(stage)
         together, alone, company = (clean_piece(stage, 5, 9), clean_piece(stage, 5, 9), clean_piece(stage, 1, 20))
         hidden, _ = runner.read([replace(together, one_by_one=5), company])
         one_by_one = [runner.read([CleanPiece(x, alone.caches)])[0] for x in alone.source.split(1)]
         assert torch.equal(hidden, torch.cat(one_by_one))
 
 
-# What can go wrong
-def test_an_export_that_does_not_match_is_refused(backend, monkeypatch) -> None:
+def test_an_export_that_does_not_match_is_refused(monkeypatch) -> None:
     monkeypatch.setattr("stages.backends.onnx_graphs.Graph.norm", lambda self, x, norm: x)
     with pytest.raises(CheckpointError, match=r"an ONNX export that does not match.*with the torch backend"):
-        backend.stage(make_ar().stages[1])
+        ONNX.stage(make_ar().stages[1])
 
 
-def test_what_it_does_not_run_is_named(backend) -> None:
+def test_blocks_are_refused() -> None:
     with pytest.raises(InputError, match="onnxruntime does not run blocks of noise ranges: choose --backend torch"):
-        backend.block(make_block())
-    with pytest.raises(InputError, match="onnxruntime does not run models that draw: choose --backend torch"):
-        backend.picture(tiny_part())
+        ONNX.block(make_block())

@@ -92,9 +92,7 @@ def test_hosts_lose_less_than_a_fiftieth_of_a_nat(made: dict[str, Path], kind: s
     assert abs(losses[0] - losses[1]) < 0.02
 
 
-def test_a_stage_in_4_bits_is_small_and_the_host_takes_its_matrices_over(made: dict[str, Path]) -> None:
-    sizes = [sum(part.bytes for part in read_manifest(made[f"Q4_1 {kind}"]).parts) for kind in ("float32", "q4")]
-    assert sizes[1] < sizes[0] / 2  # the file of a model so small holds norms and names, too
+def test_a_host_takes_the_matrices_of_a_stage_over(made: dict[str, Path]) -> None:
     stage = stages(made["Q4_1 q4"])[1]
     packed_stage(stage)
     assert not any(module.codes.numel() for module in stage.modules() if isinstance(module, GroupedLinear))
