@@ -1,4 +1,4 @@
-"""The connections of a gRPC server: those that never call make room for new ones."""
+"""The connections of a gRPC server: those that call nothing that they may make room for new ones."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import os
 import socket
 from collections.abc import Iterator
 from contextlib import suppress
+from functools import partial
 from itertools import islice
 from typing import Any
 from urllib.parse import unquote
@@ -19,11 +20,12 @@ from stages.wire.status import Context, Interceptor, guarded_handler
 
 CHECK_S = 1.0  # between two looks at the connections
 OPEN_TO_ALL = "/grpc."  # health and reflection: a call that shows nothing of who makes it
+STRANGERS = (grpc.StatusCode.UNAUTHENTICATED, grpc.StatusCode.PERMISSION_DENIED)
 _DESCRIPTORS = "/proc/self/fd"
 
 
 class Places(Interceptor):
-    """Closes the oldest connections that never made a call where less than an eighth of the places is free.
+    """Closes the oldest connections that never made a call that they may where less than an eighth of the places is free.
 
     gRPC closes a connection too many before anyone hears of it, and names none that it holds. They are found among the
     sockets of this process.
@@ -42,10 +44,17 @@ class Places(Interceptor):
 
         async def begin(request: Any, context: Context) -> Any:  # noqa: ANN401 - a message, or an iterator of them
             host, _, port = unquote(context.peer().partition(":")[2]).rpartition(":")
-            self._callers.add(_peer(host, port))
+            if (peer := _peer(host, port)) not in self._callers:
+                self._callers.add(peer)  # the call may last
+                context.add_done_callback(partial(self._ended, peer))
             return request
 
         return guarded_handler(handler, begin)
+
+    def _ended(self, peer: str, call: Context) -> None:
+        """A first call that was refused to a stranger is none."""
+        if call.code() in STRANGERS:
+            self._callers.discard(peer)
 
     def watch(self, server: grpc.aio.Server, port: int) -> None:
         """Make room on a port now and then, until the server has stopped."""
