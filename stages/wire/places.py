@@ -25,7 +25,7 @@ _DESCRIPTORS = "/proc/self/fd"
 
 
 class Places(Interceptor):
-    """Closes the oldest connections that never made a call that they may where less than an eighth of the places is free.
+    """Closes the oldest connections without a call that they may make where less than an eighth of the places is free.
 
     gRPC closes a connection too many before anyone hears of it, and names none that it holds. They are found among the
     sockets of this process.
