@@ -8,7 +8,6 @@ import os
 import socket
 from collections.abc import Iterator
 from contextlib import suppress
-from functools import partial
 from itertools import islice
 from typing import Any
 from urllib.parse import unquote
@@ -42,11 +41,11 @@ class Places(Interceptor):
         if method.startswith(OPEN_TO_ALL):
             return handler
 
-        async def begin(request: Any, context: Context) -> Any:  # noqa: ANN401 - a message, or an iterator of them
+        async def begin(request: Any, context: Any) -> Any:  # noqa: ANN401 - a message or an iterator; stubs err
             host, _, port = unquote(context.peer().partition(":")[2]).rpartition(":")
             if (peer := _peer(host, port)) not in self._callers:
                 self._callers.add(peer)  # the call may last
-                context.add_done_callback(partial(self._ended, peer))
+                context.add_done_callback(lambda call: self._ended(peer, call))
             return request
 
         return guarded_handler(handler, begin)
