@@ -1,9 +1,8 @@
-"""Drafters on the host of the last stage, which has the verdict and the hidden states first."""
+"""Drafts on the host of the last stage, which has the verdict first."""
 
 from __future__ import annotations
 
 import time
-from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
@@ -11,13 +10,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import Tensor, nn
 
-from stages.backends.base import CleanPiece
-from stages.backends.packed import Growing, GrowingPiece, PackedNorm
-from stages.backends.packed_llama import packed_stage, product
 from stages.backends.whole_model import ModelText, WholeModel
-from stages.checkpoint.draft_head import DraftHead
 from stages.limits import MAX_DRAFT
 from stages.model.draft_tree import (
     DEFAULT_BRANCHES,
@@ -25,16 +19,11 @@ from stages.model.draft_tree import (
     Draft,
     DraftLength,
     DraftPlan,
-    Forks,
     Growth,
-    LocalText,
     SweepTime,
     TreeGrower,
     chosen,
 )
-from stages.model.layers import LayerCache, round_linears
-from stages.model.pipeline import cache_bytes, new_caches
-from stages.model.prefill import split_reads
 from stages.model.vocabulary import BYTES, Vocabulary
 from stages.v1 import stage_pb2
 
@@ -83,47 +72,42 @@ class RunAhead:
 class DraftState:
     """State of a drafter in one session."""
 
-    # The last draft, when it left, and by whose record it was cut.
-    draft: Draft = field(default_factory=Draft)
-    worth: DraftLength | None = None
+    text: ModelText | None  # as the drafter's model reads it; None where it has none
+    worth: DraftLength  # by whose record the last draft was cut
+    draft: Draft = field(default_factory=Draft)  # the last one
     left_at: float = 0.0
     # What comes after it, where that is drafted before the verdict.
     ahead: RunAhead | None = None
 
 
-class Drafter(ABC):
+class Drafter:
     """Drafts for the sessions of one model. On the compute thread only.
 
     What it drafts decides how long a text takes, never the text: nothing here need be the same in any company.
     """
 
-    def __init__(self, vocabulary: Vocabulary, runs_ahead: bool = False) -> None:
-        self.vocabulary = vocabulary
+    def __init__(self, vocabulary: Vocabulary, model: WholeModel | None = None) -> None:
+        """:param model: of the same tokens, a copy of the model in fewer bits or a smaller one. Without one, a draft is
+        what followed an earlier place like this one."""
+        self.vocabulary, self.model = vocabulary, model
         # A grammar leaves few tokens at most places: guesses are right more often there.
         self.sweeps = SweepTime()
-        self.free, self.held = DraftLength(self.sweeps, hides=runs_ahead), DraftLength(self.sweeps)
+        self.free, self.held = DraftLength(self.sweeps, hides=model is not None), DraftLength(self.sweeps)
 
-    @abstractmethod
-    def begin(self, capacity: int, origin: int) -> DraftState:
-        """For a session whose first hop brings tokens from `origin` on."""
+    def begin(self, capacity: int) -> DraftState:
+        """For a session of `capacity` positions."""
+        model = self.model
+        return DraftState(None if model is None else model.open(min(capacity, model.positions)), self.free)
 
-    @abstractmethod
-    def read(self, state: DraftState, start: int, hidden: Tensor, known: Tokens) -> None:
-        """Read places from position `start` on; what was read from there on before is forgotten.
-
-        :param hidden: the model's states at the places, (places, width), as they come out of its last layer.
-        :param known: all tokens of the text up to the last place, and the one after it where it is known.
-        """
-
-    @abstractmethod
-    def guesses(
-        self, state: DraftState, known: Tokens, plan: DraftPlan, sampling: SamplingPlan, allowed: AllowedAfter | None
-    ) -> Draft:
-        """Guesses of what comes after `known`."""
-
-    @abstractmethod
     def session_bytes(self, capacity: int) -> int:
         """Memory of a session of `capacity` positions."""
+        return 0 if self.model is None else self.model.text_bytes(min(capacity, self.model.positions))
+
+    @torch.inference_mode()
+    def read(self, state: DraftState, known: Tokens) -> None:
+        """Read a text, all but its last token: that is read with the first draft after it."""
+        if state.text is not None and len(known) <= state.text.capacity:
+            state.text.read_on(self.vocabulary.encode(known[:-1]))
 
     @torch.inference_mode()
     def draft(
@@ -153,212 +137,41 @@ class Drafter(ABC):
         state.left_at = time.perf_counter()
         return state.draft
 
+    def guesses(
+        self, state: DraftState, known: Tokens, plan: DraftPlan, sampling: SamplingPlan, allowed: AllowedAfter | None
+    ) -> Draft:
+        """Guesses of what comes after `known`."""
+        ahead, state.ahead, text, worth = state.ahead, None, state.text, state.worth
+        if text is None:
+            found = looked_up(known, self.vocabulary, min(plan.guesses or worth.length(), plan.most))
+            return Draft(found, tuple(range(len(found))), (worth.acceptance,) * len(found))
+        if (room := text.capacity - len(known)) < 1:
+            return Draft()
+        plan, shaping = replace(plan, most=min(plan.most, room)), sampling.shaping
+        grower = TreeGrower(text, self.vocabulary, worth, sampling.temperature, sampling.seed, shaping, allowed)
+        growth = ahead.after(known, replace(plan, branches=1)) if ahead is not None else None
+        growth = growth or grower.grow(self.vocabulary.encode(known), plan)
+        draft = growth.draft(chosen(growth, plan, worth))
+        # the text's last token is not read, so that it has room for those that are still to be written, but one
+        room -= draft.first + 1
+        if room > 0 and allowed is None and worth.acceptance**draft.first >= AHEAD_CHANCE:
+            drafted = np.append(known, draft.tokens[: draft.first])
+            state.ahead = RunAhead(grower, drafted, replace(plan, most=min(room, MAX_DRAFT), branches=1))
+        return draft
+
     def learn(self, state: DraftState, written: list[int]) -> None:
         """Book what the hosts made of the last draft. written: the tokens that came of it."""
         draft = state.draft
         kept = draft.kept(written[:-1])
-        if state.worth is not None:
-            state.worth.learn(draft.first, kept, sum(draft.probs[: kept + 1]), draft.levels, draft.compute_ms)
+        state.worth.learn(draft.first, kept, sum(draft.probs[: kept + 1]), draft.levels, draft.compute_ms)
 
 
-class LookupDrafter(Drafter):
-    """Guesses what followed the last time that the text ended like this."""
-
-    def begin(self, capacity: int, origin: int) -> DraftState:
-        return DraftState()
-
-    def read(self, state: DraftState, start: int, hidden: Tensor, known: Tokens) -> None:
-        pass
-
-    def guesses(
-        self, state: DraftState, known: Tokens, plan: DraftPlan, sampling: SamplingPlan, allowed: AllowedAfter | None
-    ) -> Draft:
-        worth = state.worth or self.free
-        count = min(plan.guesses or worth.length(), plan.most)
-        least, most = MATCHED_BYTES if self.vocabulary == BYTES else MATCHED_TOKENS
-        for length in range(min(most, len(known) - 1), least - 1, -1):
-            # where each run of so many tokens before the last one begins
-            runs = np.lib.stride_tricks.sliding_window_view(known[:-1], length)
-            if len(found := np.flatnonzero((runs == known[-length:]).all(axis=1))):
-                after = known[found[-1] + length :][:count].tolist()
-                return Draft(tuple(after), tuple(range(len(after))), (worth.acceptance,) * len(after))
-        return Draft()
-
-    def session_bytes(self, capacity: int) -> int:
-        return 0
-
-
-class TreeDrafter(Drafter):
-    """Grows a tree of the likeliest continuations of a text that it reads."""
-
-    tokens: Tokens | None = None  # those that it can guess; None for all
-
-    @abstractmethod
-    def text_of(self, state: DraftState) -> LocalText | None:
-        """The text that was read; None where it was not."""
-
-    def guesses(
-        self, state: DraftState, known: Tokens, plan: DraftPlan, sampling: SamplingPlan, allowed: AllowedAfter | None
-    ) -> Draft:
-        if (text := self.text_of(state)) is None:
-            return Draft()
-        ahead, state.ahead, worth = state.ahead, None, state.worth or self.free
-        grower = TreeGrower(
-            text,
-            self.vocabulary,
-            worth,
-            sampling.temperature,
-            sampling.seed,
-            sampling.shaping,
-            tokens=self.tokens,
-            allowed=allowed,
-        )
-        growth = ahead.after(known, replace(plan, branches=1)) if ahead is not None else None
-        growth = growth or grower.grow(self.vocabulary.encode(known), plan)
-        draft = growth.draft(chosen(growth, plan, worth))
-        if allowed is None and worth.acceptance**draft.first >= AHEAD_CHANCE:
-            state.ahead = self.run_ahead(state, grower, np.append(known, draft.tokens[: draft.first]), plan)
-        return draft
-
-    def run_ahead(self, state: DraftState, grower: TreeGrower, drafted: Tokens, plan: DraftPlan) -> RunAhead | None:
-        """Begin what comes after a draft. None where the drafter has no text without the model's own states."""
-        return None
-
-
-@dataclass(kw_only=True)
-class ModelDraftState(DraftState):
-    """That of a whole model."""
-
-    text: ModelText
-
-
-class ModelDrafter(TreeDrafter):
-    """A whole model of the same tokens: a copy of the served one in fewer bits, or a smaller one."""
-
-    def __init__(self, model: WholeModel) -> None:
-        super().__init__(model.vocabulary, runs_ahead=True)
-        self.model = model
-
-    def begin(self, capacity: int, origin: int) -> ModelDraftState:
-        return ModelDraftState(text=self.model.open(min(capacity, self.model.positions)))
-
-    @torch.inference_mode()
-    def read(self, state: DraftState, start: int, hidden: Tensor, known: Tokens) -> None:
-        assert isinstance(state, ModelDraftState)
-        if len(known) <= self.model.positions:
-            state.text.read_on(self.vocabulary.encode(known[:-1]))
-
-    def guesses(
-        self, state: DraftState, known: Tokens, plan: DraftPlan, sampling: SamplingPlan, allowed: AllowedAfter | None
-    ) -> Draft:
-        assert isinstance(state, ModelDraftState)
-        room = state.text.capacity - len(known)
-        if room < 1:
-            return Draft()
-        return super().guesses(state, known, replace(plan, most=min(plan.most, room)), sampling, allowed)
-
-    def run_ahead(self, state: DraftState, grower: TreeGrower, drafted: Tokens, plan: DraftPlan) -> RunAhead | None:
-        assert isinstance(state, ModelDraftState)
-        # the text's last token is not read, so that it has room for those that are still to be written, but one
-        room = state.text.capacity - len(drafted) - 1
-        return RunAhead(grower, drafted, replace(plan, most=min(room, MAX_DRAFT), branches=1)) if room > 0 else None
-
-    def text_of(self, state: DraftState) -> LocalText | None:
-        assert isinstance(state, ModelDraftState)
-        return state.text
-
-    def session_bytes(self, capacity: int) -> int:
-        return self.model.text_bytes(min(capacity, self.model.positions))
-
-
-@dataclass(kw_only=True)
-class HeadDraftState(DraftState):
-    """That of a draft head: how far it has read the text."""
-
-    caches: list[LayerCache]
-    # Position of the first place that was read: the head does not read what a host had in memory of a text.
-    origin: int
-    # The model's state at the last place, as long as the token after it is not known: (1, width).
-    unread: Tensor | None = None
-    # Output of the head at the last place that it read, (1, width).
-    last: Tensor | None = None
-
-
-class HeadDrafter(TreeDrafter):
-    """A few layers that go on from the model's own hidden states."""
-
-    def __init__(self, head: DraftHead, model_head: Tensor) -> None:
-        """:param model_head: the model's own, (vocabulary, width); a copy in 16 bits is kept, for it embeds tokens."""
-        super().__init__(Vocabulary(len(model_head)))
-        self.tokens = head.tokens.numpy().astype(np.int64)
-        self.embedding = model_head.half()
-        self.norms = tuple(map(PackedNorm, (head.model_norm, head.state_norm, head.token_norm)))
-        self.architecture = head.stage.architecture
-        assert isinstance(head.stage.head, nn.Linear)
-        head.stage.head.weight = nn.Parameter(model_head[head.tokens.long()], requires_grad=False)
-        round_linears(head)
-        self.join, self.runner = product(head.join), packed_stage(head.stage)
-
-    def begin(self, capacity: int, origin: int) -> HeadDraftState:
-        caches = new_caches(self.architecture.layers_in(1), self.architecture, capacity)
-        return HeadDraftState(caches=caches, origin=origin)
-
-    @torch.inference_mode()
-    def read(self, state: DraftState, start: int, hidden: Tensor, known: Tokens) -> None:
-        assert isinstance(state, HeadDraftState)
-        states = self.norms[0](hidden)
-        if state.unread is not None and state.origin + state.caches[0].length < start:
-            states, start = torch.cat([state.unread, states]), start - 1
-        following = known[start + 1 :]
-        for cache in state.caches:
-            cache.length = start - state.origin
-        count = len(following)
-        state.unread = states[count:].clone() if count < len(states) else None
-        if not count:
-            return
-        for piece in split_reads(self.joined(states[:count], torch.from_numpy(following))):
-            (read,) = self.runner.read([CleanPiece(piece, state.caches)])
-            state.last = read[-1:]
-
-    def text_of(self, state: DraftState) -> LocalText | None:
-        assert isinstance(state, HeadDraftState)
-        return None if state.last is None else _HeadText(self, state, state.last)
-
-    def session_bytes(self, capacity: int) -> int:
-        return cache_bytes(self.architecture.layers_in(1), self.architecture, capacity)
-
-    def joined(self, states: Tensor, tokens: Tensor) -> Tensor:
-        """Input of the layers: (places, width)."""
-        embedded = self.norms[2](self.embedding[tokens].float())
-        return self.join(torch.cat([embedded, self.norms[1](states)], dim=1))
-
-
-class _HeadText(LocalText):
-    """A text of which everything known was read."""
-
-    def __init__(self, drafter: HeadDrafter, state: HeadDraftState, last: Tensor) -> None:
-        self.drafter, self.state, self.last = drafter, state, last
-
-    def logits_after(self, text: bytes) -> Tensor:
-        return self.drafter.runner.next_byte([self.last])[0]
-
-    def fork(self, count: int, room: int) -> Forks:
-        grown = self.drafter.runner.fork(self.state.caches, room, count)
-        return _HeadForks(self.drafter, grown, self.last.expand(count, -1))
-
-
-class _HeadForks(Forks):
-    """states: what the layers gave at the place before, (continuations, width)."""
-
-    def __init__(self, drafter: HeadDrafter, grown: Growing, states: Tensor) -> None:
-        self.drafter, self.grown, self.states = drafter, grown, states
-
-    def read(self, tokens: NDArray[np.int64]) -> Tensor:
-        joined = self.drafter.joined(self.states, torch.from_numpy(tokens))
-        (self.states,) = self.drafter.runner.grow([GrowingPiece(joined, self.grown)])
-        return self.drafter.runner.next_byte([self.states])[0]
-
-    def select(self, branches: NDArray[np.int64]) -> None:
-        rows = torch.from_numpy(branches)
-        self.grown.select(rows)
-        self.states = self.states.index_select(0, rows)
+def looked_up(known: Tokens, vocabulary: Vocabulary, count: int) -> tuple[int, ...]:
+    """At most `count` tokens that followed the last time that a text ended like `known`."""
+    least, most = MATCHED_BYTES if vocabulary == BYTES else MATCHED_TOKENS
+    for length in range(min(most, len(known) - 1), least - 1, -1):
+        # where each run of so many tokens before the last one begins
+        runs = np.lib.stride_tricks.sliding_window_view(known[:-1], length)
+        if len(found := np.flatnonzero((runs == known[-length:]).all(axis=1))):
+            return tuple(known[found[-1] + length :][:count].tolist())
+    return ()

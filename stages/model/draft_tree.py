@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from stages.limits import MAX_DRAFT
-from stages.model.randomness import Purpose, gumbels, gumbels_of, uniforms
+from stages.model.randomness import gumbels
 from stages.model.scoring import PLAIN, Shaping
 from stages.model.speculation import MAX_DRAFT_TREE, first_branch
 from stages.model.vocabulary import Vocabulary
@@ -236,9 +236,9 @@ class LocalText(ABC):
         They are good until it is asked again.
         """
 
+    @abstractmethod
     def chain(self, room: int) -> Forks:
         """The same for one continuation that stays the only one."""
-        return self.fork(1, room)
 
 
 class TreeGrower:
@@ -259,13 +259,10 @@ class TreeGrower:
         temperature: float,
         seed: int,
         shaping: Shaping = PLAIN,
-        tokens: Indices | None = None,
         allowed: Callable[[Sequence[int]], Allowed | None] | None = None,
     ) -> None:
-        """:param tokens: what the columns of the text's logits stand for; None: each for its own number. Penalties
-        and biases are left out then: they change what is guessed, never what is written.
-        :param allowed: by a grammar, which tokens of all can follow guesses after the text; None where none can."""
-        self.text, self.vocabulary, self.worth, self.tokens, self.allowed = text, vocabulary, worth, tokens, allowed
+        """:param allowed: by a grammar, which tokens of all can follow guesses after the text; None where none can."""
+        self.text, self.vocabulary, self.worth, self.allowed = text, vocabulary, worth, allowed
         self.temperature, self.seed, self.shaping = temperature, seed, shaping
 
     def grow(self, known: bytes, plan: DraftPlan) -> Growth:
@@ -287,7 +284,7 @@ class TreeGrower:
         position, nodes, forks = self.vocabulary.count(known), np.array([-1]), None
         logits = self.text.logits_after(known)
         while True:
-            if self.shaping.adjusts and self.tokens is None:
+            if self.shaping.adjusts:
                 before = [np.array(self.vocabulary.tokens(known) + growth.branch(node)) for node in nodes]
                 pairs = zip(logits.split(1), before, strict=True)
                 logits = torch.cat([self.shaping.adjusted(row, tokens) for row, tokens in pairs])
@@ -305,29 +302,22 @@ class TreeGrower:
         self, growth: Growth, nodes: Indices, logits: Tensor, position: int, width: int
     ) -> tuple[Indices, Indices]:
         """The likeliest few after each of `nodes`. Returns those to go on with: the rows that they follow, and they."""
-        sums = logits.double().numpy()
+        sums = logits.double().numpy()  # of float32, so a copy
         before = np.array([growth.chances[node] if node >= 0 else 1.0 for node in nodes])
-        forced = dict[int, int]()
-        if self.allowed is not None:
-            sums, before = sums.copy(), before.copy()
-            forced = self._hold(growth, nodes, sums, before)
-        sums = sums - sums.max(axis=1, keepdims=True)
+        is_sure = self._hold(growth, nodes, sums, before)
+        sums -= sums.max(axis=1, keepdims=True)
         if self.temperature > 0:
             with np.errstate(over="ignore"):
-                sums = self.shaping.filtered(sums / self.temperature) + self._noise(position, sums.shape[1])
+                sums = self.shaping.filtered(sums / self.temperature) + gumbels(self.seed, position, 1, sums.shape[1])
             sums -= sums.max(axis=1, keepdims=True)
         width = min(width, sums.shape[1])
         tokens = torch.from_numpy(sums).topk(width, dim=1).indices.numpy()  # a fifth of np.argpartition's time
         exponentials = np.exp(sums / self.worth.noise)
         probs = np.take_along_axis(exponentials, tokens, axis=1) / exponentials.sum(axis=1, keepdims=True)
-        chances = np.minimum(probs, MOST_SURE)
-        numbers = tokens if self.tokens is None else self.tokens[tokens]
-        for row, token in forced.items():
-            numbers[row], probs[row], chances[row] = token, 0.0, 0.0
-            probs[row, 0] = chances[row, 0] = 1.0
+        chances = np.where(is_sure[:, None], probs, np.minimum(probs, MOST_SURE))
         chances = (chances * before[:, None]).flatten()
         first = len(growth.tokens)
-        growth.tokens += numbers.flatten().tolist()
+        growth.tokens += tokens.flatten().tolist()
         growth.above += nodes.repeat(width).tolist()
         growth.probs += probs.flatten().tolist()
         growth.chances += chances.tolist()
@@ -337,33 +327,21 @@ class TreeGrower:
 
     def _hold(
         self, growth: Growth, nodes: Indices, sums: NDArray[np.float64], before: NDArray[np.float64]
-    ) -> dict[int, int]:
-        """Hold the guesses after `nodes` to a grammar, in place. Returns the only token that can follow, by rows.
+    ) -> NDArray[np.bool_]:
+        """Hold the guesses after `nodes` to a grammar, in place. Returns after which one token alone can follow.
 
         :param sums: -inf afterwards for tokens that cannot follow.
-        :param before: chances of the nodes; 0 afterwards where none of the columns can follow.
+        :param before: chances of the nodes; 0 afterwards where nothing can follow.
         """
-        assert self.allowed is not None
-        forced = dict[int, int]()
+        is_sure = np.zeros(len(nodes), dtype=bool)
+        if self.allowed is None:
+            return is_sure
         for i, node in enumerate(nodes):
-            allowed = self.allowed(growth.branch(node))
-            if allowed is not None and np.count_nonzero(allowed) == 1:
-                forced[i] = int(allowed.argmax())
-                continue
-            if allowed is not None and self.tokens is not None:
-                allowed = allowed[self.tokens]
-            if allowed is None or not allowed.any():
+            if (allowed := self.allowed(growth.branch(node))) is None:
                 before[i] = 0.0
             else:
-                sums[i, ~allowed] = -np.inf
-        return forced
-
-    def _noise(self, position: int, width: int) -> NDArray[np.float64]:
-        """Gumbel numbers that the hosts add to the logits of a position: (1, width)."""
-        if self.tokens is None:
-            return gumbels(self.seed, position, 1, width)
-        drawn = uniforms(self.seed, Purpose.SAMPLE, position, 1, self.vocabulary.size)
-        return gumbels_of(drawn[:, self.tokens])
+                sums[i, ~allowed], is_sure[i] = -np.inf, np.count_nonzero(allowed) == 1
+        return is_sure
 
     def goes_on(self, growth: Growth, plan: DraftPlan) -> bool:
         """True where one more level pays."""

@@ -118,7 +118,7 @@ class ReadWork(TextWork):
     def _ended(self, hidden: Tensor) -> None:
         """Everything is read on the host of the last stage. hidden: (rows, width)."""
         if self.drafts:
-            self._read_for_drafts(hidden, self.session.tokens[: self.start + len(hidden)])
+            self._read_for_drafts(self.session.tokens[: self.start + len(hidden)])
         self.outcome = stage_pb2.Event(session=self.hop.session, number=self.number)
 
     def _between_stages(self, hidden: Tensor) -> Tensor:
@@ -134,14 +134,14 @@ class ReadWork(TextWork):
         read.stage, read.hidden = self.following, self.codec.encode(hidden)
         self.outcome = self.hop
 
-    def _read_for_drafts(self, hidden: Tensor, known: NDArray[np.int64]) -> None:
+    def _read_for_drafts(self, known: NDArray[np.int64]) -> None:
         session, drafter = self.session, self._drafter
         if drafter is None:
             return
         with self._without_drafts():
             if session.draft is None:
-                session.draft = drafter.begin(session.capacity, self.start)
-            drafter.read(session.draft, self.start, hidden, known)
+                session.draft = drafter.begin(session.capacity)
+            drafter.read(session.draft, known)
 
     @contextlib.contextmanager
     def _without_drafts(self) -> Iterator[None]:
@@ -225,7 +225,6 @@ class SampleWork(ReadWork):
         self.result, self.outcome = event, next_read(self.hop, event.text, vocabulary, kept, draft)
 
     def _ended(self, hidden: Tensor) -> None:
-        self._states = hidden
         # the last known token and the drafts: one product for all of them reads a large head from memory once, not
         # once a level of the tree
         self._x = hidden[-1 - self.draft :]
@@ -271,9 +270,8 @@ class SampleWork(ReadWork):
         before = self.clean.tolist()
         right = DraftTree(before[known:], self.tree or range(self.draft)).path(written[:-1])
         kept = sum(at == place for place, at in enumerate(right))  # the first branch stands first
-        rows = [*range(known), *(known + at for at in right)]
         text = np.append(self.session.tokens[: self.start], before[:known] + written)
-        self._read_for_drafts(self._states[rows], text)
+        self._read_for_drafts(text)
         allowed = None if self._grammar is None else self._grammar.allowed_after(text[self._grammar.settings.prompt :])
         with self._without_drafts():
             if drafter is not None and (state := self.session.draft) is not None:

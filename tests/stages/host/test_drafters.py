@@ -10,9 +10,9 @@ from hypothesis import strategies as st
 
 from stages.backends.whole_model import ModelText, WholeModel
 from stages.host import drafter as drafters
-from stages.host.drafter import MATCHED_BYTES, MATCHED_TOKENS, LookupDrafter, ModelDrafter, ModelDraftState, Tokens
+from stages.host.drafter import MATCHED_BYTES, MATCHED_TOKENS, Drafter, DraftState, Tokens, looked_up
 from stages.host.work.base import SamplingPlan
-from stages.model.draft_tree import Draft, DraftLength, DraftPlan
+from stages.model.draft_tree import Draft, DraftLength
 from stages.model.scoring import PLAIN
 from stages.model.vocabulary import BYTES, Vocabulary
 from stages.v1 import stage_pb2
@@ -33,11 +33,8 @@ def brute_force(text: list[int], count: int, least: int, most: int) -> list[int]
 @example([0] * 60, 32, True)
 @example([0], 4, False)
 def test_a_lookup_finds_what_followed_the_longest_match(text: list[int], count: int, are_bytes: bool) -> None:
-    drafter = LookupDrafter(BYTES if are_bytes else Vocabulary(300))
-    plan = DraftPlan(count, count)
-    found = drafter.guesses(drafter.begin(99, 0), np.array(text), plan, SAMPLING, None)
-    assert list(found.tokens) == brute_force(text, count, *(MATCHED_BYTES if are_bytes else MATCHED_TOKENS))
-    assert found.depths == tuple(range(len(found.tokens)))
+    found = looked_up(np.array(text), BYTES if are_bytes else Vocabulary(300), count)
+    assert list(found) == brute_force(text, count, *(MATCHED_BYTES if are_bytes else MATCHED_TOKENS))
 
 
 TREE = Draft(
@@ -54,26 +51,26 @@ KNOWN = np.frombuffer(b"the sea was calm and the ", np.uint8).astype(np.int64)
 
 
 @pytest.fixture(scope="module")
-def near(bundles: Path) -> ModelDrafter:
-    return ModelDrafter(WholeModel(bundles / "own" / "local"))
+def near(bundles: Path) -> Drafter:
+    return Drafter(BYTES, WholeModel(bundles / "own" / "local"))
 
 
-def drafted(near: ModelDrafter, state: ModelDraftState, known: Tokens, most: int = 4, branches: int = 1) -> Draft:
+def drafted(near: Drafter, state: DraftState, known: Tokens, most: int = 4, branches: int = 1) -> Draft:
     """After a verdict, by which `known` is the text."""
-    near.read(state, 0, torch.empty(0), known)
+    near.read(state, known)
     return near.draft(state, known, 60, stage_pb2.Drafting(most=most, branches=branches), SAMPLING)
 
 
 @pytest.mark.parametrize(("branches", "steps", "left"), [(1, 0, 4), (1, 1, 4), (1, 3, 2), (1, 9, 0), (3, 9, 0)])
 def test_what_was_drafted_ahead_is_sent_where_the_verdict_is_as_expected(
-    near: ModelDrafter, monkeypatch: pytest.MonkeyPatch, branches: int, steps: int, left: int
+    near: Drafter, monkeypatch: pytest.MonkeyPatch, branches: int, steps: int, left: int
 ) -> None:
     """As many tokens are drafted while the request waits as were not before; they are those without running ahead."""
     monkeypatch.setattr(drafters, "AHEAD_CHANCE", 0.0)
-    state = near.begin(100, 0)
+    state = near.begin(100)
     draft = drafted(near, state, KNOWN, branches=branches)
     text = np.append(KNOWN, draft.tokens[: draft.first])
-    own, *after = drafted(near, near.begin(100, 0), text, 5).tokens
+    own, *after = drafted(near, near.begin(100), text, 5).tokens
     assert state.ahead is not None
     assert [state.ahead.step() for _ in range(steps)] == ([True] * 5 + [False] * 4)[:steps]
     reads = list[bytes]()
@@ -92,28 +89,28 @@ def test_what_was_drafted_ahead_is_sent_where_the_verdict_is_as_expected(
 
 @pytest.mark.parametrize("steps", [0, 1, 3, 9])
 def test_what_was_drafted_ahead_is_thrown_away_where_the_verdict_is_another(
-    near: ModelDrafter, monkeypatch: pytest.MonkeyPatch, steps: int
+    near: Drafter, monkeypatch: pytest.MonkeyPatch, steps: int
 ) -> None:
     monkeypatch.setattr(drafters, "AHEAD_CHANCE", 0.0)
-    state = near.begin(100, 0)
+    state = near.begin(100)
     text = np.append(KNOWN, drafted(near, state, KNOWN).tokens)
     before = state.ahead
     assert before is not None
     for _ in range(steps):
         before.step()
     text[-1] ^= 1
-    assert drafted(near, state, text).tokens == drafted(near, near.begin(100, 0), text).tokens
+    assert drafted(near, state, text).tokens == drafted(near, near.begin(100), text).tokens
     assert state.ahead is not before
 
 
 @pytest.mark.parametrize(("right", "room", "is_ahead"), [(0, 50, False), (8, 50, True), (8, 6, True), (8, 5, False)])
 def test_nothing_is_drafted_ahead_where_a_draft_seldom_stands_or_the_text_ends(
-    near: ModelDrafter, monkeypatch: pytest.MonkeyPatch, right: int, room: int, is_ahead: bool
+    near: Drafter, monkeypatch: pytest.MonkeyPatch, right: int, room: int, is_ahead: bool
 ) -> None:
     """Of the text, all but the last token is read."""
     monkeypatch.setattr(near, "free", DraftLength(near.sweeps))
     for _ in range(300):
         near.free.learn(8, right, 0.1, 8, 8.0)
-    state = near.begin(len(KNOWN) + room, 0)
+    state = near.begin(len(KNOWN) + room)
     assert len(drafted(near, state, KNOWN).tokens) == 4
     assert (state.ahead is not None) == is_ahead
