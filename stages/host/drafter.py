@@ -119,12 +119,13 @@ class Drafter:
         sampling: SamplingPlan,
         allowed: AllowedAfter | None = None,
     ) -> Draft:
-        """Draft tokens after a text that was read, all but its last token.
+        """Draft tokens after a text.
 
         :param known: all tokens of the text.
         :param left: tokens still to write.
         :param allowed: by a grammar, tokens that can follow guesses after the text.
         """
+        self.read(state, known)
         begin = time.perf_counter()
         if state.left_at and state.draft.tokens:
             self.sweeps.learn(len(state.draft.tokens), (begin - state.left_at) * 1000)

@@ -57,7 +57,6 @@ def near(bundles: Path) -> Drafter:
 
 def drafted(near: Drafter, state: DraftState, known: Tokens, most: int = 4, branches: int = 1) -> Draft:
     """After a verdict, by which `known` is the text."""
-    near.read(state, known)
     return near.draft(state, known, 60, stage_pb2.Drafting(most=most, branches=branches), SAMPLING)
 
 
