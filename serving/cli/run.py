@@ -174,14 +174,11 @@ def import_once(
             shutil.rmtree(entry, ignore_errors=True)
         if not entry.exists():
             progress.say(f"importing {source} once, into {directory}")
-            from stages.importing.importing import ImportSettings, add_drafter, import_model, shipped_head
+            from stages.importing.importing import ImportSettings, import_model
             from stages.memory import trim
 
             # In this process: a mistake in the source ends the command with its own sentence and exit code.
-            settings = ImportSettings(source, entry, blocks, context, hosts=hosts)
-            import_model(settings, progress)
-            if head := shipped_head(source):
-                add_drafter(settings, str(head), progress)
+            import_model(ImportSettings(source, entry, blocks, context, hosts=hosts), progress)
             trim()
         progress.say(f"{source.name}, cut into {blocks}, is in {entry}")
     return entry

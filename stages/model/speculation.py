@@ -28,15 +28,6 @@ class DraftTree:
         """The guess that `token` follows guess `at`, which is -1 for what was known; -1 where nobody guessed it."""
         return self._children.get((at, token), -1)
 
-    def path(self, tokens: Sequence[int]) -> list[int]:
-        """The guesses that `tokens` are, one after the other."""
-        at, found = -1, list[int]()
-        for token in tokens:
-            if (at := self.after(at, token)) < 0:
-                break
-            found.append(at)
-        return found
-
 
 def are_depths(depths: Sequence[int]) -> bool:
     """True if these can be depths of a tree, each draft token but the first ones after another one."""

@@ -12,11 +12,10 @@ from typing import Any
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
 from stages.backends.base import CleanPiece, Denoised
-from stages.host.drafter import Drafter
+from stages.host.drafter import Drafter, DraftState
 from stages.host.grammar import Grammar
 from stages.host.parts import HostPlan, ModelKind, ModelSource
 from stages.host.schema_check import NOT_FOLLOWED
@@ -117,8 +116,9 @@ class ReadWork(TextWork):
 
     def _ended(self, hidden: Tensor) -> None:
         """Everything is read on the host of the last stage. hidden: (rows, width)."""
-        if self.drafts:
-            self._read_for_drafts(hidden, self.session.tokens[: self.start + len(hidden)])
+        if self.drafts and (drafter := self._drafter) is not None:
+            with self._without_drafts():
+                drafter.read(self._draft_state(drafter), self.session.tokens[: self.start + len(hidden)])
         self.outcome = stage_pb2.Event(session=self.hop.session, number=self.number)
 
     def _between_stages(self, hidden: Tensor) -> Tensor:
@@ -134,14 +134,10 @@ class ReadWork(TextWork):
         read.stage, read.hidden = self.following, self.codec.encode(hidden)
         self.outcome = self.hop
 
-    def _read_for_drafts(self, hidden: Tensor, known: NDArray[np.int64]) -> None:
-        session, drafter = self.session, self._drafter
-        if drafter is None:
-            return
-        with self._without_drafts():
-            if session.draft is None:
-                session.draft = drafter.begin(session.capacity, self.start)
-            drafter.read(session.draft, self.start, hidden, known)
+    def _draft_state(self, drafter: Drafter) -> DraftState:
+        if self.session.draft is None:
+            self.session.draft = drafter.begin(self.session.capacity)
+        return self.session.draft
 
     @contextlib.contextmanager
     def _without_drafts(self) -> Iterator[None]:
@@ -225,7 +221,6 @@ class SampleWork(ReadWork):
         self.result, self.outcome = event, next_read(self.hop, event.text, vocabulary, kept, draft)
 
     def _ended(self, hidden: Tensor) -> None:
-        self._states = hidden
         # the last known token and the drafts: one product for all of them reads a large head from memory once, not
         # once a level of the tree
         self._x = hidden[-1 - self.draft :]
@@ -267,16 +262,14 @@ class SampleWork(ReadWork):
 
     def _drafted(self, limits: stage_pb2.Drafting, written: list[int], left: int) -> tuple[Draft, int]:
         """Drafts of what follows the tokens just written, and how many of the drafts before the hosts remember."""
-        drafter, known = self._drafter, self.clean.shape[0] - self.draft
-        before = self.clean.tolist()
-        right = DraftTree(before[known:], self.tree or range(self.draft)).path(written[:-1])
-        kept = sum(at == place for place, at in enumerate(right))  # the first branch stands first
-        rows = [*range(known), *(known + at for at in right)]
-        text = np.append(self.session.tokens[: self.start], before[:known] + written)
-        self._read_for_drafts(self._states[rows], text)
-        allowed = None if self._grammar is None else self._grammar.allowed_after(text[self._grammar.settings.prompt :])
-        with self._without_drafts():
-            if drafter is not None and (state := self.session.draft) is not None:
+        known, drafter, grammar = self.clean.shape[0] - self.draft, self._drafter, self._grammar
+        guesses = Draft(tuple(self.clean[known:].tolist()), self.tree or tuple(range(self.draft)))
+        kept = guesses.kept(written[:-1])
+        if drafter is not None:
+            text = np.append(self.session.tokens[: self.start], self.clean[:known].tolist() + written)
+            allowed = None if grammar is None else grammar.allowed_after(text[grammar.settings.prompt :])
+            with self._without_drafts():
+                state = self._draft_state(drafter)
                 drafter.learn(state, written)
                 return drafter.draft(state, text, left, limits, self.sampling, allowed), kept
         return Draft(), kept
