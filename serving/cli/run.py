@@ -174,11 +174,14 @@ def import_once(
             shutil.rmtree(entry, ignore_errors=True)
         if not entry.exists():
             progress.say(f"importing {source} once, into {directory}")
-            from stages.importing.importing import ImportSettings, import_model
+            from stages.importing.importing import ImportSettings, add_drafter, import_model
             from stages.memory import trim
 
             # In this process: a mistake in the source ends the command with its own sentence and exit code.
-            import_model(ImportSettings(source, entry, blocks, context, hosts=hosts), progress)
+            settings = ImportSettings(source, entry, blocks, context, hosts=hosts)
+            import_model(settings, progress)
+            if hosts:  # on one machine a trip costs less than a draft by a copy
+                add_drafter(settings, None, progress)
             trim()
         progress.say(f"{source.name}, cut into {blocks}, is in {entry}")
     return entry
