@@ -109,3 +109,24 @@ def test_a_drafter_that_fails_costs_drafts_and_no_text(
     monkeypatch.setattr(Drafter, step, fail)
     result = client.generate(PROMPT, max_tokens=20, seed=3, **BY_HOSTS)
     assert (result.output, result.drafted, result.replays) == (expected.output, 0, 0)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("client", ["a copy, 3"], indirect=True)
+def test_two_hundred_texts_are_those_of_ar(client: Client) -> None:
+    """Of temperatures from greedy to wild, eight at once."""
+
+    async def written(mode: str) -> list[bytes]:
+        places = asyncio.Semaphore(8)
+        async with AsyncClient(client.address) as opened:
+
+            async def one(seed: int) -> bytes:
+                asked = {"seed": seed, "temperature": seed % 8 / 5, "max_tokens": 20 + seed % 30}
+                async with places:
+                    return (await opened.generate(PROMPT[: 1 + seed % 28], mode=mode, **asked)).output
+
+            return await asyncio.gather(*map(one, range(200)))
+
+    expected = asyncio.run(written("ar"))
+    assert asyncio.run(written("ar-speculative")) == expected
+    assert len(set(expected)) > 100
