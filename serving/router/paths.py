@@ -34,6 +34,7 @@ SILENT_S = 1.0
 # Of what a host may say of itself.
 MOST_BLOCKS, MOST_HOSTS = 1024, 64
 CLOCK_LIMIT_S = 0.5  # Clocks that differ by more are named: certificates, logs and traces go by them.
+ONE_AT_A_TIME = "it computes requests one at a time: on its processor a result would depend on those beside it"
 NEW_SHARE = 0.1  # Weight of a new time in the running mean of a host's times.
 
 # Digests of the models that a host holds, in the order of KINDS: hosts with the same can share a request.
@@ -133,6 +134,7 @@ class HostLink:
         info = await self.relay.describe(self.relay.hop_timeout_s, self.prefix_version, sessions, faulty)
         self.hear(info)
         self.warning = clock_warning(info.unix_us / 1e6, begin, time.time()) if info.unix_us else ""
+        self.warning = self.warning or (ONE_AT_A_TIME if info.one_at_a_time else "")
         self.hear_prefixes(info.prefixes)
         if self.clock() >= self.quarantined_until:
             self.quarantined = ""

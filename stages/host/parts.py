@@ -12,6 +12,7 @@ import torch
 
 from stages.backends import DEFAULT_BACKEND, Backend, backend_named
 from stages.backends.base import BlockRunner, PictureRunner, StageRunner
+from stages.backends.runner_checks import OneAtATime
 from stages.backends.whole_model import WholeModel
 from stages.checkpoint.bundle import check_split, find_bundle
 from stages.checkpoint.checkpoint import CPU, load_block, load_picture_part, load_router_net, load_stage
@@ -145,6 +146,11 @@ class Parts:
     device: torch.device = CPU  # where the weights are, and the caches of sessions with them
     # Rows of AR steps that the warm-up read in next to no time at WARM_POSITIONS, by the digest of their model.
     quick_rows: dict[str, int] = field(default_factory=dict)
+
+    @cached_property
+    def one_at_a_time(self) -> bool:
+        """True where a part computes so: here, a result would depend on those beside it."""
+        return any(isinstance(each, OneAtATime) for parts in self.runners.values() for each in parts.values())
 
     def drafter(self, kind: str) -> Drafter | None:
         """The drafter of the model of a kind; None where there is none."""

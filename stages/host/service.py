@@ -194,6 +194,7 @@ class StageService(stage_pb2_grpc.StageServiceServicer):
             room=self.seat.room() if self.seat else None,
             unix_us=time.time_ns() // 1000,
             stall_ms=min(int(self.host.stall_s * 1000), MAX_STALL_MS),
+            one_at_a_time=any(each.parts is not None and each.parts.one_at_a_time for each in self.host.releases.all),
         )
 
     async def Push(self, batches: AsyncIterator[stage_pb2.HopBatch], context: Context) -> AsyncIterator[stage_pb2.Ack]:
