@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 import logging
 import secrets
+import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
@@ -74,16 +75,17 @@ class Host:
             self.meter.refused(refusal)
             raise
 
-    def take(self, batch: stage_pb2.HopBatch, sender: Callable[[stage_pb2.Hop], str] = lambda _: "") -> stage_pb2.Ack:
+    def take(self, batch: stage_pb2.HopBatch, sender: Callable[[stage_pb2.Hop], str] | None = None) -> stage_pb2.Ack:
         """Accept the hops of a batch, and start them together; the answer lists those that were refused.
 
-        :param sender: the host that a hop is from, or empty. Raises StatusError for one that may not send it."""
+        :param sender: the host that a hop is from, or empty; None without TLS. Raises StatusError for one that may not
+            send it."""
         ack = stage_pb2.Ack(number=batch.number)
         for index, hop in enumerate(batch.hops):
             try:
                 if batch.protocol != PROTOCOL:  # its fields would be misread
                     raise hops_refusal(batch.protocol, "the sender", f"host {self.settings.name}")
-                self.accept(hop, hop.ByteSize(), sender(hop))
+                self.accept(hop, hop.ByteSize(), sender(hop) if sender else "")
             except StatusError as refusal:
                 ack.rejections.add(
                     index=index,
@@ -147,7 +149,7 @@ class Host:
         # a session ends with the weights that it began with
         parts = self.releases.parts_for(hop.digest) if session is None else session.parts
         work = parse_hop(hop, parts.plan, is_open=session is not None)
-        if hop.router not in self.subscribers:
+        if hop.router not in self.subscribers.queues:
             raise failed_precondition(f"router {hop.router!r} does not listen here: subscribe first")
         if self.scheduler.full and (session is None or not session.prefills + session.batches):
             raise exhausted(f"{self.settings.name} has {self.scheduler.limit} hops under way", retry_after_ms=500)
@@ -174,7 +176,7 @@ class Host:
         session.accepted(work.is_prefill, work.has_more)
         session.pending += 1
         self.queued_bytes += received_bytes
-        job = ScheduledHop(hop, work, session, received_bytes)
+        job = ScheduledHop(hop, work, session, received_bytes, time.monotonic() + hop.left_s)
         self.scheduler.submit(job)
         return job
 

@@ -159,24 +159,12 @@ class _Events(asyncio.Queue[stage_pb2.Event]):
     bytes = 0
     key = b""
 
-    def _put(self, item: stage_pb2.Event) -> None:
-        self.bytes += item.ByteSize()
-        super()._put(item)
-
-    def _get(self) -> stage_pb2.Event:
-        item = super()._get()
-        self.bytes -= item.ByteSize()
-        return item
-
 
 class Subscribers:
     """The routers that listen on a host for results and faults: one bounded queue of events for each."""
 
     def __init__(self) -> None:
         self.queues: dict[str, _Events] = {}
-
-    def __contains__(self, router: str) -> bool:
-        return router in self.queues
 
     def key(self, router: str) -> bytes:
         """The key that a router gave for its vouchers; empty where it gave none."""
@@ -199,6 +187,7 @@ class Subscribers:
                 while len(events.events) < MOST_TOGETHER and size < TOGETHER_BYTES and not queue.empty():
                     events.events.append(event := queue.get_nowait())
                     size += event.ByteSize()
+                queue.bytes -= size
                 yield events
         finally:
             if self.queues.get(router) is queue:
@@ -209,4 +198,5 @@ class Subscribers:
         if queue is None or queue.full() or queue.bytes > MAX_WAITING_BYTES:
             log.warning("an event of session %s is dropped: router %s does not read", event.session, router)
             return
+        queue.bytes += event.ByteSize()
         queue.put_nowait(event)

@@ -50,14 +50,11 @@ class ScheduledHop:
     work: HopWork
     session: HostSession
     received_bytes: int
+    due_at: float  # its deadline, by this machine's monotonic clock
     accepted_at: float = field(default_factory=time.perf_counter)
-    due_at: float = field(init=False)  # its deadline, by this machine's monotonic clock
     compute_ms: float = 0.0  # its share of the passes that it took part in
     queue_ms: float = 0.0  # the rest of its time here: waiting, behind or beside other hops
     result: Outcome | StatusError | None = None
-
-    def __post_init__(self) -> None:
-        self.due_at = time.monotonic() + self.hop.left_s
 
 
 class Scheduler:

@@ -15,7 +15,7 @@ from urllib.parse import unquote
 import grpc
 import grpc.aio
 
-from stages.wire.status import Context, Interceptor, guarded_handler
+from stages.wire.status import Context, Interceptor, checked_handler
 
 CHECK_S = 1.0  # between two looks at the connections
 OPEN_TO_ALL = "/grpc."  # health and reflection: a call that shows nothing of who makes it
@@ -40,12 +40,11 @@ class Places(Interceptor):
         if method.startswith(OPEN_TO_ALL):
             return handler
 
-        async def begin(request: Any, context: Context) -> Any:  # noqa: ANN401 - a message, or an iterator of them
+        def note(request: object, context: Context) -> None:
             host, _, port = unquote(context.peer().partition(":")[2]).rpartition(":")
             self._callers.add(_peer(host, port))
-            return request
 
-        return guarded_handler(handler, begin)
+        return checked_handler(handler, note)
 
     def watch(self, server: grpc.aio.Server, port: int) -> None:
         """Make room on a port now and then, until the server has stopped."""
