@@ -119,11 +119,13 @@ class PackedLayer(PipelineLayer):
 
     def finish(self, x: Tensor, mixed: Tensor) -> None:
         add_product(x, mixed, self.attention_out)
-        add_product(x, _gelu(multiplied(self.mlp_norm(x), self.mlp_in)), self.mlp_out)
+        hidden = multiplied(self.mlp_norm(x), self.mlp_in)
+        # of a transposed view: torch hands contiguous tensors to oneDNN, whose call costs 5 us more
+        add_product(x, F.gelu(hidden.t()).t() if x.is_cpu else F.gelu(hidden), self.mlp_out)
 
     def finish_branches(self, x: Tensor, mixed: Tensor) -> None:
         add_product(x, mixed, self.attention_out)
-        # not `_gelu`, whose last bits are others: candidates of many rows keep the scores that they always had
+        # not of the view, whose last bits are others: candidates of many rows keep the scores that they always had
         add_product(x, F.gelu(multiplied(self.mlp_norm(x), self.mlp_in)), self.mlp_out)
 
     def noisy(self, x: Tensor, rows: Rows, angles: Angles, caches: Sequence[LayerCache], modulation: Tensor) -> None:
@@ -146,11 +148,6 @@ class PackedLayer(PipelineLayer):
         qkv = multiplied(x, self.qkv)
         rotate_rows(qkv, self.heads, *angles)
         return qkv
-
-
-def _gelu(x: Tensor) -> Tensor:
-    # of a transposed view: torch hands contiguous tensors to oneDNN, whose call costs 5 us more
-    return F.gelu(x.t()).t() if x.is_cpu else F.gelu(x)
 
 
 NOISE_LEVELS = 64  # how many noise levels' AdaLN numbers are kept: a sweep comes back to the same few

@@ -45,10 +45,11 @@ class Host:
         tracer: Tracer | None = None,
     ) -> None:
         """:param first: what it begins with; all that comes later holds the same blocks.
-        :param next_hosts: to the hosts that may come next; none where this host holds a whole model."""
+        :param next_hosts: to the hosts that may come next; none where this host holds a whole model.
+        :param meter: counts for --metrics; None: nobody reads."""
         self.releases, self.settings, self.next_hosts = Releases(first), settings, next_hosts
         self.blocks, self.any_may_follow = first.plan.blocks, first.plan.any_may_follow
-        self.meter, self.tracer = meter or HostCounters(), tracer
+        self.meter, self.tracer = meter, tracer
         self.instance = f"{settings.name}/{secrets.token_hex(4)}"
         """Name of this process: what it kept is gone with it."""
         self.stopping = False
@@ -72,7 +73,8 @@ class Host:
             return self._admit(hop, received_bytes, sender)
         except StatusError as refusal:
             self.counters.refused += 1
-            self.meter.refused(refusal)
+            if self.meter is not None:
+                self.meter.refused(refusal)
             raise
 
     def take(self, batch: stage_pb2.HopBatch, sender: Callable[[stage_pb2.Hop], str] | None = None) -> stage_pb2.Ack:
@@ -234,7 +236,8 @@ class Host:
                     clean = vocabulary.cut(job.hop.read.clean, 0, work.at_once)
                     begun.read(work.start, work.lengths, clean, vocabulary)
                 self._go_on(job, job.result)
-            self.meter.ended(job)
+            if self.meter is not None:
+                self.meter.ended(job)
             if self.tracer is not None and job.hop.traceparent:
                 record_hop(self.tracer, job)
 
@@ -301,7 +304,8 @@ class Host:
     def _fault(self, hop: stage_pb2.Hop, refusal: StatusError, lost: str = "") -> None:
         """Tell the router that a request ends here. `lost`: the host that did not take it over."""
         self.counters.faults += 1
-        self.meter.faulted(refusal)
+        if self.meter is not None:
+            self.meter.faulted(refusal)
         names = {"request": hop.request, "session": hop.session, "code": refusal.code.name}
         log.warning("request %s ends here: %s", hop.request or "without a name", refusal.message, extra=names)
         self.sessions.release(hop.session)

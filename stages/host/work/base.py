@@ -6,7 +6,7 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property, lru_cache
+from functools import lru_cache
 from typing import Any
 
 from torch import Tensor
@@ -82,17 +82,8 @@ class TextWork(HopWork):
 
     start: int  # position of the first new token; 0 opens a session
     clean: Tensor  # the new tokens, (tokens,) int64
-    reads: tuple[int, ...]  # in a replay, lengths of the reads in which the first of them came before
-
-    @cached_property
-    def positions(self) -> int:
-        """Positions that the new tokens take."""
-        return self.clean.shape[0]
-
-    @cached_property
-    def remembered(self) -> int:
-        """Number of these positions that the session keeps."""
-        return self.positions
+    positions: int  # that they take
+    remembered: int  # positions of these that the session keeps
 
 
 def check_reads(reads: Sequence[int], clean: int) -> None:

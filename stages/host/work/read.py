@@ -35,7 +35,7 @@ from stages.model.draft_tree import Draft
 from stages.model.prefill import max_new_tokens, read_lengths
 from stages.model.randomness import sample_tokens
 from stages.model.scoring import MAX_LOGITS, likeliest, log_probabilities
-from stages.model.speculation import MAX_DRAFT_TREE, DraftTree, are_depths, remembered_positions, tree_positions
+from stages.model.speculation import MAX_DRAFT_TREE, DraftTree, are_depths, tree_positions
 from stages.v1 import stage_pb2
 from stages.wire.messages import next_read
 from stages.wire.status import invalid
@@ -50,19 +50,11 @@ class ReadWork(TextWork):
     codec: StateCodec
     hidden: Tensor | None  # hidden states of the stage before, (rows, width); None before stage 0
     at_once: int  # so many of the new tokens, the first, attend at once; the others give what they would one by one
+    lengths: list[int]  # of the reads in which the host reads them
+    depths: tuple[int, ...] = ()  # of each token of the last read where it ends with a tree of draft tokens
     drafts: bool = False
 
     is_step = is_prefill = has_more = True
-
-    @property
-    def lengths(self) -> list[int]:
-        """Lengths of the reads in which the host reads the new tokens."""
-        return read_lengths(self.clean.shape[0], self.reads)
-
-    @property
-    def depths(self) -> tuple[int, ...]:
-        """Depth of each token of the last read where it ends with a tree of draft tokens; else empty."""
-        return ()
 
     def begin(self, session: HostSession, following: int) -> None:
         super().begin(session, following)
@@ -174,25 +166,6 @@ class SampleWork(ReadWork):
 
     is_prefill = has_more = False
 
-    @cached_property
-    def positions(self) -> int:
-        return tree_positions(self.clean.shape[0], self.tree)
-
-    @cached_property
-    def remembered(self) -> int:
-        return remembered_positions(self.clean.shape[0], self.tree)
-
-    @property
-    def lengths(self) -> list[int]:
-        return read_lengths(self.clean.shape[0], tree=len(self.tree))
-
-    @property
-    def depths(self) -> tuple[int, ...]:
-        if not self.tree:
-            return ()
-        before = self.lengths[-1] - self.draft
-        return (*range(before), *(before + depth for depth in self.tree))
-
     def begin(self, session: HostSession, following: int) -> None:
         super().begin(session, following)
         # here, and not when a token is drawn: a tokenizer that cannot be read fails this hop alone
@@ -238,7 +211,8 @@ class SampleWork(ReadWork):
         first, vocabulary = self.start + self.clean.shape[0] - self.draft, self.session.vocabulary
         known, shaping = self.session.tokens[:first], plan.shaping
         # only along the drafts that are right anything is sampled
-        tree, text, right = DraftTree(drafts, self.tree or range(len(drafts))), b"", -1
+        tree = DraftTree(drafts, self.tree or range(len(drafts))) if drafts else None
+        text, right = b"", -1
         for position in range(first, first + len(drafts) + 1):
             row = shaping.adjusted(logits[right + 1 : right + 2], known)
             if grammar is not None:
@@ -260,7 +234,7 @@ class SampleWork(ReadWork):
                 if grammar.complete:
                     event.complete = True
                     break
-            if not drafts or (right := tree.after(right, vocabulary.tokens(token)[0])) < 0:
+            if tree is None or (right := tree.after(right, vocabulary.tokens(token)[0])) < 0:
                 break
         event.text = text
         return event
@@ -316,31 +290,36 @@ def parse_read(hop: stage_pb2.Hop, kind: ModelKind, source: ModelSource, plan: H
     if not count:
         raise invalid("an AR step needs at least one new token")
     tree = _parse_tree(sample, count)
-    check_new_tokens(hop, count, positions := tree_positions(count, tree), a.positions)
+    positions, remembered = tree_positions(count, tree)
+    check_new_tokens(hop, count, positions, a.positions)
     codec, hidden = parse_hidden(read, count, a.width)
     begun: dict[str, Any] = {"hop": hop, "kind": kind, "number": read.number, "start": read.start, "clean": clean}
     begun |= {"codec": codec, "hidden": hidden, "at_once": min(max(read.prompt - read.start, 0), count)}
+    begun |= {"positions": positions, "remembered": remembered}
     if not read.HasField("sample"):
-        return ReadWork(**begun, reads=tuple(read.reads), drafts=read.for_drafting)
+        return ReadWork(**begun, lengths=read_lengths(count, read.reads), drafts=read.for_drafting)
     known = read.start + count - sample.draft
     if read.reads:
         raise invalid("a step that samples takes no reads: its tokens give the same in any")
     if read.prompt > known:
         raise invalid(f"a prompt of {read.prompt} tokens, where {known} are known")
-    _check_remaining(sample, read.start + positions, a.positions)
+    drafting = _parse_drafting(sample, read.start + positions, a.positions)
     if (sample.draft + 1) * a.vocabulary > MAX_LOGITS:
         most = MAX_LOGITS // a.vocabulary - 1
         raise invalid(f"{sample.draft} draft tokens; with {a.vocabulary} tokens there are at most {most}")
+    lengths = read_lengths(count, tree=len(tree))
+    before = lengths[-1] - sample.draft  # of the last read
     return SampleWork(
         **begun,
-        reads=(),
+        lengths=lengths,
+        depths=(*range(before), *(before + depth for depth in tree)) if tree else (),
         sampling=parse_sampling(sample.sampling, source, known, plan.is_last),
         draft=sample.draft,
         given=sample.given,
         tree=tree,
         remaining=sample.remaining,
-        drafts=sample.HasField("drafting"),
-        drafting=_parse_drafting(sample),
+        drafts=drafting is not None,
+        drafting=drafting,
     )
 
 
@@ -383,21 +362,17 @@ def _parse_tree(sample: stage_pb2.Sample, count: int) -> tuple[int, ...]:
     return tree
 
 
-def _check_remaining(sample: stage_pb2.Sample, end: int, positions: int) -> None:
-    remaining = sample.remaining or 1
-    if sample.HasField("drafting"):
+def _parse_drafting(sample: stage_pb2.Sample, end: int, positions: int) -> stage_pb2.Drafting | None:
+    """Limits of the last host's drafts, if it makes any. Raises StatusError, too where `positions` that follow the new
+    tokens' `end` have no room for the tokens to write."""
+    limits, remaining = sample.drafting if sample.HasField("drafting") else None, sample.remaining or 1
+    if limits is not None:
+        if limits.most > MAX_DRAFT_TREE or limits.branches > MAX_BRANCHES:
+            raise invalid(f"a draft has at most {MAX_DRAFT_TREE} tokens and {MAX_BRANCHES} branches")
         # those that are drafted already are among the tokens still to write
         remaining = sample.remaining - max(sample.tree.depths, default=sample.draft - 1) - 1
     elif sample.remaining and sample.draft:
         raise invalid("the router's draft tokens end a step: the hosts start the next one where they draft themselves")
     if not 1 <= remaining <= positions - end:
         raise invalid(f"{remaining} tokens to generate do not fit the context of {positions}")
-
-
-def _parse_drafting(sample: stage_pb2.Sample) -> stage_pb2.Drafting | None:
-    if not sample.HasField("drafting"):
-        return None
-    limits = sample.drafting
-    if limits.most > MAX_DRAFT_TREE or limits.branches > MAX_BRANCHES:
-        raise invalid(f"a draft has at most {MAX_DRAFT_TREE} tokens and {MAX_BRANCHES} branches")
     return limits

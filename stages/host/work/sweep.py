@@ -136,6 +136,7 @@ def run_unbatched(work: BlockWork, runner: BlockRunner) -> bytes:
 class SweepWork(TextWork):
     """A chunk of noisy slots on its way through the host's blocks."""
 
+    reads: tuple[int, ...]  # in a replay, lengths of the reads in which the first new tokens came before
     plan: SweepPlan
     codec: StateCodec
     before: Tensor | None  # E, (slots, code_dim); none before block 0
@@ -212,6 +213,8 @@ def parse_sweep(hop: stage_pb2.Hop, source: ModelSource) -> SweepWork:
         number=sweep.number,
         start=sweep.start,
         clean=clean,
+        positions=known,
+        remembered=known,
         reads=tuple(sweep.reads),
         plan=denoising,
         codec=codec,
