@@ -318,7 +318,7 @@ def _cheapest(
         begin, due = link.entry.blocks[0], link.entry.blocks[-1] + 1
         waits_ms = link.sessions * link.hop_ms  # expected, of a hop there
         own_ms = waits_ms + (AVOIDED_MS if link.entry.address in avoid else 0.0)
-        before = [_Way(0, _half_ms(link), ())] if link.entry.is_first else []
+        before = [_Way(0, _half_ms(link), ())] if begin == 0 else []
         for lost, cost_ms, path in best[begin].values():
             step_ms = _step_ms(path[-1], link, suspects)
             if step_ms is not None:

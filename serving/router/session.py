@@ -201,17 +201,14 @@ class Session:
         attempt.replays &= event.WhichOneof("outcome") == "fault"
         self._inbox.put_nowait((attempt, event))
 
-    @property
-    def _due_number(self) -> int:
-        if isinstance(self._work, stage_pb2.Denoise):  # the hosts make all steps before they send one
-            return self._work.number + self._work.drawing.levels - self._work.level
-        assert self._work is not None
-        return self._work.number + self._steps
-
     def _whole(self, attempt: Attempt, event: stage_pb2.Event) -> stage_pb2.Event | None:
         """The result that ends with `event`; None where batches of it are lacking, or it was sent twice. Raises
         StatusError."""
-        due = self._due_number, len(attempt.batches)
+        work, steps = self._work, self._steps
+        assert work is not None
+        if isinstance(work, stage_pb2.Denoise):  # the hosts make all steps before they send one
+            steps = work.drawing.levels - work.level
+        due = work.number + steps, len(attempt.batches)
         came = event.number, event.scores.batch if event.HasField("scores") else due[1]
         if came < due:
             return None
@@ -316,9 +313,9 @@ class Session:
         deadline, prefixes, work = time.monotonic() + patience_s, list[bytes](), self._work
         # once something went wrong, hosts read all of it anew: the second try depends on nothing that may be gone, too
         anew = self._tries or self._forgotten or self._start
-        if self._space and not anew and isinstance(work, stage_pb2.Read):
-            # the last known token is read in any case: the hosts are asked for what follows it
-            most = (self.vocabulary.count(self._text) - 1) // ATTEND_POSITIONS * ATTEND_POSITIONS
+        # the last known token is read in any case: the hosts are asked for what follows it
+        most = (self.vocabulary.count(self._text) - 1) // ATTEND_POSITIONS * ATTEND_POSITIONS
+        if self._space and most > 0 and not anew and isinstance(work, stage_pb2.Read):
             root = prefix_root(self._space, self._digest, work.codec)
             prefixes = prefix_digests(root, self.vocabulary.cut(self._text, 0, most), self.vocabulary)
         avoid = self._blamed | self.ring.auditor.apart()

@@ -48,7 +48,8 @@ class Identity:
 
 def identity_of(context: Context) -> Identity | None:
     """The caller's identity, from the certificate that the handshake verified; None without one of onesweep."""
-    return Identity.of(uri.decode() for uri in context.auth_context().get("peer_uri", ()))
+    names = context.auth_context().get("peer_uri")
+    return Identity.of(name.decode() for name in names) if names else None
 
 
 def check_sender(context: Context, peer: Identity, hop: stage_pb2.Hop) -> str:

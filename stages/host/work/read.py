@@ -7,7 +7,6 @@ import logging
 from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass
-from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -65,6 +64,7 @@ class ReadWork(TextWork):
         end = self.start + self.remembered
         session.tokens[self.start : end] = self.clean[: self.remembered].numpy()
         self._runners, self._stages = session.parts.runners[session.kind], tuple(session.caches)
+        self._ends_here = self._stages[-1] == session.parts.plan.parts - 1
         self._unread = self._source()
         self._read = 0  # new tokens in the reads before this one
         self._at = 0
@@ -116,10 +116,6 @@ class ReadWork(TextWork):
     def _between_stages(self, hidden: Tensor) -> Tensor:
         # as another host would get it, so that a text does not depend on which host holds which stage
         return self.codec.round_trip(hidden.flatten(0, -2), FEATURE_LIMIT).view(hidden.shape)
-
-    @cached_property
-    def _ends_here(self) -> bool:
-        return self._stages[-1] == self.session.parts.plan.parts - 1
 
     def _forward(self, hidden: Tensor) -> None:
         read = self.hop.read
@@ -289,7 +285,9 @@ def parse_read(hop: stage_pb2.Hop, kind: ModelKind, source: ModelSource, plan: H
     count = clean.shape[0]
     if not count:
         raise invalid("an AR step needs at least one new token")
-    tree = _parse_tree(sample, count)
+    if sample.draft >= count:
+        raise invalid(f"{sample.draft} draft tokens among {count} new tokens: give one known token")
+    tree = _parse_tree(sample) if sample.HasField("tree") else ()
     positions, remembered = tree_positions(count, tree)
     check_new_tokens(hop, count, positions, a.positions)
     codec, hidden = parse_hidden(read, count, a.width)
@@ -345,12 +343,8 @@ def parse_hidden(read: stage_pb2.Read, rows: int, width: int) -> tuple[StateCode
     return codec, None
 
 
-def _parse_tree(sample: stage_pb2.Sample, count: int) -> tuple[int, ...]:
-    """Depths of a tree of draft tokens among `count` new tokens; empty for a chain of them, and for none."""
-    if sample.draft >= count:
-        raise invalid(f"{sample.draft} draft tokens among {count} new tokens: give one known token")
-    if not sample.HasField("tree"):
-        return ()
+def _parse_tree(sample: stage_pb2.Sample) -> tuple[int, ...]:
+    """Depth of each draft token of a tree."""
     depths = len(sample.tree.depths)
     if depths != sample.draft:
         raise invalid(f"{depths} depths for {sample.draft} draft tokens: a tree takes one for each")
