@@ -15,13 +15,12 @@ from stages.host.metrics import HostCounters, record_hop
 from stages.host.next_hosts import NextHosts, Subscribers
 from stages.host.parts import Parts, Release, Releases
 from stages.host.prefixes import Beginning, PrefixStore, is_vouched
-from stages.host.scheduler import ScheduledHop, Scheduler
+from stages.host.scheduler import HopWork, ScheduledHop, Scheduler, TextWork
 from stages.host.sessions import HostSession, SessionStore
 from stages.host.settings import HostSettings
 from stages.host.validation import parse_hop
-from stages.host.work.base import HopWork, TextWork
 from stages.host.work.pictures import ConsultWork, PictureWork
-from stages.host.work.read import ReadWork, SampleWork
+from stages.host.work.read import ReadWork
 from stages.model.prefill import MAX_PREFILL_CHUNKS, prefix_root
 from stages.telemetry.traces import Tracer
 from stages.v1 import stage_pb2
@@ -170,7 +169,7 @@ class Host:
             assert isinstance(work, TextWork)
             opens = work.start == 0 or bool(hop.memory.prefix)
             session = self._open(hop, work, parts, hop.capacity) if opens else self._due(hop, work)
-            if isinstance(work, SampleWork) and work.sampling.grammar is not None and parts.plan.is_last:
+            if work.compiles and parts.plan.is_last:
                 self.sessions.count_grammar(hop.session)
             session.length = work.start + work.remembered
         if sender and not isinstance(work, ConsultWork):  # experts take turns; else one host alone forwards to this one

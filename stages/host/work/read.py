@@ -18,16 +18,10 @@ from stages.backends.base import CleanPiece, Denoised
 from stages.host.drafter import Drafter
 from stages.host.grammar import Grammar
 from stages.host.parts import HostPlan, ModelKind, ModelSource
+from stages.host.scheduler import KernelCall, TextWork
 from stages.host.schema_check import NOT_FOLLOWED
 from stages.host.sessions import HostSession
-from stages.host.work.base import (
-    KernelCall,
-    SamplingPlan,
-    TextWork,
-    check_extent,
-    check_reads,
-    parse_sampling,
-)
+from stages.host.work.checks import SamplingPlan, check_extent, check_reads, parse_sampling
 from stages.limits import MAX_BRANCHES
 from stages.model.codec import FEATURE_LIMIT, StateCodec, hidden_codec
 from stages.model.draft_tree import Draft
@@ -52,6 +46,7 @@ class ReadWork(TextWork):
     lengths: list[int]  # of the reads in which the host reads them
     depths: tuple[int, ...] = ()  # of each token of the last read where it ends with a tree of draft tokens
     drafts: bool = False
+    compiles: bool = False
 
     is_step = is_prefill = has_more = True
 
@@ -76,7 +71,6 @@ class ReadWork(TextWork):
 
     @property
     def between_reads(self) -> bool:
-        """True if the next read would start at the host's first stage."""
         return self._at == 0
 
     @property
@@ -252,7 +246,6 @@ class SampleWork(ReadWork):
         return Draft(), kept
 
     def draft_ahead(self) -> bool:
-        """Draft a token of what may come after the draft that this work sent; False where nothing is left to do."""
         session, draft = self.session, self.session.draft
         # of a later hop, the verdict decides what becomes of it
         if session.released or session.next_number > self.number + 1 or draft is None or draft.ahead is None:
@@ -312,6 +305,7 @@ def parse_read(hop: stage_pb2.Hop, kind: ModelKind, source: ModelSource, plan: H
         lengths=lengths,
         depths=(*range(before), *(before + depth for depth in tree)) if tree else (),
         sampling=parse_sampling(sample.sampling, source, known, plan.is_last),
+        compiles=sample.sampling.HasField("grammar"),
         draft=sample.draft,
         given=sample.given,
         tree=tree,

@@ -10,8 +10,9 @@ from torch import Tensor
 
 from stages.backends.base import BranchPiece, Denoised
 from stages.host.parts import ModelKind, ModelSource
+from stages.host.scheduler import KernelCall
 from stages.host.sessions import HostSession
-from stages.host.work.base import KernelCall, check_temperature
+from stages.host.work.checks import check_temperature
 from stages.host.work.read import ReadWork, check_new_tokens, parse_hidden
 from stages.limits import MAX_CANDIDATES
 from stages.model.prefill import read_lengths

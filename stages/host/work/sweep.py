@@ -12,8 +12,9 @@ from torch import Tensor
 
 from stages.backends.base import BlockRunner, CleanPiece, Denoised, NoisyPiece
 from stages.host.parts import ModelSource
+from stages.host.scheduler import KernelCall, TextWork
 from stages.host.sessions import HostSession
-from stages.host.work.base import KernelCall, TextWork, check_extent, check_reads, plain_sampling
+from stages.host.work.checks import check_extent, check_reads, plain_sampling
 from stages.limits import MAX_STEPS
 from stages.model.architecture import Architecture
 from stages.model.codec import ESTIMATE_LIMIT, StateCodec, codec_named

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from stages.backends.whole_model import ModelText, WholeModel
 from stages.host import drafter as drafters
 from stages.host.drafter import MATCHED_BYTES, MATCHED_TOKENS, LookupDrafter, ModelDrafter, ModelDraftState, Tokens
-from stages.host.work.base import SamplingPlan
+from stages.host.work.checks import SamplingPlan
 from stages.model.draft_tree import Draft, DraftLength, DraftPlan
 from stages.model.scoring import PLAIN
 from stages.model.vocabulary import BYTES, Vocabulary
