@@ -198,14 +198,16 @@ class PackedReader:
 
     def read(self, pieces: Sequence[CleanPiece]) -> list[Tensor]:
         """See `BlockRunner.read`."""
-        return [x for group in groups([piece.source.shape[0] for piece in pieces]) for x in self._read(pieces[group])]
+        counts = [piece.source.shape[0] for piece in pieces]
+        return [x for group in groups(counts) for x in self._read(pieces[group], counts[group])]
 
-    def _read(self, pieces: Sequence[CleanPiece]) -> list[Tensor]:
-        rows = self.rows_of([piece.source.shape[0] for piece in pieces])
+    def _read(self, pieces: Sequence[CleanPiece], counts: Sequence[int]) -> list[Tensor]:
+        rows = self.rows_of(counts)
         x = rows.pack([self.input(piece.source) for piece in pieces])
         starts, depths = [piece.caches[0].length for piece in pieces], [piece.depths for piece in pieces]
         angles = self.angles_at(self.positions(rows, starts, depths))
-        seen = [[sight(piece, kind.window) for piece in pieces] for kind in self.kinds]
+        # a row alone sees all that is before it
+        seen = [[] if rows.single else [sight(piece, kind.window) for piece in pieces] for kind in self.kinds]
         held = zip(*(piece.caches for piece in pieces), strict=True)
         for layer, kind, caches in zip(self.layers, self.kind_of, held, strict=True):
             layer.finish(x, attend_clean(layer.project(x, angles[kind]), rows, layer.shape, caches, seen[kind]))

@@ -50,9 +50,9 @@ def are_depths(depths: Sequence[int]) -> bool:
 
 def tree_positions(tokens: int, depths: Sequence[int]) -> tuple[int, int]:
     """Positions that so many new tokens take, the last of them a tree, whose branches take the same ones; and those of
-    them that are kept: of a tree, its first branch's."""
+    them that are kept: its first branch's."""
     before = tokens - len(depths)
-    return (before + max(depths) + 1, before + first_branch(depths)) if depths else (tokens, tokens)
+    return before + max(depths) + 1, before + first_branch(depths)
 
 
 def first_branch(depths: Sequence[int]) -> int:

@@ -258,12 +258,12 @@ class Relay:
         while True:
             await wake.wait()
             wake.clear()
-            while self._wake is wake and (handovers := self._take()):
-                self._batches += 1
-                self._sent[self._batches] = handovers
-                yield stage_pb2.HopBatch(
-                    number=self._batches, hops=[handover.hop for handover in handovers], protocol=PROTOCOL
-                )
+            while self._wake is wake and self._outbox:
+                if taken := self._take():
+                    self._batches += 1
+                    self._sent[self._batches] = taken
+                    hops = [handover.hop for handover in taken]
+                    yield stage_pb2.HopBatch(number=self._batches, hops=hops, protocol=PROTOCOL)
             if self._wake is not wake:
                 return
 

@@ -191,7 +191,7 @@ def next_read(hop: stage_pb2.Hop, text: bytes, vocabulary: Vocabulary, kept: int
     sample.remaining -= vocabulary.count(text)
     sample.draft = len(draft.tokens)
     sample.ClearField("tree")
-    if draft.first < len(draft.tokens):  # a tree
+    if draft.tokens and draft.first < len(draft.tokens):  # a tree
         sample.tree.depths.extend(draft.depths)
     after.ClearField("memory")
     del after.timings[:]

@@ -281,7 +281,7 @@ def parse_read(hop: stage_pb2.Hop, kind: ModelKind, source: ModelSource, plan: H
     if sample.draft >= count:
         raise invalid(f"{sample.draft} draft tokens among {count} new tokens: give one known token")
     tree = _parse_tree(sample) if sample.HasField("tree") else ()
-    positions, remembered = tree_positions(count, tree)
+    positions, remembered = tree_positions(count, tree) if tree else (count, count)
     check_new_tokens(hop, count, positions, a.positions)
     codec, hidden = parse_hidden(read, count, a.width)
     begun: dict[str, Any] = {"hop": hop, "kind": kind, "number": read.number, "start": read.start, "clean": clean}
