@@ -35,7 +35,6 @@ from stages.wire.messages import (
     copy_of,
     merged,
     put_work,
-    results_of,
     seconds_until,
     step_hops,
 )
@@ -141,7 +140,7 @@ class Session:
         if self.ring.auditor.share:
             self._works.append(work)
         if self.attempts:
-            self._send(self.attempts[0], work)
+            self.attempts[0].send(self._hops(self.attempts[0], work))
         else:
             await self._try()
 
@@ -341,7 +340,7 @@ class Session:
             if memory is not None and kept:
                 attempt.recalled = kept * ATTEND_POSITIONS
                 work = after_prefix(work, attempt.recalled, self.vocabulary)
-        self._send(attempt, work, memory)
+        attempt.send(self._hops(attempt, work, memory))
 
     def _replay(self) -> Work | PictureMessage:
         """The work under way for hosts that have read nothing yet. Of pictures hosts keep nothing: it is the same."""
@@ -358,11 +357,6 @@ class Session:
         if isinstance(again, stage_pb2.Sweep) or again.HasField("score"):
             again.reads[:] = self._reads
         return again
-
-    def _send(self, attempt: Attempt, work: Work | PictureMessage, memory: stage_pb2.Memory | None = None) -> None:
-        hops = self._hops(attempt, work, memory)
-        attempt.results, attempt.batches = results_of(hops), []
-        attempt.send(hops)
 
     def _hops(
         self, attempt: Attempt, work: Work | PictureMessage, memory: stage_pb2.Memory | None = None

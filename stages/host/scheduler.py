@@ -348,7 +348,9 @@ def _advance(jobs: Sequence[ScheduledHop]) -> None:
         groups.setdefault(call.compute, []).append((job, call, caches[0].length if caches else 0))
     for compute, members in groups.items():
         begin, rows = time.perf_counter(), 0
-        for (job, call, _), result in zip(members, _computed(compute, members), strict=True):
+        if (results := _tried(compute, members)) is None:
+            results = _one_by_one(compute, members)
+        for (job, call, _), result in zip(members, results, strict=True):
             rows += call.rows
             if job.result is not None:
                 continue
@@ -362,11 +364,9 @@ def _advance(jobs: Sequence[ScheduledHop]) -> None:
             job.compute_ms += per_row_ms * call.rows
 
 
-def _computed(compute: Callable[..., Any], members: Sequence[_Member]) -> Sequence[Any]:
-    """Results of a call with these pieces. Where it fails, or its device has no memory for all, one by one: those that
-    fail alone, too, get an error for their hop's result, and None here."""
-    if (together := _tried(compute, members)) is not None:
-        return together
+def _one_by_one(compute: Callable[..., Any], members: Sequence[_Member]) -> Sequence[Any]:
+    """Results of pieces whose call failed, or whose device had no memory for all: those that fail alone, too, get an
+    error for their hop's result, and None here."""
     results = list[Any]()
     for member in members:
         job, call, length = member
