@@ -306,12 +306,11 @@ class PackedBlock(BlockRunner):
 
     @torch.inference_mode()
     def denoise(self, pieces: Sequence[NoisyPiece]) -> list[Denoised]:
-        return [
-            each for group in groups([piece.z.shape[0] for piece in pieces]) for each in self._denoise(pieces[group])
-        ]
+        counts = [piece.z.shape[0] for piece in pieces]
+        return [each for group in groups(counts) for each in self._denoise(pieces[group], counts[group])]
 
-    def _denoise(self, pieces: Sequence[NoisyPiece]) -> list[Denoised]:
-        rows = self.reader.rows_of([piece.z.shape[0] for piece in pieces])
+    def _denoise(self, pieces: Sequence[NoisyPiece], counts: Sequence[int]) -> list[Denoised]:
+        rows = self.reader.rows_of(counts)
         (angles,) = self.reader.angles_at(self.reader.positions(rows, [piece.start for piece in pieces]))
         x = self._added(self.block.slot, self._inputs(pieces, rows), self.inputs)
         modulations = self._modulation_rows([self.modulations(piece.sigma) for piece in pieces], rows)
@@ -388,11 +387,12 @@ class PipelineRunner(StageRunner):
 
     @torch.inference_mode()
     def next_byte(self, hidden: Sequence[Tensor]) -> list[Tensor]:
-        return [x for group in groups([piece.shape[0] for piece in hidden]) for x in self._next_byte(hidden[group])]
+        counts = [piece.shape[0] for piece in hidden]
+        return [x for group in groups(counts) for x in self._next_byte(hidden[group], counts[group])]
 
-    def _next_byte(self, hidden: Sequence[Tensor]) -> list[Tensor]:
+    def _next_byte(self, hidden: Sequence[Tensor], counts: Sequence[int]) -> list[Tensor]:
         assert self.head is not None, "only the last stage has a head"
-        rows = self.reader.rows_of([piece.shape[0] for piece in hidden])
+        rows = self.reader.rows_of(counts)
         return rows.unpack(self.head(rows.pack(hidden)))
 
 

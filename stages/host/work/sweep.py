@@ -153,7 +153,8 @@ class SweepWork(TextWork):
 
     def next_op(self) -> KernelCall:
         runner, piece = self.session.parts.runners["chain"][self._block.index], self._block.piece
-        return KernelCall(runner.read if isinstance(piece, CleanPiece) else runner.denoise, piece, self.rows)
+        compute = runner.read if isinstance(piece, CleanPiece) else runner.denoise
+        return KernelCall(compute, piece, self._block.rows)
 
     def complete(self, result: Tensor | Denoised) -> None:
         self._block.supply(result)
