@@ -20,6 +20,7 @@ from stages.host.parts import MODEL_KINDS, MOST_RELEASES, weights_of
 from stages.host.prefixes import LISTED_BYTES, MOST_LISTED, path_digest, piece_key, voucher
 from stages.v1 import stage_pb2
 from stages.wire.hop_stream import Relay
+from stages.wire.messages import results_of
 from stages.wire.status import StatusError, internal
 from stages.wire.tls import LOOPBACK_ONLY, Security
 
@@ -227,7 +228,7 @@ class Attempt:
 
     def send(self, hops: Sequence[stage_pb2.Hop]) -> None:
         """Put the hops of a sweep or step on their way; one that the first host does not take is a fault."""
-        first = self.path[0]
+        first, self.results, self.batches = self.path[0], results_of(hops), []
 
         def settled(error: StatusError | None) -> None:
             if error is not None:
@@ -320,7 +321,7 @@ def _cheapest(
         begin, due = link.entry.blocks[0], link.entry.blocks[-1] + 1
         waits_ms = link.sessions * link.hop_ms  # expected, of a hop there
         own_ms = waits_ms + (AVOIDED_MS if link.entry.address in avoid else 0.0)
-        before = [_Way(0, _half_ms(link), ())] if link.entry.is_first else []
+        before = [_Way(0, _half_ms(link), ())] if begin == 0 else []
         for lost, cost_ms, path in best[begin].values():
             step_ms = _step_ms(path[-1], link, suspects)
             if step_ms is not None:

@@ -29,7 +29,7 @@ from stages.model.vocabulary import BYTES, Vocabulary
 from stages.v1 import stage_pb2
 
 if TYPE_CHECKING:
-    from stages.host.work.base import SamplingPlan
+    from stages.host.work.checks import SamplingPlan
 
 Tokens = NDArray[np.int64]
 Allowed = NDArray[np.bool_]  # of each token of a vocabulary, whether it can follow

@@ -39,14 +39,11 @@ def are_depths(depths: Sequence[int]) -> bool:
     return True
 
 
-def tree_positions(tokens: int, depths: Sequence[int]) -> int:
-    """Positions that so many new tokens take, the last of them a tree: its branches take the same ones."""
-    return tokens - len(depths) + max(depths) + 1 if depths else tokens
-
-
-def remembered_positions(tokens: int, depths: Sequence[int]) -> int:
-    """Number of these positions that are kept: of a tree, those of its first branch."""
-    return tokens - len(depths) + first_branch(depths) if depths else tokens
+def tree_positions(tokens: int, depths: Sequence[int]) -> tuple[int, int]:
+    """Positions that so many new tokens take, the last of them a tree, whose branches take the same ones; and those of
+    them that are kept: its first branch's."""
+    before = tokens - len(depths)
+    return before + max(depths) + 1, before + first_branch(depths)
 
 
 def first_branch(depths: Sequence[int]) -> int:

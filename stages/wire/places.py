@@ -15,7 +15,7 @@ from urllib.parse import unquote
 import grpc
 import grpc.aio
 
-from stages.wire.status import Context, Interceptor, guarded_handler
+from stages.wire.status import Context, Interceptor, checked_handler
 
 CHECK_S = 1.0  # between two looks at the connections
 OPEN_TO_ALL = "/grpc."  # health and reflection: a call that shows nothing of who makes it
@@ -41,14 +41,13 @@ class Places(Interceptor):
         if method.startswith(OPEN_TO_ALL):
             return handler
 
-        async def begin(request: Any, context: Any) -> Any:  # noqa: ANN401 - a message or an iterator; stubs err
+        def note(request: object, context: Any) -> None:  # noqa: ANN401 - of Context, the stubs err
             host, _, port = unquote(context.peer().partition(":")[2]).rpartition(":")
             if (peer := _peer(host, port)) not in self._callers:
                 self._callers.add(peer)  # the call may last
                 context.add_done_callback(lambda call: self._ended(peer, call))
-            return request
 
-        return guarded_handler(handler, begin)
+        return checked_handler(handler, note)
 
     def _ended(self, peer: str, call: Context) -> None:
         """A first call that was refused to a stranger is none."""

@@ -22,7 +22,7 @@ from stages.host.drafter import (
     TreeGrower,
     looked_up,
 )
-from stages.host.work.base import SamplingPlan
+from stages.host.work.checks import SamplingPlan
 from stages.model.draft_tree import Draft, DraftLength, DraftPlan, Growth, SweepTime, chosen
 from stages.model.randomness import gumbels
 from stages.model.scoring import PLAIN

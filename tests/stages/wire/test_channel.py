@@ -17,6 +17,7 @@ from stages.v1 import stage_pb2, stage_pb2_grpc
 from stages.wire import channel, places
 from stages.wire.channel import bind, check_name, is_loopback, new_server, open_channel, parse_address
 from stages.wire.places import Places
+from stages.wire.status import DecodeErrors
 from stages.wire.tls import Security
 from tests.conftest import PATIENCE_S, until
 from tests.fuzz.attacker import ACK, OPENING, PING, SETTINGS, frame
@@ -143,7 +144,7 @@ async def test_connections_that_called_nothing_make_room_the_oldest_first() -> N
         callers.append(context.peer())
         return b"" if request else await context.abort(grpc.StatusCode.UNAUTHENTICATED, "a stranger")
 
-    server = grpc.aio.server(interceptors=[room := Places(4)])
+    server = grpc.aio.server(interceptors=[DecodeErrors(), room := Places(4)])
     handlers: dict[str, Any] = {"Call": grpc.unary_unary_rpc_method_handler(call)}
     server.add_generic_rpc_handlers([grpc.method_handlers_generic_handler("a.Service", handlers)])
     port = server.add_insecure_port("[::]:0")
