@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
-import json
 import multiprocessing
 import resource
 import statistics
 import time
 from collections.abc import Callable
 from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -25,7 +25,7 @@ from stages.backends.base import CleanPiece
 from stages.checkpoint.bundle import find_bundle
 from stages.checkpoint.checkpoint import load_stage
 from stages.checkpoint.manifest import read_manifest
-from stages.errors import InputError
+from stages.errors import InputError, OnesweepError
 from stages.model.pipeline import new_caches
 
 AT_ONCE = (1, 4, 16)  # requests
@@ -40,6 +40,17 @@ class Figures:
 
     rates: dict[str, float]
     memory_mb: float
+
+    @classmethod
+    def measured(cls, spent_s: Callable[[int, int, int], float]) -> Figures:
+        """:param spent_s: processor time by requests at once, tokens of each prompt, tokens that each writes."""
+        spent_s(1, PROMPT, FIRST)  # kernels load
+        rates = {}
+        for count in AT_ONCE:
+            seconds = spent_s(count, PROMPT, FIRST + STEPS) - spent_s(count, PROMPT, FIRST)
+            rates[f"{count} at once"] = count * STEPS / seconds
+        rates[f"a prompt of {LONG}"] = LONG / spent_s(1, LONG, 1)
+        return cls(rates, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024)
 
 
 def measure_peers(settings: PeerSettings) -> list[Row]:
@@ -64,7 +75,10 @@ def measure_peers(settings: PeerSettings) -> list[Row]:
         for turn in range(settings.rounds):
             for name, measure in sides.items():
                 say(f"{name}, round {turn + 1} of {settings.rounds} ...")
-                found[name].append(process.submit(measure).result())
+                try:
+                    found[name].append(process.submit(measure).result())
+                except BrokenProcessPool:
+                    raise OnesweepError(f"{name} ended its process: what it said before is the reason") from None
     return [row for what in (*found["onesweep"][0].rates, "") for row in _rows(what, found)]
 
 
@@ -79,20 +93,6 @@ def _rows(what: str, found: dict[str, list[Figures]]) -> list[Row]:
     if "llama.cpp" in values:
         rows.append(Row(f"{title}: ours over theirs", values["onesweep"] / values["llama.cpp"], "x"))
     return rows
-
-
-def _rates(spent_s: Callable[[int, int, int], float]) -> dict[str, float]:
-    """:param spent_s: processor time of (requests at once, tokens of each one's prompt, tokens that each writes)."""
-    spent_s(1, PROMPT, FIRST)  # kernels load
-    rates = {}
-    for count in AT_ONCE:
-        seconds = spent_s(count, PROMPT, FIRST + STEPS) - spent_s(count, PROMPT, FIRST)
-        rates[f"{count} at once"] = count * STEPS / seconds
-    return {**rates, f"a prompt of {LONG}": LONG / spent_s(1, LONG, 1)}
-
-
-def _most_memory_mb() -> float:
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
 
 
 @torch.inference_mode()
@@ -115,7 +115,7 @@ def our_figures(directory: Path) -> Figures:
             sources = [logits.argmax(-1) for logits in stages[-1].next_byte([x[-1:] for x in sources])]
         return time.process_time() - begin
 
-    return Figures(_rates(spent_s), _most_memory_mb())
+    return Figures.measured(spent_s)
 
 
 def their_figures(source: Path) -> Figures:
@@ -126,14 +126,16 @@ def their_figures(source: Path) -> Figures:
     settings.model.path = str(source)
     settings.n_parallel, settings.n_ctx = most, most * (LONG + FIRST + STEPS)
     settings.cpuparams.n_threads = settings.cpuparams_batch.n_threads = 1
-    server = llama.Server(settings)
+    try:
+        server = llama.Server(settings)
+    except RuntimeError as error:
+        raise InputError(f"llama.cpp cannot read {source}: {error}") from None
 
     def ask(prompt: int, steps: int) -> None:
         request = {"prompt": list(range(prompt)), "n_predict": steps, "temperature": 0, "ignore_eos": True}
         answer = server.handle_completions({**request, "cache_prompt": False})
-        answer = json.loads(answer) if isinstance(answer, str) else answer
-        if answer.get("tokens_predicted", steps) != steps:
-            raise InputError(f"llama.cpp wrote {answer['tokens_predicted']} tokens of {steps}")
+        if (wrote := answer["usage"]["completion_tokens"]) != steps:
+            raise OnesweepError(f"llama.cpp wrote {wrote} tokens of {steps}")
 
     def spent_s(count: int, prompt: int, steps: int) -> float:
         begin = time.process_time()
@@ -141,4 +143,4 @@ def their_figures(source: Path) -> Figures:
             list(threads.map(ask, [prompt] * count, [steps] * count))
         return time.process_time() - begin
 
-    return Figures(_rates(spent_s), _most_memory_mb())
+    return Figures.measured(spent_s)

@@ -161,9 +161,7 @@ async def _bring_all(
                 return None
             blocks = link.entry.blocks
             drafts = topology.blocks - 1 in blocks  # by what is in local/
-            files = release_files(
-                contents.directories, lambda name, part: drafts if name == "local" else part in blocks
-            )
+            files = release_files(contents.directories, lambda kind, i: drafts if kind == "local" else i in blocks)
             if (needed := sum(part.bytes for part in files.values())) > host.memory_bytes:
                 raise InputError(
                     f"host {host.name}: its stage takes {needed / MEGABYTE:,.1f} MB, it has room for "

@@ -222,12 +222,13 @@ def _key(source: Path, blocks: int, context: int | None, hosts: Sequence[str]) -
 
 
 def is_whole(checkpoint: Path) -> bool:
-    """True if every file of an imported model is there and has its digest."""
-    record = _read_record(checkpoint / MANIFEST)
+    """True if every file of an imported model is there and has its digest, and those of the model beside it."""
+    record, near = _read_record(checkpoint / MANIFEST), checkpoint / "local"
     try:
         expected = {str(part["file"]): str(part["sha256"]) for part in record["parts"]}
         expected |= {str(name): str(digest) for name, digest in record["files"].items()}
-        return bool(expected) and _digests([checkpoint / name for name in expected]) == list(expected.values())
+        has_all = bool(expected) and _digests([checkpoint / name for name in expected]) == list(expected.values())
+        return has_all and (not near.exists() or is_whole(near))
     except (ServiceError, KeyError, TypeError, AttributeError):
         return False
 

@@ -134,8 +134,8 @@ class HostLink:
         begin = time.time()
         info = await self.relay.describe(self.relay.hop_timeout_s, self.prefix_version, sessions, faulty)
         self.hear(info)
-        self.warning = clock_warning(info.unix_us / 1e6, begin, time.time()) if info.unix_us else ""
-        self.warning = self.warning or (ONE_AT_A_TIME if info.one_at_a_time else "")
+        slow = ONE_AT_A_TIME if info.one_at_a_time else ""
+        self.warning = (clock_warning(info.unix_us / 1e6, begin, time.time()) if info.unix_us else "") or slow
         self.hear_prefixes(info.prefixes)
         if self.clock() >= self.quarantined_until:
             self.quarantined = ""

@@ -169,7 +169,7 @@ class Host:
             assert isinstance(work, TextWork)
             opens = work.start == 0 or bool(hop.memory.prefix)
             session = self._open(hop, work, parts, hop.capacity) if opens else self._due(hop, work)
-            if work.compiles and parts.plan.is_last:
+            if work.compiles:
                 self.sessions.count_grammar(hop.session)
             session.length = work.start + work.remembered
         if sender and not isinstance(work, ConsultWork):  # experts take turns; else one host alone forwards to this one

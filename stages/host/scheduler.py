@@ -62,7 +62,7 @@ class HopWork(ABC):
     # AR steps are computed before all else: a few rows, and a user who waits for each.
     is_step = False
     drafts = False  # whether this host's drafter takes part
-    compiles = False  # whether its text is held to a schema, which a host compiles once
+    compiles = False  # whether this host holds its text to a schema, which it compiles once
     # The beginning of a long step, which has no result of its own; and whether other hops of the step follow.
     is_prefill = has_more = False
 

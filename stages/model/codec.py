@@ -185,17 +185,15 @@ HIDDEN: dict[str, StateCodec] = {codec.name: codec for codec in (Fp32(), HiddenI
 
 def codec_named(name: str) -> StateCodec:
     """The codec of estimates called `name`. Raises CodecError that lists the names."""
-    if name not in CODECS:
-        raise _unknown("state codec", name, CODECS)
-    return CODECS[name]
+    return _named(CODECS, "state codec", name)
 
 
 def hidden_codec(name: str) -> StateCodec:
     """The codec of hidden states called `name`. Raises CodecError that lists the names."""
-    if name not in HIDDEN:
-        raise _unknown("codec of hidden states", name, HIDDEN)
-    return HIDDEN[name]
+    return _named(HIDDEN, "codec of hidden states", name)
 
 
-def _unknown(what: str, name: str, codecs: dict[str, StateCodec]) -> CodecError:
-    return CodecError(f"unknown {what} {name[:40]!r}; choose from {', '.join(codecs)}")
+def _named(codecs: dict[str, StateCodec], what: str, name: str) -> StateCodec:
+    if name not in codecs:
+        raise CodecError(f"unknown {what} {name[:40]!r}; choose from {', '.join(codecs)}")
+    return codecs[name]

@@ -31,7 +31,7 @@ def most_scored(width: int) -> int:
 
 def batch_rows(width: int) -> int:
     """Tokens of all candidates of a batch, for a model of that width."""
-    return min(BATCH_ROWS, MAX_SCORED_NUMBERS // width)
+    return min(BATCH_ROWS, most_scored(width))
 
 
 def candidates_together(length: int, count: int, rows: int) -> int:

@@ -1,4 +1,4 @@
-"""The connections of a gRPC server: those that call nothing that they may make room for new ones."""
+"""The connections of a gRPC server: those that never made an allowed call give way to new ones."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _DESCRIPTORS = "/proc/self/fd"
 
 
 class Places(Interceptor):
-    """Closes the oldest connections without a call that they may make where less than an eighth of the places is free.
+    """Closes the oldest connections that made no allowed call where less than an eighth of the places is free.
 
     gRPC closes a connection too many before anyone hears of it, and names none that it holds. They are found among the
     sockets of this process.
@@ -50,7 +50,7 @@ class Places(Interceptor):
         return checked_handler(handler, note)
 
     def _ended(self, peer: str, call: Context) -> None:
-        """A first call that was refused to a stranger is none."""
+        """A first call that was refused to a stranger does not count."""
         if call.code() in STRANGERS:
             self._callers.discard(peer)
 

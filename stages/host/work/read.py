@@ -298,7 +298,7 @@ def parse_read(hop: stage_pb2.Hop, kind: ModelKind, source: ModelSource, plan: H
         lengths=lengths,
         depths=(*range(before), *(before + depth for depth in tree)) if tree else (),
         sampling=parse_sampling(sample.sampling, source, known, plan.is_last),
-        compiles=sample.sampling.HasField("grammar"),
+        compiles=plan.is_last and sample.sampling.HasField("grammar"),
         draft=sample.draft,
         given=sample.given,
         tree=tree,
