@@ -1,1 +1,1 @@
-"""Training: blocks on one machine, rounds of workers over a network, plans, distilled drafters."""
+"""Training: blocks on one machine, rounds of workers over a network, plans."""

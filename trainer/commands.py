@@ -1,4 +1,4 @@
-"""Commands that train, measure and plan on this machine: `train text`, `train pictures`, `evaluate`, `distill`..."""
+"""Commands that train, measure and plan on this machine: `train text`, `train pictures`, `evaluate`..."""
 
 from __future__ import annotations
 
@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Literal
 
 from stages.settings import add_flags, flag, from_flags, from_toml, read_toml, setting
-from trainer.distill.settings import DistillSettings, DistillTuning
 from trainer.options import add_own_and_shared, config_of, corpus_of, print_json, set_threads
 
 # Modules that need torch are imported when a command runs: help should not wait for it.
@@ -143,25 +142,6 @@ def run_evaluate(options: argparse.Namespace) -> int:
             f"variation {found.total_variation:.3f}, KL {found.kl_bits:.3f} bits a token (reverse "
             f"{found.reverse_kl_bits:.3f})"
         )
-    return 0
-
-
-add_distill = partial(add_own_and_shared, own=DistillSettings, shared="config threads")
-
-
-def run_distill(options: argparse.Namespace) -> int:
-    """Distil a drafter, or continue a distillation."""
-    from trainer.distill.distill import distill
-
-    set_threads(options)
-    table = read_toml(options.config) if options.config else {}
-    settings = from_flags(DistillSettings, options, **vars(from_toml(DistillTuning, table, str(options.config))))
-    manifest = distill(settings, lambda line: print(line, flush=True))
-    found = manifest.metrics["distilled"]
-    print(
-        f"{settings.folder}: {found['symbols']} tokens in {found['minutes']} minutes; on text of the model's own "
-        f"KL {found['written_kl_bits']:.3f} bits, TV {found['written_total_variation']:.3f}"
-    )
     return 0
 
 

@@ -218,11 +218,6 @@ ROOT = Family(
             ("inspect", "print what is in a checkpoint", "weights --verify"),
             "trainer.commands:",
             ("evaluate", "measure bits per byte of checkpoints on held-out text", "weights --data corpus/"),
-            (
-                "distill",
-                "make a small drafter from an AR pipeline's own outputs",
-                "--checkpoint smollm2 --text corpus/ --minutes 30",
-            ),
         ),
         "operate": _commands(
             "serving.cli.serve:",

@@ -23,8 +23,8 @@ class LocalMode(Mode):
         if self.model:
             return ""
         return (
-            "the router has no local model: start it with a checkpoint that has local/, which `onesweep distill` makes "
-            "for a model of tokens"
+            "the router has no local model: start it with a checkpoint that has local/, which `onesweep import "
+            "--drafter` makes of a pretrained model"
         )
 
     @property

@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import math
 from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import pairwise
@@ -163,15 +162,6 @@ def precision(bfloat16: bool, device: str) -> torch.autocast:
 def quick_bfloat16(device: str) -> bool:
     """False on processors that compute bfloat16 in software: with AVX2 alone a product takes 65 times as long."""
     return device != "cpu" or torch.backends.cpu.get_cpu_capability().startswith(("AVX512", "AVX10", "AMX"))
-
-
-@contextmanager
-def within_memory(device: str, advice: str) -> Iterator[None]:
-    """Raise CheckpointError with `advice` when a GPU runs out of memory."""
-    try:
-        yield
-    except torch.OutOfMemoryError:
-        raise CheckpointError(f"not enough memory on {device}: {advice}") from None
 
 
 PIECE_BYTES = 1 << 20

@@ -115,8 +115,8 @@ def drafter_problem(model: LocalModel | None, tokenizer: Tokenizer) -> str:
     if tokenizer is BYTE_TOKENIZER:
         return f"the router has no drafter that writes bytes{why}: start it with a bundle that has local/"
     return (
-        f"the router has no drafter that writes the hosts' tokens{why}: make one with `onesweep distill`, and start "
-        "the router with that checkpoint"
+        f"the router has no drafter that writes the hosts' tokens{why}: import the model with --drafter copy:q8, and "
+        "start the router with that checkpoint"
     )
 
 

@@ -83,7 +83,7 @@ def test_drafters_of_other_tokens_are_named(tokens: Path, bundles: Path) -> None
     of_bytes = read_local_model(bundles / "own")
     assert drafter_problem(of_bytes, BYTE_TOKENIZER) == ""
     assert "256 tokens and the hosts' model 300" in drafter_problem(of_bytes, spelling)
-    assert "`onesweep distill`" in drafter_problem(None, spelling)
+    assert "--drafter copy:q8" in drafter_problem(None, spelling)
     other = LocalModel(tokens / "local")
     other.tokenizer_id = "0" * 64
     assert "(its model has another tokenizer than the hosts' model)" in drafter_problem(other, spelling)

@@ -1,1 +1,0 @@
-"""A small drafter for the router's machine, distilled from an AR pipeline's own outputs."""
