@@ -10,24 +10,35 @@ from torch.nn import functional as F
 
 from stages.backends.attention import attention_shape
 from stages.backends.base import Backend, BlockRunner, PictureRunner, StageRunner
-from stages.backends.onnx_graphs import AnyLayer, Graph, after_graph, before_graph, head_graph, product_graph
+from stages.backends.onnx_graphs import (
+    PLACEHOLDER,
+    AnyLayer,
+    Graph,
+    after_graph,
+    before_graph,
+    head_graph,
+    product_graph,
+)
 from stages.backends.packed import Angles, PackedReader, PipelineLayer, PipelineRunner
 from stages.backends.rows import Rows
 from stages.backends.runner_checks import Probe, checked
 from stages.errors import CheckpointError, InputError
-from stages.model.architecture import WEIGHT_WORDS
+from stages.memory import give_back
+from stages.model.architecture import GROUP, WEIGHT_WORDS
 from stages.model.block import Block
 from stages.model.layers import GroupedLinear, Int8Linear, QuantLinear, soft_capped
 from stages.model.llama import LlamaStage
 from stages.model.pipeline import PipelineStage
 from stages.pictures.part import PicturePart
 
+PLACEHOLDER_FOLDER = "session.model_external_initializers_file_folder_path"
+
 
 class OnnxSession:
     """A graph with as many threads as torch uses. It holds its matrices in a layout of its own, and nothing of those
     that it was made of."""
 
-    def __init__(self, graph: Graph) -> None:
+    def __init__(self, graph: Graph, keeps_matrices: bool = False) -> None:
         options = onnxruntime.SessionOptions()
         options.intra_op_num_threads = torch.get_num_threads()
         options.inter_op_num_threads = 1
@@ -36,12 +47,18 @@ class OnnxSession:
         options.add_session_config_entry("session.intra_op.allow_spinning", "0")
         # buffers that a session keeps for itself would add up: there are two sessions for each layer
         options.enable_cpu_mem_arena = False
-        matrices = [onnxruntime.OrtValue.ortvalue_from_numpy(x.numpy()) for x in graph.matrices.values()]
-        options.add_external_initializers(list(graph.matrices), matrices)
+        # `add_external_initializers` would copy each matrix, and for ever those that are read while others are laid out
+        options.add_session_config_entry(PLACEHOLDER_FOLDER, str(PLACEHOLDER.parent))
+        self.matrices = [onnxruntime.OrtValue.ortvalue_from_numpy(x.numpy()) for x in graph.matrices.values()]
+        for each in zip(graph.matrices, self.matrices, strict=True):
+            options.add_initializer(*each)
         self.session = onnxruntime.InferenceSession(
             graph.model().SerializeToString(), options, providers=["CPUExecutionProvider"]
         )
         self.inputs = [each.name for each in self.session.get_inputs()]
+        if graph.matrices and not keeps_matrices and not reads_matrices():
+            for matrix in graph.matrices.values():
+                give_back(matrix)
 
     def __call__(self, *inputs: Tensor) -> Tensor:
         """The only output, of contiguous inputs in the graph's order."""
@@ -67,19 +84,37 @@ class FewBitsProduct:
         return self.session(F.pad(x, (0, 0, 0, max(0, self.least - len(x))))[None])[0, : len(x)]
 
 
-@lru_cache
-def fewest_rows(bits: int) -> int:
-    """From how many rows on a row's product is the same in any company, on this machine: its kernels promise nothing.
-
-    Raises CheckpointError where they compute something else.
-    """
+def _random_product(bits: int) -> tuple[GroupedLinear, Tensor]:
+    """A linear map, and x to try it with."""
     generator, (numbers, rows) = torch.Generator().manual_seed(0), (1056, COMPANIES[-1])
     linear = (Int8Linear if bits == 8 else QuantLinear)(numbers, numbers, bias=False)
     codes = torch.randint(256, linear.codes.shape, generator=generator, dtype=torch.uint8)
     codes[:8], codes[8:16] = 0x7F, 0x81  # the largest sums, which narrow registers do not hold
     linear.codes = codes.view(linear.codes.dtype)
     linear.scales.uniform_(0.5, 1, generator=generator)
-    x = torch.cat([torch.randn(rows - 1, numbers, generator=generator), torch.ones(1, numbers)])
+    return linear, torch.cat([torch.randn(rows - 1, numbers, generator=generator), torch.ones(1, numbers)])
+
+
+@lru_cache
+def reads_matrices() -> bool:
+    """True where this machine's kernels go on reading the matrices that a session was made of."""
+    graph, (linear, x) = Graph(), _random_product(4)  # its offsets are a product of 8 bits
+    product = graph.linear(graph.input("x", 1, "rows", linear.in_features), linear)
+    graph.output(graph.linear(product, nn.Linear(linear.out_features, GROUP)), "out")
+    session = OnnxSession(graph, keeps_matrices=True)
+    before = [session(x[None, :count]) for count in COMPANIES]
+    for matrix in graph.matrices.values():
+        matrix.zero_()
+    return not all(torch.equal(session(x[None, : y.shape[1]]), y) for y in before)
+
+
+@lru_cache
+def fewest_rows(bits: int) -> int:
+    """From how many rows on a row's product is the same in any company, on this machine: its kernels promise nothing.
+
+    Raises CheckpointError where they compute something else.
+    """
+    linear, x = _random_product(bits)
     product, expected = OnnxSession(product_graph(linear)), linear(x)
     whole = product(x[None])[0]
     error = float(((whole - expected).norm(dim=1) / expected.norm(dim=1)).max())
@@ -133,15 +168,16 @@ class OnnxStage(PipelineRunner):
     """Takes the stage's matrices over: each is freed when a session has it, so that memory stays near one stage."""
 
     def __init__(self, stage: PipelineStage) -> None:
+        # The head first, which is the largest matrix: little is held beside both of its layouts yet.
+        head = OnnxSession(head_graph(stage)) if stage.is_last else None
+        if stage.head is not None:
+            _free(stage.head)
         layers = []
         for layer in stage.layers:
             layers.append(OnnxLayer(stage, layer))
             _free(layer)
-        head = OnnxSession(head_graph(stage)) if stage.is_last else None
         cap = stage.architecture.logit_softcap if isinstance(stage, LlamaStage) else None
         super().__init__(OnnxReader(stage, layers), None if head is None else partial(_logits, head, cap))
-        if stage.head is not None:
-            _free(stage.head)
 
 
 def _logits(head: OnnxSession, cap: float | None, x: Tensor) -> Tensor:

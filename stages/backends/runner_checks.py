@@ -107,14 +107,10 @@ def checked(runner: Runner, part: AnyPart) -> Runner:
 def check_rows(runner: AnyRunner, part: AnyPart) -> bool:
     """Compute a few mixtures of pieces together and alone: whether every bit is the same on this machine.
 
-    Layers of one kind have the same shapes, and so the same kernels: of a stage the first of each kind is enough.
+    Of a stage the first layer of each kind is enough.
     """
     on_device = not isinstance(part, PicturePart) and not part.rotary.is_cpu
-    layers = None
-    if isinstance(runner, PipelineRunner):
-        runner = copy(runner)
-        runner.reader = runner.reader.shortened()
-        layers = len(runner.reader.layers)
+    runner, layers = shortened(runner, 0)
     return all(
         torch.equal(*both)
         for mixture in ((*MIXTURES, SLABS) if on_device else MIXTURES)
@@ -122,6 +118,16 @@ def check_rows(runner: AnyRunner, part: AnyPart) -> bool:
             _outputs(runner, part, mixture, layers), _outputs(OneAtATime(runner), part, mixture, layers), strict=True
         )
     )
+
+
+def shortened(runner: AnyRunner, layers: int) -> tuple[Any, int]:
+    """A stage's runner with one layer of each kind, and their number: all of a kind have the same shapes, and so the
+    same kernels. Any other runner as it is, with its `layers`."""
+    if not isinstance(runner, PipelineRunner):
+        return runner, layers
+    short = copy(runner)
+    short.reader = runner.reader.shortened()
+    return short, len(short.reader.layers)
 
 
 class Probe:
@@ -146,7 +152,7 @@ def _outputs(
     runner: Any,  # noqa: ANN401 - of the part's kind
     part: AnyPart,
     mixture: Sizes,
-    layers: int | None = None,
+    layers: int = 0,
 ) -> list[Tensor]:
     """Everything that the runner of a part computes for pieces of these sizes, each time of the same numbers.
 
@@ -195,7 +201,7 @@ def _noisy_piece(part: Block, size: tuple[int, int], sigma: float, generator: to
 
 
 def _caches(
-    part: Block | PipelineStage, length: int, room: int, generator: torch.Generator, layers: int | None = None
+    part: Block | PipelineStage, length: int, room: int, generator: torch.Generator, layers: int = 0
 ) -> list[LayerCache]:
     caches = new_caches(layers or len(part.layers), part.architecture, length + room)
     for cache in caches:

@@ -13,6 +13,7 @@ import torch
 from stages.backends import Backend
 from stages.backends.base import BlockRunner, BranchPiece, CleanPiece, NoisyPiece, PictureRunner, StageRunner
 from stages.backends.rows import ROWS_TOGETHER
+from stages.backends.runner_checks import shortened
 from stages.checkpoint.release_store import ReleaseStore, has_size, read_release_manifest
 from stages.checkpoint.release_transfer import transfer_error
 from stages.errors import CheckpointError, OnesweepError, ServiceError
@@ -269,19 +270,20 @@ def _warm_pipeline(source: ModelSource, runners: Mapping[int, StageRunner], devi
     room = min(a.positions, WARM_POSITIONS)
     half = room // 2
     for index, runner in runners.items():
-        caches = new_caches(a.layers_in(index), a, room, device=device)
+        short, layers = shortened(runner, a.layers_in(index))  # all of a large stage would take minutes
+        caches = new_caches(layers, a, room, device=device)
         full, one, branches = (
             torch.zeros(shape, dtype=torch.int64) if index == 0 else torch.zeros(*shape, a.width)
             for shape in ((room - 1,), (1,), (2, half // 2))
         )
         for piece in (*split_reads(full), one):
-            hidden = runner.read([CleanPiece(piece, caches)])
+            hidden = short.read([CleanPiece(piece, caches)])
         if index == a.parts - 1:
             runner.next_byte(hidden)
         for cache in caches:
             cache.length = half
         for piece in branch_pieces(branches):
-            runner.branch([BranchPiece(piece, caches)])
+            short.branch([BranchPiece(piece, caches)])
 
 
 def _quick_rows(source: ModelSource, runners: Mapping[int, StageRunner], device: torch.device) -> int:

@@ -2,22 +2,25 @@
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from itertools import accumulate
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from stages.errors import CheckpointError
 from stages.importing.family import ModelFamily
 from stages.importing.speech import Speech
-from stages.model.architecture import LlamaArchitecture
-from stages.model.layers import quantised
+from stages.model.architecture import LlamaArchitecture, Weights
+from stages.model.layers import quantised, rounded
 from stages.model.llama import LlamaLayer
 from stages.model.pipeline import without_memory
 
 EMBEDDING, NORM, HEAD = "embedding.weight", "norm.weight", "head.weight"
+ALL = slice(None)
+PIECE_NUMBERS = 1 << 22
 Shape = tuple[int, ...]
 
 
@@ -37,26 +40,43 @@ class Source(ABC):
         """Shape of every tensor; one of no known name keeps the format's own name."""
 
     @abstractmethod
-    def read(self, name: str) -> Tensor:
-        """One tensor as it is in the files, but for the order of its rows, float32. Raises CheckpointError."""
+    def read(self, name: str, rows: slice = ALL) -> Tensor:
+        """One tensor as it is in the files, but for the order of its rows, float32. Raises CheckpointError.
 
-    def tensor(self, name: str) -> Tensor:
+        :param rows: some, of the embedding or the head.
+        """
+
+    def tensor(self, name: str, rows: slice = ALL) -> Tensor:
         """One tensor as the layers here take it, read now, float32. Raises CheckpointError, also where it holds what is
-        no finite number: rows that the probe text does not use would go unseen."""
-        found = self.family.adapted(name, self.read(name), self.architecture)
+        no finite number. :param rows: as of `read`."""
+        found = self.family.adapted(name, self.read(name, rows), self.architecture)
         if not all(math.isfinite(end) for end in found.aminmax()):
             raise CheckpointError(f"tensor {name} holds NaN or infinite numbers: the weights are damaged")
         return found
 
-    def four_bits(self, name: str) -> dict[str, Tensor]:
-        """A matrix as `QuantLinear` has it, its rows as the layers here take them. Raises CheckpointError where float16
-        does not hold a scale."""
-        found = {
-            part: self.family.adapted(name, each, self.architecture) for part, each in self.read_four_bits(name).items()
-        }
-        if not all(found[part].isfinite().all() for part in ("scales", "offsets")):
-            raise CheckpointError(f"tensor {name} holds numbers that 4 bits and their scales do not: use float32")
-        return found
+    def pieces(self, name: str) -> Iterator[Tensor]:
+        """The embedding or the head, some rows at a time: in float32 it may take more than a stage in 4 bits."""
+        rows, width = self.shapes()[name]
+        count = max(1, PIECE_NUMBERS // width)
+        return (self.tensor(name, slice(begin, begin + count)) for begin in range(0, rows, count))
+
+    def parts(self, name: str, weights: Weights) -> dict[str, Tensor]:
+        """What the layers here hold of a tensor, by name: of a matrix in `q4` or `q8` codes, scales and offsets. Raises
+        CheckpointError where float16 does not hold a scale."""
+        if weights not in ("q4", "q8"):
+            return {name: self.tensor(name)}
+        if weights == "q4":
+            four = self.read_four_bits(name)
+            found = {part: self.family.adapted(name, each, self.architecture) for part, each in four.items()}
+        else:
+            pieces = self.pieces(name) if name in (EMBEDDING, HEAD) else [self.tensor(name)]
+            eight = [rounded(piece) for piece in pieces]
+            found = {part: torch.cat([each[part] for each in eight]) for part in eight[0]}
+        if not all(each.isfinite().all() for part, each in found.items() if part != "codes"):
+            raise CheckpointError(
+                f"tensor {name} holds numbers that {weights[1]} bits and their scales do not: use float32"
+            )
+        return {name.removesuffix("weight") + part: each for part, each in found.items()}
 
     def read_four_bits(self, name: str) -> dict[str, Tensor]:
         """A matrix of codes, scales and offsets, its rows as those of `read`."""

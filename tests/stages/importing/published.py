@@ -14,6 +14,7 @@ from torch.nn import functional as F
 from stages.checkpoint.gate import PROBE_TEXT
 from stages.importing.family import GGUF_TENSORS, TENSORS
 from stages.importing.gate import interleaved
+from stages.importing.gguf_file import _TOP as OF_GGUF
 from stages.importing.huggingface import _TOP
 from stages.model.architecture import LlamaArchitecture
 from stages.model.llama import LlamaStage
@@ -23,6 +24,7 @@ SHAPE = LlamaArchitecture(
     layers=(3,), width=32, heads=4, kv_heads=2, head_dim=12, mlp_width=32, positions=256, vocabulary=300
 )
 GGUF_NAMES = {ours: theirs for theirs, ours in GGUF_TENSORS.items()}
+GGUF_TOP = {ours: theirs for theirs, ours in OF_GGUF.items()}
 
 
 def letters() -> list[str]:
@@ -91,6 +93,14 @@ def their_name(name: str) -> str:
     return f"model.layers.{layer}.{theirs}.{end}"
 
 
+def gguf_name(name: str) -> str:
+    """A tensor's name in a GGUF file."""
+    if not name.startswith("layers."):
+        return GGUF_TOP[name]
+    _, layer, kind, end = name.split(".")
+    return f"blk.{layer}.{GGUF_NAMES[kind]}.{end}"
+
+
 def write_folder(directory: Path, tensors: Mapping[str, Tensor], a: LlamaArchitecture = SHAPE, **config: Any) -> Path:
     directory.mkdir(parents=True, exist_ok=True)
     save_file({their_name(name): x.contiguous() for name, x in tensors.items()}, directory / "model.safetensors")
@@ -113,12 +123,12 @@ def describe_letters(writer: Any) -> None:
     writer.add_chat_template("{{ messages }}")
 
 
-def random_blocks(rows: int, columns: int, kind: Any) -> Any:
+def random_blocks(rows: int, columns: int, kind: Any, seed: int | None = None) -> Any:
     """Rows in a kind that the package gguf reads and does not write, weights of about 0.02: (rows, bytes) uint8."""
     import gguf
 
     numbers, size = gguf.GGML_QUANT_SIZES[kind]
-    random = np.random.default_rng(rows)
+    random = np.random.default_rng(rows if seed is None else seed)
     blocks = random.integers(0, 256, (rows, columns // numbers, size), dtype=np.uint8)
     at, scales = (slice(-2, None), [2e-5]) if kind.name == "Q6_K" else (slice(4), [1e-4, 7.5e-4])
     blocks[..., at] = (random.uniform(0.5, 1, (*blocks.shape[:2], 1)) * scales).astype(np.float16).view(np.uint8)
@@ -160,19 +170,18 @@ def write_gguf(
     writer = gguf.GGUFWriter(path, "llama", split_max_tensors=most_tensors)
     describe_shape(writer, a)
     describe(writer)
-    top = {"embedding.weight": "token_embd.weight", "norm.weight": "output_norm.weight", "head.weight": "output.weight"}
     for name, tensor in tensors.items():
-        if name in top:
-            writer.add_tensor(top[name], tensor.numpy())
+        if not name.startswith("layers."):
+            writer.add_tensor(gguf_name(name), tensor.numpy())
             continue
-        _, layer, kind, end = name.split(".")
+        kind = name.split(".")[2]
         if permuted and kind in ("q", "k"):
             tensor = interleaved(tensor, a.heads if kind == "q" else a.kv_heads)
         of_matrix = matrices if isinstance(matrices, str) else matrices(name)
         stored = gguf.GGMLQuantizationType[of_matrix if tensor.dim() == 2 else "F32"]
         is_random = stored.name.endswith("_K")
         numbers = random_blocks(*tensor.shape, stored) if is_random else gguf.quantize(tensor.numpy(), stored)
-        writer.add_tensor(f"blk.{layer}.{GGUF_NAMES[kind]}.{end}", numbers, raw_dtype=stored)
+        writer.add_tensor(gguf_name(name), numbers, raw_dtype=stored)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
