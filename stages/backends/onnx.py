@@ -10,15 +10,7 @@ from torch.nn import functional as F
 
 from stages.backends.attention import attention_shape
 from stages.backends.base import Backend, BlockRunner, PictureRunner, StageRunner
-from stages.backends.onnx_graphs import (
-    PLACEHOLDER,
-    AnyLayer,
-    Graph,
-    after_graph,
-    before_graph,
-    head_graph,
-    product_graph,
-)
+from stages.backends.onnx_graphs import AnyLayer, Graph, after_graph, before_graph, head_graph, product_graph
 from stages.backends.packed import Angles, PackedReader, PipelineLayer, PipelineRunner
 from stages.backends.rows import Rows
 from stages.backends.runner_checks import Probe, checked
@@ -30,8 +22,6 @@ from stages.model.layers import GroupedLinear, Int8Linear, QuantLinear, soft_cap
 from stages.model.llama import LlamaStage
 from stages.model.pipeline import PipelineStage
 from stages.pictures.part import PicturePart
-
-PLACEHOLDER_FOLDER = "session.model_external_initializers_file_folder_path"
 
 
 class OnnxSession:
@@ -48,7 +38,8 @@ class OnnxSession:
         # buffers that a session keeps for itself would add up: there are two sessions for each layer
         options.enable_cpu_mem_arena = False
         # `add_external_initializers` would copy each matrix, and for ever those that are read while others are laid out
-        options.add_session_config_entry(PLACEHOLDER_FOLDER, str(PLACEHOLDER.parent))
+        folder = "session.model_external_initializers_file_folder_path"
+        options.add_session_config_entry(folder, str(graph.placeholder.parent))
         self.matrices = [onnxruntime.OrtValue.ortvalue_from_numpy(x.numpy()) for x in graph.matrices.values()]
         for each in zip(graph.matrices, self.matrices, strict=True):
             options.add_initializer(*each)
@@ -56,8 +47,8 @@ class OnnxSession:
             graph.model().SerializeToString(), options, providers=["CPUExecutionProvider"]
         )
         self.inputs = [each.name for each in self.session.get_inputs()]
-        if graph.matrices and not keeps_matrices and not reads_matrices():
-            for matrix in graph.matrices.values():
+        for matrix in () if keeps_matrices else graph.matrices.values():
+            if matrix.dtype not in still_read():
                 give_back(matrix)
 
     def __call__(self, *inputs: Tensor) -> Tensor:
@@ -96,16 +87,19 @@ def _random_product(bits: int) -> tuple[GroupedLinear, Tensor]:
 
 
 @lru_cache
-def reads_matrices() -> bool:
-    """True where this machine's kernels go on reading the matrices that a session was made of."""
-    graph, (linear, x) = Graph(), _random_product(4)  # its offsets are a product of 8 bits
-    product = graph.linear(graph.input("x", 1, "rows", linear.in_features), linear)
+def still_read() -> tuple[torch.dtype, ...]:
+    """Types of matrices that this machine's kernels read beside the layout which a session has of them."""
+    graph, (linear, x), found = Graph(), _random_product(4), list[torch.dtype]()
+    product = graph.linear(graph.input("x", 1, "rows", linear.in_features), linear)  # its offsets: one of 8 bits
     graph.output(graph.linear(product, nn.Linear(linear.out_features, GROUP)), "out")
     session = OnnxSession(graph, keeps_matrices=True)
     before = [session(x[None, :count]) for count in COMPANIES]
-    for matrix in graph.matrices.values():
-        matrix.zero_()
-    return not all(torch.equal(session(x[None, : y.shape[1]]), y) for y in before)
+    for kind in (torch.uint8, torch.float32):
+        for matrix in (each for each in graph.matrices.values() if each.dtype is kind):
+            matrix.zero_()
+        if not all(torch.equal(session(x[None, : y.shape[1]]), y) for y in before):
+            found.append(kind)
+    return tuple(found)
 
 
 @lru_cache

@@ -23,12 +23,13 @@ INT8_ZERO, INT4_ZERO = 128, 8  # the codes that stand for nothing
 # The accuracy level at which what meets the matrix is rounded to int8 as well, each group of each row by itself: no
 # row's scale depends on another row.
 ROUNDED_IN_INT8 = 4
-# Matrices come from memory, but onnxruntime refuses a model that names no file which is there. It reads none.
-PLACEHOLDER = Path(__file__)
 
 
 class Graph:
     """A graph under construction. Values are named by strings; rows are (1, rows, numbers)."""
+
+    # Matrices come from memory, but onnxruntime refuses a model that names no file which is there. It reads none.
+    placeholder = Path(__file__)
 
     def __init__(self) -> None:
         self.nodes: list[onnx.NodeProto] = []
@@ -56,7 +57,7 @@ class Graph:
         self.matrices[name] = value = value.detach().contiguous()
         kind = helper.np_dtype_to_tensor_dtype(value.numpy().dtype)
         outside = TensorProto(name=name, data_type=kind, dims=value.shape, data_location=TensorProto.EXTERNAL)
-        outside.external_data.add(key="location", value=PLACEHOLDER.name)
+        outside.external_data.add(key="location", value=self.placeholder.name)
         self.constants.append(outside)
         return name
 

@@ -1,5 +1,6 @@
 """A GGUF file: weights in one of its quantisations, and the tokenizer, in one file."""
 
+import math
 import re
 import sys
 from collections import Counter
@@ -16,7 +17,17 @@ from stages.errors import CheckpointError, InputError
 from stages.importing.families import gguf_family
 from stages.importing.family import FULL, SLIDING, ModelFamily, refused_with
 from stages.importing.gguf_tokenizer import METADATA, OF_ARCHITECTURE, OLDER_NAMES, gguf_speech
-from stages.importing.source import ALL, Shape, Source, TensorPlace, expected_shapes, is_matrix, places_of
+from stages.importing.source import (
+    ALL,
+    JOINED_ROWS,
+    Shape,
+    Source,
+    TensorPlace,
+    expected_shapes,
+    is_matrix,
+    piece_rows,
+    places_of,
+)
 from stages.importing.speech import require_file
 from stages.model.architecture import GROUP, LlamaArchitecture, RopeScaling
 from stages.model.layers import LARGEST, spread
@@ -115,8 +126,6 @@ def _read(path: Path) -> tuple[dict[str, Any], dict[str, Any]]:
 ROPE_FACTORS = "rope_freqs.weight"
 LONG_ROPE = ("rope_factors_long.weight", "rope_factors_short.weight")
 LLAMA3_FACTORS = (8.0, 32.0)
-PIECE_ROWS = 64  # that are dequantised at once: what that takes in between is several times the result
-JOINED_ROWS = 32  # of these, as one: the package works on 16 rows at a time, which alone are too few
 FLOATS, FOUR_BITS = ("F32", "F16", "BF16"), ("Q4_0", "Q4_1", "Q4_K")
 _TOP = {"token_embd.weight": "embedding.weight", "output_norm.weight": "norm.weight", "output.weight": "head.weight"}
 # Metadata by their names in config.json; the first group must be there.
@@ -171,9 +180,10 @@ class GgufSource(Source):
         place = self._places[name]
         tensor, data = self._tensors[place.stored], self._data(place, rows)
         result = torch.empty(len(data), *place.shape[1:])
-        for begin in range(0, len(data), PIECE_ROWS):
-            piece = result[begin : begin + PIECE_ROWS]
-            numbers = self._numbers(np.array(data[begin : begin + PIECE_ROWS]), tensor.tensor_type)
+        count = piece_rows(math.prod(place.shape[1:]))
+        for begin in range(0, len(data), count):
+            piece = result[begin : begin + count]
+            numbers = self._numbers(np.array(data[begin : begin + count]), tensor.tensor_type)
             piece.copy_(numbers.view(piece.shape))
         return self._in_order(name, result)
 

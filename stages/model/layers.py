@@ -264,10 +264,10 @@ LARGEST = 15
 LARGEST_INT8 = 127
 LEAST_SCALE = 2.0**-24  # of float16
 BYTES_EACH, INT8_BYTES_EACH = 0.5 + 2 * 2 / GROUP, 1 + 2 / GROUP  # of a weight, with its share of scale and offset
-# Rows come in pieces: a whole matrix in float32 takes 6.4 times the memory of what it is made of, and a piece of a
-# megabyte stays in the processor's cache, which halves the time. Their number is a multiple of the blocks of rows that
+# Rows come in pieces: a whole matrix in float32 takes 6.4 times the memory of what it is made of, and a piece of two
+# megabytes stays in the processor's cache, which halves the time. Their number is a multiple of the blocks of rows that
 # kernels have.
-PIECE_NUMBERS = 1 << 18
+PIECE_NUMBERS = 1 << 19
 PIECE_ROWS = 16
 
 
