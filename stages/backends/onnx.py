@@ -16,7 +16,7 @@ from stages.backends.rows import Rows
 from stages.backends.runner_checks import Probe, checked
 from stages.errors import CheckpointError, InputError
 from stages.memory import give_back
-from stages.model.architecture import GROUP, WEIGHT_WORDS
+from stages.model.architecture import WEIGHT_WORDS
 from stages.model.block import Block
 from stages.model.layers import GroupedLinear, Int8Linear, QuantLinear, soft_capped
 from stages.model.llama import LlamaStage
@@ -89,9 +89,8 @@ def _random_product(bits: int) -> tuple[GroupedLinear, Tensor]:
 @lru_cache
 def still_read() -> tuple[torch.dtype, ...]:
     """Types of matrices that this machine's kernels read beside the layout which a session has of them."""
-    graph, (linear, x), found = Graph(), _random_product(4), list[torch.dtype]()
-    product = graph.linear(graph.input("x", 1, "rows", linear.in_features), linear)  # its offsets: one of 8 bits
-    graph.output(graph.linear(product, nn.Linear(linear.out_features, GROUP)), "out")
+    linear, x = _random_product(4)  # its offsets are a product of 8 bits
+    graph, found = product_graph(linear), list[torch.dtype]()
     session = OnnxSession(graph, keeps_matrices=True)
     before = [session(x[None, :count]) for count in COMPANIES]
     for kind in (torch.uint8, torch.float32):

@@ -17,20 +17,10 @@ from stages.errors import CheckpointError, InputError
 from stages.importing.families import gguf_family
 from stages.importing.family import FULL, SLIDING, ModelFamily, refused_with
 from stages.importing.gguf_tokenizer import METADATA, OF_ARCHITECTURE, OLDER_NAMES, gguf_speech
-from stages.importing.source import (
-    ALL,
-    JOINED_ROWS,
-    Shape,
-    Source,
-    TensorPlace,
-    expected_shapes,
-    is_matrix,
-    piece_rows,
-    places_of,
-)
+from stages.importing.source import ALL, JOINED_ROWS, Shape, Source, expected_shapes, is_matrix, piece_rows, places_of
 from stages.importing.speech import require_file
 from stages.model.architecture import GROUP, LlamaArchitecture, RopeScaling
-from stages.model.layers import LARGEST, spread
+from stages.model.layers import LARGEST
 from stages.model.llama import stretch
 
 # The reader of the package gguf, which by itself reads as many elements as a damaged file says it has.
@@ -177,36 +167,22 @@ class GgufSource(Source):
         return {name: place.shape for name, place in self._places.items()}
 
     def read(self, name: str, rows: slice = ALL) -> Tensor:
-        place = self._places[name]
-        tensor, data = self._tensors[place.stored], self._data(place, rows)
+        place, data = self._places[name], self._data(name, rows)
         result = torch.empty(len(data), *place.shape[1:])
-        count = piece_rows(math.prod(place.shape[1:]))
+        count, kind = piece_rows(math.prod(place.shape[1:])), self._tensors[place.stored].tensor_type
         for begin in range(0, len(data), count):
-            piece = result[begin : begin + count]
-            numbers = self._numbers(np.array(data[begin : begin + count]), tensor.tensor_type)
-            piece.copy_(numbers.view(piece.shape))
+            piece = np.asarray(data[begin : begin + count])
+            joined = piece.reshape(len(piece) // JOINED_ROWS, -1) if len(piece) % JOINED_ROWS == 0 else piece
+            numbers = result[begin : begin + count].numpy()
+            numbers[:] = self._gguf.dequantize(joined, kind).reshape(numbers.shape)
         return self._in_order(name, result)
 
-    def _data(self, place: TensorPlace, rows: slice = ALL) -> Any:  # noqa: ANN401
-        """What is stored of a tensor, mapped for as long as it is read: all of a file would be all of the memory."""
+    def _data(self, name: str, rows: slice = ALL) -> Any:  # noqa: ANN401
+        """Stored rows, mapped for as long as they are read: else memory would hold all that was read of a file."""
+        place = self._places[name]
         tensor = self._tensors[place.stored]
-        file, kind = tensor.data.filename, tensor.data.dtype
-        data = np.memmap(file, kind, "r", int(tensor.data_offset), tensor.data.shape)
+        data = np.memmap(tensor.data.filename, tensor.data.dtype, "r", int(tensor.data_offset), tensor.data.shape)
         return data[rows if place.part is None else place.part]
-
-    def _numbers(self, rows: Any, kind: Any) -> Tensor:  # noqa: ANN401
-        """Rows of a tensor, float32."""
-        if kind.name in FOUR_BITS:  # in a quarter of the package's time
-            found = self._codes(rows, kind)
-            return spread(found["codes"], found["scales"].float(), found["offsets"].float())
-        joined = rows.reshape(len(rows) // JOINED_ROWS, -1) if len(rows) % JOINED_ROWS == 0 else rows
-        return torch.from_numpy(np.array(self._gguf.dequantize(joined, kind), dtype=np.float32))
-
-    def _codes(self, rows: Any, kind: Any) -> dict[str, Tensor]:  # noqa: ANN401
-        """Rows of a kind in FOUR_BITS as `QuantLinear` has them, but for scales and offsets that float16 does not
-        hold exactly, which are in float32."""
-        blocks = torch.from_numpy(rows).view(len(rows), -1, self._gguf.GGML_QUANT_SIZES[kind][1])
-        return _super_blocks(blocks) if kind.name == "Q4_K" else _blocks(blocks)
 
     def _in_order(self, name: str, rows: Tensor) -> Tensor:
         kind = name.split(".")[-2]
@@ -219,8 +195,10 @@ class GgufSource(Source):
         tensor = self._tensors[place.stored]
         if tensor.tensor_type.name not in FOUR_BITS:
             return super().read_four_bits(name)
-        found = self._codes(np.array(self._data(place)), tensor.tensor_type)
-        found |= {part: found[part].half() for part in ("scales", "offsets")}
+        data = np.array(self._data(name))
+        size = self._gguf.GGML_QUANT_SIZES[tensor.tensor_type][1]
+        blocks = torch.from_numpy(data).view(len(data), -1, size)
+        found = _super_blocks(blocks) if tensor.tensor_type.name == "Q4_K" else _blocks(blocks)
         return {part: self._in_order(name, each.contiguous()) for part, each in found.items()}
 
     def rounded_twice(self) -> str:
@@ -333,7 +311,7 @@ def _blocks(blocks: Tensor) -> dict[str, Tensor]:
 
 def _super_blocks(blocks: Tensor) -> dict[str, Tensor]:
     """Q4_K as `QuantLinear` has it: the same codes; scales and offsets, products of a float16 and an integer of 6 bits,
-    in float32. blocks: (rows, super-blocks of 8 groups, bytes) uint8."""
+    are rounded to float16. blocks: (rows, super-blocks of 8 groups, bytes) uint8."""
     whole = blocks[..., :4].contiguous().view(torch.float16).float()
     # Integers of groups 0 to 3, then the upper two bits of those of groups 4 to 7, whose lower four come last.
     scales, offsets, lower = blocks[..., 4:16].unflatten(-1, (3, 4)).unbind(-2)
@@ -344,8 +322,8 @@ def _super_blocks(blocks: Tensor) -> dict[str, Tensor]:
     codes = torch.stack([first & LARGEST | second << 4, first >> 4 | second & LARGEST << 4], dim=-2)
     return {
         "codes": codes.flatten(1),
-        "scales": (whole[..., :1] * scales).flatten(1),
-        "offsets": (-whole[..., 1:] * offsets).flatten(1),
+        "scales": (whole[..., :1] * scales).half().flatten(1),
+        "offsets": (-whole[..., 1:] * offsets).half().flatten(1),
     }
 
 

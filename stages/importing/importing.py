@@ -253,7 +253,8 @@ def _missing_bytes(settings: ImportSettings, drafter: str) -> float:
 
 def _fitting_copy(settings: ImportSettings) -> str:
     """The first of COPIES that the last host has room for; `none` where there is none."""
-    for name in COPIES:
+    # of a model in 4 bits, one in 8 would be slower than the model and another one
+    for name in ("copy:q4",) if settings.weights == "q4" else COPIES:
         with suppress(ShapeError):
             if _missing_bytes(settings, name) <= 0:
                 return name

@@ -68,7 +68,7 @@ class Source(ABC):
         return (self.tensor(name, slice(begin, begin + count)) for begin in range(0, rows, count))
 
     def parts(self, name: str, weights: Weights) -> dict[str, Tensor]:
-        """What the layers here hold of a tensor, by name: of a matrix in `q4` or `q8` codes, scales and offsets. Raises
+        """A tensor as the layers here hold it, by name: of a matrix in `q4` or `q8` codes, scales and offsets. Raises
         CheckpointError where float16 does not hold a scale."""
         if weights not in ("q4", "q8"):
             return {name: self.tensor(name)}

@@ -395,15 +395,11 @@ class QuantLinear(GroupedLinear):
         return torch.from_numpy(found)
 
     def dense(self, rows: slice | Tensor) -> Tensor:
-        return spread(self.codes[rows], self.scales[rows].float(), self.offsets[rows].float())
-
-
-def spread(codes: Tensor, scales: Tensor, offsets: Tensor) -> Tensor:
-    """Weights of some rows of a `QuantLinear`, (rows, in) float32. scales, offsets: float32."""
-    both = codes.unflatten(1, (-1, GROUP // 2))
-    # of signed bytes, which torch turns into floats in half the time
-    groups = torch.cat([both & LARGEST, both >> 4], dim=2).view(torch.int8).float()
-    return groups.mul_(scales.unsqueeze(2)).add_(offsets.unsqueeze(2)).flatten(1)
+        both = self.codes[rows].unflatten(1, (-1, GROUP // 2))
+        # of signed bytes, which torch turns into floats in half the time
+        groups = torch.cat([both & LARGEST, both >> 4], dim=2).view(torch.int8).float()
+        scales, offsets = (each[rows].float().unsqueeze(2) for each in (self.scales, self.offsets))
+        return groups.mul_(scales).add_(offsets).flatten(1)
 
 
 def quantised(weight: Tensor) -> dict[str, Tensor]:
