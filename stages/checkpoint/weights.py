@@ -31,9 +31,9 @@ Types = Mapping[str, torch.dtype]  # of tensors that are not float32
 # digest and the tensors come from one open file, and nothing is allocated before shapes are checked (peak 1.02 of the
 # part).
 #
-# Codes of a few bits are mapped all the same: a host lays them out anew, and of an embedding it reads a few rows. They
-# are most of a large model, and no file of weights is ever written over here: a new one has another name.
-MAPPED = (torch.int8, torch.uint8)
+# Weights of a few bits, most of a large model, are mapped all the same: a host lays them out anew, and of an embedding
+# it reads a few rows. No file of weights is ever written over here: a new one has another name.
+MAPPED = (torch.int8, torch.uint8, torch.float16)
 
 
 def read_weights(path: Path, size: int, sha256: str, expected: Shapes, types: Types | None = None) -> dict[str, Tensor]:
@@ -103,12 +103,12 @@ def _read_tensor(
     if TYPES[stored] in MAPPED and count:
         mapping = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY)
         tensor = torch.frombuffer(mapping, dtype=TYPES[stored], count=count, offset=file.tell())
-        file.seek(count, os.SEEK_CUR)
-        return tensor.view(shape)
-    # torch's own alignment, as for fresh weights: kernels depend on it
-    tensor = torch.empty(count, dtype=TYPES[stored])
-    if file.readinto(tensor.view(torch.uint8).numpy().data) != tensor.nbytes:
-        raise CheckpointError(f"{path} ends within tensor {name}; fetch it again")
+        file.seek(tensor.nbytes, os.SEEK_CUR)
+    else:
+        # torch's own alignment, as for fresh weights: kernels depend on it
+        tensor = torch.empty(count, dtype=TYPES[stored])
+        if file.readinto(tensor.view(torch.uint8).numpy().data) != tensor.nbytes:
+            raise CheckpointError(f"{path} ends within tensor {name}; fetch it again")
     tensor = tensor.to(wanted)
     low, high = tensor.aminmax()  # both NaN if any number is; needs no copy
     if not -math.inf < low <= high < math.inf:

@@ -31,7 +31,7 @@ from stages.host.parts import (
 from stages.host.scheduler import QUICK_MS, QUICK_ROWS
 from stages.memory import trim
 from stages.model.pipeline import new_caches
-from stages.model.prefill import split_reads
+from stages.model.prefill import READ_POSITIONS, split_reads
 from stages.model.scoring import MAX_LOGITS, branch_pieces
 from stages.pictures.trajectory import PicturePiece
 from stages.threads import in_low_priority_thread
@@ -274,9 +274,11 @@ def _warm_pipeline(source: ModelSource, runners: Mapping[int, StageRunner], devi
         caches = new_caches(layers, a, room, device=device)
         full, one, branches = (
             torch.zeros(shape, dtype=torch.int64) if index == 0 else torch.zeros(*shape, a.width)
-            for shape in ((room - 1,), (1,), (2, half // 2))
+            for shape in ((min(READ_POSITIONS, room - 1),), (1,), (2, half // 2))
         )
-        for piece in (*split_reads(full), one):
+        for cache in caches:
+            cache.length = room - 1 - len(full)
+        for piece in (full, one):
             hidden = short.read([CleanPiece(piece, caches)])
         if index == a.parts - 1:
             runner.next_byte(hidden)
