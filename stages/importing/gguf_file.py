@@ -1,6 +1,5 @@
 """A GGUF file: weights in one of its quantisations, and the tokenizer, in one file."""
 
-import math
 import re
 import sys
 from collections import Counter
@@ -17,7 +16,7 @@ from stages.errors import CheckpointError, InputError
 from stages.importing.families import gguf_family
 from stages.importing.family import FULL, SLIDING, ModelFamily, refused_with
 from stages.importing.gguf_tokenizer import METADATA, OF_ARCHITECTURE, OLDER_NAMES, gguf_speech
-from stages.importing.source import ALL, JOINED_ROWS, Shape, Source, expected_shapes, is_matrix, piece_rows, places_of
+from stages.importing.source import ALL, PIECE_ROWS, Shape, Source, expected_shapes, is_matrix, places_of
 from stages.importing.speech import require_file
 from stages.model.architecture import GROUP, LlamaArchitecture, RopeScaling
 from stages.model.layers import LARGEST
@@ -116,6 +115,7 @@ def _read(path: Path) -> tuple[dict[str, Any], dict[str, Any]]:
 ROPE_FACTORS = "rope_freqs.weight"
 LONG_ROPE = ("rope_factors_long.weight", "rope_factors_short.weight")
 LLAMA3_FACTORS = (8.0, 32.0)
+JOINED_ROWS = 32  # as one: the package works on 16 rows at a time, which alone are too few
 FLOATS, FOUR_BITS = ("F32", "F16", "BF16"), ("Q4_0", "Q4_1", "Q4_K")
 _TOP = {"token_embd.weight": "embedding.weight", "output_norm.weight": "norm.weight", "output.weight": "head.weight"}
 # Metadata by their names in config.json; the first group must be there.
@@ -169,12 +169,12 @@ class GgufSource(Source):
     def read(self, name: str, rows: slice = ALL) -> Tensor:
         place, data = self._places[name], self._data(name, rows)
         result = torch.empty(len(data), *place.shape[1:])
-        count, kind = piece_rows(math.prod(place.shape[1:])), self._tensors[place.stored].tensor_type
-        for begin in range(0, len(data), count):
-            piece = np.asarray(data[begin : begin + count])
+        for begin in range(0, len(data), PIECE_ROWS):
+            piece = np.asarray(data[begin : begin + PIECE_ROWS])
             joined = piece.reshape(len(piece) // JOINED_ROWS, -1) if len(piece) % JOINED_ROWS == 0 else piece
-            numbers = result[begin : begin + count].numpy()
-            numbers[:] = self._gguf.dequantize(joined, kind).reshape(numbers.shape)
+            numbers = result[begin : begin + PIECE_ROWS].numpy()
+            dequantised = self._gguf.dequantize(joined, self._tensors[place.stored].tensor_type)
+            numbers[:] = dequantised.reshape(numbers.shape)
         return self._in_order(name, result)
 
     def _data(self, name: str, rows: slice = ALL) -> Any:  # noqa: ANN401

@@ -21,14 +21,7 @@ from stages.model.pipeline import without_memory
 EMBEDDING, NORM, HEAD = "embedding.weight", "norm.weight", "head.weight"
 ALL = slice(None)
 Shape = tuple[int, ...]
-# Numbers of a tensor that are worked on at once: two megabytes in float32 stay in the processor's cache. The package
-# gguf works on 16 rows at a time, which alone are too few: of 32 it makes one.
-PIECE_NUMBERS, JOINED_ROWS = 1 << 19, 32
-
-
-def piece_rows(width: int) -> int:
-    """Rows of so many numbers that are worked on at once."""
-    return max(1, PIECE_NUMBERS // (JOINED_ROWS * width)) * JOINED_ROWS
+PIECE_ROWS = 128  # that are worked on at once: they stay in the processor's cache
 
 
 class Source(ABC):
@@ -48,10 +41,8 @@ class Source(ABC):
 
     @abstractmethod
     def read(self, name: str, rows: slice = ALL) -> Tensor:
-        """One tensor as it is in the files, but for the order of its rows, float32. Raises CheckpointError.
-
-        :param rows: some, of the embedding or the head.
-        """
+        """One tensor as it is in the files, but for the order of its rows, or some rows of the embedding or the head:
+        float32. Raises CheckpointError."""
 
     def tensor(self, name: str, rows: slice = ALL) -> Tensor:
         """One tensor as the layers here take it, read now, float32. Raises CheckpointError, also where it holds what is
@@ -63,9 +54,8 @@ class Source(ABC):
 
     def pieces(self, name: str) -> Iterator[Tensor]:
         """The embedding or the head, some rows at a time: in float32 it may take more than a stage in 4 bits."""
-        rows, width = self.shapes()[name]
-        count = piece_rows(width)
-        return (self.tensor(name, slice(begin, begin + count)) for begin in range(0, rows, count))
+        rows = range(0, self.shapes()[name][0], PIECE_ROWS)
+        return (self.tensor(name, slice(begin, begin + PIECE_ROWS)) for begin in rows)
 
     def parts(self, name: str, weights: Weights) -> dict[str, Tensor]:
         """A tensor as the layers here hold it, by name: of a matrix in `q4` or `q8` codes, scales and offsets. Raises
