@@ -201,7 +201,9 @@ def _nats(source: Source, known: Tensor, variants: Sequence[Variant], hidden: Se
         these = [i for i, variant in enumerate(variants) if variant.architecture.tied_head == tied]
         epsilons = ((i, variants[i].architecture.norm_epsilon) for i in these)
         x = torch.cat([F.rms_norm(hidden[i][0, :-1], weight.shape, weight, epsilon) for i, epsilon in epsilons])
-        logits = torch.cat([x @ rows.t() for rows in source.pieces(EMBEDDING if tied else HEAD)], dim=1)
+        logits = torch.empty(len(x), source.architecture.vocabulary)
+        for rows, piece in source.pieces(EMBEDDING if tied else HEAD):
+            logits[:, rows] = x @ piece.t()
         if (cap := source.architecture.logit_softcap) is not None:
             logits = soft_capped(logits, cap)
         for i, each in zip(these, logits.split(len(known) - 1), strict=True):

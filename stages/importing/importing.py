@@ -24,7 +24,7 @@ from stages.importing.gguf_file import GgufSource
 from stages.importing.huggingface import HuggingFaceSource
 from stages.importing.source import EMBEDDING, HEAD, NORM, Source, expected_shapes, is_matrix
 from stages.importing.speech import Speech, first_bytes, probe_tokens, require_file
-from stages.memory import require_memory, return_large_buffers
+from stages.memory import require_memory, return_large_buffers, trim
 from stages.model.architecture import WEIGHT_WORDS, LlamaArchitecture, Weights
 from stages.model.layers import BYTES_EACH, INT8_BYTES_EACH
 from stages.model.llama import LlamaStage
@@ -202,10 +202,11 @@ def import_model(settings: ImportSettings, progress: WorkProgress | None = None)
         for index in range(architecture.parts):
             share = sum(architecture.layers[:index]) / layers
             progress.at(f"writing stage {index + 1} of {architecture.parts}", CHECKING + (1 - CHECKING) * share)
+            trim()  # what the gate left, or the stage before
             stage = build_stage(source, architecture, index)
             with one_thread_each():
                 hidden = save_part(directory, stage, hidden)
-            del stage  # before the next is built
+            del stage
         progress.close()
         return read_manifest(directory)
 

@@ -13,7 +13,7 @@ from torch import Tensor
 from stages.errors import CheckpointError
 from stages.importing.family import ModelFamily
 from stages.importing.speech import Speech
-from stages.model.architecture import LlamaArchitecture, Weights
+from stages.model.architecture import GROUP, LlamaArchitecture, Weights
 from stages.model.layers import quantised, rounded
 from stages.model.llama import LlamaLayer
 from stages.model.pipeline import without_memory
@@ -52,10 +52,11 @@ class Source(ABC):
             raise CheckpointError(f"tensor {name} holds NaN or infinite numbers: the weights are damaged")
         return found
 
-    def pieces(self, name: str) -> Iterator[Tensor]:
+    def pieces(self, name: str) -> Iterator[tuple[slice, Tensor]]:
         """The embedding or the head, some rows at a time: in float32 it may take more than a stage in 4 bits."""
-        rows = range(0, self.shapes()[name][0], PIECE_ROWS)
-        return (self.tensor(name, slice(begin, begin + PIECE_ROWS)) for begin in rows)
+        for begin in range(0, self.shapes()[name][0], PIECE_ROWS):
+            rows = slice(begin, begin + PIECE_ROWS)
+            yield rows, self.tensor(name, rows)
 
     def parts(self, name: str, weights: Weights) -> dict[str, Tensor]:
         """A tensor as the layers here hold it, by name: of a matrix in `q4` or `q8` codes, scales and offsets. Raises
@@ -66,9 +67,13 @@ class Source(ABC):
             four = self.read_four_bits(name)
             found = {part: self.family.adapted(name, each, self.architecture) for part, each in four.items()}
         else:
-            pieces = self.pieces(name) if name in (EMBEDDING, HEAD) else [self.tensor(name)]
-            eight = [rounded(piece) for piece in pieces]
-            found = {part: torch.cat([each[part] for each in eight]) for part in eight[0]}
+            rows, width = self.shapes()[name]
+            # one place for all: pieces that are kept among what is freed would scatter what is free
+            found = {"codes": torch.empty(rows, width, dtype=torch.int8)}
+            found["scales"] = torch.empty(rows, width // GROUP, dtype=torch.float16)
+            for at, piece in self.pieces(name) if name in (EMBEDDING, HEAD) else [(ALL, self.tensor(name))]:
+                for part, each in rounded(piece).items():
+                    found[part][at] = each
         if not all(each.isfinite().all() for part, each in found.items() if part != "codes"):
             raise CheckpointError(
                 f"tensor {name} holds numbers that {weights[1]} bits and their scales do not: use float32"

@@ -14,6 +14,7 @@ from serving.modes.pretrained_tokenizer import tokenizer_of
 from serving.router.topology import local_topology
 from stages.backends.whole_model import WholeModel
 from stages.checkpoint.manifest import read_manifest
+from stages.importing.gate import one_thread_each
 from tests.stages.importing.large import SHAPES, write_large
 
 pytest.importorskip("gguf", reason="gguf is not installed: pip install 'onesweep[pretrained]'")
@@ -38,9 +39,11 @@ def test_an_import_takes_a_stage_and_hosts_write_what_the_model_writes_in_one_pr
     largest = max(part.bytes for part in read_manifest(out).parts if part)
     assert 1024 * int(said.splitlines()[-1]) < largest + 1e9
     model, tokenizer = WholeModel(out), tokenizer_of(out)
-    text = prompt = tokenizer.encode_text(PROMPT)
-    for _ in range(COUNT):
-        text += model.vocabulary.encode([int(model.open(64).logits_after(text).argmax())])
+    text, reader = tokenizer.encode_text(PROMPT), model.open(64)
+    prompt = text
+    with one_thread_each():  # as hosts have one
+        for _ in range(COUNT):
+            text += model.vocabulary.encode([int(reader.logits_after(text).argmax())])
     expected = [tokenizer.token_text(token) for token in model.vocabulary.tokens(text[len(prompt) :])]
     topology = local_topology(3, 3, out, free_port_block(4) + 1)
     with temporary_deployment(topology, out), Client(topology.router) as client:
