@@ -68,26 +68,22 @@ class Bounds:
 
     def hold(self, value: float) -> bool:
         """False for NaN, infinity and whole numbers larger than any float, too."""
-        low = self.least is None or value >= self.least
         return (
             abs(value) <= sys.float_info.max
-            and low
+            and (self.least is None or value >= self.least)
             and (self.above is None or value > self.above)
-            and not self._over(value)
+            and (self.most is None or value <= self.most)
         )
 
     def words(self, value: float) -> str:
         """The bounds that `value` breaks, for an error: "above 0", "at least 1", "at most 9", "from 1 to 9"."""
         if self.least is not None and self.most is not None:
             return f"from {_shown(self.least)} to {_shown(self.most)}"
-        if self._over(value):
+        if self.most is not None and value > self.most:
             return f"at most {_shown(self.most)}"
         if self.above is not None:
             return f"above {_shown(self.above)}"
         return "finite" if self.least is None else f"at least {_shown(self.least)}"
-
-    def _over(self, value: float) -> bool:
-        return self.most is not None and value > self.most
 
 
 def limits(*, least: float | None = None, most: float | None = None, above: float | None = None) -> dict[str, Any]:

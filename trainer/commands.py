@@ -152,15 +152,10 @@ add_distill = partial(add_own_and_shared, own=DistillSettings, shared="config th
 def run_distill(options: argparse.Namespace) -> int:
     """Distil a drafter, or continue a distillation."""
     from trainer.distill.distill import distill
-    from trainer.distill.draft_head import distill_head
 
     set_threads(options)
     table = read_toml(options.config) if options.config else {}
     settings = from_flags(DistillSettings, options, **vars(from_toml(DistillTuning, table, str(options.config))))
-    if settings.head:
-        file = distill_head(settings, lambda line: print(line, flush=True))
-        print(f"{file}: the hosts of a checkpoint that has it draft by themselves")
-        return 0
     manifest = distill(settings, lambda line: print(line, flush=True))
     found = manifest.metrics["distilled"]
     print(

@@ -1,10 +1,10 @@
-"""Settings of `bench host`, and their flags."""
+"""Settings of `bench host` and `bench peers`, and their flags."""
 
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
-from loadtest.commands import CHECKPOINT
+from loadtest.commands import CHECKPOINT, absolute
 from stages.checkpoint.shipped import SHIPPED
 from stages.settings import flag, setting
 
@@ -27,3 +27,12 @@ class HostBenchSettings:
     slots: int = 128  # output tokens of a sweep, with widths
     dtype: Literal["fp32", "bf16"] = setting("fp32", "of weights, with --widths")
     device: str = field(default="cpu", metadata=flag("where --widths computes", metavar="cpu|cuda[:N]"))
+
+
+@dataclass(frozen=True)
+class PeerSettings:
+    """Settings of `bench peers`."""
+
+    checkpoint: Path = field(metadata=flag("an import of --source", metavar="DIR", type=absolute))
+    source: Path = field(metadata=flag("what llama.cpp reads", metavar="FILE.gguf", type=absolute))
+    rounds: int = setting(3, "times that both are measured, in turns", metavar="R", least=1)

@@ -131,6 +131,7 @@ _BENCH = Family(
         "cost": _commands(
             "loadtest.host.commands:",
             ("host", "a sweep on top of the model, batching, idle servers", ""),
+            ("peers", "a model's arithmetic beside llama.cpp's", "--checkpoint smollm2 --source model.gguf"),
         ),
         "latency": _commands(
             "loadtest.latency.commands:",

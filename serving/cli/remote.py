@@ -160,7 +160,8 @@ async def _bring_all(
             if _holds(link, contents.name) and set(link.onward) == set(following):
                 return None
             blocks = link.entry.blocks
-            files = release_files(contents.directories, lambda folder, part: folder != "local" and part in blocks)
+            drafts = topology.blocks - 1 in blocks  # by what is in local/
+            files = release_files(contents.directories, lambda kind, i: drafts if kind == "local" else i in blocks)
             if (needed := sum(part.bytes for part in files.values())) > host.memory_bytes:
                 raise InputError(
                     f"host {host.name}: its stage takes {needed / MEGABYTE:,.1f} MB, it has room for "

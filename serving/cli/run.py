@@ -174,14 +174,14 @@ def import_once(
             shutil.rmtree(entry, ignore_errors=True)
         if not entry.exists():
             progress.say(f"importing {source} once, into {directory}")
-            from stages.importing.importing import ImportSettings, add_drafter, import_model, shipped_head
+            from stages.importing.importing import ImportSettings, add_drafter, import_model
             from stages.memory import trim
 
             # In this process: a mistake in the source ends the command with its own sentence and exit code.
             settings = ImportSettings(source, entry, blocks, context, hosts=hosts)
             import_model(settings, progress)
-            if head := shipped_head(source):
-                add_drafter(settings, str(head), progress)
+            if hosts:  # on one machine a trip costs less than a draft by a copy
+                add_drafter(settings, None, progress)
             trim()
         progress.say(f"{source.name}, cut into {blocks}, is in {entry}")
     return entry
@@ -222,12 +222,13 @@ def _key(source: Path, blocks: int, context: int | None, hosts: Sequence[str]) -
 
 
 def is_whole(checkpoint: Path) -> bool:
-    """True if every file of an imported model is there and has its digest."""
-    record = _read_record(checkpoint / MANIFEST)
+    """True if every file of an imported model is there and has its digest, and those of the model beside it."""
+    record, near = _read_record(checkpoint / MANIFEST), checkpoint / "local"
     try:
         expected = {str(part["file"]): str(part["sha256"]) for part in record["parts"]}
         expected |= {str(name): str(digest) for name, digest in record["files"].items()}
-        return bool(expected) and _digests([checkpoint / name for name in expected]) == list(expected.values())
+        has_all = bool(expected) and _digests([checkpoint / name for name in expected]) == list(expected.values())
+        return has_all and (not near.exists() or is_whole(near))
     except (ServiceError, KeyError, TypeError, AttributeError):
         return False
 

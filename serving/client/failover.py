@@ -20,7 +20,7 @@ import grpc
 import grpc.aio
 from grpc import StatusCode
 
-from serving.client.result import Logprobs, PromptLogprobs, Result, result_of
+from serving.client.result import Logprobs, PromptLogprobs, Result, booked
 from serving.router.request import DEFAULT_ROUTER
 from serving.v1 import router_pb2, router_pb2_grpc
 from stages.errors import InputError, ServiceError, printable
@@ -242,7 +242,8 @@ class Turns:
                 raise self._differs()
             case "summary":
                 response.summary.replays += self.moves
-                yield result_of(response.summary, self.output)
+                text = self.output.decode(errors="replace")
+                yield Result(text=text, output=self.output, **booked(response.summary, Result))
             case "trip":
                 if not self._repeated("trips", 1):
                     yield response.trip

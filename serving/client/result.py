@@ -198,11 +198,6 @@ def image_of(pixels: NDArray[np.uint8]) -> Image.Image:
     return Image.fromarray(pixels[0] if len(pixels) == 1 else pixels.transpose(1, 2, 0))
 
 
-def result_of(summary: router_pb2.Summary, output: bytes) -> Result:
-    """The result of a request whose text was `output`."""
-    return Result(text=output.decode(errors="replace"), output=output, **booked(summary, Result))
-
-
 def booked(summary: router_pb2.Summary | router_pb2.DrawSummary, kind: type[Result | DrawnPictures]) -> dict[str, Any]:
     """The values of a summary: it has them under the names of the fields of `kind`."""
     names = {f.name for f in fields(kind)} - {"text", "output", "pixels", "block", "hosts", "wire_bytes"}

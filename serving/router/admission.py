@@ -220,12 +220,9 @@ class Admission:
         usage.held, usage.turn = usage.held + 1, self._turns
 
     def _leave(self, usage: Usage, batch: bool) -> None:
+        """Give free places away: to the key that holds the fewest, and of these to the one that had to wait longest."""
         self.requests, self.batches = self.requests - 1, self.batches - batch
         usage.held -= 1
-        self._give_free_places()
-
-    def _give_free_places(self) -> None:
-        """Give free places away: to the key that holds the fewest, and of these to the one that had to wait longest."""
         while True:
             owed = self.batches < self._batch_least
             queues = [

@@ -31,7 +31,7 @@ from stages.errors import OnesweepError
 from stages.host.prefixes import MOST_FAULTY
 from stages.host.validation import check_timings
 from stages.v1 import stage_pb2
-from stages.wire.messages import merged, results_of, seconds_until
+from stages.wire.messages import merged, seconds_until
 from stages.wire.status import StatusError, unavailable
 
 if TYPE_CHECKING:
@@ -218,7 +218,7 @@ class Auditor:
             for hops in answer.steps(attempt, self._random):
                 attempt.send(hops)
                 events = Results()
-                while len(events) < results_of(hops):
+                while len(events) < attempt.results:
                     wait_s = min(self.ring.settings.hop_timeout_s + answer.took_s, seconds_until(answer.due_at))
                     async with asyncio.timeout(wait_s):
                         event = await came.get()

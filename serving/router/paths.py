@@ -20,6 +20,7 @@ from stages.host.parts import MODEL_KINDS, MOST_RELEASES, weights_of
 from stages.host.prefixes import LISTED_BYTES, MOST_LISTED, path_digest, piece_key, voucher
 from stages.v1 import stage_pb2
 from stages.wire.hop_stream import Relay
+from stages.wire.messages import results_of
 from stages.wire.status import StatusError, internal
 from stages.wire.tls import LOOPBACK_ONLY, Security
 
@@ -34,6 +35,7 @@ SILENT_S = 1.0
 # Of what a host may say of itself.
 MOST_BLOCKS, MOST_HOSTS = 1024, 64
 CLOCK_LIMIT_S = 0.5  # Clocks that differ by more are named: certificates, logs and traces go by them.
+ONE_AT_A_TIME = "it computes requests one at a time: on its processor a result would depend on those beside it"
 NEW_SHARE = 0.1  # Weight of a new time in the running mean of a host's times.
 
 # Digests of the models that a host holds, in the order of KINDS: hosts with the same can share a request.
@@ -132,7 +134,8 @@ class HostLink:
         begin = time.time()
         info = await self.relay.describe(self.relay.hop_timeout_s, self.prefix_version, sessions, faulty)
         self.hear(info)
-        self.warning = clock_warning(info.unix_us / 1e6, begin, time.time()) if info.unix_us else ""
+        slow = ONE_AT_A_TIME if info.one_at_a_time else ""
+        self.warning = (clock_warning(info.unix_us / 1e6, begin, time.time()) if info.unix_us else "") or slow
         self.hear_prefixes(info.prefixes)
         if self.clock() >= self.quarantined_until:
             self.quarantined = ""
@@ -225,7 +228,7 @@ class Attempt:
 
     def send(self, hops: Sequence[stage_pb2.Hop]) -> None:
         """Put the hops of a sweep or step on their way; one that the first host does not take is a fault."""
-        first = self.path[0]
+        first, self.results, self.batches = self.path[0], results_of(hops), []
 
         def settled(error: StatusError | None) -> None:
             if error is not None:
@@ -318,7 +321,7 @@ def _cheapest(
         begin, due = link.entry.blocks[0], link.entry.blocks[-1] + 1
         waits_ms = link.sessions * link.hop_ms  # expected, of a hop there
         own_ms = waits_ms + (AVOIDED_MS if link.entry.address in avoid else 0.0)
-        before = [_Way(0, _half_ms(link), ())] if link.entry.is_first else []
+        before = [_Way(0, _half_ms(link), ())] if begin == 0 else []
         for lost, cost_ms, path in best[begin].values():
             step_ms = _step_ms(path[-1], link, suspects)
             if step_ms is not None:

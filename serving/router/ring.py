@@ -128,10 +128,10 @@ class Ring:
             self.spawn(link.relay.close(self.settings.hop_timeout_s + CLOSE_S))
         for link in self.links:
             if link.entry.address not in self._keepers:
-                self._keepers[link.entry.address] = _begun(self._keep_linked(link))
+                self._keepers[link.entry.address] = self.spawn(self._keep_linked(link))
 
     async def close(self) -> None:
-        tasks = [*self._tasks, *self._keepers.values()]
+        tasks = list(self._tasks)
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
@@ -197,9 +197,15 @@ class Ring:
             self._lose(each, each.quarantined)
 
     def spawn(self, job: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
-        task = _begun(job)
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
+        """A task that ends with the ring; where it fails, the log says so."""
+
+        def ended(task: asyncio.Task[T]) -> None:
+            self._tasks.discard(task)
+            if not task.cancelled() and (error := task.exception()) is not None:
+                log.critical("a job of the ring failed", exc_info=error)
+
+        self._tasks.add(task := asyncio.create_task(job))
+        task.add_done_callback(ended)
         return task
 
     def _link(self, entry: HostEntry) -> HostLink:
@@ -219,7 +225,7 @@ class Ring:
                 async with aclosing(aiter(call)) as messages:
                     async for events in messages:
                         if keeper is None:  # the first message is empty: it is open
-                            keeper = _begun(self._keep_fresh(link))
+                            keeper = self.spawn(self._keep_fresh(link))
                         if (count := len(events.events)) > MOST_TOGETHER:
                             raise internal(f"it sent {count} events together; at most {MOST_TOGETHER} travel so")
                         for event in events.events:
@@ -295,18 +301,6 @@ class Ring:
         for attempt in list(self._attempts.values()):
             if link in attempt.path:
                 attempt.fail(fault)
-
-
-def _begun(job: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
-    """A task whose failure is not passed over in silence."""
-
-    def ended(task: asyncio.Task[T]) -> None:
-        if not task.cancelled() and (error := task.exception()) is not None:
-            log.critical("a job of the ring failed", exc_info=error)
-
-    task = asyncio.create_task(job)
-    task.add_done_callback(ended)
-    return task
 
 
 # The ring as the requests of one release see it: hosts that hold its weights, and no others.

@@ -35,7 +35,6 @@ from stages.wire.messages import (
     copy_of,
     merged,
     put_work,
-    results_of,
     seconds_until,
     step_hops,
 )
@@ -141,7 +140,7 @@ class Session:
         if self.ring.auditor.share:
             self._works.append(work)
         if self.attempts:
-            self._send(self.attempts[0], work)
+            self.attempts[0].send(self._hops(self.attempts[0], work))
         else:
             await self._try()
 
@@ -201,17 +200,14 @@ class Session:
         attempt.replays &= event.WhichOneof("outcome") == "fault"
         self._inbox.put_nowait((attempt, event))
 
-    @property
-    def _due_number(self) -> int:
-        if isinstance(self._work, stage_pb2.Denoise):  # the hosts make all steps before they send one
-            return self._work.number + self._work.drawing.levels - self._work.level
-        assert self._work is not None
-        return self._work.number + self._steps
-
     def _whole(self, attempt: Attempt, event: stage_pb2.Event) -> stage_pb2.Event | None:
         """The result that ends with `event`; None where batches of it are lacking, or it was sent twice. Raises
         StatusError."""
-        due = self._due_number, len(attempt.batches)
+        work, steps = self._work, self._steps
+        assert work is not None
+        if isinstance(work, stage_pb2.Denoise):  # the hosts make all steps before they send one
+            steps = work.drawing.levels - work.level
+        due = work.number + steps, len(attempt.batches)
         came = event.number, event.scores.batch if event.HasField("scores") else due[1]
         if came < due:
             return None
@@ -316,9 +312,9 @@ class Session:
         deadline, prefixes, work = time.monotonic() + patience_s, list[bytes](), self._work
         # once something went wrong, hosts read all of it anew: the second try depends on nothing that may be gone, too
         anew = self._tries or self._forgotten or self._start
-        if self._space and not anew and isinstance(work, stage_pb2.Read):
-            # the last known token is read in any case: the hosts are asked for what follows it
-            most = (self.vocabulary.count(self._text) - 1) // ATTEND_POSITIONS * ATTEND_POSITIONS
+        # the last known token is read in any case: the hosts are asked for what follows it
+        most = (self.vocabulary.count(self._text) - 1) // ATTEND_POSITIONS * ATTEND_POSITIONS
+        if self._space and most > 0 and not anew and isinstance(work, stage_pb2.Read):
             root = prefix_root(self._space, self._digest, work.codec)
             prefixes = prefix_digests(root, self.vocabulary.cut(self._text, 0, most), self.vocabulary)
         avoid = self._blamed | self.ring.auditor.apart()
@@ -344,7 +340,7 @@ class Session:
             if memory is not None and kept:
                 attempt.recalled = kept * ATTEND_POSITIONS
                 work = after_prefix(work, attempt.recalled, self.vocabulary)
-        self._send(attempt, work, memory)
+        attempt.send(self._hops(attempt, work, memory))
 
     def _replay(self) -> Work | PictureMessage:
         """The work under way for hosts that have read nothing yet. Of pictures hosts keep nothing: it is the same."""
@@ -361,11 +357,6 @@ class Session:
         if isinstance(again, stage_pb2.Sweep) or again.HasField("score"):
             again.reads[:] = self._reads
         return again
-
-    def _send(self, attempt: Attempt, work: Work | PictureMessage, memory: stage_pb2.Memory | None = None) -> None:
-        hops = self._hops(attempt, work, memory)
-        attempt.results, attempt.batches = results_of(hops), []
-        attempt.send(hops)
 
     def _hops(
         self, attempt: Attempt, work: Work | PictureMessage, memory: stage_pb2.Memory | None = None

@@ -79,13 +79,13 @@ def check_request(request: router_pb2.GenerateRequest, mode: Mode, due_at: float
     limits += [request.max_tokens] if request.HasField("max_tokens") else []
     if not limits or min(limits) < 1:
         raise invalid("max_bytes or max_tokens must be at least 1")
-    given = given_in(request)
+    brought = given_in(request)
     for own in mode.chooses:
-        if own in given:
+        if own in brought:
             raise invalid(f"mode {mode.name} chooses {own} itself: leave it out, or name a mode")
-    if "budget_ms" in given and not mode.keeps_budget:
+    if "budget_ms" in brought and not mode.keeps_budget:
         raise invalid(f"mode {mode.name} takes the time that it takes: leave budget_ms out, or use mode auto")
-    given = {name: value for name, value in given.items() if name not in SHAPES or value != SHAPES[name]}
+    given = {name: value for name, value in brought.items() if name not in SHAPES or value != SHAPES[name]}
     shapes = [*(name for name in SHAPES if name in given), *["logit_bias"] * bool(request.logit_bias)]
     tells = ["json_schema (in HTTP response_format)"] * bool(request.json_schema)
     tells += ["must_call (in HTTP tool_choice)"] * bool(request.must_call) + ["logprobs"] * ("logprobs" in given)
@@ -119,7 +119,7 @@ def check_request(request: router_pb2.GenerateRequest, mode: Mode, due_at: float
         fits_context=request.fits_context,
         max_bytes=request.max_bytes or None,
         due_at=due_at,
-        given=frozenset(given_in(request)),
+        given=frozenset(brought),
     )
 
 
@@ -147,6 +147,8 @@ def parsed_chat(request: router_pb2.GenerateRequest) -> ChatPrompt:
         raise invalid(f"the tools have {size} bytes, at most {MAX_TOOLS_BYTES} can be sent: describe them more shortly")
     if request.tools and not request.messages:
         raise invalid("tools are for messages: send messages in place of the prompt")
+    if not request.messages:
+        return ChatPrompt()
     try:
         messages = [Message(each.role, each.content, dict(json.loads(each.more or "{}"))) for each in request.messages]
         tools = list(json.loads(request.tools or "[]"))

@@ -61,7 +61,8 @@ def by_head(qkv: Tensor, heads: int, kv_heads: int) -> tuple[Tensor, Tensor, Ten
     dim, group = width // (heads + 2 * kv_heads), heads // kv_heads
     queries, keys = heads * dim, kv_heads * dim
     q = qkv.as_strided((rows, kv_heads, group, dim), (width, group * dim, dim, 1))
-    k, v = (qkv.as_strided((rows, kv_heads, dim), (width, dim, 1), at) for at in (queries, queries + keys))
+    k = qkv.as_strided((rows, kv_heads, dim), (width, dim, 1), queries)
+    v = qkv.as_strided((rows, kv_heads, dim), (width, dim, 1), queries + keys)
     return q, k, v
 
 
@@ -93,7 +94,8 @@ def attend_clean(
 ) -> Tensor:
     """Append each piece's keys and values to its cache, and attend over it.
 
-    qkv: (rows, queries, keys and values of all heads) -> (rows, heads x head_dim); seen: of `sight`, for each piece.
+    qkv: (rows, queries, keys and values of all heads) -> (rows, heads x head_dim); seen: of `sight`, for each piece
+    where one has several rows.
     """
     heads, kv_heads = shape.heads, caches[0].keys.shape[1]
     q, k, v = by_head(qkv, heads, kv_heads)

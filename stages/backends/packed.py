@@ -119,11 +119,13 @@ class PackedLayer(PipelineLayer):
 
     def finish(self, x: Tensor, mixed: Tensor) -> None:
         add_product(x, mixed, self.attention_out)
-        add_product(x, _gelu(multiplied(self.mlp_norm(x), self.mlp_in)), self.mlp_out)
+        hidden = multiplied(self.mlp_norm(x), self.mlp_in)
+        # of a transposed view: torch hands contiguous tensors to oneDNN, whose call costs 5 us more
+        add_product(x, F.gelu(hidden.t()).t() if x.is_cpu else F.gelu(hidden), self.mlp_out)
 
     def finish_branches(self, x: Tensor, mixed: Tensor) -> None:
         add_product(x, mixed, self.attention_out)
-        # not `_gelu`, whose last bits are others: candidates of many rows keep the scores that they always had
+        # not of the view, whose last bits are others: candidates of many rows keep the scores that they always had
         add_product(x, F.gelu(multiplied(self.mlp_norm(x), self.mlp_in)), self.mlp_out)
 
     def noisy(self, x: Tensor, rows: Rows, angles: Angles, caches: Sequence[LayerCache], modulation: Tensor) -> None:
@@ -146,11 +148,6 @@ class PackedLayer(PipelineLayer):
         qkv = multiplied(x, self.qkv)
         rotate_rows(qkv, self.heads, *angles)
         return qkv
-
-
-def _gelu(x: Tensor) -> Tensor:
-    # of a transposed view: torch hands contiguous tensors to oneDNN, whose call costs 5 us more
-    return F.gelu(x.t()).t() if x.is_cpu else F.gelu(x)
 
 
 NOISE_LEVELS = 64  # how many noise levels' AdaLN numbers are kept: a sweep comes back to the same few
@@ -201,14 +198,16 @@ class PackedReader:
 
     def read(self, pieces: Sequence[CleanPiece]) -> list[Tensor]:
         """See `BlockRunner.read`."""
-        return [x for group in groups([piece.source.shape[0] for piece in pieces]) for x in self._read(pieces[group])]
+        counts = [piece.source.shape[0] for piece in pieces]
+        return [x for group in groups(counts) for x in self._read(pieces[group], counts[group])]
 
-    def _read(self, pieces: Sequence[CleanPiece]) -> list[Tensor]:
-        rows = self.rows_of([piece.source.shape[0] for piece in pieces])
+    def _read(self, pieces: Sequence[CleanPiece], counts: Sequence[int]) -> list[Tensor]:
+        rows = self.rows_of(counts)
         x = rows.pack([self.input(piece.source) for piece in pieces])
         starts, depths = [piece.caches[0].length for piece in pieces], [piece.depths for piece in pieces]
         angles = self.angles_at(self.positions(rows, starts, depths))
-        seen = [[sight(piece, kind.window) for piece in pieces] for kind in self.kinds]
+        # a row alone sees all that is before it
+        seen = [[] if rows.single else [sight(piece, kind.window) for piece in pieces] for kind in self.kinds]
         held = zip(*(piece.caches for piece in pieces), strict=True)
         for layer, kind, caches in zip(self.layers, self.kind_of, held, strict=True):
             layer.finish(x, attend_clean(layer.project(x, angles[kind]), rows, layer.shape, caches, seen[kind]))
@@ -307,12 +306,11 @@ class PackedBlock(BlockRunner):
 
     @torch.inference_mode()
     def denoise(self, pieces: Sequence[NoisyPiece]) -> list[Denoised]:
-        return [
-            each for group in groups([piece.z.shape[0] for piece in pieces]) for each in self._denoise(pieces[group])
-        ]
+        counts = [piece.z.shape[0] for piece in pieces]
+        return [each for group in groups(counts) for each in self._denoise(pieces[group], counts[group])]
 
-    def _denoise(self, pieces: Sequence[NoisyPiece]) -> list[Denoised]:
-        rows = self.reader.rows_of([piece.z.shape[0] for piece in pieces])
+    def _denoise(self, pieces: Sequence[NoisyPiece], counts: Sequence[int]) -> list[Denoised]:
+        rows = self.reader.rows_of(counts)
         (angles,) = self.reader.angles_at(self.reader.positions(rows, [piece.start for piece in pieces]))
         x = self._added(self.block.slot, self._inputs(pieces, rows), self.inputs)
         modulations = self._modulation_rows([self.modulations(piece.sigma) for piece in pieces], rows)
@@ -389,11 +387,12 @@ class PipelineRunner(StageRunner):
 
     @torch.inference_mode()
     def next_byte(self, hidden: Sequence[Tensor]) -> list[Tensor]:
-        return [x for group in groups([piece.shape[0] for piece in hidden]) for x in self._next_byte(hidden[group])]
+        counts = [piece.shape[0] for piece in hidden]
+        return [x for group in groups(counts) for x in self._next_byte(hidden[group], counts[group])]
 
-    def _next_byte(self, hidden: Sequence[Tensor]) -> list[Tensor]:
+    def _next_byte(self, hidden: Sequence[Tensor], counts: Sequence[int]) -> list[Tensor]:
         assert self.head is not None, "only the last stage has a head"
-        rows = self.reader.rows_of([piece.shape[0] for piece in hidden])
+        rows = self.reader.rows_of(counts)
         return rows.unpack(self.head(rows.pack(hidden)))
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from itertools import accumulate, pairwise
@@ -52,7 +52,7 @@ class Rows:
         bounds = [0, *accumulate(counts)]
         return Rows(list(counts), bounds, -(-bounds[-1] // SLAB_ROWS) * SLAB_ROWS)
 
-    @property
+    @cached_property
     def single(self) -> bool:
         """True if each piece has one row."""
         return self.bounds[-1] == len(self.counts)
@@ -101,16 +101,15 @@ def add_product(x: Tensor, rows: Tensor, matrix: Tensor) -> Tensor:
     return x.addmm_(rows, matrix) if x.is_cpu else x.add_(multiplied(rows, matrix))
 
 
-def groups(counts: Sequence[int]) -> Iterator[slice]:
+def groups(counts: Sequence[int]) -> list[slice]:
     """Neighbouring pieces that are worth computing together, by their rows."""
-    begin = rows = 0
+    found, begin, rows = list[slice](), 0, 0
     for i, count in enumerate(counts):
         if i > begin and rows + count > ROWS_TOGETHER:
-            yield slice(begin, i)
+            found.append(slice(begin, i))
             begin, rows = i, 0
         rows += count
-    if counts:
-        yield slice(begin, len(counts))
+    return [*found, slice(begin, len(counts))] if counts else found
 
 
 @lru_cache(1024)

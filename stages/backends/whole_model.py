@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from functools import cached_property
 from pathlib import Path
-from typing import cast
 
 import numpy as np
 import torch
@@ -17,7 +16,6 @@ from stages.backends.packed import Growing, GrowingPiece, PipelineRunner
 from stages.backends.packed_llama import packed_stage
 from stages.checkpoint.checkpoint import load_stage
 from stages.checkpoint.manifest import read_manifest
-from stages.model.draft_tree import Forks, LocalText
 from stages.model.layers import round_linears
 from stages.model.llama import LlamaStage
 from stages.model.pipeline import cache_bytes, new_caches
@@ -54,16 +52,16 @@ class WholeModel:
         a = self.architecture
         return sum(cache_bytes(a.layers_in(part), a, length) for part in range(a.parts))
 
-    def read(self, pieces: Sequence[tuple[Forks, NDArray[np.int64]]]) -> list[Tensor]:
-        """`Forks.read` of several texts."""
+    def read(self, pieces: Sequence[tuple[ModelForks, NDArray[np.int64]]]) -> list[Tensor]:
+        """`ModelForks.read` of several texts."""
         x = [torch.from_numpy(tokens) for _, tokens in pieces]
-        texts = [cast(_ModelForks, forks).grown for forks, _ in pieces]
+        texts = [forks.grown for forks, _ in pieces]
         for stage, grown in zip(self.stages, zip(*texts, strict=True), strict=True):
             x = stage.grow([GrowingPiece(*each) for each in zip(x, grown, strict=True)])
         return self.stages[-1].next_byte(x)
 
 
-class ModelText(LocalText):
+class ModelText:
     """A text that a whole model reads."""
 
     def __init__(self, model: WholeModel, capacity: int) -> None:
@@ -72,6 +70,10 @@ class ModelText(LocalText):
         self._read = b""
 
     def logits_after(self, text: bytes) -> Tensor:
+        """Logits (1, vocabulary) float32 of what follows `text`: tokens in their encoding, one at least.
+
+        It may differ from what was read before, which costs no more than reading on from where they part.
+        """
         kept = self._go_back(text, 1)
         # what follows the prompt gives the same bits in any pieces: how long runs are depends on the time
         hidden = self._read_from(kept, text, at_once=not kept)
@@ -92,12 +94,17 @@ class ModelText(LocalText):
         self._read = text
         return x
 
-    def fork(self, count: int, room: int) -> Forks:
-        pairs = zip(self.model.stages, self._caches, strict=True)
-        return _ModelForks(self.model, [stage.fork(caches, room, count) for stage, caches in pairs])
+    def fork(self, count: int, room: int) -> ModelForks:
+        """Begin `count` continuations, of at most `room` tokens, of the text that `logits_after` was asked for last.
 
-    def chain(self, room: int) -> Forks:
-        return _ModelChain(self, self._read)
+        They are good until it is asked again.
+        """
+        pairs = zip(self.model.stages, self._caches, strict=True)
+        return ModelForks(self.model, [stage.fork(caches, room, count) for stage, caches in pairs])
+
+    def chain(self) -> ModelChain:
+        """The same for one continuation that stays the only one."""
+        return ModelChain(self, self._read)
 
     def _go_back(self, text: bytes, again: int = 0) -> int:
         """Forget what is not the beginning of `text`. How many tokens stay.
@@ -114,19 +121,23 @@ class ModelText(LocalText):
         return kept
 
 
-class _ModelForks(Forks):
+class ModelForks:
+    """Continuations of one text that grow together, a token of each at a time."""
+
     def __init__(self, model: WholeModel, grown: list[Growing]) -> None:
         self.model, self.grown = model, grown
 
     def read(self, tokens: NDArray[np.int64]) -> Tensor:
+        """The next token of each (count,); logits (count, vocabulary) of what follows it."""
         return self.model.read([(self, tokens)])[0]
 
     def select(self, branches: NDArray[np.int64]) -> None:
+        """Go on with these: any of them, any number of times. branches: indices."""
         for part in self.grown:
             part.select(torch.from_numpy(branches))
 
 
-class _ModelChain(Forks):
+class ModelChain:
     """A continuation in the text's own caches: where it turns out to be the text, it is not read again."""
 
     def __init__(self, text: ModelText, known: bytes) -> None:

@@ -19,8 +19,7 @@ MAX_HEADER_BYTES = 1 << 20
 
 # Names of the format's types that are read. Where float32 is wanted, weights of 16 bits take half the room on a disk,
 # and the same in memory.
-TYPES = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
-TYPES |= {"I8": torch.int8, "U8": torch.uint8, "I32": torch.int32}
+TYPES = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16, "I8": torch.int8, "U8": torch.uint8}
 
 Shapes = dict[str, tuple[int, ...]]
 Types = Mapping[str, torch.dtype]  # of tensors that are not float32

@@ -30,8 +30,8 @@ def add_import(pretrained: argparse.ArgumentParser) -> None:
         default="float32",
         help="of layers: 4 bytes a number, 2 bytes, 8 bits or 4 (float32)",
     )
-    what = "the last host drafts by it: copy:q8, copy:q4, a smaller MODEL of the same tokens, FILE of `distill --head`,"
-    add("--drafter", metavar="MODEL", help=f"{what} head (one that ships) or none (the largest copy that fits)")
+    what = "the last host drafts by it: copy:q8, copy:q4, a smaller MODEL of the same tokens or none"
+    add("--drafter", metavar="MODEL", help=f"{what} (the largest copy that fits)")
     add("--untrained", action="store_true", help="the weights are random: ask for no loss")
 
 

@@ -1,9 +1,8 @@
-"""Drafters on the host of the last stage, which has the verdict and the hidden states first."""
+"""Drafts on the host of the last stage, which has the verdict first."""
 
 from __future__ import annotations
 
 import time
-from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
@@ -11,41 +10,140 @@ from typing import TYPE_CHECKING
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import Tensor, nn
+from torch import Tensor
 
-from stages.backends.base import CleanPiece
-from stages.backends.packed import Growing, GrowingPiece, PackedNorm
-from stages.backends.packed_llama import packed_stage, product
 from stages.backends.whole_model import ModelText, WholeModel
-from stages.checkpoint.draft_head import DraftHead
 from stages.limits import MAX_DRAFT
 from stages.model.draft_tree import (
     DEFAULT_BRANCHES,
-    Allowed,
+    MOST_SURE,
     Draft,
     DraftLength,
     DraftPlan,
-    Forks,
     Growth,
-    LocalText,
     SweepTime,
-    TreeGrower,
     chosen,
 )
-from stages.model.layers import LayerCache, round_linears
-from stages.model.pipeline import cache_bytes, new_caches
-from stages.model.prefill import split_reads
+from stages.model.randomness import gumbels
 from stages.model.vocabulary import BYTES, Vocabulary
 from stages.v1 import stage_pb2
 
 if TYPE_CHECKING:
-    from stages.host.work.base import SamplingPlan
+    from stages.host.work.checks import SamplingPlan
 
 Tokens = NDArray[np.int64]
+Allowed = NDArray[np.bool_]  # of each token of a vocabulary, whether it can follow
 AllowedAfter = Callable[[Sequence[int]], Allowed | None]  # by a grammar, the tokens that can follow guesses
 # Fewest and most tokens that must have been seen before to expect the same continuation; a token is several bytes.
 MATCHED_BYTES, MATCHED_TOKENS = (4, 24), (2, 8)
 AHEAD_CHANCE = 0.5  # nothing is drafted ahead after a draft that stands more seldom: most of it would be in vain
+
+
+class TreeGrower:
+    """Grows guesses for one request, with its own random numbers.
+
+    The hosts add the request's Gumbel numbers to the logits of a place and take the largest sum. The drafter does the
+    same with the same numbers (Daliri et al. 2024, arXiv 2408.07978): where both models agree they pick the same
+    token, however random it is. The softmax of these sums tells how sure it is: as if the hosts' sums were its own
+    with noise of the same kind, whose scale is learnt. Of all guesses those are sent that are likeliest with all before
+    them (Li et al. 2024, arXiv 2406.16858).
+    """
+
+    def __init__(
+        self, text: ModelText, worth: DraftLength, sampling: SamplingPlan, allowed: AllowedAfter | None = None
+    ) -> None:
+        """:param allowed: by a grammar, which tokens can follow guesses after the text; None where none can."""
+        self.text, self.worth, self.sampling, self.allowed = text, worth, sampling, allowed
+        self.vocabulary = text.model.vocabulary
+
+    def grow(self, known: bytes, plan: DraftPlan) -> Growth:
+        """Guesses after `known`, more of them than will be sent."""
+        growth = Growth()
+        self.finish(growth, self.levels(growth, known, plan), plan)
+        return growth
+
+    def finish(self, growth: Growth, levels: Iterator[bool], plan: DraftPlan) -> None:
+        """Take `levels` of a growth while they pay for a request that waits."""
+        begin = time.perf_counter()
+        while self.goes_on(growth, plan) and next(levels, False):
+            growth.waited += 1
+            growth.compute_ms = (time.perf_counter() - begin) * 1000
+
+    @torch.inference_mode()
+    def levels(self, growth: Growth, known: bytes, plan: DraftPlan) -> Iterator[bool]:
+        """Grow guesses after `known`, one level with each `next`. Yields True."""
+        position, nodes, forks = self.vocabulary.count(known), np.array([-1]), None
+        logits, shaping = self.text.logits_after(known), self.sampling.shaping
+        while True:
+            if shaping.adjusts:
+                before = [np.array(self.vocabulary.tokens(known) + growth.branch(node)) for node in nodes]
+                pairs = zip(logits.split(1), before, strict=True)
+                logits = torch.cat([shaping.adjusted(row, tokens) for row, tokens in pairs])
+            rows, nodes = self._add(growth, nodes, logits, position + growth.levels, plan.branches)
+            growth.levels, growth.ends = growth.levels + 1, nodes.tolist()
+            yield True
+            if forks is None:
+                forks = self.text.chain() if plan.branches == 1 else self.text.fork(len(nodes), plan.most - 1)
+            else:
+                forks.select(rows)
+            logits = forks.read(np.array([growth.tokens[node] for node in nodes]))
+
+    def _add(self, growth: Growth, nodes: Tokens, logits: Tensor, position: int, width: int) -> tuple[Tokens, Tokens]:
+        """The likeliest few after each of `nodes`. Returns those to go on with: the rows that they follow, and they."""
+        sums = logits.double().numpy()  # of float32, so a copy
+        before = np.array([growth.chances[node] if node >= 0 else 1.0 for node in nodes])
+        is_sure = self._hold(growth, nodes, sums, before)
+        sums -= sums.max(axis=1, keepdims=True)
+        if (asked := self.sampling).temperature > 0:
+            with np.errstate(over="ignore"):
+                sums = asked.shaping.filtered(sums / asked.temperature) + gumbels(
+                    asked.seed, position, 1, sums.shape[1]
+                )
+            sums -= sums.max(axis=1, keepdims=True)
+        width = min(width, sums.shape[1])
+        tokens = torch.from_numpy(sums).topk(width, dim=1).indices.numpy()  # a fifth of np.argpartition's time
+        exponentials = np.exp(sums / self.worth.noise)
+        probs = np.take_along_axis(exponentials, tokens, axis=1) / exponentials.sum(axis=1, keepdims=True)
+        chances = np.where(is_sure[:, None], probs, np.minimum(probs, MOST_SURE))
+        chances = (chances * before[:, None]).flatten()
+        first = len(growth.tokens)
+        growth.tokens += tokens.flatten().tolist()
+        growth.above += nodes.repeat(width).tolist()
+        growth.probs += probs.flatten().tolist()
+        growth.chances += chances.tolist()
+        best = np.argsort(-chances, kind="stable")[:width]
+        best = best[chances[best] > 0]
+        return best // width, first + best
+
+    def _hold(
+        self, growth: Growth, nodes: Tokens, sums: NDArray[np.float64], before: NDArray[np.float64]
+    ) -> NDArray[np.bool_]:
+        """Hold the guesses after `nodes` to a grammar, in place. Returns after which one token alone can follow.
+
+        :param sums: -inf afterwards for tokens that cannot follow.
+        :param before: chances of the nodes; 0 afterwards where nothing can follow.
+        """
+        is_sure = np.zeros(len(nodes), dtype=bool)
+        if self.allowed is None:
+            return is_sure
+        for i, node in enumerate(nodes):
+            if (allowed := self.allowed(growth.branch(node))) is None:
+                before[i] = 0.0
+            else:
+                sums[i, ~allowed], is_sure[i] = -np.inf, np.count_nonzero(allowed) == 1
+        return is_sure
+
+    def goes_on(self, growth: Growth, plan: DraftPlan) -> bool:
+        """True where one more level pays."""
+        if growth.levels >= plan.most or not growth.ends:
+            return False
+        if not growth.levels:
+            return True
+        ends = [growth.chances[node] for node in growth.ends]
+        if plan.guesses is None:
+            return self.worth.another_level(growth.chances, sum(ends), growth.levels * self.worth.level_ms)
+        among = sorted(growth.chances, reverse=True)[: plan.guesses]
+        return len(among) < plan.guesses or max(ends) > among[-1]
 
 
 class RunAhead:
@@ -83,47 +181,42 @@ class RunAhead:
 class DraftState:
     """State of a drafter in one session."""
 
-    # The last draft, when it left, and by whose record it was cut.
-    draft: Draft = field(default_factory=Draft)
-    worth: DraftLength | None = None
+    text: ModelText | None  # as the drafter's model reads it; None where it has none
+    worth: DraftLength  # by whose record the last draft was cut
+    draft: Draft = field(default_factory=Draft)  # the last one
     left_at: float = 0.0
     # What comes after it, where that is drafted before the verdict.
     ahead: RunAhead | None = None
 
 
-class Drafter(ABC):
+class Drafter:
     """Drafts for the sessions of one model. On the compute thread only.
 
     What it drafts decides how long a text takes, never the text: nothing here need be the same in any company.
     """
 
-    def __init__(self, vocabulary: Vocabulary, runs_ahead: bool = False) -> None:
-        self.vocabulary = vocabulary
+    def __init__(self, vocabulary: Vocabulary, model: WholeModel | None = None) -> None:
+        """:param model: of the same tokens, a copy of the model in fewer bits or a smaller one. Without one, a draft is
+        what followed an earlier place like this one."""
+        self.vocabulary, self.model = vocabulary, model
         # A grammar leaves few tokens at most places: guesses are right more often there.
         self.sweeps = SweepTime()
-        self.free, self.held = DraftLength(self.sweeps, hides=runs_ahead), DraftLength(self.sweeps)
+        self.free, self.held = DraftLength(self.sweeps, hides=model is not None), DraftLength(self.sweeps)
 
-    @abstractmethod
-    def begin(self, capacity: int, origin: int) -> DraftState:
-        """For a session whose first hop brings tokens from `origin` on."""
+    def begin(self, capacity: int) -> DraftState:
+        """For a session of `capacity` positions."""
+        model = self.model
+        return DraftState(None if model is None else model.open(min(capacity, model.positions)), self.free)
 
-    @abstractmethod
-    def read(self, state: DraftState, start: int, hidden: Tensor, known: Tokens) -> None:
-        """Read places from position `start` on; what was read from there on before is forgotten.
-
-        :param hidden: the model's states at the places, (places, width), as they come out of its last layer.
-        :param known: all tokens of the text up to the last place, and the one after it where it is known.
-        """
-
-    @abstractmethod
-    def guesses(
-        self, state: DraftState, known: Tokens, plan: DraftPlan, sampling: SamplingPlan, allowed: AllowedAfter | None
-    ) -> Draft:
-        """Guesses of what comes after `known`."""
-
-    @abstractmethod
     def session_bytes(self, capacity: int) -> int:
         """Memory of a session of `capacity` positions."""
+        return 0 if self.model is None else self.model.text_bytes(min(capacity, self.model.positions))
+
+    @torch.inference_mode()
+    def read(self, state: DraftState, known: Tokens) -> None:
+        """Read a text, all but its last token: that is read with the first draft after it."""
+        if state.text is not None and len(known) <= state.text.capacity:
+            state.text.read_on(self.vocabulary.encode(known[:-1]))
 
     @torch.inference_mode()
     def draft(
@@ -135,12 +228,13 @@ class Drafter(ABC):
         sampling: SamplingPlan,
         allowed: AllowedAfter | None = None,
     ) -> Draft:
-        """Draft tokens after a text that was read, all but its last token.
+        """Draft tokens after a text.
 
         :param known: all tokens of the text.
         :param left: tokens still to write.
         :param allowed: by a grammar, tokens that can follow guesses after the text.
         """
+        self.read(state, known)
         begin = time.perf_counter()
         if state.left_at and state.draft.tokens:
             self.sweeps.learn(len(state.draft.tokens), (begin - state.left_at) * 1000)
@@ -153,212 +247,40 @@ class Drafter(ABC):
         state.left_at = time.perf_counter()
         return state.draft
 
+    def guesses(
+        self, state: DraftState, known: Tokens, plan: DraftPlan, sampling: SamplingPlan, allowed: AllowedAfter | None
+    ) -> Draft:
+        """Guesses of what comes after `known`."""
+        ahead, state.ahead, text, worth = state.ahead, None, state.text, state.worth
+        if text is None:
+            found = looked_up(known, self.vocabulary, min(plan.guesses or worth.length(), plan.most))
+            return Draft(found, tuple(range(len(found))), (worth.acceptance,) * len(found))
+        if (room := text.capacity - len(known)) < 1:
+            return Draft()
+        plan, grower = replace(plan, most=min(plan.most, room)), TreeGrower(text, worth, sampling, allowed)
+        growth = ahead.after(known, replace(plan, branches=1)) if ahead is not None else None
+        growth = growth or grower.grow(self.vocabulary.encode(known), plan)
+        draft = growth.draft(chosen(growth, plan, worth))
+        # the text's last token is not read, so that it has room for those that are still to be written, but one
+        room -= draft.first + 1
+        if room > 0 and allowed is None and worth.acceptance**draft.first >= AHEAD_CHANCE:
+            drafted = np.append(known, draft.tokens[: draft.first])
+            state.ahead = RunAhead(grower, drafted, replace(plan, most=min(room, MAX_DRAFT), branches=1))
+        return draft
+
     def learn(self, state: DraftState, written: list[int]) -> None:
         """Book what the hosts made of the last draft. written: the tokens that came of it."""
         draft = state.draft
         kept = draft.kept(written[:-1])
-        if state.worth is not None:
-            state.worth.learn(draft.first, kept, sum(draft.probs[: kept + 1]), draft.levels, draft.compute_ms)
+        state.worth.learn(draft.first, kept, sum(draft.probs[: kept + 1]), draft.levels, draft.compute_ms)
 
 
-class LookupDrafter(Drafter):
-    """Guesses what followed the last time that the text ended like this."""
-
-    def begin(self, capacity: int, origin: int) -> DraftState:
-        return DraftState()
-
-    def read(self, state: DraftState, start: int, hidden: Tensor, known: Tokens) -> None:
-        pass
-
-    def guesses(
-        self, state: DraftState, known: Tokens, plan: DraftPlan, sampling: SamplingPlan, allowed: AllowedAfter | None
-    ) -> Draft:
-        worth = state.worth or self.free
-        count = min(plan.guesses or worth.length(), plan.most)
-        least, most = MATCHED_BYTES if self.vocabulary == BYTES else MATCHED_TOKENS
-        for length in range(min(most, len(known) - 1), least - 1, -1):
-            # where each run of so many tokens before the last one begins
-            runs = np.lib.stride_tricks.sliding_window_view(known[:-1], length)
-            if len(found := np.flatnonzero((runs == known[-length:]).all(axis=1))):
-                after = known[found[-1] + length :][:count].tolist()
-                return Draft(tuple(after), tuple(range(len(after))), (worth.acceptance,) * len(after))
-        return Draft()
-
-    def session_bytes(self, capacity: int) -> int:
-        return 0
-
-
-class TreeDrafter(Drafter):
-    """Grows a tree of the likeliest continuations of a text that it reads."""
-
-    tokens: Tokens | None = None  # those that it can guess; None for all
-
-    @abstractmethod
-    def text_of(self, state: DraftState) -> LocalText | None:
-        """The text that was read; None where it was not."""
-
-    def guesses(
-        self, state: DraftState, known: Tokens, plan: DraftPlan, sampling: SamplingPlan, allowed: AllowedAfter | None
-    ) -> Draft:
-        if (text := self.text_of(state)) is None:
-            return Draft()
-        ahead, state.ahead, worth = state.ahead, None, state.worth or self.free
-        grower = TreeGrower(
-            text,
-            self.vocabulary,
-            worth,
-            sampling.temperature,
-            sampling.seed,
-            sampling.shaping,
-            tokens=self.tokens,
-            allowed=allowed,
-        )
-        growth = ahead.after(known, replace(plan, branches=1)) if ahead is not None else None
-        growth = growth or grower.grow(self.vocabulary.encode(known), plan)
-        draft = growth.draft(chosen(growth, plan, worth))
-        if allowed is None and worth.acceptance**draft.first >= AHEAD_CHANCE:
-            state.ahead = self.run_ahead(state, grower, np.append(known, draft.tokens[: draft.first]), plan)
-        return draft
-
-    def run_ahead(self, state: DraftState, grower: TreeGrower, drafted: Tokens, plan: DraftPlan) -> RunAhead | None:
-        """Begin what comes after a draft. None where the drafter has no text without the model's own states."""
-        return None
-
-
-@dataclass(kw_only=True)
-class ModelDraftState(DraftState):
-    """That of a whole model."""
-
-    text: ModelText
-
-
-class ModelDrafter(TreeDrafter):
-    """A whole model of the same tokens: a copy of the served one in fewer bits, or a smaller one."""
-
-    def __init__(self, model: WholeModel) -> None:
-        super().__init__(model.vocabulary, runs_ahead=True)
-        self.model = model
-
-    def begin(self, capacity: int, origin: int) -> ModelDraftState:
-        return ModelDraftState(text=self.model.open(min(capacity, self.model.positions)))
-
-    @torch.inference_mode()
-    def read(self, state: DraftState, start: int, hidden: Tensor, known: Tokens) -> None:
-        assert isinstance(state, ModelDraftState)
-        if len(known) <= self.model.positions:
-            state.text.read_on(self.vocabulary.encode(known[:-1]))
-
-    def guesses(
-        self, state: DraftState, known: Tokens, plan: DraftPlan, sampling: SamplingPlan, allowed: AllowedAfter | None
-    ) -> Draft:
-        assert isinstance(state, ModelDraftState)
-        room = state.text.capacity - len(known)
-        if room < 1:
-            return Draft()
-        return super().guesses(state, known, replace(plan, most=min(plan.most, room)), sampling, allowed)
-
-    def run_ahead(self, state: DraftState, grower: TreeGrower, drafted: Tokens, plan: DraftPlan) -> RunAhead | None:
-        assert isinstance(state, ModelDraftState)
-        # the text's last token is not read, so that it has room for those that are still to be written, but one
-        room = state.text.capacity - len(drafted) - 1
-        return RunAhead(grower, drafted, replace(plan, most=min(room, MAX_DRAFT), branches=1)) if room > 0 else None
-
-    def text_of(self, state: DraftState) -> LocalText | None:
-        assert isinstance(state, ModelDraftState)
-        return state.text
-
-    def session_bytes(self, capacity: int) -> int:
-        return self.model.text_bytes(min(capacity, self.model.positions))
-
-
-@dataclass(kw_only=True)
-class HeadDraftState(DraftState):
-    """That of a draft head: how far it has read the text."""
-
-    caches: list[LayerCache]
-    # Position of the first place that was read: the head does not read what a host had in memory of a text.
-    origin: int
-    # The model's state at the last place, as long as the token after it is not known: (1, width).
-    unread: Tensor | None = None
-    # Output of the head at the last place that it read, (1, width).
-    last: Tensor | None = None
-
-
-class HeadDrafter(TreeDrafter):
-    """A few layers that go on from the model's own hidden states."""
-
-    def __init__(self, head: DraftHead, model_head: Tensor) -> None:
-        """:param model_head: the model's own, (vocabulary, width); a copy in 16 bits is kept, for it embeds tokens."""
-        super().__init__(Vocabulary(len(model_head)))
-        self.tokens = head.tokens.numpy().astype(np.int64)
-        self.embedding = model_head.half()
-        self.norms = tuple(map(PackedNorm, (head.model_norm, head.state_norm, head.token_norm)))
-        self.architecture = head.stage.architecture
-        assert isinstance(head.stage.head, nn.Linear)
-        head.stage.head.weight = nn.Parameter(model_head[head.tokens.long()], requires_grad=False)
-        round_linears(head)
-        self.join, self.runner = product(head.join), packed_stage(head.stage)
-
-    def begin(self, capacity: int, origin: int) -> HeadDraftState:
-        caches = new_caches(self.architecture.layers_in(1), self.architecture, capacity)
-        return HeadDraftState(caches=caches, origin=origin)
-
-    @torch.inference_mode()
-    def read(self, state: DraftState, start: int, hidden: Tensor, known: Tokens) -> None:
-        assert isinstance(state, HeadDraftState)
-        states = self.norms[0](hidden)
-        if state.unread is not None and state.origin + state.caches[0].length < start:
-            states, start = torch.cat([state.unread, states]), start - 1
-        following = known[start + 1 :]
-        for cache in state.caches:
-            cache.length = start - state.origin
-        count = len(following)
-        state.unread = states[count:].clone() if count < len(states) else None
-        if not count:
-            return
-        for piece in split_reads(self.joined(states[:count], torch.from_numpy(following))):
-            (read,) = self.runner.read([CleanPiece(piece, state.caches)])
-            state.last = read[-1:]
-
-    def text_of(self, state: DraftState) -> LocalText | None:
-        assert isinstance(state, HeadDraftState)
-        return None if state.last is None else _HeadText(self, state, state.last)
-
-    def session_bytes(self, capacity: int) -> int:
-        return cache_bytes(self.architecture.layers_in(1), self.architecture, capacity)
-
-    def joined(self, states: Tensor, tokens: Tensor) -> Tensor:
-        """Input of the layers: (places, width)."""
-        embedded = self.norms[2](self.embedding[tokens].float())
-        return self.join(torch.cat([embedded, self.norms[1](states)], dim=1))
-
-
-class _HeadText(LocalText):
-    """A text of which everything known was read."""
-
-    def __init__(self, drafter: HeadDrafter, state: HeadDraftState, last: Tensor) -> None:
-        self.drafter, self.state, self.last = drafter, state, last
-
-    def logits_after(self, text: bytes) -> Tensor:
-        return self.drafter.runner.next_byte([self.last])[0]
-
-    def fork(self, count: int, room: int) -> Forks:
-        grown = self.drafter.runner.fork(self.state.caches, room, count)
-        return _HeadForks(self.drafter, grown, self.last.expand(count, -1))
-
-
-class _HeadForks(Forks):
-    """states: what the layers gave at the place before, (continuations, width)."""
-
-    def __init__(self, drafter: HeadDrafter, grown: Growing, states: Tensor) -> None:
-        self.drafter, self.grown, self.states = drafter, grown, states
-
-    def read(self, tokens: NDArray[np.int64]) -> Tensor:
-        joined = self.drafter.joined(self.states, torch.from_numpy(tokens))
-        (self.states,) = self.drafter.runner.grow([GrowingPiece(joined, self.grown)])
-        return self.drafter.runner.next_byte([self.states])[0]
-
-    def select(self, branches: NDArray[np.int64]) -> None:
-        rows = torch.from_numpy(branches)
-        self.grown.select(rows)
-        self.states = self.states.index_select(0, rows)
+def looked_up(known: Tokens, vocabulary: Vocabulary, count: int) -> tuple[int, ...]:
+    """At most `count` tokens that followed the last time that a text ended like `known`."""
+    least, most = MATCHED_BYTES if vocabulary == BYTES else MATCHED_TOKENS
+    for length in range(min(most, len(known) - 1), least - 1, -1):
+        # where each run of so many tokens before the last one begins
+        runs = np.lib.stride_tricks.sliding_window_view(known[:-1], length)
+        if len(found := np.flatnonzero((runs == known[-length:]).all(axis=1))):
+            return tuple(known[found[-1] + length :][:count].tolist())
+    return ()

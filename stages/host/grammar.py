@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import TYPE_CHECKING
@@ -21,9 +21,9 @@ from torch import Tensor
 from stages.checkpoint.checkpoint import read_companion
 from stages.checkpoint.manifest import TOKENIZER_NAME
 from stages.errors import CheckpointError, library_errors
+from stages.host.drafter import Allowed, AllowedAfter
 from stages.host.parts import ModelSource
 from stages.host.schema_check import byte_tokenizer, compiled
-from stages.model.draft_tree import Allowed
 from stages.model.vocabulary import BYTES
 
 if TYPE_CHECKING:
@@ -91,7 +91,7 @@ class Grammar:
             return None
         return logits.masked_fill(torch.from_numpy(~allowed).to(logits.device), -torch.inf)
 
-    def allowed_after(self, text: NDArray[np.int64]) -> Callable[[Sequence[int]], Allowed | None]:
+    def allowed_after(self, text: NDArray[np.int64]) -> AllowedAfter:
         """`allowed` once guesses are read, too, which follow `text` and were allowed themselves."""
 
         known = text.tolist()

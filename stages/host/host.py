@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 import logging
 import secrets
+import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
@@ -14,13 +15,12 @@ from stages.host.metrics import HostCounters, record_hop
 from stages.host.next_hosts import NextHosts, Subscribers
 from stages.host.parts import Parts, Release, Releases
 from stages.host.prefixes import Beginning, PrefixStore, is_vouched
-from stages.host.scheduler import ScheduledHop, Scheduler
+from stages.host.scheduler import HopWork, ScheduledHop, Scheduler, TextWork
 from stages.host.sessions import HostSession, SessionStore
 from stages.host.settings import HostSettings
 from stages.host.validation import parse_hop
-from stages.host.work.base import HopWork, TextWork
 from stages.host.work.pictures import ConsultWork, PictureWork
-from stages.host.work.read import ReadWork, SampleWork
+from stages.host.work.read import ReadWork
 from stages.model.prefill import MAX_PREFILL_CHUNKS, prefix_root
 from stages.telemetry.traces import Tracer
 from stages.v1 import stage_pb2
@@ -44,10 +44,11 @@ class Host:
         tracer: Tracer | None = None,
     ) -> None:
         """:param first: what it begins with; all that comes later holds the same blocks.
-        :param next_hosts: to the hosts that may come next; none where this host holds a whole model."""
+        :param next_hosts: to the hosts that may come next; none where this host holds a whole model.
+        :param meter: counts for --metrics; None: nobody reads."""
         self.releases, self.settings, self.next_hosts = Releases(first), settings, next_hosts
         self.blocks, self.any_may_follow = first.plan.blocks, first.plan.any_may_follow
-        self.meter, self.tracer = meter or HostCounters(), tracer
+        self.meter, self.tracer = meter, tracer
         self.instance = f"{settings.name}/{secrets.token_hex(4)}"
         """Name of this process: what it kept is gone with it."""
         self.stopping = False
@@ -71,19 +72,21 @@ class Host:
             return self._admit(hop, received_bytes, sender)
         except StatusError as refusal:
             self.counters.refused += 1
-            self.meter.refused(refusal)
+            if self.meter is not None:
+                self.meter.refused(refusal)
             raise
 
-    def take(self, batch: stage_pb2.HopBatch, sender: Callable[[stage_pb2.Hop], str] = lambda _: "") -> stage_pb2.Ack:
+    def take(self, batch: stage_pb2.HopBatch, sender: Callable[[stage_pb2.Hop], str] | None = None) -> stage_pb2.Ack:
         """Accept the hops of a batch, and start them together; the answer lists those that were refused.
 
-        :param sender: the host that a hop is from, or empty. Raises StatusError for one that may not send it."""
+        :param sender: the host that a hop is from, or empty; None without TLS. Raises StatusError for one that may not
+            send it."""
         ack = stage_pb2.Ack(number=batch.number)
         for index, hop in enumerate(batch.hops):
             try:
                 if batch.protocol != PROTOCOL:  # its fields would be misread
                     raise hops_refusal(batch.protocol, "the sender", f"host {self.settings.name}")
-                self.accept(hop, hop.ByteSize(), sender(hop))
+                self.accept(hop, hop.ByteSize(), sender(hop) if sender else "")
             except StatusError as refusal:
                 ack.rejections.add(
                     index=index,
@@ -147,7 +150,7 @@ class Host:
         # a session ends with the weights that it began with
         parts = self.releases.parts_for(hop.digest) if session is None else session.parts
         work = parse_hop(hop, parts.plan, is_open=session is not None)
-        if hop.router not in self.subscribers:
+        if hop.router not in self.subscribers.queues:
             raise failed_precondition(f"router {hop.router!r} does not listen here: subscribe first")
         if self.scheduler.full and (session is None or not session.prefills + session.batches):
             raise exhausted(f"{self.settings.name} has {self.scheduler.limit} hops under way", retry_after_ms=500)
@@ -166,7 +169,7 @@ class Host:
             assert isinstance(work, TextWork)
             opens = work.start == 0 or bool(hop.memory.prefix)
             session = self._open(hop, work, parts, hop.capacity) if opens else self._due(hop, work)
-            if isinstance(work, SampleWork) and work.sampling.grammar is not None and parts.plan.is_last:
+            if work.compiles:
                 self.sessions.count_grammar(hop.session)
             session.length = work.start + work.remembered
         if sender and not isinstance(work, ConsultWork):  # experts take turns; else one host alone forwards to this one
@@ -174,7 +177,7 @@ class Host:
         session.accepted(work.is_prefill, work.has_more)
         session.pending += 1
         self.queued_bytes += received_bytes
-        job = ScheduledHop(hop, work, session, received_bytes)
+        job = ScheduledHop(hop, work, session, received_bytes, time.monotonic() + hop.left_s)
         self.scheduler.submit(job)
         return job
 
@@ -232,7 +235,8 @@ class Host:
                     clean = vocabulary.cut(job.hop.read.clean, 0, work.at_once)
                     begun.read(work.start, work.lengths, clean, vocabulary)
                 self._go_on(job, job.result)
-            self.meter.ended(job)
+            if self.meter is not None:
+                self.meter.ended(job)
             if self.tracer is not None and job.hop.traceparent:
                 record_hop(self.tracer, job)
 
@@ -299,7 +303,8 @@ class Host:
     def _fault(self, hop: stage_pb2.Hop, refusal: StatusError, lost: str = "") -> None:
         """Tell the router that a request ends here. `lost`: the host that did not take it over."""
         self.counters.faults += 1
-        self.meter.faulted(refusal)
+        if self.meter is not None:
+            self.meter.faulted(refusal)
         names = {"request": hop.request, "session": hop.session, "code": refusal.code.name}
         log.warning("request %s ends here: %s", hop.request or "without a name", refusal.message, extra=names)
         self.sessions.release(hop.session)

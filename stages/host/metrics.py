@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Literal
 from stages.host.parts import MODEL_KINDS
 from stages.telemetry.prometheus import COUNTS, Histogram, MetricFamily, MetricValues
 from stages.v1 import stage_pb2
-from stages.wire.hop_stream import LinkObserver
 from stages.wire.status import StatusError
 from stages.wire.tls import Expiry, Tls
 
@@ -57,7 +56,7 @@ STAGE_METRICS = (
 )
 
 
-class LinkCounters(LinkObserver):
+class LinkCounters:
     """Counters of one link."""
 
     def __init__(self) -> None:
@@ -104,9 +103,6 @@ class HostCounters:
         self.refusals: Counter[str] = Counter()
         self.faults: Counter[str] = Counter()
         self.links = LinkCounterTable()
-
-    def link(self, address: str) -> LinkObserver:
-        return self.links.link(address)
 
     def taken(self, jobs: Sequence[ScheduledHop]) -> None:
         if jobs:

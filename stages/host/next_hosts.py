@@ -6,9 +6,8 @@ import time
 from collections.abc import AsyncGenerator, Callable, Sequence
 
 from stages.errors import InputError
-from stages.host.metrics import HostCounters
 from stages.v1 import stage_pb2
-from stages.wire.hop_stream import WARM_TIMEOUT_S, Relay
+from stages.wire.hop_stream import WARM_TIMEOUT_S, LinkObserver, Relay
 from stages.wire.status import StatusError, failed_precondition
 from stages.wire.tls import LOOPBACK_ONLY, Security
 
@@ -32,12 +31,13 @@ class NextHosts:
         message_bytes: int,
         hop_timeout_s: float,
         keep_warm_s: float,
-        meter: HostCounters,
+        meter: Callable[[str], LinkObserver] | None = None,
         security: Security = LOOPBACK_ONLY,
     ) -> None:
         """:param state_bytes: size of the largest usual hop, which opens a link's window.
         :param message_bytes: largest message that a hop may need.
-        :param keep_warm_s: pause between messages that keep an idle link's window open; 0 = none."""
+        :param keep_warm_s: pause between messages that keep an idle link's window open; 0 = none.
+        :param meter: who hears of the link to an address."""
         self._wiring, self._state_bytes, self._meter, self._security = wiring, state_bytes, meter, security
         self._message_bytes, self._hop_timeout_s, self._keep_warm_s = message_bytes, hop_timeout_s, keep_warm_s
         self._relays: dict[str, Relay] = {}
@@ -85,7 +85,7 @@ class NextHosts:
 
     def _open(self, address: str) -> None:
         relay = Relay(address, self._message_bytes, self._hop_timeout_s, security=self._security)
-        relay.meter = self._meter.link(address)
+        relay.meter = self._meter(address) if self._meter is not None else None
         relay.problem = f"the host at {address} was not reached yet"
         self._relays[address] = relay
         self._keepers[address] = asyncio.create_task(self._keep(relay))
@@ -159,24 +159,12 @@ class _Events(asyncio.Queue[stage_pb2.Event]):
     bytes = 0
     key = b""
 
-    def _put(self, item: stage_pb2.Event) -> None:
-        self.bytes += item.ByteSize()
-        super()._put(item)
-
-    def _get(self) -> stage_pb2.Event:
-        item = super()._get()
-        self.bytes -= item.ByteSize()
-        return item
-
 
 class Subscribers:
     """The routers that listen on a host for results and faults: one bounded queue of events for each."""
 
     def __init__(self) -> None:
         self.queues: dict[str, _Events] = {}
-
-    def __contains__(self, router: str) -> bool:
-        return router in self.queues
 
     def key(self, router: str) -> bytes:
         """The key that a router gave for its vouchers; empty where it gave none."""
@@ -199,6 +187,7 @@ class Subscribers:
                 while len(events.events) < MOST_TOGETHER and size < TOGETHER_BYTES and not queue.empty():
                     events.events.append(event := queue.get_nowait())
                     size += event.ByteSize()
+                queue.bytes -= size
                 yield events
         finally:
             if self.queues.get(router) is queue:
@@ -209,4 +198,5 @@ class Subscribers:
         if queue is None or queue.full() or queue.bytes > MAX_WAITING_BYTES:
             log.warning("an event of session %s is dropped: router %s does not read", event.session, router)
             return
+        queue.bytes += event.ByteSize()
         queue.put_nowait(event)

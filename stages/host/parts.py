@@ -12,16 +12,15 @@ import torch
 
 from stages.backends import DEFAULT_BACKEND, Backend, backend_named
 from stages.backends.base import BlockRunner, PictureRunner, StageRunner
+from stages.backends.runner_checks import OneAtATime
 from stages.backends.whole_model import WholeModel
 from stages.checkpoint.bundle import check_split, find_bundle
 from stages.checkpoint.checkpoint import CPU, load_block, load_picture_part, load_router_net, load_stage
-from stages.checkpoint.draft_head import has_draft_head, load_draft_head
 from stages.checkpoint.manifest import TOKENIZER_NAME, Manifest, read_manifest
 from stages.device import AUTO, check_device
 from stages.errors import InputError
-from stages.host.drafter import Drafter, HeadDrafter, LookupDrafter, ModelDrafter
+from stages.host.drafter import Drafter
 from stages.model.architecture import WEIGHT_WORDS, LlamaArchitecture
-from stages.model.layers import GroupedLinear
 from stages.model.pipeline import cache_bytes
 from stages.model.prefill import max_new_tokens
 from stages.model.scoring import MAX_LOGITS, most_scored
@@ -143,14 +142,19 @@ class Parts:
     # their router net.
     runners: Mapping[str, dict[int, Any]]
     router_net: RouterNet | None = None
-    drafters: Mapping[str, Drafter] = field(default_factory=dict)  # by the digest of their model
+    ar_drafter: Drafter | None = None  # on the host of the last stage of `ar`
     device: torch.device = CPU  # where the weights are, and the caches of sessions with them
     # Rows of AR steps that the warm-up read in next to no time at WARM_POSITIONS, by the digest of their model.
     quick_rows: dict[str, int] = field(default_factory=dict)
 
+    @cached_property
+    def one_at_a_time(self) -> bool:
+        """True where a part computes so: here, a result would depend on those beside it."""
+        return any(isinstance(each, OneAtATime) for parts in self.runners.values() for each in parts.values())
+
     def drafter(self, kind: str) -> Drafter | None:
-        """Drafter of the model of a kind, on the host of its last stage; None where there is none."""
-        return self.drafters.get(self.plan.models[kind].digest)
+        """The drafter of the model of a kind; None where there is none."""
+        return self.ar_drafter if kind == "ar" else None
 
 
 def plan_host(checkpoint: Path, blocks: tuple[int, ...]) -> HostPlan:
@@ -214,49 +218,36 @@ def load_parts(plan: HostPlan, backend: Backend | None = None, held: Sequence[Pa
     if device != CPU and plan.cpu_only:  # a release that comes later may be of another kind than the first
         raise InputError(f"this host computes on {device.type}: {plan.cpu_only}, or start it with --device cpu")
     known = {source.digest: parts.runners[kind] for parts in held for kind, source in parts.plan.models.items()}
-    drafters = {digest: drafter for parts in held for digest, drafter in parts.drafters.items()}
     for kind, source in plan.models.items():
         if source.digest not in known:  # the scorer may be a copy of the AR model
-            known[source.digest] = {i: _runner(kind, source, i, backend, drafters) for i in plan.blocks}
-    # what lies in local/ may be another one beside the same model
-    if plan.is_last and (ar := plan.models.get("ar")) and not isinstance(drafters.get(ar.digest), HeadDrafter):
-        drafters[ar.digest] = _drafter(plan, ar)
+            known[source.digest] = {i: _runner(kind, source, i, backend) for i in plan.blocks}
+    # read anew: beside the same model, another may lie in local/
+    drafter = _drafter(plan, plan.models["ar"]) if plan.is_last and "ar" in plan.models else None
     runners, router_net = {kind: known[source.digest] for kind, source in plan.models.items()}, None
     if "experts" in plan.models:
         router_net = load_router_net(plan.models["experts"].directory)
         runners["experts"].setdefault(router_net.index, backend.picture(router_net.trunk))
-    used = {digest: drafter for digest, drafter in drafters.items() if digest in plan.weights}
-    return Parts(plan, runners, router_net, used, device)
+    return Parts(plan, runners, router_net, drafter, device)
 
 
-def _runner(
-    kind: str, source: ModelSource, index: int, backend: Backend, drafters: dict[str, Drafter]
-) -> BlockRunner | StageRunner | PictureRunner:
-    """One part, read now. The drafter of a last stage with a draft head is put into `drafters`."""
+def _runner(kind: str, source: ModelSource, index: int, backend: Backend) -> BlockRunner | StageRunner | PictureRunner:
+    """One part, read now."""
     if part := source.manifest.parts[index]:
         log.info("reading part %d of %s: %.1f MB", index, kind, part.bytes / 1e6)
     if source.manifest.draws:
         return backend.picture(load_picture_part(source.directory, index))
     if kind == "chain":
         return backend.block(load_block(source.directory, index, backend.device))
-    stage = load_stage(source.directory, index, backend.device)
-    if stage.is_last and has_draft_head(source.manifest):
-        # made before a backend takes the last stage's matrices over; it computes on the processor, wherever that does
-        assert stage.head is not None
-        head = load_draft_head(source.directory, source.manifest)
-        rows = stage.head.dense(slice(None)) if isinstance(stage.head, GroupedLinear) else stage.head.weight
-        drafters[source.digest] = HeadDrafter(head, rows.detach().cpu())
-    return backend.stage(stage)
+    return backend.stage(load_stage(source.directory, index, backend.device))
 
 
 def _drafter(plan: HostPlan, source: ModelSource) -> Drafter:
-    """The drafter of a model without a draft head."""
     if plan.near is None:
-        return LookupDrafter(source.vocabulary)
+        return Drafter(source.vocabulary)
     log.info("reading the near model, which drafts: %s", plan.near)
     model = WholeModel(plan.near, rounds=True)
     assert model.stages, "read before the host is ready, not by its first draft"
-    return ModelDrafter(model)
+    return Drafter(source.vocabulary, model)
 
 
 def _picture_bytes(a: PictureArchitecture) -> int:

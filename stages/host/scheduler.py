@@ -12,6 +12,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
+from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -19,17 +20,93 @@ from typing import Any
 
 import grpc
 import torch
+from torch import Tensor
 
+from stages.backends.base import BranchPiece, CleanPiece, Denoised, NoisyPiece
 from stages.host.metrics import HostCounters
-from stages.host.parts import WARM_POSITIONS
+from stages.host.parts import WARM_POSITIONS, ModelKind
 from stages.host.sessions import HostSession
-from stages.host.work.base import HopWork, KernelCall
-from stages.host.work.read import ReadWork, SampleWork
+from stages.pictures.trajectory import PicturePiece
 from stages.v1 import stage_pb2
 from stages.wire.messages import Outcome
 from stages.wire.status import StatusError, exhausted
 
 log = logging.getLogger(__name__)
+
+# What is computed: a hop's work on its host, parsed, begun and computed call by call.
+
+
+@dataclass(frozen=True)
+class KernelCall:
+    """Work for the backend."""
+
+    # The method of a runner that takes such pieces: equal ones can be computed in one call.
+    compute: Callable[[Sequence[Any]], Sequence[Any]]
+    piece: CleanPiece | BranchPiece | NoisyPiece | PicturePiece | Tensor
+    rows: int
+
+
+@dataclass(eq=False, kw_only=True)
+class HopWork(ABC):
+    """One hop on this host. Its fields are its message, checked and decoded."""
+
+    hop: stage_pb2.Hop  # becomes the message for the next host, in place
+    kind: ModelKind
+    number: int  # 0, 1, 2 ... in a session
+    outcome: Outcome | None = field(default=None, init=False)  # set once everything is computed
+    # The event for the router where the outcome begins the next step.
+    result: stage_pb2.Event | None = field(default=None, init=False)
+    # An event for the router beside an outcome for the next host; made when that is on its way.
+    preview: Callable[[], stage_pb2.Event] | None = field(default=None, init=False)
+
+    # AR steps are computed before all else: a few rows, and a user who waits for each.
+    is_step = False
+    drafts = False  # whether this host's drafter takes part
+    compiles = False  # whether this host holds its text to a schema, which it compiles once
+    # The beginning of a long step, which has no result of its own; and whether other hops of the step follow.
+    is_prefill = has_more = False
+
+    def begin(self, session: HostSession, following: int) -> None:
+        """Enter the host's first part.
+
+        :param following: the block or stage after this host's.
+        """
+        self.session, self.following = session, following
+
+    @property
+    @abstractmethod
+    def rows(self) -> int:
+        """Positions or patches in the next call."""
+
+    @abstractmethod
+    def next_op(self) -> KernelCall:
+        """The next call; only while there is no outcome."""
+
+    @abstractmethod
+    def complete(self, result: Tensor | Denoised) -> None:
+        """Continue with the result of the last call."""
+
+    @property
+    def between_reads(self) -> bool:
+        """True if the next call would be of the host's first stage: an AR step passes all of them at once."""
+        return True
+
+    def draft_ahead(self) -> bool:
+        """Draft a token of what may come after the draft that this work sent; False where nothing is left to do."""
+        return False
+
+
+@dataclass(eq=False, kw_only=True)
+class TextWork(HopWork):
+    """New tokens of one session, and what they are for."""
+
+    start: int  # position of the first new token; 0 opens a session
+    clean: Tensor  # the new tokens, (tokens,) int64
+    positions: int  # that they take
+    remembered: int  # positions of these that the session keeps
+
+
+# When it is computed.
 
 # A pass takes sweeps and pictures, the oldest first, until it has this many rows. If all shared every pass, all would
 # leave the host at the same moment, and the next host would have idled until then.
@@ -50,14 +127,11 @@ class ScheduledHop:
     work: HopWork
     session: HostSession
     received_bytes: int
+    due_at: float  # its deadline, by this machine's monotonic clock
     accepted_at: float = field(default_factory=time.perf_counter)
-    due_at: float = field(init=False)  # its deadline, by this machine's monotonic clock
     compute_ms: float = 0.0  # its share of the passes that it took part in
     queue_ms: float = 0.0  # the rest of its time here: waiting, behind or beside other hops
     result: Outcome | StatusError | None = None
-
-    def __post_init__(self) -> None:
-        self.due_at = time.monotonic() + self.hop.left_s
 
 
 class Scheduler:
@@ -68,12 +142,12 @@ class Scheduler:
         :param limit: hops under way; the host refuses one more.
         :param most_hops: hops that share a pass; 1 = one after the other."""
         self.following, self.limit, self.most_hops = following, limit, most_hops
-        self.meter = meter or HostCounters()
+        self.meter = meter
         self._arrived: deque[ScheduledHop] = deque()
         self._waiting: list[ScheduledHop] = []
         """For an earlier hop of their session to end: they share its caches."""
         self._jobs: list[ScheduledHop] = []
-        self._ahead: deque[SampleWork] = deque()
+        self._ahead: deque[HopWork] = deque()
         """Steps after whose draft more may be drafted, in turns."""
         self._wake = threading.Condition()
         self._passing = threading.Lock()
@@ -136,7 +210,7 @@ class Scheduler:
             return False
         rows, fewest = 0, QUICK_ROWS
         for job in list(self._arrived):  # at once: the engine's thread may be taking from it
-            rows += job.work.clean.shape[0] if isinstance(job.work, ReadWork) else 0
+            rows += job.work.clean.shape[0] if isinstance(job.work, TextWork) else 0
             fewest = min(fewest, _quick_rows(job))
         return rows <= fewest
 
@@ -144,15 +218,12 @@ class Scheduler:
         """One pass, with one piece of every hop that takes part; returns the jobs that have a result now."""
         self._take_in()
         running, others = self._first_in_line()
-        self.meter.taken([*running, *others])
+        if self.meter is not None:
+            self.meter.taken([*running, *others])
         begin = time.perf_counter()
         while running:  # through all stages of this host
             _advance(running)
-            running = [
-                job
-                for job in running
-                if job.result is None and isinstance(job.work, ReadWork) and not job.work.between_reads
-            ]
+            running = [job for job in running if job.result is None and not job.work.between_reads]
             self._steps_ms = (time.perf_counter() - begin) * 1000
         if others:
             _advance(others)
@@ -166,7 +237,7 @@ class Scheduler:
             begin = max(job.accepted_at, job.session.free_at)  # behind others, not behind pieces of the same step
             job.queue_ms = max((now - begin) * 1000 - job.compute_ms, 0.0)
             job.session.free_at = now
-            if isinstance(job.result, stage_pb2.Hop) and isinstance(job.work, SampleWork) and job.work.drafts:
+            if isinstance(job.result, stage_pb2.Hop) and job.work.drafts:
                 self._ahead.append(job.work)
         return ended
 
@@ -240,14 +311,13 @@ def _quick_rows(job: ScheduledHop) -> int:
     """Rows of the largest pass that may compute an AR step on the event loop; below zero where none may."""
     work, session = job.work, job.session
     is_quick = (
-        isinstance(work, ReadWork)
+        isinstance(work, TextWork)
         and work.is_step
         and work.start + work.positions <= WARM_POSITIONS
         and not work.drafts  # a drafter reads and writes, too
         and session.pending <= 1  # what is computed here must not overtake a piece that the thread had
         and not (session.beginning and session.beginning.recalled)  # megabytes to copy
-        # a schema to compile
-        and not (isinstance(work, SampleWork) and work.sampling.grammar is not None and session.grammar is None)
+        and not (work.compiles and session.grammar is None)
     )
     return session.parts.quick_rows.get(job.hop.digest, 0) if is_quick else -1
 
@@ -278,7 +348,9 @@ def _advance(jobs: Sequence[ScheduledHop]) -> None:
         groups.setdefault(call.compute, []).append((job, call, caches[0].length if caches else 0))
     for compute, members in groups.items():
         begin, rows = time.perf_counter(), 0
-        for (job, call, _), result in zip(members, _computed(compute, members), strict=True):
+        if (results := _tried(compute, members)) is None:
+            results = _one_by_one(compute, members)
+        for (job, call, _), result in zip(members, results, strict=True):
             rows += call.rows
             if job.result is not None:
                 continue
@@ -292,11 +364,9 @@ def _advance(jobs: Sequence[ScheduledHop]) -> None:
             job.compute_ms += per_row_ms * call.rows
 
 
-def _computed(compute: Callable[..., Any], members: Sequence[_Member]) -> Sequence[Any]:
-    """Results of a call with these pieces. Where it fails, or its device has no memory for all, one by one: those that
-    fail alone, too, get an error for their hop's result, and None here."""
-    if (together := _tried(compute, members)) is not None:
-        return together
+def _one_by_one(compute: Callable[..., Any], members: Sequence[_Member]) -> Sequence[Any]:
+    """Results of pieces whose call failed, or whose device had no memory for all: those that fail alone, too, get an
+    error for their hop's result, and None here."""
     results = list[Any]()
     for member in members:
         job, call, length = member

@@ -83,12 +83,12 @@ class StageServer:
             await self.settings.registry.check()
         seeing = self.settings.seeing
         lookout = Telemetry(seeing, "onesweep-stage", self.settings.host.name, self.settings.security.insecure)
-        figures = HostCounters()
+        figures = HostCounters() if seeing.metrics else None
         host = self._host(figures, lookout)
         loader = Loader(host, self.sources, self.backend, self.message_bytes)
         service = StageService(host, loader, self.seat, self.settings.security.tls)
         server, checks, port = _new_server(service, self.message_bytes, self.settings)
-        if seeing.metrics:
+        if figures is not None:
             lookout.serve(STAGE_METRICS, figures.reader(service.description, self.settings.security.tls))
         vitals = await serve_health(checks, self.settings.health)
         await server.start()
@@ -144,7 +144,7 @@ class StageServer:
         task.add_done_callback(ended)
         return task
 
-    def _host(self, figures: HostCounters, lookout: Telemetry) -> Host:
+    def _host(self, figures: HostCounters | None, lookout: Telemetry) -> Host:
         settings = self.settings.host
         links = NextHosts(
             lambda address, other: wiring_problem([release.plan for release in host.releases.all], address, other),
@@ -152,7 +152,7 @@ class StageServer:
             self.message_bytes,
             settings.hop_timeout_s,
             settings.keep_warm_s,
-            figures,
+            figures.links.link if figures is not None else None,
             self.settings.security,
         )
         host = self.host_type(self.first, settings, links, figures, lookout.tracer)

@@ -194,10 +194,12 @@ class StageService(stage_pb2_grpc.StageServiceServicer):
             room=self.seat.room() if self.seat else None,
             unix_us=time.time_ns() // 1000,
             stall_ms=min(int(self.host.stall_s * 1000), MAX_STALL_MS),
+            one_at_a_time=any(each.parts is not None and each.parts.one_at_a_time for each in self.host.releases.all),
         )
 
     async def Push(self, batches: AsyncIterator[stage_pb2.HopBatch], context: Context) -> AsyncIterator[stage_pb2.Ack]:
-        sender = partial(check_sender, context, identity_of(context))
+        peer = identity_of(context)
+        sender = None if peer is None else partial(check_sender, context, peer)
         async for batch in batches:
             if len(batch.hops) > MOST_HOPS:
                 raise invalid(f"a batch of {len(batch.hops)} hops; at most {MOST_HOPS} travel together")
@@ -212,7 +214,7 @@ class StageService(stage_pb2_grpc.StageServiceServicer):
                 async for event in events:
                     yield event
         finally:
-            if request.router not in self.host.subscribers:
+            if request.router not in self.host.subscribers.queues:
                 self.host.sessions.release_router(request.router)
 
     async def Release(self, request: stage_pb2.ReleaseRequest, context: Context) -> stage_pb2.ReleaseResponse:

@@ -10,7 +10,7 @@ import grpc
 from stages.errors import CodecError
 from stages.host.parts import HostPlan, ModelKind, ModelSource
 from stages.host.prefixes import VOUCHER_BYTES
-from stages.host.work.base import HopWork
+from stages.host.scheduler import HopWork
 from stages.host.work.pictures import parse_consult, parse_denoise, parse_draw
 from stages.host.work.read import parse_read
 from stages.host.work.score import parse_score

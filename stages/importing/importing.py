@@ -14,10 +14,8 @@ import torch
 from torch import Tensor, nn
 
 from stages.checkpoint.checkpoint import new_directory, require_new, save_part, write_manifest
-from stages.checkpoint.draft_head import add_draft_head
 from stages.checkpoint.gate import PROBE_TEXT
 from stages.checkpoint.manifest import TOKENIZER_NAME, Manifest, read_manifest
-from stages.checkpoint.shipped import SHIPPED_HEADS
 from stages.errors import CheckpointError, InputError, ShapeError
 from stages.importing.gate import MAX_THREADS, check_loss, joined, layer_tensors, one_thread_each
 from stages.importing.gguf_file import GgufSource
@@ -214,9 +212,8 @@ def import_model(settings: ImportSettings, progress: WorkProgress | None = None)
 def add_drafter(settings: ImportSettings, drafter: str | None, progress: WorkProgress | None = None) -> None:
     """Put what the last host drafts by beside an imported checkpoint.
 
-    :param drafter: `copy:q8` or `copy:q4` for the model itself in so many bits, `head` for the draft head that ships
-        for it, `none`, or the path of a draft head or of a smaller model of the same tokens. None for the largest copy
-        that the last host has room for.
+    :param drafter: `copy:q8` or `copy:q4` for the model itself in so many bits, `none`, or the path of a smaller model
+        of the same tokens. None for the largest copy that the last host has room for.
 
     Raises InputError or CheckpointError; the checkpoint stays, without it.
     """
@@ -225,16 +222,11 @@ def add_drafter(settings: ImportSettings, drafter: str | None, progress: WorkPro
         drafter = _fitting_copy(settings)
         progress.say(f"the last host drafts by: {drafter} (another: --drafter)")
     try:
-        if drafter == "head" or Path(drafter).suffix == ".safetensors":
-            head = shipped_head(settings.source) if drafter == "head" else Path(drafter)
-            if head is None:
-                raise InputError("no draft head ships for this model")
-            add_draft_head(settings.out, head)
-        elif drafter in COPIES and (missing := _missing_bytes(settings, drafter)) > 0:
+        if drafter in COPIES and (missing := _missing_bytes(settings, drafter)) > 0:
             raise InputError(
                 f"{drafter} does not fit the last host beside its stage: {missing / MEGABYTE:,.1f} MB are missing"
             )
-        elif drafter != "none":
+        if drafter != "none":
             _add_near_model(settings, drafter, progress)
     except (InputError, CheckpointError) as error:
         raise type(error)(f"{error}; {settings.out} is imported without a drafter") from None
@@ -260,11 +252,6 @@ def _fitting_copy(settings: ImportSettings) -> str:
             if _missing_bytes(settings, name) <= 0:
                 return name
     return "none"
-
-
-def shipped_head(source: Path) -> Path | None:
-    """The draft head that ships for a model. Raises InputError or CheckpointError where the source cannot be read."""
-    return SHIPPED_HEADS.get(hashlib.sha256(open_source(source).tensor(NORM).numpy().tobytes()).hexdigest())
 
 
 def _add_near_model(settings: ImportSettings, drafter: str, progress: WorkProgress) -> None:

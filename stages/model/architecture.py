@@ -296,11 +296,6 @@ class LlamaArchitecture:
         """Attention's scores are multiplied by it."""
         return float((self.query_scalar or self.head_dim) ** -0.5)
 
-    @property
-    def is_plain(self) -> bool:
-        """True for a model that uses no option beyond Llama's."""
-        return all(getattr(self, name) == default for name, default in _DEFAULTS.items())
-
     def layers_in(self, part: int) -> int:
         """Transformer layers of one stage."""
         return self.layers[part]

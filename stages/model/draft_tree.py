@@ -1,27 +1,15 @@
-"""Grows guesses after a text: one chain of them, or a tree of the likeliest few."""
+"""Guesses after a text, one chain of them or a tree of the likeliest few: how many pay, and which are sent."""
 
 from __future__ import annotations
 
-import time
-from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate
 from math import exp
 
-import numpy as np
-import torch
-from numpy.typing import NDArray
-from torch import Tensor
-
 from stages.limits import MAX_DRAFT
-from stages.model.randomness import Purpose, gumbels, gumbels_of, uniforms
-from stages.model.scoring import PLAIN, Shaping
 from stages.model.speculation import MAX_DRAFT_TREE, first_branch
-from stages.model.vocabulary import Vocabulary
 
-Indices = NDArray[np.int64]
-Allowed = NDArray[np.bool_]
 DEFAULT_BRANCHES = 4  # grown where a request asks for no certain number: what does not pay of them is not sent
 FORGET = 0.98  # weight of what was measured, at each further round
 RECENT = 0.1  # weight of the last sweep among those whose times are known
@@ -205,177 +193,6 @@ class Growth:
             tokens.insert(0, self.tokens[at])
             at = self.above[at]
         return tokens
-
-
-class Forks(ABC):
-    """Continuations of one text that grow together, a token of each at a time. On the compute thread only."""
-
-    @abstractmethod
-    def read(self, tokens: NDArray[np.int64]) -> Tensor:
-        """The next token of each (count,); logits (count, vocabulary) of what follows it."""
-
-    @abstractmethod
-    def select(self, branches: NDArray[np.int64]) -> None:
-        """Go on with these: any of them, any number of times. branches: indices."""
-
-
-class LocalText(ABC):
-    """One text that a model reads. On the compute thread only."""
-
-    @abstractmethod
-    def logits_after(self, text: bytes) -> Tensor:
-        """Logits (1, vocabulary) float32 of what follows `text`: tokens in their encoding, one at least.
-
-        It may differ from what was read before, which costs no more than reading on from where they part.
-        """
-
-    @abstractmethod
-    def fork(self, count: int, room: int) -> Forks:
-        """Begin `count` continuations, of at most `room` tokens, of the text that `logits_after` was asked for last.
-
-        They are good until it is asked again.
-        """
-
-    def chain(self, room: int) -> Forks:
-        """The same for one continuation that stays the only one."""
-        return self.fork(1, room)
-
-
-class TreeGrower:
-    """Grows guesses for one request, with its own random numbers.
-
-    The hosts add the request's Gumbel numbers to the logits of a place and take the largest sum. The drafter does the
-    same with the same numbers (Daliri et al. 2024, arXiv 2408.07978): where both models agree they pick the same
-    token, however random it is. The softmax of these sums tells how sure it is: as if the hosts' sums were its own
-    with noise of the same kind, whose scale is learnt. Of all guesses those are sent that are likeliest with all before
-    them (Li et al. 2024, arXiv 2406.16858).
-    """
-
-    def __init__(
-        self,
-        text: LocalText,
-        vocabulary: Vocabulary,
-        worth: DraftLength,
-        temperature: float,
-        seed: int,
-        shaping: Shaping = PLAIN,
-        tokens: Indices | None = None,
-        allowed: Callable[[Sequence[int]], Allowed | None] | None = None,
-    ) -> None:
-        """:param tokens: what the columns of the text's logits stand for; None: each for its own number. Penalties
-        and biases are left out then: they change what is guessed, never what is written.
-        :param allowed: by a grammar, which tokens of all can follow guesses after the text; None where none can."""
-        self.text, self.vocabulary, self.worth, self.tokens, self.allowed = text, vocabulary, worth, tokens, allowed
-        self.temperature, self.seed, self.shaping = temperature, seed, shaping
-
-    def grow(self, known: bytes, plan: DraftPlan) -> Growth:
-        """Guesses after `known`, more of them than will be sent. On the drafter's compute thread."""
-        growth = Growth()
-        self.finish(growth, self.levels(growth, known, plan), plan)
-        return growth
-
-    def finish(self, growth: Growth, levels: Iterator[bool], plan: DraftPlan) -> None:
-        """Take `levels` of a growth while they pay for a request that waits."""
-        begin = time.perf_counter()
-        while self.goes_on(growth, plan) and next(levels, False):
-            growth.waited += 1
-            growth.compute_ms = (time.perf_counter() - begin) * 1000
-
-    @torch.inference_mode()
-    def levels(self, growth: Growth, known: bytes, plan: DraftPlan) -> Iterator[bool]:
-        """Grow guesses after `known`, one level with each `next`. Yields True."""
-        position, nodes, forks = self.vocabulary.count(known), np.array([-1]), None
-        logits = self.text.logits_after(known)
-        while True:
-            if self.shaping.adjusts and self.tokens is None:
-                before = [np.array(self.vocabulary.tokens(known) + growth.branch(node)) for node in nodes]
-                pairs = zip(logits.split(1), before, strict=True)
-                logits = torch.cat([self.shaping.adjusted(row, tokens) for row, tokens in pairs])
-            rows, nodes = self._add(growth, nodes, logits, position + growth.levels, plan.branches)
-            growth.levels, growth.ends = growth.levels + 1, nodes.tolist()
-            yield True
-            if forks is None:
-                room = plan.most - 1
-                forks = self.text.chain(room) if plan.branches == 1 else self.text.fork(len(nodes), room)
-            else:
-                forks.select(rows)
-            logits = forks.read(np.array([growth.tokens[node] for node in nodes]))
-
-    def _add(
-        self, growth: Growth, nodes: Indices, logits: Tensor, position: int, width: int
-    ) -> tuple[Indices, Indices]:
-        """The likeliest few after each of `nodes`. Returns those to go on with: the rows that they follow, and they."""
-        sums = logits.double().numpy()
-        before = np.array([growth.chances[node] if node >= 0 else 1.0 for node in nodes])
-        forced = dict[int, int]()
-        if self.allowed is not None:
-            sums, before = sums.copy(), before.copy()
-            forced = self._hold(growth, nodes, sums, before)
-        sums = sums - sums.max(axis=1, keepdims=True)
-        if self.temperature > 0:
-            with np.errstate(over="ignore"):
-                sums = self.shaping.filtered(sums / self.temperature) + self._noise(position, sums.shape[1])
-            sums -= sums.max(axis=1, keepdims=True)
-        width = min(width, sums.shape[1])
-        tokens = torch.from_numpy(sums).topk(width, dim=1).indices.numpy()  # a fifth of np.argpartition's time
-        exponentials = np.exp(sums / self.worth.noise)
-        probs = np.take_along_axis(exponentials, tokens, axis=1) / exponentials.sum(axis=1, keepdims=True)
-        chances = np.minimum(probs, MOST_SURE)
-        numbers = tokens if self.tokens is None else self.tokens[tokens]
-        for row, token in forced.items():
-            numbers[row], probs[row], chances[row] = token, 0.0, 0.0
-            probs[row, 0] = chances[row, 0] = 1.0
-        chances = (chances * before[:, None]).flatten()
-        first = len(growth.tokens)
-        growth.tokens += numbers.flatten().tolist()
-        growth.above += nodes.repeat(width).tolist()
-        growth.probs += probs.flatten().tolist()
-        growth.chances += chances.tolist()
-        best = np.argsort(-chances, kind="stable")[:width]
-        best = best[chances[best] > 0]
-        return best // width, first + best
-
-    def _hold(
-        self, growth: Growth, nodes: Indices, sums: NDArray[np.float64], before: NDArray[np.float64]
-    ) -> dict[int, int]:
-        """Hold the guesses after `nodes` to a grammar, in place. Returns the only token that can follow, by rows.
-
-        :param sums: -inf afterwards for tokens that cannot follow.
-        :param before: chances of the nodes; 0 afterwards where none of the columns can follow.
-        """
-        assert self.allowed is not None
-        forced = dict[int, int]()
-        for i, node in enumerate(nodes):
-            allowed = self.allowed(growth.branch(node))
-            if allowed is not None and np.count_nonzero(allowed) == 1:
-                forced[i] = int(allowed.argmax())
-                continue
-            if allowed is not None and self.tokens is not None:
-                allowed = allowed[self.tokens]
-            if allowed is None or not allowed.any():
-                before[i] = 0.0
-            else:
-                sums[i, ~allowed] = -np.inf
-        return forced
-
-    def _noise(self, position: int, width: int) -> NDArray[np.float64]:
-        """Gumbel numbers that the hosts add to the logits of a position: (1, width)."""
-        if self.tokens is None:
-            return gumbels(self.seed, position, 1, width)
-        drawn = uniforms(self.seed, Purpose.SAMPLE, position, 1, self.vocabulary.size)
-        return gumbels_of(drawn[:, self.tokens])
-
-    def goes_on(self, growth: Growth, plan: DraftPlan) -> bool:
-        """True where one more level pays."""
-        if growth.levels >= plan.most or not growth.ends:
-            return False
-        if not growth.levels:
-            return True
-        ends = [growth.chances[node] for node in growth.ends]
-        if plan.guesses is None:
-            return self.worth.another_level(growth.chances, sum(ends), growth.levels * self.worth.level_ms)
-        among = sorted(growth.chances, reverse=True)[: plan.guesses]
-        return len(among) < plan.guesses or max(ends) > among[-1]
 
 
 # One rule decides length and width: as many guesses as bring the most tokens for the time that sweep and drafting

@@ -35,7 +35,9 @@ def read_lengths(count: int, reads: Sequence[int] = (), tree: int = 0) -> list[i
     :param tree: so many of the last tokens are a tree of draft tokens, which is one read.
     """
     apart = tree if count > READ_POSITIONS else 0
-    return [*split_lengths(count - apart, reads), *([apart] if apart else [])]
+    together = [*reads, count - apart - sum(reads)]
+    lengths = [min(READ_POSITIONS, read - at) for read in together for at in range(0, read, READ_POSITIONS)]
+    return [*lengths, apart] if apart else lengths
 
 
 def prefill_chunks(lengths: Sequence[int], known: int, least: int) -> list[list[int]]:
@@ -59,13 +61,7 @@ def split_reads(source: Tensor, reads: Sequence[int] = ()) -> list[Tensor]:
     :param reads: lengths of what its first positions came in before; what is left came together. Rounding depends on
         what is read together.
     """
-    return list(source.split(split_lengths(len(source), reads)))
-
-
-def split_lengths(count: int, reads: Sequence[int] = ()) -> list[int]:
-    """Lengths of the pieces that `split_reads` cuts `count` positions into."""
-    together = [*reads, count - sum(reads)]
-    return [min(READ_POSITIONS, read - at) for read in together for at in range(0, read, READ_POSITIONS)]
+    return list(source.split(read_lengths(len(source), reads)))
 
 
 # A prefix: the beginning of a text whose keys and values hosts keep for a later text that begins alike. It ends where

@@ -61,11 +61,7 @@ def normals(seed: int, purpose: Purpose, position: int, count: int, width: int, 
 
 def gumbels(seed: int, position: int, count: int, width: int) -> NDArray[np.float64]:
     """Standard Gumbel numbers for sampling by argmax: (count, width) float64."""
-    return gumbels_of(uniforms(seed, Purpose.SAMPLE, position, count, width))
-
-
-def gumbels_of(u: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Standard Gumbel numbers from uniform ones in (0, 1]."""
+    u = uniforms(seed, Purpose.SAMPLE, position, count, width)
     return np.asarray(-np.log(-np.log(u * (1 - 2.0**-53))))
 
 

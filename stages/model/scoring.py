@@ -169,17 +169,12 @@ class Shaping:
             row[token] += bias
         return torch.from_numpy(row)[None]
 
-    @property
-    def filters(self) -> bool:
-        """True if it leaves tokens out."""
-        return self.top_k > 0 or self.top_p < 1 or self.min_p > 0
-
     def filtered(self, scores: Floats) -> Floats:
         """`scores` with -inf for tokens that are left out; the most likely one stays.
 
         scores: (rows, vocabulary), ln of probabilities at the request's temperature, but for a constant in each row.
         """
-        if not self.filters:
+        if self.top_k == 0 and self.top_p == 1 and self.min_p == 0:
             return scores
         kept = np.full_like(scores, -np.inf)
         for row, result in zip(scores, kept, strict=True):

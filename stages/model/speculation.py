@@ -28,15 +28,6 @@ class DraftTree:
         """The guess that `token` follows guess `at`, which is -1 for what was known; -1 where nobody guessed it."""
         return self._children.get((at, token), -1)
 
-    def path(self, tokens: Sequence[int]) -> list[int]:
-        """The guesses that `tokens` are, one after the other."""
-        at, found = -1, list[int]()
-        for token in tokens:
-            if (at := self.after(at, token)) < 0:
-                break
-            found.append(at)
-        return found
-
 
 def are_depths(depths: Sequence[int]) -> bool:
     """True if these can be depths of a tree, each draft token but the first ones after another one."""
@@ -48,14 +39,11 @@ def are_depths(depths: Sequence[int]) -> bool:
     return True
 
 
-def tree_positions(tokens: int, depths: Sequence[int]) -> int:
-    """Positions that so many new tokens take, the last of them a tree: its branches take the same ones."""
-    return tokens - len(depths) + max(depths) + 1 if depths else tokens
-
-
-def remembered_positions(tokens: int, depths: Sequence[int]) -> int:
-    """Number of these positions that are kept: of a tree, those of its first branch."""
-    return tokens - len(depths) + first_branch(depths) if depths else tokens
+def tree_positions(tokens: int, depths: Sequence[int]) -> tuple[int, int]:
+    """Positions that so many new tokens take, the last of them a tree, whose branches take the same ones; and those of
+    them that are kept: its first branch's."""
+    before = tokens - len(depths)
+    return before + max(depths) + 1, before + first_branch(depths)
 
 
 def first_branch(depths: Sequence[int]) -> int:

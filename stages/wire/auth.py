@@ -12,7 +12,7 @@ import grpc
 import grpc.aio
 
 from stages.v1 import stage_pb2
-from stages.wire.status import Context, Interceptor, StatusError, guarded_handler
+from stages.wire.status import Context, Interceptor, StatusError, checked_handler
 
 log = logging.getLogger(__name__)
 
@@ -48,16 +48,15 @@ class Identity:
 
 def identity_of(context: Context) -> Identity | None:
     """The caller's identity, from the certificate that the handshake verified; None without one of onesweep."""
-    return Identity.of(uri.decode() for uri in context.auth_context().get("peer_uri", ()))
+    names = context.auth_context().get("peer_uri")
+    return Identity.of(name.decode() for name in names) if names else None
 
 
-def check_sender(context: Context, peer: Identity | None, hop: stage_pb2.Hop) -> str:
-    """The name of the host that sent a hop; empty for a router, or without TLS.
+def check_sender(context: Context, peer: Identity, hop: stage_pb2.Hop) -> str:
+    """The name of the host that sent a hop; empty for a router.
 
     :param peer: of `identity_of`. Raises StatusError unless it is the hop's own router, or a host of its path.
     """
-    if peer is None:
-        return ""
     if peer.role == ROUTER:
         if hop.router.rpartition(".")[0] != peer.name:
             raise _denied(f"your certificate is {peer.uri}: {hop.router} is another router")
@@ -112,7 +111,7 @@ class CallerGuard(Interceptor):
         if service != self.service:
             return handler
 
-        async def begin(request: object, context: Context) -> object:
+        def check(request: object, context: Context) -> None:
             try:
                 self._check_caller(method, request, context)
             except StatusError as refusal:
@@ -120,9 +119,8 @@ class CallerGuard(Interceptor):
                     log.warning("%s refused to %s: %s", method, context.peer(), refusal.message)
                 self._logged = refusal.message
                 raise
-            return request
 
-        return guarded_handler(handler, begin)
+        return checked_handler(handler, check)
 
 
 def _denied(message: str) -> StatusError:

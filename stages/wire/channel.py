@@ -20,7 +20,6 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from stages.errors import InputError, ServiceError
 from stages.wire.places import Places
 from stages.wire.status import (
-    CALL_KINDS,
     DEFAULT_RETRY_MS,
     Context,
     DecodeErrors,
@@ -30,6 +29,7 @@ from stages.wire.status import (
     exhausted,
     ignoring_ended_call,
     invalid,
+    kind_of,
     with_decode_errors,
 )
 from stages.wire.tls import LOOPBACK_ONLY, Security, ServerCertificate, channel_credentials
@@ -168,7 +168,7 @@ class CallBounds(Interceptor):
 
     def answered_by(self, handler: Any, call: grpc.HandlerCallDetails) -> Any:  # noqa: ANN401
         path: Any = call.method
-        inner = next(each for kind in CALL_KINDS if (each := getattr(handler, kind)) is not None)
+        _, inner = kind_of(handler)
         who = self._caller(path, call.invocation_metadata)
         most_bytes = DEFAULT_MESSAGE_BYTES if handler.request_streaming or path in self._large else SMALL_BYTES
 

@@ -10,6 +10,7 @@ import contextlib
 import time
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Iterable
+from typing import Protocol
 
 import grpc
 import grpc.aio
@@ -37,8 +38,8 @@ BATCH_HOPS = 8  # and at most so many: the next host begins with the first while
 Settled = Callable[[StatusError | None], None]  # hears once what became of a hop: None when the next host has queued it
 
 
-class LinkObserver:
-    """Observer of one link. This one does nothing, which is all that a host without --metrics pays."""
+class LinkObserver(Protocol):
+    """Observer of one link."""
 
     def sent(self, size_bytes: int) -> None:
         """A hop left."""
@@ -83,7 +84,7 @@ class Relay:
         """
         self.address, self.hop_timeout_s = address, hop_timeout_s
         self.name = name
-        self.meter = LinkObserver()
+        self.meter: LinkObserver | None = None
         self.problem = ""
         """Reason why no sweep can take this link; empty when one can. Kept by the owner of the link."""
         self.security, self._message_bytes = security, message_bytes
@@ -233,7 +234,8 @@ class Relay:
                         refused = StatusError.numbered(rejection.code, said, rejection.retry_after_ms or None)
                         handovers[rejection.index].settle(refused)
                 for handover in handovers:
-                    self.meter.handed_over(time.perf_counter() - handover.begin)
+                    if self.meter is not None:
+                        self.meter.handed_over(time.perf_counter() - handover.begin)
                     handover.settle(None)
         except grpc.aio.AioRpcError as error:
             refusal = self.refusal(error, begin)
@@ -256,12 +258,12 @@ class Relay:
         while True:
             await wake.wait()
             wake.clear()
-            while self._wake is wake and (handovers := self._take()):
-                self._batches += 1
-                self._sent[self._batches] = handovers
-                yield stage_pb2.HopBatch(
-                    number=self._batches, hops=[handover.hop for handover in handovers], protocol=PROTOCOL
-                )
+            while self._wake is wake and self._outbox:
+                if taken := self._take():
+                    self._batches += 1
+                    self._sent[self._batches] = taken
+                    hops = [handover.hop for handover in taken]
+                    yield stage_pb2.HopBatch(number=self._batches, hops=hops, protocol=PROTOCOL)
             if self._wake is not wake:
                 return
 
@@ -275,7 +277,7 @@ class Relay:
                 handover.hop.left_s = seconds_until(handover.due_at)  # it waited here
                 taken.append(handover)
                 size += handover.hop.ByteSize()
-        if taken:
+        if taken and self.meter is not None:
             self.meter.sent(size)
         return taken
 

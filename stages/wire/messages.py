@@ -64,17 +64,15 @@ def step_hops(hop: stage_pb2.Hop, vocabulary: Vocabulary, most: int, rows: int) 
     if not hop.HasField("read"):
         return [hop]
     *first, last = prefill_hops(hop, vocabulary, most)
-    hops = [*first, *_batches(last, vocabulary, rows)]
+    hops = [*first, *(_batches(last, vocabulary, rows) if last.read.HasField("score") else [last])]
     for later in hops[1:]:
         later.ClearField("memory")  # the session is open by then
     return hops
 
 
 def _batches(hop: stage_pb2.Hop, vocabulary: Vocabulary, rows: int) -> list[stage_pb2.Hop]:
-    """A Score as one hop for each batch of its candidates; any other hop alone."""
+    """A Score as one hop for each batch of its candidates."""
     candidates = list(hop.read.score.candidates)
-    if not candidates:
-        return [hop]
     size = candidates_together(vocabulary.count(candidates[0]), len(candidates), rows)
     if size >= len(candidates):
         return [hop]
@@ -148,6 +146,8 @@ def prefill_hops(hop: stage_pb2.Hop, vocabulary: Vocabulary, most: int = MAX_PRE
     read = hop.read
     count, draft = vocabulary.count(read.clean), read.sample.draft
     lengths = read_lengths(count, read.reads, draft if read.sample.HasField("tree") else 0)
+    if len(lengths) < 2:
+        return [hop]
     chunks = prefill_chunks(lengths, count - draft, -(-count // most))
     hops, at = list[stage_pb2.Hop](), 0
     for chunk in chunks:
@@ -191,7 +191,7 @@ def next_read(hop: stage_pb2.Hop, text: bytes, vocabulary: Vocabulary, kept: int
     sample.remaining -= vocabulary.count(text)
     sample.draft = len(draft.tokens)
     sample.ClearField("tree")
-    if draft.first < len(draft.tokens):  # a tree
+    if draft.tokens and draft.first < len(draft.tokens):  # a tree
         sample.tree.depths.extend(draft.depths)
     after.ClearField("memory")
     del after.timings[:]

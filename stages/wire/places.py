@@ -1,4 +1,4 @@
-"""The connections of a gRPC server: those that never call make room for new ones."""
+"""The connections of a gRPC server: those that never made an allowed call give way to new ones."""
 
 from __future__ import annotations
 
@@ -15,15 +15,16 @@ from urllib.parse import unquote
 import grpc
 import grpc.aio
 
-from stages.wire.status import Context, Interceptor, guarded_handler
+from stages.wire.status import Context, Interceptor, checked_handler
 
 CHECK_S = 1.0  # between two looks at the connections
 OPEN_TO_ALL = "/grpc."  # health and reflection: a call that shows nothing of who makes it
+STRANGERS = (grpc.StatusCode.UNAUTHENTICATED, grpc.StatusCode.PERMISSION_DENIED)
 _DESCRIPTORS = "/proc/self/fd"
 
 
 class Places(Interceptor):
-    """Closes the oldest connections that never made a call where less than an eighth of the places is free.
+    """Closes the oldest connections that made no allowed call where less than an eighth of the places is free.
 
     gRPC closes a connection too many before anyone hears of it, and names none that it holds. They are found among the
     sockets of this process.
@@ -40,12 +41,18 @@ class Places(Interceptor):
         if method.startswith(OPEN_TO_ALL):
             return handler
 
-        async def begin(request: Any, context: Context) -> Any:  # noqa: ANN401 - a message, or an iterator of them
+        def note(request: object, context: Any) -> None:  # noqa: ANN401 - of Context, the stubs err
             host, _, port = unquote(context.peer().partition(":")[2]).rpartition(":")
-            self._callers.add(_peer(host, port))
-            return request
+            if (peer := _peer(host, port)) not in self._callers:
+                self._callers.add(peer)  # the call may last
+                context.add_done_callback(lambda call: self._ended(peer, call))
 
-        return guarded_handler(handler, begin)
+        return checked_handler(handler, note)
+
+    def _ended(self, peer: str, call: Context) -> None:
+        """A first call that was refused to a stranger does not count."""
+        if call.code() in STRANGERS:
+            self._callers.discard(peer)
 
     def watch(self, server: grpc.aio.Server, port: int) -> None:
         """Make room on a port now and then, until the server has stopped."""

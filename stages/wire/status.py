@@ -12,7 +12,7 @@ from abc import abstractmethod
 from collections.abc import AsyncIterator, Awaitable, Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import aclosing, contextmanager, suppress
 from functools import partial
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 
 import grpc
 import grpc.aio
@@ -190,47 +190,56 @@ class Interceptor(grpc.aio.ServerInterceptor):
 
 
 class DecodeErrors(Interceptor):
-    """Answers requests that cannot be parsed with INVALID_ARGUMENT."""
+    """Answers requests that cannot be parsed with INVALID_ARGUMENT, and ends a call with the StatusError that its
+    handler raises. It stands before all other interceptors."""
 
     def answered_by(self, handler: Any, call: grpc.HandlerCallDetails) -> Any:  # noqa: ANN401
-        if handler.request_deserializer is None:
-            return handler
+        kind, inner = kind_of(handler)
 
-        async def begin(request: Any, context: Context) -> Any:  # noqa: ANN401 - a message, or an iterator of them
-            return _each_decoded(request) if handler.request_streaming else _checked_decoded(request)
+        async def answer(request: object, context: Context) -> object:
+            try:
+                return await inner(request if request is not UNDECODABLE else _undecodable(), context)
+            except StatusError as refusal:
+                await refusal.abort(context)
+            return None
 
-        guarded = guarded_handler(handler, begin)
-        return guarded._replace(request_deserializer=_tolerant(handler.request_deserializer))
+        async def stream(request: object, context: Context) -> AsyncIterator[object]:
+            try:
+                responses = inner(request if request is not UNDECODABLE else _undecodable(), context)
+                if not hasattr(responses, "__aiter__"):  # a handler that writes its answers itself
+                    await responses
+                    return
+                async with aclosing(responses):
+                    async for response in responses:
+                        yield response
+            except StatusError as refusal:
+                await refusal.abort(context)
+
+        guarded = handler._replace(**{kind: stream if handler.response_streaming else answer})
+        if (parse := handler.request_deserializer) is not None:
+            # a handler reads a stream itself, so it gets the error; one request is parsed before anyone could catch it
+            otherwise = _undecodable if handler.request_streaming else lambda: UNDECODABLE
+            guarded = guarded._replace(request_deserializer=_parser(parse, otherwise))
+        return guarded
 
 
-def guarded_handler(handler: Any, begin: Callable[[Any, Context], Awaitable[Any]]) -> Any:  # noqa: ANN401
-    """The same handler, which gets what `begin` makes of a call's request, a message or an iterator of them.
+def kind_of(handler: Any) -> tuple[str, Any]:  # noqa: ANN401
+    """The kind of the calls that a handler answers, and its function."""
+    return next((kind, inner) for kind in CALL_KINDS if (inner := getattr(handler, kind)) is not None)
 
-    A StatusError that either raises ends the call: handlers need not catch their own.
+
+def checked_handler(handler: Any, check: Callable[[Any, Context], object]) -> Any:  # noqa: ANN401
+    """The same handler, to stand behind DecodeErrors.
+
+    :param check: is called first, with the request, a message or an iterator of them. A StatusError ends the call.
     """
-    kind = next(kind for kind in CALL_KINDS if getattr(handler, kind) is not None)
-    inner = getattr(handler, kind)
+    kind, inner = kind_of(handler)
 
-    async def answer(request: object, context: Context) -> object:
-        try:
-            return await inner(await begin(request, context), context)
-        except StatusError as refusal:
-            await refusal.abort(context)
-        return None
+    def answer(request: object, context: Context) -> Any:  # noqa: ANN401
+        check(request, context)
+        return inner(request, context)
 
-    async def stream(request: object, context: Context) -> AsyncIterator[object]:
-        try:
-            responses = inner(await begin(request, context), context)
-            if not hasattr(responses, "__aiter__"):  # a handler that writes its answers itself
-                await responses
-                return
-            async with aclosing(responses):
-                async for response in responses:
-                    yield response
-        except StatusError as refusal:
-            await refusal.abort(context)
-
-    return handler._replace(**{kind: stream if handler.response_streaming else answer})
+    return handler._replace(**{kind: answer})
 
 
 def with_decode_errors(channel: grpc.aio.Channel, metadata: Metadata = ()) -> grpc.aio.Channel:
@@ -280,7 +289,8 @@ class _Call:
 
 def _calls(make: Callable[..., Any], metadata: Metadata, path: str, **how: Any) -> Callable[..., _Call]:  # noqa: ANN401
     if how.get("response_deserializer") is not None:
-        how["response_deserializer"] = _tolerant(how["response_deserializer"], ANSWER_BYTES.get(path, 0))
+        parse, most_bytes = how["response_deserializer"], ANSWER_BYTES.get(path, 0)
+        how["response_deserializer"] = _parser(parse, lambda: UNDECODABLE, most_bytes)
     begin = make(path, **how)
     return lambda *request, **options: _Call(begin(*request, **({"metadata": metadata} | options)))
 
@@ -291,16 +301,21 @@ def _no_message() -> NoMessageError:
     return NoMessageError(grpc.StatusCode.INTERNAL, nothing, nothing, words)
 
 
-def _tolerant(parse: Callable[[bytes], object], most_bytes: int = 0) -> Callable[[bytes], object]:
-    """:param most_bytes: of a message; 0 = what gRPC takes."""
+def _parser(
+    parse: Callable[[bytes], object], otherwise: Callable[[], object], most_bytes: int = 0
+) -> Callable[[bytes], object]:
+    """`parse`, and `otherwise` for bytes that are no message.
+
+    :param most_bytes: of a message; 0 = what gRPC takes.
+    """
 
     def parsed(data: bytes) -> object:
         if most_bytes and len(data) > most_bytes:
-            return UNDECODABLE
+            return otherwise()
         try:
-            return parse(data) if len(data) < SCANNED_BYTES or _few_parts(data, parse) else UNDECODABLE
+            return parse(data) if len(data) < SCANNED_BYTES or _few_parts(data, parse) else otherwise()
         except DecodeError:
-            return UNDECODABLE
+            return otherwise()
 
     return parsed
 
@@ -331,14 +346,5 @@ def _varint(data: bytes, at: int) -> tuple[int, int]:
     return value | data[at] << shift, at + 1
 
 
-def _checked_decoded(request: object) -> object:
-    if request is UNDECODABLE:
-        raise invalid(
-            "the request is no message of this call's type: it was damaged, is of another program, or has no end"
-        )
-    return request
-
-
-async def _each_decoded(requests: AsyncIterator[object]) -> AsyncIterator[object]:
-    async for request in requests:
-        yield request if request is not UNDECODABLE else _checked_decoded(request)
+def _undecodable() -> NoReturn:
+    raise invalid("the request is no message of this call's type: it was damaged, is of another program, or has no end")

@@ -11,8 +11,7 @@ import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
 from stages.checkpoint.checkpoint import update_manifest
-from stages.checkpoint.draft_head import DraftHead, add_draft_head, write_draft_head
-from stages.checkpoint.manifest import TOKENIZER_NAME, read_manifest
+from stages.checkpoint.manifest import TOKENIZER_NAME
 from stages.model.architecture import LlamaArchitecture
 from stages.model.llama import LlamaStage
 from stages.model.randomness import sample_tokens
@@ -106,16 +105,3 @@ def written(stages: Sequence[LlamaStage], prompt: list[int], count: int, **sampl
             sample_tokens(logits, sampling.get("temperature", 0.0), sampling.get("seed", 0), len(tokens))
         )
     return tokens[len(prompt) :]
-
-
-def add_random_draft_head(directory: Path, count: int = 250, seed: int = 1) -> None:
-    """For a model of `write_model`. What it guesses is right by chance only, which is often where branches are many."""
-    torch.manual_seed(seed)
-    manifest = read_manifest(directory)
-    assert isinstance(manifest.architecture, LlamaArchitecture)
-    head = DraftHead(manifest.architecture, count)
-    head.tokens.copy_(torch.randperm(manifest.architecture.vocabulary)[:count])
-    path = directory / "made.safetensors"
-    write_draft_head(path, head)
-    add_draft_head(directory, path)
-    path.unlink()

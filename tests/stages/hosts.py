@@ -26,7 +26,7 @@ async def open_host(
     parts: Parts, working: bool = True, meter: HostCounters | None = None, **settings: Any
 ) -> AsyncIterator[Host]:
     """A host that the test listens to, and whose worker runs, or not yet."""
-    links = NextHosts(lambda address, other: "", 0, 1 << 20, 1.0, 0.0, HostCounters())
+    links = NextHosts(lambda address, other: "", 0, 1 << 20, 1.0, 0.0)
     host = Host(Release("r", parts.plan, parts), HostSettings("h", **settings), links, meter)
     async with listening(host, working):
         yield host

@@ -124,7 +124,9 @@ def _check(settings: DistillSettings, manifest: Manifest) -> None:
             f"{settings.checkpoint} has {WEIGHT_WORDS[a.weights]}, which cannot be trained: distil from an import of "
             "the same model with --weights float32, the drafter serves both"
         )
-    settings.check_layers(sum(a.layers_in(index) for index in range(a.parts)))
+    total, layers = sum(a.layers_in(index) for index in range(a.parts)), settings.layers
+    if layers is not None and not (layers and all(0 <= i < total for i in layers)):
+        raise InputError(f"layers = {list(layers)}: the model has layers 0 to {total - 1}")
 
 
 def _started(s: DistillSettings, teacher: Manifest) -> Manifest:

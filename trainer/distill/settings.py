@@ -6,7 +6,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from stages.errors import ConfigError, InputError
+from stages.errors import ConfigError
 from stages.settings import check, flag, limits, setting
 
 if TYPE_CHECKING:
@@ -19,10 +19,8 @@ MAX_MINUTES = 60.0 * 24 * 365
 class DistillTuning:
     """Settings of a distillation that its TOML has."""
 
-    # The teacher's layers, from 0, that the drafter or the draft head begins with; by default as many as a stage's size
-    # allows, of a draft head the first two and the last two.
+    # The teacher's layers, from 0, that the drafter begins with; by default as many as a stage's size allows.
     layers: tuple[int, ...] | None = None
-    guesses: int = field(default=16384, metadata=limits(least=2, most=1 << 20))  # frequent tokens, for a new draft head
     sequences: int = field(default=8, metadata=limits(least=1, most=1024))  # windows in a step
     window: int = field(default=256, metadata=limits(least=16, most=4096))  # tokens in a window
     # Share of the samples that the teacher writes itself. On a CPU these take four times as long as those that it only
@@ -48,10 +46,7 @@ class DistillSettings(DistillTuning):
         metadata=flag("UTF-8 text, or folders", name="--text", nargs="+", action="extend", metavar="FILE")
     )
     out: Path | None = setting(None, "default: local/ in the checkpoint", metavar="DIR")
-    head: bool = setting(False, "a draft head, which the host of the last stage drafts by, in place of a drafter")
-    start: Path | None = setting(
-        None, "a drafter to continue, or the file of a draft head, which layers are added to", metavar="PATH"
-    )
+    start: Path | None = setting(None, "a drafter to continue", metavar="DIR")
     # Either this or `steps` is given. After 0 steps there is the lens.
     minutes: float | None = setting(
         None, "how long to train, resumed runs counted together", least=1e-3, most=MAX_MINUTES
@@ -63,13 +58,8 @@ class DistillSettings(DistillTuning):
         super().__post_init__()
         if (self.steps is None) == (self.minutes is None):
             raise ConfigError("say how long to train: either --steps or --minutes")
-        if self.start is not None and self.layers is not None and not self.head:
+        if self.start is not None and self.layers is not None:
             raise ConfigError("give either layers or --start: a drafter to continue has its layers")
-
-    def check_layers(self, total: int) -> None:
-        """Raises InputError where the teacher, of `total` layers, lacks one."""
-        if self.layers is not None and not (self.layers and all(0 <= i < total for i in self.layers)):
-            raise InputError(f"layers = {list(self.layers)}: the model has layers 0 to {total - 1}")
 
     @property
     def folder(self) -> Path:
@@ -99,6 +89,4 @@ class DistillSettings(DistillTuning):
         """For the manifest: what decides the weights."""
         left_out = ("checkpoint", "texts", "out", "device", "start")
         record = {name: value for name, value in asdict(self).items() if name not in left_out}
-        if not self.head:  # so that a drafter's record stays what it was
-            del record["head"], record["guesses"]
         return {**record, "layers": None if self.layers is None else list(self.layers)}

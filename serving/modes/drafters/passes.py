@@ -23,7 +23,7 @@ from stages.wire.status import StatusError
 
 if TYPE_CHECKING:
     from serving.modes.drafters.local_model import LocalModel
-    from stages.model.draft_tree import Forks, LocalText
+    from stages.backends.whole_model import ModelForks, ModelText
 
 # Probabilities that are looked at together, whatever the vocabulary: 1 MB of float32.
 DRAWN_AT_ONCE = 1 << 18
@@ -50,7 +50,7 @@ class DraftJob:
 
     def __init__(
         self,
-        text: LocalText,
+        text: ModelText,
         known: bytes,
         temperature: float,
         numbers: Callable[[], NDArray[np.float64]],
@@ -65,7 +65,7 @@ class DraftJob:
         self.cache_bytes = cache_bytes
         self.done = Future[Written]()
         self._sharpness = 1 / max(temperature, LEAST_TEMPERATURE)
-        self._forks: Forks | None = None
+        self._forks: ModelForks | None = None
         self._compute_ms, self._length = 0.0, 0
         # A pass that it shared failed: no other takes part in its next ones.
         self.alone = False
@@ -100,7 +100,7 @@ class DraftJob:
         return self._u[self._length]
 
     @property
-    def next(self) -> tuple[Forks, NDArray[np.int64]]:
+    def next(self) -> tuple[ModelForks, NDArray[np.int64]]:
         """The tokens that were written last, and what reads them."""
         assert self._forks is not None
         return self._forks, self._tokens[self._length - 1].numpy()[:, 0]

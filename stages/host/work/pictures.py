@@ -17,8 +17,8 @@ from torch import Tensor
 from stages.backends.base import Denoised, PictureRunner
 from stages.backends.rows import ROWS_TOGETHER
 from stages.host.parts import ModelSource
+from stages.host.scheduler import HopWork, KernelCall
 from stages.host.sessions import HostSession
-from stages.host.work.base import HopWork, KernelCall
 from stages.model.codec import FEATURE_LIMIT, StateCodec, codec_named, hidden_codec
 from stages.pictures.experts import MAX_MOVES, RULES, Ask, Consultation, Rule, Turn
 from stages.pictures.part import PictureArchitecture

@@ -7,35 +7,27 @@ import logging
 from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass
-from functools import cached_property
 from typing import Any
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
 from stages.backends.base import CleanPiece, Denoised
-from stages.host.drafter import Drafter
+from stages.host.drafter import Drafter, DraftState
 from stages.host.grammar import Grammar
 from stages.host.parts import HostPlan, ModelKind, ModelSource
+from stages.host.scheduler import KernelCall, TextWork
 from stages.host.schema_check import NOT_FOLLOWED
 from stages.host.sessions import HostSession
-from stages.host.work.base import (
-    KernelCall,
-    SamplingPlan,
-    TextWork,
-    check_extent,
-    check_reads,
-    parse_sampling,
-)
+from stages.host.work.checks import SamplingPlan, check_extent, check_reads, parse_sampling
 from stages.limits import MAX_BRANCHES
 from stages.model.codec import FEATURE_LIMIT, StateCodec, hidden_codec
 from stages.model.draft_tree import Draft
 from stages.model.prefill import max_new_tokens, read_lengths
 from stages.model.randomness import sample_tokens
 from stages.model.scoring import MAX_LOGITS, likeliest, log_probabilities
-from stages.model.speculation import MAX_DRAFT_TREE, DraftTree, are_depths, remembered_positions, tree_positions
+from stages.model.speculation import MAX_DRAFT_TREE, DraftTree, are_depths, tree_positions
 from stages.v1 import stage_pb2
 from stages.wire.messages import next_read
 from stages.wire.status import invalid
@@ -50,19 +42,12 @@ class ReadWork(TextWork):
     codec: StateCodec
     hidden: Tensor | None  # hidden states of the stage before, (rows, width); None before stage 0
     at_once: int  # so many of the new tokens, the first, attend at once; the others give what they would one by one
+    lengths: list[int]  # of the reads in which the host reads them
+    depths: tuple[int, ...] = ()  # of each token of the last read where it ends with a tree of draft tokens
     drafts: bool = False
+    compiles: bool = False
 
     is_step = is_prefill = has_more = True
-
-    @property
-    def lengths(self) -> list[int]:
-        """Lengths of the reads in which the host reads the new tokens."""
-        return read_lengths(self.clean.shape[0], self.reads)
-
-    @property
-    def depths(self) -> tuple[int, ...]:
-        """Depth of each token of the last read where it ends with a tree of draft tokens; else empty."""
-        return ()
 
     def begin(self, session: HostSession, following: int) -> None:
         super().begin(session, following)
@@ -73,6 +58,7 @@ class ReadWork(TextWork):
         end = self.start + self.remembered
         session.tokens[self.start : end] = self.clean[: self.remembered].numpy()
         self._runners, self._stages = session.parts.runners[session.kind], tuple(session.caches)
+        self._ends_here = self._stages[-1] == session.parts.plan.parts - 1
         self._unread = self._source()
         self._read = 0  # new tokens in the reads before this one
         self._at = 0
@@ -84,7 +70,6 @@ class ReadWork(TextWork):
 
     @property
     def between_reads(self) -> bool:
-        """True if the next read would start at the host's first stage."""
         return self._at == 0
 
     @property
@@ -117,31 +102,24 @@ class ReadWork(TextWork):
 
     def _ended(self, hidden: Tensor) -> None:
         """Everything is read on the host of the last stage. hidden: (rows, width)."""
-        if self.drafts:
-            self._read_for_drafts(hidden, self.session.tokens[: self.start + len(hidden)])
+        if self.drafts and (drafter := self._drafter) is not None:
+            with self._without_drafts():
+                drafter.read(self._draft_state(drafter), self.session.tokens[: self.start + len(hidden)])
         self.outcome = stage_pb2.Event(session=self.hop.session, number=self.number)
 
     def _between_stages(self, hidden: Tensor) -> Tensor:
         # as another host would get it, so that a text does not depend on which host holds which stage
         return self.codec.round_trip(hidden.flatten(0, -2), FEATURE_LIMIT).view(hidden.shape)
 
-    @cached_property
-    def _ends_here(self) -> bool:
-        return self._stages[-1] == self.session.parts.plan.parts - 1
-
     def _forward(self, hidden: Tensor) -> None:
         read = self.hop.read
         read.stage, read.hidden = self.following, self.codec.encode(hidden)
         self.outcome = self.hop
 
-    def _read_for_drafts(self, hidden: Tensor, known: NDArray[np.int64]) -> None:
-        session, drafter = self.session, self._drafter
-        if drafter is None:
-            return
-        with self._without_drafts():
-            if session.draft is None:
-                session.draft = drafter.begin(session.capacity, self.start)
-            drafter.read(session.draft, self.start, hidden, known)
+    def _draft_state(self, drafter: Drafter) -> DraftState:
+        if self.session.draft is None:
+            self.session.draft = drafter.begin(self.session.capacity)
+        return self.session.draft
 
     @contextlib.contextmanager
     def _without_drafts(self) -> Iterator[None]:
@@ -173,25 +151,6 @@ class SampleWork(ReadWork):
     drafting: stage_pb2.Drafting | None  # limits of the last host's drafts; None where it makes none
 
     is_prefill = has_more = False
-
-    @cached_property
-    def positions(self) -> int:
-        return tree_positions(self.clean.shape[0], self.tree)
-
-    @cached_property
-    def remembered(self) -> int:
-        return remembered_positions(self.clean.shape[0], self.tree)
-
-    @property
-    def lengths(self) -> list[int]:
-        return read_lengths(self.clean.shape[0], tree=len(self.tree))
-
-    @property
-    def depths(self) -> tuple[int, ...]:
-        if not self.tree:
-            return ()
-        before = self.lengths[-1] - self.draft
-        return (*range(before), *(before + depth for depth in self.tree))
 
     def begin(self, session: HostSession, following: int) -> None:
         super().begin(session, following)
@@ -225,7 +184,6 @@ class SampleWork(ReadWork):
         self.result, self.outcome = event, next_read(self.hop, event.text, vocabulary, kept, draft)
 
     def _ended(self, hidden: Tensor) -> None:
-        self._states = hidden
         # the last known token and the drafts: one product for all of them reads a large head from memory once, not
         # once a level of the tree
         self._x = hidden[-1 - self.draft :]
@@ -238,7 +196,8 @@ class SampleWork(ReadWork):
         first, vocabulary = self.start + self.clean.shape[0] - self.draft, self.session.vocabulary
         known, shaping = self.session.tokens[:first], plan.shaping
         # only along the drafts that are right anything is sampled
-        tree, text, right = DraftTree(drafts, self.tree or range(len(drafts))), b"", -1
+        tree = DraftTree(drafts, self.tree or range(len(drafts))) if drafts else None
+        text, right = b"", -1
         for position in range(first, first + len(drafts) + 1):
             row = shaping.adjusted(logits[right + 1 : right + 2], known)
             if grammar is not None:
@@ -260,29 +219,26 @@ class SampleWork(ReadWork):
                 if grammar.complete:
                     event.complete = True
                     break
-            if not drafts or (right := tree.after(right, vocabulary.tokens(token)[0])) < 0:
+            if tree is None or (right := tree.after(right, vocabulary.tokens(token)[0])) < 0:
                 break
         event.text = text
         return event
 
     def _drafted(self, limits: stage_pb2.Drafting, written: list[int], left: int) -> tuple[Draft, int]:
         """Drafts of what follows the tokens just written, and how many of the drafts before the hosts remember."""
-        drafter, known = self._drafter, self.clean.shape[0] - self.draft
-        before = self.clean.tolist()
-        right = DraftTree(before[known:], self.tree or range(self.draft)).path(written[:-1])
-        kept = sum(at == place for place, at in enumerate(right))  # the first branch stands first
-        rows = [*range(known), *(known + at for at in right)]
-        text = np.append(self.session.tokens[: self.start], before[:known] + written)
-        self._read_for_drafts(self._states[rows], text)
-        allowed = None if self._grammar is None else self._grammar.allowed_after(text[self._grammar.settings.prompt :])
-        with self._without_drafts():
-            if drafter is not None and (state := self.session.draft) is not None:
+        known, drafter, grammar = self.clean.shape[0] - self.draft, self._drafter, self._grammar
+        guesses = Draft(tuple(self.clean[known:].tolist()), self.tree or tuple(range(self.draft)))
+        kept = guesses.kept(written[:-1])
+        if drafter is not None:
+            text = np.append(self.session.tokens[: self.start], self.clean[:known].tolist() + written)
+            allowed = None if grammar is None else grammar.allowed_after(text[grammar.settings.prompt :])
+            with self._without_drafts():
+                state = self._draft_state(drafter)
                 drafter.learn(state, written)
                 return drafter.draft(state, text, left, limits, self.sampling, allowed), kept
         return Draft(), kept
 
     def draft_ahead(self) -> bool:
-        """Draft a token of what may come after the draft that this work sent; False where nothing is left to do."""
         session, draft = self.session, self.session.draft
         # of a later hop, the verdict decides what becomes of it
         if session.released or session.next_number > self.number + 1 or draft is None or draft.ahead is None:
@@ -315,32 +271,40 @@ def parse_read(hop: stage_pb2.Hop, kind: ModelKind, source: ModelSource, plan: H
     count = clean.shape[0]
     if not count:
         raise invalid("an AR step needs at least one new token")
-    tree = _parse_tree(sample, count)
-    check_new_tokens(hop, count, positions := tree_positions(count, tree), a.positions)
+    if sample.draft >= count:
+        raise invalid(f"{sample.draft} draft tokens among {count} new tokens: give one known token")
+    tree = _parse_tree(sample) if sample.HasField("tree") else ()
+    positions, remembered = tree_positions(count, tree) if tree else (count, count)
+    check_new_tokens(hop, count, positions, a.positions)
     codec, hidden = parse_hidden(read, count, a.width)
     begun: dict[str, Any] = {"hop": hop, "kind": kind, "number": read.number, "start": read.start, "clean": clean}
     begun |= {"codec": codec, "hidden": hidden, "at_once": min(max(read.prompt - read.start, 0), count)}
+    begun |= {"positions": positions, "remembered": remembered}
     if not read.HasField("sample"):
-        return ReadWork(**begun, reads=tuple(read.reads), drafts=read.for_drafting)
+        return ReadWork(**begun, lengths=read_lengths(count, read.reads), drafts=read.for_drafting)
     known = read.start + count - sample.draft
     if read.reads:
         raise invalid("a step that samples takes no reads: its tokens give the same in any")
     if read.prompt > known:
         raise invalid(f"a prompt of {read.prompt} tokens, where {known} are known")
-    _check_remaining(sample, read.start + positions, a.positions)
+    drafting = _parse_drafting(sample, read.start + positions, a.positions)
     if (sample.draft + 1) * a.vocabulary > MAX_LOGITS:
         most = MAX_LOGITS // a.vocabulary - 1
         raise invalid(f"{sample.draft} draft tokens; with {a.vocabulary} tokens there are at most {most}")
+    lengths = read_lengths(count, tree=len(tree))
+    before = lengths[-1] - sample.draft  # of the last read
     return SampleWork(
         **begun,
-        reads=(),
+        lengths=lengths,
+        depths=(*range(before), *(before + depth for depth in tree)) if tree else (),
         sampling=parse_sampling(sample.sampling, source, known, plan.is_last),
+        compiles=plan.is_last and sample.sampling.HasField("grammar"),
         draft=sample.draft,
         given=sample.given,
         tree=tree,
         remaining=sample.remaining,
-        drafts=sample.HasField("drafting"),
-        drafting=_parse_drafting(sample),
+        drafts=drafting is not None,
+        drafting=drafting,
     )
 
 
@@ -366,12 +330,8 @@ def parse_hidden(read: stage_pb2.Read, rows: int, width: int) -> tuple[StateCode
     return codec, None
 
 
-def _parse_tree(sample: stage_pb2.Sample, count: int) -> tuple[int, ...]:
-    """Depths of a tree of draft tokens among `count` new tokens; empty for a chain of them, and for none."""
-    if sample.draft >= count:
-        raise invalid(f"{sample.draft} draft tokens among {count} new tokens: give one known token")
-    if not sample.HasField("tree"):
-        return ()
+def _parse_tree(sample: stage_pb2.Sample) -> tuple[int, ...]:
+    """Depth of each draft token of a tree."""
     depths = len(sample.tree.depths)
     if depths != sample.draft:
         raise invalid(f"{depths} depths for {sample.draft} draft tokens: a tree takes one for each")
@@ -383,21 +343,17 @@ def _parse_tree(sample: stage_pb2.Sample, count: int) -> tuple[int, ...]:
     return tree
 
 
-def _check_remaining(sample: stage_pb2.Sample, end: int, positions: int) -> None:
-    remaining = sample.remaining or 1
-    if sample.HasField("drafting"):
+def _parse_drafting(sample: stage_pb2.Sample, end: int, positions: int) -> stage_pb2.Drafting | None:
+    """Limits of the last host's drafts, if it makes any. Raises StatusError, too where `positions` that follow the new
+    tokens' `end` have no room for the tokens to write."""
+    limits, remaining = sample.drafting if sample.HasField("drafting") else None, sample.remaining or 1
+    if limits is not None:
+        if limits.most > MAX_DRAFT_TREE or limits.branches > MAX_BRANCHES:
+            raise invalid(f"a draft has at most {MAX_DRAFT_TREE} tokens and {MAX_BRANCHES} branches")
         # those that are drafted already are among the tokens still to write
         remaining = sample.remaining - max(sample.tree.depths, default=sample.draft - 1) - 1
     elif sample.remaining and sample.draft:
         raise invalid("the router's draft tokens end a step: the hosts start the next one where they draft themselves")
     if not 1 <= remaining <= positions - end:
         raise invalid(f"{remaining} tokens to generate do not fit the context of {positions}")
-
-
-def _parse_drafting(sample: stage_pb2.Sample) -> stage_pb2.Drafting | None:
-    if not sample.HasField("drafting"):
-        return None
-    limits = sample.drafting
-    if limits.most > MAX_DRAFT_TREE or limits.branches > MAX_BRANCHES:
-        raise invalid(f"a draft has at most {MAX_DRAFT_TREE} tokens and {MAX_BRANCHES} branches")
     return limits

@@ -10,10 +10,12 @@ from torch import Tensor
 
 from stages.backends.base import BranchPiece, Denoised
 from stages.host.parts import ModelKind, ModelSource
+from stages.host.scheduler import KernelCall
 from stages.host.sessions import HostSession
-from stages.host.work.base import KernelCall, check_temperature
+from stages.host.work.checks import check_temperature
 from stages.host.work.read import ReadWork, check_new_tokens, parse_hidden
 from stages.limits import MAX_CANDIDATES
+from stages.model.prefill import read_lengths
 from stages.model.scoring import CandidateScores, branch_pieces, head_pieces, most_scored
 from stages.v1 import stage_pb2
 from stages.wire.messages import has_more
@@ -116,7 +118,9 @@ def parse_score(hop: stage_pb2.Hop, kind: ModelKind, source: ModelSource) -> Sco
         number=read.number,
         start=read.start,
         clean=clean,
-        reads=tuple(read.reads),
+        positions=count,
+        remembered=count,
+        lengths=read_lengths(count, read.reads),
         codec=codec,
         hidden=hidden,
         at_once=count,

@@ -12,8 +12,9 @@ from torch import Tensor
 
 from stages.backends.base import BlockRunner, CleanPiece, Denoised, NoisyPiece
 from stages.host.parts import ModelSource
+from stages.host.scheduler import KernelCall, TextWork
 from stages.host.sessions import HostSession
-from stages.host.work.base import KernelCall, TextWork, check_extent, check_reads, plain_sampling
+from stages.host.work.checks import check_extent, check_reads, plain_sampling
 from stages.limits import MAX_STEPS
 from stages.model.architecture import Architecture
 from stages.model.codec import ESTIMATE_LIMIT, StateCodec, codec_named
@@ -136,6 +137,7 @@ def run_unbatched(work: BlockWork, runner: BlockRunner) -> bytes:
 class SweepWork(TextWork):
     """A chunk of noisy slots on its way through the host's blocks."""
 
+    reads: tuple[int, ...]  # in a replay, lengths of the reads in which the first new tokens came before
     plan: SweepPlan
     codec: StateCodec
     before: Tensor | None  # E, (slots, code_dim); none before block 0
@@ -151,7 +153,8 @@ class SweepWork(TextWork):
 
     def next_op(self) -> KernelCall:
         runner, piece = self.session.parts.runners["chain"][self._block.index], self._block.piece
-        return KernelCall(runner.read if isinstance(piece, CleanPiece) else runner.denoise, piece, self.rows)
+        compute = runner.read if isinstance(piece, CleanPiece) else runner.denoise
+        return KernelCall(compute, piece, self._block.rows)
 
     def complete(self, result: Tensor | Denoised) -> None:
         self._block.supply(result)
@@ -212,6 +215,8 @@ def parse_sweep(hop: stage_pb2.Hop, source: ModelSource) -> SweepWork:
         number=sweep.number,
         start=sweep.start,
         clean=clean,
+        positions=known,
+        remembered=known,
         reads=tuple(sweep.reads),
         plan=denoising,
         codec=codec,

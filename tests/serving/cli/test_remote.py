@@ -3,6 +3,7 @@
 import signal
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -13,7 +14,7 @@ from serving.client.client import Client
 from serving.router.topology import local_topology
 from tests.serving.cli.terminal import Terminal
 from tests.stages.host.test_empty_hosts import described, empty_host
-from tests.stages.importing.published import learnt, write_folder
+from tests.stages.importing.published import SHAPE, learnt, write_folder
 
 pytestmark = pytest.mark.slow
 
@@ -22,7 +23,8 @@ Run = Callable[..., tuple[int, str, str]]
 
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_folder(tmp_path_factory.mktemp("model"), learnt())
+    whole_groups = replace(SHAPE, head_dim=8)
+    return write_folder(tmp_path_factory.mktemp("model"), learnt(whole_groups), whole_groups)
 
 
 @pytest.fixture
@@ -74,6 +76,8 @@ def test_hosts_get_their_stages_and_a_second_run_sends_nothing(
         expected = text_of(topology.router)
     with served(model, addresses, tmp_path, monkeypatch) as (said, router):
         assert said.count(" MB sent, blocks ") == 3
+        assert "the last host drafts by: copy:q8" in said
+        assert [path.parts[-4] for path in tmp_path.glob("releases-*/*/local/*.safetensors")] == ["releases-2"]
         with Client(router) as client:
             assert [list(host.blocks) for host in client.status().hosts] == [[0], [1], [2]]
         assert text_of(router) == expected != ""

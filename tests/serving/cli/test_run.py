@@ -113,7 +113,10 @@ def test_a_damaged_entry_is_made_anew(gguf: Path, told: Told, harm: str) -> None
     assert told.checkpoint(gguf) == entry
     assert f"{entry} is damaged: importing {gguf} again" in told.text
     assert victim.read_bytes() == content or harm == "manifest"
+    shutil.copytree(entry, entry / "local")
     assert is_whole(entry)
+    next((entry / "local").glob("stage-1-*")).unlink()
+    assert not is_whole(entry), "a copy beside the model may be damaged, too"
 
 
 def test_what_a_killed_import_left_is_removed(gguf: Path, told: Told) -> None:

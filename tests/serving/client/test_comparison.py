@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from serving.client.client import Result
 from serving.client.comparison import Entrant, all_entrants, comparison, named_entrants
-from serving.client.result import result_of
+from serving.client.result import booked
 from serving.v1 import router_pb2
 from stages.errors import InputError, printable
 
@@ -27,7 +27,8 @@ def result(text: bytes, **changes: Any) -> Result:
     trips = {"sweeps": 1, "hops": 2, "wire_bytes": [10, 20], "wire_bytes_total": 30, "output_bytes": len(text)}
     times = {"latency_ms": 21.4, "first_byte_ms": 20.2, "compute_ms": 12.0}
     hosts = [router_pb2.HostShare(name="host-1", blocks=[0], compute_ms=12.0, queue_ms=1.0)]
-    return result_of(router_pb2.Summary(hosts=hosts, **trips, **times, **changes), text)
+    summary = router_pb2.Summary(hosts=hosts, **trips, **times, **changes)
+    return Result(text=text.decode(errors="replace"), output=text, **booked(summary, Result))
 
 
 # Who is run

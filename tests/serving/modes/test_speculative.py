@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from serving.client.client import Client, Result
-from stages.host.drafter import DraftState, ModelDrafter, Tokens
+from stages.host.drafter import Drafter, DraftState, Tokens
 from stages.model.draft_tree import Draft, DraftPlan
 
 OUTPUT = 33
@@ -46,12 +46,12 @@ def test_a_drafter_that_knows_and_one_that_is_against_us(
     prompt = b"The road went "
     text = ring.generate(prompt, mode="ar", max_bytes=40, seed=3, codec=codec).output
 
-    def guesses(_: ModelDrafter, state: DraftState, known: Tokens, plan: DraftPlan, *others: object) -> Draft:
+    def guesses(_: Drafter, state: DraftState, known: Tokens, plan: DraftPlan, *others: object) -> Draft:
         after = text[len(known) - len(prompt) :][: plan.guesses]
         tokens = tuple(after if right else (byte ^ 255 for byte in after))
         return Draft(tokens, tuple(range(len(tokens))), (0.5,) * len(tokens))
 
-    monkeypatch.setattr(ModelDrafter, "guesses", guesses)
+    monkeypatch.setattr(Drafter, "guesses", guesses)
     result = compare(ring, prompt, 7, max_bytes=40, seed=3, codec=codec)
     if right:
         # the first token is not drafted: the hosts draft once they have the text

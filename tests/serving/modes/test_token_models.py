@@ -13,7 +13,6 @@ from stages.model.llama import LlamaStage
 from tests.serving.pretrained import (
     ARCHITECTURE,
     DRAFTER,
-    add_random_draft_head,
     ids,
     panicking,
     text_of,
@@ -167,7 +166,7 @@ def test_a_text_ends_where_the_model_ends_it(scene: Scene, tmp_path: Path, local
 @pytest.mark.parametrize("stored", ["q8", "q4", BFLOAT16])
 def test_weights_in_fewer_bits_write_one_text_on_any_hosts(tmp_path: Path, local_ring: Any, stored: Any) -> None:
     write_model(tmp_path, architecture=replace(ARCHITECTURE, head_dim=16, mlp_width=64, weights=stored))
-    add_random_draft_head(tmp_path)
+    write_model(tmp_path / "local", seed=1, architecture=DRAFTER)
     texts = set()
     for hosts in (1, 3):
         with local_ring(tmp_path, hosts) as client:

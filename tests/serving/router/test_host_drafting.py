@@ -1,16 +1,15 @@
-"""Hosts that draft: the text is that of `ar`, whatever their draft head guesses and whatever happens to them."""
+"""Hosts that draft: the text is that of `ar`, whatever their drafter guesses and whatever happens to it."""
 
 import asyncio
 import json
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
 
 from serving.client.client import AsyncClient, Client, Result
-from stages.host.drafter import HeadDrafter, ModelDrafter
-from tests.serving.pretrained import add_random_draft_head, write_model
+from stages.host.drafter import Drafter
+from tests.serving.pretrained import DRAFTER, write_model
 
 PROMPT = "the old man said that the sea"
 BY_HOSTS = {"mode": "ar-speculative"}
@@ -26,27 +25,16 @@ SETTINGS: dict[str, dict[str, Any]] = {
 }
 
 
-@pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    directory = tmp_path_factory.mktemp("drafting") / "model"
-    write_model(directory)
-    add_random_draft_head(directory)
-    return directory
-
-
-@pytest.fixture(scope="module")
-def copied(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A model that has itself beside it."""
-    directory = tmp_path_factory.mktemp("copied") / "model"
-    write_model(directory)
-    write_model(directory / "local")
-    return directory
-
-
-@pytest.fixture(scope="module", params=["a head, 1", "a head, 3", "a copy, 3"])
-def client(request: pytest.FixtureRequest, model: Path, copied: Path, local_ring: Any) -> Iterator[Client]:
+@pytest.fixture(scope="module", params=["a stranger, 1", "a stranger, 3", "a copy, 3"])
+def client(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory, local_ring: Any
+) -> Iterator[Client]:
+    """Hosts of a model that has another one of its tokens beside it, or itself."""
     drafter, hosts = request.param.split(", ")
-    with local_ring(model if drafter == "a head" else copied, int(hosts)) as opened:
+    directory = tmp_path_factory.mktemp("model")
+    write_model(directory, ends=[1])
+    write_model(directory / "local", **({} if drafter == "a copy" else {"seed": 1, "architecture": DRAFTER}))
+    with local_ring(directory, int(hosts)) as opened:
         yield opened
 
 
@@ -78,30 +66,27 @@ def test_the_text_is_that_of_ar(client: Client, name: str) -> None:
         assert result.sweeps < expected.sweeps
 
 
-def test_a_grammar_tells_hosts_most_of_a_text(tmp_path: Path, local_ring: Any) -> None:
-    """A random draft head guesses nothing, and knows some of the tokens only."""
-    write_model(tmp_path, ends=[1])
-    add_random_draft_head(tmp_path)
+def test_a_grammar_tells_hosts_most_of_a_text(client: Client) -> None:
+    """Whatever their drafter knows of it."""
     said = {"const": "the sea was calm and the old ship lay still"}
     fields = {"captain": said, "crew": {"enum": [7, 12]}, "mate": said}
     schema = {"type": "object", "properties": fields, "required": list(fields), "additionalProperties": False}
     settings: dict[str, Any] = {"max_tokens": 150, "seed": 5, "json_schema": json.dumps(schema)}
-    with local_ring(tmp_path, 2) as client:
-        for temperature in (0.0, 1.2):
-            settings["temperature"] = temperature
-            expected = client.generate(PROMPT, mode="ar", **settings)
-            result = client.generate(PROMPT, **settings, **BY_HOSTS)
-            assert result.output == expected.output
-            assert b"old ship" in result.output
-            assert result.sweeps < expected.sweeps / 2
+    for temperature in (0.0, 1.2):
+        settings["temperature"] = temperature
+        expected = client.generate(PROMPT, mode="ar", **settings)
+        result = client.generate(PROMPT, **settings, **BY_HOSTS)
+        assert result.output == expected.output
+        assert b"old ship" in result.output
+        assert result.sweeps < expected.sweeps / 2
 
 
-def test_a_copy_of_the_model_is_right_nearly_always(copied: Path, local_ring: Any) -> None:
+@pytest.mark.parametrize("client", ["a copy, 3"], indirect=True)
+def test_a_copy_of_the_model_is_right_nearly_always(client: Client) -> None:
     """Its products are of 8 bits, where the processor has such."""
-    with local_ring(copied, 3) as client:
-        result = client.generate(PROMPT, mode="ar-speculative", max_tokens=60, seed=5, draft=10)
-        assert result.output == client.generate(PROMPT, mode="ar", max_tokens=60, seed=5).output
-        assert result.sweeps <= 30, "a trip brings two tokens at least, and up to ten"
+    result = client.generate(PROMPT, max_tokens=60, seed=5, draft=10, **BY_HOSTS)
+    assert result.output == client.generate(PROMPT, mode="ar", max_tokens=60, seed=5).output
+    assert result.sweeps <= 30, "a trip brings two tokens at least, and up to ten"
 
 
 def test_a_long_prompt_and_the_turn_after_it(client: Client) -> None:
@@ -113,7 +98,7 @@ def test_a_long_prompt_and_the_turn_after_it(client: Client) -> None:
 
 
 @pytest.mark.parametrize("step", ["read", "draft"])
-def test_a_draft_head_that_fails_costs_drafts_and_no_text(
+def test_a_drafter_that_fails_costs_drafts_and_no_text(
     client: Client, monkeypatch: pytest.MonkeyPatch, step: str
 ) -> None:
     expected = client.generate(PROMPT, mode="ar", max_tokens=20, seed=3)
@@ -121,7 +106,27 @@ def test_a_draft_head_that_fails_costs_drafts_and_no_text(
     def fail(*_: object) -> None:
         raise RuntimeError("boom")
 
-    for kind in (HeadDrafter, ModelDrafter):
-        monkeypatch.setattr(kind, step, fail)
+    monkeypatch.setattr(Drafter, step, fail)
     result = client.generate(PROMPT, max_tokens=20, seed=3, **BY_HOSTS)
     assert (result.output, result.drafted, result.replays) == (expected.output, 0, 0)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("client", ["a copy, 3"], indirect=True)
+def test_two_hundred_texts_are_those_of_ar(client: Client) -> None:
+    """Of temperatures from greedy to wild, eight at once."""
+
+    async def written(mode: str) -> list[bytes]:
+        places = asyncio.Semaphore(8)
+        async with AsyncClient(client.address) as opened:
+
+            async def one(seed: int) -> bytes:
+                asked = {"seed": seed, "temperature": seed % 8 / 5, "max_tokens": 20 + seed % 30}
+                async with places:
+                    return (await opened.generate(PROMPT[: 1 + seed % 28], mode=mode, **asked)).output
+
+            return await asyncio.gather(*map(one, range(200)))
+
+    expected = asyncio.run(written("ar"))
+    assert asyncio.run(written("ar-speculative")) == expected
+    assert len(set(expected)) > 100

@@ -3,6 +3,8 @@
 import asyncio
 import gc
 import json
+import signal
+import sys
 import threading
 from pathlib import Path
 from typing import Any
@@ -106,6 +108,17 @@ async def test_a_schema_that_takes_for_ever_is_refused_and_holds_up_no_other() -
     refused = await asyncio.gather(*hostile)
     assert set(refused) == {"the JSON schema takes more than 1 s or too much memory to prepare: simplify it"}
     assert not good
+
+
+async def test_a_check_that_came_to_no_end_is_no_permission(monkeypatch: pytest.MonkeyPatch) -> None:
+    schema = json.dumps({"type": "string", "title": "a check that somebody else waited for"})
+    before = signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # then every child seems to have ended well
+    try:
+        monkeypatch.setattr(sys, "executable", "false")
+        assert "or too much memory to prepare" in await PromptPools().schema_problem("alice", schema)
+    finally:
+        signal.signal(signal.SIGCHLD, before)
+        schema_check._checked_apart.cache_clear()
 
 
 async def test_a_machine_without_time_says_nothing_of_a_schema(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -21,7 +21,7 @@ async def after(*pushed: tuple[Any, bytes, Sequence[bytes]], vocabulary: Vocabul
     for work, text, results in pushed:
         await session.push(work, text)
         for result in results:
-            event = stage_pb2.Event(number=session._due_number, text=result)
+            event = stage_pb2.Event(number=session._number, text=result)
             if work.WhichOneof("ask") == "score":
                 event.scores.nats = b""
             deliver(session.attempts[0], event)

@@ -15,10 +15,12 @@ from serving.cli.deployment import Deployment
 from serving.cli.ports import free_port_block
 from serving.client.client import Client, Result, RouterError
 from serving.router.active_release import ActiveRelease
+from serving.router.paths import ONE_AT_A_TIME
 from serving.router.ring import Ring
 from serving.router.server import SERVICE, _first
 from serving.router.settings import RouterSettings
 from serving.router.topology import local_topology
+from stages.backends import runner_checks
 from stages.checkpoint.release_store import ReleaseStore, read_release_manifest
 from stages.wire.channel import open_blocking_channel
 from tests.conftest import PATIENCE_S, until, wait_ready
@@ -51,6 +53,18 @@ def test_live_at_once_ready_with_its_hosts(bundles: Path, servers: Any) -> None:
         servers.hosts(topology, bundles / "own")
         until(lambda: serving(SERVICE))
         assert client.generate("x", max_bytes=4).sweeps == 1
+
+
+def test_a_host_that_computes_requests_one_at_a_time_says_why(
+    bundles: Path, servers: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(runner_checks, "check_rows", lambda runner, part: part.index != 0)
+    topology = local_topology(2, 3, bundles / "own", free_port_block(3) + 1)
+    servers.hosts(topology, bundles / "own")
+    servers.router(topology, bundles / "own")
+    wait_ready(topology.router)
+    with Client(topology.router) as client:
+        assert [host.warning for host in client.status().hosts] == [ONE_AT_A_TIME, ""]
 
 
 def test_a_router_that_stops_ends_what_it_began_and_takes_no_more(bundles: Path, servers: Any) -> None:

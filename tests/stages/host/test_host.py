@@ -138,4 +138,4 @@ async def test_a_router_that_does_not_read_loses_events_and_harms_nobody() -> No
     known.publish("nobody", stage_pb2.Event())
     assert known.queues[ROUTER].qsize() == 4096
     await listening.aclose()
-    assert ROUTER not in known
+    assert ROUTER not in known.queues

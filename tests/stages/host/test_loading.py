@@ -14,7 +14,6 @@ from stages.backends import backend_named
 from stages.checkpoint.release_store import ReleaseStore, read_release_manifest
 from stages.host.host import Host, HostSettings
 from stages.host.loading import Loader, Sources, warm_up
-from stages.host.metrics import HostCounters
 from stages.host.next_hosts import NextHosts
 from stages.host.parts import Release, load_parts, plan_host
 from stages.v1 import stage_pb2
@@ -36,7 +35,7 @@ def held_by(bundles: Path, tmp_path: Path) -> HeldBy:
         put_release(store, bundles / "other")
         sources = Sources(bundles / "own", (0, 1, 2), store)
         (first,) = sources.start()
-        host = Host(first, HostSettings("h"), NextHosts(lambda *_: "", 0, 1 << 20, 1.0, 0.0, HostCounters()))
+        host = Host(first, HostSettings("h"), NextHosts(lambda *_: "", 0, 1 << 20, 1.0, 0.0))
         loader = Loader(host, sources, backend_named("torch"), message_bytes)
         await loader.begin()
         async with listening(host):

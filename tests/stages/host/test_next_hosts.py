@@ -11,7 +11,6 @@ import pytest
 from serving.cli.ports import free_port_block
 from stages.errors import InputError
 from stages.host import next_hosts as links_module
-from stages.host.metrics import HostCounters
 from stages.host.next_hosts import NextHosts
 from stages.v1 import stage_pb2
 from stages.wire.hop_stream import Relay
@@ -21,7 +20,7 @@ from tests.conftest import eventually
 
 @asynccontextmanager
 async def opened(wiring: Any = lambda address, other: "", keep_warm_s: float = 0.05) -> AsyncIterator[NextHosts]:
-    links = NextHosts(wiring, 1000, 4 << 20, 1.0, keep_warm_s, HostCounters())
+    links = NextHosts(wiring, 1000, 4 << 20, 1.0, keep_warm_s)
     try:
         yield links
     finally:

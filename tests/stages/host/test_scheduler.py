@@ -140,7 +140,7 @@ def job_of(engine: Scheduler, parts: Parts, hops: Hops) -> ScheduledHop:
     hop = next(hops)
     session = SessionStore(1 << 30, 60.0).open("s", "r", hop.router, hop.capacity, parts)
     hop.digest = parts.plan.models[hop.router].digest
-    job = ScheduledHop(hop, parse_hop(hop, parts.plan), session, 0)
+    job = ScheduledHop(hop, parse_hop(hop, parts.plan), session, 0, time.monotonic() + PATIENCE_S)
     engine.submit(job)
     return job
 
@@ -310,6 +310,6 @@ def test_what_is_drafted_ahead_changes_no_text(whole: Parts, monkeypatch: pytest
             engine._draft_ahead()
         if isinstance(job.result, stage_pb2.Hop):
             job.session.next_number += 1
-            job = ScheduledHop(job.result, parse_hop(job.result, whole.plan), job.session, 0)
+            job = ScheduledHop(job.result, parse_hop(job.result, whole.plan), job.session, 0, job.due_at)
             engine.submit(job)
     assert text == alone(whole, steps(count=20))

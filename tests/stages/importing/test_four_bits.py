@@ -19,7 +19,6 @@ from stages.checkpoint.gate import probe_tokens
 from stages.checkpoint.inspect import record, verify
 from stages.checkpoint.manifest import Manifest, read_manifest
 from stages.errors import CheckpointError
-from stages.host.drafter import ModelDrafter
 from stages.host.parts import load_parts, plan_host
 from stages.importing.gguf_file import GgufSource
 from stages.importing.importing import ImportSettings, import_model, stage_cost, summary
@@ -160,9 +159,10 @@ def test_a_near_model_is_put_beside_the_model_if_its_tokens_are_the_same(
         assert [plan.near for plan in plans] == [out / "local" if stored else None] * 2
         if stored:
             assert read_manifest(out / "local").architecture.weights == stored
-            (drafter_of_last,) = load_parts(plans[1]).drafters.values()
-            assert isinstance(drafter_of_last, ModelDrafter)
-            assert not load_parts(plans[0]).drafters
+            first, last = (load_parts(plan).ar_drafter for plan in plans)
+            assert first is None
+            assert last is not None
+            assert last.model is not None
     said = capsys.readouterr().err
     assert file_digest(tmp_path / "with q8" / "tokenizer.json")[:12] in said
     assert "is imported without a drafter" in said

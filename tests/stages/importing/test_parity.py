@@ -15,13 +15,11 @@ import torch
 
 from serving.cli.__main__ import main
 from stages.checkpoint.checkpoint import load_stage
-from stages.checkpoint.draft_head import add_draft_head, load_draft_head
 from stages.checkpoint.manifest import Manifest, read_manifest
-from stages.checkpoint.shipped import SHIPPED, SHIPPED_HEADS
+from stages.checkpoint.shipped import SHIPPED
 from tests.stages.model.tiny_llama import tiny_tokenizer
 
 TOLERANCE = 1e-3
-(SHIPPED_HEAD,) = SHIPPED_HEADS.values()
 SIZES = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 3, "vocab_size": 300}
 SIZES |= {"num_attention_heads": 4, "num_key_value_heads": 4, "max_position_embeddings": 256, "initializer_range": 0.3}
 
@@ -81,12 +79,4 @@ def test_smollm2(transformers: Any, imported: Callable[..., Manifest], tmp_path:
             stage = load_stage(tmp_path / "out", i)
             found = stage.read(found)
         assert float((stage.next_byte(found) - expected).abs().max()) < TOLERANCE
-        # The draft head that ships is of this model, and its probabilities are near the model's.
-        add_draft_head(tmp_path / "out", SHIPPED_HEAD)
-        head = load_draft_head(tmp_path / "out", read_manifest(tmp_path / "out"))
-        rows, tokens = stage.head.weight, head.tokens.long()
-        states = head.stage.read(head.joined(head.model_norm(found)[:, :-1], rows[probe[:, 1:]]))
-        guessed = (head.stage.norm(states) @ rows[tokens].T).softmax(-1)
-        shared = torch.minimum(guessed, expected[:, 1:].softmax(-1)[..., tokens]).sum(-1)
-        assert 0.4 < float(shared.mean()) < 1, "about half of what it guesses would be accepted"
     shutil.rmtree(tmp_path / "out")  # half a gigabyte

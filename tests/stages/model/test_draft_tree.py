@@ -1,78 +1,92 @@
-"""Trees of guesses: grown by a drafter, each with the guesses before it, the likeliest of all."""
-
-from collections.abc import Sequence
-from pathlib import Path
+"""How many guesses pay, and which are the likeliest."""
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from serving.modes.drafters.local_model import LocalModel, LocalSequence
-from stages.model.draft_tree import Allowed, DraftLength, DraftPlan, Growth, SweepTime, TreeGrower, chosen
-from stages.model.randomness import gumbels
+from stages.limits import MAX_DRAFT
+from stages.model.draft_tree import DraftLength, Growth, SweepTime
 from stages.model.speculation import are_depths
 
-KNOWN = b"the sea was calm and the "
+rounds = st.lists(
+    st.tuples(st.integers(0, MAX_DRAFT), st.integers(0, MAX_DRAFT), st.floats(0, 50), st.floats(0.1, 500)), max_size=30
+)
 
 
-@pytest.fixture(scope="module")
-def model(bundles: Path) -> LocalModel:
-    return LocalModel(bundles / "own" / "local")
-
-
-def grown(model: LocalModel, plan: DraftPlan, temperature: float = 0.8) -> tuple[Growth, DraftLength]:
+def learnt(booked: list[tuple[int, int, float, float]]) -> DraftLength:
     worth = DraftLength(SweepTime())
-    sequence = LocalSequence(model, 100, temperature, 7)
-    return TreeGrower(sequence.text, model.vocabulary, worth, temperature, 7).grow(KNOWN, plan), worth
+    for drafted, accepted, draft_ms, trip_ms in booked:
+        worth.sweeps.learn(drafted, trip_ms)
+        right = min(accepted, drafted)
+        worth.learn(drafted, right, float(right), drafted, draft_ms)
+    return worth
 
 
-@pytest.mark.parametrize("branches", [1, 3])
-def test_guesses_follow_a_grammar(model: LocalModel, branches: int) -> None:
-    """A word, then two vowels, then nothing."""
-    word, vowels = b"ship ", np.isin(np.arange(256), list(b"aeiou"))
+@given(rounds)
+def test_the_best_length_is_the_one_with_the_most_tokens_for_its_time(
+    booked: list[tuple[int, int, float, float]],
+) -> None:
+    worth = learnt(booked)
+    assert 0 <= worth.acceptance <= 1
+    a = min(worth.acceptance, 0.99)
 
-    def allowed(guesses: Sequence[int]) -> Allowed | None:
-        at = len(guesses)
-        assert bytes(guesses[: len(word)]) == word[:at]
-        assert set(guesses[len(word) :]) <= set(b"aeiou"), "nothing is asked of what cannot follow"
-        return np.arange(256) == word[at] if at < len(word) else vowels if at < len(word) + 2 else None
+    def tokens_per_ms(count: int) -> float:
+        return sum(a**i for i in range(count + 1)) / (worth.sweeps.ms(count) + count * worth.level_ms)
 
-    worth, sequence = DraftLength(SweepTime()), LocalSequence(model, 100, 0.8, 7)
-    grower = TreeGrower(sequence.text, model.vocabulary, worth, 0.8, 7, allowed=allowed)
-    growth = grower.grow(KNOWN, DraftPlan(20, 40, branches))
-    sent = [at for at in range(len(growth.tokens)) if growth.chances[at]]
-    assert {len(growth.branch(at)) for at in sent} == set(range(1, len(word) + 3))
-    for at in sent:
-        text = bytes(growth.branch(at))
-        assert text[: len(word)] == word[: len(text)]
-        assert set(text[len(word) :]) <= set(b"aeiou")
-        assert (growth.chances[at] == 1.0) == (len(text) <= len(word)), "what must follow is sure"
+    best = worth.length()
+    assert 1 <= best <= MAX_DRAFT
+    assert tokens_per_ms(best) == pytest.approx(max(map(tokens_per_ms, range(1, MAX_DRAFT + 1))))
 
 
-def branch(growth: Growth, at: int) -> list[int]:
-    found = list[int]()
-    while at >= 0:
-        found.insert(0, at)
-        at = growth.above[at]
-    return found
+def test_more_is_guessed_where_guesses_are_right_and_sweeps_long() -> None:
+    def after(accepted: int, draft_ms: float, trip_ms: float) -> int:
+        return learnt([(8, accepted, 8 * draft_ms, trip_ms)] * 300).length()
+
+    assert after(8, 1.0, 2000.0) == MAX_DRAFT
+    assert after(0, 8.0, 10.0) == 1
+    assert after(4, 8.0, 10.0) < after(4, 8.0, 200.0) < after(7, 8.0, 200.0)
 
 
-@pytest.mark.parametrize(("branches", "temperature"), [(1, 0.8), (3, 0.8), (3, 0.0)])
-def test_guesses_are_the_largest_sums_of_their_place(model: LocalModel, branches: int, temperature: float) -> None:
-    """As a drafter has them that reads each branch alone."""
-    growth, _ = grown(model, DraftPlan(5, 12, branches), temperature)
-    for at in range(len(growth.tokens)):
-        path = branch(growth, at)
-        known = KNOWN + bytes(growth.tokens[each] for each in path[:-1])
-        sums = model.open(100).logits_after(known)[0].double().numpy()
-        if temperature:
-            sums = sums / temperature + gumbels(7, len(known), 1, 256)[0]
-        probs = np.exp(sums - sums.max()) / np.exp(sums - sums.max()).sum()
-        assert growth.probs[at] == pytest.approx(probs[growth.tokens[at]], rel=1e-3)
-        assert growth.tokens[at] in np.argsort(-sums)[:branches]
-        expected = np.prod([min(growth.probs[each], 0.99) for each in path])
-        assert growth.chances[at] == pytest.approx(expected, rel=1e-6)
+def test_only_places_that_were_reached_count() -> None:
+    """Behind the first wrong guess nothing is known."""
+    booked = [(10, 3, 1.0, 10.0)] * 1000
+    assert learnt(booked).acceptance == pytest.approx(3 / 4)
+    assert learnt(booked + [(3, 3, 1.0, 10.0)] * 1000).acceptance == pytest.approx(1.0)
+    assert learnt([*booked, (0, 0, 0.0, 10.0)]).acceptance == learnt(booked).acceptance
+
+
+def test_what_hosts_take_for_a_guess_is_learnt_from_sweeps_of_all_lengths() -> None:
+    sweeps = SweepTime()
+    for i in range(400):
+        count = (1, 4, 16, 9)[i % 4]
+        sweeps.learn(count, 300 + 5 * count)
+    assert sweeps.guess_ms == pytest.approx(5, rel=0.1)
+    assert sweeps.ms(0) == pytest.approx(300, rel=0.1)
+    assert sweeps.ms(32) == pytest.approx(460, rel=0.1)
+
+
+def test_a_level_more_is_drafted_while_it_may_bring_more_than_it_takes() -> None:
+    worth = learnt([(8, 6, 8 * 10.0, 200.0)] * 300)
+    assert worth.another_level([0.9, 0.8], 0.8, 20.0)
+    assert not worth.another_level([0.9, 0.05], 0.05, 20.0)
+    dear = learnt([(8, 6, 8 * 200.0, 200.0)] * 300)
+    assert not dear.another_level([0.9, 0.6], 0.6, 400.0)
+
+
+@pytest.mark.parametrize("scale", [0.05, 0.5, 2.0])
+def test_how_sure_a_drafter_may_be_is_learnt(scale: float) -> None:
+    """Of sums that differ from its own by Gumbel numbers of a scale, it is told how many of its guesses stood."""
+    rng, worth, learnt_scales = np.random.default_rng(0), DraftLength(SweepTime()), list[float]()
+    for _ in range(400):
+        sums = rng.gumbel(size=(8, 20))
+        odds = np.exp((sums - sums.max(axis=1, keepdims=True)) / worth.noise)
+        stands = (sums + scale * rng.gumbel(size=sums.shape)).argmax(axis=1) == sums.argmax(axis=1)
+        accepted = int(stands.cumprod().sum())
+        worth.learn(8, accepted, float((1 / odds.sum(axis=1))[: accepted + 1].sum()), 8, 8.0)
+        learnt_scales.append(worth.noise)
+    assert scale / 3 < learnt_scales[30] < scale * 3
+    assert np.mean(learnt_scales[200:]) == pytest.approx(scale, rel=0.25)
 
 
 growths = st.lists(st.tuples(st.integers(0, 30), st.floats(0.01, 1)), min_size=1, max_size=20)
@@ -93,18 +107,3 @@ def test_the_likeliest_guesses_are_a_tree_in_order(nodes: list[tuple[int, float]
     assert sum(growth.chances[at] for at in sent) == pytest.approx(sum(sorted(growth.chances, reverse=True)[:count]))
     roots = [growth.chances[at] for at in sent if growth.above[at] < 0]
     assert roots == sorted(roots, reverse=True), "the likeliest branch is the first"
-
-
-def test_as_many_as_pay(model: LocalModel) -> None:
-    """A longer sweep is worth more guesses, whoever drafts; and one guess is sent at least."""
-    counts = []
-    for trip_ms in (0.001, 50.0, 5000.0):
-        worth = DraftLength(SweepTime())
-        for count in (1, 9) * 200:
-            worth.sweeps.learn(count, trip_ms + count)
-        plan = DraftPlan(20, branches=3)
-        text = LocalSequence(model, 100, 0.8, 7).text
-        growth = TreeGrower(text, model.vocabulary, worth, 0.8, 7).grow(KNOWN, plan)
-        counts.append(len(chosen(growth, plan, worth)))
-    assert 1 <= counts[0] <= counts[1] <= counts[2]
-    assert counts[0] < counts[2] <= 64

@@ -48,12 +48,12 @@ def test_every_family_is_read_and_every_name_follows_the_conventions(counters: A
 def test_links_that_are_gone_make_room() -> None:
     figures = HostCounters()
     for port in range(2 * MAX_LINKS):
-        figures.link(f"10.0.0.1:{port}").sent(1)
+        figures.links.link(f"10.0.0.1:{port}").sent(1)
     host = stage_pb2.DescribeResponse()
     host.links.add(address="10.0.0.1:3")
     sent = figures.reader(lambda: host)()["onesweep_stage_link_sent_bytes_total"]
     assert set(sent) == {("10.0.0.1:3",), (OTHERS,)}
-    figures.link("10.0.0.2:1").sent(5)
+    figures.links.link("10.0.0.2:1").sent(5)
     assert figures.links.links["10.0.0.2:1"].sent_bytes == 5
 
 

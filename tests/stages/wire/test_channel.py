@@ -17,6 +17,7 @@ from stages.v1 import stage_pb2, stage_pb2_grpc
 from stages.wire import channel, places
 from stages.wire.channel import bind, check_name, is_loopback, new_server, open_channel, parse_address
 from stages.wire.places import Places
+from stages.wire.status import DecodeErrors
 from stages.wire.tls import Security
 from tests.conftest import PATIENCE_S, until
 from tests.fuzz.attacker import ACK, OPENING, PING, SETTINGS, frame
@@ -136,33 +137,39 @@ async def test_a_server_looks_at_its_connections_by_itself(monkeypatch: pytest.M
     await server.stop(0)
 
 
-async def test_connections_that_never_called_make_room_the_oldest_first() -> None:
+async def test_connections_that_called_nothing_make_room_the_oldest_first() -> None:
     callers = []
 
-    async def call(_: Any, context: Any) -> Any:
+    async def call(request: bytes, context: Any) -> Any:
         callers.append(context.peer())
-        return b""
+        return b"" if request else await context.abort(grpc.StatusCode.UNAUTHENTICATED, "a stranger")
 
-    server = grpc.aio.server(interceptors=[room := Places(4)])
+    server = grpc.aio.server(interceptors=[DecodeErrors(), room := Places(4)])
     handlers: dict[str, Any] = {"Call": grpc.unary_unary_rpc_method_handler(call)}
     server.add_generic_rpc_handlers([grpc.method_handlers_generic_handler("a.Service", handlers)])
     port = server.add_insecure_port("[::]:0")
     await server.start()
-    async with asyncio.timeout(PATIENCE_S), open_channel(f"127.0.0.1:{port}") as opened:
+    apart = [("grpc.use_local_subchannel_pool", 1)]
+    strange = grpc.aio.insecure_channel(f"127.0.0.1:{port}", apart)
+    async with asyncio.timeout(PATIENCE_S), strange, open_channel(f"127.0.0.1:{port}") as opened:
+        refused: Any = strange.unary_unary("/a.Service/Call")
+        with pytest.raises(grpc.aio.AioRpcError):
+            await refused(b"")
         method: Any = opened.unary_unary("/a.Service/Call")
-        await method(b"")
-        readers = []
+        await method(b"known")
+        silent = []
         for _ in range(20):
             reader, writer = await asyncio.open_connection("127.0.0.1", port)
             writer.write(OPENING)
             await reader.readexactly(9)  # it has a place
-            readers.append(reader)
+            silent.append((reader, writer))  # a writer that nobody holds closes its connection
             await room.make_room(port)
-            for gone in readers[:-2]:
+            for gone, _ in silent[:-2]:
                 await gone.read()  # to its end
-        await method(b"")
-        assert callers[0] == callers[1]
-        assert not any(reader.at_eof() for reader in readers[-2:])
+        await strange.wait_for_state_change(grpc.ChannelConnectivity.READY)  # it is closed
+        await method(b"known")
+        assert callers[1] == callers[2]
+        assert not any(reader.at_eof() for reader, _ in silent[-2:])
     await server.stop(0)
 
 

@@ -1,98 +1,21 @@
-"""Interface of a hop's work on its host: parsed, begun, computed call by call; and checks of several kinds."""
+"""Checks of what several kinds of work bring: tokens that fit a session, and how tokens are sampled."""
 
 from __future__ import annotations
 
 import math
-from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
-from functools import cached_property, lru_cache
-from typing import Any
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import lru_cache
 
-from torch import Tensor
-
-from stages.backends.base import BranchPiece, CleanPiece, Denoised, NoisyPiece
 from stages.checkpoint.manifest import TOKENIZER_NAME
 from stages.host.grammar import MAX_ENDS, GrammarSettings
-from stages.host.parts import ModelKind, ModelSource
+from stages.host.parts import ModelSource
 from stages.host.schema_check import MAX_SCHEMA_BYTES, grammar_absent
-from stages.host.sessions import HostSession
 from stages.limits import MAX_LOGPROBS, MAX_PENALTY, MAX_REPETITION_PENALTY, MAX_TEMPERATURE
 from stages.model.scoring import Shaping, bias_problem
 from stages.model.vocabulary import BYTES
-from stages.pictures.trajectory import PicturePiece
 from stages.v1 import stage_pb2
-from stages.wire.messages import Outcome
 from stages.wire.status import failed_precondition, invalid
-
-
-@dataclass(frozen=True)
-class KernelCall:
-    """Work for the backend."""
-
-    # The method of a runner that takes such pieces: equal ones can be computed in one call.
-    compute: Callable[[Sequence[Any]], Sequence[Any]]
-    piece: CleanPiece | BranchPiece | NoisyPiece | PicturePiece | Tensor
-    rows: int
-
-
-@dataclass(eq=False, kw_only=True)
-class HopWork(ABC):
-    """One hop on this host. Its fields are its message, checked and decoded."""
-
-    hop: stage_pb2.Hop  # becomes the message for the next host, in place
-    kind: ModelKind
-    number: int  # 0, 1, 2 ... in a session
-    outcome: Outcome | None = field(default=None, init=False)  # set once everything is computed
-    # The event for the router where the outcome begins the next step.
-    result: stage_pb2.Event | None = field(default=None, init=False)
-    # An event for the router beside an outcome for the next host; made when that is on its way.
-    preview: Callable[[], stage_pb2.Event] | None = field(default=None, init=False)
-
-    # AR steps are computed before all else: a few rows, and a user who waits for each.
-    is_step = False
-    drafts = False  # whether this host's drafter takes part
-    # The beginning of a long step, which has no result of its own; and whether other hops of the step follow.
-    is_prefill = has_more = False
-
-    def begin(self, session: HostSession, following: int) -> None:
-        """Enter the host's first part.
-
-        :param following: the block or stage after this host's.
-        """
-        self.session, self.following = session, following
-
-    @property
-    @abstractmethod
-    def rows(self) -> int:
-        """Positions or patches in the next call."""
-
-    @abstractmethod
-    def next_op(self) -> KernelCall:
-        """The next call; only while there is no outcome."""
-
-    @abstractmethod
-    def complete(self, result: Tensor | Denoised) -> None:
-        """Continue with the result of the last call."""
-
-
-@dataclass(eq=False, kw_only=True)
-class TextWork(HopWork):
-    """New tokens of one session, and what they are for."""
-
-    start: int  # position of the first new token; 0 opens a session
-    clean: Tensor  # the new tokens, (tokens,) int64
-    reads: tuple[int, ...]  # in a replay, lengths of the reads in which the first of them came before
-
-    @cached_property
-    def positions(self) -> int:
-        """Positions that the new tokens take."""
-        return self.clean.shape[0]
-
-    @cached_property
-    def remembered(self) -> int:
-        """Number of these positions that the session keeps."""
-        return self.positions
 
 
 def check_reads(reads: Sequence[int], clean: int) -> None:

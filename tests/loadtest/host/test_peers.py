@@ -1,0 +1,51 @@
+"""`onesweep bench peers`: its rows are there and add up; nothing here asserts how fast anything is."""
+
+import json
+from dataclasses import replace
+from importlib.util import find_spec
+from pathlib import Path
+
+import pytest
+
+from loadtest.commands import Row
+from loadtest.host.peers import PEER, Figures, _rows
+from serving.cli.__main__ import main
+from tests.serving.pretrained import ARCHITECTURE, write_model
+
+OURS = [Figures({"1 at once": rate}, 100 + rate) for rate in (30.0, 10.0, 20.0)]
+THEIRS = [Figures({"1 at once": rate}, 2 * rate) for rate in (40.0, 50.0, 10.0)]
+
+
+def test_rows_are_medians_and_their_ratio() -> None:
+    unit = "tokens a processor second"
+    assert _rows("1 at once", {"onesweep": OURS, "llama.cpp": THEIRS}) == [
+        Row("1 at once: onesweep", 20.0, unit),
+        Row("1 at once: llama.cpp", 40.0, unit),
+        Row("1 at once: ours over theirs", 0.5, "x"),
+    ]
+    assert _rows("", {"onesweep": OURS}) == [Row("most memory: onesweep", 120.0, "MB")]
+
+
+def test_mistakes_end_in_a_sentence(bundle: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    source = tmp_path / "model.gguf"
+    for checkpoint, sentence in [(bundle, f"there is no file {source}"), (tmp_path, "manifest.json")]:
+        assert main(["bench", "peers", "--checkpoint", str(checkpoint), "--source", str(source)]) == 2
+        assert sentence in capsys.readouterr().err
+    source.touch()
+    write_model(tmp_path / "short")
+    assert main(["bench", "peers", "--checkpoint", str(tmp_path / "short"), "--source", str(source)]) == 2
+    assert "reads 512 tokens: measured are prompts of 512" in capsys.readouterr().err
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(find_spec(PEER) is not None, reason="llama.cpp would read an empty file")
+def test_where_llama_cpp_is_not_our_own_figures_stand_alone(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    write_model(tmp_path / "model", architecture=replace(ARCHITECTURE, positions=1024))
+    (tmp_path / "model.gguf").touch()
+    given = ["--checkpoint", tmp_path / "model", "--source", tmp_path / "model.gguf", "--rounds", 1]
+    assert main(["bench", "peers", *map(str, given), "--json", str(tmp_path / "peers.json")]) == 0
+    rows = json.loads((tmp_path / "peers.json").read_text())["rows"]
+    whats = ["1 at once", "4 at once", "16 at once", "a prompt of 512", "most memory"]
+    assert [row["name"] for row in rows] == [f"{what}: onesweep" for what in whats]
+    assert all(row["value"] > 0 for row in rows)
+    assert f"pip install {PEER}" in capsys.readouterr().out
