@@ -15,7 +15,6 @@ from stages.backends.packed import Angles, PackedReader, PipelineLayer, Pipeline
 from stages.backends.rows import Rows
 from stages.backends.runner_checks import Probe, checked
 from stages.errors import CheckpointError, InputError
-from stages.memory import give_back
 from stages.model.architecture import WEIGHT_WORDS
 from stages.model.block import Block
 from stages.model.layers import GroupedLinear, Int8Linear, QuantLinear, soft_capped
@@ -28,7 +27,7 @@ class OnnxSession:
     """A graph with as many threads as torch uses. It holds its matrices in a layout of its own, and nothing of those
     that it was made of."""
 
-    def __init__(self, graph: Graph, keeps_matrices: bool = False) -> None:
+    def __init__(self, graph: Graph) -> None:
         options = onnxruntime.SessionOptions()
         options.intra_op_num_threads = torch.get_num_threads()
         options.inter_op_num_threads = 1
@@ -37,19 +36,12 @@ class OnnxSession:
         options.add_session_config_entry("session.intra_op.allow_spinning", "0")
         # buffers that a session keeps for itself would add up: there are two sessions for each layer
         options.enable_cpu_mem_arena = False
-        # `add_external_initializers` would copy each matrix, and for ever those that are read while others are laid out
-        folder = "session.model_external_initializers_file_folder_path"
-        options.add_session_config_entry(folder, str(graph.placeholder.parent))
-        self.matrices = [onnxruntime.OrtValue.ortvalue_from_numpy(x.numpy()) for x in graph.matrices.values()]
-        for each in zip(graph.matrices, self.matrices, strict=True):
-            options.add_initializer(*each)
+        matrices = [onnxruntime.OrtValue.ortvalue_from_numpy(x.numpy()) for x in graph.matrices.values()]
+        options.add_external_initializers(list(graph.matrices), matrices)
         self.session = onnxruntime.InferenceSession(
             graph.model().SerializeToString(), options, providers=["CPUExecutionProvider"]
         )
         self.inputs = [each.name for each in self.session.get_inputs()]
-        for matrix in () if keeps_matrices else graph.matrices.values():
-            if matrix.dtype not in still_read():
-                give_back(matrix)
 
     def __call__(self, *inputs: Tensor) -> Tensor:
         """The only output, of contiguous inputs in the graph's order."""
@@ -75,39 +67,19 @@ class FewBitsProduct:
         return self.session(F.pad(x, (0, 0, 0, max(0, self.least - len(x))))[None])[0, : len(x)]
 
 
-def _random_product(bits: int) -> tuple[GroupedLinear, Tensor]:
-    """A linear map, and x to try it with."""
-    generator, (numbers, rows) = torch.Generator().manual_seed(0), (1056, COMPANIES[-1])
-    linear = (Int8Linear if bits == 8 else QuantLinear)(numbers, numbers, bias=False)
-    codes = torch.randint(256, linear.codes.shape, generator=generator, dtype=torch.uint8)
-    codes[:8], codes[8:16] = 0x7F, 0x81  # the largest sums, which narrow registers do not hold
-    linear.codes = codes.view(linear.codes.dtype)
-    linear.scales.uniform_(0.5, 1, generator=generator)
-    return linear, torch.cat([torch.randn(rows - 1, numbers, generator=generator), torch.ones(1, numbers)])
-
-
-@lru_cache
-def still_read() -> tuple[torch.dtype, ...]:
-    """Types of matrices that this machine's kernels read beside the layout which a session has of them."""
-    linear, x = _random_product(4)  # its offsets are a product of 8 bits
-    graph, found = product_graph(linear), list[torch.dtype]()
-    session = OnnxSession(graph, keeps_matrices=True)
-    before = [session(x[None, :count]) for count in COMPANIES]
-    for kind in (torch.uint8, torch.float32):
-        for matrix in (each for each in graph.matrices.values() if each.dtype is kind):
-            matrix.zero_()
-        if not all(torch.equal(session(x[None, : y.shape[1]]), y) for y in before):
-            found.append(kind)
-    return tuple(found)
-
-
 @lru_cache
 def fewest_rows(bits: int) -> int:
     """From how many rows on a row's product is the same in any company, on this machine: its kernels promise nothing.
 
     Raises CheckpointError where they compute something else.
     """
-    linear, x = _random_product(bits)
+    generator, (numbers, rows) = torch.Generator().manual_seed(0), (1056, COMPANIES[-1])
+    linear = (Int8Linear if bits == 8 else QuantLinear)(numbers, numbers, bias=False)
+    codes = torch.randint(256, linear.codes.shape, generator=generator, dtype=torch.uint8)
+    codes[:8], codes[8:16] = 0x7F, 0x81  # the largest sums, which narrow registers do not hold
+    linear.codes = codes.view(linear.codes.dtype)
+    linear.scales.uniform_(0.5, 1, generator=generator)
+    x = torch.cat([torch.randn(rows - 1, numbers, generator=generator), torch.ones(1, numbers)])
     product, expected = OnnxSession(product_graph(linear)), linear(x)
     whole = product(x[None])[0]
     error = float(((whole - expected).norm(dim=1) / expected.norm(dim=1)).max())

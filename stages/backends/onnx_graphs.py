@@ -4,7 +4,6 @@ torch's exporter takes many seconds a graph; this takes milliseconds, and says w
 """
 
 from collections.abc import Sequence
-from pathlib import Path
 
 import onnx
 import torch
@@ -27,9 +26,6 @@ ROUNDED_IN_INT8 = 4
 
 class Graph:
     """A graph under construction. Values are named by strings; rows are (1, rows, numbers)."""
-
-    # Matrices come from memory, but onnxruntime refuses a model that names no file which is there. It reads none.
-    placeholder = Path(__file__)
 
     def __init__(self) -> None:
         self.nodes: list[onnx.NodeProto] = []
@@ -57,7 +53,7 @@ class Graph:
         self.matrices[name] = value = value.detach().contiguous()
         kind = helper.np_dtype_to_tensor_dtype(value.numpy().dtype)
         outside = TensorProto(name=name, data_type=kind, dims=value.shape, data_location=TensorProto.EXTERNAL)
-        outside.external_data.add(key="location", value=self.placeholder.name)
+        outside.external_data.add(key="location", value="memory")
         self.constants.append(outside)
         return name
 

@@ -18,9 +18,9 @@ from torch import Tensor
 
 from stages.checkpoint.gate import PROBE_INPUT, PROBE_OUTPUT, Measures, measured, probe_shapes, probe_tokens
 from stages.checkpoint.manifest import MANIFEST_NAME, Manifest, Part, read_manifest
-from stages.checkpoint.weights import MAPPED, read_weights, write_weights
+from stages.checkpoint.weights import read_weights, write_weights
 from stages.errors import CheckpointError, InputError, regular
-from stages.memory import give_back, require_memory
+from stages.memory import require_memory
 from stages.model.block import Block
 from stages.model.layers import CausalStage
 from stages.model.pipeline import ArModel, ArStage, PipelineStage, new_stage, without_memory
@@ -46,9 +46,6 @@ def load_part(directory: Path, index: int, device: torch.device = CPU) -> AnyPar
     probe = _load(directory, manifest, index, part, device)
     measures, _ = measured(part, manifest, probe.get(PROBE_INPUT), probe.get(PROBE_OUTPUT))
     _check_measures(directory, manifest, index, measures)
-    for tensor in part.buffers():
-        if tensor.is_cpu and tensor.dtype in MAPPED:  # of the file, which the probe has read all of
-            give_back(tensor)
     return part.eval().requires_grad_(False)
 
 

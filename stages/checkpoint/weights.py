@@ -98,7 +98,7 @@ def _check_layout(path: Path, entries: list[tuple[str, Any]], data_bytes: int, t
 def _read_tensor(
     file: BufferedReader, path: Path, name: str, shape: tuple[int, ...], stored: str, wanted: torch.dtype
 ) -> Tensor:
-    count = math.prod(shape)
+    count, mapping = math.prod(shape), None
     if TYPES[stored] in MAPPED and count:
         mapping = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY)
         tensor = torch.frombuffer(mapping, dtype=TYPES[stored], count=count, offset=file.tell())
@@ -112,6 +112,8 @@ def _read_tensor(
     low, high = tensor.aminmax()  # both NaN if any number is; needs no copy
     if not -math.inf < low <= high < math.inf:
         raise CheckpointError(f"{path}: tensor {name} holds numbers that are not finite")
+    if mapping is not None:
+        mapping.madvise(mmap.MADV_DONTNEED)  # a page that is read again comes from the file again
     return tensor.view(shape)
 
 
