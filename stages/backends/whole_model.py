@@ -99,8 +99,7 @@ class ModelText:
 
         They are good until it is asked again.
         """
-        pairs = zip(self.model.stages, self._caches, strict=True)
-        return ModelForks(self.model, [stage.fork(caches, room, count) for stage, caches in pairs])
+        return ModelForks(self.model, [Growing(caches, room, count) for caches in self._caches])
 
     def chain(self) -> ModelChain:
         """The same for one continuation that stays the only one."""

@@ -272,14 +272,13 @@ def _warm_pipeline(source: ModelSource, runners: Mapping[int, StageRunner], devi
     for index, runner in runners.items():
         short, layers = shortened(runner, a.layers_in(index))  # all of a large stage would take minutes
         caches = new_caches(layers, a, room, device=device)
-        full, one, branches = (
+        full, branches = (
             torch.zeros(shape, dtype=torch.int64) if index == 0 else torch.zeros(*shape, a.width)
-            for shape in ((min(READ_POSITIONS, room - 1),), (1,), (2, half // 2))
+            for shape in ((min(READ_POSITIONS, room),), (2, half // 2))
         )
         for cache in caches:
-            cache.length = room - 1 - len(full)
-        for piece in (full, one):
-            hidden = short.read([CleanPiece(piece, caches)])
+            cache.length = room - len(full)
+        hidden = short.read([CleanPiece(full, caches)])
         if index == a.parts - 1:
             runner.next_byte(hidden)
         for cache in caches:

@@ -13,7 +13,7 @@ from torch.nn import functional as F
 
 from stages.errors import CheckpointError
 from stages.importing.gguf_file import half_split, interleaved
-from stages.importing.source import EMBEDDING, HEAD, NORM, Shape, Source, expected_shapes, is_matrix
+from stages.importing.source import EMBEDDING, HEAD, NORM, Source, expected_shapes
 from stages.model.architecture import LlamaArchitecture, RopeScaling, Weights
 from stages.model.layers import soft_capped
 from stages.model.llama import LlamaLayer, llama_rotary
@@ -185,13 +185,8 @@ def one_thread_each() -> Iterator[ThreadPoolExecutor]:
 def layer_tensors(source: Source, index: int, threads: ThreadPoolExecutor, weights: Weights = "float32") -> Tensors:
     """The tensors of one layer, by their names within it. weights: `q4` or `q8` for the parts of each matrix."""
     prefix = f"layers.{index}."
-    shapes = {name: shape for name, shape in source.shapes().items() if name.startswith(prefix)}
-
-    @torch.inference_mode()
-    def read(name: str, shape: Shape) -> Tensors:
-        return source.parts(name, weights if is_matrix(name, shape) else "float32")
-
-    found = threads.map(read, shapes, shapes.values())
+    names = [name for name in source.shapes() if name.startswith(prefix)]
+    found = threads.map(partial(source.parts, weights=weights), names)
     return {name.removeprefix(prefix): tensor for each in found for name, tensor in each.items()}
 
 

@@ -2,7 +2,7 @@
 
 import re
 from collections.abc import Iterator, Mapping
-from functools import cached_property, partial
+from functools import partial
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -44,15 +44,12 @@ class HuggingFaceSource(Source):
         with refused_with("config.json"):
             self.architecture = self.family.architecture(config)
         self._files = self._find()
+        self.places = self._find_places()
         self.speech = folder_speech(folder, config, self.architecture.vocabulary)
         dtype = str(config.get("dtype") or config.get("torch_dtype") or "unknown")
         self.about = {"source": folder.resolve().name, "format": "safetensors", "dtype": dtype}
 
-    def shapes(self) -> dict[str, Shape]:
-        return {name: place.shape for name, place in self._places.items()}
-
-    @cached_property
-    def _places(self) -> dict[str, TensorPlace]:
+    def _find_places(self) -> dict[str, TensorPlace]:
         found: dict[str, Shape] = {}
         for file in sorted(set(self._files.values())):
             with self._open(file) as tensors:
@@ -63,7 +60,7 @@ class HuggingFaceSource(Source):
         return places_of(found, partial(our_names, family=self.family), expected_shapes(self.architecture))
 
     def read(self, name: str, rows: slice = ALL) -> Tensor:
-        place = self._places[name]
+        place = self.places[name]
         file, theirs = self._files[place.stored], place.stored
         with self._open(file) as tensors:
             try:

@@ -284,9 +284,8 @@ def build_stage(source: Source, architecture: LlamaArchitecture, index: int) -> 
 def _tensors(source: Source, stage: LlamaStage) -> Iterator[tuple[str, Tensor]]:
     """A stage's tensors, read one layer after the other."""
     a, begin = stage.architecture, sum(stage.architecture.layers[: stage.index])
-    in_tables: Weights = "q8" if a.is_grouped else "float32"
     if stage.is_first:
-        yield from source.parts(EMBEDDING, in_tables).items()
+        yield from source.parts(EMBEDDING, a.weights).items()
     with one_thread_each() as threads:
         for i in range(a.layers_in(stage.index)):
             for name, tensor in joined(layer_tensors(source, begin + i, threads, a.weights)).items():
@@ -294,7 +293,7 @@ def _tensors(source: Source, stage: LlamaStage) -> Iterator[tuple[str, Tensor]]:
     if stage.is_last:
         yield NORM, source.tensor(NORM)
         if isinstance(stage.head, nn.Linear):
-            for name, tensor in source.parts(EMBEDDING if a.tied_head else HEAD, in_tables).items():
+            for name, tensor in source.parts(EMBEDDING if a.tied_head else HEAD, a.weights).items():
                 yield name.replace("embedding.", "head."), tensor
 
 

@@ -34,10 +34,11 @@ class Source(ABC):
     architecture: LlamaArchitecture  # with all layers in one stage
     speech: Speech
     about: Mapping[str, Any]  # what the manifest notes under `data`
+    places: Mapping[str, "TensorPlace"]  # of every tensor; one of no known name keeps the format's own name
 
-    @abstractmethod
     def shapes(self) -> dict[str, Shape]:
-        """Shape of every tensor; one of no known name keeps the format's own name."""
+        """Shape of every tensor, by its name."""
+        return {name: place.shape for name, place in self.places.items()}
 
     @abstractmethod
     def read(self, name: str, rows: slice = ALL) -> Tensor:
@@ -54,30 +55,30 @@ class Source(ABC):
 
     def pieces(self, name: str) -> Iterator[tuple[slice, Tensor]]:
         """The embedding or the head, some rows at a time: in float32 it may take more than a stage in 4 bits."""
-        for begin in range(0, self.shapes()[name][0], PIECE_ROWS):
+        for begin in range(0, self.places[name].shape[0], PIECE_ROWS):
             rows = slice(begin, begin + PIECE_ROWS)
             yield rows, self.tensor(name, rows)
 
     def parts(self, name: str, weights: Weights) -> dict[str, Tensor]:
-        """A tensor as the layers here hold it, by name: of a matrix in `q4` or `q8` codes, scales and offsets. Raises
-        CheckpointError where float16 does not hold a scale."""
-        if weights not in ("q4", "q8"):
+        """A tensor as the layers here hold it, by name: of a matrix in `q4` or `q8` codes, scales and offsets, and of
+        the embedding and the head in 8 bits with either. Raises CheckpointError where float16 does not hold a scale."""
+        is_table = name in (EMBEDDING, HEAD)
+        if weights not in ("q4", "q8") or not (is_table or is_matrix(name, self.places[name].shape)):
             return {name: self.tensor(name)}
-        if weights == "q4":
+        bits = 4 if weights == "q4" and not is_table else 8
+        if bits == 4:
             four = self.read_four_bits(name)
             found = {part: self.family.adapted(name, each, self.architecture) for part, each in four.items()}
         else:
-            rows, width = self.shapes()[name]
+            rows, width = self.places[name].shape
             # one place for all: pieces that are kept among what is freed would scatter what is free
             found = {"codes": torch.empty(rows, width, dtype=torch.int8)}
             found["scales"] = torch.empty(rows, width // GROUP, dtype=torch.float16)
-            for at, piece in self.pieces(name) if name in (EMBEDDING, HEAD) else [(ALL, self.tensor(name))]:
+            for at, piece in self.pieces(name) if is_table else [(ALL, self.tensor(name))]:
                 for part, each in rounded(piece).items():
                     found[part][at] = each
         if not all(each.isfinite().all() for part, each in found.items() if part != "codes"):
-            raise CheckpointError(
-                f"tensor {name} holds numbers that {weights[1]} bits and their scales do not: use float32"
-            )
+            raise CheckpointError(f"tensor {name} holds numbers that {bits} bits and their scales do not: use float32")
         return {name.removesuffix("weight") + part: each for part, each in found.items()}
 
     def read_four_bits(self, name: str) -> dict[str, Tensor]:

@@ -262,7 +262,6 @@ class TiedHead(nn.Module):
 # Weights in bfloat16, of 8 bits with a scale for each GROUP in a row, or of 4 with a scale and an offset for each.
 LARGEST = 15
 LARGEST_INT8 = 127
-LEAST_SCALE = 2.0**-24  # of float16
 BYTES_EACH, INT8_BYTES_EACH = 0.5 + 2 * 2 / GROUP, 1 + 2 / GROUP  # of a weight, with its share of scale and offset
 # Rows come in pieces: a whole matrix in float32 takes 6.4 times the memory of what it is made of, and a piece of two
 # megabytes stays in the processor's cache, which halves the time. Their number is a multiple of the blocks of rows that
@@ -412,7 +411,7 @@ def quantised(weight: Tensor) -> dict[str, Tensor]:
     groups = weight.unflatten(1, (-1, GROUP))
     offsets = groups.amin(2).half()
     scales = ((groups.amax(2) - offsets.float()) / LARGEST).half()
-    divisor = scales.float().clamp(min=LEAST_SCALE).unsqueeze(2)
+    divisor = scales.float().masked_fill(scales == 0, 1).unsqueeze(2)
     codes = (groups - offsets.float().unsqueeze(2)).div_(divisor).round_().clamp_(0, LARGEST).to(torch.uint8)
     lower, upper = codes.chunk(2, dim=2)
     return {"codes": (lower | upper << 4).flatten(1), "scales": scales, "offsets": offsets}
