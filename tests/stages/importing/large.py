@@ -20,7 +20,6 @@ SHAPES = {
 def write_large(path: Path, a: LlamaArchitecture) -> Path:
     """Matrices are in Q4_K, norms of ones. Each word of the probe text is a token, so it has as few as elsewhere: a
     text cut as Llama 3's takes a word that is a token, without merges."""
-
     words = (word.replace(" ", "Ġ") for word in re.findall(r" ?[A-Za-z]+", PROBE_TEXT))
     tokens = list(dict.fromkeys([*letters()[:256], *words]))
     tokens += [f"[{i}]" for i in range(len(tokens), a.vocabulary)]

@@ -36,8 +36,7 @@ def source(tensors: dict[str, Tensor], tmp_path: Path) -> Callable[..., Source]:
 
     def make(names: dict[int, str] | None = None, kinds: list[int] | None = KINDS, **said: Any) -> Source:
         spelled = [(names or {}).get(i, token) for i, token in enumerate(letters())]
-        of_kinds = {} if kinds is None else {"token_types": kinds}
-        said = {"tokenizer_model": "gpt2", "token_list": spelled, **of_kinds, **said}
+        said |= {"tokenizer_model": "gpt2", "token_list": spelled} | ({} if kinds is None else {"token_types": kinds})
         return open_source(write_gguf(tmp_path / "model.gguf", tensors, said=said))
 
     return make
