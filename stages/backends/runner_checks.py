@@ -194,7 +194,7 @@ def _noisy_piece(part: Block, size: tuple[int, int], sigma: float, generator: to
 def caches_of(
     part: Block | PipelineStage, length: int, room: int, generator: torch.Generator, layers: int = 0
 ) -> list[LayerCache]:
-    """Of a part's layers, or of so many, with random numbers at `length` positions, and room for more."""
+    """Caches of a part's layers, or of so many, with random numbers at `length` positions, and room for more."""
     caches = new_caches(layers or len(part.layers), part.architecture, length + room)
     for cache in caches:
         cache.keys.normal_(generator=generator)

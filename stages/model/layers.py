@@ -134,15 +134,11 @@ class CausalLayer(nn.Module):
 
     def mlp(self, x: Tensor) -> Tensor:
         """The part of the stream that the MLP adds: (..., width)."""
-        return self.mlp_out(self.activate(self.mlp_in(self.mlp_norm(x))))
+        raise NotImplementedError
 
     def by_head(self, qkv: Tensor, rotary: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Queries, keys and values, the first two rotated: (batch, heads or kv_heads, positions, head_dim) each, from
         (batch, positions, width of all three)."""
-        raise NotImplementedError
-
-    def activate(self, hidden: Tensor) -> Tensor:
-        """Activation between the MLP's two products."""
         raise NotImplementedError
 
 
@@ -210,7 +206,7 @@ class Layer(CausalLayer):
         keys, values = torch.cat([keys, k], dim=2), torch.cat([values, v], dim=2)
         mixed = F.scaled_dot_product_attention(q, keys, values, attn_mask=mask)
         x = x + (1 + gate_a) * self.attention_out(_join(mixed))
-        hidden = self.activate(self.mlp_in(self.mlp_norm(x) * (1 + scale_m) + shift_m))
+        hidden = F.gelu(self.mlp_in(self.mlp_norm(x) * (1 + scale_m) + shift_m))
         return x + (1 + gate_m) * self.mlp_out(hidden)
 
     def by_head(self, qkv: Tensor, rotary: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -219,8 +215,8 @@ class Layer(CausalLayer):
         q, k = rotate(parts[:2], rotary)
         return q, k, parts[2]
 
-    def activate(self, hidden: Tensor) -> Tensor:
-        return F.gelu(hidden)
+    def mlp(self, x: Tensor) -> Tensor:
+        return self.mlp_out(F.gelu(self.mlp_in(self.mlp_norm(x))))
 
 
 def _join(x: Tensor) -> Tensor:
