@@ -220,9 +220,8 @@ class LlamaStage(CausalStage):
         initialise(self, a.total_layers)
 
     def rotary_of(self, layer: int) -> Tensor:
-        a = self.architecture
-        has_own = a.window is not None and a.window.rope_theta is not None and self.layers[layer].window is not None
-        return self.sliding_rotary if has_own else self.rotary
+        slides = self.layers[layer].window is not None
+        return self.sliding_rotary if slides and hasattr(self, "sliding_rotary") else self.rotary
 
     def next_byte(self, hidden: Tensor) -> Tensor:
         logits, cap = super().next_byte(hidden), self.architecture.logit_softcap
