@@ -133,15 +133,16 @@ class OnnxStage(PipelineRunner):
     """Takes the stage's matrices over: each is freed when a session has it, so that memory stays near one stage."""
 
     def __init__(self, stage: PipelineStage) -> None:
+        # The head first, which is the largest matrix: little is held beside both of its layouts yet.
+        head = OnnxSession(head_graph(stage)) if stage.is_last else None
+        if stage.head is not None:
+            _free(stage.head)
         layers = []
         for layer in stage.layers:
             layers.append(OnnxLayer(stage, layer))
             _free(layer)
-        head = OnnxSession(head_graph(stage)) if stage.is_last else None
         cap = stage.architecture.logit_softcap if isinstance(stage, LlamaStage) else None
         super().__init__(OnnxReader(stage, layers), None if head is None else partial(_logits, head, cap))
-        if stage.head is not None:
-            _free(stage.head)
 
 
 def _logits(head: OnnxSession, cap: float | None, x: Tensor) -> Tensor:

@@ -9,9 +9,10 @@ import onnx
 import torch
 from onnx import TensorProto, helper, numpy_helper
 from torch import Tensor, nn
+from torch.nn import functional as F
 
 from stages.model.architecture import GROUP
-from stages.model.layers import GroupedLinear, Int8Linear, Layer, QuantLinear, TiedHead
+from stages.model.layers import GroupedLinear, Int8Linear, Layer, QuantLinear, TiedHead, rounded
 from stages.model.llama import LlamaLayer
 from stages.model.pipeline import PipelineStage
 
@@ -90,27 +91,31 @@ class Graph:
         factor = 1.0 if scale is None else scale[:, None]
         scales = linear.scales.float() * factor
         if isinstance(linear, Int8Linear):
-            codes = linear.codes.view(torch.uint8) ^ INT8_ZERO
-            return self._few_bits(x, codes.unflatten(1, (-1, GROUP)), scales)
+            return self._int8(x, linear.codes, scales, linear.in_features)
         assert isinstance(linear, QuantLinear)
         # Neighbours share a byte here.
-        codes = torch.cat([linear.neighbours(rows) for rows in linear.pieces()])
-        product = self._few_bits(x, codes.unflatten(1, (-1, GROUP // 2)), scales)
+        product = self._few_bits(x, linear.neighbours(), scales, linear.in_features)
         # A code stands for itself less INT4_ZERO. What an offset adds beyond that is the sum of a group of x, times it.
         rest = linear.offsets.float() * factor + INT4_ZERO * scales
         if not rest.any():
             return product
         apart = self.op("Reshape", x, self.constant(torch.tensor([0, 0, -1, GROUP])))
         sums = self.op("ReduceSum", apart, self.constant(torch.tensor([-1])), keepdims=0)
-        return self.op("Add", product, self.op("MatMul", sums, self.matrix(rest.t())))
+        # in 8 bits too: in float32 it is a seventh of all bytes, and takes a quarter of the time
+        found = rounded(F.pad(rest, (0, -rest.shape[1] % GROUP)), torch.float32)
+        return self.op("Add", product, self._int8(sums, **found, numbers=rest.shape[1]))
 
-    def _few_bits(self, x: str, codes: Tensor, scales: Tensor) -> str:
-        """codes: (out, groups, bytes) uint8; scales: (out, groups) float32."""
+    def _int8(self, x: str, codes: Tensor, scales: Tensor, numbers: int) -> str:
+        """codes, scales: of an `Int8Linear`, scales in float32."""
+        return self._few_bits(x, (codes.view(torch.uint8) ^ INT8_ZERO).unflatten(1, (-1, GROUP)), scales, numbers)
+
+    def _few_bits(self, x: str, codes: Tensor, scales: Tensor, numbers: int) -> str:
+        """codes: (out, groups, bytes) uint8; scales: (out, groups) float32; numbers: in a row of x."""
         return self.op(
             "MatMulNBits",
             *(x, self.matrix(codes), self.matrix(scales.flatten())),
             domain=FUSED,
-            K=GROUP * scales.shape[1],
+            K=numbers,
             N=len(codes),
             bits=8 * codes.shape[2] // GROUP,
             block_size=GROUP,

@@ -35,6 +35,7 @@ class Growing:
     """Continuations of one text that grow together through one stage: all are at the same position."""
 
     def __init__(self, shared: Sequence[LayerCache], room: int, count: int) -> None:
+        """`count` of them, of `room` positions at most, after the text in `shared`, which is not changed."""
         self.caches, self.length = [GrowingCache(cache, room, count) for cache in shared], 0
         self.positions = torch.full((count,), shared[0].length)
 
@@ -376,10 +377,6 @@ class PipelineRunner(StageRunner):
     @torch.inference_mode()
     def branch(self, pieces: Sequence[BranchPiece]) -> list[Tensor]:
         return self.reader.branch(pieces)
-
-    def fork(self, shared: list[LayerCache], room: int, count: int) -> Growing:
-        """Begin `count` continuations, of `room` positions at most, of the text in `shared`, which is not changed."""
-        return Growing(shared, room, count)
 
     def grow(self, pieces: Sequence[GrowingPiece]) -> list[Tensor]:
         """Append a position to each continuation; returns each piece's hidden states (continuations, width)."""

@@ -11,7 +11,6 @@ from typing import Any, TypeVar, cast
 
 import torch
 from torch import Tensor
-from torch.nn import functional as F
 
 from stages.backends.base import BlockRunner, BranchPiece, CleanPiece, Denoised, NoisyPiece, PictureRunner, StageRunner
 from stages.backends.packed import PipelineRunner
@@ -65,33 +64,6 @@ class OneAtATime(BlockRunner, StageRunner, PictureRunner):
         return [torch.cat([self.runner.evaluate([each])[0] for each in _single(piece)]) for piece in pieces]
 
 
-class _Plain(StageRunner):
-    """A loaded stage, computing piece by piece."""
-
-    def __init__(self, part: PipelineStage) -> None:
-        self.part = part
-
-    def read(self, pieces: Sequence[CleanPiece]) -> list[Tensor]:
-        return [self.part.read(piece.source[None], piece.caches)[0] for piece in pieces]
-
-    def branch(self, pieces: Sequence[BranchPiece]) -> list[Tensor]:
-        results = []
-        for piece in pieces:
-            caches = (_longer(piece.caches, piece.source.shape[1]) for _ in piece.source)
-            read = [self.part.read(*each)[0] for each in zip(piece.source[:, None], caches, strict=True)]
-            results.append(torch.stack(read))
-        return results
-
-    def next_byte(self, hidden: Sequence[Tensor]) -> list[Tensor]:
-        return [self.part.next_byte(piece[None])[0] for piece in hidden]
-
-
-def _longer(caches: Sequence[LayerCache], new: int) -> list[LayerCache]:
-    """Copies with room for so many new positions."""
-    room = (0, 0, 0, new)
-    return [LayerCache(F.pad(cache.keys, room), F.pad(cache.values, room), cache.length) for cache in caches]
-
-
 def checked(runner: Runner, part: AnyPart) -> Runner:
     """`runner`, or one that computes piece by piece where the results of pieces would depend on each other."""
     if check_rows(runner, part):
@@ -107,14 +79,10 @@ def checked(runner: Runner, part: AnyPart) -> Runner:
 def check_rows(runner: AnyRunner, part: AnyPart) -> bool:
     """Compute a few mixtures of pieces together and alone: whether every bit is the same on this machine.
 
-    Layers of one kind have the same shapes, and so the same kernels: of a stage the first of each kind is enough.
+    Of a stage the first layer of each kind is enough.
     """
     on_device = not isinstance(part, PicturePart) and not part.rotary.is_cpu
-    layers = None
-    if isinstance(runner, PipelineRunner):
-        runner = copy(runner)
-        runner.reader = runner.reader.shortened()
-        layers = len(runner.reader.layers)
+    runner, layers = shortened(runner, 0)
     return all(
         torch.equal(*both)
         for mixture in ((*MIXTURES, SLABS) if on_device else MIXTURES)
@@ -124,15 +92,34 @@ def check_rows(runner: AnyRunner, part: AnyPart) -> bool:
     )
 
 
+def shortened(runner: AnyRunner, layers: int) -> tuple[Any, int]:
+    """A stage's runner with one layer of each kind, and their number: all of a kind have the same shapes, and so the
+    same kernels. Any other runner as it is, with its `layers`."""
+    if not isinstance(runner, PipelineRunner):
+        return runner, layers
+    short = copy(runner)
+    short.reader = runner.reader.shortened()
+    return short, len(short.reader.layers)
+
+
 class Probe:
     """Outputs of a stage as loaded, noted before a backend takes its matrices over."""
 
+    @torch.inference_mode()
     def __init__(self, part: PipelineStage) -> None:
-        self.part, self.expected = part, _outputs(_Plain(part), part, MIXTURES[-1])
+        self.part = part
+        hidden = [part.read(piece.source[None], piece.caches) for piece in self._pieces()]
+        self.expected = [(part.next_byte(x) if part.is_last else x)[0] for x in hidden]
+
+    def _pieces(self) -> list[CleanPiece]:
+        generator = torch.Generator().manual_seed(0)
+        return [clean_piece(self.part, *size, generator) for size in _fitting(self.part, MIXTURES[-1])]
 
     def check(self, runner: StageRunner) -> None:
         """Raises CheckpointError where a runner of the stage disagrees with it."""
-        for found, expected in zip(_outputs(runner, self.part, MIXTURES[-1]), self.expected, strict=True):
+        hidden = runner.read(self._pieces())
+        outputs = runner.next_byte(hidden) if self.part.is_last else hidden
+        for found, expected in zip(outputs, self.expected, strict=True):
             error = float((found - expected).abs().max()) / max(1.0, float(expected.abs().max()))
             if not error <= TOLERANCE:  # true for NaN too
                 raise CheckpointError(
@@ -146,7 +133,7 @@ def _outputs(
     runner: Any,  # noqa: ANN401 - of the part's kind
     part: AnyPart,
     mixture: Sizes,
-    layers: int | None = None,
+    layers: int = 0,
 ) -> list[Tensor]:
     """Everything that the runner of a part computes for pieces of these sizes, each time of the same numbers.
 
@@ -156,11 +143,8 @@ def _outputs(
     if isinstance(part, PicturePart):
         pictures = [_picture_piece(part, *each, generator) for each in zip(PICTURES, SIGMAS, strict=True)]
         return list(runner.evaluate(pictures))
-    room = part.architecture.positions
-    sizes = [(new, min(past, room - new)) for new, past in mixture if new <= room]
-    clean = [
-        CleanPiece(_source(part, (new,), generator), _caches(part, past, new, generator, layers)) for new, past in sizes
-    ]
+    sizes = _fitting(part, mixture)
+    clean = [clean_piece(part, *size, generator, layers=layers) for size in sizes]
     found = [*runner.read(clean)]
     found += [tensor for piece in clean for cache in piece.caches for tensor in cache.stored()]
     if isinstance(part, Block):
@@ -168,7 +152,7 @@ def _outputs(
         return found + [tensor for each in runner.denoise(noisy) for tensor in (each.logits, each.point)]
     found += runner.branch(
         [
-            BranchPiece(_source(part, (branches, new), generator), _caches(part, past, 0, generator, layers))
+            BranchPiece(source_of(part, (branches, new), generator), caches_of(part, past, 0, generator, layers))
             for branches, (new, past) in zip(FORKS, sizes, strict=False)
         ]
     )
@@ -188,15 +172,29 @@ def _single(piece: PicturePiece) -> Iterator[PicturePiece]:
     return (PicturePiece(piece.x[i : i + 1], piece.sigma, piece.classes[i : i + 1]) for i in range(len(piece.x)))
 
 
+def _fitting(part: Block | PipelineStage, mixture: Sizes) -> Sizes:
+    """Pieces of which there is room in the part's context."""
+    room = part.architecture.positions
+    return [(new, min(past, room - new)) for new, past in mixture if new <= room]
+
+
+def clean_piece(
+    part: Block | PipelineStage, new: int, past: int, generator: torch.Generator, room: int = 0, layers: int = 0
+) -> CleanPiece:
+    """New positions after `past` ones, with room for more."""
+    return CleanPiece(source_of(part, (new,), generator), caches_of(part, past, new + room, generator, layers))
+
+
 def _noisy_piece(part: Block, size: tuple[int, int], sigma: float, generator: torch.Generator) -> NoisyPiece:
     slots, start = size
     z, estimate = torch.randn(2, slots, part.architecture.code_dim, generator=generator)
-    return NoisyPiece(z, estimate, sigma, start, _caches(part, start, 0, generator))
+    return NoisyPiece(z, estimate, sigma, start, caches_of(part, start, 0, generator))
 
 
-def _caches(
-    part: Block | PipelineStage, length: int, room: int, generator: torch.Generator, layers: int | None = None
+def caches_of(
+    part: Block | PipelineStage, length: int, room: int, generator: torch.Generator, layers: int = 0
 ) -> list[LayerCache]:
+    """Caches of a part's layers, or of so many, with random numbers at `length` positions, and room for more."""
     caches = new_caches(layers or len(part.layers), part.architecture, length + room)
     for cache in caches:
         cache.keys.normal_(generator=generator)
@@ -206,7 +204,8 @@ def _caches(
     return [LayerCache(cache.keys.to(device), cache.values.to(device), length) for cache in caches]
 
 
-def _source(part: Block | PipelineStage, shape: tuple[int, ...], generator: torch.Generator) -> Tensor:
+def source_of(part: Block | PipelineStage, shape: tuple[int, ...], generator: torch.Generator) -> Tensor:
+    """Tokens, or hidden states, whichever the part reads."""
     if part.embedding is None:
         return torch.randn(*shape, part.architecture.width, generator=generator)
     return torch.randint(part.architecture.vocabulary, shape, generator=generator)

@@ -99,12 +99,7 @@ class ModelText:
 
         They are good until it is asked again.
         """
-        pairs = zip(self.model.stages, self._caches, strict=True)
-        return ModelForks(self.model, [stage.fork(caches, room, count) for stage, caches in pairs])
-
-    def chain(self) -> ModelChain:
-        """The same for one continuation that stays the only one."""
-        return ModelChain(self, self._read)
+        return ModelForks(self.model, [Growing(caches, room, count) for caches in self._caches])
 
     def _go_back(self, text: bytes, again: int = 0) -> int:
         """Forget what is not the beginning of `text`. How many tokens stay.
@@ -138,10 +133,11 @@ class ModelForks:
 
 
 class ModelChain:
-    """A continuation in the text's own caches: where it turns out to be the text, it is not read again."""
+    """The only continuation of the text that `logits_after` was asked for last, in the text's own caches: where it
+    turns out to be the text, it is not read again."""
 
-    def __init__(self, text: ModelText, known: bytes) -> None:
-        self.text, self.known = text, known
+    def __init__(self, text: ModelText) -> None:
+        self.text, self.known = text, text._read
 
     def read(self, tokens: NDArray[np.int64]) -> Tensor:
         self.known += self.text.model.vocabulary.encode(tokens)

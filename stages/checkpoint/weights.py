@@ -3,6 +3,7 @@
 import hashlib
 import json
 import math
+import mmap
 import os
 from collections.abc import Mapping
 from io import BufferedReader
@@ -28,6 +29,12 @@ Types = Mapping[str, torch.dtype]  # of tensors that are not float32
 # over the file after its digest was checked, and a copy of the mapped tensors needs the part's memory twice. Here the
 # digest and the tensors come from one open file, and nothing is allocated before shapes are checked (peak 1.02 of the
 # part).
+#
+# Weights of a few bits, most of a large model, are mapped all the same: a host lays them out anew, and of an embedding
+# it reads a few rows. No file of weights is ever written over here: a new one has another name.
+MAPPED = (torch.int8, torch.uint8, torch.float16)
+
+
 def read_weights(path: Path, size: int, sha256: str, expected: Shapes, types: Types | None = None) -> dict[str, Tensor]:
     """The tensors of `path`, as float32 or as `types` says.
 
@@ -91,14 +98,22 @@ def _check_layout(path: Path, entries: list[tuple[str, Any]], data_bytes: int, t
 def _read_tensor(
     file: BufferedReader, path: Path, name: str, shape: tuple[int, ...], stored: str, wanted: torch.dtype
 ) -> Tensor:
-    # torch's own alignment, as for fresh weights: kernels depend on it
-    tensor = torch.empty(math.prod(shape), dtype=TYPES[stored])
-    if file.readinto(tensor.view(torch.uint8).numpy().data) != tensor.nbytes:
-        raise CheckpointError(f"{path} ends within tensor {name}; fetch it again")
+    count, mapping = math.prod(shape), None
+    if TYPES[stored] in MAPPED and count:
+        mapping = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY)
+        tensor = torch.frombuffer(mapping, dtype=TYPES[stored], count=count, offset=file.tell())
+        file.seek(tensor.nbytes, os.SEEK_CUR)
+    else:
+        # torch's own alignment, as for fresh weights: kernels depend on it
+        tensor = torch.empty(count, dtype=TYPES[stored])
+        if file.readinto(tensor.view(torch.uint8).numpy().data) != tensor.nbytes:
+            raise CheckpointError(f"{path} ends within tensor {name}; fetch it again")
     tensor = tensor.to(wanted)
     low, high = tensor.aminmax()  # both NaN if any number is; needs no copy
     if not -math.inf < low <= high < math.inf:
         raise CheckpointError(f"{path}: tensor {name} holds numbers that are not finite")
+    if mapping is not None:
+        mapping.madvise(mmap.MADV_DONTNEED)  # a page that is read again comes from the file again
     return tensor.view(shape)
 
 

@@ -12,7 +12,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from stages.backends.whole_model import ModelText, WholeModel
+from stages.backends.whole_model import ModelChain, ModelText, WholeModel
 from stages.limits import MAX_DRAFT
 from stages.model.draft_tree import (
     DEFAULT_BRANCHES,
@@ -83,7 +83,7 @@ class TreeGrower:
             growth.levels, growth.ends = growth.levels + 1, nodes.tolist()
             yield True
             if forks is None:
-                forks = self.text.chain() if plan.branches == 1 else self.text.fork(len(nodes), plan.most - 1)
+                forks = ModelChain(self.text) if plan.branches == 1 else self.text.fork(len(nodes), plan.most - 1)
             else:
                 forks.select(rows)
             logits = forks.read(np.array([growth.tokens[node] for node in nodes]))

@@ -13,6 +13,7 @@ import torch
 from stages.backends import Backend
 from stages.backends.base import BlockRunner, BranchPiece, CleanPiece, NoisyPiece, PictureRunner, StageRunner
 from stages.backends.rows import ROWS_TOGETHER
+from stages.backends.runner_checks import shortened
 from stages.checkpoint.release_store import ReleaseStore, has_size, read_release_manifest
 from stages.checkpoint.release_transfer import transfer_error
 from stages.errors import CheckpointError, OnesweepError, ServiceError
@@ -30,7 +31,7 @@ from stages.host.parts import (
 from stages.host.scheduler import QUICK_MS, QUICK_ROWS
 from stages.memory import trim
 from stages.model.pipeline import new_caches
-from stages.model.prefill import split_reads
+from stages.model.prefill import READ_POSITIONS, split_reads
 from stages.model.scoring import MAX_LOGITS, branch_pieces
 from stages.pictures.trajectory import PicturePiece
 from stages.threads import in_low_priority_thread
@@ -269,19 +270,21 @@ def _warm_pipeline(source: ModelSource, runners: Mapping[int, StageRunner], devi
     room = min(a.positions, WARM_POSITIONS)
     half = room // 2
     for index, runner in runners.items():
-        caches = new_caches(a.layers_in(index), a, room, device=device)
-        full, one, branches = (
+        short, layers = shortened(runner, a.layers_in(index))  # all of a large stage would take minutes
+        caches = new_caches(layers, a, room, device=device)
+        full, branches = (
             torch.zeros(shape, dtype=torch.int64) if index == 0 else torch.zeros(*shape, a.width)
-            for shape in ((room - 1,), (1,), (2, half // 2))
+            for shape in ((min(READ_POSITIONS, room),), (2, half // 2))
         )
-        for piece in (*split_reads(full), one):
-            hidden = runner.read([CleanPiece(piece, caches)])
+        for cache in caches:
+            cache.length = room - len(full)
+        hidden = short.read([CleanPiece(full, caches)])
         if index == a.parts - 1:
             runner.next_byte(hidden)
         for cache in caches:
             cache.length = half
         for piece in branch_pieces(branches):
-            runner.branch([BranchPiece(piece, caches)])
+            short.branch([BranchPiece(piece, caches)])
 
 
 def _quick_rows(source: ModelSource, runners: Mapping[int, StageRunner], device: torch.device) -> int:

@@ -13,8 +13,8 @@ from torch.nn import functional as F
 
 from stages.errors import CheckpointError
 from stages.importing.gguf_file import half_split, interleaved
-from stages.importing.source import EMBEDDING, HEAD, NORM, Source, expected_shapes, is_matrix
-from stages.model.architecture import LlamaArchitecture, RopeScaling
+from stages.importing.source import EMBEDDING, HEAD, NORM, Source, expected_shapes
+from stages.model.architecture import LlamaArchitecture, RopeScaling, Weights
 from stages.model.layers import soft_capped
 from stages.model.llama import LlamaLayer, llama_rotary
 
@@ -146,30 +146,33 @@ def losses(
 
     :param done: called before each layer with the number of those that were run.
     """
-    known = torch.tensor(tokens)
     rotary = lru_cache(None)(lambda a, slides: llama_rotary(replace(a, positions=len(tokens)), slides))
-    hidden = [source.tensor(EMBEDDING)[known][None]] * len(variants)
-    with _one_thread_each() as readings:
-        for i in range(sum(source.architecture.layers)):
-            done(i)
-            tensors = layer_tensors(source, i)
+    embedded = torch.cat([source.tensor(EMBEDDING, slice(token, token + 1)) for token in tokens])
+    hidden = [embedded[None]] * len(variants)
+    with one_thread_each() as threads:
+
+        def through(i: int) -> list[Tensor]:
+            tensors = layer_tensors(source, i, threads)
             whole = joined(tensors)
 
             @torch.inference_mode()
-            def run(
-                variant: Variant, x: Tensor, tensors: Tensors = tensors, whole: Tensors = whole, i: int = i
-            ) -> Tensor:
+            def run(variant: Variant, x: Tensor) -> Tensor:
                 a = variant.architecture
                 return variant.layer(tensors, i, whole).clean(x, rotary(a, a.slides(i)))[0]
 
-            hidden = list(readings.map(run, variants, hidden))
-    return _nats(source, known, variants, hidden)
+            return list(threads.map(run, variants, hidden))
+
+        for i in range(sum(source.architecture.layers)):
+            done(i)
+            hidden = through(i)
+    return _nats(source, torch.tensor(tokens), variants, hidden)
 
 
 # Products of a short text are so small that threads within one mostly wait for each other, and beside other processes
 # for long: SmolLM2's gate took 66 s in place of 6 on two busy cores. Readings need not wait for each other.
 @contextmanager
-def _one_thread_each() -> Iterator[ThreadPoolExecutor]:
+def one_thread_each() -> Iterator[ThreadPoolExecutor]:
+    """Threads, as many as torch has, each of which computes by itself."""
     count = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
@@ -179,31 +182,27 @@ def _one_thread_each() -> Iterator[ThreadPoolExecutor]:
         torch.set_num_threads(count)
 
 
-def layer_tensors(source: Source, index: int, in_four_bits: bool = False) -> Tensors:
-    """The tensors of one layer, by their names within it. in_four_bits: each matrix as codes, scales and offsets."""
-    prefix, found = f"layers.{index}.", Tensors()
-    for name, shape in source.shapes().items():
-        ours = name.removeprefix(prefix)
-        if ours == name:
-            continue
-        if in_four_bits and is_matrix(name, shape):
-            stem = ours.removesuffix("weight")
-            found |= {f"{stem}{part}": tensor for part, tensor in source.four_bits(name).items()}
-        else:
-            found[ours] = source.tensor(name)
-    return found
+def layer_tensors(source: Source, index: int, threads: ThreadPoolExecutor, weights: Weights = "float32") -> Tensors:
+    """The tensors of one layer, by their names within it. weights: `q4` or `q8` for the parts of each matrix."""
+    prefix = f"layers.{index}."
+    names = [name for name in source.shapes() if name.startswith(prefix)]
+    found = threads.map(partial(source.parts, weights=weights), names)
+    return {name.removeprefix(prefix): tensor for each in found for name, tensor in each.items()}
 
 
 def _nats(source: Source, known: Tensor, variants: Sequence[Variant], hidden: Sequence[Tensor]) -> list[float]:
     weight, found = source.tensor(NORM), [0.0] * len(variants)
     for tied in {variant.architecture.tied_head for variant in variants}:
-        head = source.tensor(EMBEDDING if tied else HEAD)
-        for i, (variant, x) in enumerate(zip(variants, hidden, strict=True)):
-            a: LlamaArchitecture = variant.architecture
-            if a.tied_head == tied:
-                logits = F.rms_norm(x[0, :-1], (a.width,), weight, a.norm_epsilon) @ head.t()
-                logits = logits if a.logit_softcap is None else soft_capped(logits, a.logit_softcap)
-                found[i] = float(F.cross_entropy(logits, known[1:]))
+        these = [i for i, variant in enumerate(variants) if variant.architecture.tied_head == tied]
+        epsilons = ((i, variants[i].architecture.norm_epsilon) for i in these)
+        x = torch.cat([F.rms_norm(hidden[i][0, :-1], weight.shape, weight, epsilon) for i, epsilon in epsilons])
+        logits = torch.empty(len(x), source.architecture.vocabulary)
+        for rows, piece in source.pieces(EMBEDDING if tied else HEAD):
+            logits[:, rows] = x @ piece.t()
+        if (cap := source.architecture.logit_softcap) is not None:
+            logits = soft_capped(logits, cap)
+        for i, each in zip(these, logits.split(len(known) - 1), strict=True):
+            found[i] = float(F.cross_entropy(each, known[1:]))
     return found
 
 

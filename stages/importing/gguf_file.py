@@ -16,7 +16,7 @@ from stages.errors import CheckpointError, InputError
 from stages.importing.families import gguf_family
 from stages.importing.family import FULL, SLIDING, ModelFamily, refused_with
 from stages.importing.gguf_tokenizer import METADATA, OF_ARCHITECTURE, OLDER_NAMES, gguf_speech
-from stages.importing.source import Shape, Source, expected_shapes, is_matrix, places_of
+from stages.importing.source import ALL, PIECE_ROWS, Shape, Source, expected_shapes, is_matrix, places_of
 from stages.importing.speech import require_file
 from stages.model.architecture import GROUP, LlamaArchitecture, RopeScaling
 from stages.model.layers import LARGEST
@@ -115,8 +115,6 @@ def _read(path: Path) -> tuple[dict[str, Any], dict[str, Any]]:
 ROPE_FACTORS = "rope_freqs.weight"
 LONG_ROPE = ("rope_factors_long.weight", "rope_factors_short.weight")
 LLAMA3_FACTORS = (8.0, 32.0)
-PIECE_ROWS = 4096  # rows that are dequantised at once: what that takes in between is several times the result
-JOINED_ROWS = 32  # of these, as one: the package works on 16 rows at a time, which alone are too few
 FLOATS, FOUR_BITS = ("F32", "F16", "BF16"), ("Q4_0", "Q4_1", "Q4_K")
 _TOP = {"token_embd.weight": "embedding.weight", "output_norm.weight": "norm.weight", "output.weight": "head.weight"}
 # Metadata by their names in config.json; the first group must be there.
@@ -158,26 +156,29 @@ class GgufSource(Source):
             self.architecture = a if self._factors is None else self._scaled(a)
         stored = {name: _shape(tensor) for name, tensor in self._tensors.items()}
         ours = partial(our_names, family=self.family)
-        self._places = places_of(stored, ours, expected_shapes(self.architecture))
+        self.places = places_of(stored, ours, expected_shapes(self.architecture))
         self.speech = gguf_speech(path, self._fields, self.architecture.vocabulary)
         kinds = sorted({tensor.tensor_type.name for tensor in self._tensors.values()})
         licence = self._fields.get("general.license", "unknown")
         self.about = {"source": path.name, "format": "gguf", "dtype": " ".join(kinds), "licence": licence}
 
-    def shapes(self) -> dict[str, Shape]:
-        return {name: place.shape for name, place in self._places.items()}
-
-    def read(self, name: str) -> Tensor:
-        place = self._places[name]
-        tensor, result = self._tensors[place.stored], torch.empty(place.shape)
-        data = tensor.data if place.part is None else tensor.data[place.part]
+    def read(self, name: str, rows: slice = ALL) -> Tensor:
+        place, data = self.places[name], self._data(name, rows)
+        result = torch.empty(len(data), *place.shape[1:])
         for begin in range(0, len(data), PIECE_ROWS):
-            piece = np.asarray(data[begin : begin + PIECE_ROWS])
-            joined = piece.reshape(len(piece) // JOINED_ROWS, -1) if len(piece) % JOINED_ROWS == 0 else piece
-            numbers = np.array(self._gguf.dequantize(joined, tensor.tensor_type), dtype=np.float32)
-            rows = result[begin : begin + PIECE_ROWS]
-            rows.copy_(torch.from_numpy(numbers).view(rows.shape))
+            # as one: the package works on 16 rows at a time, which alone are too few
+            joined = np.asarray(data[begin : begin + PIECE_ROWS]).reshape(1, -1)
+            found = self._gguf.dequantize(joined, self._tensors[place.stored].tensor_type)
+            numbers = result[begin : begin + PIECE_ROWS].numpy()
+            numbers[:] = found.reshape(numbers.shape)
         return self._in_order(name, result)
+
+    def _data(self, name: str, rows: slice = ALL) -> Any:  # noqa: ANN401
+        """Stored rows, mapped for as long as they are read: else memory would hold all that was read of a file."""
+        place = self.places[name]
+        tensor = self._tensors[place.stored]
+        data = np.memmap(tensor.data.filename, tensor.data.dtype, "r", int(tensor.data_offset), tensor.data.shape)
+        return data[rows if place.part is None else place.part]
 
     def _in_order(self, name: str, rows: Tensor) -> Tensor:
         kind = name.split(".")[-2]
@@ -186,11 +187,11 @@ class GgufSource(Source):
         return rows
 
     def read_four_bits(self, name: str) -> dict[str, Tensor]:
-        place = self._places[name]
+        place = self.places[name]
         tensor = self._tensors[place.stored]
         if tensor.tensor_type.name not in FOUR_BITS:
             return super().read_four_bits(name)
-        data = np.array(tensor.data if place.part is None else tensor.data[place.part])
+        data = np.array(self._data(name))
         size = self._gguf.GGML_QUANT_SIZES[tensor.tensor_type][1]
         blocks = torch.from_numpy(data).view(len(data), -1, size)
         found = _super_blocks(blocks) if tensor.tensor_type.name == "Q4_K" else _blocks(blocks)
@@ -199,7 +200,7 @@ class GgufSource(Source):
     def rounded_twice(self) -> str:
         kinds = {
             place.stored: self._tensors[place.stored].tensor_type.name
-            for name, place in self._places.items()
+            for name, place in self.places.items()
             if is_matrix(name, place.shape)
         }
         others = Counter(kind for kind in kinds.values() if kind not in (*FLOATS, *FOUR_BITS))

@@ -2,7 +2,7 @@
 
 import re
 from collections.abc import Iterator, Mapping
-from functools import cached_property, partial
+from functools import partial
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -16,7 +16,7 @@ from stages.checkpoint.manifest import read_json as read_object
 from stages.errors import CheckpointError
 from stages.importing.families import family_named
 from stages.importing.family import NORMS, ModelFamily, refused_with
-from stages.importing.source import Shape, Source, TensorPlace, expected_shapes, places_of
+from stages.importing.source import ALL, Shape, Source, TensorPlace, expected_shapes, places_of
 from stages.importing.speech import DEFAULT, Speech, licence_texts, open_tokenizer, read_text, require_file, speech_of
 
 INDEX, SINGLE = "model.safetensors.index.json", "model.safetensors"
@@ -44,15 +44,12 @@ class HuggingFaceSource(Source):
         with refused_with("config.json"):
             self.architecture = self.family.architecture(config)
         self._files = self._find()
+        self.places = self._find_places()
         self.speech = folder_speech(folder, config, self.architecture.vocabulary)
         dtype = str(config.get("dtype") or config.get("torch_dtype") or "unknown")
         self.about = {"source": folder.resolve().name, "format": "safetensors", "dtype": dtype}
 
-    def shapes(self) -> dict[str, Shape]:
-        return {name: place.shape for name, place in self._places.items()}
-
-    @cached_property
-    def _places(self) -> dict[str, TensorPlace]:
+    def _find_places(self) -> dict[str, TensorPlace]:
         found: dict[str, Shape] = {}
         for file in sorted(set(self._files.values())):
             with self._open(file) as tensors:
@@ -62,13 +59,12 @@ class HuggingFaceSource(Source):
                 found |= {name: tuple(tensors.get_slice(name).get_shape()) for name in names}
         return places_of(found, partial(our_names, family=self.family), expected_shapes(self.architecture))
 
-    def read(self, name: str) -> Tensor:
-        place = self._places[name]
+    def read(self, name: str, rows: slice = ALL) -> Tensor:
+        place = self.places[name]
         file, theirs = self._files[place.stored], place.stored
         with self._open(file) as tensors:
             try:
-                whole = place.part is None
-                tensor: Tensor = tensors.get_tensor(theirs) if whole else tensors.get_slice(theirs)[place.part]
+                tensor: Tensor = tensors.get_slice(theirs)[rows if place.part is None else place.part]
             except SafetensorError as error:
                 raise CheckpointError(f"{self.folder / file}: tensor {theirs} cannot be read ({error})") from None
         if not tensor.is_floating_point():

@@ -17,14 +17,14 @@ from stages.checkpoint.checkpoint import new_directory, require_new, save_part, 
 from stages.checkpoint.gate import PROBE_TEXT
 from stages.checkpoint.manifest import TOKENIZER_NAME, Manifest, read_manifest
 from stages.errors import CheckpointError, InputError, ShapeError
-from stages.importing.gate import MAX_THREADS, check_loss, joined, layer_tensors
+from stages.importing.gate import MAX_THREADS, check_loss, joined, layer_tensors, one_thread_each
 from stages.importing.gguf_file import GgufSource
 from stages.importing.huggingface import HuggingFaceSource
-from stages.importing.source import EMBEDDING, HEAD, NORM, Source, expected_shapes
+from stages.importing.source import EMBEDDING, HEAD, NORM, Source, expected_shapes, is_matrix
 from stages.importing.speech import Speech, first_bytes, probe_tokens, require_file
-from stages.memory import require_memory
+from stages.memory import require_memory, return_large_buffers, trim
 from stages.model.architecture import WEIGHT_WORDS, LlamaArchitecture, Weights
-from stages.model.layers import BYTES_EACH, INT8_BYTES_EACH, rounded
+from stages.model.layers import BYTES_EACH, INT8_BYTES_EACH
 from stages.model.llama import LlamaStage
 from stages.model.pipeline import without_memory
 from stages.progress import WorkProgress
@@ -164,6 +164,7 @@ def open_source(path: Path) -> Source:
 def import_model(settings: ImportSettings, progress: WorkProgress | None = None) -> Manifest:
     """Make the checkpoint. Raises InputError or CheckpointError, and leaves nothing behind then."""
     progress = progress or WorkProgress()
+    return_large_buffers()  # each layer's tensors are as large as the last one's
     require_new(settings.out)
     progress.at(f"reading {settings.source}", 0.0)
     source = open_source(settings.source)
@@ -199,7 +200,11 @@ def import_model(settings: ImportSettings, progress: WorkProgress | None = None)
         for index in range(architecture.parts):
             share = sum(architecture.layers[:index]) / layers
             progress.at(f"writing stage {index + 1} of {architecture.parts}", CHECKING + (1 - CHECKING) * share)
-            hidden = save_part(directory, build_stage(source, architecture, index), hidden)
+            trim()  # what the gate left, or the stage before
+            stage = build_stage(source, architecture, index)
+            with one_thread_each():
+                hidden = save_part(directory, stage, hidden)
+            del stage
         progress.close()
         return read_manifest(directory)
 
@@ -241,7 +246,8 @@ def _missing_bytes(settings: ImportSettings, drafter: str) -> float:
 
 def _fitting_copy(settings: ImportSettings) -> str:
     """The first of COPIES that the last host has room for; `none` where there is none."""
-    for name in COPIES:
+    # of a model in 4 bits, one in 8 would be slower than the model and another one
+    for name in ("copy:q4",) if settings.weights == "q4" else COPIES:
         with suppress(ShapeError):
             if _missing_bytes(settings, name) <= 0:
                 return name
@@ -271,14 +277,7 @@ def build_stage(source: Source, architecture: LlamaArchitecture, index: int) -> 
         stage = LlamaStage(architecture, index)
     stage.restore_tables()
     types = {name: tensor.dtype for name, tensor in stage.state_dict().items()}
-    tensors = dict[str, Tensor]()
-    for name, tensor in _tensors(source, stage):
-        stem, is_weight = name.removesuffix("weight"), name.endswith("weight")
-        parts = rounded(tensor) if is_weight and f"{stem}codes" in types else {name.removeprefix(stem): tensor}
-        if not all(each.isfinite().all() for each in parts.values()):
-            raise CheckpointError(f"tensor {name} holds numbers that 8 bits and their scales do not: use float32")
-        tensors |= {stem + part: each.to(types[stem + part]) for part, each in parts.items()}
-    stage.load_state_dict(tensors, assign=True)
+    stage.load_state_dict({name: x.to(types[name]) for name, x in _tensors(source, stage)}, assign=True)
     return stage.eval().requires_grad_(False)
 
 
@@ -286,14 +285,16 @@ def _tensors(source: Source, stage: LlamaStage) -> Iterator[tuple[str, Tensor]]:
     """A stage's tensors, read one layer after the other."""
     a, begin = stage.architecture, sum(stage.architecture.layers[: stage.index])
     if stage.is_first:
-        yield "embedding.weight", source.tensor(EMBEDDING)
-    for i in range(a.layers_in(stage.index)):
-        for name, tensor in joined(layer_tensors(source, begin + i, a.weights == "q4")).items():
-            yield f"layers.{i}.{name}", tensor
+        yield from source.parts(EMBEDDING, a.weights).items()
+    with one_thread_each() as threads:
+        for i in range(a.layers_in(stage.index)):
+            for name, tensor in joined(layer_tensors(source, begin + i, threads, a.weights)).items():
+                yield f"layers.{i}.{name}", tensor
     if stage.is_last:
-        yield "norm.weight", source.tensor(NORM)
+        yield NORM, source.tensor(NORM)
         if isinstance(stage.head, nn.Linear):
-            yield "head.weight", source.tensor(EMBEDDING if a.tied_head else HEAD)
+            for name, tensor in source.parts(EMBEDDING if a.tied_head else HEAD, a.weights).items():
+                yield name.replace("embedding.", "head."), tensor
 
 
 def _cut(whole: LlamaArchitecture, settings: ImportSettings) -> LlamaArchitecture:
@@ -317,8 +318,8 @@ def _cut(whole: LlamaArchitecture, settings: ImportSettings) -> LlamaArchitectur
 def _needed(a: LlamaArchitecture) -> int:
     """Bytes that an import takes: the largest stage, or the gate's copies of a layer, and a tensor's conversion."""
     layer = stage_cost(replace(a, weights="float32"), 1, False, False).held
-    checked = NUMBER_BYTES * a.vocabulary * a.width + (MAX_THREADS + 2) * layer
-    tensor = max(math.prod(shape) for shape in expected_shapes(a).values())
+    checked = (min(torch.get_num_threads(), MAX_THREADS) + 2) * layer
+    tensor = max(math.prod(shape) for name, shape in expected_shapes(a).items() if is_matrix(name, shape))
     return max(checked, *(cost.held for cost in _costs(a))) + NUMBER_BYTES * TEMPORARIES * tensor
 
 

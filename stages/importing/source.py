@@ -2,23 +2,26 @@
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from itertools import accumulate
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from stages.errors import CheckpointError
 from stages.importing.family import ModelFamily
 from stages.importing.speech import Speech
-from stages.model.architecture import LlamaArchitecture
-from stages.model.layers import quantised
+from stages.model.architecture import GROUP, LlamaArchitecture, Weights
+from stages.model.layers import quantised, rounded
 from stages.model.llama import LlamaLayer
 from stages.model.pipeline import without_memory
 
 EMBEDDING, NORM, HEAD = "embedding.weight", "norm.weight", "head.weight"
+ALL = slice(None)
 Shape = tuple[int, ...]
+PIECE_ROWS = 128  # that are worked on at once: they stay in the processor's cache
 
 
 class Source(ABC):
@@ -31,32 +34,52 @@ class Source(ABC):
     architecture: LlamaArchitecture  # with all layers in one stage
     speech: Speech
     about: Mapping[str, Any]  # what the manifest notes under `data`
+    places: Mapping[str, "TensorPlace"]  # of every tensor; one of no known name keeps the format's own name
 
-    @abstractmethod
     def shapes(self) -> dict[str, Shape]:
-        """Shape of every tensor; one of no known name keeps the format's own name."""
+        """Shape of every tensor, by its name."""
+        return {name: place.shape for name, place in self.places.items()}
 
     @abstractmethod
-    def read(self, name: str) -> Tensor:
-        """One tensor as it is in the files, but for the order of its rows, float32. Raises CheckpointError."""
+    def read(self, name: str, rows: slice = ALL) -> Tensor:
+        """One tensor as it is in the files, but for the order of its rows, or some rows of the embedding or the head:
+        float32. Raises CheckpointError."""
 
-    def tensor(self, name: str) -> Tensor:
+    def tensor(self, name: str, rows: slice = ALL) -> Tensor:
         """One tensor as the layers here take it, read now, float32. Raises CheckpointError, also where it holds what is
-        no finite number: rows that the probe text does not use would go unseen."""
-        found = self.family.adapted(name, self.read(name), self.architecture)
+        no finite number. :param rows: as of `read`."""
+        found = self.family.adapted(name, self.read(name, rows), self.architecture)
         if not all(math.isfinite(end) for end in found.aminmax()):
             raise CheckpointError(f"tensor {name} holds NaN or infinite numbers: the weights are damaged")
         return found
 
-    def four_bits(self, name: str) -> dict[str, Tensor]:
-        """A matrix as `QuantLinear` has it, its rows as the layers here take them. Raises CheckpointError where float16
-        does not hold a scale."""
-        found = {
-            part: self.family.adapted(name, each, self.architecture) for part, each in self.read_four_bits(name).items()
-        }
-        if not all(found[part].isfinite().all() for part in ("scales", "offsets")):
-            raise CheckpointError(f"tensor {name} holds numbers that 4 bits and their scales do not: use float32")
-        return found
+    def pieces(self, name: str) -> Iterator[tuple[slice, Tensor]]:
+        """The embedding or the head, some rows at a time: in float32 it may take more than a stage in 4 bits."""
+        for begin in range(0, self.places[name].shape[0], PIECE_ROWS):
+            rows = slice(begin, begin + PIECE_ROWS)
+            yield rows, self.tensor(name, rows)
+
+    def parts(self, name: str, weights: Weights) -> dict[str, Tensor]:
+        """A tensor as the layers here hold it, by name: of a matrix in `q4` or `q8` codes, scales and offsets, and of
+        the embedding and the head in 8 bits with either. Raises CheckpointError where float16 does not hold a scale."""
+        is_table = name in (EMBEDDING, HEAD)
+        if weights not in ("q4", "q8") or not (is_table or is_matrix(name, self.places[name].shape)):
+            return {name: self.tensor(name)}
+        bits = 4 if weights == "q4" and not is_table else 8
+        if bits == 4:
+            four = self.read_four_bits(name)
+            found = {part: self.family.adapted(name, each, self.architecture) for part, each in four.items()}
+        else:
+            rows, width = self.places[name].shape
+            # one place for all: pieces that are kept among what is freed would scatter what is free
+            found = {"codes": torch.empty(rows, width, dtype=torch.int8)}
+            found["scales"] = torch.empty(rows, width // GROUP, dtype=torch.float16)
+            for at, piece in self.pieces(name) if is_table else [(ALL, self.tensor(name))]:
+                for part, each in rounded(piece).items():
+                    found[part][at] = each
+        if not all(each.isfinite().all() for part, each in found.items() if part != "codes"):
+            raise CheckpointError(f"tensor {name} holds numbers that {bits} bits and their scales do not: use float32")
+        return {name.removesuffix("weight") + part: each for part, each in found.items()}
 
     def read_four_bits(self, name: str) -> dict[str, Tensor]:
         """A matrix of codes, scales and offsets, its rows as those of `read`."""

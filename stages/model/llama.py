@@ -135,12 +135,12 @@ class LlamaLayer(CausalLayer):
 
     def mlp(self, x: Tensor) -> Tensor:
         read = self.mlp_norm(x)
-        written = self.mixture(read) if self.mixture is not None else self.mlp_out(self.activate(self.mlp_in(read)))
+        if self.mixture is not None:
+            written = self.mixture(read)
+        else:
+            written = self.mlp_out(gated(self.mlp_in(read), self.architecture.activation))
         added: Tensor = self.mlp_after(written)
         return added
-
-    def activate(self, hidden: Tensor) -> Tensor:
-        return gated(hidden, self.architecture.activation)
 
 
 ACTIVATIONS: dict[Activation, Callable[[Tensor], Tensor]] = {
@@ -216,27 +216,20 @@ class LlamaStage(CausalStage):
             self.head = TiedHead(self.embedding)
         elif self.is_last:
             self.head = (Int8Linear if a.is_grouped else nn.Linear)(a.width, a.vocabulary, bias=False)
-        for name, table in self._tables().items():
-            self.register_buffer(name, table, persistent=False)
+        self.restore_tables()
         initialise(self, a.total_layers)
 
-    def _tables(self) -> dict[str, Tensor]:
-        a = self.architecture
-        tables = {"rotary": llama_rotary(a)}
-        if a.window is not None and a.window.rope_theta is not None:
-            tables["sliding_rotary"] = llama_rotary(a, slides=True)
-        return tables
-
     def rotary_of(self, layer: int) -> Tensor:
-        a = self.architecture
-        has_own = a.window is not None and a.window.rope_theta is not None and self.layers[layer].window is not None
-        return self.sliding_rotary if has_own else self.rotary
+        slides = self.layers[layer].window is not None
+        return self.sliding_rotary if slides and hasattr(self, "sliding_rotary") else self.rotary
 
     def next_byte(self, hidden: Tensor) -> Tensor:
         logits, cap = super().next_byte(hidden), self.architecture.logit_softcap
         return logits if cap is None else soft_capped(logits, cap)
 
     def restore_tables(self) -> None:
-        """Compute what is not stored, for a stage that was built on the meta device."""
-        for name, table in self._tables().items():
-            setattr(self, name, table)
+        """Compute what is not stored; again for a stage that was built on the meta device."""
+        a = self.architecture
+        self.register_buffer("rotary", llama_rotary(a), persistent=False)
+        if a.window is not None and a.window.rope_theta is not None:
+            self.register_buffer("sliding_rotary", llama_rotary(a, slides=True), persistent=False)

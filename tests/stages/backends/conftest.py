@@ -1,41 +1,24 @@
-"""Pieces of requests, with caches that hold something."""
+"""Pieces of requests, with caches that hold something: equal arguments give equal pieces."""
 
 import torch
 
+from stages.backends import runner_checks
 from stages.backends.base import BranchPiece, CleanPiece, NoisyPiece
-from stages.model.architecture import VOCABULARY
+from stages.backends.runner_checks import caches_of, source_of
 from stages.model.block import Block
-from stages.model.layers import LayerCache
-from stages.model.pipeline import ArStage, new_caches
+from stages.model.pipeline import PipelineStage
 
 
-def filled(part: Block | ArStage, past: int, room: int, generator: torch.Generator) -> list[LayerCache]:
-    caches = new_caches(part.architecture.layers, part.architecture, past + room)
-    for cache in caches:
-        cache.keys.normal_(generator=generator)
-        cache.values.normal_(generator=generator)
-        cache.length = past
-    return caches
+def clean_piece(part: Block | PipelineStage, new: int, past: int = 0, seed: int = 0, room: int = 3) -> CleanPiece:
+    """New positions after `past` ones in the caches."""
+    return runner_checks.clean_piece(part, new, past, torch.Generator().manual_seed(seed), room)
 
 
-def clean_piece(part: Block | ArStage, new: int, past: int = 0, seed: int = 0, room: int = 3) -> CleanPiece:
-    """New positions after `past` ones in the caches: equal arguments give equal pieces."""
-    generator = torch.Generator().manual_seed(seed)
-    if part.embedding is None:
-        source = torch.randn(new, part.architecture.width, generator=generator)
-    else:
-        source = torch.randint(VOCABULARY, (new,), generator=generator)
-    return CleanPiece(source, filled(part, past, new + room, generator))
-
-
-def branch_piece(stage: ArStage, branches: int, positions: int, past: int, seed: int = 0) -> BranchPiece:
+def branch_piece(stage: PipelineStage, branches: int, positions: int, past: int, seed: int = 0) -> BranchPiece:
     """Branches of so many positions, after `past` ones in the caches."""
     generator = torch.Generator().manual_seed(seed)
-    if stage.embedding is None:
-        source = torch.randn(branches, positions, stage.architecture.width, generator=generator)
-    else:
-        source = torch.randint(VOCABULARY, (branches, positions), generator=generator)
-    return BranchPiece(source, filled(stage, past, positions, generator))
+    source = source_of(stage, (branches, positions), generator)
+    return BranchPiece(source, caches_of(stage, past, positions, generator))
 
 
 def noisy_piece(
@@ -44,4 +27,4 @@ def noisy_piece(
     """Slots after `start` positions in the caches."""
     generator = torch.Generator().manual_seed(seed)
     z, estimate = torch.randn(2, slots, block.architecture.code_dim, generator=generator)
-    return NoisyPiece(z, estimate, sigma, start, filled(block, start, 3, generator), temperature)
+    return NoisyPiece(z, estimate, sigma, start, caches_of(block, start, 3, generator), temperature)

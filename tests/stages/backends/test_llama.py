@@ -9,18 +9,15 @@ import pytest
 import torch
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
-from torch import Tensor
-from torch.nn import functional as F
 
 from stages.backends import BACKENDS, attention, backend_named
-from stages.backends.base import BranchPiece, CleanPiece, StageRunner
-from stages.backends.packed import GrowingPiece, PipelineRunner
+from stages.backends.base import CleanPiece, StageRunner
+from stages.backends.packed import Growing, GrowingPiece, PipelineRunner
 from stages.backends.packed_llama import Product
 from stages.backends.rows import independent_rows
 from stages.backends.runner_checks import OneAtATime, Probe
 from stages.model.architecture import LlamaArchitecture, Weights
-from stages.model.llama import LlamaStage
-from stages.model.pipeline import new_caches
+from tests.stages.backends.conftest import branch_piece, clean_piece
 from tests.stages.model.tiny_llama import OPTIONS, TINY, random_stages
 
 SHAPES: tuple[LlamaArchitecture, ...] = (
@@ -49,23 +46,6 @@ def runner_of(backend: str, key: tuple[LlamaArchitecture, int]) -> StageRunner:
     return backend_named(backend).stage(copy.deepcopy(STAGES[key]))
 
 
-def source(stage: LlamaStage, shape: tuple[int, ...], seed: int = 0) -> Tensor:
-    generator = torch.Generator().manual_seed(seed)
-    if stage.is_first:
-        return torch.randint(stage.architecture.vocabulary, shape, generator=generator)
-    return torch.randn(*shape, stage.architecture.width, generator=generator)
-
-
-def clean(stage: LlamaStage, new: int, past: int, seed: int = 0) -> CleanPiece:
-    generator = torch.Generator().manual_seed(seed)
-    caches = new_caches(len(stage.layers), stage.architecture, past + new + 3)
-    for cache in caches:
-        cache.keys.normal_(generator=generator)
-        cache.values.normal_(generator=generator)
-        cache.length = past
-    return CleanPiece(source(stage, (new,), seed), caches)
-
-
 @PARTS
 def test_it_computes_what_the_modules_compute(backend: str, key: tuple[LlamaArchitecture, int]) -> None:
     Probe(STAGES[key]).check(runner_of(backend, key))
@@ -86,8 +66,8 @@ def test_no_rows_depend_on_others(key: tuple[LlamaArchitecture, int]) -> None:
 )
 def test_a_few_positions_give_what_they_give_one_by_one(name: str, key, few: int, past: int, others: int) -> None:
     stage, runner = STAGES[key], runner_of(name, key)
-    together, alone = replace(clean(stage, few, past), one_by_one=few), clean(stage, few, past)
-    company = [clean(stage, 1 + i, 7 * i, seed=i + 1) for i in range(others)]
+    together, alone = replace(clean_piece(stage, few, past), one_by_one=few), clean_piece(stage, few, past)
+    company = [clean_piece(stage, 1 + i, 7 * i, seed=i + 1) for i in range(others)]
     (hidden, *_) = runner.read([together, *company])
     one_by_one = [runner.read([CleanPiece(x, alone.caches)])[0] for x in alone.source.split(1)]
     assert torch.equal(hidden, torch.cat(one_by_one))
@@ -107,8 +87,8 @@ def test_rounding_depends_on_the_grid_alone(name: str, past: int, at_once: int, 
     """A prompt and guesses after it, in one piece or in several."""
     key = (OPTIONS[name], 0)
     stage, runner, count = STAGES[key], runner_of("torch", key), at_once + rest
-    together, alone = replace(clean(stage, count, past), one_by_one=rest), clean(stage, count, past)
-    (hidden, *_) = runner.read([together, *(clean(stage, 5, 7 * i) for i in range(others))])
+    together, alone = replace(clean_piece(stage, count, past), one_by_one=rest), clean_piece(stage, count, past)
+    (hidden, *_) = runner.read([together, *(clean_piece(stage, 5, 7 * i) for i in range(others))])
     ends = [0, *([32 - past] if past + at_once > 32 else []), *range(at_once, count + 1)]
     pieces = [alone.source[begin:end] for begin, end in pairwise(ends)]
     assert torch.equal(hidden, torch.cat([runner.read([CleanPiece(x, alone.caches)])[0] for x in pieces]))
@@ -121,10 +101,9 @@ def test_rounding_depends_on_the_grid_alone(name: str, past: int, at_once: int, 
 def test_branches_see_the_sequence_and_themselves(backend: str, key, at_once: int, monkeypatch) -> None:
     """However few of them have room at once."""
     monkeypatch.setattr(attention, "MAX_WEIGHTS", at_once)
-    stage, piece = STAGES[key], clean(STAGES[key], 2, 9)
-    branches = BranchPiece(source(stage, (3, 5)), piece.caches)
-    (hidden,) = runner_of(backend, key).branch([branches])
-    for found, branch in zip(hidden, branches.source, strict=True):
+    stage, piece = STAGES[key], branch_piece(STAGES[key], 3, 5, 9)
+    (hidden,) = runner_of(backend, key).branch([piece])
+    for found, branch in zip(hidden, piece.source, strict=True):
         expected = stage.read(branch[None], copy.deepcopy(piece.caches))[0]
         assert (found - expected).abs().max() <= 1e-4 * max(1.0, float(expected.abs().max()))
     assert all(cache.length == 9 for cache in piece.caches)
@@ -133,14 +112,12 @@ def test_branches_see_the_sequence_and_themselves(backend: str, key, at_once: in
 @pytest.mark.parametrize("key", [(TINY, 1), (OPTIONS["capped window"], 0)], ids=["plain", "window"])
 def test_continuations_grow_as_they_would_be_read(backend: str, key: tuple[LlamaArchitecture, int]) -> None:
     stage = STAGES[key]
-    runner, shared, rows = runner_of(backend, key), clean(stage, 1, 9).caches, source(stage, (3, 8))
-    for cache in shared:
-        cache.keys, cache.values = (F.pad(x, (0, 0, 0, 8)) for x in (cache.keys, cache.values))
+    runner, piece = runner_of(backend, key), branch_piece(stage, 3, 8, 9)
     assert isinstance(runner, PipelineRunner)
-    grown = runner.fork(shared, 8, 3)
-    found = torch.stack([runner.grow([GrowingPiece(rows[:, at], grown)])[0] for at in range(8)], dim=1)
-    for one, other in zip(found, rows, strict=True):
-        expected = stage.read(other[None], copy.deepcopy(shared))[0]
+    grown = Growing(piece.caches, 8, 3)
+    found = torch.stack([runner.grow([GrowingPiece(x, grown)])[0] for x in piece.source.unbind(1)], dim=1)
+    for one, other in zip(found, piece.source, strict=True):
+        expected = stage.read(other[None], copy.deepcopy(piece.caches))[0]
         assert (one - expected).abs().max() <= 1e-4 * max(1.0, float(expected.abs().max()))
 
 
@@ -161,9 +138,10 @@ def test_a_product_is_a_product(monkeypatch: pytest.MonkeyPatch, is_packed: bool
 def test_stages_of_few_bits_are_near_what_they_hold_and_the_same_in_any_company(weights: Weights) -> None:
     plain = replace(TINY, width=64, head_dim=16, kv_heads=2, mlp_width=96, attention_bias="all", weights=weights)
     for stage in (*random_stages(plain), *random_stages(replace(plain, experts=OPTIONS["experts"].experts))):
-        expected = stage.read(source(stage, (1, 5)), clean(stage, 5, 9).caches)[0]
+        piece = clean_piece(stage, 5, 9)
+        expected = stage.read(piece.source[None], piece.caches)[0]
         runner = backend_named("torch").stage(stage)
-        found, _ = runner.read([clean(stage, 5, 9), clean(stage, 1, 3)])
-        assert torch.equal(found, runner.read([clean(stage, 5, 9)])[0])
+        found, _ = runner.read([clean_piece(stage, 5, 9), clean_piece(stage, 1, 3)])
+        assert torch.equal(found, runner.read([clean_piece(stage, 5, 9)])[0])
         errors = (found - expected).norm(dim=1) / expected.norm(dim=1)
         assert errors.median() < 0.05  # a row near the edge may choose another expert

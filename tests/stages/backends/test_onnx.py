@@ -4,11 +4,15 @@ from dataclasses import replace
 
 import pytest
 import torch
+from torch import nn
 
 from stages.backends import backend_named
 from stages.backends.base import CleanPiece
+from stages.backends.onnx import OnnxSession
+from stages.backends.onnx_graphs import Graph, product_graph
 from stages.errors import CheckpointError, InputError
 from stages.model.architecture import Architecture
+from stages.model.layers import Int8Linear, QuantLinear
 from stages.model.pipeline import ArModel
 from tests.stages.backends.conftest import clean_piece
 from tests.stages.conftest import make_ar, make_block
@@ -31,6 +35,27 @@ def test_an_export_that_does_not_match_is_refused(monkeypatch) -> None:
     monkeypatch.setattr("stages.backends.onnx_graphs.Graph.norm", lambda self, x, norm: x)
     with pytest.raises(CheckpointError, match=r"an ONNX export that does not match.*with the torch backend"):
         ONNX.stage(make_ar().stages[1])
+
+
+def added(width: int) -> Graph:
+    """A graph whose kernel has no layout of its own, and reads the matrix each time."""
+    graph = Graph()
+    graph.output(graph.op("Add", graph.input("x", 1, "rows", width), graph.matrix(torch.randn(1, width))), "out")
+    return graph
+
+
+@pytest.mark.parametrize("kind", [QuantLinear, Int8Linear, nn.Linear, None])
+def test_a_session_reads_nothing_of_what_its_matrices_were_made_of(kind: type[nn.Linear] | None) -> None:
+    """For any number of rows, which may have another kernel: the memory is freed, and others write to it."""
+    torch.manual_seed(0)
+    linear, x = kind and kind(96, 200, bias=False), torch.randn(1, 40, 96)
+    for tensor in linear.state_dict().values() if linear else ():
+        tensor.random_(1, 100)
+    session = OnnxSession(graph := product_graph(linear) if linear else added(96))
+    before = [session(x[:, :rows]) for rows in range(1, 41)]
+    for matrix in graph.matrices.values():
+        matrix.fill_(1)
+    assert all(torch.equal(session(x[:, : y.shape[1]]), y) for y in before)
 
 
 def test_blocks_are_refused() -> None:

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from safetensors.torch import save_file
 from torch import Tensor
 
-from stages.checkpoint.weights import Shapes, read_weights
+from stages.checkpoint.weights import Shapes, Types, read_weights
 from stages.errors import CheckpointError
 
 TENSORS = {"a.weight": torch.randn(3, 4), "b": torch.randn(5), "c": torch.randn(1, 2, 3)}
@@ -29,10 +29,10 @@ def file(tmp_path: Path) -> Path:
     return path
 
 
-def read(path: Path, shapes: Shapes = SHAPES) -> dict[str, Tensor]:
+def read(path: Path, shapes: Shapes = SHAPES, types: Types | None = None) -> dict[str, Tensor]:
     """With a manifest that agrees with the file, whatever the file is."""
     raw = path.read_bytes()
-    return read_weights(path, len(raw), hashlib.sha256(raw).hexdigest(), shapes)
+    return read_weights(path, len(raw), hashlib.sha256(raw).hexdigest(), shapes, types)
 
 
 def with_header(path: Path, change: Callable[[dict[str, Any]], object]) -> Path:
@@ -45,10 +45,14 @@ def with_header(path: Path, change: Callable[[dict[str, Any]], object]) -> Path:
     return path
 
 
-def test_what_safetensors_wrote_comes_back(file: Path) -> None:
-    tensors = read(file)
-    assert tensors.keys() == TENSORS.keys()
-    assert all(torch.equal(tensors[name], TENSORS[name]) for name in TENSORS)
+@pytest.mark.parametrize("kind", [torch.float32, torch.float16, torch.int8, torch.uint8])
+def test_what_safetensors_wrote_comes_back(file: Path, kind: torch.dtype) -> None:
+    expected = {name: (10 * tensor.abs()).to(kind) for name, tensor in TENSORS.items()}
+    save_file(expected, file)
+    tensors = read(file, types=dict.fromkeys(TENSORS, kind))
+    file.unlink()  # of a file that is mapped, pages stay there to be read again
+    assert tensors.keys() == expected.keys()
+    assert all(torch.equal(tensors[name], expected[name]) for name in expected)
 
 
 def test_every_flipped_bit_is_found(file: Path) -> None:

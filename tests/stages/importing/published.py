@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ from torch.nn import functional as F
 from stages.checkpoint.gate import PROBE_TEXT
 from stages.importing.family import GGUF_TENSORS, TENSORS
 from stages.importing.gate import interleaved
+from stages.importing.gguf_file import _TOP as OF_GGUF
 from stages.importing.huggingface import _TOP
 from stages.model.architecture import LlamaArchitecture
 from stages.model.llama import LlamaStage
@@ -22,7 +24,6 @@ from tests.stages.model.tiny_llama import tiny_tokenizer
 SHAPE = LlamaArchitecture(
     layers=(3,), width=32, heads=4, kv_heads=2, head_dim=12, mlp_width=32, positions=256, vocabulary=300
 )
-GGUF_NAMES = {ours: theirs for theirs, ours in GGUF_TENSORS.items()}
 
 
 def letters() -> list[str]:
@@ -81,14 +82,17 @@ def config_of(a: LlamaArchitecture) -> dict[str, Any]:
     }
 
 
-def their_name(name: str) -> str:
-    """A tensor's name in a Hugging Face folder."""
-    top = {ours: theirs for theirs, ours in _TOP.items()}
-    if name in top:
-        return top[name]
+def renamed(name: str, tables: Mapping[str, str], layers: str) -> str:
+    """A tensor's name in a format, of the tables by which that is read."""
+    theirs = {ours: their_name for their_name, ours in reversed(tables.items())}
+    if name in theirs:
+        return theirs[name]
     _, layer, kind, end = name.split(".")
-    theirs = next(theirs for theirs, ours in TENSORS.items() if ours == kind)
-    return f"model.layers.{layer}.{theirs}.{end}"
+    return f"{layers}.{layer}.{theirs[kind]}.{end}"
+
+
+their_name = partial(renamed, tables=_TOP | TENSORS, layers="model.layers")  # in a Hugging Face folder
+gguf_name = partial(renamed, tables=OF_GGUF | GGUF_TENSORS, layers="blk")
 
 
 def write_folder(directory: Path, tensors: Mapping[str, Tensor], a: LlamaArchitecture = SHAPE, **config: Any) -> Path:
@@ -102,40 +106,32 @@ def write_folder(directory: Path, tensors: Mapping[str, Tensor], a: LlamaArchite
     return directory
 
 
-def describe_letters(writer: Any) -> None:
-    """The tiny tokenizer, as a GGUF file has it."""
-    writer.add_tokenizer_model("gpt2")
-    writer.add_tokenizer_pre("gpt-2")
-    writer.add_token_list(letters())
-    writer.add_token_types([1] * 256 + [3] * 44)
-    writer.add_token_merges([])
-    writer.add_eos_token_id(257)
-    writer.add_chat_template("{{ messages }}")
+def letters_said() -> dict[str, Any]:
+    """What a GGUF file says of the tiny tokenizer, by the ends of the writer's methods."""
+    said = {"tokenizer_model": "gpt2", "tokenizer_pre": "gpt-2", "token_list": letters()}
+    said |= {"token_types": [1] * 256 + [3] * 44, "token_merges": [], "eos_token_id": 257}
+    return said | {"chat_template": "{{ messages }}"}
 
 
-def random_blocks(rows: int, columns: int, kind: Any) -> Any:
+def random_blocks(name: str, shape: tuple[int, int], kind: Any) -> Any:
     """Rows in a kind that the package gguf reads and does not write, weights of about 0.02: (rows, bytes) uint8."""
     import gguf
 
     numbers, size = gguf.GGML_QUANT_SIZES[kind]
-    random = np.random.default_rng(rows)
-    blocks = random.integers(0, 256, (rows, columns // numbers, size), dtype=np.uint8)
+    random = np.random.default_rng(list(name.encode()))
+    blocks = random.integers(0, 256, (shape[0], shape[1] // numbers, size), dtype=np.uint8)
     at, scales = (slice(-2, None), [2e-5]) if kind.name == "Q6_K" else (slice(4), [1e-4, 7.5e-4])
     blocks[..., at] = (random.uniform(0.5, 1, (*blocks.shape[:2], 1)) * scales).astype(np.float16).view(np.uint8)
-    return blocks.reshape(rows, -1)
+    return blocks.reshape(shape[0], -1)
 
 
-def describe_shape(writer: Any, a: LlamaArchitecture) -> None:
-    """Sizes, as GGUF names them."""
-    writer.add_block_count(a.total_layers)
-    writer.add_context_length(a.positions)
-    writer.add_embedding_length(a.width)
-    writer.add_feed_forward_length(a.mlp_width)
-    writer.add_head_count(a.heads)
-    writer.add_head_count_kv(a.kv_heads)
-    writer.add_key_length(a.head_dim)
-    writer.add_layer_norm_rms_eps(a.norm_epsilon)
-    writer.add_rope_freq_base(a.rope_theta)
+def describe(writer: Any, a: LlamaArchitecture, said: Mapping[str, Any]) -> None:
+    """Sizes, as GGUF names them, and what else the file says: a method's argument, or all of them in a tuple."""
+    sizes = {"block_count": a.total_layers, "context_length": a.positions, "embedding_length": a.width}
+    sizes |= {"feed_forward_length": a.mlp_width, "head_count": a.heads, "head_count_kv": a.kv_heads}
+    sizes |= {"key_length": a.head_dim, "layer_norm_rms_eps": a.norm_epsilon, "rope_freq_base": a.rope_theta}
+    for name, value in {**sizes, **said}.items():
+        getattr(writer, f"add_{name}")(*(value if isinstance(value, tuple) else (value,)))
 
 
 def write_gguf(
@@ -143,38 +139,44 @@ def write_gguf(
     tensors: Mapping[str, Tensor],
     a: LlamaArchitecture = SHAPE,
     permuted: bool = True,
-    describe: Callable[[Any], None] = describe_letters,
+    said: Mapping[str, Any] | None = None,
     matrices: str | Callable[[str], str] = "F32",
     most_tensors: int = 0,
 ) -> Path:
     """:param permuted: queries and keys interleaved, as the format wants them.
 
-    :param matrices: quantisation of those in layers, of all or by our names; in those with K, random numbers.
+    :param matrices: quantisation of those in layers, or of all by our names; in those with K, random numbers.
 
-    :param describe: writes what the file says of its tokenizer.
+    :param said: of its tokenizer, or whatever else; by default of the tiny one.
 
     :param most_tensors: of a file: a model of more is in several.
+
+    Memory holds one tensor beside those given, which may be without numbers where they are random.
     """
     import gguf
 
-    writer = gguf.GGUFWriter(path, "llama", split_max_tensors=most_tensors)
-    describe_shape(writer, a)
-    describe(writer)
-    top = {"embedding.weight": "token_embd.weight", "norm.weight": "output_norm.weight", "head.weight": "output.weight"}
-    for name, tensor in tensors.items():
-        if name in top:
-            writer.add_tensor(top[name], tensor.numpy())
-            continue
-        _, layer, kind, end = name.split(".")
+    whole = OF_GGUF.values() if isinstance(matrices, str) else ()
+
+    def stored(name: str) -> tuple[Any, Any]:
+        """Its numbers, and their kind."""
+        tensor, kind = tensors[name], name.split(".")[-2]
         if permuted and kind in ("q", "k"):
             tensor = interleaved(tensor, a.heads if kind == "q" else a.kv_heads)
-        of_matrix = matrices if isinstance(matrices, str) else matrices(name)
-        stored = gguf.GGMLQuantizationType[of_matrix if tensor.dim() == 2 else "F32"]
-        is_random = stored.name.endswith("_K")
-        numbers = random_blocks(*tensor.shape, stored) if is_random else gguf.quantize(tensor.numpy(), stored)
-        writer.add_tensor(f"blk.{layer}.{GGUF_NAMES[kind]}.{end}", numbers, raw_dtype=stored)
+        wanted = "F32" if tensor.dim() == 1 or name in whole else matrices
+        quantisation = gguf.GGMLQuantizationType[wanted if isinstance(wanted, str) else wanted(name)]
+        if quantisation.name.endswith("_K"):
+            return random_blocks(name, tensor.shape, quantisation), quantisation
+        return gguf.quantize(tensor.numpy(), quantisation), quantisation
+
+    writer = gguf.GGUFWriter(path, "llama", split_max_tensors=most_tensors)
+    describe(writer, a, letters_said() if said is None else said)
+    for name in tensors:
+        numbers, kind = stored(name)
+        writer.add_tensor_info(gguf_name(name), numbers.shape, numbers.dtype, numbers.nbytes, raw_dtype=kind)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
+    writer.write_ti_data_to_file()
+    for name in tensors:
+        writer.write_tensor_data(stored(name)[0])
     writer.close()
     return path

@@ -24,7 +24,7 @@ from stages.importing.source import expected_shapes
 from stages.model.architecture import LinearScaling, LlamaArchitecture
 from stages.model.layers import LayerCache
 from stages.model.pipeline import new_caches
-from tests.stages.importing.published import describe_letters, describe_shape
+from tests.stages.importing.published import describe, letters_said
 from tests.stages.importing.test_parity import SIZES, TOLERANCE, transformers
 from tests.stages.model.tiny_llama import tiny_tokenizer
 
@@ -276,7 +276,9 @@ def write_gguf(path: Path, folder: Path, said: dict[str, Any]) -> Path:
     source = HuggingFaceSource(folder)
     a, name = source.architecture, source.family.gguf or "llama"
     writer = gguf.GGUFWriter(path, name)
-    describe(writer, a, said)
+    if isinstance(a.rope_scaling, LinearScaling):
+        said = {**said, "rope_scaling_type": gguf.RopeScalingType.LINEAR, "rope_scaling_factor": a.rope_scaling.factor}
+    describe(writer, a, {**letters_said(), **said})
     arch = next(arch for arch, text in gguf.MODEL_ARCH_NAMES.items() if text == name)
     names = gguf.get_tensor_name_map(arch, a.total_layers)
     for theirs, tensor in stacked(load_file(folder / "model.safetensors")).items():
@@ -305,15 +307,3 @@ def stacked(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
         elif ".experts." not in name:
             found[name] = tensor
     return found
-
-
-def describe(writer: Any, a: LlamaArchitecture, said: dict[str, Any]) -> None:
-    import gguf
-
-    describe_shape(writer, a)
-    if isinstance(a.rope_scaling, LinearScaling):
-        writer.add_rope_scaling_type(gguf.RopeScalingType.LINEAR)
-        writer.add_rope_scaling_factor(a.rope_scaling.factor)
-    for name, value in said.items():
-        getattr(writer, f"add_{name}")(value)
-    describe_letters(writer)

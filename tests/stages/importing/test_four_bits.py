@@ -22,11 +22,12 @@ from stages.errors import CheckpointError
 from stages.host.parts import load_parts, plan_host
 from stages.importing.gguf_file import GgufSource
 from stages.importing.importing import ImportSettings, import_model, stage_cost, summary
-from stages.importing.source import is_matrix
-from stages.model.architecture import GROUP
+from stages.importing.source import ALL, is_matrix
+from stages.model.architecture import GROUP, WEIGHT_WORDS, Weights
 from stages.model.layers import GroupedLinear, Int8Linear, QuantLinear, quantised, rounded
 from stages.model.llama import LlamaStage
 from stages.model.pipeline import new_caches
+from tests.stages.importing.large import write_large
 from tests.stages.importing.published import SHAPE, learnt, taken_apart, write_folder, write_gguf
 from tests.stages.model.tiny_llama import needs_bfloat16
 
@@ -97,22 +98,28 @@ def test_a_host_takes_the_matrices_of_a_stage_over(made: dict[str, Path]) -> Non
     assert not any(module.codes.numel() for module in stage.modules() if isinstance(module, GroupedLinear))
 
 
+def beside_float32(weights: dict[str, Tensor], directory: Path, stored: Weights) -> tuple[int, float]:
+    """By how many bytes the files of a folder's stages are smaller than in float32, and how far the loss is from it."""
+    source, kinds = write_folder(directory / "model", weights, WIDE), ("float32", stored)
+    found = [import_model(ImportSettings(source, directory / kind, 2, weights=kind)) for kind in kinds]
+    assert f"with {WEIGHT_WORDS[stored]}" in summary(found[1])
+    assert all(check.ok for check in verify(directory / stored))
+    whole, less = (sum(part.bytes for part in manifest.parts) for manifest in found)
+    losses = [served_loss(directory / kind) for kind in kinds]
+    return whole - less, abs(losses[0] - losses[1])
+
+
 @needs_bfloat16
 def test_bfloat16_takes_half_and_loses_almost_nothing(
     weights: dict[str, Tensor], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    source, found = write_folder(tmp_path / "model", weights, WIDE), dict[str, Manifest]()
-    for stored in ("float32", "bfloat16"):
-        found[stored] = import_model(ImportSettings(source, tmp_path / stored, 2, weights=stored))
-    assert "with weights in bfloat16" in summary(found["bfloat16"])
-    assert all(check.ok for check in verify(tmp_path / "bfloat16"))
-    whole, less = (sum(part.bytes for part in found[stored].parts) for stored in found)
+    saved, error = beside_float32(weights, tmp_path, "bfloat16")
     matrices = sum(tensor.numel() for name, tensor in weights.items() if "layers" in name and tensor.dim() == 2)
-    assert abs(whole - less - 2 * matrices) < 100
+    assert abs(saved - 2 * matrices) < 100
+    assert 0 < error < 0.02
     for stage in stages(tmp_path / "bfloat16"):
         layers = packed_stage(stage).reader.layers
         assert {block.dtype for layer in layers for block in layer.qkv.blocks} == {torch.bfloat16}
-    assert 0 < abs(served_loss(tmp_path / "float32") - served_loss(tmp_path / "bfloat16")) < 0.02
     monkeypatch.setattr(Product, "is_packed", False)
     with pytest.raises(CheckpointError, match="no products in bfloat16: import the model with --weights float32"):
         runners(tmp_path / "bfloat16")
@@ -121,18 +128,12 @@ def test_bfloat16_takes_half_and_loses_almost_nothing(
 def test_8_bits_take_a_quarter_and_lose_almost_nothing(
     weights: dict[str, Tensor], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    source, found = write_folder(tmp_path / "model", weights, WIDE), dict[str, Manifest]()
-    for stored in ("float32", "q8"):
-        found[stored] = import_model(ImportSettings(source, tmp_path / stored, 2, weights=stored))
-    assert "with weights of 8 bits" in summary(found["q8"])
-    assert all(check.ok for check in verify(tmp_path / "q8"))
-    assert record(tmp_path / "q8")["ar"]["parameters"] == record(tmp_path / "float32")["ar"]["parameters"]
+    saved, error = beside_float32(weights, tmp_path, "q8")
     matrices = [tensor for name, tensor in weights.items() if "layers" in name and tensor.dim() == 2]
     matrices += [weights["embedding.weight"]] * 2  # which is the head, too
-    saved = sum((4 - 1 - 2 / GROUP) * each.numel() for each in matrices)
-    whole, less = (sum(part.bytes for part in found[stored].parts) for stored in found)
-    assert abs(whole - less - saved) < 2000
-    assert 0 < abs(served_loss(tmp_path / "float32") - served_loss(tmp_path / "q8")) < 0.01
+    assert abs(saved - sum((4 - 1 - 2 / GROUP) * each.numel() for each in matrices)) < 2000
+    assert 0 < error < 0.01
+    assert record(tmp_path / "q8")["ar"]["parameters"] == record(tmp_path / "float32")["ar"]["parameters"]
     monkeypatch.setattr(onnx, "SCALE_ERROR", 0.0)
     onnx.fewest_rows.cache_clear()
     with pytest.raises(CheckpointError, match="multiplies weights of few bits wrongly"):
@@ -198,6 +199,7 @@ def test_a_folder_in_4_bits(weights: dict[str, Tensor], tmp_path: Path, capsys: 
     source, out = write_folder(tmp_path / "model", weights, WIDE), tmp_path / "out"
     assert main(["import", str(source), "--blocks", "2", "--out", str(out), "--weights", "q4"]) == 0
     assert "with weights of 4 bits" in capsys.readouterr().out
+    assert read_manifest(out / "local").architecture.weights == "q4", "the drafter, which is no larger than the model"
     whole = import_model(ImportSettings(source, tmp_path / "whole", 2))
     assert "4 bits" not in summary(whole)
     assert "weights" not in record(tmp_path / "whole")["ar"]["architecture"], "as in manifests of before"
@@ -228,10 +230,25 @@ def test_a_file_in_q4_k_is_taken_over_but_for_the_rounding_of_float16(tmp_path: 
     for name in (name for name, shape in source.shapes().items() if is_matrix(name, shape)):
         expected = source.tensor(name)  # by the package gguf
         linear = QuantLinear(expected.shape[1], expected.shape[0], bias=False)
-        linear.load_state_dict(source.four_bits(name))
+        linear.load_state_dict({part.rpartition(".")[2]: each for part, each in source.parts(name, "q4").items()})
         errors, groups = (x.unflatten(1, (-1, GROUP)) for x in (linear.dense(slice(None)) - expected, expected))
         largest = torch.maximum(groups.amax(2) - groups.amin(2), groups.abs().amax(2))
         assert (errors.abs().amax(2) <= largest * 2**-10).all(), name
+
+
+def test_an_embedding_is_read_some_rows_at_a_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In float32 it may be larger than a stage in 4 bits: memory holds a layer's matrix, or less."""
+    a, read, sizes = replace(LONG, vocabulary=1000), GgufSource.read, []
+
+    def counted(source: GgufSource, name: str, rows: slice = ALL) -> Tensor:
+        sizes.append((found := read(source, name, rows)).numel())
+        return found
+
+    monkeypatch.setattr(GgufSource, "read", counted)
+    source = write_large(tmp_path / "model.gguf", a)
+    manifest = import_model(ImportSettings(source, tmp_path / "out", 2, weights="q4", is_untrained=True))
+    assert manifest.text_architecture.vocabulary == 1000
+    assert max(sizes) == a.mlp_width * a.width
 
 
 def test_other_kinds_are_rounded_to_4_bits_and_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

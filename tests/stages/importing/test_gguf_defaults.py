@@ -35,15 +35,9 @@ def source(tensors: dict[str, Tensor], tmp_path: Path) -> Callable[..., Source]:
     """A file of byte-level BPE that says little; `names` are those of tokens, `said` what it says of its tokenizer."""
 
     def make(names: dict[int, str] | None = None, kinds: list[int] | None = KINDS, **said: Any) -> Source:
-        def describe(writer: Any) -> None:
-            writer.add_tokenizer_model("gpt2")
-            writer.add_token_list([(names or {}).get(i, token) for i, token in enumerate(letters())])
-            if kinds is not None:
-                writer.add_token_types(kinds)
-            for name, value in said.items():
-                getattr(writer, f"add_{name}")(*(value if isinstance(value, tuple) else (value,)))
-
-        return open_source(write_gguf(tmp_path / "model.gguf", tensors, describe=describe))
+        spelled = [(names or {}).get(i, token) for i, token in enumerate(letters())]
+        said |= {"tokenizer_model": "gpt2", "token_list": spelled} | ({} if kinds is None else {"token_types": kinds})
+        return open_source(write_gguf(tmp_path / "model.gguf", tensors, said=said))
 
     return make
 
@@ -174,13 +168,6 @@ def test_a_model_in_several_files(tensors: dict[str, Tensor], tmp_path: Path) ->
         open_source(tmp_path / "other")
 
 
-def test_sampling_settings_of_a_file_are_the_defaults(tensors: dict[str, Tensor], tmp_path: Path) -> None:
-    def describe(writer: Any) -> None:
-        writer.add_tokenizer_model("gpt2")
-        writer.add_token_list(letters())
-        for name, value in (("temp", 0.5), ("min_p", 0.25)):
-            writer.add_float32(f"general.sampling.{name}", value)
-        writer.add_int32("general.sampling.top_k", 40)
-
-    path = write_gguf(tmp_path / "model.gguf", tensors, describe=describe)
-    assert open_source(path).speech.sampling == {"temperature": 0.5, "top_k": 40, "min_p": 0.25}
+def test_sampling_settings_of_a_file_are_the_defaults(source: Callable[..., Source]) -> None:
+    said = source(sampling_temp=0.5, sampling_min_p=0.25, sampling_top_k=40).speech.sampling
+    assert said == {"temperature": 0.5, "top_k": 40, "min_p": 0.25}

@@ -1,7 +1,6 @@
 """GGUF files that say what is not so: each ends in a sentence, and at once."""
 
 import struct
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +8,7 @@ import pytest
 from torch import Tensor
 
 from stages.errors import CheckpointError
-from tests.stages.importing.published import describe_letters, write_gguf
+from tests.stages.importing.published import letters_said, write_gguf
 
 pytest.importorskip("gguf", reason="the package gguf is not installed: pip install 'onesweep[pretrained]'")
 KINDS = b"tokenizer.ggml.token_type"
@@ -49,7 +48,7 @@ def test_counts_beyond_the_file_are_not_counted_to(imported: Any, file: Path, el
 
 
 def test_what_is_not_read(imported, weights: Weights, tmp_path) -> None:
-    file = described(tmp_path, weights, lambda writer: writer.add_rope_dimension_count(6))
+    file = write_gguf(tmp_path / "model.gguf", weights, said={**letters_said(), "rope_dimension_count": 6})
     with pytest.raises(CheckpointError, match="6 of a head's 12 numbers are rotated; only models that"):
         imported(file)
 
@@ -58,13 +57,3 @@ def test_a_tokenizer_beside_the_file_that_is_damaged(imported: Any, file: Path) 
     (file.parent / "tokenizer.json").write_bytes(b"\xff")
     with pytest.raises(CheckpointError, match=r"tokenizer.json is damaged"):
         imported(file)
-
-
-def described(directory: Path, weights: Weights, write: Callable[[Any], None]) -> Path:
-    """A file that says something more."""
-
-    def describe(writer: Any) -> None:
-        describe_letters(writer)
-        write(writer)
-
-    return write_gguf(directory / "model.gguf", weights, describe=describe)

@@ -3,7 +3,7 @@
 import io
 from collections.abc import Sequence
 from dataclasses import replace
-from functools import cache, partial
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -68,19 +68,12 @@ def _kind(model: Any, number: int) -> int:
     return next((kind for kind, holds in kinds.items() if holds(number)), 1)
 
 
-def describe(model: Any, writer: Any) -> None:
-    """Writes it into a GGUF file, with a chat template."""
-    fields = fields_of(model)
-    writer.add_tokenizer_model("llama")
-    writer.add_tokenizer_pre("default")
-    writer.add_token_list(fields["tokenizer.ggml.tokens"])
-    writer.add_token_scores(fields["tokenizer.ggml.scores"])
-    writer.add_token_types(fields["tokenizer.ggml.token_type"])
-    writer.add_bos_token_id(1)
-    writer.add_eos_token_id(2)
-    writer.add_unk_token_id(0)
-    writer.add_add_space_prefix(True)
-    writer.add_chat_template(TEMPLATE)
+def said_of(model: Any) -> dict[str, Any]:
+    """The same by the ends of the writer's methods, with a chat template."""
+    fields = {name.removeprefix("tokenizer.ggml."): value for name, value in fields_of(model).items()}
+    said = {"tokenizer_model": "llama", "tokenizer_pre": "default", "token_list": fields["tokens"]}
+    said |= {"token_scores": fields["scores"], "token_types": fields["token_type"], "add_space_prefix": True}
+    return said | {"bos_token_id": 1, "eos_token_id": 2, "unk_token_id": 0, "chat_template": TEMPLATE}
 
 
 model = cache(trained)
@@ -158,7 +151,7 @@ def test_a_file_is_imported_and_speaks(imported: Any, tmp_path: Path) -> None:
     pytest.importorskip("gguf", reason="gguf is not installed: pip install 'onesweep[pretrained]'")
     torch.manual_seed(0)
     a = replace(SHAPE, layers=(2,), vocabulary=model().get_piece_size())
-    path = write_gguf(tmp_path / "model.gguf", taken_apart(LlamaStage(a, 0)), a, describe=partial(describe, model()))
+    path = write_gguf(tmp_path / "model.gguf", taken_apart(LlamaStage(a, 0)), a, said=said_of(model()))
     manifest = imported(path, is_untrained=True)
     spelling = read_pretrained_tokenizer(tmp_path / "out", manifest)
     tokens = spelling.vocabulary.tokens

@@ -3,7 +3,6 @@
 import hashlib
 import json
 import math
-import shutil
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +17,7 @@ from stages.checkpoint.inspect import verify
 from stages.checkpoint.manifest import read_manifest
 from stages.errors import CheckpointError, InputError
 from stages.importing import importing
-from stages.importing.importing import ImportSettings, StageHost, import_model
+from stages.importing.importing import ImportSettings, StageHost, import_model, open_source
 from stages.importing.speech import USUAL_SAMPLING
 from stages.model.architecture import LlamaArchitecture
 from tests.stages.importing.published import SHAPE, write_folder, write_gguf
@@ -65,7 +64,6 @@ def test_a_folder_becomes_a_checkpoint(folder: Path, tmp_path: Path, capsys: pyt
 
 def test_shards_and_a_gguf_file_give_the_same_stages(imported: Any, weights: Weights, folder: Path, tmp_path) -> None:
     expected = imported(folder)
-    shutil.rmtree(tmp_path / "out")
     whole = load_file(folder / "model.safetensors")
     names = sorted(whole)
     places = {name: f"model-{i % 2 + 1}-of-2.safetensors" for i, name in enumerate(names)}
@@ -73,16 +71,15 @@ def test_shards_and_a_gguf_file_give_the_same_stages(imported: Any, weights: Wei
         save_file({name: whole[name] for name in names if places[name] == file}, folder / file)
     (folder / "model.safetensors").unlink()
     (folder / "model.safetensors.index.json").write_text(json.dumps({"weight_map": places}))
-    assert imported(folder).parts == expected.parts
-    shutil.rmtree(tmp_path / "out")
+    assert import_model(ImportSettings(folder, tmp_path / "shards", 2)).parts == expected.parts
     pytest.importorskip("gguf", reason="gguf is not installed: pip install 'onesweep[pretrained]'")
-    from_gguf = imported(write_gguf(tmp_path / "model.gguf", weights))
+    source = write_gguf(tmp_path / "model.gguf", weights)
+    from_gguf = import_model(ImportSettings(source, tmp_path / "gguf", 2))
     assert from_gguf.architecture == expected.architecture
     assert from_gguf.parts == expected.parts
-    shutil.rmtree(tmp_path / "out")
     (folder / "model-2-of-2.safetensors").unlink()
     with pytest.raises(CheckpointError, match=r"1 of 2 shards are missing: model-2-of-2.safetensors"):
-        imported(folder)
+        open_source(folder)
 
 
 @pytest.mark.parametrize(
