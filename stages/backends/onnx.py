@@ -8,10 +8,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from stages.backends.attention import attention_shape
 from stages.backends.base import Backend, BlockRunner, PictureRunner, StageRunner
 from stages.backends.onnx_graphs import AnyLayer, Graph, after_graph, before_graph, head_graph, product_graph
-from stages.backends.packed import Angles, PackedReader, PipelineLayer, PipelineRunner
+from stages.backends.packed import Angles, Attend, PackedReader, PipelineRunner
 from stages.backends.rows import Rows
 from stages.backends.runner_checks import Probe, checked
 from stages.errors import CheckpointError, InputError
@@ -43,11 +42,10 @@ class OnnxSession:
         )
         self.inputs = [each.name for each in self.session.get_inputs()]
 
-    def __call__(self, *inputs: Tensor) -> Tensor:
-        """The only output, of contiguous inputs in the graph's order."""
+    def __call__(self, *inputs: Tensor) -> list[Tensor]:
+        """The outputs, of contiguous inputs, both in the graph's order."""
         feeds = {name: x.numpy() for name, x in zip(self.inputs, inputs, strict=True)}
-        (result,) = self.session.run(None, feeds)
-        return torch.from_numpy(result)
+        return list(map(torch.from_numpy, self.session.run(None, feeds)))
 
 
 SCALE_ERROR = 0.02  # of a product of weights in few bits, relative; 0.006 is what rounding a row's groups costs
@@ -64,7 +62,7 @@ class FewBitsProduct:
 
     def __call__(self, x: Tensor) -> Tensor:
         """x: (rows, in) -> (rows, out)."""
-        return self.session(F.pad(x, (0, 0, 0, max(0, self.least - len(x))))[None])[0, : len(x)]
+        return self.session(F.pad(x, (0, 0, 0, max(0, self.least - len(x))))[None])[0][0, : len(x)]
 
 
 @lru_cache
@@ -81,44 +79,43 @@ def fewest_rows(bits: int) -> int:
     linear.scales.uniform_(0.5, 1, generator=generator)
     x = torch.cat([torch.randn(rows - 1, numbers, generator=generator), torch.ones(1, numbers)])
     product, expected = OnnxSession(product_graph(linear)), linear(x)
-    whole = product(x[None])[0]
+    whole = product(x[None])[0][0]
     error = float(((whole - expected).norm(dim=1) / expected.norm(dim=1)).max())
     if not error <= SCALE_ERROR:
         raise CheckpointError(
             f"this machine multiplies weights of few bits wrongly (relative error {error:.2g}): import the model with "
             "--weights float32"
         )
-    same = [torch.equal(product(x[None, :count])[0], whole[:count]) for count in COMPANIES]
+    same = [torch.equal(product(x[None, :count])[0][0], whole[:count]) for count in COMPANIES]
     return next(count for i, count in enumerate(COMPANIES) if all(same[i:]))
 
 
 # Attention is torch's for every backend, and onnxruntime computes what lies between: rows of several requests then
 # share every product, and a stage of any family is the same few nodes. A whole graph takes one request at a time,
 # because each has read another length.
-class OnnxLayer(PipelineLayer):
-    """Rows of several pieces through one layer of any family."""
-
-    def __init__(self, part: PipelineStage, layer: AnyLayer) -> None:
-        self.shape = attention_shape(layer)
-        self.before = OnnxSession(before_graph(part, layer))
-        self.after = OnnxSession(after_graph(part, layer))
-
-    def project(self, x: Tensor, angles: Angles) -> Tensor:
-        # a copy, so that it lies where torch's tensors do: the order of additions depends on addresses
-        return self.before(x[None], *angles)[0].clone()
-
-    def finish(self, x: Tensor, mixed: Tensor) -> None:
-        x.copy_(self.after(x[None], mixed[None])[0])
-
-
 class OnnxReader(PackedReader):
-    """The clean stream of a part."""
+    """The clean stream of a part. It frees what its sessions were made of."""
 
-    def __init__(self, part: PipelineStage, layers: Sequence[OnnxLayer]) -> None:
-        linear = part.layers[0].mlp_in
-        super().__init__(part, layers, linear.out_features)
+    def __init__(self, part: PipelineStage) -> None:
+        linear, layers = part.layers[0].mlp_in, list[AnyLayer](part.layers)
+        super().__init__(part, (), linear.out_features)
         # the kernels of numbers in 32 bits add up one row as they add up many
         self.least = fewest_rows(linear.bits) if isinstance(linear, GroupedLinear) else 1
+        self.first = OnnxSession(before_graph(part, layers[0]))
+        # From attention to attention, for a call takes as long as a small product: a token is an eighth quicker.
+        self.others, self.kinds_after = list[OnnxSession](), self.kind_of[1:]
+        for layer, following in zip(layers, [*layers[1:], None], strict=True):
+            self.others.append(OnnxSession(after_graph(part, layer, following)))
+            _free(layer)
+
+    def take_layers(self, x: Tensor, angles: Sequence[Angles], attend: Attend, are_kept: bool = True) -> None:
+        found, last = [x[None], *self.first(x[None], *angles[self.kind_of[0]])], len(self.others) - 1
+        for number in range(len(self.kind_of)):
+            # a copy, so that it lies where torch's tensors do: the order of additions depends on addresses
+            mixed = attend(number, found[1][0].clone())
+            following = () if number == last else angles[self.kinds_after[number]]
+            found = self.others[number](found[0], mixed[None], *following)
+        x.copy_(found[0][0])
 
     def rows_of(self, counts: Sequence[int]) -> Rows:
         return Rows.of(counts, self.hidden, self.least)
@@ -137,16 +134,12 @@ class OnnxStage(PipelineRunner):
         head = OnnxSession(head_graph(stage)) if stage.is_last else None
         if stage.head is not None:
             _free(stage.head)
-        layers = []
-        for layer in stage.layers:
-            layers.append(OnnxLayer(stage, layer))
-            _free(layer)
         cap = stage.architecture.logit_softcap if isinstance(stage, LlamaStage) else None
-        super().__init__(OnnxReader(stage, layers), None if head is None else partial(_logits, head, cap))
+        super().__init__(OnnxReader(stage), None if head is None else partial(_logits, head, cap))
 
 
 def _logits(head: OnnxSession, cap: float | None, x: Tensor) -> Tensor:
-    logits = head(x[None])[0]
+    logits = head(x[None])[0][0]
     return logits if cap is None else soft_capped(logits, cap)
 
 

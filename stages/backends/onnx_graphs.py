@@ -150,10 +150,44 @@ AnyLayer = Layer | LlamaLayer
 
 
 def before_graph(part: PipelineStage, layer: AnyLayer) -> Graph:
-    """x (1, rows, width), cos and sin of each row (rows, head_dim / 2) -> queries, keys and values (1, rows, all heads'
-    numbers), queries and keys rotated, queries divided by the root of head_dim."""
+    """What comes before the attention of a layer: x (1, rows, width), cos and sin of each row (rows, head_dim / 2) ->
+    queries, keys and values (1, rows, all heads' numbers), queries and keys rotated, queries divided by the root of
+    head_dim."""
+    graph = Graph()
+    _project(graph, part, layer, graph.input("x", 1, "rows", part.architecture.width))
+    return graph
+
+
+def after_graph(part: PipelineStage, layer: AnyLayer, following: AnyLayer | None) -> Graph:
+    """What comes after the attention of a layer, and before that of the `following` one: x (1, rows, width), what
+    attention made of it (1, rows, heads x head_dim), cos and sin -> x after the layer, and what `before_graph` gives of
+    it; for the last layer without the latter."""
     graph, a = Graph(), part.architecture
     x = graph.input("x", 1, "rows", a.width)
+    mixed = graph.input("mixed", 1, "rows", a.heads * a.head_dim)
+    added = graph.linear(mixed, layer.attention_out)
+    x = graph.op("Add", x, graph.norm(added, layer.attention_after) if isinstance(layer, LlamaLayer) else added)
+    hidden = graph.linear(graph.norm(x, layer.mlp_norm), layer.mlp_in)
+    if isinstance(layer, LlamaLayer):
+        gate, up = graph.split(hidden, *[layer.architecture.mlp_width] * 2)
+        if layer.architecture.activation == "silu":
+            gate = graph.op("QuickGelu", gate, domain=FUSED, alpha=1.0)
+        else:
+            gate = graph.op("Gelu", gate, approximate="tanh")
+        hidden = graph.op("Mul", gate, up)
+    else:
+        hidden = graph.op("Gelu", hidden)
+    added = graph.linear(hidden, layer.mlp_out)
+    x = graph.op("Add", x, graph.norm(added, layer.mlp_after) if isinstance(layer, LlamaLayer) else added)
+    graph.output(x, "features")
+    if following is not None:
+        _project(graph, part, following, x)
+    return graph
+
+
+def _project(graph: Graph, part: PipelineStage, layer: AnyLayer, x: str) -> None:
+    """Add the output `qkv` of `before_graph`, and its inputs cos and sin."""
+    a = part.architecture
     tables = [graph.input(name, "rows", a.head_dim // 2) for name in ("cos", "sin")]
     queries, keys = a.heads * a.head_dim, a.kv_heads * a.head_dim
     scale = torch.ones(queries + 2 * keys)
@@ -171,31 +205,6 @@ def before_graph(part: PipelineStage, layer: AnyLayer) -> Graph:
     first = graph.constant(torch.tensor([0]))  # the tables are of these rows
     rotated = graph.op("RotaryEmbedding", rotated, first, *tables, domain=FUSED)
     graph.output(graph.op("Concat", rotated, values, axis=-1), "qkv")
-    return graph
-
-
-def after_graph(part: PipelineStage, layer: AnyLayer) -> Graph:
-    """x (1, rows, width), what attention made of it (1, rows, heads x head_dim) -> x after the layer."""
-    graph, a = Graph(), part.architecture
-    x = graph.input("x", 1, "rows", a.width)
-    mixed = graph.input("mixed", 1, "rows", a.heads * a.head_dim)
-    added = graph.linear(mixed, layer.attention_out)
-    x = graph.op("Add", x, graph.norm(added, layer.attention_after) if isinstance(layer, LlamaLayer) else added)
-    hidden = graph.linear(graph.norm(x, layer.mlp_norm), layer.mlp_in)
-    if isinstance(layer, LlamaLayer):
-        gate, up = graph.split(hidden, *[layer.architecture.mlp_width] * 2)
-        if layer.architecture.activation == "silu":
-            gate = graph.op("QuickGelu", gate, domain=FUSED, alpha=1.0)
-        else:
-            gate = graph.op("Gelu", gate, approximate="tanh")
-        hidden = graph.op("Mul", gate, up)
-    else:
-        hidden = graph.op("Gelu", hidden)
-    added = graph.linear(hidden, layer.mlp_out)
-    graph.output(
-        graph.op("Add", x, graph.norm(added, layer.mlp_after) if isinstance(layer, LlamaLayer) else added), "features"
-    )
-    return graph
 
 
 def head_graph(stage: PipelineStage) -> Graph:

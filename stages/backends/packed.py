@@ -13,7 +13,6 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from stages.backends.attention import (
-    AttentionShape,
     GrowingCache,
     attend_branches,
     attend_clean,
@@ -61,12 +60,12 @@ class GrowingPiece:
 
 
 Angles = tuple[Tensor, Tensor]
+# A layer's number, and its queries, keys and values (rows, all heads' numbers) -> (rows, heads x head_dim).
+Attend = Callable[[int, Tensor], Tensor]
 
 
 class PipelineLayer(ABC):
     """A layer of any family on packed rows: what it does before attention, and after it. x: (rows, width)."""
-
-    shape: AttentionShape
 
     @abstractmethod
     def project(self, x: Tensor, angles: Angles) -> Tensor:
@@ -110,7 +109,6 @@ class PackedLayer(PipelineLayer):
 
     def __init__(self, layer: Layer) -> None:
         self.heads, self.modulation = layer.heads, layer.modulation
-        self.shape = attention_shape(layer)
         self.attention_norm, self.mlp_norm = PackedNorm(layer.attention_norm), PackedNorm(layer.mlp_norm)
         linears = (layer.qkv, layer.attention_out, layer.mlp_in, layer.mlp_out)
         self.qkv, self.attention_out, self.mlp_in, self.mlp_out = (linear.weight.detach().t() for linear in linears)
@@ -189,12 +187,13 @@ class PackedReader:
         self.embedding = None if part.embedding is None else _lookup(part.embedding)
         self.layers, self.hidden = layers, hidden
         self.kinds, self.kind_of = kinds_of(part)
+        self.shapes = list(map(attention_shape, part.layers))
         self.device = part.rotary.device
 
     def shortened(self) -> PackedReader:
-        """The same of one layer of each kind."""
-        short, firsts = copy(self), [self.kind_of.index(kind) for kind in range(len(self.kinds))]
-        short.layers, short.kind_of = [self.layers[first] for first in firsts], list(range(len(self.kinds)))
+        """The same of its first layers, with one of each kind."""
+        short, count = copy(self), 1 + max(map(self.kind_of.index, range(len(self.kinds))))
+        short.layers, short.kind_of = self.layers[:count], self.kind_of[:count]
         return short
 
     def read(self, pieces: Sequence[CleanPiece]) -> list[Tensor]:
@@ -209,10 +208,22 @@ class PackedReader:
         angles = self.angles_at(self.positions(rows, starts, depths))
         # a row alone sees all that is before it
         seen = [[] if rows.single else [sight(piece, kind.window) for piece in pieces] for kind in self.kinds]
-        held = zip(*(piece.caches for piece in pieces), strict=True)
-        for layer, kind, caches in zip(self.layers, self.kind_of, held, strict=True):
-            layer.finish(x, attend_clean(layer.project(x, angles[kind]), rows, layer.shape, caches, seen[kind]))
+        held = list(zip(*(piece.caches for piece in pieces), strict=True))
+
+        def attend(layer: int, qkv: Tensor) -> Tensor:
+            return attend_clean(qkv, rows, self.shapes[layer], held[layer], seen[self.kind_of[layer]])
+
+        self.take_layers(x, angles, attend)
         return rows.unpack(x)
+
+    def take_layers(self, x: Tensor, angles: Sequence[Angles], attend: Attend, are_kept: bool = True) -> None:
+        """Rows through all layers, in place. x: (rows, width); angles: of each kind of layers.
+
+        :param are_kept: False for continuations that are not.
+        """
+        for number, (layer, kind) in enumerate(zip(self.layers, self.kind_of, strict=True)):
+            mixed = attend(number, layer.project(x, angles[kind]))
+            (layer.finish if are_kept else layer.finish_branches)(x, mixed)
 
     def rows_of(self, counts: Sequence[int]) -> Rows:
         """Places of pieces of so many rows in one tensor."""
@@ -235,10 +246,12 @@ class PackedReader:
         along = [torch.arange(new, device=self.device).repeat(count) for count, new in shapes]
         positions = [piece.caches[0].length + each for piece, each in zip(pieces, along, strict=True)]
         angles = self.angles_at(rows.pack(positions, fresh=False))
-        held = zip(*(piece.caches for piece in pieces), strict=True)
-        for layer, kind, caches in zip(self.layers, self.kind_of, held, strict=True):
-            qkv = layer.project(x, angles[kind])
-            layer.finish_branches(x, attend_branches(qkv, rows, layer.shape, caches, branches))
+        held = list(zip(*(piece.caches for piece in pieces), strict=True))
+
+        def attend(layer: int, qkv: Tensor) -> Tensor:
+            return attend_branches(qkv, rows, self.shapes[layer], held[layer], branches)
+
+        self.take_layers(x, angles, attend, are_kept=False)
         return [each.unflatten(0, shape) for each, shape in zip(rows.unpack(x), shapes, strict=True)]
 
     def grow(self, pieces: Sequence[GrowingPiece]) -> list[Tensor]:
@@ -250,9 +263,12 @@ class PackedReader:
         rows, texts = self.rows_of(counts), [piece.grown for piece in pieces]
         x = rows.pack([self.input(piece.source) for piece in pieces])
         angles, lengths = self.angles_at(rows.pack([text.positions for text in texts])), [text.length for text in texts]
-        held = zip(*(text.caches for text in texts), strict=True)
-        for layer, kind, caches in zip(self.layers, self.kind_of, held, strict=True):
-            layer.finish(x, attend_growing(layer.project(x, angles[kind]), rows, layer.shape, caches, lengths))
+        held = list(zip(*(text.caches for text in texts), strict=True))
+
+        def attend(layer: int, qkv: Tensor) -> Tensor:
+            return attend_growing(qkv, rows, self.shapes[layer], held[layer], lengths)
+
+        self.take_layers(x, angles, attend)
         for text in texts:
             text.grown()
         return rows.unpack(x)

@@ -7,7 +7,6 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from stages.backends.attention import attention_shape
 from stages.backends.packed import (
     Angles,
     PackedNorm,
@@ -109,7 +108,6 @@ class PackedLlamaLayer(PipelineLayer):
 
     def __init__(self, layer: LlamaLayer) -> None:
         a = layer.architecture
-        self.shape = attention_shape(layer)
         norms = (layer.attention_norm, layer.attention_after, layer.mlp_norm, layer.mlp_after)
         self.attention_norm, self.attention_after, self.mlp_norm, self.mlp_after = map(_packed_norm, norms)
         self.qkv, self.attention_out = product(layer.qkv), product(layer.attention_out)

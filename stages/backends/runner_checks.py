@@ -79,7 +79,7 @@ def checked(runner: Runner, part: AnyPart) -> Runner:
 def check_rows(runner: AnyRunner, part: AnyPart) -> bool:
     """Compute a few mixtures of pieces together and alone: whether every bit is the same on this machine.
 
-    Of a stage the first layer of each kind is enough.
+    Of a stage its first layers are enough, with one of each kind.
     """
     on_device = not isinstance(part, PicturePart) and not part.rotary.is_cpu
     runner, layers = shortened(runner, 0)
@@ -93,13 +93,13 @@ def check_rows(runner: AnyRunner, part: AnyPart) -> bool:
 
 
 def shortened(runner: AnyRunner, layers: int) -> tuple[Any, int]:
-    """A stage's runner with one layer of each kind, and their number: all of a kind have the same shapes, and so the
-    same kernels. Any other runner as it is, with its `layers`."""
+    """A stage's runner with its first layers, one of each kind among them, and their number: all of a kind have equal
+    shapes, and so the same kernels. Any other runner as it is, with its `layers`."""
     if not isinstance(runner, PipelineRunner):
         return runner, layers
     short = copy(runner)
     short.reader = runner.reader.shortened()
-    return short, len(short.reader.layers)
+    return short, len(short.reader.kind_of)
 
 
 class Probe:
