@@ -150,7 +150,7 @@ AnyLayer = Layer | LlamaLayer
 
 
 def before_graph(part: PipelineStage, layer: AnyLayer) -> Graph:
-    """What comes before the attention of a layer: x (1, rows, width), cos and sin of each row (rows, head_dim / 2) ->
+    """The way to the attention of a layer: x (1, rows, width), cos and sin of each row (rows, head_dim / 2) ->
     queries, keys and values (1, rows, all heads' numbers), queries and keys rotated, queries divided by the root of
     head_dim."""
     graph = Graph()
@@ -159,9 +159,9 @@ def before_graph(part: PipelineStage, layer: AnyLayer) -> Graph:
 
 
 def after_graph(part: PipelineStage, layer: AnyLayer, following: AnyLayer | None) -> Graph:
-    """What comes after the attention of a layer, and before that of the `following` one: x (1, rows, width), what
-    attention made of it (1, rows, heads x head_dim), cos and sin -> x after the layer, and what `before_graph` gives of
-    it; for the last layer without the latter."""
+    """The way from the attention of a layer to that of the `following` one: x (1, rows, width), what attention
+    made of it (1, rows, heads x head_dim), cos and sin -> x after the layer, and what `before_graph` gives of it; for
+    the last layer without the latter."""
     graph, a = Graph(), part.architecture
     x = graph.input("x", 1, "rows", a.width)
     mixed = graph.input("mixed", 1, "rows", a.heads * a.head_dim)

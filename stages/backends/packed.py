@@ -209,11 +209,9 @@ class PackedReader:
         # a row alone sees all that is before it
         seen = [[] if rows.single else [sight(piece, kind.window) for piece in pieces] for kind in self.kinds]
         held = list(zip(*(piece.caches for piece in pieces), strict=True))
-
-        def attend(layer: int, qkv: Tensor) -> Tensor:
-            return attend_clean(qkv, rows, self.shapes[layer], held[layer], seen[self.kind_of[layer]])
-
-        self.take_layers(x, angles, attend)
+        self.take_layers(
+            x, angles, lambda i, qkv: attend_clean(qkv, rows, self.shapes[i], held[i], seen[self.kind_of[i]])
+        )
         return rows.unpack(x)
 
     def take_layers(self, x: Tensor, angles: Sequence[Angles], attend: Attend, are_kept: bool = True) -> None:
@@ -247,11 +245,9 @@ class PackedReader:
         positions = [piece.caches[0].length + each for piece, each in zip(pieces, along, strict=True)]
         angles = self.angles_at(rows.pack(positions, fresh=False))
         held = list(zip(*(piece.caches for piece in pieces), strict=True))
-
-        def attend(layer: int, qkv: Tensor) -> Tensor:
-            return attend_branches(qkv, rows, self.shapes[layer], held[layer], branches)
-
-        self.take_layers(x, angles, attend, are_kept=False)
+        self.take_layers(
+            x, angles, lambda i, qkv: attend_branches(qkv, rows, self.shapes[i], held[i], branches), are_kept=False
+        )
         return [each.unflatten(0, shape) for each, shape in zip(rows.unpack(x), shapes, strict=True)]
 
     def grow(self, pieces: Sequence[GrowingPiece]) -> list[Tensor]:
@@ -264,11 +260,7 @@ class PackedReader:
         x = rows.pack([self.input(piece.source) for piece in pieces])
         angles, lengths = self.angles_at(rows.pack([text.positions for text in texts])), [text.length for text in texts]
         held = list(zip(*(text.caches for text in texts), strict=True))
-
-        def attend(layer: int, qkv: Tensor) -> Tensor:
-            return attend_growing(qkv, rows, self.shapes[layer], held[layer], lengths)
-
-        self.take_layers(x, angles, attend)
+        self.take_layers(x, angles, lambda i, qkv: attend_growing(qkv, rows, self.shapes[i], held[i], lengths))
         for text in texts:
             text.grown()
         return rows.unpack(x)
