@@ -19,6 +19,7 @@ from typing import Any
 import torch
 
 from loadtest.commands import Row, say
+from loadtest.host.peer_links import check_peer_links, measure_links
 from loadtest.host.settings import PeerSettings
 from stages.backends import backend_named
 from stages.backends.base import CleanPiece
@@ -63,6 +64,8 @@ def measure_peers(settings: PeerSettings) -> list[Row]:
     positions = read_manifest(directory).text_architecture.positions
     if positions <= LONG:
         raise InputError(f"{directory} reads {positions} tokens: measured are prompts of {LONG}")
+    if settings.rpc is not None:
+        check_peer_links(settings)
     sides: dict[str, Callable[[], Figures]] = {"onesweep": partial(our_figures, directory)}
     if importlib.util.find_spec(PEER):
         sides["llama.cpp"] = partial(their_figures, settings.source)
@@ -79,7 +82,8 @@ def measure_peers(settings: PeerSettings) -> list[Row]:
                     found[name].append(process.submit(measure).result())
                 except BrokenProcessPool:
                     raise OnesweepError(f"{name} ended its process: what it said before is the reason") from None
-    return [row for what in (*found["onesweep"][0].rates, "") for row in _rows(what, found)]
+    rows = [row for what in (*found["onesweep"][0].rates, "") for row in _rows(what, found)]
+    return rows if settings.rpc is None else rows + measure_links(settings)
 
 
 def _rows(what: str, found: dict[str, list[Figures]]) -> list[Row]:
