@@ -3,20 +3,25 @@ writes them alone."""
 
 import asyncio
 from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
 
 import torch
 from torch import Tensor
 
+from loadtest.commands import say
+from loadtest.report.table import number_column
 from loadtest.workload.prompts import SeededPrompt
 from loadtest.workload.testbed import Testbed
+from serving.modes import COPY, NO_COPY
 from serving.modes.base import DEFAULT_STEPS, DEFAULT_TEMPERATURE, whole
 from serving.modes.chunked import ChunkedMode, usual_chunk
 from serving.modes.drafters.local_model import TOKENS_PER_TURN, LocalModel, LocalSequence
 from serving.modes.pretrained_tokenizer import tokenizer_of
 from serving.modes.tokenizer import OutputText, Tokenizer
 from stages.backends import DEFAULT_BACKEND, backend_named
-from stages.checkpoint.bundle import find_bundle
+from stages.backends.whole_model import WholeModel
+from stages.checkpoint.bundle import find_bundle, holds_copy
 from stages.checkpoint.checkpoint import load_chain
 from stages.checkpoint.manifest import read_manifest
 from stages.errors import InputError, ServiceError
@@ -119,6 +124,49 @@ class Texts:
         if "error" in answer:
             raise (InputError if answer["exit_code"] == InputError.exit_code else ServiceError)(answer["error"])
         return bytes.fromhex(answer["account"]["output_hex"])
+
+
+@dataclass(frozen=True)
+class CopyDistance:
+    """Distance of a copy from its model, by the next token at each place of texts."""
+
+    kl_nats: float  # KL(model || copy) for a token, both at temperature 1
+    agreement: float  # share of places where both find the same token the likeliest
+
+
+COPY_COLUMNS = (number_column("KL nats", "kl_nats", 4), number_column("agrees", "agreement", 3))
+
+
+def served_copy(checkpoint: Path) -> tuple[str, ...]:
+    """The mode that writes by a bundle's copy alone; where there is none, a sentence says so."""
+    if holds_copy(checkpoint):
+        return (COPY,)
+    say(f"{COPY} is left out: {NO_COPY}")
+    return ()
+
+
+@torch.inference_mode()
+def copy_distance(checkpoint: Path, texts: Iterable[tuple[bytes, bytes]]) -> CopyDistance:
+    """A bundle's copy against its model, both in this process. Raises CheckpointError.
+
+    :param texts: prompts, and what came after each, whose places count.
+    """
+    bundle = find_bundle(checkpoint)
+    assert bundle.ar is not None
+    assert bundle.local is not None
+    tokenizer, models = tokenizer_of(bundle.ar), (WholeModel(bundle.ar), WholeModel(bundle.local))
+    encode, vocabulary = tokenizer.encode_text, tokenizer.vocabulary
+    kl_nats, same, places = 0.0, 0, 0
+    for prompt, output in texts:
+        known = encode(prompt + output)
+        readers = [model.open(vocabulary.count(known)) for model in models]
+        for end in range(vocabulary.count(encode(prompt)), vocabulary.count(known)):
+            before = vocabulary.cut(known, 0, end)
+            log_p, log_q = (reader.logits_after(before)[0].double().log_softmax(0) for reader in readers)
+            kl_nats += float((log_p.exp() * (log_p - log_q)).sum())
+            same += int(log_p.argmax() == log_q.argmax())
+            places += 1
+    return CopyDistance(kl_nats / max(places, 1), same / max(places, 1))
 
 
 def tokens_of(tokenizer: Tokenizer, prompt: bytes) -> list[int]:
