@@ -19,10 +19,10 @@ from loadtest.report.record import settings_record
 from loadtest.report.table import Column, number_column, open_meter, percentile, table, text_column
 from loadtest.workload.prompts import BUILT_IN, NOVEL, Prompts
 from loadtest.workload.testbed import Testbed, check_network, deployed, open_network
-from loadtest.workload.texts import COPY_COLUMNS, copy_distance, served_copy
+from loadtest.workload.texts import LOCAL_COLUMNS, local_distance, served_copy
 from loadtest.workload.variants import ModeVariant
 from serving.drawing import DEFAULT_LEVELS, DRAWING_MODES, EXPERT_RULES
-from serving.modes import COPY
+from serving.modes import WITHOUT_HOSTS
 from stages.checkpoint.bundle import bundle_draws, find_bundle
 from stages.checkpoint.manifest import read_manifest
 from stages.errors import InputError, OnesweepError
@@ -163,11 +163,10 @@ def measure_wan(settings: WanSettings) -> BenchReport:
             samples += [_sample_record(name, series, sample) for sample in found]
         rows += [row_of(name, series, found) | same_as_ar(series, taken) for series, found in taken.items()]
         for row, (series, found) in zip(rows[-len(taken) :], taken.items(), strict=True):
-            good = [sample for sample in found if not sample.error]
-            if series.variant.mode == COPY and good:
-                prompts = (series.prompts.text(sample.number).encode() for sample in good)
-                outputs = (bytes.fromhex(sample.account["output_hex"]) for sample in good)
-                row |= asdict(copy_distance(settings.checkpoint, zip(prompts, outputs, strict=True)))
+            if series.variant.mode in WITHOUT_HOSTS and not series.length.draws:
+                good = [(series.prompts.text(each.number), each.account) for each in found if not each.error]
+                texts = [(prompt.encode(), bytes.fromhex(account["output_hex"])) for prompt, account in good]
+                row |= local_distance(settings.checkpoint, texts)
     record = {
         "bench": "wan",
         "settings": settings_record(
@@ -300,7 +299,7 @@ WAN: tuple[Column[Row], ...] = (
     number_column("wire bytes", "wire_bytes", 0),
     number_column("host-s", "host_seconds", 2),
     ("as ar", _as_ar),
-    *COPY_COLUMNS,
+    *LOCAL_COLUMNS,
     text_column("failed", "failures"),
 )
 

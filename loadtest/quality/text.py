@@ -25,10 +25,10 @@ from loadtest.report.record import origin, settings_record
 from loadtest.report.table import Column, Estimate, number_column, open_meter, percentile, ratio_of_sums, table
 from loadtest.workload.caller import Access
 from loadtest.workload.testbed import TestbedSettings, check_testbed, open_testbed
-from loadtest.workload.texts import COPY_COLUMNS, copy_distance, served_copy
+from loadtest.workload.texts import LOCAL_COLUMNS, local_distance, served_copy
 from loadtest.workload.variants import ModeVariant, parse_variants
 from serving.client.client import Client, RequestRefused, Result, RouterError
-from serving.modes import COPY, MODES
+from serving.modes import MODES, WITHOUT_HOSTS
 from serving.modes.base import DEFAULT_TEMPERATURE
 from serving.modes.frontier import CHOOSABLE, Frontier, Option
 from stages.checkpoint.bundle import find_bundle
@@ -55,7 +55,7 @@ class QualityRow:
     host_ms: float | None = None  # arithmetic on all hosts together
     router_ms: float | None = None  # arithmetic on the router that is waited for
     wire_bytes: float | None = None
-    kl_nats: float | None = None  # these two of `local:copy`: see CopyDistance
+    kl_nats: float | None = None  # these two of what needs no hosts: see `local_distance`
     agreement: float | None = None
 
     def to_record(self) -> dict[str, Any]:
@@ -73,7 +73,7 @@ COLUMNS: tuple[Column[QualityRow], ...] = (
     number_column("host ms", "host_ms"),
     number_column("router ms", "router_ms"),
     number_column("wire bytes", "wire_bytes", 0),
-    *COPY_COLUMNS,
+    *LOCAL_COLUMNS,
 )
 
 
@@ -99,9 +99,9 @@ def measure_text(settings: QualitySettings) -> BenchReport:
         bits = {label: judge.judge(prompts, outputs, progress) for label, outputs in texts.items()}
     taken = {variant.label: found for variant, found in results.items()}
     rows = {label: _row(label, bits[label], outputs, taken.get(label), s.seed) for label, outputs in texts.items()}
-    if COPY in rows:
-        distance = copy_distance(target.bundle, zip(prompts, texts[COPY], strict=True))
-        rows[COPY] = replace(rows[COPY], **asdict(distance))
+    for label in (variant.label for variant in results if variant.mode in WITHOUT_HOSTS):
+        distance: dict[str, Any] = local_distance(target.bundle, zip(prompts, texts[label], strict=True))
+        rows[label] = replace(rows[label], **distance)
     paths = vars(find_bundle(target.bundle))
     weights = {name: read_manifest(path).digest() for name, path in paths.items() if path is not None}
     if s.write is not None:

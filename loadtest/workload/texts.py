@@ -3,7 +3,6 @@ writes them alone."""
 
 import asyncio
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
 from pathlib import Path
 
 import torch
@@ -126,17 +125,6 @@ class Texts:
         return bytes.fromhex(answer["account"]["output_hex"])
 
 
-@dataclass(frozen=True)
-class CopyDistance:
-    """Distance of a copy from its model, by the next token at each place of texts."""
-
-    kl_nats: float  # KL(model || copy) for a token, both at temperature 1
-    agreement: float  # share of places where both find the same token the likeliest
-
-
-COPY_COLUMNS = (number_column("KL nats", "kl_nats", 4), number_column("agrees", "agreement", 3))
-
-
 def served_copy(checkpoint: Path) -> tuple[str, ...]:
     """The mode that writes by a bundle's copy alone; where there is none, a sentence says so."""
     if holds_copy(checkpoint):
@@ -145,16 +133,24 @@ def served_copy(checkpoint: Path) -> tuple[str, ...]:
     return ()
 
 
+LOCAL_COLUMNS = (number_column("KL nats", "kl_nats", 4), number_column("agrees", "agreement", 3))
+
+
 @torch.inference_mode()
-def copy_distance(checkpoint: Path, texts: Iterable[tuple[bytes, bytes]]) -> CopyDistance:
-    """A bundle's copy against its model, both in this process. Raises CheckpointError.
+def local_distance(checkpoint: Path, texts: Iterable[tuple[bytes, bytes]]) -> dict[str, float]:
+    """Distance of `local/` from the model beside it, both in this process, by the next token at each place of texts.
 
     :param texts: prompts, and what came after each, whose places count.
+
+    Returns `kl_nats`, KL(model || local) for a token at temperature 1, and `agreement`, the share of places where both
+    find the same token the likeliest; nothing where there are not both, of the same tokens. Raises CheckpointError.
     """
     bundle = find_bundle(checkpoint)
-    assert bundle.ar is not None
-    assert bundle.local is not None
+    if bundle.ar is None or bundle.local is None:
+        return {}
     tokenizer, models = tokenizer_of(bundle.ar), (WholeModel(bundle.ar), WholeModel(bundle.local))
+    if tokenizer.id != tokenizer_of(bundle.local).id:
+        return {}
     encode, vocabulary = tokenizer.encode_text, tokenizer.vocabulary
     kl_nats, same, places = 0.0, 0, 0
     for prompt, output in texts:
@@ -166,7 +162,7 @@ def copy_distance(checkpoint: Path, texts: Iterable[tuple[bytes, bytes]]) -> Cop
             kl_nats += float((log_p.exp() * (log_p - log_q)).sum())
             same += int(log_p.argmax() == log_q.argmax())
             places += 1
-    return CopyDistance(kl_nats / max(places, 1), same / max(places, 1))
+    return {"kl_nats": kl_nats / places, "agreement": same / places} if places else {}
 
 
 def tokens_of(tokenizer: Tokenizer, prompt: bytes) -> list[int]:
