@@ -115,10 +115,10 @@ class OnnxReader(PackedReader):
     """The clean stream of a part."""
 
     def __init__(self, part: PipelineStage, layers: Sequence[OnnxLayer]) -> None:
-        linear = part.layers[0].mlp_in
-        super().__init__(part, layers, linear.out_features)
+        super().__init__(part, layers, part.layers[0].mlp_in.out_features)
+        grouped = {each.bits for each in part.layers[0].modules() if isinstance(each, GroupedLinear)}
         # the kernels of numbers in 32 bits add up one row as they add up many
-        self.least = fewest_rows(linear.bits) if isinstance(linear, GroupedLinear) else 1
+        self.least = max(map(fewest_rows, grouped), default=1)
 
     def rows_of(self, counts: Sequence[int]) -> Rows:
         return Rows.of(counts, self.hidden, self.least)

@@ -60,7 +60,7 @@ def holds_copy(directory: Path) -> bool:
     (ours, source), (theirs, other) = ((m.architecture, m.data) for m in map(read_manifest, (bundle.ar, bundle.local)))
     if not (isinstance(ours, LlamaArchitecture) and isinstance(theirs, LlamaArchitecture) and source == other):
         return False
-    return ours == replace(theirs, layers=ours.layers, weights=ours.weights)
+    return ours == replace(theirs, layers=ours.layers, weights=ours.weights, eight_bits=ours.eight_bits)
 
 
 def has_experts(directory: Path) -> bool:

@@ -13,7 +13,7 @@ from torch.nn import functional as F
 
 from stages.errors import CheckpointError
 from stages.importing.gguf_file import half_split, interleaved
-from stages.importing.source import EMBEDDING, HEAD, NORM, Source, expected_shapes, is_matrix
+from stages.importing.source import EMBEDDING, HEAD, NORM, Source, expected_shapes, is_matrix, matrix_of
 from stages.model.architecture import LlamaArchitecture, RopeScaling
 from stages.model.layers import soft_capped
 from stages.model.llama import LlamaLayer, llama_rotary
@@ -179,14 +179,14 @@ def _one_thread_each() -> Iterator[ThreadPoolExecutor]:
         torch.set_num_threads(count)
 
 
-def layer_tensors(source: Source, index: int, in_four_bits: bool = False) -> Tensors:
-    """The tensors of one layer, by their names within it. in_four_bits: each matrix as codes, scales and offsets."""
+def layer_tensors(source: Source, index: int, cut: LlamaArchitecture | None = None) -> Tensors:
+    """The tensors of one layer, by their names within it. cut: its matrices of 4 bits as codes, scales and offsets."""
     prefix, found = f"layers.{index}.", Tensors()
     for name, shape in source.shapes().items():
         ours = name.removeprefix(prefix)
         if ours == name:
             continue
-        if in_four_bits and is_matrix(name, shape):
+        if cut is not None and is_matrix(name, shape) and cut.weights_of(matrix_of(name)) == "q4":
             stem = ours.removesuffix("weight")
             found |= {f"{stem}{part}": tensor for part, tensor in source.four_bits(name).items()}
         else:

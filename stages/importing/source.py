@@ -5,14 +5,14 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from itertools import accumulate
-from typing import Any
+from typing import Any, cast
 
 from torch import Tensor
 
 from stages.errors import CheckpointError
 from stages.importing.family import ModelFamily
 from stages.importing.speech import Speech
-from stages.model.architecture import LlamaArchitecture
+from stages.model.architecture import LlamaArchitecture, Matrix
 from stages.model.layers import quantised
 from stages.model.llama import LlamaLayer
 from stages.model.pipeline import without_memory
@@ -62,9 +62,9 @@ class Source(ABC):
         """A matrix of codes, scales and offsets, its rows as those of `read`."""
         return quantised(self.read(name))
 
-    def rounded_twice(self) -> str:
-        """A sentence on matrices that `four_bits` rounds although they are rounded already; empty: there are none."""
-        return ""
+    def wide_matrices(self) -> tuple[Matrix, ...]:
+        """Matrices that are rounded already, in some layer to more than 4 bits: `four_bits` would round them again."""
+        return ()
 
     def check(self) -> None:
         """Raises CheckpointError where the tensors are not those that the configuration promises."""
@@ -139,6 +139,13 @@ def expected_shapes(architecture: LlamaArchitecture) -> dict[str, Shape]:
     shapes: dict[str, Shape] = {EMBEDDING: (a.vocabulary, a.width), NORM: (a.width,)}
     shapes |= {f"layers.{i}.{name}": shape for i in range(a.total_layers) for name, shape in layer.items()}
     return shapes if a.tied_head else shapes | {HEAD: (a.vocabulary, a.width)}
+
+
+def matrix_of(name: str) -> Matrix:
+    """The matrix of a layer that a tensor is, or is a part of. name: one of those that `is_matrix` is true for."""
+    kind = name.split(".")[-2]
+    parts: Mapping[str, Matrix] = {"q": "qkv", "k": "qkv", "v": "qkv", "gate": "mlp_in", "up": "mlp_in"}
+    return parts.get(kind) or cast(Matrix, kind)
 
 
 def is_matrix(name: str, shape: Shape) -> bool:
