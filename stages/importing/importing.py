@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from stages.checkpoint.checkpoint import new_directory, require_new, save_part, write_manifest
 from stages.checkpoint.gate import PROBE_TEXT
 from stages.checkpoint.manifest import TOKENIZER_NAME, Manifest, read_manifest
-from stages.errors import CheckpointError, InputError, ShapeError
+from stages.errors import CheckpointError, InputError, ShapeError, one_of
 from stages.importing.gate import MAX_THREADS, check_loss, joined, layer_tensors
 from stages.importing.gguf_file import GgufSource
 from stages.importing.huggingface import HuggingFaceSource
@@ -222,6 +222,8 @@ def add_drafter(settings: ImportSettings, drafter: str | None, progress: WorkPro
         drafter = _fitting_copy(settings)
         progress.say(f"the last host drafts by: {drafter} (another: --drafter)")
     try:
+        if drafter.startswith("copy:") and drafter not in COPIES:
+            raise InputError(f"unknown --drafter {drafter}{one_of(drafter, COPIES)}")
         if drafter in COPIES and (missing := _missing_bytes(settings, drafter)) > 0:
             raise InputError(
                 f"{drafter} does not fit the last host beside its stage: {missing / MEGABYTE:,.1f} MB are missing"
@@ -260,12 +262,11 @@ def _add_near_model(settings: ImportSettings, drafter: str, progress: WorkProgre
         nats = own.metrics["probe"]["next_token_nats"]
         near = replace(near, source=settings.source, weights=COPIES[drafter], loss_nats=nats, is_copy=True)
     made = import_model(near, progress)
-    digests = [each.files[TOKENIZER_NAME] for each in (own, made)]
-    if digests[0] != digests[1]:
+    if own.tokens != made.tokens:
         shutil.rmtree(out)
+        theirs, ours = (f"{n} of tokenizer {str(digest)[:12]}" for _, n, digest in (made.tokens, own.tokens))
         raise InputError(
-            f"--drafter {drafter} has other tokens (tokenizer {digests[1][:12]}, the model's {digests[0][:12]}): "
-            "give a model of the same family"
+            f"--drafter {drafter} has other tokens ({theirs}; the model {ours}): give a model of the same family"
         )
 
 

@@ -152,8 +152,19 @@ def test_a_near_model_is_put_beside_the_model_if_its_tokens_are_the_same(
     source, other = (write_folder(tmp_path / name, weights, WIDE) for name in ("model", "other"))
     tokens = (other / "tokenizer.json").read_text()
     (other / "tokenizer.json").write_text(tokens.replace("<extra_299>", "<another>"))
-    for drafter, stored in (("copy:q8", "q8"), ("copy:q4", "q4"), (str(source), "float32"), (str(other), "")):
-        out = tmp_path / f"with {stored}"
+    ends = {name: torch.cat([x, x[-1:]]) for name, x in weights.items() if name in ("embedding.weight", "head.weight")}
+    padded = write_folder(tmp_path / "padded", weights | ends, replace(WIDE, vocabulary=301))
+    (padded / "tokenizer.json").write_text(tokens)
+    drafters = {
+        "copy:q8": "q8",
+        "copy:q4": "q4",
+        str(source): "float32",
+        str(other): "",
+        str(padded): "",
+        "copy:q9": "",
+    }
+    for i, (drafter, stored) in enumerate(drafters.items()):
+        out = tmp_path / (f"with {stored}" if stored else f"without {i}")
         command = ["import", str(source), "--blocks", "2", "--out", str(out), "--drafter", drafter]
         assert main(command) == (0 if stored else 2)
         plans = [plan_host(out, (block,)) for block in range(2)]
@@ -166,7 +177,9 @@ def test_a_near_model_is_put_beside_the_model_if_its_tokens_are_the_same(
             assert last.model is not None
     said = capsys.readouterr().err
     assert file_digest(tmp_path / "with q8" / "tokenizer.json")[:12] in said
-    assert "is imported without a drafter" in said
+    assert said.count("is imported without a drafter") == 3
+    assert "unknown --drafter copy:q9; choose from copy:q8, copy:q4" in said
+    assert "301 of tokenizer" in said
 
 
 def test_without_a_word_it_is_the_largest_copy_that_the_last_host_has_room_for(
