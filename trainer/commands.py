@@ -103,7 +103,6 @@ class Evaluation:
     windows: int = setting(24, "evenly spaced windows", least=1)
     min_context: int = setting(64, "read but not scored in each", metavar="BYTES", least=1)
     steps: int = setting(4, "Euler steps in each block", least=1)
-    temperature: float = setting(1.0, "of drafter and scorers", above=0)
 
 
 add_evaluate = partial(add_own_and_shared, own=Evaluation, shared="data threads json")
@@ -111,24 +110,15 @@ add_evaluate = partial(add_own_and_shared, own=Evaluation, shared="data threads 
 
 def run_evaluate(options: argparse.Namespace) -> int:
     """Score checkpoints on validation text."""
-    from trainer.blocks.evaluate import Scorer, bundle_divergences, checkpoints
+    from trainer.blocks.evaluate import Scorer, checkpoints
 
     asked, corpus = from_flags(Evaluation, options), corpus_of(options)
     scorer = Scorer(corpus, asked.windows, asked.min_context, asked.steps)
     results = [scorer.score(path) for directory in asked.checkpoints for path in checkpoints(directory)]
-    divergences = [
-        found
-        for directory in asked.checkpoints
-        for found in bundle_divergences(directory, corpus, asked.windows, asked.min_context, asked.temperature)
-    ]
     if options.json:
         text = {"name": corpus.name, "valid_bytes": len(corpus.valid)}
         settings = {"windows": asked.windows, "min_context": asked.min_context, "steps_per_block": asked.steps}
-        records = {
-            "checkpoints": [asdict(result) for result in results],
-            "divergences": [asdict(found) for found in divergences],
-        }
-        print_json({"text": text, **settings, **records})
+        print_json({"text": text, **settings, "checkpoints": [asdict(result) for result in results]})
         return 0
     for result in results:
         print(f"{result.directory} ({result.kind} {result.digest[:12]}): {result.description}")
@@ -136,12 +126,6 @@ def run_evaluate(options: argparse.Namespace) -> int:
             print(f"  {score.name:50} {score.bits_per_byte:8.3f} bits/byte of {score.bytes:,} bytes")
         if not result.trained_on_this_text:
             print("  note: trained on other text than lies beside this validation text")
-    for found in divergences:
-        print(
-            f"drafter {found.drafter} against scorer {found.scorer} at temperature {found.temperature:g}: total "
-            f"variation {found.total_variation:.3f}, KL {found.kl_bits:.3f} bits a token (reverse "
-            f"{found.reverse_kl_bits:.3f})"
-        )
     return 0
 
 

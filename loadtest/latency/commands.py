@@ -24,5 +24,5 @@ def add_wan(wan: argparse.ArgumentParser) -> None:
 def run_wan(options: argparse.Namespace) -> int:
     from loadtest.latency.run import measure_wan, settled
 
-    settings = settled(from_flags(WanSettings, options, lengths=options.lengths))
-    return run_bench(options, partial(measure_wan, settings))
+    settings = from_flags(WanSettings, options, lengths=options.lengths)
+    return run_bench(options, lambda: measure_wan(settled(settings)))

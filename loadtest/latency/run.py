@@ -9,6 +9,7 @@ import statistics
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
 from typing import Any
 
 from loadtest.commands import BenchReport, check_names, say
@@ -18,13 +19,14 @@ from loadtest.report.record import settings_record
 from loadtest.report.table import Column, number_column, open_meter, percentile, table, text_column
 from loadtest.workload.prompts import BUILT_IN, NOVEL, Prompts
 from loadtest.workload.testbed import Testbed, check_network, deployed, open_network
+from loadtest.workload.texts import LOCAL_COLUMNS, local_distance, served_copy
 from loadtest.workload.variants import ModeVariant
 from serving.drawing import DEFAULT_LEVELS, DRAWING_MODES, EXPERT_RULES
+from serving.modes import WITHOUT_HOSTS
 from stages.checkpoint.bundle import bundle_draws, find_bundle
 from stages.checkpoint.manifest import read_manifest
 from stages.errors import InputError, OnesweepError
 
-USUAL = tuple(map(ModeVariant, ("sweep", "chunked", "ar", "ar-speculative")))
 # An expert's way differs from picture to picture, and has no floor of its own.
 TIMED_DRAWING = tuple(mode for mode in DRAWING_MODES if mode not in EXPERT_RULES)
 
@@ -110,7 +112,7 @@ def settled(settings: WanSettings) -> WanSettings:
     if not bundle_draws(s.checkpoint):
         lengths = s.lengths or (Length(32), Length(128))
         prompts = tuple(BUILT_IN[name] for name in s.texts or (NOVEL.name,))
-        return replace(s, variants=s.variants or USUAL, lengths=lengths, prompts=prompts)
+        return replace(s, variants=s.variants or usual(s.checkpoint), lengths=lengths, prompts=prompts)
     if s.texts or s.temperature is not None or any(not length.draws for length in s.lengths):
         raise InputError(f"{s.checkpoint} draws: it takes --levels, and no prompts, bytes or temperature")
     bundle = find_bundle(s.checkpoint)
@@ -125,6 +127,13 @@ def settled(settings: WanSettings) -> WanSettings:
         lengths=s.lengths or (Length(DEFAULT_LEVELS, LEVELS),),
         prompts=(Prompts("classes", classes),),
     )
+
+
+def usual(checkpoint: Path) -> tuple[ModeVariant, ...]:
+    """Variants that the weights of a bundle allow."""
+    bundle = find_bundle(checkpoint)
+    modes = ["sweep", "chunked"] * (bundle.chain is not None) + ["ar", "ar-speculative"] * (bundle.ar is not None)
+    return tuple(map(ModeVariant, [*modes, *served_copy(checkpoint)]))
 
 
 def series_of(settings: WanSettings) -> list[RequestSeries]:
@@ -153,6 +162,11 @@ def measure_wan(settings: WanSettings) -> BenchReport:
             found += [Sample(settings.seed + number, number, error=problem) for number in missing]
             samples += [_sample_record(name, series, sample) for sample in found]
         rows += [row_of(name, series, found) | same_as_ar(series, taken) for series, found in taken.items()]
+        for row, (series, found) in zip(rows[-len(taken) :], taken.items(), strict=True):
+            if series.variant.mode in WITHOUT_HOSTS and not series.length.draws:
+                good = [(series.prompts.text(each.number), each.account) for each in found if not each.error]
+                texts = [(prompt.encode(), bytes.fromhex(account["output_hex"])) for prompt, account in good]
+                row |= local_distance(settings.checkpoint, texts)
     record = {
         "bench": "wan",
         "settings": settings_record(
@@ -285,6 +299,7 @@ WAN: tuple[Column[Row], ...] = (
     number_column("wire bytes", "wire_bytes", 0),
     number_column("host-s", "host_seconds", 2),
     ("as ar", _as_ar),
+    *LOCAL_COLUMNS,
     text_column("failed", "failures"),
 )
 

@@ -56,7 +56,7 @@ class WanSettings:
         "with settings after a colon: sweep:fp32, ar-speculative:draft=8:int8, resample:chunk=32, steps:int8",
         name="--modes",
         metavar="M[,M]",
-        shown="sweep,chunked,ar,ar-speculative; of pictures all",
+        shown="sweep,chunked,ar,ar-speculative,local:copy; of pictures all",
         type=parse_variants,
     )
     texts: tuple[str, ...] = setting((), "prompts: novel, copying", name="--text", metavar="T[,T]", shown="novel")

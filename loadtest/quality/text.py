@@ -11,7 +11,7 @@ import statistics
 from collections import Counter
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -25,9 +25,10 @@ from loadtest.report.record import origin, settings_record
 from loadtest.report.table import Column, Estimate, number_column, open_meter, percentile, ratio_of_sums, table
 from loadtest.workload.caller import Access
 from loadtest.workload.testbed import TestbedSettings, check_testbed, open_testbed
+from loadtest.workload.texts import LOCAL_COLUMNS, local_distance, served_copy
 from loadtest.workload.variants import ModeVariant, parse_variants
 from serving.client.client import Client, RequestRefused, Result, RouterError
-from serving.modes import MODES
+from serving.modes import MODES, WITHOUT_HOSTS
 from serving.modes.base import DEFAULT_TEMPERATURE
 from serving.modes.frontier import CHOOSABLE, Frontier, Option
 from stages.checkpoint.bundle import find_bundle
@@ -54,6 +55,8 @@ class QualityRow:
     host_ms: float | None = None  # arithmetic on all hosts together
     router_ms: float | None = None  # arithmetic on the router that is waited for
     wire_bytes: float | None = None
+    kl_nats: float | None = None  # these two of what needs no hosts: see `local_distance`
+    agreement: float | None = None
 
     def to_record(self) -> dict[str, Any]:
         record = asdict(self)
@@ -70,6 +73,7 @@ COLUMNS: tuple[Column[QualityRow], ...] = (
     number_column("host ms", "host_ms"),
     number_column("router ms", "router_ms"),
     number_column("wire bytes", "wire_bytes", 0),
+    *LOCAL_COLUMNS,
 )
 
 
@@ -84,6 +88,7 @@ def measure_text(settings: QualitySettings) -> BenchReport:
     passages = cut_prompts(held_out_documents(s.prompts), s.count, s.prompt_bytes, s.max_bytes, s.seed)
     with open_testbed(target) as testbed:
         if variants is None:
+            served_copy(target.bundle)
             variants = tuple(ModeVariant(mode) for mode in testbed.caller.facts().modes if mode in CHOOSABLE)
         with open_meter("generating", len(variants) * len(passages)) as progress:
             results = generate_all(testbed.access, variants, passages, s, progress)
@@ -94,6 +99,9 @@ def measure_text(settings: QualitySettings) -> BenchReport:
         bits = {label: judge.judge(prompts, outputs, progress) for label, outputs in texts.items()}
     taken = {variant.label: found for variant, found in results.items()}
     rows = {label: _row(label, bits[label], outputs, taken.get(label), s.seed) for label, outputs in texts.items()}
+    for label in (variant.label for variant in results if variant.mode in WITHOUT_HOSTS):
+        distance: dict[str, Any] = local_distance(target.bundle, zip(prompts, texts[label], strict=True))
+        rows[label] = replace(rows[label], **distance)
     paths = vars(find_bundle(target.bundle))
     weights = {name: read_manifest(path).digest() for name, path in paths.items() if path is not None}
     if s.write is not None:

@@ -8,15 +8,20 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from loadtest.commands import say
+from loadtest.report.table import number_column
 from loadtest.workload.prompts import SeededPrompt
 from loadtest.workload.testbed import Testbed
+from serving.modes import COPY, NO_COPY
 from serving.modes.base import DEFAULT_STEPS, DEFAULT_TEMPERATURE, whole
 from serving.modes.chunked import ChunkedMode, usual_chunk
 from serving.modes.drafters.local_model import TOKENS_PER_TURN, LocalModel, LocalSequence
 from serving.modes.pretrained_tokenizer import tokenizer_of
 from serving.modes.tokenizer import OutputText, Tokenizer
 from stages.backends import DEFAULT_BACKEND, backend_named
-from stages.checkpoint.bundle import find_bundle
+from stages.backends.base import CleanPiece
+from stages.backends.whole_model import WholeModel
+from stages.checkpoint.bundle import find_bundle, holds_copy
 from stages.checkpoint.checkpoint import load_chain
 from stages.checkpoint.manifest import read_manifest
 from stages.errors import InputError, ServiceError
@@ -119,6 +124,50 @@ class Texts:
         if "error" in answer:
             raise (InputError if answer["exit_code"] == InputError.exit_code else ServiceError)(answer["error"])
         return bytes.fromhex(answer["account"]["output_hex"])
+
+
+def served_copy(checkpoint: Path) -> tuple[str, ...]:
+    """The mode that writes by a bundle's copy alone; where there is none, a sentence says so."""
+    if holds_copy(checkpoint):
+        return (COPY,)
+    say(f"{COPY} is left out: {NO_COPY}")
+    return ()
+
+
+LOCAL_COLUMNS = (number_column("KL nats", "kl_nats", 4), number_column("agrees", "agreement", 3))
+
+
+@torch.inference_mode()
+def local_distance(checkpoint: Path, texts: Iterable[tuple[bytes, bytes]]) -> dict[str, float]:
+    """Distance of `local/` from the model beside it, both in this process, by the next token at each place of texts.
+
+    :param texts: prompts, and what came after each, whose places count.
+
+    Returns `kl_nats`, KL(model || local) for a token at temperature 1, and `agreement`, the share of places where both
+    find the same token the likeliest; nothing where there are not both, of the same tokens. Raises CheckpointError.
+    """
+    bundle = find_bundle(checkpoint)
+    if bundle.ar is None or bundle.local is None:
+        return {}
+    tokenizer, models = tokenizer_of(bundle.ar), (WholeModel(bundle.ar), WholeModel(bundle.local))
+    if tokenizer.id != tokenizer_of(bundle.local).id:
+        return {}
+    kl_nats, same, places = 0.0, 0, 0
+    for prompt, output in texts:
+        known, first = (tokens_of(tokenizer, text) for text in (prompt + output, prompt))
+        log_p, log_q = (_logits(model, torch.tensor(known))[len(first) - 1 : -1].log_softmax(1) for model in models)
+        kl_nats += float((log_p.exp() * (log_p - log_q)).sum())
+        same += int((log_p.argmax(1) == log_q.argmax(1)).sum())
+        places += len(log_p)
+    return {"kl_nats": kl_nats / places, "agreement": same / places} if places else {}
+
+
+def _logits(model: WholeModel, tokens: Tensor) -> Tensor:
+    """Logits (tokens, vocabulary) float64 of what follows each of `tokens` (tokens,) int64."""
+    a, x = model.architecture, tokens
+    for i, stage in enumerate(model.stages):
+        (x,) = stage.read([CleanPiece(x, new_caches(a.layers_in(i), a, len(tokens)))])
+    return model.stages[-1].next_byte([x])[0].double()
 
 
 def tokens_of(tokenizer: Tokenizer, prompt: bytes) -> list[int]:

@@ -64,7 +64,8 @@ class ModeVariant:
 def parse_variant(text: str, modes: Collection[str] = (*MODES, *DRAWING_MODES)) -> ModeVariant:
     """:param modes: names that are known. Raises InputError."""
     text = text.strip()
-    mode = next((name for name in modes if text == name or text.startswith(f"{name}:")), None)
+    named = (name for name in modes if text == name or text.startswith(f"{name}:"))
+    mode = max(named, key=len, default=None)  # `local:copy` is no `local` with a setting
     if mode is None:
         name = text.partition(":")[0]
         raise InputError(f"unknown mode {name!r} in --modes{one_of(name, dict.fromkeys(modes))}")

@@ -278,4 +278,6 @@ def cost_of(result: Result) -> str:
     ]
     if result.drafted:
         parts.append(f"{result.accepted} of {result.drafted} guesses right")
+    elif result.mode == "ar-speculative":
+        parts.append("nothing was drafted (if a drafter failed, the last host's log says why)")
     return ", ".join(parts)

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from serving.client.comparison import all_entrants, comparison, named_entrants, run_entrants
 from serving.client.result import Result
-from serving.modes import LOCAL, MODES
+from serving.modes import COPY, MODES, NO_COPY, WITHOUT_HOSTS
 from serving.router.request import DEFAULT_TIMEOUT_S, ROUTER_HELP, SETTINGS, Request
 from stages.errors import InputError, ServiceError, printable
 from stages.progress import ProgressLine
@@ -52,7 +52,7 @@ def wait_ready(options: argparse.Namespace, *modes: str | None) -> None:
     with client_of(options) as client, closing(ProgressLine()) as progress:
         for reason in answers_of(client):
             # without hosts, a mode is served by a router that answers at all
-            served = reason == "" or (reason is not None and {*modes} == {LOCAL})
+            served = reason == "" or (reason is not None and modes and {*modes} <= {*WITHOUT_HOSTS})
             nobody = reason is None and not may_come
             if nobody or served or reason == NO_TOKEN or time.monotonic() >= deadline:
                 return
@@ -144,6 +144,8 @@ def run_compare(options: argparse.Namespace) -> int:
             if status.HasField("pictures"):
                 raise ServiceError("there is no text to compare: ask for pictures with `onesweep draw --compare`")
             entrants = all_entrants(status.modes, options.scorer)
+            if COPY not in status.modes:
+                print(f"{COPY} is left out: {NO_COPY}", file=sys.stderr)
         outcomes = run_entrants(client, options.prompt, entrants, settings)
     if options.json:
         rows = {m: {"mode": m, "error": o} if isinstance(o, str) else o.as_json() for m, o in outcomes.items()}

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from serving.client.result import Result
-from serving.modes import SCORERS
+from serving.modes import COPY, MODES, SCORERS
 from stages.errors import InputError, OnesweepError, one_of, printable
 from stages.progress import ticking
 
@@ -41,7 +41,7 @@ def named_entrants(text: str) -> list[Entrant]:
         raise InputError("--modes is empty: name one or more, such as sweep,ar")
     entrants = []
     for part in parts:
-        mode, colon, scorer = part.partition(":")
+        mode, colon, scorer = (part, "", "") if part in MODES else part.partition(":")
         if colon and scorer not in SCORERS:
             raise InputError(f"unknown scorer {scorer!r} in {part!r}{one_of(scorer, SCORERS)}")
         entrants.append(Entrant(mode, scorer or None))
@@ -97,7 +97,7 @@ def entrant_settings(entrant: Entrant, settings: dict[str, Any]) -> dict[str, An
 
 TEXT_WIDTH = 100
 
-_COLUMNS = ("mode", "latency", "first byte", "sweeps", "hops", "wire bytes", "compute", "host-seconds")
+_COLUMNS = ("mode", "latency", "first byte", "tokens/s", "sweeps", "hops", "wire bytes", "compute", "host-seconds")
 
 
 def comparison(prompt: str, outcomes: dict[str, Result | str]) -> str:
@@ -108,6 +108,8 @@ def comparison(prompt: str, outcomes: dict[str, Result | str]) -> str:
     widths = [max(len(row[i]) for row in rows if len(row) == len(_COLUMNS)) for i in range(len(_COLUMNS))]
     rows[1] = tuple("-" * width for width in widths)
     lines = aligned(rows, widths)
+    if COPY in outcomes:
+        lines += ["", f"How near {COPY} is to the model: onesweep bench quality --modes ar,{COPY}"]
     for mode, outcome in outcomes.items():
         if isinstance(outcome, Result):
             shown = f"{printable(prompt)}|{printable(outcome.text)}"
@@ -124,9 +126,10 @@ def aligned(rows: Sequence[Sequence[str]], widths: Sequence[int]) -> list[str]:
 def _row(mode: str, result: Result) -> tuple[str, ...]:
     return (
         # and the mode that ran, where that is another
-        mode if mode.partition(":")[0] == result.mode else f"{mode}: {result.mode}",
+        mode if mode in (result.mode, f"{result.mode}:{result.scorer}") else f"{mode}: {result.mode}",
         f"{result.latency_ms:.0f} ms",
         f"{result.first_byte_ms:.0f} ms",
+        f"{1000 * result.output_tokens / result.latency_ms:.1f}",
         str(result.sweeps),
         str(result.hops),
         f"{result.wire_bytes_total:,}",

@@ -19,12 +19,15 @@ MODES: Mapping[str, tuple[str, str]] = {
     "ar": ("N", "the autoregressive pipeline, a token a round"),
     "ar-speculative": ("fewer than N", "the text of `ar`, exactly; the last host drafts, several tokens a sweep"),
     "local": ("0", "the small model at the router writes alone"),
+    "local:copy": ("0", "the copy of the model at the router, in fewer bits, writes alone"),
     "auto": ("", "one of these: by a frontier the best text within a budget, else the first that the weights allow"),
 }
-# That which needs no hosts, of text and of pictures.
-LOCAL = "local"
+COPY = "local:copy"
+NO_COPY = "the router has no copy of the hosts' model: `onesweep import` puts one beside a model that it imports"
+# Those that need no hosts, of text and of pictures.
+WITHOUT_HOSTS = ("local", COPY)
 # Those that draw token by token, so that settings can shape what is drawn; `auto` then chooses among them.
-SHAPED = ("ar", "ar-speculative", "local", "auto")
+SHAPED = ("ar", "ar-speculative", "local", "local:copy", "auto")
 # Those whose every token is one that the hosts drew: it can be told how likely it was, and be held to a schema.
 TELLING = ("ar", "ar-speculative", "auto")
 # That whose hosts tell how likely the tokens of a prompt are.

@@ -192,11 +192,11 @@ class AutoMode(Mode):
         return choice
 
     def _without_sweeps(self, forecasts: list[Forecast], budget_ms: int) -> str:
-        local = min((f.ms for f in forecasts if not f.sweeps), default=None)
+        local = min((f for f in forecasts if not f.sweeps), key=lambda f: f.ms, default=None)
         if local is None:
             return ""
-        fits = "" if local <= budget_ms else f", but takes {local:.0f} ms for this text"
-        return f", or use mode local, which needs none{fits}"
+        fits = "" if local.ms <= budget_ms else f", but takes {local.ms:.0f} ms for this text"
+        return f", or use mode {local.option.mode}, which needs none{fits}"
 
     def _can_do(self, option: Option, request: Generation) -> bool:
         mode = self.modes[option.mode]

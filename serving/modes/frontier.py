@@ -10,7 +10,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any, Self
 
-from serving.modes import MODES
+from serving.modes import MODES, WITHOUT_HOSTS
 from serving.modes.base import DEFAULT_TEMPERATURE
 from serving.router.accounting import Account
 from serving.router.request import Request
@@ -65,7 +65,7 @@ class Option:
 
     def sweeps_for(self, count: int) -> tuple[float, float]:
         """Sweeps for `count` tokens: expected, and as many as most texts need."""
-        if self.mode == "local":
+        if self.mode in WITHOUT_HOSTS:
             return 0, 0
         chunk = self.setting("chunk")
         if self.one_piece:

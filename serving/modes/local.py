@@ -1,8 +1,9 @@
-"""`local`: a small AR model on the router's own machine, no sweep at all. What a sweep must beat on quality."""
+"""`local`, `local:copy`: a model on the router's own machine, no sweep at all. What a sweep must beat on quality."""
 
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
 
+from serving.modes import COPY, NO_COPY
 from serving.modes.base import Generation, Mode
 from serving.modes.drafters.local_model import LocalModel
 from serving.modes.tokenizer import BYTE_TOKENIZER, Tokenizer, Tokenizers
@@ -10,22 +11,21 @@ from serving.router.accounting import Account
 
 
 class LocalMode(Mode):
-    """Zero sweeps."""
+    """Zero sweeps, by a small model."""
 
     name = "local"
     uses_hosts = False
+    absent = (
+        "the router has no local model (a copy of the hosts' is mode local:copy): start it with a checkpoint that "
+        "has local/, which `onesweep import --drafter MODEL` makes of a smaller one"
+    )
 
     def __init__(self, model: LocalModel | None, tokenizers: Tokenizers) -> None:
         self.model, self.tokenizers = model, tokenizers
 
     @property
     def problem(self) -> str:
-        if self.model:
-            return ""
-        return (
-            "the router has no local model: start it with a checkpoint that has local/, which `onesweep import "
-            "--drafter` makes of a pretrained model"
-        )
+        return "" if self.model else self.absent
 
     @property
     def tokenizer(self) -> Tokenizer:
@@ -48,3 +48,10 @@ class LocalMode(Mode):
                 yield piece
                 if ended:
                     return
+
+
+class CopyMode(LocalMode):
+    """Zero sweeps, by the hosts' own model in fewer bits: what its holder would have without them."""
+
+    name = COPY
+    absent = NO_COPY

@@ -19,7 +19,7 @@ from serving.modes.base import Generation, Mode
 from serving.modes.chunked import ChunkedMode, SweepMode
 from serving.modes.drafters.local_model import LocalModel, read_local_model
 from serving.modes.frontier import Frontier, LatencyModel, read_frontier
-from serving.modes.local import LocalMode
+from serving.modes.local import CopyMode, LocalMode
 from serving.modes.pretrained_tokenizer import read_tokenizers
 from serving.modes.resample import ResampleMode, score
 from serving.modes.tokenizer import NO_TOKENIZERS, ChatPrompt, Tokenizers
@@ -29,7 +29,7 @@ from serving.router.ring import RingView
 from serving.router.session import Session
 from serving.router.validation import PromptPools, check_fit, tokenized
 from serving.v1 import router_pb2
-from stages.checkpoint.bundle import FRONTIER_NAME, bundle_draws, find_bundle
+from stages.checkpoint.bundle import FRONTIER_NAME, bundle_draws, find_bundle, holds_copy
 from stages.checkpoint.gate import probe_tokens
 from stages.checkpoint.manifest import Manifest, read_manifest
 from stages.errors import InputError
@@ -46,7 +46,7 @@ log = logging.getLogger(__name__)
 class RouterParts:
     """The router's own parts of a release."""
 
-    # The drafter, and what mode `local` is.
+    # The drafter, and what mode `local` is; or `local:copy`, where it is the hosts' model in fewer bits.
     local: LocalModel | None
     guide: Guide
     # The bundle.
@@ -54,6 +54,7 @@ class RouterParts:
     tokenizers: Tokenizers = NO_TOKENIZERS
     drawing: LocalDrawing | None = None
     first: FirstHost | None = None
+    is_copy: bool = False
 
     @classmethod
     def read(cls, directory: Path | None, frontier: Path | None = None) -> Self:
@@ -77,7 +78,7 @@ class RouterParts:
             except InputError as error:
                 log.warning("%s", error)
                 guide = Guide(problem=str(error))
-        return cls(local, guide, directory, tokenizers)
+        return cls(local, guide, directory, tokenizers, is_copy=directory is not None and holds_copy(directory))
 
 
 @dataclass(eq=False)
@@ -133,7 +134,8 @@ def all_modes(ring: RingView, own: RouterParts, conditions: LatencyModel) -> dic
         ResampleMode(ring, local, tokenizers),
         ArMode(ring, tokenizers),
         SpeculativeMode(ring, tokenizers),
-        LocalMode(local, tokenizers),
+        LocalMode(None if own.is_copy else local, tokenizers),
+        CopyMode(local if own.is_copy else None, tokenizers),
     ]
     modes = {mode.name: mode for mode in fixed}
     return modes | {AutoMode.name: AutoMode(ring, modes, own.guide, conditions)}

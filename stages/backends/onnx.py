@@ -97,10 +97,11 @@ class OnnxReader(PackedReader):
     """The clean stream of a part. It frees what its sessions were made of."""
 
     def __init__(self, part: PipelineStage) -> None:
-        linear, layers = part.layers[0].mlp_in, list[AnyLayer](part.layers)
-        super().__init__(part, (), linear.out_features)
+        layers = list[AnyLayer](part.layers)
+        super().__init__(part, (), layers[0].mlp_in.out_features)
+        grouped = {each.bits for each in layers[0].modules() if isinstance(each, GroupedLinear)}
         # the kernels of numbers in 32 bits add up one row as they add up many
-        self.least = fewest_rows(linear.bits) if isinstance(linear, GroupedLinear) else 1
+        self.least = max(map(fewest_rows, grouped), default=1)
         self.first = OnnxSession(before_graph(part, layers[0]))
         # From attention to attention, for a call takes as long as a small product: a token is an eighth quicker.
         self.others, self.kinds_after = list[OnnxSession](), self.kind_of[1:]

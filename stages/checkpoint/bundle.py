@@ -6,11 +6,12 @@ One of text has `chain/`, `ar/`, `scorer/` and `local/`, one of pictures `chain/
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 
 from stages.checkpoint.manifest import MANIFEST_NAME, Manifest, read_manifest
 from stages.errors import CheckpointError, MissingCheckpoint
+from stages.model.architecture import LlamaArchitecture
 
 FRONTIER_NAME = "frontier.json"  # what mode `auto` chooses from; a bundle may have it
 
@@ -49,6 +50,17 @@ def bundle_draws(directory: Path) -> bool:
     """True for models of pictures. Raises CheckpointError where there is no model."""
     bundle = find_bundle(directory)
     return any(path is not None and read_manifest(path).draws for path in vars(bundle).values())
+
+
+def holds_copy(directory: Path) -> bool:
+    """True where `local/` is the imported model beside it, in fewer bits. Raises CheckpointError as above."""
+    bundle = find_bundle(directory)
+    if bundle.ar is None or bundle.local is None:
+        return False
+    (ours, source), (theirs, other) = ((m.architecture, m.data) for m in map(read_manifest, (bundle.ar, bundle.local)))
+    if not (isinstance(ours, LlamaArchitecture) and isinstance(theirs, LlamaArchitecture) and source == other):
+        return False
+    return ours == replace(theirs, layers=ours.layers, weights=ours.weights, eight_bits=ours.eight_bits)
 
 
 def has_experts(directory: Path) -> bool:

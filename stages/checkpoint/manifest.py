@@ -106,6 +106,11 @@ class Manifest:
             raise CheckpointError("this is a model of text: it cannot draw")
         return self.architecture
 
+    @property
+    def tokens(self) -> tuple[str, int, str | None]:
+        """What is equal in models of the same tokens: their kind, their number, and the digest of their tokenizer."""
+        return self.tokenizer, self.text_architecture.vocabulary, self.files.get(TOKENIZER_NAME)
+
     @cached_property
     def text_architecture(self) -> TextArchitecture:
         """Architecture of a model that writes. Raises CheckpointError for one that draws."""

@@ -16,7 +16,7 @@ from stages.backends.runner_checks import OneAtATime
 from stages.backends.whole_model import WholeModel
 from stages.checkpoint.bundle import check_split, find_bundle
 from stages.checkpoint.checkpoint import CPU, load_block, load_picture_part, load_router_net, load_stage
-from stages.checkpoint.manifest import TOKENIZER_NAME, Manifest, read_manifest
+from stages.checkpoint.manifest import Manifest, read_manifest
 from stages.device import AUTO, check_device
 from stages.errors import InputError
 from stages.host.drafter import Drafter
@@ -178,17 +178,12 @@ def plan_host(checkpoint: Path, blocks: tuple[int, ...]) -> HostPlan:
         manifest = read_manifest(bundle.local)
         # a release store of before has its manifest alone
         is_here = all(part is not None and (bundle.local / part.file).is_file() for part in manifest.parts)
-        if is_here and _tokens_of(manifest) == _tokens_of(models["ar"].manifest):
+        if is_here and manifest.tokens == models["ar"].manifest.tokens:
             near = bundle.local
     plan = HostPlan(blocks, parts, models, near)
     if plan.message_bytes() > MAX_MESSAGE_BYTES:
         raise InputError(f"{checkpoint}: a hop of it may take {plan.message_bytes()} bytes: no message is so large")
     return plan
-
-
-def _tokens_of(manifest: Manifest) -> tuple[str, int, str | None]:
-    a = manifest.text_architecture
-    return manifest.tokenizer, a.vocabulary, manifest.files.get(TOKENIZER_NAME)
 
 
 def device_for(name: str, backend: str, plan: HostPlan) -> torch.device:

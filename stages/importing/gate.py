@@ -14,7 +14,7 @@ from torch.nn import functional as F
 from stages.errors import CheckpointError
 from stages.importing.gguf_file import half_split, interleaved
 from stages.importing.source import EMBEDDING, HEAD, NORM, Source, expected_shapes
-from stages.model.architecture import LlamaArchitecture, RopeScaling, Weights
+from stages.model.architecture import LlamaArchitecture, RopeScaling
 from stages.model.layers import soft_capped
 from stages.model.llama import LlamaLayer, llama_rotary
 
@@ -152,7 +152,7 @@ def losses(
     with one_thread_each() as threads:
 
         def through(i: int) -> list[Tensor]:
-            tensors = layer_tensors(source, i, threads)
+            tensors = layer_tensors(source, i, threads, source.architecture)
             whole = joined(tensors)
 
             @torch.inference_mode()
@@ -182,11 +182,11 @@ def one_thread_each() -> Iterator[ThreadPoolExecutor]:
         torch.set_num_threads(count)
 
 
-def layer_tensors(source: Source, index: int, threads: ThreadPoolExecutor, weights: Weights = "float32") -> Tensors:
-    """The tensors of one layer, by their names within it. weights: `q4` or `q8` for the parts of each matrix."""
+def layer_tensors(source: Source, index: int, threads: ThreadPoolExecutor, cut: LlamaArchitecture) -> Tensors:
+    """The tensors of one layer as those of `cut` hold them, by their names within it."""
     prefix = f"layers.{index}."
     names = [name for name in source.shapes() if name.startswith(prefix)]
-    found = threads.map(partial(source.parts, weights=weights), names)
+    found = threads.map(partial(source.parts, cut=cut), names)
     return {name.removeprefix(prefix): tensor for each in found for name, tensor in each.items()}
 
 

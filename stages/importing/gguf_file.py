@@ -2,7 +2,6 @@
 
 import re
 import sys
-from collections import Counter
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -16,9 +15,9 @@ from stages.errors import CheckpointError, InputError
 from stages.importing.families import gguf_family
 from stages.importing.family import FULL, SLIDING, ModelFamily, refused_with
 from stages.importing.gguf_tokenizer import METADATA, OF_ARCHITECTURE, OLDER_NAMES, gguf_speech
-from stages.importing.source import ALL, PIECE_ROWS, Shape, Source, expected_shapes, is_matrix, places_of
+from stages.importing.source import ALL, PIECE_ROWS, Shape, Source, expected_shapes, is_matrix, matrix_of, places_of
 from stages.importing.speech import require_file
-from stages.model.architecture import GROUP, LlamaArchitecture, RopeScaling
+from stages.model.architecture import GROUP, LlamaArchitecture, Matrix, RopeScaling
 from stages.model.layers import LARGEST
 from stages.model.llama import stretch
 
@@ -197,17 +196,14 @@ class GgufSource(Source):
         found = _super_blocks(blocks) if tensor.tensor_type.name == "Q4_K" else _blocks(blocks)
         return {part: self._in_order(name, each.contiguous()) for part, each in found.items()}
 
-    def rounded_twice(self) -> str:
-        kinds = {
-            place.stored: self._tensors[place.stored].tensor_type.name
+    def wide_matrices(self) -> tuple[Matrix, ...]:
+        wide = {
+            matrix_of(name)
             for name, place in self.places.items()
             if is_matrix(name, place.shape)
+            and self._tensors[place.stored].tensor_type.name not in (*FLOATS, *FOUR_BITS)
         }
-        others = Counter(kind for kind in kinds.values() if kind not in (*FLOATS, *FOUR_BITS))
-        if not others:
-            return ""
-        counts = ", ".join(f"{count} in {kind}" for kind, count in sorted(others.items()))
-        return f"{others.total()} of {len(kinds)} matrices of layers are rounded a second time: {counts}"
+        return tuple(sorted(wide))
 
     def _check_quantisations(self) -> None:
         """On a row of each kind: before anything is written."""

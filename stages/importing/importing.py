@@ -16,14 +16,14 @@ from torch import Tensor, nn
 from stages.checkpoint.checkpoint import new_directory, require_new, save_part, write_manifest
 from stages.checkpoint.gate import PROBE_TEXT
 from stages.checkpoint.manifest import TOKENIZER_NAME, Manifest, read_manifest
-from stages.errors import CheckpointError, InputError, ShapeError
+from stages.errors import CheckpointError, InputError, ShapeError, one_of
 from stages.importing.gate import MAX_THREADS, check_loss, joined, layer_tensors, one_thread_each
 from stages.importing.gguf_file import GgufSource
 from stages.importing.huggingface import HuggingFaceSource
 from stages.importing.source import EMBEDDING, HEAD, NORM, Source, expected_shapes, is_matrix
 from stages.importing.speech import Speech, first_bytes, probe_tokens, require_file
 from stages.memory import require_memory, return_large_buffers, trim
-from stages.model.architecture import WEIGHT_WORDS, LlamaArchitecture, Weights
+from stages.model.architecture import WEIGHT_WORDS, LlamaArchitecture, Matrix, Weights
 from stages.model.layers import BYTES_EACH, INT8_BYTES_EACH
 from stages.model.llama import LlamaStage
 from stages.model.pipeline import without_memory
@@ -47,12 +47,15 @@ class StageCost:
 def stage_cost(architecture: LlamaArchitecture, layers: int, first: bool, last: bool) -> StageCost:
     """Cost of a stage of so many layers, with the embedding if it is the first and the head if it is the last."""
     a = architecture
-    attention, mlp, table = a.width * (a.qkv_width + a.query_width), 3 * a.width * a.mlp_width, a.vocabulary * a.width
+    attention: dict[Matrix, int] = {"qkv": a.width * a.qkv_width, "attention_out": a.width * a.query_width}
+    mlp: dict[Matrix, int] = {"mlp_in": 2 * a.width * a.mlp_width, "mlp_out": a.width * a.mlp_width}
     used, count, router = (a.experts.used, a.experts.count, a.experts.count * a.width) if a.experts else (1, 1, 0)
-    step = layers * (attention + used * mlp + router) + last * table
-    each = {"float32": NUMBER_BYTES, "bfloat16": 2, "q8": INT8_BYTES_EACH, "q4": BYTES_EACH}[a.weights]
+    table = a.vocabulary * a.width
+    step = layers * (sum(attention.values()) + used * sum(mlp.values()) + router) + last * table
+    each = {"float32": NUMBER_BYTES, "bfloat16": 2, "q8": INT8_BYTES_EACH, "q4": BYTES_EACH}
     in_table = INT8_BYTES_EACH if a.is_grouped else NUMBER_BYTES
-    in_layer = each * (attention + count * mlp) + NUMBER_BYTES * router
+    stored = attention | {matrix: count * numbers for matrix, numbers in mlp.items()}
+    in_layer = sum(each[a.weights_of(name)] * numbers for name, numbers in stored.items()) + NUMBER_BYTES * router
     return StageCost(layers, step, int(layers * in_layer + in_table * (first + last) * table))
 
 
@@ -145,6 +148,7 @@ class ImportSettings:
     hosts: Sequence[StageHost] = ()  # of each stage; none: equal ones, with room for any
     weights: Weights = "float32"  # of the matrices in layers
     loss_nats: float | None = None  # on the probe, where this source was read before
+    is_copy: bool = False  # for drafts: small rather than exact
 
 
 def open_source(path: Path) -> Source:
@@ -169,7 +173,8 @@ def import_model(settings: ImportSettings, progress: WorkProgress | None = None)
     progress.at(f"reading {settings.source}", 0.0)
     source = open_source(settings.source)
     source.check()
-    architecture = _cut(source.architecture, settings)
+    wide = source.wide_matrices() if settings.weights == "q4" and not settings.is_copy else ()
+    architecture = _cut(replace(source.architecture, eight_bits=wide), settings)
     tokens = probe_tokens(source.speech.tokenizer, source.architecture, PROBE_TEXT)  # a short context tells too little
     memory, disk = _needed(architecture), sum(cost.held for cost in _costs(architecture))
     layers = sum(architecture.layers)
@@ -179,8 +184,8 @@ def import_model(settings: ImportSettings, progress: WorkProgress | None = None)
     )
     for line in (*_stages(architecture), source.speech.describe_ends(), source.speech.describe_sampling()):
         progress.say(line)
-    if settings.weights == "q4" and (sentence := source.rounded_twice()):
-        progress.say(sentence)
+    if architecture.eight_bits:
+        progress.say(f"{', '.join(architecture.eight_bits)} have 8 bits: the file has more than 4 of some of them")
     require_memory(memory, f"importing {settings.source}")
     _require_disk(disk, settings.out)
     if (nats := settings.loss_nats) is None:
@@ -222,6 +227,8 @@ def add_drafter(settings: ImportSettings, drafter: str | None, progress: WorkPro
         drafter = _fitting_copy(settings)
         progress.say(f"the last host drafts by: {drafter} (another: --drafter)")
     try:
+        if drafter.startswith("copy:") and drafter not in COPIES:
+            raise InputError(f"unknown --drafter {drafter}{one_of(drafter, COPIES)}")
         if drafter in COPIES and (missing := _missing_bytes(settings, drafter)) > 0:
             raise InputError(
                 f"{drafter} does not fit the last host beside its stage: {missing / MEGABYTE:,.1f} MB are missing"
@@ -239,7 +246,7 @@ def _missing_bytes(settings: ImportSettings, drafter: str) -> float:
     """
     a = read_manifest(settings.out).text_architecture
     assert isinstance(a, LlamaArchitecture)
-    copy = replace(a, weights=COPIES[drafter], layers=(a.total_layers,))
+    copy = replace(a, weights=COPIES[drafter], eight_bits=(), layers=(a.total_layers,))
     room = settings.hosts[-1].memory_bytes if settings.hosts else math.inf
     return _costs(a)[-1].held + _costs(copy)[0].held - room
 
@@ -259,14 +266,13 @@ def _add_near_model(settings: ImportSettings, drafter: str, progress: WorkProgre
     near = replace(settings, source=Path(drafter), out=out, blocks=1, hosts=(), weights="float32")
     if drafter in COPIES:
         nats = own.metrics["probe"]["next_token_nats"]
-        near = replace(near, source=settings.source, weights=COPIES[drafter], loss_nats=nats)
+        near = replace(near, source=settings.source, weights=COPIES[drafter], loss_nats=nats, is_copy=True)
     made = import_model(near, progress)
-    digests = [each.files[TOKENIZER_NAME] for each in (own, made)]
-    if digests[0] != digests[1]:
+    if own.tokens != made.tokens:
         shutil.rmtree(out)
+        theirs, ours = (f"{n} of tokenizer {str(digest)[:12]}" for _, n, digest in (made.tokens, own.tokens))
         raise InputError(
-            f"--drafter {drafter} has other tokens (tokenizer {digests[1][:12]}, the model's {digests[0][:12]}): "
-            "give a model of the same family"
+            f"--drafter {drafter} has other tokens ({theirs}; the model {ours}): give a model of the same family"
         )
 
 
@@ -285,15 +291,15 @@ def _tensors(source: Source, stage: LlamaStage) -> Iterator[tuple[str, Tensor]]:
     """A stage's tensors, read one layer after the other."""
     a, begin = stage.architecture, sum(stage.architecture.layers[: stage.index])
     if stage.is_first:
-        yield from source.parts(EMBEDDING, a.weights).items()
+        yield from source.parts(EMBEDDING, a).items()
     with one_thread_each() as threads:
         for i in range(a.layers_in(stage.index)):
-            for name, tensor in joined(layer_tensors(source, begin + i, threads, a.weights)).items():
+            for name, tensor in joined(layer_tensors(source, begin + i, threads, a)).items():
                 yield f"layers.{i}.{name}", tensor
     if stage.is_last:
         yield NORM, source.tensor(NORM)
         if isinstance(stage.head, nn.Linear):
-            for name, tensor in source.parts(EMBEDDING if a.tied_head else HEAD, a.weights).items():
+            for name, tensor in source.parts(EMBEDDING if a.tied_head else HEAD, a).items():
                 yield name.replace("embedding.", "head."), tensor
 
 

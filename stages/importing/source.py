@@ -5,7 +5,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from itertools import accumulate
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor
@@ -13,7 +13,7 @@ from torch import Tensor
 from stages.errors import CheckpointError
 from stages.importing.family import ModelFamily
 from stages.importing.speech import Speech
-from stages.model.architecture import GROUP, LlamaArchitecture, Weights
+from stages.model.architecture import GROUP, LlamaArchitecture, Matrix
 from stages.model.layers import quantised, rounded
 from stages.model.llama import LlamaLayer
 from stages.model.pipeline import without_memory
@@ -59,13 +59,13 @@ class Source(ABC):
             rows = slice(begin, begin + PIECE_ROWS)
             yield rows, self.tensor(name, rows)
 
-    def parts(self, name: str, weights: Weights) -> dict[str, Tensor]:
-        """A tensor as the layers here hold it, by name: of a matrix in `q4` or `q8` codes, scales and offsets, and of
-        the embedding and the head in 8 bits with either. Raises CheckpointError where float16 does not hold a scale."""
+    def parts(self, name: str, cut: LlamaArchitecture) -> dict[str, Tensor]:
+        """A tensor as the layers of `cut` hold it, by name: of a matrix in `q4` or `q8` codes, scales and offsets, and
+        of the embedding and the head in 8 bits. Raises CheckpointError where float16 does not hold a scale."""
         is_table = name in (EMBEDDING, HEAD)
-        if weights not in ("q4", "q8") or not (is_table or is_matrix(name, self.places[name].shape)):
+        if not cut.is_grouped or not (is_table or is_matrix(name, self.places[name].shape)):
             return {name: self.tensor(name)}
-        bits = 4 if weights == "q4" and not is_table else 8
+        bits = 8 if is_table or cut.weights_of(matrix_of(name)) == "q8" else 4
         if bits == 4:
             four = self.read_four_bits(name)
             found = {part: self.family.adapted(name, each, self.architecture) for part, each in four.items()}
@@ -85,9 +85,9 @@ class Source(ABC):
         """A matrix of codes, scales and offsets, its rows as those of `read`."""
         return quantised(self.read(name))
 
-    def rounded_twice(self) -> str:
-        """A sentence on matrices that `four_bits` rounds although they are rounded already; empty: there are none."""
-        return ""
+    def wide_matrices(self) -> tuple[Matrix, ...]:
+        """Matrices that are rounded already, in some layer to more than 4 bits: `four_bits` would round them again."""
+        return ()
 
     def check(self) -> None:
         """Raises CheckpointError where the tensors are not those that the configuration promises."""
@@ -162,6 +162,13 @@ def expected_shapes(architecture: LlamaArchitecture) -> dict[str, Shape]:
     shapes: dict[str, Shape] = {EMBEDDING: (a.vocabulary, a.width), NORM: (a.width,)}
     shapes |= {f"layers.{i}.{name}": shape for i in range(a.total_layers) for name, shape in layer.items()}
     return shapes if a.tied_head else shapes | {HEAD: (a.vocabulary, a.width)}
+
+
+def matrix_of(name: str) -> Matrix:
+    """The matrix of a layer that a tensor is, or is a part of. name: one of those that `is_matrix` is true for."""
+    kind = name.split(".")[-2]
+    parts: Mapping[str, Matrix] = {"q": "qkv", "k": "qkv", "v": "qkv", "gate": "mlp_in", "up": "mlp_in"}
+    return parts.get(kind) or cast(Matrix, kind)
 
 
 def is_matrix(name: str, shape: Shape) -> bool:

@@ -81,6 +81,7 @@ Norms = Literal["before", "after", "both"]
 Activation = Literal["silu", "gelu_tanh"]  # of the MLP's gate; gelu in the form with a tanh
 # Of the matrices in layers: numbers of 4 bytes, of 2, of 8 bits with a scale for 32 of them, or of 4 bits with a scale
 # and an offset for 32. With either, the embedding and the head are of 8 bits.
+Matrix = Literal["qkv", "attention_out", "mlp_in", "mlp_out"]  # of a layer, or of each of its experts
 Weights = Literal["float32", "bfloat16", "q8", "q4"]
 WEIGHT_WORDS: dict[str, str] = {
     "bfloat16": "weights in bfloat16",
@@ -210,6 +211,7 @@ class LlamaArchitecture:
     window: SlidingWindow | None = None
     experts: Experts | None = None
     weights: Weights = "float32"
+    eight_bits: tuple[Matrix, ...] = ()  # those that have 8 bits where the weights have 4
 
     def __post_init__(self) -> None:
         for name, (least, most) in _BOUNDS.items():
@@ -246,6 +248,8 @@ class LlamaArchitecture:
         if self.experts is not None and self.experts.count * self.total_layers > MAX_EXPERTS:
             count = self.experts.count * self.total_layers
             raise ShapeError(f"architecture: {count} experts in all layers; at most {MAX_EXPERTS} are read")
+        if unknown := set(self.eight_bits) - {*get_args(Matrix)}:
+            raise ShapeError(f"architecture: eight_bits names {unknown}; there are {', '.join(get_args(Matrix))}")
         if self.is_grouped and any(n % GROUP for n in (self.width, self.query_width, self.mlp_width)):
             sizes = f"{self.width}, {self.query_width} and {self.mlp_width}"
             words = WEIGHT_WORDS[self.weights]
@@ -256,6 +260,10 @@ class LlamaArchitecture:
         """True where matrices have 4 or 8 bits."""
         return self.weights in ("q4", "q8")
 
+    def weights_of(self, matrix: Matrix) -> Weights:
+        """Kind of the numbers of a layer's matrix."""
+        return "q8" if self.weights == "q4" and matrix in self.eight_bits else self.weights
+
     @staticmethod
     def from_record(record: Mapping[str, Any]) -> LlamaArchitecture:
         """Architecture of a manifest's JSON object. Raises ShapeError or TypeError."""
@@ -264,6 +272,7 @@ class LlamaArchitecture:
             raise ShapeError(f"architecture: family {given['family']!r} is unknown; this version has 'llama'")
         layers, scaling = given.get("layers"), given.get("rope_scaling")
         given["layers"] = tuple(layers) if isinstance(layers, list) else layers
+        given["eight_bits"] = tuple(given.get("eight_bits", ()))
         if scaling is not None:
             given["rope_scaling"] = LinearScaling(**scaling) if scaling.keys() == {"factor"} else RopeScaling(**scaling)
         if (window := given.get("window")) is not None:

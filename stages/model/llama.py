@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from stages.model.architecture import Activation, Experts, LinearScaling, LlamaArchitecture, RopeScaling
+from stages.model.architecture import Activation, Experts, LinearScaling, LlamaArchitecture, Matrix, RopeScaling
 from stages.model.layers import (
     Bfloat16Linear,
     CausalLayer,
@@ -68,10 +68,10 @@ def llama_rotary(architecture: LlamaArchitecture, slides: bool = False) -> Tenso
     return torch.stack([angle.cos(), angle.sin()]).float()
 
 
-def _linear(a: LlamaArchitecture, numbers_in: int, numbers_out: int, bias: bool = False) -> nn.Linear:
+def _linear(a: LlamaArchitecture, matrix: Matrix, numbers_in: int, numbers_out: int, bias: bool = False) -> nn.Linear:
     """A matrix of a layer, in the model's kind of weights."""
     kinds: dict[str, type[nn.Linear]] = {"bfloat16": Bfloat16Linear, "q8": Int8Linear, "q4": QuantLinear}
-    return kinds.get(a.weights, nn.Linear)(numbers_in, numbers_out, bias=bias)
+    return kinds.get(a.weights_of(matrix), nn.Linear)(numbers_in, numbers_out, bias=bias)
 
 
 class LlamaLayer(CausalLayer):
@@ -91,17 +91,17 @@ class LlamaLayer(CausalLayer):
         self.window = a.window.size if a.window is not None and a.slides(number) else None
         before, after = a.norms != "after", a.norms != "before"
         self.attention_norm = self._norm(before)
-        self.qkv = _linear(a, a.width, a.qkv_width, bias=a.attention_bias != "none")
+        self.qkv = _linear(a, "qkv", a.width, a.qkv_width, bias=a.attention_bias != "none")
         sizes = (a.head_dim, a.head_dim) if a.qk_norm == "head" else (a.query_width, a.kv_heads * a.head_dim)
         norms = (None if a.qk_norm == "none" else nn.RMSNorm(size, eps=a.norm_epsilon) for size in sizes)
         self.q_norm, self.k_norm = norms
-        self.attention_out = _linear(a, a.query_width, a.width, bias=a.attention_bias == "all")
+        self.attention_out = _linear(a, "attention_out", a.query_width, a.width, bias=a.attention_bias == "all")
         self.attention_after = self._norm(after)
         self.mlp_norm = self._norm(before)
         self.mixture = None if a.experts is None else Mixture(a, a.experts)
         if a.experts is None:
-            self.mlp_in = _linear(a, a.width, 2 * a.mlp_width)  # the gate's rows, then those it multiplies
-            self.mlp_out = _linear(a, a.mlp_width, a.width)
+            self.mlp_in = _linear(a, "mlp_in", a.width, 2 * a.mlp_width)  # the gate's rows, then those it multiplies
+            self.mlp_out = _linear(a, "mlp_out", a.mlp_width, a.width)
         self.mlp_after = self._norm(after)
 
     def _norm(self, is_there: bool) -> nn.RMSNorm | nn.Identity:
@@ -190,8 +190,8 @@ class Expert(nn.Module):
     def __init__(self, architecture: LlamaArchitecture) -> None:
         super().__init__()
         a = architecture
-        self.mlp_in = _linear(a, a.width, 2 * a.mlp_width)  # as in LlamaLayer
-        self.mlp_out = _linear(a, a.mlp_width, a.width)
+        self.mlp_in = _linear(a, "mlp_in", a.width, 2 * a.mlp_width)  # as in LlamaLayer
+        self.mlp_out = _linear(a, "mlp_out", a.mlp_width, a.width)
 
 
 class LlamaStage(CausalStage):

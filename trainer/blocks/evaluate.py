@@ -1,8 +1,7 @@
-"""Scores of checkpoints on held-out text, in bits per byte, and how far a drafter is from its scorer."""
+"""Scores of checkpoints on held-out text, in bits per byte."""
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,7 +14,6 @@ from stages.checkpoint.checkpoint import load_ar, load_block, read_companion
 from stages.checkpoint.manifest import TOKENIZER_NAME, Manifest, read_manifest
 from stages.errors import CheckpointError, InputError
 from stages.model.block import Block
-from stages.model.pipeline import ArModel
 from trainer.blocks.data import Corpus, TextTokenizer
 from trainer.blocks.losses import ROWS, chain_diagnostics, next_byte_nats
 
@@ -134,50 +132,3 @@ def _describe(manifest: Manifest) -> str:
         f"{a.parts} {noun}{'s' * (a.parts > 1)} of {a.layers} layer{'s' * (a.layers > 1)}, width {a.width}, "
         f"context {a.positions} {manifest.tokenizer}"
     )
-
-
-@dataclass(frozen=True)
-class Divergence:
-    """Means over the tokens of held-out text; q is the drafter, p the scorer, both at `temperature`."""
-
-    drafter: str
-    scorer: str
-    temperature: float
-    total_variation: float
-    kl_bits: float  # KL(p || q): about 2^(chunk * this) candidates stand for a chunk of the scorer's own text
-    reverse_kl_bits: float  # KL(q || p): what a token of the drafter's text costs more under the scorer
-
-
-def bundle_divergences(
-    directory: Path, corpus: Corpus, windows: int, min_context: int, temperature: float
-) -> list[Divergence]:
-    """The bundle's local model against each scorer in it; none where either is missing."""
-    bundle = find_bundle(directory)
-    scorers = {"ar": bundle.ar, "scorer": bundle.scorer}
-    if bundle.local is None:
-        return []
-    drafter, corpus = load_ar(bundle.local), spelled(corpus, bundle.local, read_manifest(bundle.local))
-    return [
-        divergence(drafter, load_ar(path), name, corpus, windows, min_context, temperature)
-        for name, path in scorers.items()
-        if path is not None
-    ]
-
-
-@torch.inference_mode()
-def divergence(
-    drafter: ArModel, scorer: ArModel, name: str, corpus: Corpus, windows: int, min_context: int, temperature: float
-) -> Divergence:
-    """On evenly spaced windows of validation text, past their first `min_context` bytes."""
-    length = min(model.architecture.context_length for model in (drafter, scorer))
-    corpus.require(length)
-    text = corpus.valid_batch(min(windows, len(corpus.valid) // length), length)
-    sums = torch.zeros(3, dtype=torch.float64)
-    for part in text.split(ROWS):
-        logits = (model(part)[:, min_context:].double() for model in (drafter, scorer))
-        q, p = ((each / temperature).log_softmax(-1) for each in logits)  # (rows, positions, vocabulary)
-        sums += torch.stack(
-            [0.5 * (p.exp() - q.exp()).abs().sum(), (p.exp() * (p - q)).sum(), (q.exp() * (q - p)).sum()]
-        )
-    tv, kl, reverse = (sums / (len(text) * (length - min_context))).tolist()
-    return Divergence("local", name, temperature, tv, kl / math.log(2), reverse / math.log(2))

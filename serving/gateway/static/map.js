@@ -160,7 +160,7 @@ class Runner {
     this.offset = (place - 2) * 4.5;
     // `ar` hands its bytes from the last host to the first; every other mode comes back to the router
     this.loops = label === "ar";
-    this.stays = label === "local";
+    this.stays = label.startsWith("local");
     this.dot = svg("circle", { class: `dot lane-${tint}`, r: 6.5 });
     this.trips = 0;
     this.position = 0;

@@ -3,6 +3,7 @@
 const EXACT = { kind: "exact", said: "text of the model, exact" };
 const LIKELY = { kind: "near", said: "leans to likely text" };
 const SMALLER = { kind: "near", said: "text of a smaller model" };
+const COPY = { kind: "near", said: "text of the model in fewer bits" };
 const SOUP = { kind: "soup", said: "noise chain: letter soup at this size" };
 
 const MODES = {
@@ -12,6 +13,7 @@ const MODES = {
   ar: ["The usual way, one token for each trip round the ring: the others are measured against it.", EXACT],
   "ar-speculative": ["The router guesses tokens, and one trip verifies them all. The text is that of ar, byte for byte.", EXACT],
   local: ["A small model on the router writes alone: no trip at all.", SMALLER],
+  "local:copy": ["The model in fewer bits, on the router, writes alone: no trip at all.", COPY],
   auto: ["Picks a mode by its text and its trips, or by what fits the latency budget, and says why."],
 };
 const DRAWING = {
@@ -24,7 +26,7 @@ const SAME_TEXT = ["ar", "ar-speculative"];
 /** A sentence or two about an entrant: a mode of drawing, a mode of text, or MODE:SCORER. */
 export function aboutMode(entrant, draws = false) {
   if (draws) return DRAWING[entrant] ?? "";
-  const [mode, scorer] = entrant.split(":");
+  const [mode, scorer] = entrant in MODES ? [entrant] : entrant.split(":");
   const about = MODES[mode]?.[0] ?? "";
   return scorer ? `${about} The scorer is ${scorer}.` : about;
 }

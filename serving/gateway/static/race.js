@@ -7,7 +7,7 @@ import { RingMap } from "./map.js";
 import { aboutMode, promisedEqual } from "./modes.js";
 
 // Those that show the difference: few trips, few trips and the same text, a trip a token.
-const USUAL = ["resample:scorer", "ar-speculative", "ar", "chain", "steps", "local"];
+const USUAL = ["resample:scorer", "ar-speculative", "ar", "chain", "steps", "local:copy", "local"];
 const MOST_TICKED = 3;
 const TINTS = 12;
 const REFRESH_MS = 2000;

@@ -24,7 +24,14 @@ def labels(entrants: list[Entrant]) -> list[str]:
 
 
 def result(text: bytes, **changes: Any) -> Result:
-    trips = {"sweeps": 1, "hops": 2, "wire_bytes": [10, 20], "wire_bytes_total": 30, "output_bytes": len(text)}
+    trips = {
+        "sweeps": 1,
+        "hops": 2,
+        "wire_bytes": [10, 20],
+        "wire_bytes_total": 30,
+        "output_bytes": len(text),
+        "output_tokens": 2,
+    }
     times = {"latency_ms": 21.4, "first_byte_ms": 20.2, "compute_ms": 12.0}
     hosts = [router_pb2.HostShare(name="host-1", blocks=[0], compute_ms=12.0, queue_ms=1.0)]
     summary = router_pb2.Summary(hosts=hosts, **trips, **times, **changes)
@@ -40,7 +47,7 @@ def test_every_mode_is_run_with_every_scorer() -> None:
 
 
 def test_named_modes() -> None:
-    assert labels(named_entrants(" ar, resample:ar ,ar")) == ["ar", "resample:ar"]
+    assert labels(named_entrants(" ar, resample:ar ,ar,local:copy")) == ["ar", "resample:ar", "local:copy"]
     with pytest.raises(InputError, match="--modes is empty"):
         named_entrants(" , ")
     with pytest.raises(InputError, match=r"unknown scorer 'oracle' in 'resample:oracle'; choose from scorer, ar"):
@@ -58,11 +65,13 @@ def test_nothing_that_moves_a_cursor_gets_through(text: str) -> None:
 
 
 def test_a_mode_that_failed_stands_among_the_others() -> None:
-    lines = comparison("The ", {"sweep": result(b"sea\x1b", mode="sweep"), "ar": "host-2 is lost"}).splitlines()
+    rows = {"sweep": result(b"sea\x1b", mode="sweep"), "ar": "host-2 is lost", "local:copy": "no copy"}
+    lines = comparison("The ", rows).splitlines()
     assert lines[0].startswith("mode")
     assert lines[0].endswith("host-seconds")
-    assert lines[2].split() == ["sweep", "21", "ms", "20", "ms", "1", "2", "30", "12", "ms", "0.012"]
+    assert lines[2].split() == ["sweep", "21", "ms", "20", "ms", "93.5", "1", "2", "30", "12", "ms", "0.012"]
     assert lines[3].split(maxsplit=1) == ["ar", "host-2 is lost"]
+    assert lines[6].endswith("onesweep bench quality --modes ar,local:copy")
     assert lines[-1] == "  The |sea�"
 
 

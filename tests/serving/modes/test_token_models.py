@@ -74,7 +74,7 @@ def test_resample_chooses_among_chunks_of_tokens(scene: Scene) -> None:
     assert write(scene, "resample", chunk=5, candidates=3).sweeps == 5
 
 
-@pytest.mark.parametrize("mode", ["local", "resample"])
+@pytest.mark.parametrize("mode", ["local:copy", "resample"])
 def test_an_end_token_ends_what_is_written(ending: tuple[Client, int], mode: str) -> None:
     client, most = ending
     result = client.generate(PROMPT, mode=mode, max_tokens=200, temperature=0.0 if mode != "resample" else 0.01)

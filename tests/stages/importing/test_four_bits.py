@@ -14,6 +14,7 @@ from serving.cli.__main__ import main
 from stages.backends import TorchBackend, onnx
 from stages.backends.base import CleanPiece, StageRunner
 from stages.backends.packed_llama import Product, packed_stage
+from stages.checkpoint.bundle import holds_copy
 from stages.checkpoint.checkpoint import file_digest, halve, load_stage
 from stages.checkpoint.gate import probe_tokens
 from stages.checkpoint.inspect import record, verify
@@ -152,8 +153,19 @@ def test_a_near_model_is_put_beside_the_model_if_its_tokens_are_the_same(
     source, other = (write_folder(tmp_path / name, weights, WIDE) for name in ("model", "other"))
     tokens = (other / "tokenizer.json").read_text()
     (other / "tokenizer.json").write_text(tokens.replace("<extra_299>", "<another>"))
-    for drafter, stored in (("copy:q8", "q8"), ("copy:q4", "q4"), (str(source), "float32"), (str(other), "")):
-        out = tmp_path / f"with {stored}"
+    ends = {name: torch.cat([x, x[-1:]]) for name, x in weights.items() if name in ("embedding.weight", "head.weight")}
+    padded = write_folder(tmp_path / "padded", weights | ends, replace(WIDE, vocabulary=301))
+    (padded / "tokenizer.json").write_text(tokens)
+    drafters = {
+        "copy:q8": "q8",
+        "copy:q4": "q4",
+        str(source): "float32",
+        str(other): "",
+        str(padded): "",
+        "copy:q9": "",
+    }
+    for i, (drafter, stored) in enumerate(drafters.items()):
+        out = tmp_path / (f"with {stored}" if stored else f"without {i}")
         command = ["import", str(source), "--blocks", "2", "--out", str(out), "--drafter", drafter]
         assert main(command) == (0 if stored else 2)
         plans = [plan_host(out, (block,)) for block in range(2)]
@@ -166,7 +178,9 @@ def test_a_near_model_is_put_beside_the_model_if_its_tokens_are_the_same(
             assert last.model is not None
     said = capsys.readouterr().err
     assert file_digest(tmp_path / "with q8" / "tokenizer.json")[:12] in said
-    assert "is imported without a drafter" in said
+    assert said.count("is imported without a drafter") == 3
+    assert "unknown --drafter copy:q9" in said
+    assert "301 of tokenizer" in said
 
 
 def test_without_a_word_it_is_the_largest_copy_that_the_last_host_has_room_for(
@@ -226,11 +240,13 @@ def whole_blocks(path: Path, matrices: str | Callable[[str], str], a: Any = LONG
 
 def test_a_file_in_q4_k_is_taken_over_but_for_the_rounding_of_float16(tmp_path: Path) -> None:
     source = whole_blocks(tmp_path / "model.gguf", "Q4_K")
-    assert source.rounded_twice() == ""
+    assert source.wide_matrices() == ()
     for name in (name for name, shape in source.shapes().items() if is_matrix(name, shape)):
         expected = source.tensor(name)  # by the package gguf
         linear = QuantLinear(expected.shape[1], expected.shape[0], bias=False)
-        linear.load_state_dict({part.rpartition(".")[2]: each for part, each in source.parts(name, "q4").items()})
+        linear.load_state_dict(
+            {part.rpartition(".")[2]: each for part, each in source.parts(name, replace(LONG, weights="q4")).items()}
+        )
         errors, groups = (x.unflatten(1, (-1, GROUP)) for x in (linear.dense(slice(None)) - expected, expected))
         largest = torch.maximum(groups.amax(2) - groups.amin(2), groups.abs().amax(2))
         assert (errors.abs().amax(2) <= largest * 2**-10).all(), name
@@ -251,20 +267,30 @@ def test_an_embedding_is_read_some_rows_at_a_time(tmp_path: Path, monkeypatch: p
     assert max(sizes) == a.mlp_width * a.width
 
 
-def test_other_kinds_are_rounded_to_4_bits_and_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    kinds = {"layers.1.v": "Q6_K", "layers.1.mlp_out": "Q6_K", "layers.0.v": "Q5_K", "layers.0.up": "Q8_0"}
+def test_matrices_of_more_bits_have_8(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    kinds = {"layers.1.v": "Q6_K", "layers.1.mlp_out": "Q6_K", "layers.0.v": "Q5_K", "layers.0.mlp_out": "Q8_0"}
     path = tmp_path / "model.gguf"
     whole_blocks(path, lambda name: kinds.get(name.removesuffix(".weight"), "Q4_K"))
     for stored in ("float32", "q4"):
         command = ["import", str(path), "--blocks", "2", "--out", str(tmp_path / stored), "--weights", stored]
-        assert main([*command, "--untrained"]) == 0
-        sentence = "4 of 14 matrices of layers are rounded a second time: 1 in Q5_K, 2 in Q6_K, 1 in Q8_0\n"
-        assert (sentence in capsys.readouterr().err) == (stored == "q4")
+        assert main([*command, "--drafter", "copy:q4", "--untrained"]) == 0
+        said = "mlp_out, qkv have 8 bits: the file has more than 4 of some of them\n"
+        assert (said in capsys.readouterr().err) == (stored == "q4")
+        assert not read_manifest(tmp_path / stored / "local").architecture.eight_bits, "a copy is small"
+        assert holds_copy(tmp_path / stored)
+    whole = read_manifest(tmp_path / "q4").architecture
+    for i, stage in enumerate(stages(tmp_path / "q4")):
+        matrices = [each for each in stage.modules() if isinstance(each, GroupedLinear)]
+        held = sum(tensor.nbytes for each in matrices for tensor in each.buffers())
+        assert held == stage_cost(whole, 1, first=i == 0, last=i == 1).held
     for expected, found in zip(stages(tmp_path / "float32"), stages(tmp_path / "q4"), strict=True):
-        for name, module in found.named_modules():
-            if isinstance(module, QuantLinear):
-                errors = module.dense(slice(None)) - expected.get_submodule(name).weight
-                limit = 0.51 * module.scales.float() + 2**-10 * module.offsets.float().abs()
+        for name, module in found.layers.named_modules():
+            if isinstance(module, GroupedLinear):
+                assert isinstance(module, Int8Linear) == name.endswith(("mlp_out", "qkv")), name
+                errors = module.dense(slice(None)) - expected.layers.get_submodule(name).weight
+                limit = 0.51 * module.scales.float()
+                if isinstance(module, QuantLinear):
+                    limit += 2**-10 * module.offsets.float().abs()
                 assert (errors.unflatten(1, (-1, GROUP)).abs().amax(2) <= limit).all(), name
     assert all(check.ok for check in verify(tmp_path / "q4"))
-    assert abs(served_loss(tmp_path / "float32") - served_loss(tmp_path / "q4")) < 0.02
+    assert abs(served_loss(tmp_path / "float32") - served_loss(tmp_path / "q4")) < 0.01

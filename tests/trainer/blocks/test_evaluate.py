@@ -10,10 +10,9 @@ import torch
 from stages.checkpoint.checkpoint import load_ar, load_block
 from stages.errors import CheckpointError, DataError, InputError
 from stages.model.architecture import Architecture
-from stages.model.pipeline import ArModel
-from tests.trainer.small import corpus, untrained_ar
+from tests.trainer.small import corpus
 from trainer.blocks.config import NoiseConfig, TrainingConfig
-from trainer.blocks.evaluate import Scorer, TextScore, bundle_divergences, divergence
+from trainer.blocks.evaluate import Scorer, TextScore
 from trainer.blocks.train import train_ar, train_blocks
 
 
@@ -90,36 +89,3 @@ def test_what_cannot_be_scored_is_refused(bundle: Path, tmp_path: Path) -> None:
     part.write_bytes(part.read_bytes()[:-10])
     with pytest.raises(CheckpointError, match="fetch it again"):
         Scorer(corpus, min_context=8).score(copy)
-
-
-SIZES = Architecture(parts=1, layers=1, width=16, heads=2, context_length=32)
-
-
-def constant(probs: dict[int, float]) -> ArModel:
-    """A model that always gives the same probs."""
-    model = ArModel(SIZES)
-    head = model.stages[-1].head
-    assert head is not None
-    rest = (1 - sum(probs.values())) / (256 - len(probs))
-    row = torch.full((256,), rest)
-    for byte, share in probs.items():
-        row[byte] = share
-    head.weight.data.zero_()
-    head.bias.data = row.log()
-    return model
-
-
-def test_probs_known_in_closed_form() -> None:
-    q, p = constant({0: 0.5, 1: 0.25}), constant({0: 0.25, 1: 0.5})
-    found = divergence(q, p, "ar", corpus, 4, 8, 1.0)
-    assert found.total_variation == pytest.approx(0.25, abs=1e-6)
-    assert found.kl_bits == pytest.approx(0.25, abs=1e-5)  # 0.5 log2(2) - 0.25 log2(2)
-    assert found.reverse_kl_bits == pytest.approx(0.25, abs=1e-5)
-
-
-def test_a_bundle_without_a_local_model_has_nothing_to_compare(tmp_path: Path) -> None:
-    untrained_ar(tmp_path / "ar", replace(SIZES, parts=2))
-    assert bundle_divergences(tmp_path, corpus, 4, 8, 1.0) == []
-    untrained_ar(tmp_path / "local", SIZES)
-    untrained_ar(tmp_path / "scorer", replace(SIZES, parts=2))
-    assert [found.scorer for found in bundle_divergences(tmp_path, corpus, 4, 8, 1.0)] == ["ar", "scorer"]
