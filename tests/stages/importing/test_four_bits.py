@@ -288,7 +288,7 @@ def test_matrices_of_more_bits_have_8(tmp_path: Path, capsys: pytest.CaptureFixt
             if isinstance(module, GroupedLinear):
                 assert isinstance(module, Int8Linear) == name.endswith(("mlp_out", "qkv")), name
                 errors = module.dense(slice(None)) - expected.layers.get_submodule(name).weight
-                limit = 0.51 * module.scales.float()
+                limit = 0.51 * module.scales.float() + 127 * 2**-25  # a small scale is off by half of float16's step
                 if isinstance(module, QuantLinear):
                     limit += 2**-10 * module.offsets.float().abs()
                 assert (errors.unflatten(1, (-1, GROUP)).abs().amax(2) <= limit).all(), name
