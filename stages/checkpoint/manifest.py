@@ -108,7 +108,7 @@ class Manifest:
 
     @property
     def tokens(self) -> tuple[str, int, str | None]:
-        """What is equal in models of the same tokens: their kind, their number, and the digest of their tokenizer."""
+        """Kind and number of the tokens, and the digest of their tokenizer: equal in models of the same tokens."""
         return self.tokenizer, self.text_architecture.vocabulary, self.files.get(TOKENIZER_NAME)
 
     @cached_property
