@@ -60,7 +60,7 @@ def run_demo(options: argparse.Namespace) -> int:
 def show_modes(client: Client, is_pretrained: bool, prompt: str) -> bool:
     """Run one prompt in the modes that are served. False where `ar-speculative` writes another text than `ar`."""
     settings: dict[str, Any] = {"seed": SEED, "max_bytes": BYTES, "temperature": TEMPERATURE}
-    entrants = all_entrants(client.status().modes, None)
+    entrants = all_entrants(client.status(), None)
     given = prompt
     if is_pretrained:
         settings = {"seed": SEED, "max_tokens": TOKENS, "temperature": 0, "timeout_s": MAX_TIMEOUT_S}

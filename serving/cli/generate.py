@@ -143,7 +143,7 @@ def run_compare(options: argparse.Namespace) -> int:
                 raise ServiceError(f"nothing can be compared, the router is not ready: {reasons}")
             if status.HasField("pictures"):
                 raise ServiceError("there is no text to compare: ask for pictures with `onesweep draw --compare`")
-            entrants = all_entrants(status.modes, options.scorer)
+            entrants = all_entrants(status, options.scorer)
             if COPY not in status.modes:
                 print(f"{COPY} is left out: {NO_COPY}", file=sys.stderr)
         outcomes = run_entrants(client, options.prompt, entrants, settings)

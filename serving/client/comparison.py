@@ -14,6 +14,7 @@ from stages.progress import ticking
 
 if TYPE_CHECKING:
     from serving.client.client import Client
+    from serving.v1 import router_pb2
 
 # Modes that are run with each scorer.
 SCORED = ("resample",)
@@ -26,8 +27,6 @@ class Entrant:
 
     mode: str
     scorer: str | None = None
-    # Whether the user named it: what nobody named, and has no weights, is left out without a word.
-    named: bool = True
 
     @property
     def label(self) -> str:
@@ -48,15 +47,16 @@ def named_entrants(text: str) -> list[Entrant]:
     return list(dict.fromkeys(entrants))
 
 
-def all_entrants(modes: Sequence[str], scorer: str | None) -> list[Entrant]:
-    """Every mode that is served, with each scorer where it uses one.
+def all_entrants(status: router_pb2.StatusResponse, scorer: str | None) -> list[Entrant]:
+    """Every mode that is served, with each served scorer where it uses one.
 
     :param scorer: the user's choice, or None.
     """
+    scorers = [name for name in SCORERS if getattr(status, f"{name}_digest")]
     return [
-        Entrant(mode, chosen, named=False)
-        for mode in modes
-        for chosen in (SCORERS if mode in SCORED and scorer is None else (None,))
+        Entrant(mode, chosen)
+        for mode in status.modes
+        for chosen in (scorers if mode in SCORED and scorer is None else (None,))
     ]
 
 
@@ -65,18 +65,11 @@ def run_entrants(
     client: Client, prompt: str, entrants: Sequence[Entrant], settings: dict[str, Any]
 ) -> dict[str, Result | str]:
     """Each one's Result, or the sentence that says why there is none. The first error of an only one is raised."""
-    import grpc  # the options of `generate` import this module
-
-    from serving.client.client import RequestRefused
-
     outcomes: dict[str, Result | str] = {}
     for entrant in entrants:
         try:
             outcomes[entrant.label] = client.generate(prompt, **entrant_settings(entrant, settings))
         except OnesweepError as error:
-            lacks_weights = isinstance(error, RequestRefused) and error.code is grpc.StatusCode.FAILED_PRECONDITION
-            if entrant.scorer and lacks_weights and not entrant.named:
-                continue
             if len(entrants) == 1:
                 raise
             outcomes[entrant.label] = str(error)

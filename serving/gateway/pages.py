@@ -146,9 +146,7 @@ _STATE = {"model": dict[str, str]}
 async def hosts(router: Router) -> Response:
     """The router's Status, with the entrants that a race of texts or of pictures may have."""
     status = await router.status()
-    scorers = {"scorer": status.scorer_digest, "ar": status.ar_digest, None: "none needed"}
-    entrants = all_entrants(status.modes, scorer=None)
-    labels = [entrant.label for entrant in entrants if scorers[entrant.scorer]] or list(status.drawing_modes)
+    labels = [entrant.label for entrant in all_entrants(status, scorer=None)] or list(status.drawing_modes)
     return json_response(record_of(status) | {"entrants": labels})
 
 

@@ -16,7 +16,7 @@ from serving.v1 import router_pb2
 from stages.errors import InputError, printable
 
 Run = Callable[..., tuple[int, str, str]]
-SERVED = ("sweep", "resample", "ar", "local")
+SERVED = router_pb2.StatusResponse(modes=["sweep", "resample", "ar", "local"], scorer_digest="1", ar_digest="2")
 
 
 def labels(entrants: list[Entrant]) -> list[str]:

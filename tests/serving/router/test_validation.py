@@ -48,7 +48,7 @@ def sentence(err: str) -> str:
         (["x", "--mode", "ar", "--set", "top_k=257"], "top_k must be 0 to 256, not 257: the model has no more bytes"),
         (
             ["x", "--mode", "sweep", "--set", "top_p=0.5"],
-            "mode sweep does not take top_p: leave it out, or use mode ar, ar-speculative, local, auto",
+            "mode sweep does not take top_p: leave it out, or use mode ar, ar-speculative, local, local:copy, auto",
         ),
         (["x", "--max-bytes", 0], "max_bytes must be a whole number from 1"),
         (["x", "--seed", 1 << 64], "seed must be a whole number from 0"),
