@@ -6,7 +6,7 @@ One of text has `chain/`, `ar/`, `scorer/` and `local/`, one of pictures `chain/
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, fields
 from pathlib import Path
 
 from stages.checkpoint.manifest import MANIFEST_NAME, Manifest, read_manifest
@@ -57,10 +57,13 @@ def holds_copy(directory: Path) -> bool:
     bundle = find_bundle(directory)
     if bundle.ar is None or bundle.local is None:
         return False
-    (ours, source), (theirs, other) = ((m.architecture, m.data) for m in map(read_manifest, (bundle.ar, bundle.local)))
-    if not (isinstance(ours, LlamaArchitecture) and isinstance(theirs, LlamaArchitecture) and source == other):
-        return False
-    return ours == replace(theirs, layers=ours.layers, weights=ours.weights, eight_bits=ours.eight_bits)
+    sizes = list[object]()
+    for manifest in map(read_manifest, (bundle.ar, bundle.local)):
+        if not isinstance(a := manifest.architecture, LlamaArchitecture):
+            return False
+        kept = {name: value for name, value in vars(a).items() if name not in ("layers", "weights", "eight_bits")}
+        sizes.append((manifest.data, a.total_layers, kept))  # of one file or folder
+    return sizes[0] == sizes[1]
 
 
 def has_experts(directory: Path) -> bool:
