@@ -49,6 +49,7 @@ Context = grpc.aio.ServicerContext[Any, Any]
 R = TypeVar("R")
 Q = TypeVar("Q", router_pb2.GenerateRequest, router_pb2.DrawRequest)
 ROUTER = "this router"
+VERSION = version("onesweep")  # read once: finding it takes longer than all else in an answer to Status
 
 
 class RouterService(router_pb2_grpc.RouterServiceServicer):
@@ -137,7 +138,7 @@ class RouterService(router_pb2_grpc.RouterServiceServicer):
         names = {link.entry.address: link.entry.name for link in self.ring.links}
         tokenizers = [served.modes[name].tokenizer for name in served.served_modes]
         return router_pb2.StatusResponse(
-            version=version("onesweep"),
+            version=VERSION,
             ready=not served.view.problem,
             hosts=[
                 router_pb2.HostStatus(

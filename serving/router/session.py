@@ -98,8 +98,8 @@ class Session:
         self._inbox: asyncio.Queue[tuple[Attempt, stage_pb2.Event]] = asyncio.Queue()
         # Addresses of hosts that failed this session.
         self._blamed: set[str] = set()
-        # When the work under way began to fail.
-        self._failed_at: float | None = None
+        # Paths on which the work under way failed, and when.
+        self._failed_on = dict[HostPath, float]()
         self._tries = 0
         self._waiting_since = 0.0
         # Hosts that had a part in what was delivered, on which path last.
@@ -136,7 +136,7 @@ class Session:
             self._text, self._drafts, self._start, self._kept = text, drafts, start, 0
             work.number, work.start, work.clean = self._number, start, self.vocabulary.cut(text, start) + drafts
         self._work, self._written, self._steps = work, b"", 0
-        self._failed_at, self._tries, self._waiting_since = None, 0, time.monotonic()
+        self._failed_on, self._tries, self._waiting_since = {}, 0, time.monotonic()
         if self.ring.auditor.share:
             self._works.append(work)
         if self.attempts:
@@ -215,7 +215,7 @@ class Session:
             raise internal(f"the result of {came[0]}, batch {came[1]}, came for {due[0]}, batch {due[1]}")
         check_timings(event.timings)
         # also where there was a second try: else what takes long would be tried twice for ever
-        if self._failed_at is None and attempt is self.attempts[0]:
+        if not self._failed_on and attempt is self.attempts[0]:
             self.ring.hedging.record(self._pace, time.monotonic() - self._waiting_since)
             self._waiting_since = time.monotonic()
         attempt.batches.append(event)
@@ -241,7 +241,7 @@ class Session:
         assert self._work is not None
         if isinstance(self._work, stage_pb2.Read) and self._work.sample.remaining > 1:  # the hosts start the next one
             self._written, self._steps = self._written + event.text, self._steps + 1
-            self._failed_at, self._tries, self._waiting_since = None, 0, time.monotonic()
+            self._failed_on, self._tries, self._waiting_since = {}, 0, time.monotonic()
 
     async def _next(self) -> tuple[Attempt, stage_pb2.Event] | None:
         """The next event; None when it is time for a second try."""
@@ -287,19 +287,18 @@ class Session:
             return
         source = f"{fault.host}: " if fault.host else ""
         refusal = StatusError.numbered(fault.code, source + fault.message)
-        is_over = time.monotonic() >= self.due_at - JITTER_S
-        late = is_over and refusal.code is _Code.DEADLINE_EXCEEDED
+        late = refusal.code is _Code.DEADLINE_EXCEEDED and time.monotonic() >= self.due_at - JITTER_S
         if refusal.code in OF_THE_ROUTER and not late:
             refusal = internal(refusal.message)
         self._tries += 1
-        self._failed_at = self._failed_at or time.monotonic()
-        patience_s = self.ring.settings.hop_timeout_s - (time.monotonic() - self._failed_at)
-        nonsense = refusal.code not in ELSEWHERE
-        if late or patience_s <= 0 or (nonsense and self._tries >= NONSENSE_TRIES):
+        self._failed_on.setdefault(attempt.path, time.monotonic())
+        patient = time.monotonic() < min(self._failed_on.values()) + self.ring.settings.hop_timeout_s
+        if late or (refusal.code not in ELSEWHERE and self._tries >= NONSENSE_TRIES):
             raise refusal
-        if refusal.code is _Code.RESOURCE_EXHAUSTED:
-            path = self._choose(avoid=self._blamed)
-            if path is None or path == attempt.path:
+        if not patient or refusal.code is _Code.RESOURCE_EXHAUSTED:
+            # that nobody takes a hop is noticed when patience is over: a way that was not tried is tried all the same
+            path = self._choose(self._blamed | self.ring.auditor.apart())
+            if path is None or path in ([attempt.path] if patient else self._failed_on):
                 raise refusal
         if self._tries > 1:
             await asyncio.sleep(min(PAUSE_S * 2**self._tries, MOST_PAUSE_S))

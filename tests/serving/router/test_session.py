@@ -3,6 +3,7 @@
 import asyncio
 import time
 from collections.abc import Callable, Collection, Sequence
+from dataclasses import replace
 from typing import Any
 
 import grpc
@@ -102,6 +103,24 @@ async def test_a_text_that_no_token_can_continue_fails_at_once_and_no_host_is_bl
     with pytest.raises(StatusError, match=f"^{NOT_FOLLOWED}: x$") as caught:
         await session.event()
     assert (caught.value.code, ring.avoided, session.account.replays) == (CODE.INVALID_ARGUMENT, [set()], 0)
+
+
+async def test_a_way_that_was_not_tried_is_tried_when_patience_is_over() -> None:
+    """That nobody takes a hop is noticed after as long as that, and a second fault ended what another ring could do."""
+    ring = RecordingRing()
+    ring.settings = replace(ring.settings, hop_timeout_s=0.0)
+    session, lost = opened(ring), stage_pb2.Fault(code=CODE.UNAVAILABLE.value[0], message="lost")
+    await session.push(step(remaining=1), b"a")
+    session.attempts[0].fail(lost)
+    ring.path = (QuietLink("a-2", (0,)), QuietLink("b-2", (1,)))
+    waiting = asyncio.create_task(session.event())
+    while not (session.attempts and session.attempts[0].path is ring.path):
+        await asyncio.sleep(0)
+        assert not waiting.done(), waiting
+    session.attempts[0].fail(lost)
+    with pytest.raises(StatusError, match="lost"):  # no way is left
+        await waiting
+    assert session.account.replays == 1
 
 
 async def test_requests_that_lost_a_host_are_read_again_a_few_at_a_time() -> None:
