@@ -161,7 +161,7 @@ def test_the_demo_of_a_pretrained_model_checks_its_promise(tmp_path: Path, onesw
     write_model(tmp_path / "model")
     code, out, err = onesweep("demo", tmp_path / "model", "--prompt", "the sea")
     assert code == 0, err
-    (trips, fewer) = re.findall(r"^ar(?:-speculative)? +\d+ ms +\d+ ms +(\d+) ", out, re.MULTILINE)
+    (trips, fewer) = re.findall(r"^ar(?:-speculative)? +\d+ ms +\d+ ms +[\d.]+ +(\d+) ", out, re.MULTILINE)
     assert (trips, int(fewer) <= 96) == ("96", True)
     assert "`ar-speculative` writes the text of `ar`: checked" in out
 
