@@ -31,7 +31,7 @@ from stages.model.llama import LlamaStage
 from stages.settings import from_toml, read_toml
 from stages.wire.status import StatusError
 from tests.fuzz.readers import readers
-from tests.stages.importing.published import config_of, describe_letters, taken_apart, their_name, write_gguf
+from tests.stages.importing.published import config_of, letters_said, taken_apart, their_name, write_gguf
 from tests.stages.model.tiny_llama import tiny_tokenizer
 from trainer.blocks.config import TrainingConfig, parse_config
 
@@ -89,26 +89,26 @@ def gguf() -> Target:
         probe_tokens(source.speech.tokenizer, source.architecture, PROBE_TEXT)
         for name in itertools.islice(source.shapes(), MOST_TENSORS):
             source.tensor(name)
-        replace(source.architecture, weights="q4")
-        source.rounded_twice()
+        cut = replace(source.architecture, weights="q4", eight_bits=source.wide_matrices())
         for name, size in itertools.islice(source.shapes().items(), MOST_TENSORS):
             if is_matrix(name, size):
-                source.four_bits(name)
+                source.parts(name, cut)
 
-    def describe_pieces(writer: Any) -> None:  # noqa: ANN401
-        writer.add_tokenizer_model("llama")
-        writer.add_token_list([*PIECES, *(f"<{i}>" for i in range(300 - len(PIECES)))])
-        writer.add_token_scores([-float(i) for i in range(300)])
-        writer.add_token_types(KINDS + [4] * (300 - len(KINDS)))
-        writer.add_rope_scaling_type(RopeScalingType.LINEAR)
-        writer.add_rope_scaling_factor(2.0)
-        writer.add_sliding_window(16)
+    pieces: dict[str, Any] = {
+        "tokenizer_model": "llama",
+        "token_list": [*PIECES, *(f"<{i}>" for i in range(300 - len(PIECES)))],
+        "token_scores": [-float(i) for i in range(300)],
+        "token_types": KINDS + [4] * (300 - len(KINDS)),
+        "rope_scaling_type": RopeScalingType.LINEAR,
+        "rope_scaling_factor": 2.0,
+        "sliding_window": 16,
+    }
 
     def seeds() -> Iterator[bytes]:
         tensors, seed = taken_apart(LlamaStage(SHAPE, 0)), folder / "seed.gguf"
         for matrices in ("F32", "Q4_0", "Q4_1"):
-            for describe in (describe_letters, describe_pieces):
-                yield write_gguf(seed, tensors, SHAPE, describe=describe, matrices=matrices).read_bytes()
+            for said in (letters_said(), pieces):
+                yield write_gguf(seed, tensors, SHAPE, said=said, matrices=matrices).read_bytes()
 
     return Target(parse, seeds(), (OnesweepError,), changed_metadata)
 
@@ -138,7 +138,7 @@ def folder() -> Target:
         for name, size in itertools.islice(source.shapes().items(), MOST_TENSORS):
             source.tensor(name)
             if is_matrix(name, size) and size[1] % 32 == 0:
-                source.four_bits(name)
+                source.parts(name, replace(source.architecture, weights="q4"))
 
     def seeds() -> Iterator[bytes]:
         for family in FAMILIES:
