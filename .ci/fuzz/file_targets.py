@@ -23,7 +23,7 @@ from stages.errors import InputError, OnesweepError
 from stages.importing import huggingface
 from stages.importing.families import FAMILIES
 from stages.importing.gguf_file import GgufSource
-from stages.importing.gguf_tokenizer import SPLITS, GgufVocabulary, tokenizer_json
+from stages.importing.gguf_tokenizer import NAMED, SPLITS, GgufVocabulary, tokenizer_json
 from stages.importing.source import expected_shapes, is_matrix
 from stages.importing.speech import probe_tokens
 from stages.model.architecture import LlamaArchitecture
@@ -179,8 +179,9 @@ def tokenizer() -> Target:
         yield tiny_tokenizer(300).encode()
         spelled, kinds = [*PIECES, "<x>"], [*KINDS, 4]
         scores = [-float(i) for i in range(len(spelled))]
+        numbers = {**dict.fromkeys(NAMED), "bos": 1, "eos": 2, "unknown": 0}
         for pre, model in [*((pre, "gpt2") for pre in SPLITS), ("default", "llama")]:
-            told = GgufVocabulary(model, pre, spelled, kinds, scores, ["b c"], 1, 2, 0, {"eos": 2}, True, True, False)
+            told = GgufVocabulary(model, pre, spelled, kinds, scores, ["b c"], numbers, True, True, False)
             yield tokenizer_json(told).encode()
 
     return Target(parse, seeds(), (OnesweepError, StatusError), changed_json)
