@@ -130,6 +130,7 @@ def their_figures(source: Path) -> Figures:
     settings.model.path = str(source)
     settings.n_parallel, settings.n_ctx = most, most * (LONG + FIRST + STEPS)
     settings.cpuparams.n_threads = settings.cpuparams_batch.n_threads = 1
+    settings.verbosity = 1  # errors alone: it would log each request
     try:
         server = llama.Server(settings)
     except RuntimeError as error:

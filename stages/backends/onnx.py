@@ -33,7 +33,7 @@ class OnnxSession:
         options.log_severity_level = 3
         # a thread that spins while it waits takes the processor from the event loop
         options.add_session_config_entry("session.intra_op.allow_spinning", "0")
-        # buffers that a session keeps for itself would add up: there are two sessions for each layer
+        # buffers that a session keeps for itself would add up: there is a session for each layer
         options.enable_cpu_mem_arena = False
         matrices = [onnxruntime.OrtValue.ortvalue_from_numpy(x.numpy()) for x in graph.matrices.values()]
         options.add_external_initializers(list(graph.matrices), matrices)
@@ -103,7 +103,7 @@ class OnnxReader(PackedReader):
         # the kernels of numbers in 32 bits add up one row as they add up many
         self.least = max(map(fewest_rows, grouped), default=1)
         self.first = OnnxSession(before_graph(part, layers[0]))
-        # From attention to attention, for a call takes as long as a small product: a token is an eighth quicker.
+        # From attention to attention: a call takes as long as a small product, so there is one a layer, and not two.
         self.others, self.kinds_after = list[OnnxSession](), self.kind_of[1:]
         for layer, following in zip(layers, [*layers[1:], None], strict=True):
             self.others.append(OnnxSession(after_graph(part, layer, following)))

@@ -86,7 +86,7 @@ class Source(ABC):
         return quantised(self.read(name))
 
     def wide_matrices(self) -> tuple[Matrix, ...]:
-        """Matrices that are rounded already, in some layer to more than 4 bits: `four_bits` would round them again."""
+        """Matrices that are rounded already, in some layer to more than 4 bits: `q4` would round them again."""
         return ()
 
     def check(self) -> None:

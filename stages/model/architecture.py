@@ -79,9 +79,9 @@ QkNorm = Literal["none", "head", "projection"]
 # RMSNorm of what attention and the MLP read (Llama), of what they write (OLMo 2), or of both (Gemma).
 Norms = Literal["before", "after", "both"]
 Activation = Literal["silu", "gelu_tanh"]  # of the MLP's gate; gelu in the form with a tanh
+Matrix = Literal["qkv", "attention_out", "mlp_in", "mlp_out"]  # of a layer, or of each of its experts
 # Of the matrices in layers: numbers of 4 bytes, of 2, of 8 bits with a scale for 32 of them, or of 4 bits with a scale
 # and an offset for 32. With either, the embedding and the head are of 8 bits.
-Matrix = Literal["qkv", "attention_out", "mlp_in", "mlp_out"]  # of a layer, or of each of its experts
 Weights = Literal["float32", "bfloat16", "q8", "q4"]
 WEIGHT_WORDS: dict[str, str] = {
     "bfloat16": "weights in bfloat16",
