@@ -32,7 +32,6 @@ from serving.client.client import Client, RouterError
 from serving.router.server import run_router
 from serving.router.settings import RingSettings, RouterSettings
 from serving.router.topology import HostEntry, Topology, local_topology
-from stages.checkpoint.bundle import has_experts
 from stages.checkpoint.checkpoint import save_ar, save_part, write_manifest
 from stages.checkpoint.gate import PROBE_TEXT
 from stages.checkpoint.manifest import Manifest
@@ -243,7 +242,7 @@ class Servers:
 
     def hosts(self, topology: Topology, checkpoint: Path, **host: Any) -> dict[str, Running]:
         def start(entry: HostEntry) -> Running:
-            after = topology.successors(entry, has_experts(checkpoint))
+            after = topology.successors(entry)
             return self.stage(checkpoint, entry.blocks, entry.listen, after, **{"name": entry.name, **host})
 
         return {entry.name: start(entry) for entry in topology.hosts}

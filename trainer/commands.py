@@ -136,16 +136,14 @@ def run_evaluate(options: argparse.Namespace) -> int:
 class PictureTraining:
     """The nets that `train pictures` trains, and their checkpoint."""
 
-    kind: Literal["chain", "steps", "local", "experts"] = field(
-        metadata=flag(
-            "blocks; an undivided net; one of a block's size; one for each cluster, and the router net", name="kind"
-        )
+    kind: Literal["chain", "steps", "local"] = field(
+        metadata=flag("blocks; an undivided net; one of a block's size", name="kind")
     )
     data: Path = field(metadata=flag("npz, or a folder for each class", metavar="PATH"))
     out: Path | None = setting(None, "the checkpoint (runs/pictures/KIND)", metavar="DIR")
     # A net for all noise levels; of `steps` and `local` one of the same kind.
     start: Path | None = setting(None, "nets to begin with", metavar="CKPT")
-    block: int | None = setting(None, "only this block or expert; the router net is the one after the last expert")
+    block: int | None = setting(None, "only this block")
 
 
 add_pictures = partial(add_own_and_shared, own=PictureTraining, shared="config steps threads")
@@ -155,7 +153,6 @@ def run_pictures(options: argparse.Namespace) -> int:
     """Train nets that draw."""
     from stages.errors import InputError
     from trainer.pictures.data import load_pictures
-    from trainer.pictures.experts import train_experts
     from trainer.pictures.training import PictureConfig, train_picture_blocks, train_undivided
 
     set_threads(options)
@@ -165,10 +162,8 @@ def run_pictures(options: argparse.Namespace) -> int:
     pictures, out = load_pictures(asked.data), asked.out or Path("runs/pictures") / asked.kind
     if asked.kind == "chain":
         manifest = train_picture_blocks(config, pictures, out, asked.block, asked.start)
-    elif asked.kind == "experts":
-        manifest = train_experts(config, pictures, out, asked.block, asked.start)
     elif asked.block is not None:
-        raise InputError(f"--block is of a chain or experts: {asked.kind} is trained as a whole")
+        raise InputError(f"--block is of a chain: {asked.kind} is trained as a whole")
     else:
         manifest = train_undivided(config, pictures, out, asked.kind == "steps", asked.start)
     for name, losses in manifest.metrics.items():

@@ -21,14 +21,11 @@ from loadtest.workload.prompts import BUILT_IN, NOVEL, Prompts
 from loadtest.workload.testbed import Testbed, check_network, deployed, open_network
 from loadtest.workload.texts import LOCAL_COLUMNS, local_distance, served_copy
 from loadtest.workload.variants import ModeVariant
-from serving.drawing import DEFAULT_LEVELS, DRAWING_MODES, EXPERT_RULES
+from serving.drawing import DEFAULT_LEVELS, DRAWING_MODES
 from serving.modes import WITHOUT_HOSTS
 from stages.checkpoint.bundle import bundle_draws, find_bundle
 from stages.checkpoint.manifest import read_manifest
 from stages.errors import InputError, OnesweepError
-
-# An expert's way differs from picture to picture, and has no floor of its own.
-TIMED_DRAWING = tuple(mode for mode in DRAWING_MODES if mode not in EXPERT_RULES)
 
 NOTHING = Floor(0.0, 0.0, 0.0)  # of a request that failed
 
@@ -116,9 +113,7 @@ def settled(settings: WanSettings) -> WanSettings:
     if s.texts or s.temperature is not None or any(not length.draws for length in s.lengths):
         raise InputError(f"{s.checkpoint} draws: it takes --levels, and no prompts, bytes or temperature")
     bundle = find_bundle(s.checkpoint)
-    served = [mode for mode in TIMED_DRAWING if getattr(bundle, mode) is not None]
-    if not served:
-        raise InputError(f"{s.checkpoint} has experts alone, whose trips differ from picture to picture")
+    served = [mode for mode in DRAWING_MODES if getattr(bundle, mode) is not None]
     # Classes take turns as prompts do, so that no cache of one class's modulations makes a mode look quicker.
     classes = read_manifest(getattr(bundle, served[0])).picture_architecture.classes
     return replace(

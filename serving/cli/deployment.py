@@ -402,9 +402,7 @@ def _guard(path: Path, arguments: Sequence[str], *addresses: str) -> list[str]:
 
 
 def _host_arguments(topology: Topology, host: HostEntry, checkpoint: Path, threads: int) -> list[str]:
-    from stages.checkpoint.bundle import has_experts  # torch, which other commands need not wait for
-
-    successors = topology.successors(host, has_experts(checkpoint))
+    successors = topology.successors(host)
     return [
         *("host", host.name, "--checkpoint", str(checkpoint), "--blocks", host.span),
         *("--listen", host.listen, "--threads", str(threads)),

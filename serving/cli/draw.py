@@ -130,9 +130,7 @@ def _client(options: argparse.Namespace) -> Iterator[Client]:
 
     checkpoint = options.checkpoint.resolve()
     if not draws(checkpoint):
-        raise InputError(
-            f"{options.checkpoint} is no bundle of pictures: give a directory with chain/, steps/ or experts/"
-        )
+        raise InputError(f"{options.checkpoint} is no bundle of pictures: give a directory with chain/ or steps/")
     progress, parts = ProgressLine(), parts_of(checkpoint)
     hosts = min(HOSTS, parts)
     topology = local_topology(hosts, parts, checkpoint, free_port_block(hosts + 1) + 1)

@@ -42,8 +42,6 @@ def run_host(options: argparse.Namespace) -> int:
 
 def _of_topology(options: argparse.Namespace) -> StageSettings:
     """A host whose place a topology says. Raises OnesweepError."""
-    from stages.checkpoint.bundle import has_experts
-
     told = {f"--{name}": getattr(options, name) for name in ("blocks", "listen", "next", "registry", "advertise")}
     if given := [flag for flag, value in [*told.items(), ("--empty", options.empty or None)] if value is not None]:
         raise InputError(f"the topology says where a host is: leave {given[0]} out")
@@ -61,7 +59,7 @@ def _of_topology(options: argparse.Namespace) -> StageSettings:
         checkpoint=checkpoint,
         blocks=host.blocks,
         listen=host.listen,
-        next=tuple(topology.successors(host, has_experts(checkpoint))),
+        next=tuple(topology.successors(host)),
         host=_limits(options, host.name),
         security=security_of(options, topology.tls_of(host.name)),
     )

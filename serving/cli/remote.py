@@ -145,17 +145,15 @@ async def _bring_all(
 ) -> None:
     """Have every host hold its stage; nothing is sent to one that does. Raises OnesweepError."""
     from serving.router.rollout import load, send
-    from stages.checkpoint.bundle import has_experts
     from stages.checkpoint.release_store import release_files
     from stages.v1 import stage_pb2
     from stages.wire.status import StatusError
 
     assert contents.root is not None
-    any_may_follow = has_experts(contents.root)
     async with _links(topology, security) as links:
 
         async def missing_stage(link: HostLink, host: StageHost) -> stage_pb2.Assignment | None:
-            following = topology.successors(link.entry, any_may_follow)
+            following = topology.successors(link.entry)
             await link.describe()
             if _holds(link, contents.name) and set(link.onward) == set(following):
                 return None

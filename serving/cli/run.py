@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
 HOSTS = 3
 MANIFEST = "manifest.json"
-FOLDERS = ("", "chain", "ar", "scorer", "steps", "experts")  # of a checkpoint or a bundle
+FOLDERS = ("", "chain", "ar", "scorer", "steps")  # of a checkpoint or a bundle
 # Files of a folder that an import reads, and of those beside a GGUF file.
 PUBLISHED = ("*.json", "*.safetensors", "*.jinja", "additional_chat_templates/*.jinja")
 BESIDE = ("tokenizer.json", "LICEN[CS]E*", "NOTICE*", "COPYING*", "USE_POLICY*")
@@ -135,8 +135,7 @@ def parts_of(checkpoint: Path) -> int:
     """Parts that hosts share out; 0 where there is no checkpoint."""
     record = manifest_record(checkpoint)
     parts = record.get("parts")
-    # The last file of experts is their router net's, which is no host's own.
-    return len(parts) - (record.get("kind") == "experts") if isinstance(parts, list) else 0
+    return len(parts) if isinstance(parts, list) else 0
 
 
 def _read_record(path: Path) -> dict[str, Any]:

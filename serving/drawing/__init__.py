@@ -1,20 +1,12 @@
 """Drawing: a request for pictures, and the ways of serving it. This file imports nothing heavy."""
 
 from collections.abc import Mapping
-from typing import Literal
 
 # By name: the trips for K noise levels along H hosts, and what it does.
 DRAWING_MODES: Mapping[str, tuple[str, str]] = {
     "chain": ("1", "each host takes the pictures through its own range of noise"),
     "steps": ("K + 1", "an undivided net, cut by layers: every step of the solver goes round the ring"),
-    "experts:once": ("1", "an expert for the picture's cluster, drawn at the start"),
-    "experts:1": ("1", "the likeliest expert at each level: the picture moves when another one leads"),
     "local": ("0", "a net of one block's size, for all noise, on the router's machine"),
-}
-# Of the modes that experts draw with: how the router net's probabilities are used (stages/pictures/experts.py).
-EXPERT_RULES: Mapping[str, Literal["once", "top1"]] = {
-    "experts:once": "once",
-    "experts:1": "top1",
 }
 DEFAULT_LEVELS = 12
 # Doubles the arithmetic, and halves the distance to real pictures (docs/research/pictures.md).

@@ -6,14 +6,13 @@ import asyncio
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from time import process_time_ns
 
 import torch
 
-from serving.drawing import EXPERT_RULES
 from serving.router.accounting import Account
 from serving.router.audit import MOST_TRIES, RETRY_PAUSE_S, AuditFailed
 from serving.router.ring import RingView
@@ -21,18 +20,14 @@ from serving.router.session import Session
 from serving.v1 import router_pb2
 from stages.backends import DEFAULT_BACKEND, backend_named
 from stages.checkpoint.bundle import find_bundle
-from stages.checkpoint.checkpoint import load_picture_part, load_router_net
+from stages.checkpoint.checkpoint import load_picture_part
 from stages.checkpoint.manifest import read_manifest
 from stages.host.parts import ModelKind
-from stages.limits import MAX_SEED
-from stages.model.codec import CODECS, HIDDEN, codec_named
-from stages.pictures.experts import MAX_MOVES, Consultation, Turn
+from stages.model.codec import CODECS, HIDDEN
 from stages.pictures.trajectory import DrawPlan, Trajectory, most_pictures
 from stages.v1 import stage_pb2
 from stages.wire.messages import PictureMessage
 from stages.wire.status import internal, invalid, unavailable
-
-PICTURES_UNDER_WAY = 16  # of a request to experts: each is a session of its own, and hosts have room for some
 
 # Called with what the estimate shows after a block.
 Preview = Callable[[stage_pb2.Pictures], object]
@@ -149,16 +144,13 @@ class _RingDrawing(DrawingMode):
         order: CheckedDrawing,
         account: Account,
         on_preview: Callable[[stage_pb2.Event], object] = lambda event: None,
-        first_part: int = 0,
     ) -> stage_pb2.Event:
         def check(event: stage_pb2.Event) -> None:
-            if event.pictures.moves > MAX_MOVES:
-                raise internal(f"a picture is said to have moved {event.pictures.moves} times")
             if len(event.pictures.pixels) != order.size:
                 raise internal(f"pictures of {len(event.pictures.pixels)} bytes came, where {order.size} are due")
 
         evaluations = order.plan.evaluations
-        with Session(self.ring, self.kind, evaluations, order.due_at, account, first_part) as session:
+        with Session(self.ring, self.kind, evaluations, order.due_at, account) as session:
             session.on_preview = on_preview
             await session.push(self._work(order))
             event = await session.event(check)
@@ -205,76 +197,6 @@ class StepDrawing(_RingDrawing):
         return stage_pb2.Denoise(codec=order.codec, drawing=order.drawing)
 
 
-class FirstHost:
-    """The router net of experts on the router's machine: it saves a trip, for the first host is then the right one."""
-
-    # Only a guess: hosts ask their own, so another net here costs a trip and changes no picture.
-    def __init__(self, directory: Path) -> None:
-        """Blocks. Raises OnesweepError for a damaged net.
-
-        :param directory: a checkpoint of experts; of its files the router net's is read.
-        """
-        manifest = read_manifest(directory)
-        assert manifest.partition is not None
-        self._net, self._partition = load_router_net(directory), manifest.partition
-        self._trunk = backend_named(DEFAULT_BACKEND).picture(self._net.trunk)
-        self._thread = ThreadPoolExecutor(1, thread_name_prefix="first-host")
-
-    async def of(self, plan: DrawPlan, mode: str) -> int:
-        """The expert that draws first."""
-        return await asyncio.get_running_loop().run_in_executor(self._thread, self._ask, plan, mode)
-
-    @torch.inference_mode()
-    def _ask(self, plan: DrawPlan, mode: str) -> int:
-        steps = Consultation(self._net, self._partition, plan, EXPERT_RULES[mode], codec_named("fp32")).steps(Turn())
-        ask = next(steps)
-        while ask.turn is None:
-            ask = steps.send(self._trunk.evaluate([ask.piece])[0])
-        return ask.expert
-
-
-class ExpertDrawing(_RingDrawing):
-    """Each picture by the experts that their router net names, on whatever hosts they are."""
-
-    kind = "experts"
-    codecs = tuple(CODECS)
-    default_codec = "int8"
-
-    def __init__(self, ring: RingView, name: str, first: FirstHost | None) -> None:
-        """:param name: one of `EXPERT_RULES`.
-        :param first: None = any host is asked first."""
-        super().__init__(ring)
-        self.name, self._first = name, first
-
-    async def draw(self, order: CheckedDrawing, account: Account, preview: Preview) -> bytes:
-        room = asyncio.Semaphore(PICTURES_UNDER_WAY)
-
-        async def one(number: int) -> bytes:
-            async with room:
-                return await self._draw_one(order, number, account)
-
-        tasks = [asyncio.create_task(one(number)) for number in range(order.plan.pictures)]
-        try:
-            return b"".join(await asyncio.gather(*tasks))
-        finally:
-            for task in tasks:
-                task.cancel()
-
-    async def _draw_one(self, order: CheckedDrawing, number: int, account: Account) -> bytes:
-        whole = order.plan
-        plan = replace(whole, seed=(whole.seed + number) & MAX_SEED, classes=(whole.classes[number],))
-        alone = replace(order, plan=plan)
-        first = await self._first.of(plan, self.name) if self._first else 0
-        event = await self._answer(alone, account, first_part=first)
-        hops = account.hops + event.pictures.moves + 2  # hosts that it comes back to are in the event once
-        account.add_sweep(event)
-        account.hops = hops
-        return event.pictures.pixels
-
-    def _work(self, order: CheckedDrawing) -> stage_pb2.Consult:
-        return stage_pb2.Consult(drawing=order.drawing, rule=EXPERT_RULES[self.name], codec=order.codec)
-
-
 class LocalDrawing(DrawingMode):
     """No trip: a net of a block's size on the router's machine."""
 
@@ -318,10 +240,9 @@ class LocalDrawing(DrawingMode):
         return (process_time_ns() - begin) / 1e6
 
 
-def drawing_modes(ring: RingView, local: LocalDrawing | None, first: FirstHost | None = None) -> dict[str, DrawingMode]:
+def drawing_modes(ring: RingView, local: LocalDrawing | None) -> dict[str, DrawingMode]:
     """Every mode over a ring and the router's own nets, if it has some."""
-    experts = (ExpertDrawing(ring, name, first) for name in EXPERT_RULES)
-    modes: tuple[DrawingMode, ...] = (ChainDrawing(ring), StepDrawing(ring), *experts, *([local] if local else []))
+    modes: tuple[DrawingMode, ...] = (ChainDrawing(ring), StepDrawing(ring), *([local] if local else []))
     return {mode.name: mode for mode in modes}
 
 

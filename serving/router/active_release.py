@@ -11,7 +11,7 @@ from typing import Self, TypeVar
 
 import grpc
 
-from serving.drawing.modes import DrawingMode, FirstHost, LocalDrawing, drawing_modes, retry_drawing
+from serving.drawing.modes import DrawingMode, LocalDrawing, drawing_modes, retry_drawing
 from serving.drawing.validation import check_drawing
 from serving.modes.ar import ArMode, SpeculativeMode
 from serving.modes.auto import AutoMode, Guide
@@ -53,7 +53,6 @@ class RouterParts:
     directory: Path | None
     tokenizers: Tokenizers = NO_TOKENIZERS
     drawing: LocalDrawing | None = None
-    first: FirstHost | None = None
     is_copy: bool = False
 
     @classmethod
@@ -63,9 +62,7 @@ class RouterParts:
         :param frontier: what `auto` chooses from; None = the bundle's, if it has one: a bad one stops `auto` only.
         """
         if directory is not None and bundle_draws(directory):
-            experts = find_bundle(directory).experts
-            first = FirstHost(experts) if experts else None
-            return cls(None, Guide(), directory, drawing=LocalDrawing(directory), first=first)
+            return cls(None, Guide(), directory, drawing=LocalDrawing(directory))
         local = read_local_model(directory) if directory else None
         digest = local.digest if local else ""
         tokenizers = read_tokenizers(directory) if directory else NO_TOKENIZERS
@@ -98,7 +95,7 @@ class ActiveRelease:
     @classmethod
     def over(cls, view: RingView, own: RouterParts, name: str = "") -> Self:
         conditions = LatencyModel(view.rtts_ms)
-        drawing = drawing_modes(view, own.drawing, own.first)
+        drawing = drawing_modes(view, own.drawing)
         return cls(view, all_modes(view, own, conditions), drawing, conditions, own.directory, name)
 
     @property

@@ -192,12 +192,6 @@ def clock_warning(clock_s: float, begin_s: float, end_s: float) -> str:
 HostPath = tuple[HostLink, ...]
 
 
-def places_of(path: HostPath) -> list[int]:
-    """Places on the path of the hosts that hold each part of the model, in the order of the parts."""
-    places = {part: place for place, link in enumerate(path) for part in link.entry.blocks}
-    return [places[part] for part in sorted(places)]
-
-
 @dataclass(eq=False)
 class Attempt:
     """A session on the hosts of one path: work goes to the first, `receive` gets what comes back from any of them."""

@@ -154,17 +154,10 @@ class Ring:
         broken = [relay for link in self.links if link.info for relay in link.info.links if relay.problem]
         return broken[0].problem if broken else "there is no way through all blocks: check every host's --next"
 
-    def choose(
-        self, weights: Weights, avoid: Collection[str] = (), prefixes: Sequence[bytes] = (), first_part: int = 0
-    ) -> HostPath | None:
+    def choose(self, weights: Weights, avoid: Collection[str] = (), prefixes: Sequence[bytes] = ()) -> HostPath | None:
         """The quickest way through hosts with `weights`, or one about as quick that keeps more of `prefixes`, the
-        digests of a text's beginnings, the shortest first; it begins with the host of `first_part`. None where there
-        is none."""
-        path = best_path(self.links, weights, self.suspects, avoid, prefixes) if self.links else None
-        if path is None or not first_part:
-            return path
-        at = next((i for i, link in enumerate(path) if first_part in link.entry.blocks), 0)
-        return path[at:] + path[:at]
+        digests of a text's beginnings, the shortest first. None where there is none."""
+        return best_path(self.links, weights, self.suspects, avoid, prefixes) if self.links else None
 
     def begin(self, path: HostPath, receive: Callable[[Attempt, stage_pb2.Event], object]) -> Attempt:
         """A session on the hosts of `path`, until `end`; `receive` gets its results, and faults of lost hosts."""

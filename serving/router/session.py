@@ -19,7 +19,7 @@ import grpc
 from serving.router.accounting import JITTER_S, Account
 from serving.router.answer import AuditedAnswer
 from serving.router.audit import AuditFailed
-from serving.router.paths import Attempt, HostLink, HostPath, kept_by, places_of
+from serving.router.paths import Attempt, HostLink, HostPath, kept_by
 from serving.router.ring import RingView
 from stages.host.parts import MODEL_KINDS, ModelKind
 from stages.host.schema_check import NOT_FOLLOWED
@@ -63,13 +63,10 @@ class Session:
     asks a way through the hosts; its work and results go over the links of that way.
     """
 
-    def __init__(
-        self, view: RingView, kind: ModelKind, capacity: int, due_at: float, account: Account, first: int = 0
-    ) -> None:
+    def __init__(self, view: RingView, kind: ModelKind, capacity: int, due_at: float, account: Account) -> None:
         """:param view: the hosts and the weights that every try uses: a text comes from one set.
         :param capacity: positions that the hosts keep room for.
-        :param due_at: the deadline, by the monotonic clock.
-        :param first: part of the model whose host gets the work first."""
+        :param due_at: the deadline, by the monotonic clock."""
         model = view.model(kind)
         self.ring, self.kind, self.weights, self.capacity = view.ring, kind, view.weights, capacity
         self.model = model or stage_pb2.ModelInfo()
@@ -78,7 +75,7 @@ class Session:
         rows = batch_rows(model.width if model else 1)
         self._cut = partial(step_hops, vocabulary=self.vocabulary, most=MAX_PREFILL_CHUNKS, rows=rows)
         self.due_at, self.account = due_at, account
-        self._choose = partial(view.ring.choose, self.weights, first_part=first)
+        self._choose = partial(view.ring.choose, self.weights)
         self.attempts: list[Attempt] = []
         self._digest = self.weights[MODEL_KINDS.index(kind)]
         # All that is known of the text, and tokens after it that may be wrong.
@@ -370,8 +367,6 @@ class Session:
             memory=memory,
         )
         put_work(hop, work)
-        if isinstance(work, stage_pb2.Consult):
-            hop.consult.places.extend(places_of(attempt.path))
         self.account.context.stamp(hop)
         return self._cut(hop)
 

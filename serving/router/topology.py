@@ -83,16 +83,13 @@ class Topology:
         spans = [host.blocks for host in self.hosts]
         return {host.name for host in self.hosts if spans.count(host.blocks) > 1}
 
-    def successors(self, host: HostEntry, any_may_follow: bool = False) -> list[str]:
-        """Addresses of the hosts that may come after `host` in a sweep; none for one that holds all blocks.
-
-        :param any_may_follow: all others may, as experts need it.
-        """
+    def successors(self, host: HostEntry) -> list[str]:
+        """Addresses of the hosts that may come after `host` in a sweep; none for one that holds all blocks."""
         if len(host.blocks) == self.blocks:
             return []
         due = (host.blocks[-1] + 1) % self.blocks
         others = [other for other in self.hosts if len(other.blocks) < self.blocks]
-        return [other.address for other in others if other.blocks[0] == due or (any_may_follow and other is not host)]
+        return [other.address for other in others if other.blocks[0] == due]
 
     def tls_of(self, name: str) -> Tls | None:
         """The certificate of a host, or of `router`."""

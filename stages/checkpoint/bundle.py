@@ -1,6 +1,6 @@
 """A bundle: the models that are served together, in one directory.
 
-One of text has `chain/`, `ar/`, `scorer/` and `local/`, one of pictures `chain/`, `steps/`, `experts/` and `local/`.
+One of text has `chain/`, `ar/`, `scorer/` and `local/`, one of pictures `chain/`, `steps/` and `local/`.
 """
 
 from __future__ import annotations
@@ -25,7 +25,6 @@ class Bundle:
     scorer: Path | None = None
     local: Path | None = None
     steps: Path | None = None
-    experts: Path | None = None
 
 
 def find_bundle(directory: Path) -> Bundle:
@@ -40,8 +39,8 @@ def find_bundle(directory: Path) -> Bundle:
     found = {name: path for name, path in found.items() if (path / MANIFEST_NAME).exists()}
     if not found:
         raise MissingCheckpoint(
-            f"no checkpoint in {directory}: it has neither {MANIFEST_NAME} nor one in chain/, ar/, scorer/, steps/, "
-            "experts/ or local/"
+            f"no checkpoint in {directory}: it has neither {MANIFEST_NAME} nor one in chain/, ar/, scorer/, steps/ "
+            "or local/"
         )
     return Bundle(**found)
 
@@ -66,20 +65,13 @@ def holds_copy(directory: Path) -> bool:
     return sizes[0] == sizes[1]
 
 
-def has_experts(directory: Path) -> bool:
-    """True where experts draw: any of their hosts may follow any other. Raises CheckpointError as above."""
-    return find_bundle(directory).experts is not None
-
-
 def check_split(manifests: Mapping[str, Manifest]) -> int:
     """Number of parts for hosts to share: blocks and stages go together, so all models must have as many.
 
     manifests: those of the models that hosts hold parts of, by name. Raises CheckpointError.
     """
     if not manifests:
-        raise CheckpointError(
-            "nothing here that hosts could hold parts of: no chain/, ar/, scorer/, steps/ or experts/"
-        )
+        raise CheckpointError("nothing here that hosts could hold parts of: no chain/, ar/, scorer/ or steps/")
     if len({manifest.draws for manifest in manifests.values()}) != 1:
         raise CheckpointError("models of text and of pictures lie side by side: give each a directory of its own")
     counts = {name: manifest.architecture.parts for name, manifest in manifests.items()}

@@ -24,17 +24,15 @@ from stages.memory import require_memory
 from stages.model.block import Block
 from stages.model.layers import CausalStage
 from stages.model.pipeline import ArModel, ArStage, PipelineStage, new_stage, without_memory
-from stages.pictures.experts import RouterNet
 from stages.pictures.part import PictureArchitecture, PicturePart
 from stages.wire.secret_files import lock_beside
 
 P = TypeVar("P")
 CPU = torch.device("cpu")
-DrawingPart = PicturePart | RouterNet
-AnyPart = Block | PipelineStage | DrawingPart
+AnyPart = Block | PipelineStage | PicturePart
 # Tables that are computed may take so many bytes, or so many times those of the part's file if that is more.
 MAX_TABLE_BYTES, TABLES_PER_WEIGHTS = 64 << 20, 4
-NOUNS = {"chain": "block", "steps": "stage", "experts": "expert"}  # of a drawing part, in the name of its file
+NOUNS = {"chain": "block", "steps": "stage"}  # of a drawing part, in the name of its file
 
 
 # On a device, a part is there once, and for the time of its loading once in the machine's memory: a host's parts are
@@ -71,19 +69,11 @@ def _of_kind(part: AnyPart, kind: type[P], otherwise: str) -> P:
     return part
 
 
-def load_router_net(directory: Path) -> RouterNet:
-    """The router net of experts, as `load_part` does: their last part."""
-    index = read_manifest(directory).architecture.parts
-    return cast(RouterNet, load_part(directory, index))
-
-
 def new_part(manifest: Manifest, index: int) -> AnyPart:
     """A part without memory: shapes only."""
     with without_memory():
         if isinstance(manifest.architecture, PictureArchitecture):
             assert manifest.kind != "ar"
-            if manifest.kind == "experts" and index == manifest.architecture.parts:
-                return RouterNet(manifest.architecture)
             return PicturePart(manifest.architecture, index, manifest.kind)
         if manifest.kind == "ar":
             return new_stage(manifest.text_architecture, index)
@@ -143,10 +133,10 @@ def save_part(directory: Path, part: AnyPart, hidden: Tensor | None = None, half
         raise CheckpointError("these weights give no finite loss on the probe text: they are damaged")
     probe = {PROBE_INPUT: hidden, PROBE_OUTPUT: out}
     extra = {name: tensor for name in probe_shapes(part, 0) if (tensor := probe[name]) is not None}
-    noun = "block" if isinstance(part, Block) else "router-net" if isinstance(part, RouterNet) else "stage"
+    noun = "block" if isinstance(part, Block) else "stage"
     noun = NOUNS[part.kind] if isinstance(part, PicturePart) else noun
     _write_part(directory, part, noun, extra, measures, half)
-    return None if isinstance(part, RouterNet) or (isinstance(part, PicturePart) and part.has_head) else out
+    return None if isinstance(part, PicturePart) and part.has_head else out
 
 
 def halve(source: Path, out: Path) -> Manifest:

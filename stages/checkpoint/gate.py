@@ -13,7 +13,6 @@ from stages.model.block import Block
 from stages.model.partition import NoisePartition
 from stages.model.pipeline import ArStage, PipelineStage
 from stages.model.randomness import Purpose, normals
-from stages.pictures.experts import RouterNet
 from stages.pictures.part import PicturePart, in_scale
 from stages.pictures.trajectory import picture_noise
 
@@ -46,10 +45,8 @@ def probe_tokens(manifest: Manifest) -> Tensor:
     return torch.tensor(manifest.probe_tokens[:positions])[None]
 
 
-def probe_shapes(part: Block | PipelineStage | PicturePart | RouterNet, positions: int) -> dict[str, tuple[int, ...]]:
+def probe_shapes(part: Block | PipelineStage | PicturePart, positions: int) -> dict[str, tuple[int, ...]]:
     """Names and shapes of the probe's tensors in the file of `part`. positions: of the probe text, if there is one."""
-    if isinstance(part, RouterNet):
-        return {PROBE_OUTPUT: (part.architecture.parts,)}
     if isinstance(part, PicturePart):
         a = part.architecture
         shapes: dict[str, tuple[int, ...]] = {PROBE_OUTPUT: (a.tokens, a.patch_dim if part.has_head else a.features)}
@@ -63,7 +60,7 @@ def probe_shapes(part: Block | PipelineStage | PicturePart | RouterNet, position
 
 
 def measured(
-    part: Block | PipelineStage | PicturePart | RouterNet,
+    part: Block | PipelineStage | PicturePart,
     manifest: Manifest,
     hidden: Tensor | None = None,
     recorded: Tensor | None = None,
@@ -75,7 +72,7 @@ def measured(
     if isinstance(part, Block):
         assert manifest.partition is not None
         return probe_block(part, manifest.partition, probe_tokens(manifest).to(part.codes.device)), None
-    if isinstance(part, PicturePart | RouterNet):
+    if isinstance(part, PicturePart):
         assert manifest.partition is not None
         return probe_picture(part, manifest.partition, hidden, recorded)
     return probe_stage(part, probe_tokens(manifest).to(part.rotary.device), hidden, recorded)
@@ -119,7 +116,7 @@ def probe_stage(
 
 @torch.inference_mode()
 def probe_picture(
-    part: PicturePart | RouterNet, partition: NoisePartition, hidden: Tensor | None, recorded: Tensor | None = None
+    part: PicturePart, partition: NoisePartition, hidden: Tensor | None, recorded: Tensor | None = None
 ) -> tuple[Measures, Tensor]:
     """Relative error of the part's output for pure noise in the middle of its noise range, and that output.
 

@@ -105,7 +105,7 @@ def _parameter_counts(directory: Path, manifest: Manifest) -> list[int]:
 
 
 def _describe(name: str, model: dict[str, Any]) -> str:
-    noun = {"chain": "blocks", "experts": "experts"}.get(model["kind"], "stages")
+    noun = "blocks" if model["kind"] == "chain" else "stages"
     untrained = ", ".join(map(str, model["untrained"]))
     rows = {
         "model": f"{name} ({model['kind']}, format {model['format']})",

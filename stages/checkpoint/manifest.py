@@ -29,7 +29,7 @@ MAX_FILES = 16
 MAX_PROBE_TOKENS = 4096
 MAX_CODES = 1 << 24  # numbers in a table of codes, which is computed while a manifest is read
 
-Kind = Literal["chain", "ar", "steps", "experts"]
+Kind = Literal["chain", "ar", "steps"]
 KINDS: tuple[Kind, ...] = get_args(Kind)
 AnyArchitecture = TextArchitecture | PictureArchitecture
 
@@ -46,8 +46,8 @@ class Part:
 
 @dataclass(frozen=True)
 class Manifest:
-    """`kind` is `chain` (blocks with noise ranges), `ar` (stages that write, trained end to end), `steps` (stages that
-    draw, likewise) or `experts` (nets that draw a cluster of pictures each; their router net is one part more)."""
+    """`kind` is `chain` (blocks with noise ranges), `ar` (stages that write, trained end to end) or `steps` (stages
+    that draw, likewise)."""
 
     kind: Kind
     architecture: AnyArchitecture
@@ -199,12 +199,12 @@ def _build(record: dict[str, Any]) -> Manifest:
     kind, draws = record["kind"], record["architecture"].get("family") == PICTURES
     if kind not in KINDS:
         raise CheckpointError(f"kind {kind!r} is none of {', '.join(KINDS)}")
-    if kind in (("ar",) if draws else ("steps", "experts")):
+    if kind == ("ar" if draws else "steps"):
         raise CheckpointError(f"kind {kind!r} is for models of {'text' if draws else 'pictures'}")
     read = PictureArchitecture.from_record if draws else read_architecture
     architecture: AnyArchitecture = read(record["architecture"])
     parts = tuple(None if part is None else _part(part) for part in record["parts"])
-    if len(parts) != (count := architecture.parts + (kind == "experts")):
+    if len(parts) != (count := architecture.parts):
         raise CheckpointError(f"{len(parts)} parts listed, the architecture has {count}")
     text = {} if isinstance(architecture, PictureArchitecture) else _text(kind, architecture, parts, record)
     partition = None

@@ -26,7 +26,7 @@ from stages.errors import CheckpointError, InputError, ServiceError, StalePart, 
 
 FOLDERS = tuple(field.name for field in fields(Bundle))
 # Kinds of the models that may lie in a folder; in all others `ar`.
-KINDS_IN = {"chain": ("chain",), "steps": ("steps",), "experts": ("experts",), "local": ("ar", "steps")}
+KINDS_IN = {"chain": ("chain",), "steps": ("steps",), "local": ("ar", "steps")}
 NAME_DIGITS = 16
 CURRENT_NAME = "current.json"
 LOCK_NAME = "lock"

@@ -19,7 +19,7 @@ from stages.host.scheduler import HopWork, ScheduledHop, Scheduler, TextWork
 from stages.host.sessions import HostSession, SessionStore
 from stages.host.settings import HostSettings
 from stages.host.validation import parse_hop
-from stages.host.work.pictures import ConsultWork, PictureWork
+from stages.host.work.pictures import PictureWork
 from stages.host.work.read import ReadWork
 from stages.model.prefill import MAX_PREFILL_CHUNKS, prefix_root
 from stages.telemetry.traces import Tracer
@@ -47,7 +47,7 @@ class Host:
         :param next_hosts: to the hosts that may come next; none where this host holds a whole model.
         :param meter: counts for --metrics; None: nobody reads."""
         self.releases, self.settings, self.next_hosts = Releases(first), settings, next_hosts
-        self.blocks, self.any_may_follow = first.plan.blocks, first.plan.any_may_follow
+        self.blocks = first.plan.blocks
         self.meter, self.tracer = meter, tracer
         self.instance = f"{settings.name}/{secrets.token_hex(4)}"
         """Name of this process: what it kept is gone with it."""
@@ -172,7 +172,7 @@ class Host:
             if work.compiles:
                 self.sessions.count_grammar(hop.session)
             session.length = work.start + work.remembered
-        if sender and not isinstance(work, ConsultWork):  # experts take turns; else one host alone forwards to this one
+        if sender:  # one host alone forwards to this one
             session.sender = sender
         session.accepted(work.is_prefill, work.has_more)
         session.pending += 1
@@ -203,8 +203,6 @@ class Host:
         needed = work.plan.evaluations
         if session is None:
             return self._open(hop, work, parts, needed)
-        if isinstance(work, ConsultWork):  # a picture does not pass every host
-            session.next_number = max(session.next_number, work.number)
         session = self.sessions.due(hop.session, work.kind, work.number, 0)
         if needed > session.capacity:
             raise invalid(f"the session was opened for {session.capacity} pictures at once, not {needed}")
@@ -317,5 +315,5 @@ def _check_origin(hop: stage_pb2.Hop, session: HostSession, sender: str) -> None
     """Raise StatusError for a hop of another router, path or host than its session's."""
     if (session.router, session.path) != (hop.router, tuple(hop.path)):
         raise StatusError(grpc.StatusCode.PERMISSION_DENIED, "this session is of another router, or another path")
-    if sender and session.sender not in ("", sender) and not hop.HasField("consult"):
+    if sender and session.sender not in ("", sender):
         raise StatusError(grpc.StatusCode.PERMISSION_DENIED, f"this session's hops come from {session.sender}")

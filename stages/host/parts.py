@@ -15,7 +15,7 @@ from stages.backends.base import BlockRunner, PictureRunner, StageRunner
 from stages.backends.runner_checks import OneAtATime
 from stages.backends.whole_model import WholeModel
 from stages.checkpoint.bundle import check_split, find_bundle
-from stages.checkpoint.checkpoint import CPU, load_block, load_picture_part, load_router_net, load_stage
+from stages.checkpoint.checkpoint import CPU, load_block, load_picture_part, load_stage
 from stages.checkpoint.manifest import Manifest, read_manifest
 from stages.device import AUTO, check_device
 from stages.errors import InputError
@@ -25,7 +25,6 @@ from stages.model.pipeline import cache_bytes
 from stages.model.prefill import max_new_tokens
 from stages.model.scoring import MAX_LOGITS, most_scored
 from stages.model.vocabulary import Vocabulary
-from stages.pictures.experts import RouterNet
 from stages.pictures.part import PictureArchitecture
 from stages.pictures.trajectory import evaluations, most_pictures
 from stages.v1 import stage_pb2
@@ -33,7 +32,7 @@ from stages.wire.status import StatusError
 
 log = logging.getLogger(__name__)
 
-ModelKind = Literal["chain", "ar", "scorer", "steps", "experts"]  # the models that hosts hold parts of
+ModelKind = Literal["chain", "ar", "scorer", "steps"]  # the models that hosts hold parts of
 MODEL_KINDS: tuple[ModelKind, ...] = get_args(ModelKind)
 PARCEL_SPARE_BYTES = 2 << 20  # for what travels with the largest hop: a parcel of others, accounts, paths
 MAX_MESSAGE_BYTES = (1 << 31) - 1  # gRPC's own
@@ -73,11 +72,6 @@ class HostPlan:
         return any(source.manifest.draws for source in self.models.values())
 
     @property
-    def any_may_follow(self) -> bool:
-        """True where any host may come after any other: experts are asked in the order that a picture needs."""
-        return "experts" in self.models
-
-    @property
     def is_first(self) -> bool:
         return self.blocks[0] == 0
 
@@ -107,11 +101,6 @@ class HostPlan:
                 return f"{WEIGHT_WORDS[a.weights]} ({kind}) compute on CPUs: import the model with --weights float32"
         return ""
 
-    def files_of(self, source: ModelSource) -> tuple[int, ...]:
-        """Parts of a model whose files this host reads: every host of experts has their router net, too."""
-        own_experts = source.manifest.kind == "experts"
-        return (*self.blocks, source.manifest.architecture.parts) if own_experts else self.blocks
-
     def message_bytes(self) -> int:
         """Largest message that a hop can need, with room for those that leave with it: of a sweep the
         estimates of a full context, of a step the hidden states of a piece and of candidates, of pictures all that
@@ -138,10 +127,8 @@ class Parts:
     """Loaded and checked weights, ready to run."""
 
     plan: HostPlan
-    # By kind of model and index: a BlockRunner, StageRunner or PictureRunner each. After experts comes the trunk of
-    # their router net.
+    # By kind of model and index: a BlockRunner, StageRunner or PictureRunner each.
     runners: Mapping[str, dict[int, Any]]
-    router_net: RouterNet | None = None
     ar_drafter: Drafter | None = None  # on the host of the last stage of `ar`
     device: torch.device = CPU  # where the weights are, and the caches of sessions with them
     # Rows of AR steps that the warm-up read in next to no time at WARM_POSITIONS, by the digest of their model.
@@ -218,11 +205,8 @@ def load_parts(plan: HostPlan, backend: Backend | None = None, held: Sequence[Pa
             known[source.digest] = {i: _runner(kind, source, i, backend) for i in plan.blocks}
     # read anew: beside the same model, another may lie in local/
     drafter = _drafter(plan, plan.models["ar"]) if plan.is_last and "ar" in plan.models else None
-    runners, router_net = {kind: known[source.digest] for kind, source in plan.models.items()}, None
-    if "experts" in plan.models:
-        router_net = load_router_net(plan.models["experts"].directory)
-        runners["experts"].setdefault(router_net.index, backend.picture(router_net.trunk))
-    return Parts(plan, runners, router_net, drafter, device)
+    runners = {kind: known[source.digest] for kind, source in plan.models.items()}
+    return Parts(plan, runners, drafter, device)
 
 
 def _runner(kind: str, source: ModelSource, index: int, backend: Backend) -> BlockRunner | StageRunner | PictureRunner:
@@ -328,7 +312,7 @@ def wiring_problem(plans: Sequence[HostPlan], address: str, other: stage_pb2.Des
     """Why `other` cannot follow a host that holds `plans` in the ring; empty when it can."""
     plan = plans[-1]
     due = (plan.blocks[-1] + 1) % plan.parts
-    if not other.blocks or (other.blocks[0] != due and not plan.any_may_follow):
+    if not other.blocks or other.blocks[0] != due:
         return f"{address} holds blocks {list(other.blocks)}, block {due} must come next: check --next and --blocks"
     theirs = [weights_of(release) for release in other.releases]
     if not theirs:

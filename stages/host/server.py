@@ -101,9 +101,7 @@ class StageServer:
         if (registry := self.settings.registry) is not None:
             own = self._registration(port)
             plan = self.first.plan
-            follow = follow_successors(
-                registry, own, plan.parts, host.next_hosts.set_addresses, any_may_follow=plan.any_may_follow
-            )
+            follow = follow_successors(registry, own, plan.parts, host.next_hosts.set_addresses)
             members += [self._begin(job, stop) for job in (registry.register(own), follow)]
         else:
             host.next_hosts.set_addresses(self.settings.next)

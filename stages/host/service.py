@@ -271,10 +271,8 @@ class StageService(stage_pb2_grpc.StageServiceServicer):
         plan = self.host.releases.newest.plan
         if folder == "local":
             return plan.is_last and not plan.draws
-        # The router net comes after the experts, and every host asks it. The last host needs the tokenizer where it
-        # holds texts to a schema.
-        beside = (folder == "experts" and part == plan.parts) or (folder == "ar" and part == BESIDE and plan.is_last)
-        return part in self.host.blocks or beside
+        # the last host needs the tokenizer where it holds texts to a schema
+        return part in self.host.blocks or (folder == "ar" and part == BESIDE and plan.is_last)
 
     async def Load(self, request: stage_pb2.LoadRequest, context: Context) -> stage_pb2.LoadResponse:
         if request.HasField("assignment"):

@@ -11,7 +11,7 @@ from stages.errors import CodecError
 from stages.host.parts import HostPlan, ModelKind, ModelSource
 from stages.host.prefixes import VOUCHER_BYTES
 from stages.host.scheduler import HopWork
-from stages.host.work.pictures import parse_consult, parse_denoise, parse_draw
+from stages.host.work.pictures import parse_denoise, parse_draw
 from stages.host.work.read import parse_read
 from stages.host.work.score import parse_score
 from stages.host.work.sweep import parse_sweep
@@ -35,7 +35,6 @@ MODELS: dict[str, tuple[ModelKind, ...]] = {
     "read": ("ar", "scorer"),
     "draw": ("chain",),
     "denoise": ("steps",),
-    "consult": ("experts",),
 }
 
 
@@ -66,8 +65,6 @@ def parse_hop(hop: stage_pb2.Hop, plan: HostPlan, is_open: bool = False) -> HopW
                 work = parse_draw(hop, source)
             case "denoise":
                 work = parse_denoise(hop, source)
-            case "consult":
-                work = parse_consult(hop, source)
             case _ if hop.read.HasField("score"):
                 work = parse_score(hop, kind, source)
             case _:
@@ -155,10 +152,6 @@ def _model(hop: stage_pb2.Hop, plan: HostPlan, kinds: Sequence[ModelKind]) -> tu
 
 
 def _check_part(work: AnyWork, plan: HostPlan) -> None:
-    if isinstance(work, stage_pb2.Consult):
-        if work.HasField("expert") and work.expert not in plan.blocks:
-            raise failed_precondition(f"expert {work.expert} is not here: {_held(plan)}")
-        return
     if isinstance(work, stage_pb2.Sweep | stage_pb2.Draw):
         part, noun = work.block, "block"
     else:

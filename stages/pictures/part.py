@@ -123,9 +123,8 @@ class PictureArchitecture:
         return ((y * (self.deviation / DATA_STD) + self.mean) * 255).round().clamp(0, 255).to(torch.uint8)
 
 
-# `chain`: blocks, each with a way in and a head of its own. `steps`: stages that are cut from one net. `experts`: like
-# blocks, but each learned one cluster of the pictures.
-PictureKind = Literal["chain", "steps", "experts"]
+# `chain`: blocks, each with a way in and a head of its own. `steps`: stages that are cut from one net.
+PictureKind = Literal["chain", "steps"]
 
 
 def skip_scale(sigma: float) -> float:

@@ -241,7 +241,6 @@ class Release(_message.Message):
     SCORER_FIELD_NUMBER: _builtins.int
     LOADING_FIELD_NUMBER: _builtins.int
     STEPS_FIELD_NUMBER: _builtins.int
-    EXPERTS_FIELD_NUMBER: _builtins.int
     name: _builtins.str
     loading: _builtins.bool
     """no work is taken for it yet"""
@@ -261,10 +260,6 @@ class Release(_message.Message):
     def steps(self) -> Global___ModelInfo:
         """absent when it has no stages of an undivided net that draws"""
 
-    @_builtins.property
-    def experts(self) -> Global___ModelInfo:
-        """absent when it has no experts"""
-
     def __init__(
         self,
         *,
@@ -274,11 +269,10 @@ class Release(_message.Message):
         scorer: Global___ModelInfo | None = ...,
         loading: _builtins.bool = ...,
         steps: Global___ModelInfo | None = ...,
-        experts: Global___ModelInfo | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["ar", b"ar", "chain", b"chain", "experts", b"experts", "scorer", b"scorer", "steps", b"steps"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["ar", b"ar", "chain", b"chain", "scorer", b"scorer", "steps", b"steps"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["ar", b"ar", "chain", b"chain", "experts", b"experts", "loading", b"loading", "name", b"name", "scorer", b"scorer", "steps", b"steps"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["ar", b"ar", "chain", b"chain", "loading", b"loading", "name", b"name", "scorer", b"scorer", "steps", b"steps"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -562,7 +556,6 @@ class Hop(_message.Message):
     READ_FIELD_NUMBER: _builtins.int
     DRAW_FIELD_NUMBER: _builtins.int
     DENOISE_FIELD_NUMBER: _builtins.int
-    CONSULT_FIELD_NUMBER: _builtins.int
     BATCH_FIELD_NUMBER: _builtins.int
     MEMORY_FIELD_NUMBER: _builtins.int
     router: _builtins.str
@@ -598,8 +591,6 @@ class Hop(_message.Message):
     @_builtins.property
     def denoise(self) -> Global___Denoise: ...
     @_builtins.property
-    def consult(self) -> Global___Consult: ...
-    @_builtins.property
     def memory(self) -> Global___Memory:
         """of a pipeline's session, in the hop that opens it; absent: nothing is kept of it"""
 
@@ -620,15 +611,14 @@ class Hop(_message.Message):
         read: Global___Read | None = ...,
         draw: Global___Draw | None = ...,
         denoise: Global___Denoise | None = ...,
-        consult: Global___Consult | None = ...,
         batch: _builtins.bool = ...,
         memory: Global___Memory | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["consult", b"consult", "denoise", b"denoise", "draw", b"draw", "memory", b"memory", "read", b"read", "sweep", b"sweep", "work", b"work"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["denoise", b"denoise", "draw", b"draw", "memory", b"memory", "read", b"read", "sweep", b"sweep", "work", b"work"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["batch", b"batch", "capacity", b"capacity", "consult", b"consult", "denoise", b"denoise", "digest", b"digest", "draw", b"draw", "left_s", b"left_s", "memory", b"memory", "path", b"path", "place", b"place", "read", b"read", "request", b"request", "router", b"router", "session", b"session", "sweep", b"sweep", "timings", b"timings", "traceparent", b"traceparent", "work", b"work"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["batch", b"batch", "capacity", b"capacity", "denoise", b"denoise", "digest", b"digest", "draw", b"draw", "left_s", b"left_s", "memory", b"memory", "path", b"path", "place", b"place", "read", b"read", "request", b"request", "router", b"router", "session", b"session", "sweep", b"sweep", "timings", b"timings", "traceparent", b"traceparent", "work", b"work"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_work: _TypeAlias = _typing.Literal["sweep", "read", "draw", "denoise", "consult"]  # noqa: Y015
+    _WhichOneofReturnType_work: _TypeAlias = _typing.Literal["sweep", "read", "draw", "denoise"]  # noqa: Y015
     _WhichOneofArgType_work: _TypeAlias = _typing.Literal["work", b"work"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_work) -> _WhichOneofReturnType_work | None: ...
 
@@ -1232,72 +1222,6 @@ class Denoise(_message.Message):
 Global___Denoise: _TypeAlias = Denoise  # noqa: Y015
 
 @_typing.final
-class Consult(_message.Message):
-    """One picture on its way between experts. Every host has their router net, which says whose turn it is: the host of that
-    expert gets the picture next, wherever it is on the path. Hosts keep nothing of it.
-    """
-
-    DESCRIPTOR: _descriptor.Descriptor
-
-    NUMBER_FIELD_NUMBER: _builtins.int
-    DRAWING_FIELD_NUMBER: _builtins.int
-    RULE_FIELD_NUMBER: _builtins.int
-    CODEC_FIELD_NUMBER: _builtins.int
-    PLACES_FIELD_NUMBER: _builtins.int
-    MOVES_FIELD_NUMBER: _builtins.int
-    EXPERT_FIELD_NUMBER: _builtins.int
-    LEVEL_FIELD_NUMBER: _builtins.int
-    ESTIMATE_FIELD_NUMBER: _builtins.int
-    BEFORE_FIELD_NUMBER: _builtins.int
-    number: _builtins.int
-    """of the sweep in its session"""
-    rule: _builtins.str
-    """once: an expert for all levels; top1: the likeliest at each level"""
-    codec: _builtins.str
-    """of `estimate` and `before`: fp32, int8, int4"""
-    moves: _builtins.int
-    """from host to host so far"""
-    expert: _builtins.int
-    """whose turn it is; absent: the router net says"""
-    level: _builtins.int
-    """that is due; 0 with `once`"""
-    estimate: _builtins.bytes
-    """E, a patch a row; empty where the picture is noise"""
-    before: _builtins.bytes
-    """the picture that the last step denoised; empty at level 0, and with solver euler"""
-    @_builtins.property
-    def drawing(self) -> Global___Drawing:
-        """of one picture"""
-
-    @_builtins.property
-    def places(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
-        """on the path, of each expert's host"""
-
-    def __init__(
-        self,
-        *,
-        number: _builtins.int = ...,
-        drawing: Global___Drawing | None = ...,
-        rule: _builtins.str = ...,
-        codec: _builtins.str = ...,
-        places: _abc.Iterable[_builtins.int] | None = ...,
-        moves: _builtins.int = ...,
-        expert: _builtins.int | None = ...,
-        level: _builtins.int = ...,
-        estimate: _builtins.bytes = ...,
-        before: _builtins.bytes = ...,
-    ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_expert", b"_expert", "drawing", b"drawing", "expert", b"expert"]  # noqa: Y015
-    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_expert", b"_expert", "before", b"before", "codec", b"codec", "drawing", b"drawing", "estimate", b"estimate", "expert", b"expert", "level", b"level", "moves", b"moves", "number", b"number", "places", b"places", "rule", b"rule"]  # noqa: Y015
-    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType__expert: _TypeAlias = _typing.Literal["expert"]  # noqa: Y015
-    _WhichOneofArgType__expert: _TypeAlias = _typing.Literal["_expert", b"_expert"]  # noqa: Y015
-    def WhichOneof(self, oneof_group: _WhichOneofArgType__expert) -> _WhichOneofReturnType__expert | None: ...
-
-Global___Consult: _TypeAlias = Consult  # noqa: Y015
-
-@_typing.final
 class HopTiming(_message.Message):
     """Time and bytes of one hop on one host. They travel with the work."""
 
@@ -1489,32 +1413,28 @@ Global___Scores: _TypeAlias = Scores  # noqa: Y015
 
 @_typing.final
 class Pictures(_message.Message):
-    """Pictures of a Draw, a Denoise or a Consult."""
+    """Pictures of a Draw or a Denoise."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
     PIXELS_FIELD_NUMBER: _builtins.int
     PREVIEW_FIELD_NUMBER: _builtins.int
     BLOCK_FIELD_NUMBER: _builtins.int
-    MOVES_FIELD_NUMBER: _builtins.int
     pixels: _builtins.bytes
     """one picture after the other, each (channels, height, width), a byte a number"""
     preview: _builtins.bool
     """what E shows after `block`; the pictures themselves follow"""
     block: _builtins.int
-    moves: _builtins.int
-    """of a Consult"""
     def __init__(
         self,
         *,
         pixels: _builtins.bytes = ...,
         preview: _builtins.bool = ...,
         block: _builtins.int = ...,
-        moves: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["block", b"block", "moves", b"moves", "pixels", b"pixels", "preview", b"preview"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["block", b"block", "pixels", b"pixels", "preview", b"preview"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -22,7 +22,7 @@ PROTOCOL = 9
 hops_refusal = partial(protocol_refusal, ours=PROTOCOL, subject="hops")
 
 Work = stage_pb2.Sweep | stage_pb2.Read  # on a text
-PictureMessage = stage_pb2.Draw | stage_pb2.Denoise | stage_pb2.Consult
+PictureMessage = stage_pb2.Draw | stage_pb2.Denoise
 AnyWork = Work | PictureMessage
 M = TypeVar("M", bound=Message)
 # Work for the next host, or a result for the router; an event without an outcome after a Read that asks nothing.
@@ -168,10 +168,8 @@ def prefill_hops(hop: stage_pb2.Hop, vocabulary: Vocabulary, most: int = MAX_PRE
 
 
 def forward(hop: stage_pb2.Hop) -> None:
-    """Address a hop to the host after the one that worked on it, or to that of the expert whose turn it is."""
-    if hop.HasField("consult"):
-        hop.place = hop.consult.places[hop.consult.expert]
-    elif hop.path:
+    """Address a hop to the host after the one that worked on it."""
+    if hop.path:
         hop.place = (hop.place + 1) % len(hop.path)
 
 

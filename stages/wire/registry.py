@@ -141,19 +141,14 @@ def read_entry(name: str, data: bytes) -> Registration:
     raise InputError(f"blocks is not [FIRST, LAST], from 0 to {MAX_BLOCKS - 1}")
 
 
-def successors(
-    registrations: Iterable[Registration], own: Registration, parts: int, any_may_follow: bool = False
-) -> list[str]:
-    """Addresses of the hosts whose blocks begin where those of `own` end; none for a host with all `parts` blocks.
-
-    :param any_may_follow: those of all other hosts, as experts need them.
-    """
+def successors(registrations: Iterable[Registration], own: Registration, parts: int) -> list[str]:
+    """Addresses of the hosts whose blocks begin where those of `own` end; none for a host with all `parts` blocks."""
     # checkpoints are not compared: they may be exchanged meanwhile, and each link checks them
     if len(own.blocks) == parts:
         return []
     due = (own.blocks[-1] + 1) % parts
     others = [other for other in registrations if other.name != own.name]
-    return [other.address for other in others if any_may_follow or other.blocks[0] == due]
+    return [other.address for other in others if other.blocks[0] == due]
 
 
 async def follow_successors(
@@ -161,13 +156,12 @@ async def follow_successors(
     own: Registration,
     parts: int,
     set_addresses: Callable[[Sequence[str]], None],
-    any_may_follow: bool = False,
 ) -> None:
     """Call `set_addresses` with the next hosts of `own`, now and after each change, for ever."""
     known: list[str] | None = None
     async with aclosing(registry.follow()) as changes:
         async for registrations in changes:
-            addresses = successors(registrations, own, parts, any_may_follow)
+            addresses = successors(registrations, own, parts)
             if addresses != known:
                 log.info("%s: next hosts: %s", own.name, ", ".join(addresses) or "none")
                 set_addresses(addresses)

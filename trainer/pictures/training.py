@@ -9,12 +9,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from stages.checkpoint.checkpoint import DrawingPart, load_picture_part, save_part
+from stages.checkpoint.checkpoint import load_picture_part, save_part
 from stages.checkpoint.manifest import Manifest, read_manifest
 from stages.errors import CheckpointError, ConfigError
 from stages.model.partition import NoisePartition, equal_probability
 from stages.model.randomness import Purpose, uniforms
-from stages.pictures.experts import RouterNet
 from stages.pictures.part import DATA_STD, PictureArchitecture, PictureKind, PicturePart
 from stages.settings import check, limits
 from trainer.blocks.checkpoint_dir import open_checkpoint_dir
@@ -36,7 +35,6 @@ class PictureConfig(RunConfig):
     layers: int = field(default=2, metadata=_SIZE)  # of one block; the undivided net has `parts` times as many
     features: int = field(default=96, metadata=_SIZE)
     heads: int = field(default=4, metadata=_SIZE)
-    experts: int = field(default=3, metadata=limits(least=2, most=64))  # clusters of the pictures, a net each
     condition_dim: int = field(default=96, metadata=_SIZE)
     sigma_min: float = field(default=0.002, metadata=limits(above=0))
     sigma_max: float = field(default=80.0, metadata=limits(above=0))
@@ -97,7 +95,7 @@ class PictureTask:
     def __init__(
         self,
         name: str,
-        net: PicturePart | UndividedNet | RouterNet,
+        net: PicturePart | UndividedNet,
         architecture: PictureArchitecture,
         partition: NoisePartition,
         block: int,
@@ -213,8 +211,6 @@ def new_picture_manifest(
 ) -> Manifest:
     """The manifest of a training, with no part trained."""
     record: dict[str, Any] = asdict(config)
-    if kind != "experts":
-        del record["experts"]
     if start is not None:
         record["start"] = read_manifest(start).digest()
     for name in ("log_every", "evaluate_every", "save_every_s"):  # they decide no weights
@@ -222,7 +218,7 @@ def new_picture_manifest(
     return Manifest(
         kind=kind,
         architecture=architecture,
-        parts=(None,) * (architecture.parts + (kind == "experts")),
+        parts=(None,) * architecture.parts,
         partition=partition,
         data={"name": pictures.name, "train_pictures": len(pictures.train), "train_sha256": pictures.digest},
         training=json.loads(json.dumps(record)),
@@ -230,7 +226,7 @@ def new_picture_manifest(
 
 
 def train_parts(
-    task: PictureTask, config: PictureConfig, out: Path, manifest: Manifest, parts: Sequence[DrawingPart]
+    task: PictureTask, config: PictureConfig, out: Path, manifest: Manifest, parts: Sequence[PicturePart]
 ) -> Manifest:
     """Run to the end; measurements and then weights go into the checkpoint."""
 

@@ -1,4 +1,4 @@
-"""Pictures on their way through the host's blocks, stages or experts.
+"""Pictures on their way through the host's blocks or stages.
 
 Every field is checked before anything of the pictures' size is allocated.
 """
@@ -20,7 +20,6 @@ from stages.host.parts import ModelSource
 from stages.host.scheduler import HopWork, KernelCall
 from stages.host.sessions import HostSession
 from stages.model.codec import FEATURE_LIMIT, StateCodec, codec_named, hidden_codec
-from stages.pictures.experts import MAX_MOVES, RULES, Ask, Consultation, Rule, Turn
 from stages.pictures.part import PictureArchitecture
 from stages.pictures.trajectory import (
     MAX_GUIDANCE,
@@ -176,45 +175,6 @@ class DenoiseWork(PictureWork):
         self.outcome = next_denoise(self.hop, *payloads)
 
 
-@dataclass(eq=False, kw_only=True)
-class ConsultWork(PictureWork):
-    """A picture that the experts on this host draw until another's turn comes."""
-
-    rule: Rule
-    turn: Turn
-
-    def begin(self, session: HostSession, following: int) -> None:
-        super().begin(session, following)
-        self.number = self.hop.consult.number  # of the event: that of the hop counts moves as well
-        self._runners, net = session.parts.runners[session.kind], session.parts.router_net
-        assert net is not None
-        consultation = Consultation(net, self.partition, self.plan, self.rule, self.codec)
-        self._steps = consultation.steps(self.turn)
-        self._ask(next(self._steps))
-
-    def _ask(self, ask: Ask) -> None:
-        if ask.expert in self._runners:
-            self._runner = self._runners[ask.expert]
-            self._evaluate(ask.piece)
-            return
-        turn, work = ask.turn, self.hop.consult
-        assert turn is not None
-        assert turn.expert is not None
-        work.expert, work.level = turn.expert, turn.level
-        work.moves += 1
-        work.estimate, work.before = (
-            b"" if rows is None else self.codec.encode(rows.flatten(0, 1)) for rows in (turn.estimate, turn.before)
-        )
-        self.outcome = self.hop
-
-    def _go_on(self, out: Tensor) -> None:
-        try:
-            self._ask(self._steps.send(out))
-        except StopIteration as end:
-            pictures = stage_pb2.Pictures(pixels=end.value.numpy().tobytes(), moves=self.hop.consult.moves)
-            self.outcome = stage_pb2.Event(session=self.hop.session, number=self.number, pictures=pictures)
-
-
 def parse_draw(hop: stage_pb2.Hop, source: ModelSource) -> DrawWork:
     """Raises StatusError, or CodecError."""
     draw = hop.draw
@@ -266,47 +226,6 @@ def parse_denoise(hop: stage_pb2.Hop, source: ModelSource) -> DenoiseWork:
         before=before,
         hidden=hidden,
     )
-
-
-def parse_consult(hop: stage_pb2.Hop, source: ModelSource) -> ConsultWork:
-    """Raises StatusError, or CodecError."""
-    work = hop.consult
-    a = source.manifest.picture_architecture
-    rule = next((each for each in RULES if each == work.rule), None)
-    if rule is None:
-        raise invalid(f"unknown rule {work.rule[:40]!r}; choose from {', '.join(RULES)}")
-    plan = _plan(work.drawing, a, least_levels=1)
-    if plan.pictures != 1:
-        raise invalid(f"{plan.pictures} pictures for experts: each goes its own way, so send one in a hop")
-    if work.level > plan.levels or (rule == "once" and work.level):
-        raise invalid(f"level {work.level}: the picture is done by then")
-    if work.moves > MAX_MOVES:
-        raise invalid(f"a picture that moved {work.moves} times; none moves more than {MAX_MOVES} times")
-    _check_turn(work, hop, a.parts)
-    needs_before = work.level > 0 and plan.solver == "2m"
-    for name, payload, due in (("estimate", work.estimate, work.level), ("before", work.before, needs_before)):
-        if payload and not due:
-            raise invalid(f"a picture at this place, drawn by rule {rule}, carries no {name}")
-    codec = codec_named(work.codec)
-    estimate = _pictures(work.estimate, codec, plan, a) if work.level else None
-    before = _pictures(work.before, codec, plan, a) if needs_before else None
-    turn = Turn(work.expert if work.HasField("expert") else None, work.level, estimate, before)
-    number = work.number + work.moves
-    return ConsultWork(hop=hop, kind="experts", number=number, plan=plan, codec=codec, rule=rule, turn=turn)
-
-
-def _check_turn(work: stage_pb2.Consult, hop: stage_pb2.Hop, parts: int) -> None:
-    """Raise StatusError unless every expert has a place on the path, and the one whose turn it is, which this host
-    holds, has this host's."""
-    hosts = max(len(hop.path), 1)
-    if len(work.places) != parts or max(work.places) >= hosts:
-        raise invalid(f"{len(work.places)} places for {parts} experts on a path of {hosts} hosts: each needs one on it")
-    if not work.HasField("expert"):
-        if work.level:
-            raise invalid("a picture on its way between experts names the one whose turn it is")
-        return
-    if work.places[work.expert] != hop.place:
-        raise invalid(f"expert {work.expert} is at place {work.places[work.expert]} of the path, this is {hop.place}")
 
 
 def _plan(drawing: stage_pb2.Drawing, a: PictureArchitecture, least_levels: int) -> DrawPlan:

@@ -18,7 +18,6 @@ from stages.errors import InputError
         ("ar:temperature=0", {"temperature": 0.0}),
         ("local", {}),
         ("steps:int8", {"codec": "int8"}),
-        ("experts:once:int4", {"codec": "int4"}),
     ],
 )
 def test_a_mode_and_its_settings(text: str, settings: dict[str, object]) -> None:

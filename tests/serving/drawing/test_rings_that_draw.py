@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from PIL import Image
 
-from tests.stages.pictures.tiny import TINY, tiny_experts, tiny_picture_bundle
+from tests.stages.pictures.tiny import TINY, tiny_picture_bundle
 
 pytestmark = pytest.mark.slow
 
@@ -32,15 +32,10 @@ def test_the_command_starts_hosts_of_its_own_and_an_answer_may_be_large(tmp_path
     with Image.open(out) as sheet:
         # a row for each preview that came in time
         assert sheet.size in [(129 * count - 1, 129 * rows - 1) for rows in (1, 2, 3)]
-    experts = tiny_experts(tmp_path / "bundle" / "experts").parent
-    code, said, err = onesweep(
-        "draw", "two", "--checkpoint", experts, "--mode", "experts:1", "--out", tmp_path / "e.png"
-    )
-    assert (code, said) == (0, f"{tmp_path / 'e.png'}: 1 picture\n"), err
     code, _, err = onesweep("run", bundle)
     assert code != 0
     assert "draws pictures: `onesweep draw CLASS --checkpoint" in err
     shutil.rmtree(bundle / "chain")
     code, _, err = onesweep("draw", "two", "--checkpoint", bundle, "--out", tmp_path / "none.png")
     assert code != 0
-    assert "is no bundle of pictures: give a directory with chain/, steps/ or experts/" in err
+    assert "is no bundle of pictures: give a directory with chain/ or steps/" in err

@@ -56,9 +56,7 @@ class RecordingRing(Ring):
         self.path = (QuietLink("a-1", (0,)), QuietLink("b-1", (1,)))
         self.avoided: list[set[str]] = []
 
-    def choose(
-        self, weights: Any, avoid: Collection[str] = (), prefixes: Sequence[bytes] = (), first_part: int = 0
-    ) -> HostPath:
+    def choose(self, weights: Any, avoid: Collection[str] = (), prefixes: Sequence[bytes] = ()) -> HostPath:
         names = {link.entry.address: link.entry.name for link in self.path}
         self.avoided.append({names[address] for address in avoid if address in names})
         return self.path

@@ -21,7 +21,7 @@ def linked(directory: Path, **folders: Path) -> Path:
 
 def test_a_bundle_has_the_models_that_are_there(bundles: Path, tmp_path: Path) -> None:
     whole = find_bundle(bundles / "scored")
-    assert [path and path.name for path in vars(whole).values()] == ["chain", "ar", "scorer", "local", None, None]
+    assert [path and path.name for path in vars(whole).values()] == ["chain", "ar", "scorer", "local", None]
     some = find_bundle(linked(tmp_path, scorer=bundles / "scored" / "scorer", local=bundles / "own" / "local"))
     assert [name for name, path in vars(some).items() if path] == ["scorer", "local"]
 

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from stages.checkpoint.bundle import find_bundle
-from stages.checkpoint.checkpoint import halve, load_picture_part, load_router_net
+from stages.checkpoint.checkpoint import halve, load_picture_part
 from stages.checkpoint.inspect import describe, record, verify
 from stages.checkpoint.manifest import MANIFEST_NAME, read_manifest
 from stages.checkpoint.release_store import read_release_manifest, release_files
@@ -20,7 +20,7 @@ from stages.errors import CheckpointError
 from stages.host.parts import plan_host
 from tests.stages.checkpoints import part_file
 from tests.stages.conftest import edit_manifest
-from tests.stages.pictures.tiny import FOLDERS, TINY, tiny_experts, tiny_part, tiny_partition, tiny_picture_bundle
+from tests.stages.pictures.tiny import FOLDERS, TINY, tiny_part, tiny_partition, tiny_picture_bundle
 
 
 @pytest.fixture
@@ -122,31 +122,17 @@ def test_a_manifest_with_a_bad_value_is_refused(
         read_manifest(copied / "chain")
 
 
-def test_a_router_net_of_other_experts_is_refused(drawing: Path, tmp_path: Path) -> None:
-    two, three = tiny_experts(tmp_path / "two", 2), tiny_experts(tmp_path / "three", 3)
-    assert load_router_net(three).architecture.parts == 3
-    other = json.loads((three / "manifest.json").read_text())["parts"][3]
-    shutil.copy(three / other["file"], two)
-    edit_manifest(two, lambda m: m["parts"].__setitem__(2, other))
-    with pytest.raises(CheckpointError, match=r"head.bias has shape \(3,\), the manifest's architecture asks for"):
-        load_router_net(two)
-    with pytest.raises(CheckpointError, match="draws nothing"):
-        load_picture_part(three, 3)
-    with pytest.raises(CheckpointError, match="there is no part"):
-        load_router_net(drawing / "steps")
-
-
 @pytest.mark.parametrize(
     ("change", "sentence"),
     [
-        (lambda m: m["parts"].pop(), "3 parts listed, the architecture has 4"),
+        (lambda m: m["parts"].pop(), "2 parts listed, the architecture has 3"),
         (lambda m: m["partition"].update(boundaries=[80.0, 1.0, 0.002]), "3 boundaries for 1 noise ranges"),
         (lambda m: m["partition"].update(boundaries=[80.0]), "boundaries must be finite"),
     ],
 )
-def test_experts_that_do_not_go_together_are_refused(
-    tmp_path: Path, change: Callable[[dict[str, Any]], object], sentence: str
+def test_stages_that_do_not_go_together_are_refused(
+    copied: Path, change: Callable[[dict[str, Any]], object], sentence: str
 ) -> None:
-    edit_manifest(tiny_experts(tmp_path), change)
+    edit_manifest(copied / "steps", change)
     with pytest.raises(CheckpointError, match=sentence):
-        read_manifest(tmp_path)
+        read_manifest(copied / "steps")

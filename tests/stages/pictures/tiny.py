@@ -9,7 +9,6 @@ import torch
 from stages.checkpoint.checkpoint import save_part, write_manifest
 from stages.checkpoint.manifest import Manifest
 from stages.model.partition import NoisePartition, equal_probability
-from stages.pictures.experts import RouterNet
 from stages.pictures.part import PictureArchitecture, PictureKind, PicturePart
 
 SIGMA_MIN, SIGMA_MAX = 0.002, 80.0
@@ -70,19 +69,4 @@ def tiny_picture_bundle(
     for folder in kinds:
         kind: PictureKind = "chain" if folder == "chain" else "steps"
         save_pictures(directory / folder, tiny_parts(kind, local if folder == "local" else architecture, seed))
-    return directory
-
-
-def tiny_experts(directory: Path, experts: int = 3, alike: bool = False) -> Path:
-    """Write experts with random weights, all of them the same if `alike`, and their router net. Returns `directory`."""
-    a = replace(TINY, parts=experts)
-    partition = equal_probability(1, SIGMA_MIN, SIGMA_MAX)
-    write_manifest(directory, Manifest("experts", a, (None,) * (a.parts + 1), partition=partition))
-    for index in range(a.parts):
-        save_part(directory, tiny_part(index, "experts", a, -100 * index if alike else 0))
-    torch.manual_seed(1)
-    net = RouterNet(a).eval().requires_grad_(False)
-    for parameter in net.parameters():
-        parameter.add_(0.3 * torch.randn(parameter.shape))
-    save_part(directory, net)
     return directory

@@ -15,7 +15,6 @@ from stages.checkpoint.manifest import Manifest, read_manifest
 from stages.errors import CheckpointError, ConfigError, Interrupted
 from tests.trainer.pictures.test_data import LABELS, write_npz
 from trainer.pictures.data import PictureSet, load_pictures
-from trainer.pictures.experts import train_experts
 from trainer.pictures.training import PictureConfig, PictureTask, train_picture_blocks, train_undivided
 
 CONFIG = PictureConfig(
@@ -27,48 +26,35 @@ def weights(manifest: Manifest) -> list[str]:
     return [part.sha256 for part in manifest.parts if part is not None]
 
 
-@pytest.mark.parametrize(
-    ("train", "names"),
-    [(train_picture_blocks, ["block-0", "block-1"]), (train_experts, ["expert-0", "expert-1", "router-net"])],
-)
-def test_parts_trained_one_each_are_those_trained_together(
-    tmp_path: Path, pictures: PictureSet, train: Callable[..., Manifest], names: list[str]
-) -> None:
-    config = replace(CONFIG, experts=2)
-    together = train(config, pictures, tmp_path / "together")
-    for index in reversed(range(len(names))):
-        apart = train(config, pictures, tmp_path / "apart", only=index)
+def test_blocks_trained_one_each_are_those_trained_together(tmp_path: Path, pictures: PictureSet) -> None:
+    together = train_picture_blocks(CONFIG, pictures, tmp_path / "together")
+    for index in reversed(range(2)):
+        apart = train_picture_blocks(CONFIG, pictures, tmp_path / "apart", only=index)
         assert apart.complete == (index == 0)
     assert weights(apart) == weights(together)
     assert apart.digest() == together.digest()
-    assert sorted(apart.metrics) == names
-    assert all("valid_denoise_loss" in apart.metrics[name] for name in names[:2])
+    assert sorted(apart.metrics) == ["block-0", "block-1"]
+    assert all("valid_denoise_loss" in metrics for metrics in apart.metrics.values())
 
 
 @pytest.mark.parametrize(
-    ("train", "names"),
-    [(partial(train_undivided, large=True), ["steps"]), (train_experts, ["expert-1", "router-net"])],
+    ("train", "name"), [(partial(train_undivided, large=True), "steps"), (train_picture_blocks, "block-1")]
 )
 def test_a_stopped_training_goes_on_to_the_same_weights(
-    tmp_path: Path,
-    pictures: PictureSet,
-    monkeypatch: pytest.MonkeyPatch,
-    train: Callable[..., Manifest],
-    names: list[str],
+    tmp_path: Path, pictures: PictureSet, monkeypatch: pytest.MonkeyPatch, train: Callable[..., Manifest], name: str
 ) -> None:
-    config = replace(CONFIG, experts=2, steps=8)
+    config = replace(CONFIG, steps=8)
     whole = train(config, pictures, tmp_path / "whole")
     taken = PictureTask.loss
 
     def loss(self: PictureTask, step: int) -> object:
-        if step == 1 and self.name in names:
+        if step == 1 and self.name == name:
             os.kill(os.getpid(), signal.SIGINT)
         return taken(self, step)
 
     monkeypatch.setattr(PictureTask, "loss", loss)
-    for name in names:
-        with pytest.raises(Interrupted, match=f"{name}.*stopped"):
-            train(config, pictures, tmp_path / "stopped")
+    with pytest.raises(Interrupted, match=f"{name}.*stopped"):
+        train(config, pictures, tmp_path / "stopped")
     monkeypatch.undo()
     assert weights(train(config, pictures, tmp_path / "stopped")) == weights(whole)
 
@@ -109,7 +95,7 @@ def test_the_command_trains_and_refuses_in_sentences(
     for arguments, message in (
         (["chain", *there], "holds a checkpoint of other settings or data"),
         (["chain", *new, "--block", "2"], "there is no block 2"),
-        (["steps", *new, "--block", "0"], "--block is of a chain or experts"),
+        (["steps", *new, "--block", "0"], "--block is of a chain"),
         (["steps", *new, "--config", str(uneven)], "not whole patches of 3"),
         (["steps", *new, "--steps", "-1"], "steps must be"),
         (["steps", *new, "--start", str(tmp_path)], "no checkpoint in"),
