@@ -26,6 +26,7 @@ from stages.settings import from_flags
 from stages.telemetry.observability import start_log
 
 if TYPE_CHECKING:
+    from serving.router.topology import Topology
     from stages.v1 import join_pb2
     from stages.wire.rendezvous import RunDirectory
     from stages.wire.tickets import Ticket
@@ -37,12 +38,12 @@ DIAL_S, ENROL_S = 5.0, 20.0
 
 
 def state_home() -> Path:
-    """Where runs and places in them are kept: they outlive a restart of the computer."""
+    """The directory of runs, and of places in them, which outlive a restart of the computer."""
     return Path(os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state") / "onesweep"
 
 
 def run_directory() -> Path:
-    """Of the run that is served from here."""
+    """The directory of the run that is served from here."""
     return state_home() / "run"
 
 
@@ -107,11 +108,25 @@ def ticket_of(run: RunDirectory, secret: str) -> str:
     return Ticket(tuple(addresses), run.fingerprint, secret).text()
 
 
+def use_links(topology: Topology) -> list[str]:
+    """Have channels of this process dial the machines of a run that is served from here.
+
+    Returns a line for each of their links; nothing for other hosts."""
+    from stages.wire.channel import LINKS_VARIABLE
+    from stages.wire.rendezvous import LINKS_NAME
+
+    if topology.certificates is None or not (path := topology.certificates / LINKS_NAME).exists():
+        return []
+    record = json.loads(path.read_text(encoding="utf-8"))
+    os.environ[LINKS_VARIABLE] = record["proxy"]
+    return [f"link {here} to {there}: {kind}" for here, there, kind in record["links"]]
+
+
 # `onesweep join`
 
 
 @dataclass(frozen=True)
-class Place:
+class JoinedMachine:
     """A machine's place in a run, in a directory of its own."""
 
     directory: Path
@@ -126,7 +141,7 @@ class Place:
         return Tls(self.directory / "ca.pem", self.directory / "machine.pem", self.directory / "machine.key")
 
     @classmethod
-    def read(cls, directory: Path) -> Place | None:
+    def read(cls, directory: Path) -> JoinedMachine | None:
         """None where nobody joined. Raises InputError for a damaged record."""
         path = directory / MACHINE_NAME
         if not path.exists():
@@ -159,7 +174,7 @@ def run_join(options: argparse.Namespace) -> int:
     return 0
 
 
-def _place(ticket: Ticket | None, name: str | None, stack: contextlib.ExitStack) -> Place:
+def _place(ticket: Ticket | None, name: str | None, stack: contextlib.ExitStack) -> JoinedMachine:
     """This machine's place in the run of a ticket, kept by this process; without a ticket, in the only run that it
     joined. Raises OnesweepError."""
     from stages.wire.links import check_machine
@@ -182,7 +197,7 @@ def _place(ticket: Ticket | None, name: str | None, stack: contextlib.ExitStack)
             if name:
                 raise
             continue
-        if place := Place.read(run / each):
+        if place := JoinedMachine.read(run / each):
             return place
         if ticket is None:
             continue
@@ -196,8 +211,8 @@ def _own_name() -> str:
     return plain[:28].strip("-") or "machine"
 
 
-def _enrolled(ticket: Ticket, directory: Path, name: str, is_given: bool) -> Place | None:
-    """Join, and keep what came of it; None where another machine has a name that nobody gave. Raises OnesweepError."""
+def _enrolled(ticket: Ticket, directory: Path, name: str, is_given: bool) -> JoinedMachine | None:
+    """Join, and keep the certificate; None where another machine has a name that nobody gave. Raises OnesweepError."""
     import grpc
 
     from stages.v1 import join_pb2
@@ -219,7 +234,7 @@ def _enrolled(ticket: Ticket, directory: Path, name: str, is_given: bool) -> Pla
     rendezvous = [address, *(each for each in ticket.addresses if each != address)]
     record = {"name": _certified_name(response.certificate), "secret": response.secret, "rendezvous": rendezvous}
     write_file(directory / MACHINE_NAME, json.dumps(record).encode())
-    return Place.read(directory)
+    return JoinedMachine.read(directory)
 
 
 def _certified_name(certificate: bytes) -> str:
@@ -269,8 +284,8 @@ async def _enrol(
         return await stub.Enrol(request, timeout=ENROL_S, metadata=token_metadata(secret))
 
 
-def _serve_stages(place: Place, options: argparse.Namespace) -> None:
-    """Hold the stages that this machine is given, until it is told to stop. Raises OnesweepError."""
+def _serve_stages(place: JoinedMachine, options: argparse.Namespace) -> None:
+    """Hold the stages that the router gives, until this process is told to stop. Raises OnesweepError."""
     from stages.host.server import EmptyHost
     from stages.host.settings import HostSettings, StageSettings
     from stages.memory import return_large_buffers

@@ -6,6 +6,7 @@ import argparse
 import asyncio
 import json
 import math
+import os
 import threading
 import time
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Sequence
@@ -110,7 +111,7 @@ def _serve(options: argparse.Namespace, progress: ProgressLine) -> None:
 def _rendezvous(run: RunDirectory, options: argparse.Namespace, say: Callable[[str], object]) -> Iterator[Rendezvous]:
     """The rendezvous, on a thread of its own for as long as the model is served; this process and its children dial
     machines over it. Raises OnesweepError where it cannot listen."""
-    from stages.wire.channel import parse_address
+    from stages.wire.channel import LINKS_VARIABLE, parse_address
     from stages.wire.links import LinkProxy, own_addresses
     from stages.wire.rendezvous import Rendezvous
 
@@ -130,16 +131,16 @@ def _rendezvous(run: RunDirectory, options: argparse.Namespace, say: Callable[[s
         stop = asyncio.Event()
         ends.append((asyncio.get_running_loop(), stop))
         try:
-            server, _ = await rendezvous.serve(options.listen)
-            proxy = await LinkProxy(rendezvous.dial).open()
+            async with rendezvous.serving(options.listen), await LinkProxy(rendezvous.dial).open():
+                rendezvous.proxy = os.environ[LINKS_VARIABLE]
+                rendezvous.tell()
+                started.set()
+                await stop.wait()
         except BaseException as error:
             failure.append(error)
             raise
         finally:
             started.set()
-        await stop.wait()
-        proxy.close()
-        await server.stop(None)
 
     ends = list[tuple[asyncio.AbstractEventLoop, asyncio.Event]]()
     thread = threading.Thread(target=_quietly, args=(main,), daemon=True)

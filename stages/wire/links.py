@@ -54,7 +54,7 @@ Dial = Callable[[str, SocketPipe], Awaitable[None]]
 
 
 def link_name(machine: str) -> str:
-    """What the machine's certificate says, and stage servers dial."""
+    """The name in the machine's certificate, which stage servers dial."""
     return f"{machine}.{DOMAIN}"
 
 
@@ -124,7 +124,7 @@ class LinkProxy:
 
 
 class _Answered(SocketPipe):
-    """A connection to the proxy, which is told that the way is open before its first bytes are read."""
+    """A connection to the proxy. It hears that the way is open before its first bytes are read."""
 
     is_told = False
 

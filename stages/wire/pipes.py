@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from typing import Any, Protocol
 
 import grpc.aio
@@ -81,17 +81,18 @@ class ServedPipe:
         """A server's stream ends with its call."""
 
 
-async def splice(first: Pipe, second: Pipe) -> int:
-    """Carry bytes both ways until one side has ended. Returns how many.
+async def splice(first: Pipe, second: Pipe, count: Callable[[int], object] = lambda size_bytes: None) -> None:
+    """Carry bytes both ways until one side has ended.
+
+    :param count: hears of each piece.
 
     TLS says itself when a side is done, so a pipe that is half closed has nothing to say any more.
     """
-    carried = [0]
 
     async def carry(source: Pipe, target: Pipe) -> None:
         with contextlib.suppress(OSError, grpc.RpcError, asyncio.IncompleteReadError):
             while data := await source.read():
-                carried[0] += len(data)
+                count(len(data))
                 await target.write(data)
         with contextlib.suppress(OSError, grpc.RpcError, asyncio.InvalidStateError):
             await target.end()
@@ -103,4 +104,3 @@ async def splice(first: Pipe, second: Pipe) -> int:
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
-    return carried[0]

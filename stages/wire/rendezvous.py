@@ -10,6 +10,7 @@ import secrets
 import time
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Mapping
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -44,8 +45,10 @@ log = logging.getLogger(__name__)
 
 SERVICE = join_pb2.DESCRIPTOR.services_by_name["JoinService"].full_name
 LEAF_DAYS, AUTHORITY_DAYS, RENEW_DAYS = 30, 5 * 365, 15
+STOP_S = 0.5  # for calls to end by themselves
 CLOCK_S = 3600.0  # that a machine's clock may be wrong: certificates are valid since five minutes before
 MOST_MACHINES, MOST_PIPES = 64, 256  # of a run; of one machine at once
+LINKS_NAME = "links.json"  # what other commands on this machine read of a rendezvous
 MOST_NOTICES = 256  # that a machine has not taken yet
 
 
@@ -70,7 +73,7 @@ class _Waiting:
 
 
 class RunDirectory:
-    """What the router of a run keeps: its authority, its own certificate, invitations, machines."""
+    """Files of a run, on the router's machine: its authority, its own certificate, invitations, machines."""
 
     def __init__(self, directory: Path) -> None:
         """Makes what is missing. Raises InputError."""
@@ -93,7 +96,7 @@ class RunDirectory:
         return self.directory / "machines.json"
 
     def machines(self) -> dict[str, Machine]:
-        """Those that joined, by name. Raises InputError."""
+        """Machines that joined, by name. Raises InputError."""
         try:
             there = json.loads(read_file(self._machines)) if self._machines.exists() else {}
             return {name: Machine(name, str(digest)) for name, digest in there.items()}
@@ -118,14 +121,16 @@ class Rendezvous(join_pb2_grpc.JoinServiceServicer):
         self.carried = Counter[tuple[str, str]]()  # bytes of pipes between machines that this one joined
         self._waiting = dict[str, _Waiting]()
         self._kinds = dict[tuple[str, str], str]()
+        self.proxy = ""  # that commands on this machine dial machines over
 
     @property
     def present(self) -> list[str]:
         """Machines that are there, in the order of their joining."""
         return [machine.name for machine in self.machines.values() if machine.notices is not None]
 
-    async def serve(self, address: str) -> tuple[grpc.aio.Server, int]:
-        """Listen on `address`. Returns the server and its port. Raises OnesweepError."""
+    @asynccontextmanager
+    async def serving(self, address: str) -> AsyncIterator[int]:
+        """Listen on `address` for the length of a `with` block. Yields the port. Raises OnesweepError."""
 
         def caller(path: str, metadata: Any) -> str:  # noqa: ANN401 - the stubs do not export its type
             found = self._machine_of(dict(metadata))
@@ -135,7 +140,19 @@ class Rendezvous(join_pb2_grpc.JoinServiceServicer):
         join_pb2_grpc.add_JoinServiceServicer_to_server(self, server)
         port = bind(server, address, Security(self.run.tls))
         await server.start()
-        return server, port
+        try:
+            yield port
+        finally:
+            for machine in self.machines.values():
+                if (notices := machine.notices) is not None and not notices.full():
+                    machine.notices = None
+                    notices.put_nowait(join_pb2.Notice())  # the last: it ends the call
+            await server.stop(STOP_S)
+
+    def tell(self) -> None:
+        """Leave for commands on this machine how machines are dialled, and what links they have. Raises InputError."""
+        kinds = [[*pair, kind] for pair, kind in self._kinds.items()]
+        write_file(self.run.directory / LINKS_NAME, json.dumps({"proxy": self.proxy, "links": kinds}).encode())
 
     # gRPC's face
 
@@ -197,6 +214,7 @@ class Rendezvous(join_pb2_grpc.JoinServiceServicer):
             listens = target.addresses or machine.addresses
             advice = f"; open {listens[0]} to spare the way over here" if kind == RELAYED and listens else ""
             self._say(f"link {machine.name} to {target.name}: {kind}{advice}")
+            self.tell()
         return join_pb2.ReachResponse(addresses=target.addresses)
 
     async def Carry(  # type: ignore[override]  # it writes as it goes
@@ -212,7 +230,7 @@ class Rendezvous(join_pb2_grpc.JoinServiceServicer):
                 target = self._reachable(machine, str(metadata[TO_KEY]))
                 other, done = await self._opened(target, machine.name)
                 try:
-                    self.carried[machine.name, target.name] += await splice(own, other)
+                    await splice(own, other, lambda size: self.carried.update({(machine.name, target.name): size}))
                 finally:
                     done.set()
                 return

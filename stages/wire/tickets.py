@@ -31,7 +31,7 @@ DAMAGED = "the ticket is damaged: copy it again, from the first letter to the la
 
 @dataclass(frozen=True)
 class Ticket:
-    """What an invited machine is given."""
+    """The text that an invited machine is given, taken apart."""
 
     addresses: tuple[str, ...]  # of the rendezvous, in the order in which they are tried
     fingerprint: str  # SHA-256 of its public key, 64 hexadecimal digits
@@ -71,7 +71,7 @@ class Ticket:
 
 @dataclass(frozen=True)
 class Invitation:
-    """What the router knows of a ticket."""
+    """A ticket as the router knows it."""
 
     id: str  # by which people revoke it
     sha256: str  # of its secret
