@@ -49,6 +49,8 @@ HEAD_BYTES = 4096  # of a request to the proxy
 PROBE_S, REVERSE_S, NOTICE_S = 1.0, 2.0, 4.0
 CHOSEN_S = 300.0  # a way that was found is taken again for so long; then a better one is looked for
 RETRY_S, MOST_RETRY_S = 0.2, 2.0
+# A gateway that forgot a connection says nothing: it is missed after so long, not after gRPC's usual 15 s.
+KEEPALIVE = (("grpc.keepalive_time_ms", 2000), ("grpc.keepalive_timeout_ms", 2000))
 
 Dial = Callable[[str, SocketPipe], Awaitable[None]]
 
@@ -109,6 +111,8 @@ class LinkProxy:
             if not local.is_told:
                 writer.write(b"HTTP/1.1 503 Service Unavailable\r\n\r\n")
         except (OSError, asyncio.IncompleteReadError, asyncio.LimitOverrunError, grpc.RpcError):
+            pass
+        except asyncio.CancelledError:  # at this process's end: asyncio would log it as an error
             pass
         finally:
             writer.close()
@@ -185,6 +189,7 @@ class MachineLinks:
         self._channels = dict[str, grpc.aio.Channel]()
         self._stub: join_pb2_grpc.JoinServiceAsyncStub | None = None
         self._ways = dict[str, tuple[str, str, float]]()  # kind, address and time of the last choice
+        self._kinds = dict[str, str]()  # that people were told of
         self._tasks = set[asyncio.Task[None]]()
 
     async def attend(self) -> None:
@@ -233,6 +238,7 @@ class MachineLinks:
                 return
             self._choose(stub, name, RELAYED)
             call = stub.Carry(metadata=((TO_KEY, name), *self._shown))
+            await call.read()  # an empty chunk: the other end is open
             await splice(local, CalledPipe(call))
             call.cancel()
         except grpc.aio.AioRpcError as error:
@@ -315,6 +321,9 @@ class MachineLinks:
     def _choose(self, stub: join_pb2_grpc.JoinServiceAsyncStub, name: str, kind: str, address: str = "") -> None:
         """Remember a way, and tell people of it here and there."""
         self._ways[name] = kind, address, time.monotonic()
+        if self._kinds.get(name) == kind:
+            return
+        self._kinds[name] = kind
         log.info("%s: link to %s: %s %s", self.name, name, kind, address)
 
         async def tell() -> None:
@@ -331,7 +340,7 @@ class MachineLinks:
     def _channel(self, address: str, name: str, tls: Tls, shown: tuple[tuple[str, str], ...] = ()) -> grpc.aio.Channel:
         """A channel to an address where `name` is expected."""
         if address not in self._channels:
-            options = (("grpc.ssl_target_name_override", name),)
+            options = (("grpc.ssl_target_name_override", name), *KEEPALIVE)
             self._channels[address] = open_channel(address, security=Security(tls), options=options, metadata=shown)
         return self._channels[address]
 

@@ -230,6 +230,7 @@ class Rendezvous(join_pb2_grpc.JoinServiceServicer):
                 target = self._reachable(machine, str(metadata[TO_KEY]))
                 other, done = await self._opened(target, machine.name)
                 try:
+                    await context.write(join_pb2.Chunk())
                     await splice(own, other, lambda size: self.carried.update({(machine.name, target.name): size}))
                 finally:
                     done.set()
