@@ -285,7 +285,7 @@ async def _enrol(
 
 
 def _serve_stages(place: JoinedMachine, options: argparse.Namespace) -> None:
-    """Hold the stages that the router gives, until this process is told to stop. Raises OnesweepError."""
+    """Hold the stages that the router gives, until a signal. Raises OnesweepError."""
     from stages.host.server import EmptyHost
     from stages.host.settings import HostSettings, StageSettings
     from stages.memory import return_large_buffers
