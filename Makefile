@@ -1,6 +1,6 @@
 BIN := .venv/bin
 OUT := .
-PROTOS := proto/stages/v1/stage.proto proto/serving/v1/router.proto proto/trainer/v1/rounds.proto
+PROTOS := proto/stages/v1/stage.proto proto/stages/v1/join.proto proto/serving/v1/router.proto proto/trainer/v1/rounds.proto
 
 .PHONY: help install demo demo-model test test-slow lint house reference bench wan proto lock screenshots clean
 .DEFAULT_GOAL := help

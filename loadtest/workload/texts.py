@@ -19,7 +19,6 @@ from serving.modes.drafters.local_model import TOKENS_PER_TURN, LocalModel, Loca
 from serving.modes.pretrained_tokenizer import tokenizer_of
 from serving.modes.tokenizer import OutputText, Tokenizer
 from stages.backends import DEFAULT_BACKEND, backend_named
-from stages.backends.base import CleanPiece
 from stages.backends.whole_model import WholeModel
 from stages.checkpoint.bundle import find_bundle, holds_copy
 from stages.checkpoint.checkpoint import load_chain
@@ -155,19 +154,11 @@ def local_distance(checkpoint: Path, texts: Iterable[tuple[bytes, bytes]]) -> di
     kl_nats, same, places = 0.0, 0, 0
     for prompt, output in texts:
         known, first = (tokens_of(tokenizer, text) for text in (prompt + output, prompt))
-        log_p, log_q = (_logits(model, torch.tensor(known))[len(first) - 1 : -1].log_softmax(1) for model in models)
+        log_p, log_q = (model.logits(torch.tensor(known))[len(first) - 1 : -1].log_softmax(1) for model in models)
         kl_nats += float((log_p.exp() * (log_p - log_q)).sum())
         same += int((log_p.argmax(1) == log_q.argmax(1)).sum())
         places += len(log_p)
     return {"kl_nats": kl_nats / places, "agreement": same / places} if places else {}
-
-
-def _logits(model: WholeModel, tokens: Tensor) -> Tensor:
-    """Logits (tokens, vocabulary) float64 of what follows each of `tokens` (tokens,) int64."""
-    a, x = model.architecture, tokens
-    for i, stage in enumerate(model.stages):
-        (x,) = stage.read([CleanPiece(x, new_caches(a.layers_in(i), a, len(tokens)))])
-    return model.stages[-1].next_byte([x])[0].double()
 
 
 def tokens_of(tokenizer: Tokenizer, prompt: bytes) -> list[int]:

@@ -41,7 +41,7 @@ def add_certs_renew(renew: argparse.ArgumentParser) -> None:
 
 
 def run_certs_init(options: argparse.Namespace) -> int:
-    _check_installed()
+    check_installed()
     from stages.wire.certificates import Authority, expiry
 
     authority = Authority.create(options.dir, options.days, options.domain, options.force)
@@ -51,7 +51,7 @@ def run_certs_init(options: argparse.Namespace) -> int:
 
 
 def run_certs_issue(options: argparse.Namespace) -> int:
-    _check_installed()
+    check_installed()
     from stages.wire.certificates import Authority, make_signer
 
     if options.role == SIGNER:
@@ -68,7 +68,7 @@ def run_certs_issue(options: argparse.Namespace) -> int:
 
 
 def run_certs_renew(options: argparse.Namespace) -> int:
-    _check_installed()
+    check_installed()
     from stages.wire.certificates import Authority, expiry
 
     authority = Authority.open(options.dir)
@@ -98,7 +98,7 @@ def add_sign(action: argparse.ArgumentParser) -> None:
 
 
 def run_sign(options: argparse.Namespace) -> int:
-    _check_installed()
+    check_installed()
     from stages.checkpoint.release_store import MOST_SIGNATURES, read_release_manifest, write_signatures
     from stages.wire.certificates import is_signed, sign
 
@@ -126,7 +126,7 @@ def _add_common(parser: argparse.ArgumentParser, days: int) -> None:
     parser.add_argument("--days", type=int, default=days, metavar="N", help=f"how long it is valid ({days})")
 
 
-def _check_installed() -> None:
+def check_installed() -> None:
     try:
         import cryptography  # noqa: F401
     except ImportError:

@@ -1,4 +1,4 @@
-"""`onesweep host`: one block host, in its place of a topology, by itself, or without a model until it is given one."""
+"""`onesweep host`: one block host, in its place of a topology, or by itself."""
 
 from __future__ import annotations
 
@@ -23,7 +23,6 @@ def add_host(host: argparse.ArgumentParser) -> None:
     add("--blocks", metavar="N[,N]", help="without a topology: consecutive blocks that this host holds")
     add("--listen", metavar="HOST:PORT", help="without a topology")
     add("--next", metavar="HOST:PORT[,...]", help="hosts that may come after this one; after the last, the first")
-    add("--empty", action="store_true", help="start without a checkpoint: wait for a stage")
     add_registry_flags(host)
     add("--advertise", metavar="HOST:PORT", help="what others dial, for the registry (--listen)")
     add_flags(host, HostSettings)
@@ -43,7 +42,7 @@ def run_host(options: argparse.Namespace) -> int:
 def _of_topology(options: argparse.Namespace) -> StageSettings:
     """A host whose place a topology says. Raises OnesweepError."""
     told = {f"--{name}": getattr(options, name) for name in ("blocks", "listen", "next", "registry", "advertise")}
-    if given := [flag for flag, value in [*told.items(), ("--empty", options.empty or None)] if value is not None]:
+    if given := [flag for flag, value in told.items() if value is not None]:
         raise InputError(f"the topology says where a host is: leave {given[0]} out")
     if options.name is None:
         raise InputError("onesweep host: NAME is missing: which host of the topology is this?")
@@ -67,15 +66,10 @@ def _of_topology(options: argparse.Namespace) -> StageSettings:
 
 def _alone(options: argparse.Namespace) -> StageSettings:
     """A host whose place its options say. Raises InputError."""
-    placed = {"--checkpoint": options.checkpoint, "--blocks": options.blocks}
-    needed = {"--listen": options.listen} | ({} if options.empty else placed)
+    needed = {"--checkpoint": options.checkpoint, "--blocks": options.blocks, "--listen": options.listen}
     if missing := [flag for flag, value in needed.items() if value is None]:
-        without = "" if missing[0] == "--listen" else "; --empty does without it"
-        raise InputError(f"onesweep host: {missing[0]} is missing; --topology says where hosts are{without}")
-    told = placed | {"--next": options.next, "--registry": options.registry}
-    if options.empty and (given := [flag for flag, value in told.items() if value is not None]):
-        raise InputError(f"--empty waits for a stage: leave {given[0]} out")
-    blocks = () if options.empty else _blocks(options.blocks)
+        raise InputError(f"onesweep host: {missing[0]} is missing; --topology says where hosts are")
+    blocks = _blocks(options.blocks)
     registry = registry_settings(options)
     if registry is not None and options.next is not None:
         raise InputError("--next and --registry both say who comes next: give one of them")
@@ -88,7 +82,7 @@ def _alone(options: argparse.Namespace) -> StageSettings:
     return from_flags(
         StageSettings,
         options,
-        checkpoint=options.checkpoint or options.releases,
+        checkpoint=options.checkpoint,
         blocks=blocks,
         listen=options.listen,
         next=following,

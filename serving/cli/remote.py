@@ -1,17 +1,22 @@
-"""`onesweep serve MODEL --hosts ...`: each waiting host gets its stage; the router and the gateway run here."""
+"""`onesweep serve MODEL`: machines that join get their stages; rendezvous, router and gateway run here."""
 
 from __future__ import annotations
 
 import argparse
 import asyncio
+import json
 import math
+import os
+import threading
 import time
-from collections.abc import AsyncIterator, Sequence
-from contextlib import asynccontextmanager, closing
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Sequence
+from contextlib import asynccontextmanager, closing, contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from serving.cli.admin import check_installed
+from serving.cli.machines import ADDRESSES_NAME, locked, run_directory
 from serving.cli.run import add_import_options, find_checkpoint
 from serving.gateway.settings import DEFAULT_LISTEN
 from stages.errors import InputError, ServiceError
@@ -22,10 +27,11 @@ from stages.wire.web_access import check_framework
 
 if TYPE_CHECKING:
     from serving.router.paths import HostLink
-    from serving.router.topology import Topology
+    from serving.router.topology import HostEntry, Topology
     from stages.checkpoint.release_store import ReleaseManifest
     from stages.importing.importing import StageHost
     from stages.v1 import stage_pb2
+    from stages.wire.rendezvous import Rendezvous, RunDirectory
     from stages.wire.tls import Security
 
 # Modules that need gRPC or torch are imported when the command runs.
@@ -33,62 +39,163 @@ if TYPE_CHECKING:
 ANSWER_S = 10.0  # for the answer to Describe
 POLL_S = 0.2
 MEGABYTE = 1e6
+DEFAULT_RENDEZVOUS = "0.0.0.0:7790"
+TICKET_DAYS = 1.0
 
 
 def add_serve(serve: argparse.ArgumentParser) -> None:
     add = serve.add_argument
     add("model", type=Path, metavar="MODEL", help="a .gguf file, a Hugging Face folder or a checkpoint")
-    add("--hosts", required=True, metavar="HOST:PORT[,...]", help="hosts of `onesweep host --empty`, in their order")
+    add("--wait", type=int, metavar="N", help="machines that share the model (those that joined before, at least 1)")
+    add("--listen", default=DEFAULT_RENDEZVOUS, metavar="HOST:PORT", help=f"where they join ({DEFAULT_RENDEZVOUS})")
+    add("--address", metavar="HOST:PORT[,...]", help="what they dial, where it is not this machine's own address")
     add("--port", type=int, default=7700, metavar="P", help="the router's, on loopback (7700)")
     add("--http", default=DEFAULT_LISTEN, metavar="HOST:PORT", help=f"the API and the page ({DEFAULT_LISTEN})")
     add("--threads", type=int, default=1, metavar="N", help="processor threads of the router (1)")
     add_import_options(serve)
     add("--tokens", type=Path, metavar="FILE", help="who may ask the router, from `onesweep token`")
-    add("--tls-dir", type=Path, metavar="DIR", help="speak TLS: ca.pem, router.pem of `onesweep certs`")
-    add("--insecure", action="store_true", help="accept plain text to and from other machines")
 
 
 def run_serve(options: argparse.Namespace) -> int:
+    check_framework("--http")
+    check_installed()
+    check_positive(options, "context", "threads", "port", "wait")
+    progress = ProgressLine()
+    with ends_cleanly(), closing(progress), locked(run_directory()):
+        _serve(options, progress)
+    return 0
+
+
+def _serve(options: argparse.Namespace, progress: ProgressLine) -> None:
     from serving.cli.deploy import read_release
     from serving.cli.deployment import Deployment, check_free, new_directory, present
-    from serving.router.topology import HostEntry, Topology, local_topology
+    from serving.router.topology import Topology, local_topology
+    from stages.wire.rendezvous import RunDirectory
     from stages.wire.tls import Security
     from stages.wire.tokens import read_tokens
 
-    check_framework("--http")
-    check_positive(options, "context", "threads", "port")
-    addresses = options.hosts.split(",")
-    hosts = tuple(HostEntry(f"host-{i + 1}", each, (i,), each) for i, each in enumerate(addresses))
-    certificates = options.tls_dir.resolve() if options.tls_dir else None
-    topology = Topology(hosts, f"127.0.0.1:{options.port}", certificates=certificates)
     if options.tokens is not None:
         read_tokens(options.tokens)
-    security = Security(topology.tls_of("router"), options.insecure)
-    # Before the hosts are asked for anything: a router that runs here may be using them.
-    directory = new_directory(topology)
-    check_free(topology, options.http, ())
-    progress = ProgressLine()
-    with ends_cleanly(), closing(progress):
-        progress.at(f"asking {len(hosts)} hosts for their memory and speed")
+    run = RunDirectory(run_directory())
+    router = f"127.0.0.1:{options.port}"
+    security = Security(run.tls)
+    # Before machines are asked for anything: a router that runs here may be using them.
+    nobody = Topology(_entries(["nobody"]), router, certificates=run.directory)
+    directory = new_directory(nobody)
+    check_free(nobody, options.http, ())
+    with _rendezvous(run, options, progress.say) as rendezvous:
+        topology = replace(nobody, hosts=_entries(_wait(rendezvous, run, options, progress)))
+        hosts = topology.hosts
+        progress.at(f"asking {len(hosts)} machines for their memory and speed")
         waiting = run_interruptible(_describe_all(topology, security))
         checkpoint, parts = find_checkpoint(options, len(hosts), progress, waiting)
         shares = local_topology(len(hosts), parts, checkpoint).hosts
         placed = tuple(replace(host, blocks=share.blocks) for host, share in zip(hosts, shares, strict=True))
         topology = replace(topology, hosts=placed)
-        run_interruptible(_bring_all(topology, security, read_release(checkpoint), waiting, progress))
-        router_options = ["--tokens", str(options.tokens.resolve())] if options.tokens else []
-        router_options += ["--insecure"] if options.insecure else []
+        contents = read_release(checkpoint)
+        rendezvous.neighbours = _neighbours(topology, contents)
+        run_interruptible(_bring_all(topology, security, contents, waiting, progress))
         deployment = Deployment.start(
             topology,
             checkpoint,
             directory,
             options.threads,
-            router_options=router_options,
+            router_options=["--tokens", str(options.tokens.resolve())] if options.tokens else [],
             http=options.http,
             hosts_run=True,
         )
         present(deployment, options.http, progress, 'try        onesweep generate "The sea"')
-    return 0
+
+
+@contextmanager
+def _rendezvous(run: RunDirectory, options: argparse.Namespace, say: Callable[[str], object]) -> Iterator[Rendezvous]:
+    """The rendezvous, on a thread of its own for as long as the model is served; this process and its children dial
+    machines over it. Raises OnesweepError where it cannot listen."""
+    from stages.wire.channel import LINKS_VARIABLE, parse_address
+    from stages.wire.links import LinkProxy, own_addresses
+    from stages.wire.rendezvous import Rendezvous
+
+    host, port = parse_address(options.listen, "--listen")
+    if options.address:
+        addresses = tuple(options.address.split(","))
+        for address in addresses:
+            parse_address(address, "--address")
+    elif host in ("0.0.0.0", "::"):
+        addresses = (*own_addresses(port), f"127.0.0.1:{port}")
+    else:
+        addresses = (options.listen,)
+    rendezvous, started = Rendezvous(run, say), threading.Event()
+    failure: list[BaseException] = []
+
+    async def main() -> None:
+        stop = asyncio.Event()
+        ends.append((asyncio.get_running_loop(), stop))
+        try:
+            async with rendezvous.serving(options.listen), await LinkProxy(rendezvous.dial).open():
+                rendezvous.proxy = os.environ[LINKS_VARIABLE]
+                rendezvous.tell()
+                started.set()
+                await stop.wait()
+        except BaseException as error:
+            failure.append(error)
+            raise
+        finally:
+            started.set()
+
+    ends = list[tuple[asyncio.AbstractEventLoop, asyncio.Event]]()
+    thread = threading.Thread(target=_quietly, args=(main,), daemon=True)
+    thread.start()
+    started.wait()
+    if failure:
+        raise failure[0]
+    (run.directory / ADDRESSES_NAME).write_text(json.dumps(addresses), encoding="utf-8")
+    try:
+        yield rendezvous
+    finally:
+        loop, stop = ends[0]
+        loop.call_soon_threadsafe(stop.set)
+        thread.join()
+
+
+def _quietly(main: Callable[[], Coroutine[None, None, None]]) -> None:
+    with suppress(BaseException):  # told to who waits for the thread's start
+        asyncio.run(main())
+
+
+def _wait(rendezvous: Rendezvous, run: RunDirectory, options: argparse.Namespace, progress: ProgressLine) -> list[str]:
+    """Names of the machines that are to share the model, once they are there. Prints a ticket where some must join."""
+    from serving.cli.machines import ticket_of
+
+    known = len(rendezvous.machines)
+    count = options.wait or max(1, known)
+    if missing := count - known:
+        _, secret = run.invitations.add(max(missing, 1), TICKET_DAYS)
+        uses = f"{missing} machines" if missing > 1 else "a machine"
+        progress.say(f"on each machine, for {uses} and a day:\n\n    onesweep join {ticket_of(run, secret)}\n")
+    while len(present := rendezvous.present) < count:
+        names = f" ({', '.join(present)})" if present else ""
+        progress.at(f"waiting for machines: {len(present)} of {count}{names}")
+        time.sleep(POLL_S)
+    return present[:count]
+
+
+def _entries(names: Sequence[str]) -> tuple[HostEntry, ...]:
+    from serving.router.topology import HostEntry
+    from stages.wire.links import link_address
+
+    return tuple(HostEntry(name, link_address(name), (i,), link_address(name)) for i, name in enumerate(names))
+
+
+def _neighbours(topology: Topology, contents: ReleaseManifest) -> dict[str, set[str]]:
+    """Whom each machine hands work to."""
+    from stages.checkpoint.bundle import has_experts
+
+    assert contents.root is not None
+    any_may_follow, by_address = has_experts(contents.root), {host.address: host.name for host in topology.hosts}
+    return {
+        host.name: {by_address[address] for address in topology.successors(host, any_may_follow)}
+        for host in topology.hosts
+    }
 
 
 @asynccontextmanager
@@ -129,10 +236,7 @@ async def _describe_all(topology: Topology, security: Security) -> list[StageHos
                 problems.append(f"host {address} measured a speed that cannot be")
             hosts.append(StageHost(room.speed, room.memory_bytes, address))
     if problems:
-        raise ServiceError(
-            f"{'; '.join(problems)}; each must run `onesweep host --empty --listen HOST:PORT --releases DIR` "
-            "(with certificates: give --tls-dir here)"
-        )
+        raise ServiceError(f"{'; '.join(problems)}; each must run `onesweep join`")
     return hosts
 
 

@@ -136,6 +136,7 @@ def run_http(options: argparse.Namespace) -> int:
 
 
 def run_doctor(options: argparse.Namespace) -> int:
+    from serving.cli.machines import use_links
     from serving.router.doctor import examine, report_text
 
     if options.topology is None and options.registry is None:
@@ -144,8 +145,9 @@ def run_doctor(options: argparse.Namespace) -> int:
         topology = here.topology
     else:
         topology = _topology_of(options, within_s=REGISTERED_S)
+    links = use_links(topology)
     report = asyncio.run(examine(topology, security_of(options, topology.tls_of("router"))))
-    print(json.dumps(report.as_json()) if options.json else report_text(report))
+    print(json.dumps(report.as_json()) if options.json else "\n".join([report_text(report), *links]))
     return 0 if report.healthy else 1
 
 

@@ -52,6 +52,13 @@ class WholeModel:
         a = self.architecture
         return sum(cache_bytes(a.layers_in(part), a, length) for part in range(a.parts))
 
+    def logits(self, tokens: Tensor) -> Tensor:
+        """Logits (tokens, vocabulary) float64 of what follows each of `tokens` (tokens,) int64."""
+        a, x = self.architecture, tokens
+        for i, stage in enumerate(self.stages):
+            (x,) = stage.read([CleanPiece(x, new_caches(a.layers_in(i), a, len(tokens)))])
+        return self.stages[-1].next_byte([x])[0].double()
+
     def read(self, pieces: Sequence[tuple[ModelForks, NDArray[np.int64]]]) -> list[Tensor]:
         """`ModelForks.read` of several texts."""
         x = [torch.from_numpy(tokens) for _, tokens in pieces]

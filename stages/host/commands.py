@@ -90,7 +90,7 @@ def run_inspect(options: argparse.Namespace) -> int:
         print(check, file=beside)
     holds = all(check.ok for check in checks)
     if options.source is not None:
-        from stages.checkpoint.inspect import compare_with_source
+        from stages.importing.parity import compare_with_source
 
         comparison = compare_with_source(options.directory, options.source)
         print(comparison, file=beside)

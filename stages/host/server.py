@@ -16,7 +16,7 @@ from grpc_reflection.v1alpha import reflection
 
 from stages.backends import backend_named
 from stages.checkpoint.release_store import ReleaseStore
-from stages.errors import InputError, OnesweepError, ServiceError
+from stages.errors import OnesweepError, ServiceError
 from stages.host.host import Host
 from stages.host.loading import Loader, Sources
 from stages.host.metrics import STAGE_METRICS, HostCounters
@@ -27,9 +27,9 @@ from stages.host.settings import StageSettings
 from stages.memory import free_memory, keep_trimmed, return_large_buffers, trim
 from stages.signals import drained, run_until_signal
 from stages.telemetry.observability import Telemetry
-from stages.v1 import stage_pb2, stage_pb2_grpc
+from stages.v1 import join_pb2_grpc, stage_pb2, stage_pb2_grpc
 from stages.wire.auth import HOST, CallerGuard
-from stages.wire.channel import HealthChecks, bind, check_target, new_server, parse_address, serve_health
+from stages.wire.channel import HealthChecks, bind, check_target, new_server, serve_health
 from stages.wire.registry import Registration, check_dialled, follow_successors
 from stages.wire.tokens import ADMIN, Keyring
 
@@ -197,11 +197,8 @@ class EmptyHost:
     A restart serves the stage that was given last."""
 
     def __init__(self, settings: StageSettings) -> None:
-        """Raises OnesweepError."""
-        if settings.releases is None:
-            raise InputError("--empty needs --releases DIR: what the host is given is kept there")
-        if parse_address(settings.listen)[1] == 0:
-            raise InputError("--empty needs a port in --listen: the host keeps it from stage to stage")
+        """:param settings: with `releases`, and a port to listen on. Raises OnesweepError."""
+        assert settings.releases is not None
         if settings.security.tls is not None:
             settings.security.tls.own(HOST)
         self.settings, self.store, self.speed = settings, ReleaseStore(settings.releases, settings.signers), 0.0
@@ -277,6 +274,8 @@ def _new_server(
         guards.append(CallerGuard(SERVICE, lambda _, __, call: keyring.identify(call.invocation_metadata(), ADMIN)))
     server = new_server(message_bytes, guards)
     stage_pb2_grpc.add_StageServiceServicer_to_server(service, server)
+    if settings.pipes is not None:
+        join_pb2_grpc.add_JoinServiceServicer_to_server(settings.pipes, server)
     checks = HealthChecks()
     health_pb2_grpc.add_HealthServicer_to_server(checks, server)
     reflection.enable_server_reflection((SERVICE, health.SERVICE_NAME, reflection.SERVICE_NAME), server)
@@ -297,6 +296,5 @@ async def _housekeeping(host: Host) -> None:
 def serve(settings: StageSettings) -> None:
     """Run a stage server to its end. Raises OnesweepError."""
     return_large_buffers()
-    server = StageServer(settings) if settings.blocks else EmptyHost(settings)
     with contextlib.suppress(KeyboardInterrupt):
-        run_until_signal(server.run)
+        run_until_signal(StageServer(settings).run)

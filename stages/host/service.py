@@ -100,7 +100,9 @@ class StageSeat:
 
 def _seat_of(seat: StageSeat | None) -> StageSeat:
     if seat is None:
-        raise failed_precondition("this host was started with a checkpoint: only `stage --empty` takes any stage")
+        raise failed_precondition(
+            "this host was started with a checkpoint: only one of `onesweep join` takes any stage"
+        )
     return seat
 
 

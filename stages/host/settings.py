@@ -13,6 +13,7 @@ from stages.wire.tls import LOOPBACK_ONLY, Security
 
 if TYPE_CHECKING:
     from stages.wire.etcd import EtcdRegistry
+    from stages.wire.links import AwaitedPipes
 
 
 @dataclass(frozen=True)
@@ -64,6 +65,7 @@ class StageSettings:
     # Where releases are kept that are deployed to this host.
     releases: Path | None = setting(None, "keep what is deployed there (none: takes nothing)", metavar="DIR")
     registry: "EtcdRegistry | None" = None
+    pipes: "AwaitedPipes | None" = None  # of a machine that joined: others open them to this server
     advertise: str | None = None  # what others dial, where that is not what it listens on: for the registry
     # For probes, which have no certificate.
     health: str | None = setting(None, "answer health checks there too, in plain text", metavar="HOST:PORT")

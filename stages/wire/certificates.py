@@ -5,6 +5,7 @@ A directory holds it all: `ca.pem` and `ca.key`, and NAME.pem and NAME.key for e
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -133,6 +134,23 @@ class Authority:
         write_file(pem, certificate.public_bytes(Encoding.PEM), PUBLIC)
         return _leaf(pem, certificate)
 
+    def certify(self, request: bytes, identity: Identity, addresses: Sequence[str], days: int) -> bytes:
+        """The certificate (PEM) of a key that stays where it was made.
+
+        :param request: of `make_request`; its names are not looked at. Raises InputError.
+        """
+        _check_days(days)
+        check_certified_name(identity.name)
+        try:
+            asked = x509.load_der_x509_csr(request)
+            public = asked.public_key()
+            if not asked.is_signature_valid or not isinstance(public, ec.EllipticCurvePublicKey):
+                raise ValueError
+        except (ValueError, TypeError, UnsupportedAlgorithm):
+            raise InputError("the request for a certificate is damaged, or its key is no EC key") from None
+        certificate = self._sign(identity, [_general_name(address) for address in addresses], public, days)
+        return certificate.public_bytes(Encoding.PEM)
+
     def renew(self, name: str, days: int) -> Leaf:
         """The certificate of `name` for another while: same key, same addresses. Its key need not be here.
 
@@ -185,6 +203,23 @@ class Authority:
             within = any(f".{address}".endswith(f".{domain}") for domain in domains)
             if domains and not within and ip_of(address) is None:
                 raise InputError(f"the authority may certify names in {', '.join(domains)} only, not {address!r}")
+
+
+def make_request(secret: Path, name: str) -> bytes:
+    """A request (DER) for a certificate of the key in `secret`, which is made if it is not there. Raises InputError."""
+    if secret.exists():
+        key = _read_key(secret)
+    else:
+        key = ec.generate_private_key(ec.SECP256R1())
+        _write_secret(secret, key)
+    made = x509.CertificateSigningRequestBuilder().subject_name(_common_name(name)).sign(key, hashes.SHA256())
+    return made.public_bytes(Encoding.DER)
+
+
+def key_fingerprint(certificate: bytes) -> str:
+    """SHA-256, in hexadecimal digits, of the public key in a certificate (PEM). It outlives renewals."""
+    public = x509.load_pem_x509_certificate(certificate).public_key()
+    return hashlib.sha256(public.public_bytes(Encoding.DER, PublicFormat.SubjectPublicKeyInfo)).hexdigest()
 
 
 def check_certified_name(name: str) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import ipaddress
 import logging
+import os
 import re
 import resource
 from collections import defaultdict
@@ -56,11 +57,13 @@ KEEP_WARM_S = 0.15  # between messages on an idle link (keep_warm_s)
 # reached its router, and a coordinator as far away was tried three times: six workers were there after 1 to 2 s with
 # 15 to 20 connections; with 5 s after 0.6 s with one connection each.
 CONNECT_MS = 5_000
-Options = Sequence[tuple[str, int]]
+Options = Sequence[tuple[str, int | str]]
+# Machines that joined are dialled as NAME.onesweep, over the proxy of stages/wire/links.py that this variable names.
+LINK_DOMAIN, LINKS_VARIABLE = "onesweep", "ONESWEEP_LINKS"
 _PLACES = WeakKeyDictionary[grpc.aio.Server, Places]()
 
 # gRPC's keepalive finds dead peers. It does not keep the congestion window open: Warm messages do (hop_stream.py).
-_OPTIONS: list[tuple[str, int]] = [
+_OPTIONS: list[tuple[str, int | str]] = [
     ("grpc.keepalive_time_ms", 10_000),
     ("grpc.keepalive_timeout_ms", 5_000),
     ("grpc.keepalive_permit_without_calls", 1),
@@ -135,7 +138,7 @@ def open_channel(
     """A channel that connects with its first call. Raises InputError. :param options: further ones of gRPC.
     :param metadata: of calls that bring none of their own."""
     check_target(address, security)
-    options = _message_options(message_bytes, options)
+    options = _message_options(message_bytes, (*options, *_link_options(address)))
     if security.tls is None:
         return with_decode_errors(grpc.aio.insecure_channel(address, options=options), metadata)
     secured = grpc.aio.secure_channel(address, channel_credentials(security.tls), options=options)
@@ -282,7 +285,14 @@ def bind(server: grpc.aio.Server, address: str, security: Security = LOOPBACK_ON
     return bound
 
 
-def _message_options(message_bytes: int, options: Options = ()) -> list[tuple[str, int]]:
+def _link_options(address: str) -> Options:
+    proxy = os.environ.get(LINKS_VARIABLE, "")
+    if not proxy or not parse_address(address)[0].endswith(f".{LINK_DOMAIN}"):
+        return ()
+    return (("grpc.enable_http_proxy", 1), ("grpc.http_proxy", proxy))
+
+
+def _message_options(message_bytes: int, options: Options = ()) -> list[tuple[str, int | str]]:
     """:param options: in place of those of the same name; of two alike gRPC takes the first."""
     usual = {
         **dict(_OPTIONS),

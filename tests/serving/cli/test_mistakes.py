@@ -82,7 +82,7 @@ TYPING = [
     ("chaos --minutes 1", 2, "did you mean `onesweep bench chaos`?"),
     ("coordinate", 2, "did you mean `onesweep train coordinate`?"),
     ("bench lodtest", 2, "did you mean `onesweep bench loadtest`?"),
-    ("serve", 2, "--hosts is missing"),
+    ("serve", 2, "MODEL is missing"),
     ("--verison", 2, "no option --verison (did you mean --version?)"),
     ("generate x --max-byte 5", 2, "no option --max-byte (did you mean --max-bytes?)"),
     ("generate The sea", 2, "unexpected 'sea': put quotes around a text with spaces"),

@@ -10,7 +10,6 @@ from pathlib import Path
 import grpc
 import pytest
 
-from serving.cli.deployment import MODULE
 from serving.cli.ports import free_port_block
 from serving.router.paths import HostLink
 from serving.router.rollout import send
@@ -25,12 +24,23 @@ pytestmark = pytest.mark.slow
 
 WITHIN_S = 120.0
 CUT_BYTES = 120_000
+# As `onesweep join` runs one, but that this one listens on loopback, in plain text.
+EMPTY_HOST = """
+import sys
+from pathlib import Path
+from stages.host.server import EmptyHost
+from stages.host.settings import HostSettings, StageSettings
+from stages.signals import run_until_signal
+
+listen, releases = sys.argv[1], Path(sys.argv[2])
+settings = StageSettings(releases, (), listen, (), HostSettings("empty"), threads=1, releases=releases)
+run_until_signal(EmptyHost(settings).run)
+"""
 
 
 @contextlib.contextmanager
-def empty_host(address: str, store: Path, *options: str) -> Iterator[subprocess.Popen[bytes]]:
-    command = [sys.executable, *MODULE, "host", "--empty", "--listen", address, "--releases", str(store)]
-    process = subprocess.Popen([*command, "--threads", "1", *options])
+def empty_host(address: str, store: Path) -> Iterator[subprocess.Popen[bytes]]:
+    process = subprocess.Popen([sys.executable, "-c", EMPTY_HOST, address, str(store)])
     try:
         yield process
     finally:

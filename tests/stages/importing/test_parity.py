@@ -4,6 +4,7 @@ import json
 import shutil
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from functools import cache
 from importlib import import_module
 from importlib.util import find_spec
@@ -15,8 +16,9 @@ import torch
 
 from serving.cli.__main__ import main
 from stages.checkpoint.checkpoint import load_stage
-from stages.checkpoint.manifest import Manifest, read_manifest
+from stages.checkpoint.manifest import Manifest
 from stages.checkpoint.shipped import SHIPPED
+from stages.importing.parity import SourceComparison
 from tests.stages.model.tiny_llama import tiny_tokenizer
 
 TOLERANCE = 1e-3
@@ -40,12 +42,16 @@ def test_inspect_compares_with_what_was_imported(
     assert main(["import", str(source), "--out", str(out), "--blocks", "2", "--untrained"]) == 0
     inspect = ["inspect", str(out), "--source"]
     assert main([*inspect, str(source)]) == 0
-    count = min(len(read_manifest(out).probe_tokens), SIZES["max_position_embeddings"])
-    assert f"next tokens as transformers: {count} of {count}; " in capsys.readouterr().out
+    count = 4 * SIZES["max_position_embeddings"]
+    assert f"next tokens as transformers: {count} of {count}; " in (said := capsys.readouterr().out)
+    assert "; +0.0000 nats a token (at most +0.01), KL 0.0000" in said or "; -0.0000 nats" in said
 
     config = json.loads((source / "config.json").read_text())
     (source / "config.json").write_text(json.dumps(config | {"rms_norm_eps": 1.0}))
     assert main([*inspect, str(source)]) == 1, "another model"
+    rounded = replace(SourceComparison(10, 10, 1e-4, 0.0, 0.0, is_exact=True), largest_difference=1.0, is_exact=False)
+    assert rounded.holds
+    assert not replace(rounded, lost_nats=0.011).holds, "weights in fewer bits that cost too much"
 
     for folder, code, sentence in (
         ("nowhere", 2, "no model at"),

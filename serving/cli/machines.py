@@ -1,0 +1,343 @@
+"""`onesweep join` and `invite`: a machine joins a run with a ticket, and keeps its place there."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import contextlib
+import fcntl
+import json
+import os
+import re
+import secrets
+import socket
+import ssl
+import sys
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from serving.cli.admin import check_installed
+from stages.errors import InputError, ServiceError
+from stages.host.commands import add_device, check_positive
+from stages.settings import from_flags
+from stages.telemetry.observability import start_log
+
+if TYPE_CHECKING:
+    from serving.router.topology import Topology
+    from stages.v1 import join_pb2
+    from stages.wire.rendezvous import RunDirectory
+    from stages.wire.tickets import Ticket
+    from stages.wire.tls import Tls
+
+ADDRESSES_NAME, MACHINE_NAME = "addresses.json", "machine.json"
+MOST_NAMESAKES = 32  # machines of one person's on one computer
+DIAL_S, ENROL_S = 5.0, 20.0
+
+
+def state_home() -> Path:
+    """The directory of runs, and of places in them, which outlive a restart of the computer."""
+    return Path(os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state") / "onesweep"
+
+
+def run_directory() -> Path:
+    """The directory of the run that is served from here."""
+    return state_home() / "run"
+
+
+@contextlib.contextmanager
+def locked(directory: Path) -> Iterator[None]:
+    """Keep a directory for this process. Raises ServiceError where another one has it."""
+    from stages.wire.secret_files import make_private_directory
+
+    make_private_directory(directory)
+    handle = os.open(directory / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    try:
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise ServiceError(f"another process serves from {directory}: end it, or set XDG_STATE_HOME") from None
+        yield
+    finally:
+        os.close(handle)
+
+
+# `onesweep invite`
+
+
+def add_invite(invite: argparse.ArgumentParser) -> None:
+    invite.add_argument("name", metavar="NAME", nargs="?", default="", help="the machine's (it says its own)")
+    invite.add_argument("--uses", type=int, default=1, metavar="N", help="machines that may join with it (1)")
+    invite.add_argument("--days", type=float, default=1.0, metavar="D", help="how long it is good for (1)")
+    invite.add_argument("--list", action="store_true", help="list the tickets that were made")
+    invite.add_argument("--revoke", metavar="ID", help="let nobody join with a ticket any more")
+
+
+def run_invite(options: argparse.Namespace) -> int:
+    check_installed()
+    from stages.wire.links import check_machine
+    from stages.wire.rendezvous import RunDirectory
+
+    if not (run_directory() / ADDRESSES_NAME).exists():
+        raise InputError("nothing is served from here yet: start with `onesweep serve MODEL`")
+    run = RunDirectory(run_directory())
+    if options.revoke:
+        run.invitations.revoke(options.revoke)
+        print(f"{options.revoke}: revoked; machines that joined with it stay")
+    elif options.list:
+        for each in run.invitations.all():
+            state = each.problem(time.time()) or f"{each.uses} uses left"
+            until = time.strftime("%Y-%m-%d %H:%M", time.gmtime(each.until))
+            print(f"{each.id}  until {until} UTC  {each.name or 'any name':16} {state}")
+    else:
+        invitation, secret = run.invitations.add(
+            options.uses, options.days, check_machine(options.name) if options.name else ""
+        )
+        print(f"onesweep join {ticket_of(run, secret)}")
+        print(f"ticket {invitation.id}; `onesweep invite --revoke {invitation.id}` takes it back", file=sys.stderr)
+    return 0
+
+
+def ticket_of(run: RunDirectory, secret: str) -> str:
+    """The text of a ticket to a run."""
+    from stages.wire.tickets import Ticket
+
+    addresses = json.loads((run.directory / ADDRESSES_NAME).read_text(encoding="utf-8"))
+    return Ticket(tuple(addresses), run.fingerprint, secret).text()
+
+
+def use_links(topology: Topology) -> list[str]:
+    """Have channels of this process dial the machines of a run that is served from here.
+
+    Returns a line for each of their links; nothing for other hosts."""
+    from stages.wire.channel import LINKS_VARIABLE
+    from stages.wire.rendezvous import LINKS_NAME
+
+    if topology.certificates is None or not (path := topology.certificates / LINKS_NAME).exists():
+        return []
+    record = json.loads(path.read_text(encoding="utf-8"))
+    os.environ[LINKS_VARIABLE] = record["proxy"]
+    return [f"link {here} to {there}: {kind}" for here, there, kind in record["links"]]
+
+
+# `onesweep join`
+
+
+@dataclass(frozen=True)
+class JoinedMachine:
+    """A machine's place in a run, in a directory of its own."""
+
+    directory: Path
+    name: str
+    secret: str
+    rendezvous: tuple[str, ...]
+
+    @property
+    def tls(self) -> Tls:
+        from stages.wire.tls import Tls
+
+        return Tls(self.directory / "ca.pem", self.directory / "machine.pem", self.directory / "machine.key")
+
+    @classmethod
+    def read(cls, directory: Path) -> JoinedMachine | None:
+        """None where nobody joined. Raises InputError for a damaged record."""
+        path = directory / MACHINE_NAME
+        if not path.exists():
+            return None
+        try:
+            record = json.loads(path.read_text(encoding="utf-8"))
+            return cls(directory, str(record["name"]), str(record["secret"]), tuple(map(str, record["rendezvous"])))
+        except (OSError, ValueError, KeyError, TypeError):
+            raise InputError(f"{path} is damaged: remove {directory}, and join with another ticket") from None
+
+
+def add_join(join: argparse.ArgumentParser) -> None:
+    join.add_argument("ticket", metavar="TICKET", nargs="?", help="of `onesweep serve` or `invite`; once is enough")
+    join.add_argument("--name", metavar="NAME", help="what to call this machine (its own name)")
+    join.add_argument("--listen", metavar="HOST:PORT", help="where others may dial it (any address, a free port)")
+    join.add_argument("--threads", type=int, metavar="N", help="processor threads (all cores)")
+    add_device(join)
+
+
+def run_join(options: argparse.Namespace) -> int:
+    check_installed()
+    check_positive(options, "threads")
+    from stages.wire.tickets import Ticket
+
+    ticket = Ticket.parse(options.ticket) if options.ticket else None
+    with contextlib.ExitStack() as stack:
+        place = _place(ticket, options.name, stack)
+        start_log("text", place.name)
+        _serve_stages(place, options)
+    return 0
+
+
+def _place(ticket: Ticket | None, name: str | None, stack: contextlib.ExitStack) -> JoinedMachine:
+    """This machine's place in the run of a ticket, kept by this process; without a ticket, in the only run that it
+    joined. Raises OnesweepError."""
+    from stages.wire.links import check_machine
+
+    joined = state_home() / "joined"
+    if ticket is not None:
+        run = joined / ticket.fingerprint[:16]
+    else:
+        runs = sorted(path.parent.parent for path in joined.glob(f"*/*/{MACHINE_NAME}"))
+        if len(set(runs)) != 1:
+            what = "this machine has joined several runs" if runs else "this machine has joined no run"
+            raise InputError(f"{what}: give the ticket that `onesweep serve` printed")
+        run = runs[0]
+    own = check_machine(name) if name else _own_name()
+    names = [own] if name else [own, *(f"{own[:28]}-{i}" for i in range(2, MOST_NAMESAKES))]
+    for each in names:
+        try:
+            stack.enter_context(locked(run / each))
+        except ServiceError:
+            if name:
+                raise
+            continue
+        if place := JoinedMachine.read(run / each):
+            return place
+        if ticket is None:
+            continue
+        if place := _enrolled(ticket, run / each, each, is_given=bool(name)):
+            return place
+    raise InputError(f"no machine {own!r} of this computer has joined: give the ticket that `onesweep serve` printed")
+
+
+def _own_name() -> str:
+    plain = re.sub("[^a-z0-9]+", "-", socket.gethostname().partition(".")[0].lower()).strip("-")
+    return plain[:28].strip("-") or "machine"
+
+
+def _enrolled(ticket: Ticket, directory: Path, name: str, is_given: bool) -> JoinedMachine | None:
+    """Join, and keep the certificate; None where another machine has a name that nobody gave. Raises OnesweepError."""
+    import grpc
+
+    from stages.v1 import join_pb2
+    from stages.wire.certificates import make_request
+    from stages.wire.secret_files import PUBLIC, write_file
+
+    address, certificate = _found(ticket)
+    request = join_pb2.EnrolRequest(name=name, request=make_request(directory / "machine.key", name))
+    try:
+        response = asyncio.run(_enrol(address, certificate, request, ticket.secret))
+    except grpc.RpcError as error:
+        code, details = error.code(), error.details() or ""
+        if code is grpc.StatusCode.ALREADY_EXISTS and not is_given:
+            return None
+        said = {grpc.StatusCode.UNAUTHENTICATED, grpc.StatusCode.INVALID_ARGUMENT, grpc.StatusCode.ALREADY_EXISTS}
+        raise (InputError(details) if code in said else ServiceError(f"the router at {address}: {details}")) from None
+    write_file(directory / "ca.pem", response.authority, PUBLIC)
+    write_file(directory / "machine.pem", response.certificate, PUBLIC)
+    rendezvous = [address, *(each for each in ticket.addresses if each != address)]
+    record = {"name": _certified_name(response.certificate), "secret": response.secret, "rendezvous": rendezvous}
+    write_file(directory / MACHINE_NAME, json.dumps(record).encode())
+    return JoinedMachine.read(directory)
+
+
+def _certified_name(certificate: bytes) -> str:
+    """The name that the router gave: a ticket may say it."""
+    from cryptography import x509
+    from cryptography.x509.oid import NameOID
+
+    (name,) = x509.load_pem_x509_certificate(certificate).subject.get_attributes_for_oid(NameOID.COMMON_NAME)
+    return str(name.value)
+
+
+def _found(ticket: Ticket) -> tuple[str, bytes]:
+    """The first address where the ticket's router answers, and its certificate (PEM). Raises ServiceError."""
+    from stages.wire.certificates import key_fingerprint
+    from stages.wire.channel import parse_address
+
+    problems = []
+    for address in ticket.addresses:
+        try:
+            shown = ssl.get_server_certificate(parse_address(address), timeout=DIAL_S).encode()
+        except (OSError, ValueError) as error:
+            problems.append(f"{address} does not answer ({getattr(error, 'strerror', None) or error})")
+            continue
+        if secrets.compare_digest(key_fingerprint(shown), ticket.fingerprint):
+            return address, shown
+        problems.append(f"at {address} is another server than the ticket's")
+    raise ServiceError(
+        f"no way to the router: {'; '.join(problems)}. See that `onesweep serve` runs there and that this machine "
+        "reaches it; nothing of the ticket was sent"
+    )
+
+
+async def _enrol(
+    address: str, certificate: bytes, request: join_pb2.EnrolRequest, secret: str
+) -> join_pb2.EnrolResponse:
+    import grpc
+
+    from stages.v1 import join_pb2_grpc
+    from stages.wire.links import ROUTER_NAME, link_name
+    from stages.wire.messages import PROTOCOL
+    from stages.wire.tokens import token_metadata
+
+    request.protocol, request.unix_s = PROTOCOL, int(time.time())
+    options = (("grpc.ssl_target_name_override", link_name(ROUTER_NAME)), ("grpc.enable_http_proxy", 0))
+    async with grpc.aio.secure_channel(address, grpc.ssl_channel_credentials(certificate), options) as channel:
+        stub: join_pb2_grpc.JoinServiceAsyncStub = join_pb2_grpc.JoinServiceStub(channel)
+        return await stub.Enrol(request, timeout=ENROL_S, metadata=token_metadata(secret))
+
+
+def _serve_stages(place: JoinedMachine, options: argparse.Namespace) -> None:
+    """Hold the stages that the router gives, until a signal. Raises OnesweepError."""
+    from stages.host.server import EmptyHost
+    from stages.host.settings import HostSettings, StageSettings
+    from stages.memory import return_large_buffers
+    from stages.signals import run_until_signal
+    from stages.wire.channel import parse_address
+    from stages.wire.links import LinkProxy, MachineLinks, own_addresses
+    from stages.wire.status import StatusError
+    from stages.wire.tls import Security
+
+    listen = options.listen or f"0.0.0.0:{_free_port()}"
+    host, port = parse_address(listen, "--listen")
+    if port == 0:
+        raise InputError("--listen needs a port: others are told it")
+    told = own_addresses(port) if host in ("0.0.0.0", "::") else (listen,)
+    links = MachineLinks(place.name, place.tls, place.rendezvous, place.secret, port, told)
+    releases = place.directory / "releases"
+    settings = StageSettings(
+        checkpoint=releases,
+        blocks=(),
+        listen=listen,
+        next=(),
+        host=from_flags(HostSettings, options, name=place.name),
+        threads=options.threads,
+        security=Security(place.tls),
+        releases=releases,
+        pipes=links.awaited,
+    )
+    return_large_buffers()
+
+    async def run(stop: asyncio.Event) -> None:
+        proxy = await LinkProxy(links.dial).open()
+        attending = asyncio.create_task(links.attend())
+        attending.add_done_callback(lambda _: stop.set())
+        try:
+            await EmptyHost(settings).run(stop)
+        finally:
+            attending.cancel()
+            proxy.close()
+            await links.close()
+        try:
+            await attending
+        except asyncio.CancelledError:
+            pass
+        except StatusError as refusal:
+            raise ServiceError(f"the router lets this machine in no more: {refusal.message}") from None
+
+    print(f"{place.name} has joined the run at {place.rendezvous[0]}; Ctrl-C ends it", flush=True)
+    with contextlib.suppress(KeyboardInterrupt):
+        run_until_signal(run)
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("0.0.0.0", 0))
+        return int(probe.getsockname()[1])

@@ -1,0 +1,111 @@
+"""An imported model beside `transformers`, which reads what it was imported from: the next token of the same text."""
+
+import contextlib
+import io
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from pydoc_data.topics import topics
+
+import torch
+from torch import Tensor
+
+from stages.backends.whole_model import WholeModel
+from stages.checkpoint.bundle import find_bundle
+from stages.checkpoint.manifest import TOKENIZER_NAME, read_manifest
+from stages.errors import InputError, OnesweepError
+from stages.importing.speech import open_tokenizer
+from stages.model.architecture import LlamaArchitecture
+
+MOST_NATS = 0.01  # that the model's weights, as hosts hold them, may cost a token of the text
+TOLERANCE = 1e-3  # of a logit, where they are float32: that has some 1e-6 of the largest, and layers add up
+# What is read: Python's own help, in pieces of so many tokens. Both losses are of the same tokens, so few are enough.
+PIECE, PIECES = 512, 4
+
+
+@dataclass(frozen=True)
+class SourceComparison:
+    """The next token at every place of a text, by the stages as hosts compute them and by `transformers`."""
+
+    places: int
+    same: int  # places at which both find the same token the likeliest
+    largest_difference: float  # of a logit, over all places
+    lost_nats: float  # a token: the stages' loss less that of the source
+    kl_nats: float  # a token: KL(source || stages)
+    is_exact: bool  # the weights are the source's own, so that logits are
+
+    @property
+    def holds(self) -> bool:
+        return self.lost_nats <= MOST_NATS and not (self.is_exact and self.largest_difference > TOLERANCE)
+
+    def __str__(self) -> str:
+        most = f" (at most {TOLERANCE:.0e})" if self.is_exact else ""
+        return (
+            f"next tokens as transformers: {self.same} of {self.places}; largest difference of a logit "
+            f"{self.largest_difference:.1e}{most}; {self.lost_nats:+.4f} nats a token (at most {MOST_NATS:+g}), "
+            f"KL {self.kl_nats:.4f}"
+        )
+
+
+@torch.inference_mode()
+def compare_with_source(checkpoint: Path, source: Path) -> SourceComparison:
+    """Read a text with an imported model and with its source.
+
+    :param source: the Hugging Face folder or .gguf file that it was imported from. Raises OnesweepError.
+    """
+    directory = find_bundle(checkpoint).ar
+    if directory is None or not isinstance(architecture := read_manifest(directory).architecture, LlamaArchitecture):
+        raise InputError(f"{checkpoint} has no imported model: --source is for what `onesweep import` makes")
+    if not source.exists():
+        raise InputError(f"no model at {source}: --source is what was imported, a folder or a .gguf file")
+    theirs, model = _transformers(source), WholeModel(directory)
+    places, same, largest, lost, kl = 0, 0, 0.0, 0.0, 0.0
+    for tokens in _pieces(directory, architecture.positions):
+        expected = theirs(tokens).double()
+        if expected.shape[-1] != architecture.vocabulary:
+            raise InputError(
+                f"{source} has {expected.shape[-1]} tokens, {directory} {architecture.vocabulary}: the checkpoint was "
+                "not imported from it"
+            )
+        found = model.logits(tokens)
+        largest = max(largest, float((found - expected).abs().max()))
+        same += int((found.argmax(1) == expected.argmax(1)).sum())
+        log_p, log_q = expected.log_softmax(1), found.log_softmax(1)
+        kl += float((log_p.exp() * (log_p - log_q)).sum())
+        lost += float((log_p - log_q)[:-1].gather(1, tokens[1:, None]).sum())
+        places += len(tokens)
+    return SourceComparison(places, same, largest, lost / places, kl / places, architecture.weights == "float32")
+
+
+def _pieces(directory: Path, positions: int) -> list[Tensor]:
+    """Pieces of the text, in the model's tokens: (tokens,) int64 each. Raises CheckpointError."""
+    tokenizer, length = open_tokenizer((directory / TOKENIZER_NAME).read_text(encoding="utf-8")), min(PIECE, positions)
+    text = "\n".join(topics[name] for name in sorted(topics))
+    return list(torch.tensor(tokenizer.encode(text).ids[: PIECES * length]).split(length))
+
+
+def _transformers(source: Path) -> Callable[[Tensor], Tensor]:
+    """From tokens (tokens,) to logits (tokens, vocabulary) float32 of what follows each. Raises OnesweepError."""
+    try:
+        from transformers import AutoModelForCausalLM, logging
+    except ImportError as error:
+        raise InputError(
+            f"--source needs the package transformers ({error}): pip install 'onesweep[quality]'"
+        ) from None
+    logging.set_verbosity_error()
+    file = {"gguf_file": source.name} if source.is_file() else {}
+    directory = source.parent if source.is_file() else source
+    try:
+        with contextlib.redirect_stderr(io.StringIO()):  # progress bars
+            model = AutoModelForCausalLM.from_pretrained(
+                str(directory), **file, local_files_only=True, dtype=torch.float32
+            ).eval()
+    except Exception as error:  # of any type: the package has none of its own for it
+        reason = next(iter(str(error).splitlines()), "") or type(error).__name__
+        raise OnesweepError(f"transformers cannot read {source}: {reason}") from None
+
+    def logits(tokens: Tensor) -> Tensor:
+        result: Tensor = model(tokens[None]).logits[0]
+        return result
+
+    return logits

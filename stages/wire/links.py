@@ -1,0 +1,354 @@
+"""Links between machines of a run where no port need be open.
+
+Stage servers are dialled as NAME.onesweep. gRPC asks a proxy on loopback for the connection, and that finds a way to
+the machine, the first that there is of:
+
+direct     a socket to an address that the machine told, where a handshake of TLS shows its name;
+reversed   a pipe that the machine opens to this one's stage server, for this one can be dialled;
+relayed    a pipe over the rendezvous, which every machine dials: one more trip.
+
+TLS is spoken by the two stage servers, whatever carries it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import contextlib
+import ipaddress
+import logging
+import os
+import re
+import secrets
+import socket
+import ssl
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+
+import grpc
+import grpc.aio
+import psutil
+
+from stages.errors import InputError
+from stages.v1 import join_pb2, join_pb2_grpc
+from stages.wire.channel import LINK_DOMAIN, LINKS_VARIABLE, open_channel, parse_address
+from stages.wire.pipes import CalledPipe, Pipe, ServedPipe, SocketPipe, splice
+from stages.wire.status import Context, StatusError
+from stages.wire.tls import Security, Tls
+from stages.wire.tokens import token_metadata
+
+log = logging.getLogger(__name__)
+
+DOMAIN, LINK_PORT = LINK_DOMAIN, 7701
+ROUTER_NAME = "router"
+TO_KEY, PIPE_KEY = "onesweep-to", "onesweep-pipe"  # metadata of Carry: whom a new pipe leads to, or which one this is
+DIRECT, REVERSED, RELAYED = "direct", "reversed", "relayed"
+MOST_TOLD = 16  # addresses of one machine
+HEAD_BYTES = 4096  # of a request to the proxy
+# To try each way. Together less than gRPC gives an attempt to connect (CONNECT_MS in channel.py).
+PROBE_S, REVERSE_S, NOTICE_S = 1.0, 2.0, 4.0
+CHOSEN_S = 300.0  # a way that was found is taken again for so long; then a better one is looked for
+RETRY_S, MOST_RETRY_S = 0.2, 2.0
+# A gateway that forgot a connection says nothing: it is missed after so long, not after gRPC's usual 15 s.
+KEEPALIVE = (("grpc.keepalive_time_ms", 2000), ("grpc.keepalive_timeout_ms", 2000))
+
+Dial = Callable[[str, SocketPipe], Awaitable[None]]
+
+
+def link_name(machine: str) -> str:
+    """The name in the machine's certificate, which stage servers dial."""
+    return f"{machine}.{DOMAIN}"
+
+
+def link_address(machine: str) -> str:
+    return f"{link_name(machine)}:{LINK_PORT}"
+
+
+def check_machine(name: str) -> str:
+    """The name of a machine: one label of a domain name. Raises InputError."""
+    if not re.fullmatch("[a-z0-9]([a-z0-9-]{0,30}[a-z0-9])?", name):
+        raise InputError(f"a machine is called by 1 to 32 small letters, digits and dashes, not {name[:40]!r}")
+    return name
+
+
+def own_addresses(port: int) -> tuple[str, ...]:
+    """Addresses of this machine that others may be able to dial, without its own loopback."""
+    found = list[str]()
+    for addresses in psutil.net_if_addrs().values():
+        for each in addresses:
+            if each.family in (socket.AF_INET, socket.AF_INET6):
+                ip = ipaddress.ip_address(each.address.partition("%")[0])
+                if not ip.is_loopback and not ip.is_link_local:
+                    found.append(f"{ip}:{port}" if ip.version == 4 else f"[{ip}]:{port}")
+    return tuple(found[:MOST_TOLD])
+
+
+class LinkProxy:
+    """The proxy on loopback that gRPC asks for connections to NAME.onesweep."""
+
+    def __init__(self, dial: Dial) -> None:
+        """:param dial: carries the bytes of a connection to a machine, to its end. Raises StatusError where it
+        cannot."""
+        self._dial = dial
+        self._password = secrets.token_hex(16)  # other users of this machine have no business here
+
+    async def open(self) -> asyncio.Server:
+        """Listen, and have channels of this process and its children ask here."""
+        server = await asyncio.start_server(self._serve, "127.0.0.1", 0, limit=HEAD_BYTES)
+        port = server.sockets[0].getsockname()[1]
+        os.environ[LINKS_VARIABLE] = f"http://onesweep:{self._password}@127.0.0.1:{port}"
+        return server
+
+    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        try:
+            name = self._asked(await reader.readuntil(b"\r\n\r\n"))
+            if not name:
+                writer.write(b"HTTP/1.1 403 Forbidden\r\n\r\n")
+                return
+            await self._dial(name, local := _Answered(reader, writer))
+        except StatusError as refusal:
+            log.info("no way to %s: %s", name, refusal.message)
+            if not local.is_told:
+                writer.write(b"HTTP/1.1 503 Service Unavailable\r\n\r\n")
+        except (OSError, asyncio.IncompleteReadError, asyncio.LimitOverrunError, grpc.RpcError):
+            pass
+        except asyncio.CancelledError:  # at this process's end: asyncio would log it as an error
+            pass
+        finally:
+            writer.close()
+
+    def _asked(self, head: bytes) -> str:
+        """The machine that a request asks for; empty for one of a stranger."""
+        line, *fields = head.decode("latin-1").split("\r\n")
+        said = re.fullmatch(rf"CONNECT ([a-z0-9-]{{1,32}})\.{DOMAIN}:[0-9]{{1,5}} HTTP/1\.[01]", line)
+        due = base64.b64encode(f"onesweep:{self._password}".encode()).decode()
+        shown = {name.lower(): value.strip() for name, _, value in (each.partition(":") for each in fields)}
+        is_ours = secrets.compare_digest(shown.get("proxy-authorization", ""), f"Basic {due}")
+        return said[1] if said and is_ours else ""
+
+
+class _Answered(SocketPipe):
+    """A connection to the proxy. It hears that the way is open before its first bytes are read."""
+
+    is_told = False
+
+    async def read(self) -> bytes:
+        if not self.is_told:
+            self.is_told = True
+            self.writer.write(b"HTTP/1.1 200 OK\r\n\r\n")
+        return await super().read()
+
+
+class AwaitedPipes(join_pb2_grpc.JoinServiceServicer):  # its other methods are UNIMPLEMENTED
+    """`Carry` of a stage server, for pipes that this machine asked others to open. The rest of the service is the
+    rendezvous' own."""
+
+    def __init__(self) -> None:
+        self._awaited = dict[str, tuple[asyncio.Future[Pipe], asyncio.Event]]()
+
+    @contextlib.asynccontextmanager
+    async def awaited(self) -> AsyncIterator[tuple[str, asyncio.Future[Pipe]]]:
+        """A new pipe, and its other end once it is opened."""
+        pipe, done = secrets.token_hex(16), asyncio.Event()
+        found: asyncio.Future[Pipe] = asyncio.get_running_loop().create_future()
+        self._awaited[pipe] = found, done
+        try:
+            yield pipe, found
+        finally:
+            del self._awaited[pipe]
+            done.set()
+
+    async def Carry(  # type: ignore[override]  # it writes as it goes
+        self, requests: AsyncIterator[join_pb2.Chunk], context: Context
+    ) -> None:
+        pipe = str(dict(context.invocation_metadata() or ()).get(PIPE_KEY, ""))
+        found, done = self._awaited.get(pipe, (None, None))
+        if found is None or done is None or found.done():
+            raise StatusError(grpc.StatusCode.NOT_FOUND, "nobody waits for this pipe")
+        found.set_result(ServedPipe(requests, context))
+        await done.wait()
+
+
+class MachineLinks:
+    """A joined machine's ways to others, and theirs to it. Lives on one event loop."""
+
+    def __init__(
+        self, name: str, tls: Tls, rendezvous: Sequence[str], secret: str, port: int, told: Sequence[str]
+    ) -> None:
+        """:param rendezvous: its addresses.
+        :param port: of the own stage server.
+        :param told: where others may be able to dial that.
+
+        Raises InputError for files that make no handshake.
+        """
+        self.name, self.tls, self.port, self.told = name, tls, port, tuple(told)
+        self.awaited = AwaitedPipes()  # type: ignore[abstract]
+        self.attends = False
+        tls.read()
+        self._rendezvous, self._secret = tuple(rendezvous), secret
+        self._channels = dict[str, grpc.aio.Channel]()
+        self._stub: join_pb2_grpc.JoinServiceAsyncStub | None = None
+        self._ways = dict[str, tuple[str, str, float]]()  # kind, address and time of the last choice
+        self._kinds = dict[str, str]()  # that people were told of
+        self._tasks = set[asyncio.Task[None]]()
+
+    async def attend(self) -> None:
+        """Hear whom to open pipes for. Has no end; the rendezvous is asked again, at each of its addresses, where it is
+        lost. Raises StatusError where it refuses this machine."""
+        pause_s, at = RETRY_S, 0
+        while True:
+            address = self._rendezvous[at % len(self._rendezvous)]
+            stub = self._at_rendezvous(address)
+            try:
+                async for notice in stub.Attend(join_pb2.AttendRequest(addresses=self.told)):
+                    if not self.attends:
+                        log.info("%s: attends the rendezvous at %s", self.name, address)
+                    self._stub, self.attends, pause_s = stub, True, RETRY_S
+                    if notice.pipe:
+                        self._begin(self._answer(stub, notice))
+            except grpc.aio.AioRpcError as error:
+                if error.code() is grpc.StatusCode.UNAUTHENTICATED:
+                    raise StatusError(error.code(), error.details() or "") from None
+                if self.attends:
+                    log.warning("%s: lost the rendezvous at %s (%s)", self.name, address, error.details())
+            at += not self.attends  # one that was there comes back
+            self.attends = False
+            await asyncio.sleep(pause_s)
+            pause_s = min(2 * pause_s, MOST_RETRY_S)
+
+    async def dial(self, name: str, local: SocketPipe) -> None:
+        """Carry a connection to a machine, by the first way that there is. Raises StatusError."""
+        if (stub := self._stub) is None:
+            raise StatusError(grpc.StatusCode.UNAVAILABLE, "the rendezvous was not reached yet")
+        kind, address, chosen_at = self._ways.pop(name, ("", "", 0.0))
+        if time.monotonic() - chosen_at > CHOSEN_S:
+            kind = ""
+        try:
+            if kind in ("", DIRECT):
+                found = await self._direct([address], name) if kind else None
+                if found is None:
+                    there = await stub.Reach(join_pb2.ReachRequest(to=name), timeout=NOTICE_S)
+                    found = await self._direct(there.addresses, name)
+                if found is not None:
+                    self._choose(stub, name, DIRECT, found[1])
+                    await splice(local, found[0])
+                    found[0].writer.close()
+                    return
+            if kind != RELAYED and self.told and await self._reversed(stub, name, local):
+                return
+            self._choose(stub, name, RELAYED)
+            call = stub.Carry(metadata=((TO_KEY, name), *self._shown))
+            await call.read()  # an empty chunk: the other end is open
+            await splice(local, CalledPipe(call))
+            call.cancel()
+        except grpc.aio.AioRpcError as error:
+            raise StatusError(error.code(), error.details() or error.code().name) from None
+
+    async def close(self) -> None:
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        for channel in self._channels.values():
+            await channel.close()
+
+    async def _direct(self, addresses: Sequence[str], name: str) -> tuple[SocketPipe, str] | None:
+        """A socket to a machine that has one of `addresses`, and which."""
+        if (address := await self._answering(addresses, name)) is None:
+            return None
+        try:
+            return SocketPipe(*await asyncio.open_connection(*parse_address(address))), address
+        except OSError:
+            return None
+
+    async def _reversed(self, stub: join_pb2_grpc.JoinServiceAsyncStub, name: str, local: SocketPipe) -> bool:
+        """Carry a connection over a pipe that the machine opens to this one; False if it does not."""
+        async with self.awaited.awaited() as (pipe, found):
+            await stub.Reach(join_pb2.ReachRequest(to=name, pipe=pipe, addresses=self.told), timeout=NOTICE_S)
+            try:
+                async with asyncio.timeout(REVERSE_S):
+                    other = await asyncio.shield(found)
+            except TimeoutError:
+                return False
+            self._choose(stub, name, REVERSED)
+            await splice(local, other)
+            return True
+
+    async def _answer(self, stub: join_pb2_grpc.JoinServiceAsyncStub, notice: join_pb2.Notice) -> None:
+        """Open the pipe that a notice asks for, to the own stage server."""
+        metadata = ((PIPE_KEY, notice.pipe),)
+        if notice.addresses:
+            address = await self._answering(notice.addresses, notice.caller)
+            if address is None:
+                return  # who waits takes another way
+            channel = self._channel(address, link_name(notice.caller), self.tls)
+            call = join_pb2_grpc.JoinServiceStub(channel).Carry(metadata=metadata)
+        else:
+            call = stub.Carry(metadata=(*metadata, *self._shown))
+        with contextlib.suppress(OSError, grpc.RpcError):
+            reader, writer = await asyncio.open_connection("127.0.0.1", self.port)
+            try:
+                await splice(SocketPipe(reader, writer), CalledPipe(call))
+            finally:
+                writer.close()
+        call.cancel()
+
+    async def _answering(self, addresses: Sequence[str], name: str) -> str | None:
+        """The first of `addresses` where the machine `name` shows its certificate."""
+        probes = [asyncio.create_task(self._shows(address, name)) for address in addresses[:MOST_TOLD]]
+        try:
+            for probe in asyncio.as_completed(probes, timeout=PROBE_S):
+                with contextlib.suppress(OSError, ssl.SSLError, TimeoutError):
+                    return await probe
+        except TimeoutError:
+            pass
+        finally:
+            for task in probes:
+                task.cancel()
+            await asyncio.gather(*probes, return_exceptions=True)
+        return None
+
+    async def _shows(self, address: str, name: str) -> str:
+        """`address`, if the machine `name` is there. Raises OSError."""
+        context = ssl.create_default_context(cafile=str(self.tls.authority))
+        assert self.tls.certificate is not None
+        context.load_cert_chain(self.tls.certificate, self.tls.key)
+        context.set_alpn_protocols(["h2"])
+        host, port = parse_address(address)
+        _, writer = await asyncio.open_connection(host, port, ssl=context, server_hostname=link_name(name))
+        writer.transport.abort()
+        return address
+
+    def _choose(self, stub: join_pb2_grpc.JoinServiceAsyncStub, name: str, kind: str, address: str = "") -> None:
+        """Remember a way, and tell people of it here and there."""
+        self._ways[name] = kind, address, time.monotonic()
+        if self._kinds.get(name) == kind:
+            return
+        self._kinds[name] = kind
+        log.info("%s: link to %s: %s %s", self.name, name, kind, address)
+
+        async def tell() -> None:
+            with contextlib.suppress(grpc.aio.AioRpcError):
+                await stub.Reach(join_pb2.ReachRequest(to=name, kind=kind), timeout=NOTICE_S)
+
+        self._begin(tell())
+
+    def _at_rendezvous(self, address: str) -> join_pb2_grpc.JoinServiceAsyncStub:
+        channel = self._channel(address, link_name(ROUTER_NAME), Tls(self.tls.authority), self._shown)
+        stub: join_pb2_grpc.JoinServiceAsyncStub = join_pb2_grpc.JoinServiceStub(channel)
+        return stub
+
+    def _channel(self, address: str, name: str, tls: Tls, shown: tuple[tuple[str, str], ...] = ()) -> grpc.aio.Channel:
+        """A channel to an address where `name` is expected."""
+        if address not in self._channels:
+            options = (("grpc.ssl_target_name_override", name), *KEEPALIVE)
+            self._channels[address] = open_channel(address, security=Security(tls), options=options, metadata=shown)
+        return self._channels[address]
+
+    @property
+    def _shown(self) -> tuple[tuple[str, str], ...]:
+        return token_metadata(self._secret)
+
+    def _begin(self, job: Awaitable[None]) -> None:
+        task = asyncio.ensure_future(job)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)

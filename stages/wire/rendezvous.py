@@ -1,0 +1,333 @@
+"""The rendezvous: certifies machines that bring a ticket, and joins the pipes of those that cannot dial each other."""
+
+from __future__ import annotations
+
+import asyncio
+import hmac
+import json
+import logging
+import secrets
+import time
+from collections import Counter
+from collections.abc import AsyncIterator, Callable, Mapping
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import grpc
+import grpc.aio
+
+from stages.errors import InputError
+from stages.v1 import join_pb2, join_pb2_grpc
+from stages.wire.auth import HOST, ROUTER, Identity
+from stages.wire.certificates import AUTHORITY, Authority, key_fingerprint
+from stages.wire.channel import CallBounds, bind, new_server, parse_address
+from stages.wire.links import (
+    MOST_TOLD,
+    NOTICE_S,
+    PIPE_KEY,
+    RELAYED,
+    ROUTER_NAME,
+    TO_KEY,
+    check_machine,
+    link_name,
+)
+from stages.wire.messages import PROTOCOL, hops_refusal
+from stages.wire.pipes import Pipe, ServedPipe, splice
+from stages.wire.secret_files import make_private_directory, read_file, write_file
+from stages.wire.status import Context, StatusError, exhausted, invalid
+from stages.wire.tickets import Invitations, secret_hash
+from stages.wire.tls import Security, Tls
+from stages.wire.tokens import HEADER, SCHEME
+
+log = logging.getLogger(__name__)
+
+SERVICE = join_pb2.DESCRIPTOR.services_by_name["JoinService"].full_name
+LEAF_DAYS, AUTHORITY_DAYS, RENEW_DAYS = 30, 5 * 365, 15
+STOP_S = 0.5  # for calls to end by themselves
+CLOCK_S = 3600.0  # that a machine's clock may be wrong: certificates are valid since five minutes before
+MOST_MACHINES, MOST_PIPES = 64, 256  # of a run; of one machine at once
+LINKS_NAME = "links.json"  # what other commands on this machine read of a rendezvous
+MOST_NOTICES = 256  # that a machine has not taken yet
+
+
+@dataclass
+class Machine:
+    """A machine that has joined."""
+
+    name: str
+    sha256: str  # of its secret
+    addresses: tuple[str, ...] = ()  # where its stage server listens, as it says
+    notices: asyncio.Queue[join_pb2.Notice] | None = None  # while it is there
+    pipes: int = 0
+
+
+@dataclass
+class _Waiting:
+    """A pipe that was opened at one end."""
+
+    machine: str  # that is to open the other
+    found: asyncio.Future[Pipe] = field(default_factory=lambda: asyncio.get_running_loop().create_future())
+    done: asyncio.Event = field(default_factory=asyncio.Event)
+
+
+class RunDirectory:
+    """Files of a run, on the router's machine: its authority, its own certificate, invitations, machines."""
+
+    def __init__(self, directory: Path) -> None:
+        """Makes what is missing. Raises InputError."""
+        make_private_directory(directory)
+        self.directory = directory
+        is_new = not (directory / f"{AUTHORITY}.pem").exists()
+        self.authority = Authority.create(directory, AUTHORITY_DAYS) if is_new else Authority.open(directory)
+        own = directory / f"{ROUTER_NAME}.pem"
+        if own.exists():
+            self.authority.renew(ROUTER_NAME, LEAF_DAYS)
+        else:
+            addresses = (link_name(ROUTER_NAME), "127.0.0.1")
+            self.authority.issue(Identity(ROUTER, ROUTER_NAME), addresses, LEAF_DAYS)
+        self.tls = Tls(directory / f"{AUTHORITY}.pem", own, directory / f"{ROUTER_NAME}.key")
+        self.fingerprint = key_fingerprint(read_file(own))
+        self.invitations = Invitations(directory / "invitations.json")
+
+    @property
+    def _machines(self) -> Path:
+        return self.directory / "machines.json"
+
+    def machines(self) -> dict[str, Machine]:
+        """Machines that joined, by name. Raises InputError."""
+        try:
+            there = json.loads(read_file(self._machines)) if self._machines.exists() else {}
+            return {name: Machine(name, str(digest)) for name, digest in there.items()}
+        except (ValueError, AttributeError):
+            raise InputError(f"{self._machines} is damaged: put back what was there, or remove it") from None
+
+    def write(self, machines: Mapping[str, Machine]) -> None:
+        """Keep them. Raises InputError."""
+        record = {machine.name: machine.sha256 for machine in machines.values()}
+        write_file(self._machines, json.dumps(record, indent=1).encode())
+
+
+class Rendezvous(join_pb2_grpc.JoinServiceServicer):
+    """The service, and the router's own way to the machines. Lives on one event loop."""
+
+    def __init__(self, run: RunDirectory, say: Callable[[str], object] = lambda line: None) -> None:
+        """:param say: hears for people who joined, and which links go over this machine. Raises InputError."""
+        self.run, self._say = run, say
+        self.machines = run.machines()
+        self.neighbours: dict[str, set[str]] = {}  # whom each machine may reach, by its place in the ring
+        self.refused = Counter[str]()  # calls, by method
+        self.carried = Counter[tuple[str, str]]()  # bytes of pipes between machines that this one joined
+        self._waiting = dict[str, _Waiting]()
+        self._kinds = dict[tuple[str, str], str]()
+        self.proxy = ""  # that commands on this machine dial machines over
+
+    @property
+    def present(self) -> list[str]:
+        """Machines that are there, in the order of their joining."""
+        return [machine.name for machine in self.machines.values() if machine.notices is not None]
+
+    @asynccontextmanager
+    async def serving(self, address: str) -> AsyncIterator[int]:
+        """Listen on `address` for the length of a `with` block. Yields the port. Raises OnesweepError."""
+
+        def caller(path: str, metadata: Any) -> str:  # noqa: ANN401 - the stubs do not export its type
+            found = self._machine_of(dict(metadata))
+            return found.name if found else ""
+
+        server = new_server(interceptors=[CallBounds(caller, MOST_PIPES)], streams=2 * MOST_PIPES)
+        join_pb2_grpc.add_JoinServiceServicer_to_server(self, server)
+        port = bind(server, address, Security(self.run.tls))
+        await server.start()
+        try:
+            yield port
+        finally:
+            for machine in self.machines.values():
+                if (notices := machine.notices) is not None and not notices.full():
+                    machine.notices = None
+                    notices.put_nowait(join_pb2.Notice())  # the last: it ends the call
+            await server.stop(STOP_S)
+
+    def tell(self) -> None:
+        """Leave for commands on this machine how machines are dialled, and what links they have. Raises InputError."""
+        kinds = [[*pair, kind] for pair, kind in self._kinds.items()]
+        write_file(self.run.directory / LINKS_NAME, json.dumps({"proxy": self.proxy, "links": kinds}).encode())
+
+    # gRPC's face
+
+    async def Enrol(self, request: join_pb2.EnrolRequest, context: Context) -> join_pb2.EnrolResponse:
+        there = self._machine_of(dict(context.invocation_metadata() or ()))
+        if request.protocol != PROTOCOL:
+            raise hops_refusal(request.protocol, "this machine", "the router")
+        if abs(ahead_s := request.unix_s - time.time()) > CLOCK_S:
+            side = "ahead of" if ahead_s > 0 else "behind"
+            raise invalid(f"this machine's clock is {abs(ahead_s) / 3600:.1f} h {side} the router's: put it right")
+        if there is not None:
+            return self._certified(request, there.name, "")
+        try:
+            secret = _secret_of(dict(context.invocation_metadata() or ()))
+            invitation = self.run.invitations.find(secret) if secret else None
+            problem = invitation.problem(time.time()) if invitation else "the router knows no such ticket"
+            if invitation is None or problem:
+                raise self._refusal("Enrol", f"{problem}: ask for another, of `onesweep invite`")
+            name = check_machine(invitation.name or request.name)
+            if name in self.machines or name == ROUTER_NAME:
+                said = f"a machine called {name} has joined already: take another name, with --name"
+                raise StatusError(grpc.StatusCode.ALREADY_EXISTS, said)
+            if len(self.machines) >= MOST_MACHINES:
+                raise exhausted(f"{MOST_MACHINES} machines have joined, and no more can", 60_000)
+            own = secrets.token_urlsafe(32)
+            response = self._certified(request, name, own)
+            self.run.invitations.use(invitation)
+            self.machines[name] = Machine(name, secret_hash(own))
+            self.run.write(self.machines)
+        except InputError as error:
+            raise invalid(str(error)) from None
+        self._say(f"{name} joined")
+        return response
+
+    async def Attend(self, request: join_pb2.AttendRequest, context: Context) -> AsyncIterator[join_pb2.Notice]:
+        machine = self._caller("Attend", context)
+        machine.addresses = _checked(request.addresses)
+        machine.notices = notices = asyncio.Queue[join_pb2.Notice](MOST_NOTICES)
+        self._say(f"{machine.name} is there")
+        try:
+            yield join_pb2.Notice()
+            while machine.notices is notices:  # a second call takes over from the first
+                yield await notices.get()
+        finally:
+            if machine.notices is notices:
+                machine.notices = None
+                self._say(f"{machine.name} is gone")
+
+    async def Reach(self, request: join_pb2.ReachRequest, context: Context) -> join_pb2.ReachResponse:
+        machine = self._caller("Reach", context)
+        target = self._reachable(machine, request.to)
+        if request.pipe:
+            notice = join_pb2.Notice(
+                pipe=_pipe_id(request.pipe), addresses=_checked(request.addresses), caller=machine.name
+            )
+            self._notify(target, notice)
+        if request.kind and self._kinds.get((machine.name, target.name)) != (kind := request.kind[:16]):
+            self._kinds[machine.name, target.name] = kind
+            listens = target.addresses or machine.addresses
+            advice = f"; open {listens[0]} to spare the way over here" if kind == RELAYED and listens else ""
+            self._say(f"link {machine.name} to {target.name}: {kind}{advice}")
+            self.tell()
+        return join_pb2.ReachResponse(addresses=target.addresses)
+
+    async def Carry(  # type: ignore[override]  # it writes as it goes
+        self, requests: AsyncIterator[join_pb2.Chunk], context: Context
+    ) -> None:
+        machine, metadata = self._caller("Carry", context), dict(context.invocation_metadata() or ())
+        if machine.pipes >= MOST_PIPES:
+            raise exhausted(f"{MOST_PIPES} pipes of {machine.name} are open already", 1000)
+        machine.pipes += 1
+        try:
+            own = ServedPipe(requests, context)
+            if TO_KEY in metadata:
+                target = self._reachable(machine, str(metadata[TO_KEY]))
+                other, done = await self._opened(target, machine.name)
+                try:
+                    await context.write(join_pb2.Chunk())
+                    await splice(own, other, lambda size: self.carried.update({(machine.name, target.name): size}))
+                finally:
+                    done.set()
+                return
+            waiting = self._waiting.get(str(metadata.get(PIPE_KEY, "")))
+            if waiting is None or waiting.machine != machine.name or waiting.found.done():
+                raise self._refusal("Carry", "nobody waits for this pipe", grpc.StatusCode.NOT_FOUND)
+            waiting.found.set_result(own)
+            await waiting.done.wait()
+        finally:
+            machine.pipes -= 1
+
+    # The router's own way
+
+    async def dial(self, name: str, local: Pipe) -> None:
+        """Join a connection of this machine's router to a machine's stage server. Raises StatusError."""
+        other, done = await self._opened(self._present(name), ROUTER_NAME)
+        try:
+            await splice(local, other)
+        finally:
+            done.set()
+
+    async def _opened(self, target: Machine, caller: str) -> tuple[Pipe, asyncio.Event]:
+        """The end of a pipe that `target` was asked to open here, and what to set when it is not needed any more."""
+        pipe, waiting = secrets.token_hex(16), _Waiting(target.name)
+        self._waiting[pipe] = waiting
+        try:
+            self._notify(target, join_pb2.Notice(pipe=pipe, caller=caller))
+            async with asyncio.timeout(NOTICE_S):
+                return await waiting.found, waiting.done
+        except TimeoutError:
+            raise StatusError(grpc.StatusCode.UNAVAILABLE, f"machine {target.name} does not answer") from None
+        finally:
+            del self._waiting[pipe]
+
+    def _notify(self, target: Machine, notice: join_pb2.Notice) -> None:
+        if target.notices is None or target.notices.full():
+            raise StatusError(grpc.StatusCode.UNAVAILABLE, f"machine {target.name} does not read its notices")
+        target.notices.put_nowait(notice)
+
+    def _reachable(self, machine: Machine, name: str) -> Machine:
+        """Raises StatusError for a machine that is not `machine`'s neighbour, or not there."""
+        if name not in self.neighbours.get(machine.name, ()):
+            said = f"{name[:40]!r} is no neighbour of {machine.name}"
+            raise self._refusal("Reach", said, grpc.StatusCode.PERMISSION_DENIED)
+        return self._present(name)
+
+    def _present(self, name: str) -> Machine:
+        machine = self.machines.get(name)
+        if machine is None or machine.notices is None:
+            raise StatusError(grpc.StatusCode.NOT_FOUND, f"machine {name[:40]} is not there")
+        return machine
+
+    def _caller(self, method: str, context: Context) -> Machine:
+        machine = self._machine_of(dict(context.invocation_metadata() or ()))
+        if machine is None:
+            raise self._refusal(method, "this machine has not joined: `onesweep join TICKET`")
+        return machine
+
+    def _machine_of(self, metadata: Mapping[str, Any]) -> Machine | None:
+        digest = secret_hash(_secret_of(metadata))
+        return next((each for each in self.machines.values() if hmac.compare_digest(each.sha256, digest)), None)
+
+    def _certified(self, request: join_pb2.EnrolRequest, name: str, secret: str) -> join_pb2.EnrolResponse:
+        try:
+            made = self.run.authority.certify(request.request, Identity(HOST, name), (link_name(name),), LEAF_DAYS)
+        except InputError as error:
+            raise invalid(str(error)) from None
+        return join_pb2.EnrolResponse(authority=read_file(self.run.tls.authority), certificate=made, secret=secret)
+
+    def _refusal(
+        self, method: str, message: str, code: grpc.StatusCode = grpc.StatusCode.UNAUTHENTICATED
+    ) -> StatusError:
+        self.refused[method] += 1
+        if self.refused[method] & (self.refused[method] - 1) == 0:  # the first, second, fourth ...: guesses are many
+            log.warning("%s refused, for the %d. time: %s", method, self.refused[method], message)
+        return StatusError(code, message)
+
+
+def _secret_of(metadata: Mapping[str, Any]) -> str:
+    said = metadata.get(HEADER, "")
+    return said.removeprefix(SCHEME) if isinstance(said, str) else ""
+
+
+def _pipe_id(text: str) -> str:
+    if len(text) != 32 or not text.isalnum():
+        raise invalid("a pipe is called by 32 hexadecimal digits")
+    return text
+
+
+def _checked(addresses: Any) -> tuple[str, ...]:  # noqa: ANN401 - a repeated field
+    """Raises StatusError for what is no address."""
+    if len(addresses) > MOST_TOLD:
+        raise invalid(f"a machine has at most {MOST_TOLD} addresses")
+    try:
+        for address in addresses:
+            parse_address(address)
+    except InputError as error:
+        raise invalid(str(error)) from None
+    return tuple(addresses)

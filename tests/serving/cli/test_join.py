@@ -1,0 +1,200 @@
+"""`onesweep serve` and `join`: three machines without a file, a certificate or an open port; two have gateways."""
+
+import contextlib
+import os
+import re
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from loadtest.lab.lab import lab_problem
+from serving.cli.deployment import MODULE, temporary_deployment
+from serving.cli.ports import free_port_block
+from serving.router.topology import local_topology
+from tests.conftest import until
+from tests.stages.importing.published import SHAPE, learnt, write_folder
+
+pytestmark = pytest.mark.slow
+
+Run = Callable[..., tuple[int, str, str]]
+WITHIN_S = 180.0
+ASKED = ("the sea", "--mode", "ar", "--temperature", "0", "--max-tokens", "8")
+HOMES, SHARED, PUBLIC = ("home-1", "home-2"), "office", "server"
+# A switch is the internet: a server, two gateways that masquerade homes of the same private addresses, and an office
+# whose firewall lets nothing in.
+ESTABLISHED = "ct state established,related accept"
+INPUT = f"chain input {{ type filter hook input priority 0; policy drop; {ESTABLISHED}; iif lo accept; }}"
+FORWARD = f'chain to {{ type filter hook forward priority 0; policy drop; {ESTABLISHED}; iifname "home" accept; }}'
+FIREWALL = f"table inet filter {{\n{INPUT}\n}}\n"
+MASQUERADE = f"""table inet filter {{
+{INPUT}
+{FORWARD}
+}}
+table ip nat {{
+chain after {{ type nat hook postrouting priority 100; oifname "eth0" masquerade; }}
+}}
+"""
+
+
+class Process:
+    """A command with its words in a file, in a network namespace or none."""
+
+    def __init__(self, log: Path, *arguments: object, state: Path, namespace: str = "") -> None:
+        inside = ["ip", "netns", "exec", namespace] if namespace else []
+        environment = {**os.environ, "XDG_STATE_HOME": str(state), "ONESWEEP_STATE": f"{state}-up"}
+        with log.open("ab") as file:
+            command = [*inside, sys.executable, *MODULE, *map(str, arguments)]
+            self.process = subprocess.Popen(command, stdout=file, stderr=file, env=environment)
+        self.log, self.environment, self.inside = log, environment, inside
+
+    def expect(self, pattern: str) -> str:
+        """The first match in what it said so far, or says yet."""
+
+        def said() -> str | None:
+            found = re.search(pattern, self.log.read_text())
+            assert found or self.process.poll() is None, self.log.read_text()
+            return found[0] if found else None
+
+        return until(said, WITHIN_S)
+
+    def ask(self, *arguments: object) -> str:
+        """What another command prints where this one runs."""
+        command = [*self.inside, sys.executable, *MODULE, *map(str, arguments)]
+        done = subprocess.run(command, capture_output=True, text=True, env=self.environment, timeout=WITHIN_S)
+        assert done.returncode == 0, done.stderr
+        return done.stdout
+
+    def end(self) -> None:
+        self.process.terminate()
+        self.process.wait(WITHIN_S)
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    whole_groups = replace(SHAPE, head_dim=8)
+    return write_folder(tmp_path_factory.mktemp("model"), learnt(whole_groups), whole_groups)
+
+
+@pytest.fixture
+def expected(model: Path, tmp_path: Path, onesweep: Run) -> str:
+    """The text of one host."""
+    code, _, err = onesweep("import", model, "--blocks", 1, "--out", tmp_path / "whole")
+    assert code == 0, err
+    topology = local_topology(1, 1, tmp_path / "whole", free_port_block(2) + 1)
+    with temporary_deployment(topology, tmp_path / "whole"):
+        code, text, err = onesweep("generate", *ASKED, "--router", topology.router)
+    assert code == 0, err
+    return text
+
+
+@contextlib.contextmanager
+def serving(model: Path, tmp_path: Path, port: int, *options: object, namespace: str = "") -> Iterator[Process]:
+    """:param port: and the next two."""
+    at = ["--port", port, "--http", f"127.0.0.1:{port + 1}", "--listen", f"0.0.0.0:{port + 2}", *options]
+    process = Process(tmp_path / "serve.log", "serve", model, *at, state=tmp_path / "state", namespace=namespace)
+    try:
+        yield process
+    finally:
+        process.end()
+
+
+@contextlib.contextmanager
+def joined(tmp_path: Path, ticket: str, *names: str, namespaces: bool = False) -> Iterator[list[Process]]:
+    with contextlib.ExitStack() as stack:
+        processes = []
+        for name in names:
+            where = {"state": tmp_path / "machines", "namespace": name if namespaces else ""}
+            one = Process(tmp_path / f"{name}.log", "join", ticket, "--name", name, "--threads", 1, **where)
+            stack.callback(one.end)
+            processes.append(one)
+        yield processes
+
+
+def test_machines_join_with_a_ticket_and_hold_their_stages_for_the_next_run(
+    model: Path, expected: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    port = free_port_block(3)
+    with contextlib.ExitStack() as stack:
+        with serving(model, tmp_path, port, "--wait", 3) as serve:
+            ticket = serve.expect(r"onesweep-[\w-]+")
+            stack.enter_context(joined(tmp_path, ticket, "paris", "tokyo", "austin"))
+            serve.expect("Ctrl-C stops them")
+            said = serve.log.read_text()
+            assert said.count(" MB sent, blocks ") == 3
+            assert "the last host drafts by: copy:q8" in said
+            assert serve.ask("generate", *ASKED) == expected != ""
+            assert serve.ask("doctor").count("\nlink ") == 3
+            late = Process(tmp_path / "late.log", "join", ticket, "--name", "oslo", state=tmp_path / "machines")
+            assert "this ticket was used already" in late.expect("used already[^\n]*|Ctrl-C") or late.log.read_text()
+            assert late.process.wait(WITHIN_S) == 2
+        (tmp_path / "serve.log").unlink()
+        with serving(model, tmp_path, port) as serve:
+            serve.expect("Ctrl-C stops them")
+            assert "MB sent" not in serve.log.read_text()
+            assert "importing" not in serve.log.read_text()
+            assert serve.ask("generate", *ASKED) == expected
+
+
+@contextlib.contextmanager
+def far_away() -> Iterator[None]:
+    """Namespaces `server`, `office`, `home-1`, `home-2`, and the homes' gateways."""
+    names = [PUBLIC, SHARED, *HOMES, *(f"gateway-{i + 1}" for i in range(len(HOMES))), "internet"]
+
+    def do(command: str, **more: str) -> None:
+        subprocess.run(command.split(), check=True, capture_output=True, text=True, **more)  # type: ignore[call-overload]
+
+    def filtered(name: str, rules: str) -> None:
+        do(f"ip netns exec {name} nft -f -", input=rules)
+
+    def plug(name: str, number: int) -> None:
+        do(f"ip link add eth0 netns {name} type veth peer name port{number} netns internet")
+        do(f"ip -n internet link set port{number} master wire up")
+        do(f"ip -n {name} address add 203.0.113.{number}/24 dev eth0")
+        do(f"ip -n {name} link set eth0 up")
+
+    try:
+        for name in names:
+            do(f"ip netns add {name}")
+            do(f"ip -n {name} link set lo up")
+        do("ip -n internet link add wire type bridge")
+        do("ip -n internet link set wire up")
+        plug(PUBLIC, 1)
+        plug(SHARED, 2)
+        filtered(SHARED, FIREWALL)
+        for i, home in enumerate(HOMES):
+            gateway = f"gateway-{i + 1}"
+            plug(gateway, 3 + i)
+            do(f"ip link add home netns {gateway} type veth peer name eth0 netns {home}")
+            for where, device, address in ((gateway, "home", "192.168.1.1"), (home, "eth0", "192.168.1.10")):
+                do(f"ip -n {where} address add {address}/24 dev {device}")
+                do(f"ip -n {where} link set {device} up")
+            do(f"ip -n {home} route add default via 192.168.1.1")
+            do(f"ip netns exec {gateway} sysctl -qw net.ipv4.ip_forward=1")
+            filtered(gateway, MASQUERADE)
+        yield
+    finally:
+        for name in names:
+            subprocess.run(["ip", "netns", "delete", name], capture_output=True)
+
+
+@pytest.mark.skipif(bool(lab_problem()) or shutil.which("nft") is None, reason="it takes root on Linux, and nftables")
+def test_machines_behind_gateways_and_a_firewall_write_the_same_text(
+    model: Path, expected: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    with far_away(), serving(model, tmp_path, 7700, "--wait", 3, namespace=PUBLIC) as serve:
+        ticket = serve.expect(r"onesweep-[\w-]+")
+        with joined(tmp_path, ticket, SHARED, *HOMES, namespaces=True):
+            serve.expect("Ctrl-C stops them")
+            assert serve.ask("generate", *ASKED) == expected
+            assert serve.ask("doctor").count(": relayed") == 3
+            # the gateway has another address, and forgets its mappings: what was open is dead, and made anew
+            for order in ("delete 203.0.113.3/24", "add 203.0.113.9/24"):
+                subprocess.run(f"ip -n gateway-1 address {order} dev eth0".split(), check=True)
+            assert serve.ask("generate", *ASKED) == expected

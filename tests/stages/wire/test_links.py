@@ -1,0 +1,231 @@
+"""Joined machines reach each other by each kind of link, over real sockets and TLS; strangers do not."""
+
+import asyncio
+import base64
+import os
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import grpc
+import pytest
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+
+from stages.v1 import join_pb2, join_pb2_grpc
+from stages.wire.certificates import make_request
+from stages.wire.channel import LINKS_VARIABLE, HealthChecks, bind, new_server, open_channel
+from stages.wire.links import PIPE_KEY, ROUTER_NAME, TO_KEY, LinkProxy, MachineLinks, link_address, link_name
+from stages.wire.messages import PROTOCOL
+from stages.wire.pipes import SocketPipe
+from stages.wire.rendezvous import Rendezvous, RunDirectory
+from stages.wire.status import StatusError
+from stages.wire.tls import Security, Tls
+from stages.wire.tokens import token_metadata
+from tests.conftest import PATIENCE_S, eventually
+
+Dial = Callable[[str, SocketPipe], Awaitable[None]]
+
+
+@dataclass
+class Run:
+    """A rendezvous, and machines that are there by name."""
+
+    rendezvous: Rendezvous
+    address: str
+    said: list[str]
+    machines: dict[str, MachineLinks]
+
+    def stub(self, secret: str) -> tuple[grpc.aio.Channel, "join_pb2_grpc.JoinServiceAsyncStub"]:
+        authority = Security(Tls(self.rendezvous.run.tls.authority))
+        name = (("grpc.ssl_target_name_override", link_name(ROUTER_NAME)),)
+        channel = open_channel(self.address, security=authority, options=name, metadata=token_metadata(secret))
+        return channel, join_pb2_grpc.JoinServiceStub(channel)
+
+    async def enrol(self, directory: Path, secret: str, name: str, **told: int) -> join_pb2.EnrolResponse:
+        directory.mkdir(mode=0o700, exist_ok=True)
+        request = make_request(directory / "machine.key", name)
+        asked = join_pb2.EnrolRequest(name=name, request=request, protocol=PROTOCOL, unix_s=int(time.time()))
+        for field, value in told.items():
+            setattr(asked, field, value)
+        channel, stub = self.stub(secret)
+        async with channel:
+            return await stub.Enrol(asked, timeout=PATIENCE_S)
+
+
+@asynccontextmanager
+async def running(directory: Path, **told: bool) -> AsyncIterator[Run]:
+    """A run with machines. told: of each by name, whether it tells where it can be dialled."""
+    said: list[str] = []
+    rendezvous = Rendezvous(RunDirectory(directory / "run"), said.append)
+    async with AsyncExitStack() as stack:
+        port = await stack.enter_async_context(rendezvous.serving("127.0.0.1:0"))
+        run = Run(rendezvous, f"127.0.0.1:{port}", said, {})
+        for name, tells in told.items():
+            run.machines[name] = await stack.enter_async_context(attending(run, directory / name, name, tells))
+        yield run
+
+
+@asynccontextmanager
+async def attending(run: Run, directory: Path, name: str, tells: bool) -> AsyncIterator[MachineLinks]:
+    _, secret = run.rendezvous.run.invitations.add(1, 1)
+    joined = await run.enrol(directory, secret, name)
+    (directory / "ca.pem").write_bytes(joined.authority)
+    (directory / "machine.pem").write_bytes(joined.certificate)
+    tls = Tls(directory / "ca.pem", directory / "machine.pem", directory / "machine.key")
+    server = new_server()
+    health_pb2_grpc.add_HealthServicer_to_server(HealthChecks(), server)
+    port = bind(server, "127.0.0.1:0", Security(tls), mutual=True)
+    links = MachineLinks(name, tls, [run.address], joined.secret, port, [f"127.0.0.1:{port}"] if tells else [])
+    join_pb2_grpc.add_JoinServiceServicer_to_server(links.awaited, server)
+    await server.start()
+    attend = asyncio.create_task(links.attend())
+    await eventually(lambda: links.attends)
+    yield links
+    attend.cancel()
+    await links.close()
+    await server.stop(None)
+
+
+async def reach(dial: Dial, name: str, tls: Tls) -> int:
+    """The status of a machine's server, over the proxy."""
+    proxy = await LinkProxy(dial).open()
+    async with proxy, open_channel(link_address(name), security=Security(tls)) as channel:
+        stub = health_pb2_grpc.HealthStub(channel)
+        return (await stub.Check(health_pb2.HealthCheckRequest(), timeout=PATIENCE_S)).status
+
+
+@pytest.fixture(autouse=True)
+def own_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No proxy of another test's, and patience on a busy machine."""
+    monkeypatch.setenv(LINKS_VARIABLE, "")
+    for limit in ("links.PROBE_S", "links.REVERSE_S", "links.NOTICE_S", "rendezvous.NOTICE_S"):
+        monkeypatch.setattr(f"stages.wire.{limit}", PATIENCE_S)
+
+
+def test_each_kind_of_link_reaches_its_machine(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with running(tmp_path, a=True, b=True, c=False, d=False) as run:
+            run.rendezvous.neighbours = {"a": {"b", "c"}, "c": {"d"}}
+            own = run.rendezvous.run
+            assert await reach(run.rendezvous.dial, "c", own.tls) == 1
+            for here, there, kind in (("a", "b", "direct"), ("a", "c", "reversed"), ("c", "d", "relayed")):
+                links = run.machines[here]
+                assert await reach(links.dial, there, links.tls) == 1
+                line = f"link {here} to {there}: {kind}"
+                await eventually(lambda line=line: line in run.said)
+            assert [*run.rendezvous.carried] == [("c", "d")]
+            assert run.rendezvous.carried["c", "d"] > 1000  # a handshake and a call
+
+    asyncio.run(main())
+
+
+def test_a_machine_reaches_only_its_neighbours(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with running(tmp_path, a=True, b=True) as run:
+            links = run.machines["a"]
+            with pytest.raises(grpc.aio.AioRpcError, match="503"):
+                await reach(links.dial, "b", links.tls)
+            assert run.rendezvous.refused["Reach"] > 0
+            run.rendezvous.neighbours = {"a": {"b"}}
+            channel, stub = run.stub("")  # a stranger
+            async with channel:
+                for call in (stub.Reach(join_pb2.ReachRequest(to="b")), stub.Carry(metadata=((TO_KEY, "b"),)).read()):
+                    with pytest.raises(grpc.aio.AioRpcError) as refused:
+                        await call
+                    assert refused.value.code() is grpc.StatusCode.UNAUTHENTICATED
+
+    asyncio.run(main())
+
+
+def test_nobody_opens_a_pipe_that_is_not_awaited(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with running(tmp_path, a=True, b=True) as run:
+            links = run.machines["a"]
+            channel, stub = run.stub(links._secret)
+            async with channel:
+                for pipe in ("", "0" * 32):
+                    with pytest.raises(grpc.aio.AioRpcError, match="nobody waits for this pipe"):
+                        await stub.Carry(metadata=((PIPE_KEY, pipe), *token_metadata(links._secret))).read()
+
+    asyncio.run(main())
+
+
+def test_a_ticket_lets_in_once_and_says_why_not(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with running(tmp_path) as run:
+            invitations = run.rendezvous.run.invitations
+            _, secret = invitations.add(1, 1)
+
+            async def refused(secret: str, name: str, **told: int) -> str:
+                with pytest.raises(grpc.aio.AioRpcError) as error:
+                    await run.enrol(tmp_path / "m", secret, name, **told)
+                return f"{error.value.code().name}: {error.value.details()}"
+
+            assert "clock is 24.0 h ahead of the router's" in await refused(
+                secret, "m", unix_s=int(time.time()) + 86400
+            )
+            assert (await refused(secret, "m", protocol=PROTOCOL - 1)).startswith("FAILED_PRECONDITION")
+            assert "small letters, digits and dashes" in await refused(secret, "../m")
+            assert "ALREADY_EXISTS: a machine called router" in await refused(secret, "router")
+            joined = await run.enrol(tmp_path / "m", secret, "m")
+            assert "UNAUTHENTICATED: this ticket was used already" in await refused(secret, "n")
+            assert "the router knows no such ticket" in await refused("guess", "n")
+            assert "the router knows no such ticket" in await refused("", "n")
+            _, second = invitations.add(1, 1)
+            assert "ALREADY_EXISTS: a machine called m" in await refused(second, "m")
+            revoked, third = invitations.add(1, 1, "n")
+            invitations.revoke(revoked.id)
+            assert "this ticket was revoked" in await refused(third, "n")
+            # its own secret brings a new certificate, and another start of the router knows it still
+            again = Rendezvous(RunDirectory(tmp_path / "run"))
+            assert list(again.machines) == ["m"]
+            renewed = await run.enrol(tmp_path / "m", joined.secret, "m")
+            assert (renewed.secret, renewed.authority) == ("", joined.authority)
+
+    asyncio.run(main())
+
+
+def test_the_proxy_serves_this_process_alone(tmp_path: Path) -> None:
+    async def main() -> None:
+        dialled = list[str]()
+
+        async def dial(name: str, local: SocketPipe) -> None:
+            dialled.append(name)
+            await local.read()
+
+        server = await LinkProxy(dial).open()
+        port = server.sockets[0].getsockname()[1]
+        user = os.environ[LINKS_VARIABLE].removeprefix("http://").partition("@")[0]
+
+        async def ask(line: str, user: str) -> bytes:
+            reader, writer = await asyncio.open_connection("127.0.0.1", port)
+            shown = base64.b64encode(user.encode()).decode()
+            writer.write(f"{line}\r\nProxy-Authorization: Basic {shown}\r\n\r\n".encode())
+            writer.write_eof()
+            return await reader.read()
+
+        line = "CONNECT paris.onesweep:7701 HTTP/1.1"
+        assert b"200 OK" in await ask(line, user)
+        for other in ("CONNECT example.org:443 HTTP/1.1", "GET / HTTP/1.1"):
+            assert b"403" in await ask(other, user)
+        assert b"403" in await ask(line, "onesweep:guess")
+        assert await ask("CONNECT " + "a" * 9000, user) == b""
+        assert dialled == ["paris"]
+        server.close()
+
+    asyncio.run(main())
+
+
+def test_a_machine_that_was_removed_ends(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with running(tmp_path, a=True) as run:
+            there = run.machines["a"]
+            run.rendezvous.machines["a"].sha256 = "0" * 64
+            links = MachineLinks("a", there.tls, [run.address], there._secret, 1, [])
+            with pytest.raises(StatusError, match="this machine has not joined"):
+                await links.attend()
+            await links.close()
+
+    asyncio.run(main())
