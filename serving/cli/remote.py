@@ -93,7 +93,7 @@ def _serve(options: argparse.Namespace, progress: ProgressLine) -> None:
         placed = tuple(replace(host, blocks=share.blocks) for host, share in zip(hosts, shares, strict=True))
         topology = replace(topology, hosts=placed)
         contents = read_release(checkpoint)
-        rendezvous.neighbours = _neighbours(topology, contents)
+        rendezvous.neighbours = _neighbours(topology)
         run_interruptible(_bring_all(topology, security, contents, waiting, progress))
         deployment = Deployment.start(
             topology,
@@ -186,16 +186,10 @@ def _entries(names: Sequence[str]) -> tuple[HostEntry, ...]:
     return tuple(HostEntry(name, link_address(name), (i,), link_address(name)) for i, name in enumerate(names))
 
 
-def _neighbours(topology: Topology, contents: ReleaseManifest) -> dict[str, set[str]]:
+def _neighbours(topology: Topology) -> dict[str, set[str]]:
     """Whom each machine hands work to."""
-    from stages.checkpoint.bundle import has_experts
-
-    assert contents.root is not None
-    any_may_follow, by_address = has_experts(contents.root), {host.address: host.name for host in topology.hosts}
-    return {
-        host.name: {by_address[address] for address in topology.successors(host, any_may_follow)}
-        for host in topology.hosts
-    }
+    by_address = {host.address: host.name for host in topology.hosts}
+    return {host.name: {by_address[address] for address in topology.successors(host)} for host in topology.hosts}
 
 
 @asynccontextmanager
