@@ -16,6 +16,7 @@ import sys
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -35,6 +36,7 @@ if TYPE_CHECKING:
 ADDRESSES_NAME, MACHINE_NAME = "addresses.json", "machine.json"
 MOST_NAMESAKES = 32  # machines of one person's on one computer
 DIAL_S, ENROL_S = 5.0, 20.0
+RENEWED_DAYS, CHECK_S = 15, 3600.0  # that a certificate is good for yet when another one is asked for
 
 
 def state_home() -> Path:
@@ -317,12 +319,13 @@ def _serve_stages(place: JoinedMachine, options: argparse.Namespace) -> None:
 
     async def run(stop: asyncio.Event) -> None:
         proxy = await LinkProxy(links.dial).open()
-        attending = asyncio.create_task(links.attend())
+        attending, renewing = asyncio.create_task(links.attend()), asyncio.create_task(_renew(place))
         attending.add_done_callback(lambda _: stop.set())
         try:
             await EmptyHost(settings).run(stop)
         finally:
             attending.cancel()
+            renewing.cancel()
             proxy.close()
             await links.close()
         try:
@@ -335,6 +338,28 @@ def _serve_stages(place: JoinedMachine, options: argparse.Namespace) -> None:
     print(f"{place.name} has joined the run at {place.rendezvous[0]}; Ctrl-C ends it", flush=True)
     with contextlib.suppress(KeyboardInterrupt):
         run_until_signal(run)
+
+
+async def _renew(place: JoinedMachine) -> None:
+    """Ask for another certificate of the same key before this one ends; servers take it from its file. Has no end."""
+    import grpc
+
+    from stages.v1 import join_pb2
+    from stages.wire.certificates import make_request
+    from stages.wire.secret_files import PUBLIC, read_file, write_file
+
+    while True:
+        certificate = place.tls.read().certificate
+        if certificate is not None and certificate.until - datetime.now(UTC) < timedelta(days=RENEWED_DAYS):
+            request = join_pb2.EnrolRequest(
+                name=place.name, request=make_request(place.directory / "machine.key", place.name)
+            )
+            for address in place.rendezvous:
+                with contextlib.suppress(grpc.RpcError):
+                    response = await _enrol(address, read_file(place.tls.authority), request, place.secret)
+                    write_file(place.directory / "machine.pem", response.certificate, PUBLIC)
+                    break
+        await asyncio.sleep(CHECK_S)
 
 
 def _free_port() -> int:

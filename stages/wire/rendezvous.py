@@ -44,7 +44,8 @@ from stages.wire.tokens import HEADER, SCHEME
 log = logging.getLogger(__name__)
 
 SERVICE = join_pb2.DESCRIPTOR.services_by_name["JoinService"].full_name
-LEAF_DAYS, AUTHORITY_DAYS, RENEW_DAYS = 30, 5 * 365, 15
+LEAF_DAYS, AUTHORITY_DAYS = 30, 5 * 365
+RENEW_S = 5 * 86400.0
 STOP_S = 0.5  # for calls to end by themselves
 CLOCK_S = 3600.0  # that a machine's clock may be wrong: certificates are valid since five minutes before
 MOST_MACHINES, MOST_PIPES = 64, 256  # of a run; of one machine at once
@@ -83,13 +84,17 @@ class RunDirectory:
         self.authority = Authority.create(directory, AUTHORITY_DAYS) if is_new else Authority.open(directory)
         own = directory / f"{ROUTER_NAME}.pem"
         if own.exists():
-            self.authority.renew(ROUTER_NAME, LEAF_DAYS)
+            self.renew()
         else:
             addresses = (link_name(ROUTER_NAME), "127.0.0.1")
             self.authority.issue(Identity(ROUTER, ROUTER_NAME), addresses, LEAF_DAYS)
         self.tls = Tls(directory / f"{AUTHORITY}.pem", own, directory / f"{ROUTER_NAME}.key")
         self.fingerprint = key_fingerprint(read_file(own))
         self.invitations = Invitations(directory / "invitations.json")
+
+    def renew(self) -> None:
+        """Give the router's certificate another while: same key, so its fingerprint stays. Raises InputError."""
+        self.authority.renew(ROUTER_NAME, LEAF_DAYS)
 
     @property
     def _machines(self) -> Path:
@@ -140,14 +145,24 @@ class Rendezvous(join_pb2_grpc.JoinServiceServicer):
         join_pb2_grpc.add_JoinServiceServicer_to_server(self, server)
         port = bind(server, address, Security(self.run.tls))
         await server.start()
+        renewing = asyncio.create_task(self._renew())
         try:
             yield port
         finally:
+            renewing.cancel()
             for machine in self.machines.values():
                 if (notices := machine.notices) is not None and not notices.full():
                     machine.notices = None
                     notices.put_nowait(join_pb2.Notice())  # the last: it ends the call
             await server.stop(STOP_S)
+
+    async def _renew(self) -> None:
+        while True:
+            await asyncio.sleep(RENEW_S)
+            try:
+                self.run.renew()
+            except InputError as error:
+                log.warning("the router's certificate is not renewed: %s", error)
 
     def tell(self) -> None:
         """Leave for commands on this machine how machines are dialled, and what links they have. Raises InputError."""

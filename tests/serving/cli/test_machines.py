@@ -1,0 +1,125 @@
+"""A machine's place in a run: made with a ticket, found again, renewed; mistakes are told in a sentence."""
+
+import argparse
+import asyncio
+import contextlib
+import json
+import os
+from collections.abc import Iterator
+from contextlib import ExitStack
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from serving.cli import machines
+from serving.cli.machines import JoinedMachine, ticket_of
+from serving.cli.ports import free_port_block
+from serving.cli.remote import _rendezvous
+from stages.errors import InputError, ServiceError
+from stages.wire.auth import HOST, Identity
+from stages.wire.certificates import make_request
+from stages.wire.channel import LINKS_VARIABLE
+from stages.wire.links import link_name
+from stages.wire.rendezvous import Rendezvous, RunDirectory
+from stages.wire.tickets import Ticket
+
+
+@pytest.fixture
+def rendezvous(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Rendezvous]:
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
+    monkeypatch.setenv(LINKS_VARIABLE, "")
+    run = RunDirectory(machines.run_directory())
+    options = argparse.Namespace(listen=f"127.0.0.1:{free_port_block(1)}", address=None)
+    with _rendezvous(run, options, lambda line: None) as running:
+        yield running
+
+
+def ticket(rendezvous: Rendezvous, uses: int = 1, name: str = "") -> Ticket:
+    _, secret = rendezvous.run.invitations.add(uses, 1, name)
+    return Ticket.parse(ticket_of(rendezvous.run, secret))
+
+
+@contextlib.contextmanager
+def place(ticket: Ticket | None, name: str | None = None) -> Iterator[JoinedMachine]:
+    with ExitStack() as stack:
+        yield machines._place(ticket, name, stack)
+
+
+def test_a_machine_joins_once_and_finds_its_place_again(rendezvous: Rendezvous) -> None:
+    given = ticket(rendezvous)
+    with place(given, "paris") as first:
+        assert (first.name, [*rendezvous.machines]) == ("paris", ["paris"])
+        certificate = first.tls.own(HOST)
+        assert certificate.identity == Identity(HOST, "paris")
+        with pytest.raises(ServiceError, match="another process serves from"), place(given, "paris"):
+            pass
+    for again in (given, None):
+        with place(again, "paris") as found:
+            assert found == first
+    with pytest.raises(InputError, match="no machine 'rome' of this computer has joined"), place(None, "rome"):
+        pass
+
+
+def test_machines_of_one_computer_have_names_of_their_own(
+    rendezvous: Rendezvous, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with (
+        place(given := ticket(rendezvous, uses=3)) as one,
+        place(given) as two,
+        place(ticket(rendezvous, 1, "oslo")) as other,
+    ):
+        assert two.name == f"{one.name[:28]}-2"
+        assert other.name == "oslo", "as the ticket says"
+        monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "another computer"))
+        taken = "a machine called oslo has joined already"
+        with pytest.raises(InputError, match=taken), place(ticket(rendezvous), "oslo"):
+            pass
+
+
+def test_nothing_is_sent_to_another_server_or_to_none(rendezvous: Rendezvous) -> None:
+    given, silent = ticket(rendezvous), f"127.0.0.1:{free_port_block(1)}"
+    for wrong, error, says in (
+        (replace(given, fingerprint="0" * 64), ServiceError, "is another server than the ticket's"),
+        (replace(given, addresses=(silent,)), ServiceError, r"does not answer \(Connection refused\)"),
+        (replace(given, secret="guess"), InputError, "the router knows no such ticket"),
+    ):
+        with pytest.raises(error, match=says), place(wrong):
+            pass
+    assert rendezvous.refused["Enrol"] == 1
+
+
+def test_a_certificate_is_renewed_before_it_ends(rendezvous: Rendezvous, monkeypatch: pytest.MonkeyPatch) -> None:
+    with place(ticket(rendezvous), "paris") as there:
+        path = there.directory / "machine.pem"
+        request = make_request(there.directory / "machine.key", "paris")
+        short = rendezvous.run.authority.certify(request, Identity(HOST, "paris"), (link_name("paris"),), 1)
+        path.write_bytes(short)
+
+        async def checked() -> None:
+            renewing = asyncio.create_task(machines._renew(there))
+            while path.read_bytes() == short:
+                await asyncio.sleep(0.01)
+            renewing.cancel()
+
+        asyncio.run(checked())
+        assert (there.tls.own(HOST).until - rendezvous.run.authority.until).days < -1000
+        before = path.read_bytes()
+        monkeypatch.setattr(machines, "CHECK_S", 0)
+        with contextlib.suppress(TimeoutError):
+            asyncio.run(asyncio.wait_for(machines._renew(there), 0.1))
+        assert path.read_bytes() == before, "one that is good for weeks stays"
+
+
+def test_a_damaged_place_and_no_place_have_a_sentence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
+    with pytest.raises(InputError, match="this machine has joined no run"), place(None):
+        pass
+    run = tmp_path / "onesweep" / "joined" / "0123456789abcdef" / "paris"
+    run.mkdir(parents=True)
+    os.chmod(run, 0o700)
+    (run / "machine.json").write_text(json.dumps({"name": "paris"}))
+    with pytest.raises(InputError, match="is damaged: remove"), place(None, "paris"):
+        pass
+    with pytest.raises(InputError, match="small letters, digits and dashes"), place(None, "Paris!"):
+        pass
