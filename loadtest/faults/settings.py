@@ -1,4 +1,4 @@
-"""Settings of the commands `bench chaos`, `bench chaos-training` and `wan train`, and their flags."""
+"""Settings of the commands `bench chaos` and `bench chaos-training`, and their flags."""
 
 from __future__ import annotations
 
@@ -108,23 +108,6 @@ class TrainingChaosSettings(FaultSettings):
         """One for each seed, which have the minutes together."""
         minutes, first = self.minutes / len(self.seeds), self.seed
         return [replace(self, seeds=(s,), minutes=minutes, seed=first + i) for i, s in enumerate(self.seeds)]
-
-
-@dataclass(frozen=True, kw_only=True)
-class DemoSettings:
-    """Settings of `onesweep wan train`. Raises InputError."""
-
-    # about how long six workers of the run that ships take on two cores
-    minutes: float = setting(3.0, "Minutes that the run that ships takes, about", metavar="M", above=0, most=1440)
-    config: Path | None = setting(None, **OWN_RUN)
-    profile: str = setting("links-60", "Links; loopback needs no root", metavar="P")
-    profiles: Path | None = setting(None, PROFILES)
-    data: Path | None = setting(None, **DATA)
-    prompt: str = setting("The ", "Text that the served chain continues")
-    max_bytes: int = 64
-
-    def __post_init__(self) -> None:
-        check_text(self.data)
 
 
 def check_text(data: Path | None) -> None:

@@ -22,7 +22,6 @@ from serving.cli.__main__ import main
         ("bench chaos-training --faults quake", "--faults has no 'quake'; choose from kill, "),
         ("bench chaos-training --data /nowhere", "no text at /nowhere"),
         ("bench chaos-training --config /nowhere.toml", "cannot read /nowhere.toml"),
-        ("wan train --data nowhere", "no text at nowhere"),
     ],
 )
 def test_bad_flags_are_refused_in_a_sentence(arguments: str, words: str, capsys: pytest.CaptureFixture[str]) -> None:

@@ -1,15 +1,13 @@
 """Real processes on loopback: a worker is killed, another has a twin, and nothing is lost."""
 
 import random
-import re
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from loadtest.faults.base import FaultRecord
-from loadtest.faults.settings import DemoSettings, TrainingChaosSettings
-from loadtest.faults.training_demo import train_and_serve
+from loadtest.faults.settings import TrainingChaosSettings
 from loadtest.faults.training_run import (
     check_training_chaos,
     handed_in,
@@ -37,14 +35,6 @@ rounds = 24
 deadline = "lockstep"
 codec = "fp32"
 robust = "scored"
-"""
-DEMO = """
-steps = 4
-sequences = 2
-architecture = { parts = 1, layers = 1, width = 32, heads = 2, context_length = 64 }
-[rounds]
-steps_per_round = 2
-replicas = 1
 """
 SEED, LEASE_S = 0, 60.0
 """A lockstep run waits so long for who was killed, and is not over before he is back; the seed has him killed first."""
@@ -112,21 +102,6 @@ def test_loopback_has_every_fault_but_a_cut_link() -> None:
     _, selection = check_training_chaos(TrainingChaosSettings(minutes=1.0, profile="loopback"))
     assert [fault.name for fault in selection.able] == ["kill", "freeze", "twin", "old-state", "coordinator", "disk"]
     assert (selection.count, [why[:9] for why in selection.left_out]) == (6, ["fault cut"])
-
-
-@pytest.mark.slow
-@pytest.mark.timeout(900)
-def test_what_is_trained_is_served(tmp_path: Path, text: Path) -> None:
-    (tmp_path / "run.toml").write_text(DEMO)
-    said: list[str] = []
-    settings = DemoSettings(config=tmp_path / "run.toml", data=text, profile="loopback", max_bytes=16)
-    train_and_serve(settings, said.append)
-    found = re.fullmatch(
-        r"2 rounds, next byte (\S+) nats; 16 bytes in 1 sweep: .*", said[-1]
-    )  # loopback counts nothing
-    assert found
-    assert 4.0 < float(found[1]) < 6.0
-    assert "round 2 of 2: block-0 " in "\n".join(said)
 
 
 def test_logs_say_what_was_taken_and_what_was_not(tmp_path: Path) -> None:
