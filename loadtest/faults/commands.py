@@ -12,9 +12,13 @@ add_chaos_training = partial(add_measurement, settings=TrainingChaosSettings)
 
 
 def run_chaos(options: argparse.Namespace) -> int:
+    settings = from_flags(ChaosSettings, options)
+    if settings.simulate:
+        from loadtest.simulation.search import search
+
+        return run_bench(options, lambda: search(settings, say))
     from loadtest.faults.serving_run import chaos, serving_report
 
-    settings = from_flags(ChaosSettings, options)
     return run_bench(options, lambda: serving_report(chaos(settings, say)))
 
 

@@ -153,7 +153,6 @@ _WAN = _family(
     "emulate hosts that are far apart, on this machine (Linux, root)",
     "loadtest.lab.commands:wan_",
     ("up", "make the network; it stays until Ctrl-C", "--profile links-60"),
-    ("status", "print nodes, addresses, links and what they carried", ""),
     ("exec", "run a program inside a node", "router -- ping -c 3 host-1"),
     ("profiles", "list the profiles of links", ""),
 )
