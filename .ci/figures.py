@@ -18,7 +18,6 @@ import os
 import platform
 import re
 import shlex
-import statistics
 import subprocess
 import sys
 import tempfile
@@ -88,10 +87,7 @@ def _quality(record: Record) -> dict[str, float]:
 
 
 def _chaos(record: Record) -> dict[str, float]:
-    """Requests of all modes; the 95th percentile of the waits that began with the death of a host."""
-    counts, waits = record["modes"]["all"], record["stalls"]["kill"]["waits_s"]
-    found = {name: counts[name] for name in ("requests", "lost", "wrong")}
-    return found | {"kill_p95_s": statistics.quantiles(waits, n=20)[-1] if len(waits) > 1 else waits[0]}
+    return {name: record["requests"][name] for name in ("requests", "lost", "wrong")}
 
 
 def _load(record: Record) -> dict[str, float]:

@@ -6,11 +6,11 @@ import gc
 import logging
 import signal
 import threading
-import time
 from collections.abc import Callable, Coroutine, Iterator
 from functools import partial
 from typing import Any, NoReturn, TypeVar
 
+from stages.clock import monotonic
 from stages.descriptors import raise_descriptor_limit
 
 T = TypeVar("T")
@@ -116,8 +116,8 @@ def run_until_signal(serve: Callable[[asyncio.Event], Coroutine[Any, Any, None]]
 
 async def drained(is_busy: Callable[[], object], within_s: float) -> None:
     """Return when a server has nothing under way any more, or after `within_s`."""
-    deadline = time.monotonic() + within_s
-    while is_busy() and time.monotonic() < deadline:
+    deadline = monotonic() + within_s
+    while is_busy() and monotonic() < deadline:
         await asyncio.sleep(POLL_S)
 
 

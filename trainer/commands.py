@@ -1,9 +1,8 @@
-"""Commands that train, measure and plan on this machine: `train text`, `train pictures`, `evaluate`..."""
+"""Commands that train and measure on this machine: `train text`, `train pictures`, `evaluate`..."""
 
 from __future__ import annotations
 
 import argparse
-import re
 from dataclasses import asdict, dataclass, field
 from functools import partial
 from pathlib import Path
@@ -13,17 +12,6 @@ from stages.settings import add_flags, flag, from_flags, from_toml, read_toml, s
 from trainer.options import add_own_and_shared, config_of, corpus_of, print_json, set_threads
 
 # Modules that need torch are imported when a command runs: help should not wait for it.
-
-UNITS = {"": 1.0, "K": 1e3, "M": 1e6, "B": 1e9}
-
-
-def count(text: str) -> float:
-    """A number with K, M or B after it."""
-    match = re.fullmatch(r"([0-9.]+(?:[eE][0-9]+)?)([KMB]?)", text)
-    if match is None:
-        raise argparse.ArgumentTypeError(f"must be a number such as 350M, not {text!r}")
-    return float(match[1]) * UNITS[match[2]]
-
 
 # Text
 
@@ -195,54 +183,4 @@ def run_halve(options: argparse.Namespace) -> int:
     manifest = halve(options.checkpoint, options.out)
     total = sum(part.bytes for part in manifest.parts if part is not None)
     print(f"{options.out}: {len(manifest.parts)} parts, {total:,} bytes")
-    return 0
-
-
-# Plans
-
-
-@dataclass(frozen=True)
-class PlanSettings:
-    """The run that `train plan` reckons, where it is not that of the settings."""
-
-    link: str = field(
-        metadata=flag(
-            "lan, links-20, links-60, links-150, consumer; or Mbit/s both ways and ms", metavar="NAME|UP,DOWN,MS"
-        )
-    )
-    params: float | None = setting(None, "parameters in all, such as 350M: sets the width", type=count, above=0)
-    step_s: float | None = setting(
-        None, "of a local step of the busiest part; without it a few are made here, which needs their memory", above=0
-    )
-
-
-add_plan = partial(add_own_and_shared, own=PlanSettings, shared="config threads json")
-
-
-def run_plan(options: argparse.Namespace) -> int:
-    """Plan, and print it."""
-    from trainer.blocks.data import load_corpus
-    from trainer.planning.cost import fit_width, link_of
-    from trainer.planning.plan import describe, make_plan, measure_step, table
-
-    asked = from_flags(PlanSettings, options)
-    config, link = config_of(options), link_of(asked.link)
-    if asked.params is not None:
-        config = fit_width(config, asked.params)
-    step_s = asked.step_s if asked.step_s is not None else measure_step(config, load_corpus(None))
-    rows = make_plan(config, link, step_s)
-    if options.json:
-        record = {
-            "model": asdict(config.architecture),
-            "parts": 1 if config.rounds.model == "ar" else config.architecture.parts,
-            "replicas": config.rounds.replicas,
-            "link": asdict(link),
-            "step_s": step_s,
-            "rows": [asdict(row) for row in rows],
-        }
-        print_json(record)
-        return 0
-    print(f"{describe(config)}, {step_s:.3g} s each; {link.up_mbps:g} Mbit/s up, {link.down_mbps:g} down, ", end="")
-    print(f"{link.latency_ms:g} ms one way\n")
-    print("\n".join(table(rows)))
     return 0

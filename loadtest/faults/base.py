@@ -6,26 +6,23 @@ weights allow, `make_schedule` draws when each comes from a seed, and `inflict` 
 
 import contextlib
 import random
-import resource
 import signal
 import subprocess
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import Any, Generic, TypeVar
 
 from loadtest.commands import BenchReport, check_names
 from loadtest.faults.settings import FaultSettings
-from loadtest.report.table import aligned, number
+from loadtest.report.table import aligned
 from loadtest.workload.testbed import LOOPBACK
 from stages.errors import InputError
 
 T = TypeVar("T")
 End = Callable[[], object]  # of a fault
 POLL_S = 0.1
-NO_FAULTS = ("none",)  # --faults none: load alone, for a long time
 QUIET = 0.2  # share of a turn within which its fault begins
 
 Say = Callable[[str], None]
@@ -41,10 +38,6 @@ class Fault(Generic[T]):
     targets: Callable[[T], Sequence[str]]  # names of what it can be done to
     weight: int = 1  # how often it comes, beside the others
     absent: Callable[[FaultSettings], str] = lambda settings: ""  # why it cannot be done; empty when it can
-    # Waits for the right moment. Not a part of the fault's time.
-    prepare: Callable[[T, str], object] = lambda testbed, target: None
-    # Its length counts from when the router uses the target again: what stands in there needs time to start.
-    stands_in: bool = False
 
 
 def no_link(settings: FaultSettings) -> str:
@@ -99,7 +92,6 @@ class Selection(Generic[T]):
 def select(faults: Mapping[str, Fault[T]], settings: FaultSettings, each_minute: float) -> Selection[T]:
     """:param each_minute: faults, where `settings` has no count. Raises InputError."""
     names = tuple(faults) if settings.faults is None else settings.faults
-    names = () if names == NO_FAULTS else names
     check_names("--faults", names, tuple(faults))
     absent = {name: why for name in names if (why := faults[name].absent(settings))}
     able = tuple(faults[name] for name in names if name not in absent)
@@ -155,7 +147,6 @@ def inflict(
     target: str,
     length_s: float,
     tick: Callable[[], Any],
-    used_again: Callable[[str], Any] = lambda target: None,
 ) -> FaultRecord:
     """Do a fault, from its begin to its end.
 
@@ -163,16 +154,11 @@ def inflict(
     that fails is right to fail. No run could ask for zero losses.
 
     :param tick: waits a moment, and looks after the run meanwhile.
-    :param used_again: waits until a target that another process stands in for is used again.
     """
-    fault.prepare(testbed, target)
-    begin_s = lasts_from_s = time.monotonic()
+    begin_s = time.monotonic()
     end = fault.begin(testbed, target)
     try:
-        if fault.stands_in:
-            used_again(target)
-            lasts_from_s = time.monotonic()
-        while time.monotonic() < lasts_from_s + length_s:
+        while time.monotonic() < begin_s + length_s:
             tick()
     finally:
         with contextlib.suppress(ProcessLookupError):  # it may have ended by itself
@@ -196,9 +182,6 @@ def fault_report(
     parts = [f"{title}:\n{aligned(head, rows)}" for title, (head, rows) in tables.items() if rows]
     parts.append("\n".join(f"- {words}" for words in verdict))
     return BenchReport("\n" + "\n\n".join(parts), record, holds=not trouble)
-
-
-seconds = partial(number, digits=2)
 
 
 # Processes that faults are done to
@@ -239,12 +222,6 @@ class Program:
         """Send a signal, if it runs."""
         if self._process is not None:
             self._process.send_signal(number)  # does nothing to one that has ended
-
-    def limit_files(self, size: int | None) -> None:
-        """Let it write no file beyond `size` bytes from now on, as a full disk would; None takes that back."""
-        if (pid := self.pid) is not None:
-            most = resource.prlimit(pid, resource.RLIMIT_FSIZE)[1]
-            resource.prlimit(pid, resource.RLIMIT_FSIZE, (most if size is None else size, most))
 
     def kill(self) -> None:
         """End it at once, as a power cut would; it has ended when this returns."""

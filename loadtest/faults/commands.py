@@ -1,22 +1,24 @@
-"""The commands `bench chaos`, `bench chaos-training` and `wan train`."""
+"""The commands `bench chaos` and `bench chaos-training`."""
 
 import argparse
 from functools import partial
 
 from loadtest.commands import add_measurement, run_bench, say
-from loadtest.faults.settings import ChaosSettings, DemoSettings, TrainingChaosSettings
-from stages.settings import add_flags, from_flags
-from stages.signals import ends_cleanly
+from loadtest.faults.settings import ChaosSettings, TrainingChaosSettings
+from stages.settings import from_flags
 
 add_chaos = partial(add_measurement, settings=ChaosSettings)
 add_chaos_training = partial(add_measurement, settings=TrainingChaosSettings)
-add_wan_train = partial(add_flags, cls=DemoSettings)
 
 
 def run_chaos(options: argparse.Namespace) -> int:
+    settings = from_flags(ChaosSettings, options)
+    if settings.simulate:
+        from loadtest.simulation.search import search
+
+        return run_bench(options, lambda: search(settings, say))
     from loadtest.faults.serving_run import chaos, serving_report
 
-    settings = from_flags(ChaosSettings, options)
     return run_bench(options, lambda: serving_report(chaos(settings, say)))
 
 
@@ -25,12 +27,3 @@ def run_chaos_training(options: argparse.Namespace) -> int:
 
     settings = from_flags(TrainingChaosSettings, options)
     return run_bench(options, lambda: training_report(train_under_faults(settings, say)))
-
-
-def run_wan_train(options: argparse.Namespace) -> int:
-    from loadtest.faults.training_demo import train_and_serve  # imports torch
-
-    settings = from_flags(DemoSettings, options)
-    with ends_cleanly():
-        train_and_serve(settings, say)
-    return 0

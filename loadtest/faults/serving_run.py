@@ -1,46 +1,168 @@
-"""One run of `bench chaos`: answers without faults, load and faults on the same deployment, the ledger, the report."""
+"""One run of `bench chaos`: texts without faults, load and faults on the same deployment, what became of each request.
 
+Times are seconds of the machine's monotonic clock.
+"""
+
+from __future__ import annotations
+
+import itertools
+import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import closing, suppress
-from dataclasses import asdict, astuple, dataclass
-from typing import Any
+from collections.abc import Collection, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
+from dataclasses import asdict, dataclass, field
+from enum import StrEnum
 
-import psutil
-
-from loadtest.commands import BenchReport, check_names
+from loadtest.commands import BenchReport
 from loadtest.faults.base import (
     POLL_S,
     FaultRecord,
     FaultRun,
     Planned,
     Say,
-    Selection,
     fault_report,
     inflict,
     make_schedule,
-    seconds,
     select,
 )
-from loadtest.faults.clients import DRAWINGS, REQUESTS, Answer, Clients, SeededRequest, seeded_requests
-from loadtest.faults.serving_ledger import Fate, counts_by_mode, fate_of, reasons, stalls, wrong_words
 from loadtest.faults.serving_testbed import MOST_HOSTS, SERVING_FAULTS, ServingTestbed, open_serving_testbed
 from loadtest.faults.settings import ChaosSettings
 from loadtest.report.record import settings_record
-from loadtest.report.table import percentile
 from loadtest.workload.caller import COMMAND, Access, Caller, RouterState
+from loadtest.workload.prompts import NOVEL
 from loadtest.workload.testbed import check_links
-from stages.checkpoint.bundle import bundle_draws
 from stages.checkpoint.shipped import SHIPPED
-from stages.errors import InputError, ServiceError
+from stages.errors import ServiceError
 from stages.host.parts import plan_host
 
 FAULTS_A_MINUTE = 2.4
 SOUND_S = 60.0  # how long the next fault waits for the deployment to be whole again
 NOTICED_S = 1.5  # after a fault's end: its effects are known to the router by then
+OK = "OK"
+LATE = "LATE"  # no whole answer within the request's patience, however often it was tried
+# Statuses after which the same request may be sent again.
+AGAIN = {"UNAVAILABLE", "RESOURCE_EXHAUSTED", "CANCELLED", "ABORTED"}
+PAUSE_S = 0.25  # before another call, where a refusal names no time
 
-Usage = dict[str, tuple[float, int]]  # megabytes and open descriptors of each process
+PROMPTS = 3  # of each mode
+# Bytes of a text, by its mode. Without a budget `auto` takes the best setting, whatever the links are like.
+LENGTHS = {"sweep": 96, "chunked": 96, "resample": 64, "ar": 48, "ar-speculative": 64, "local": 48, "auto": 48}
+PROMPT_BYTES = 48
+ROOM_BYTES = PROMPT_BYTES + max(LENGTHS.values()) + 16
+
+
+@dataclass(frozen=True)
+class SeededRequest:
+    """A request that has one answer. Its fields are arguments of `Client.stream`."""
+
+    mode: str
+    prompt: str
+    seed: int
+    max_bytes: int = 48
+
+
+def seeded_requests(modes: Collection[str], first_seed: int, context_length: int) -> tuple[SeededRequest, ...]:
+    """Requests of all modes in turn, each with a seed of its own; shorter where the context has no room."""
+    scale = min(1.0, context_length / ROOM_BYTES)
+    served = [(mode, length) for mode, length in LENGTHS.items() if mode in modes]
+    return tuple(
+        SeededRequest(mode, NOVEL.text(i)[: int(PROMPT_BYTES * scale)], first_seed + i, max(1, int(length * scale)))
+        for i, (mode, length) in enumerate(served * PROMPTS)
+    )
+
+
+class Fate(StrEnum):
+    """The class that a request falls into."""
+
+    RIGHT = "right"
+    # A byte differs from the text without faults: in the last call, or in what one brought before it failed.
+    WRONG = "wrong"
+    LOST = "lost"  # no whole text, within its patience and with all its calls
+
+
+@dataclass(frozen=True)
+class Answer:
+    """A request from its first call to its end."""
+
+    case: int
+    begin_s: float
+    end_s: float
+    status: str  # OK, LATE, or the name of a gRPC status that another call would not change
+    outputs: list[bytes]  # of each call, the last one's last
+    failures: list[str] = field(default_factory=list)  # what calls that failed said
+    replays: int = 0  # times that the router moved the work to other hosts
+
+    def fate(self, text: bytes) -> Fate:
+        """:param text: that the deployment wrote before any fault."""
+        if not all(text.startswith(each) for each in self.outputs):
+            return Fate.WRONG
+        if self.status != OK:
+            return Fate.LOST
+        return Fate.RIGHT if self.outputs[-1] == text else Fate.WRONG
+
+
+class Clients:
+    """Users beside the router that take the cases in turn, and ask until they are answered."""
+
+    def __init__(self, caller: Caller, cases: Sequence[SeededRequest], at_once: int, patience_s: float) -> None:
+        self.caller, self.cases, self.patience_s = caller, cases, patience_s
+        self.answers = list[Answer]()
+        self._numbers, self._stopped = itertools.cycle(range(len(cases))), threading.Event()
+        self._threads = ThreadPoolExecutor(at_once)
+        self._asking = [self._threads.submit(self._ask_on) for _ in range(at_once)]
+
+    def wait(self, until_s: float) -> None:
+        """Raises ServiceError when the clients' process ended meanwhile."""
+        while (left_s := until_s - time.monotonic()) > 0:
+            time.sleep(min(left_s, POLL_S))
+            if (code := self.caller.process.poll()) is not None:
+                raise ServiceError(f"the clients' process ended with exit code {code}")
+
+    def wait_sound(self) -> None:
+        """Wait until every host and link can be used; or SOUND_S."""
+        deadline = time.monotonic() + SOUND_S
+        while self.caller.state().problems and time.monotonic() < deadline:
+            self.wait(time.monotonic() + POLL_S)
+
+    def finish(self) -> RouterState:
+        """Ask no more. Wait for answers under way, and for all hosts to be there with nothing left of a request."""
+        self._stopped.set()
+        for each in self._asking:
+            each.result()
+        deadline = time.monotonic() + SOUND_S
+        while ((state := self.caller.state()).sessions or state.problems) and time.monotonic() < deadline:
+            time.sleep(POLL_S)
+        return state
+
+    def close(self) -> None:
+        self._stopped.set()
+        self.caller.close()
+        self._threads.shutdown()
+
+    def _ask_on(self) -> None:
+        while not self._stopped.is_set():
+            self.answers.append(self._ask(next(self._numbers)))
+
+    def _ask(self, number: int) -> Answer:
+        """One request, with as many calls as it takes."""
+        begin_s, status, replays = time.monotonic(), LATE, 0
+        outputs, failures = list[bytes](), list[str]()
+        while (left_s := begin_s + self.patience_s - time.monotonic()) > 0:
+            found = self.caller.submit({**asdict(self.cases[number]), "timeout_s": left_s}).result()
+            if "error" not in found:
+                outputs.append(bytes.fromhex(found["account"]["output_hex"]))
+                status, replays = OK, found["account"]["replays"]
+                break
+            outputs.append(bytes.fromhex(found["output_hex"]))
+            code, retry_ms = found["code"], found["retry_after_ms"]
+            failures.append(f"{code}: {found['error']}")
+            if code not in AGAIN:
+                status = LATE if code == "DEADLINE_EXCEEDED" else code
+                break
+            time.sleep(PAUSE_S if retry_ms is None else retry_ms / 1000)
+        return Answer(number, begin_s, time.monotonic(), status, outputs, failures, replays)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -52,96 +174,62 @@ class ChaosResult(FaultRun):
     texts: list[bytes]  # before any fault, by case
     answers: list[Answer]
     faults: list[FaultRecord]
-    health: list[RouterState]
-    usages: tuple[Usage, Usage]  # before the first fault, and at the end
+    last_state: RouterState  # when every request had ended
 
     @property
-    def last_state(self) -> RouterState:
-        """When every request had ended."""
-        return self.health[-1]
-
-    @property
-    def accused(self) -> int:
-        """Hosts that an audit took out, at worst: all of them are honest where there are audits."""
-        return max((health.liars for health in self.health), default=0)
+    def fates(self) -> Counter[Fate]:
+        return Counter(answer.fate(self.texts[answer.case]) for answer in self.answers)
 
     @property
     def trouble(self) -> int:
         """The number of things that no run may have."""
-        bad = sum(fate_of(answer, self.texts) is not Fate.RIGHT for answer in self.answers)
-        left = self.last_state.sessions + len(self.ended) + len(self.last_state.problems)
-        return bad + left + self.accused
-
-
-def check_chaos(settings: ChaosSettings) -> Selection[ServingTestbed]:
-    """The faults of a run. Raises OnesweepError for what can be refused before anything is started."""
-    checkpoint = (settings.checkpoint or SHIPPED).resolve()
-    plan_host(checkpoint, (0,))
-    selection = select(SERVING_FAULTS, settings, FAULTS_A_MINUTE)
-    check_names("--modes", settings.modes or (), tuple(DRAWINGS if bundle_draws(checkpoint) else REQUESTS))
-    check_links(settings.profile, MOST_HOSTS, settings.profiles)
-    return selection
+        bad = len(self.answers) - self.fates[Fate.RIGHT]
+        return bad + self.last_state.sessions + len(self.ended) + len(self.last_state.problems)
 
 
 def chaos(settings: ChaosSettings, say: Say) -> ChaosResult:
     """Raises OnesweepError when there is no deployment, or no text to compare with."""
-    selection = check_chaos(settings)
-    with open_serving_testbed(settings, (settings.checkpoint or SHIPPED).resolve()) as testbed:
+    checkpoint = (settings.checkpoint or SHIPPED).resolve()
+    plan_host(checkpoint, (0,))  # what can be refused before anything is started
+    selection = select(SERVING_FAULTS, settings, FAULTS_A_MINUTE)
+    check_links(settings.profile, MOST_HOSTS, settings.profiles)
+    with open_serving_testbed(settings, checkpoint) as testbed:
         facts = testbed.opened.caller.facts()
-        wanted = settings.modes or tuple(DRAWINGS if facts.classes else REQUESTS)
-        served = [mode for mode in wanted if mode in facts.modes]
-        if not served:
-            raise InputError(f"none of --modes is served here: choose from {', '.join(facts.modes)}")
-        cases = seeded_requests(served, settings.seed, facts.context_length, facts.classes)
-        left_out = [*selection.left_out, *(f"mode {m}: it is not served here" for m in wanted if m not in served)]
+        cases = seeded_requests(facts.modes, settings.seed, facts.context_length)
+        if not cases:
+            raise ServiceError("nothing here writes text: give --checkpoint a bundle that does")
         faulty_s = settings.seconds - settings.warm_up_s
         schedule = make_schedule(
             selection.able, testbed, faulty_s, selection.count, settings.seed, settings.length_scale
         )
-        say(f"the answers to {len(cases)} requests, before anything happens ...")
+        say(f"the texts of {len(cases)} requests, before anything happens ...")
         texts = _texts(testbed, cases)
         say(f"{settings.requests_at_once} requests at once for {settings.minutes:g} min, {len(schedule)} faults ...")
         caller = Caller(testbed.opened.beside(COMMAND), Access(testbed.router, insecure=True))
         with closing(Clients(caller, cases, settings.requests_at_once, settings.patience_s)) as clients:
             begin_s = time.monotonic()
-            _wait(clients, begin_s + settings.warm_up_s)
-            before = usage_of(testbed.deployment.processes)
             faults, ended = _go_through(testbed, clients, schedule, begin_s + settings.warm_up_s, say)
-            _wait(clients, begin_s + settings.seconds)
-            end_s = time.monotonic()
-            clients.wait()
-            usages = before, usage_of(testbed.deployment.processes)
-            ended = testbed.deployment.ended() | ended
+            clients.wait(begin_s + settings.seconds)
+            end_s, last_state = time.monotonic(), clients.finish()
         return ChaosResult(
             settings=settings,
             cases=cases,
             texts=texts,
             answers=sorted(clients.answers, key=lambda answer: answer.begin_s),
             faults=faults,
-            health=clients.health,
-            usages=usages,
+            last_state=last_state,
             begin_s=begin_s,
             end_s=end_s,
-            left_out=tuple(left_out),
-            ended=ended,
+            left_out=tuple(selection.left_out),
+            ended=testbed.deployment.ended() | ended,
         )
 
 
-def usage_of(pids: Mapping[str, int]) -> Usage:
-    """Memory and descriptors of the processes that are there."""
-    found: Usage = {}
-    for name, pid in pids.items():
-        with suppress(psutil.Error):
-            process = psutil.Process(pid)
-            found[name] = process.memory_info().rss / 2**20, process.num_fds()
-    return found
-
-
 def _texts(testbed: ServingTestbed, cases: Sequence[SeededRequest]) -> list[bytes]:
-    """The text or pixels of each case, asked for twice. Raises ServiceError when one is missing, or the two differ."""
+    """The text of each case, asked for twice. Raises ServiceError when one is missing, or the two differ."""
     # the deployment itself is the reference: a second implementation could round differently, or be wrong in the same
     # way, and the promise to users is that a seed has one answer
-    first, again = (testbed.opened.caller.ask([case.call for case in cases]) for _ in range(2))
+    first, again = (testbed.opened.caller.ask(list(map(asdict, cases))) for _ in range(2))
     texts = []
     for case, *answers in zip(cases, first, again, strict=True):
         name = f"{case.mode}, seed {case.seed}"
@@ -164,114 +252,59 @@ def _go_through(
     """
     done: list[FaultRecord] = []
     ended: dict[str, str] = {}
-
-    def tick() -> None:
-        _wait(clients, time.monotonic() + POLL_S)
-
-    def used_again(host: str) -> None:
-        _wait_for(clients, lambda: clients.misses(host))
-        _wait_for(clients, lambda: not clients.misses(host))
-
     for planned in schedule:
-        _wait(clients, begin_s + planned.at_s)
-        since_s = done[-1].end_s + NOTICED_S if done else begin_s
-        _wait_for(clients, lambda since_s=since_s: clients.sound_since(since_s))  # type: ignore[misc]
+        clients.wait(max(begin_s + planned.at_s, done[-1].end_s + NOTICED_S if done else 0.0))
+        clients.wait_sound()
         ended = testbed.deployment.ended() | ended
-        at_s = time.monotonic() - begin_s
-        say(f"  {at_s:6.1f} s  {planned.kind} {planned.target}, {planned.length_s:.1f} s")
+        say(f"  {time.monotonic() - begin_s:6.1f} s  {planned.kind} {planned.target}, {planned.length_s:.1f} s")
         fault = SERVING_FAULTS[planned.kind]
-        done.append(inflict(fault, testbed, planned.target, planned.length_s, tick, used_again))
+        tick = lambda: clients.wait(time.monotonic() + POLL_S)  # noqa: E731 - shorter than a function here
+        done.append(inflict(fault, testbed, planned.target, planned.length_s, tick))
     return done, ended
-
-
-def _wait(clients: Clients, until_s: float) -> None:
-    """Raises ServiceError when the clients ended meanwhile."""
-    while (left_s := until_s - time.monotonic()) > 0:
-        time.sleep(min(left_s, POLL_S))
-        clients.check_alive()
-
-
-def _wait_for(clients: Clients, happened: Callable[[], bool]) -> None:
-    """Wait until something happened; or SOUND_S."""
-    deadline = time.monotonic() + SOUND_S
-    while not happened() and time.monotonic() < deadline:
-        _wait(clients, time.monotonic() + POLL_S)
 
 
 # The report
 
 
 SHOWN = 5
-MODE_HEAD = (
-    *("mode", "requests", "right", "wrong", "lost", "replays", "refused", "called again"),
-    *("p50 s", "p95 s", "max s"),
-)
-FAULT_HEAD = ("fault", "times", "requests", "next byte p50 s", "p95 s", "max s")
-USAGE_HEAD = ("process", "MB before the faults", "at the end", "descriptors before the faults", "at the end")
 
 
 def serving_report(result: ChaosResult) -> BenchReport:
     """The report of `bench chaos`."""
-    tables = {
-        "Requests": (MODE_HEAD, mode_rows(result)),
-        "What faults cost the requests that they hit": (FAULT_HEAD, fault_rows(result)),
-        "Processes": (USAGE_HEAD, usage_rows(result)),
+    record = {
+        "settings": settings_record(result.settings),
+        "seconds": result.seconds,
+        "verdict": verdict(result),
+        "requests": {"requests": len(result.answers), **{fate.value: result.fates[fate] for fate in Fate}},
+        "faults": list(map(result.times_of, result.faults)),
     }
-    return fault_report(tables, verdict(result), chaos_record(result), result.trouble)
-
-
-def mode_rows(result: ChaosResult) -> list[list[str]]:
-    rows = []
-    for mode, counted in counts_by_mode(result.answers, result.cases, result.texts).items():
-        *counts, p50_s, p95_s, most_s = astuple(counted)
-        rows.append([mode, *map(str, counts), seconds(p50_s), seconds(p95_s), seconds(most_s)])
-    return rows
-
-
-def fault_rows(result: ChaosResult) -> list[list[str]]:
-    times = Counter(fault.kind for fault in result.faults)
-    return [
-        [kind, str(times[kind]), str(len(waits_s)), *(seconds(percentile(waits_s, p)) for p in (50, 95, 100))]
-        for kind, waits_s in stalls(result.answers, result.faults).items()
-    ]
-
-
-def usage_rows(result: ChaosResult) -> list[list[str]]:
-    """Memory and descriptors of the processes that were there both times, killed meanwhile or not."""
-    before, after = result.usages
-    return [
-        [name, f"{before[name][0]:.0f}", f"{after[name][0]:.0f}", str(before[name][1]), str(after[name][1])]
-        for name in sorted(before.keys() & after.keys())
-    ]
+    return fault_report({}, verdict(result), record, result.trouble)
 
 
 def verdict(result: ChaosResult) -> list[str]:
     """The outcome, a sentence a line."""
-    total = counts_by_mode(result.answers, result.cases, result.texts)["all"]
     words = [
-        f"{total.requests} requests in {result.seconds / 60:.1f} min under {len(result.faults)} faults: "
-        f"{total.right} right, {total.wrong} wrong, {total.lost} lost; {total.replays} replays on other hosts, "
-        f"{total.refused} refusals with a time to come back, {total.repeated} calls made again for another reason"
+        f"{len(result.answers)} requests in {result.seconds / 60:.1f} min under {len(result.faults)} faults: "
+        f"{', '.join(f'{result.fates[fate]} {fate}' for fate in Fate)}; "
+        f"{sum(each.replays for each in result.answers)} replays on other hosts, "
+        f"{sum(len(each.failures) for each in result.answers)} calls that failed",
+        *result.remarks,
+        *(f"not usable at the end: {name}: {problem}" for name, problem in result.last_state.problems.items()),
     ]
-    if result.settings.audit:
-        audited = f"{result.last_state.audited} sweeps audited since the router last started"
-        words.append(f"{audited}, {result.accused} honest hosts accused")
-    words += result.remarks
-    words += [f"not usable at the end: {name}: {problem}" for name, problem in result.last_state.problems.items()]
     if sessions := result.last_state.sessions:
         words.append(f"{sessions} sessions are still open on hosts after the last answer")
-    words += [f"called again {count} x: {why}" for why, count in reasons(result.answers).most_common(SHOWN)]
-    return words + wrong_words(result.answers, result.cases, result.texts)[:SHOWN]
+    return words + wrong_words(result)[:SHOWN]
 
 
-def chaos_record(result: ChaosResult) -> dict[str, Any]:
-    counts = counts_by_mode(result.answers, result.cases, result.texts)
-    return {
-        "settings": settings_record(result.settings),
-        "seconds": result.seconds,
-        "verdict": verdict(result),
-        "modes": {mode: asdict(each) for mode, each in counts.items()},
-        "faults": list(map(result.times_of, result.faults)),
-        "stalls": {kind: {"waits_s": waits_s} for kind, waits_s in stalls(result.answers, result.faults).items()},
-        "processes": dict(zip(("before", "after"), result.usages, strict=True)),
-    }
+def wrong_words(result: ChaosResult) -> list[str]:
+    """A sentence for each request that was lost or wrong."""
+    words = []
+    for answer in result.answers:
+        asked, text = result.cases[answer.case], result.texts[answer.case]
+        fate, name = answer.fate(text), f"{asked.mode}, seed {asked.seed}"
+        if fate is Fate.WRONG:
+            words.append(f"{name}: wrong text {answer.outputs!r}, right is {text!r}")
+        elif fate is Fate.LOST:
+            last = answer.failures[-1] if answer.failures else "it said nothing"
+            words.append(f"{name}: lost after {answer.end_s - answer.begin_s:.1f} s, {answer.status}: {last}")
+    return words

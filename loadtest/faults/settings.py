@@ -1,4 +1,4 @@
-"""Settings of the commands `bench chaos`, `bench chaos-training` and `wan train`, and their flags."""
+"""Settings of the commands `bench chaos` and `bench chaos-training`, and their flags."""
 
 from __future__ import annotations
 
@@ -6,20 +6,10 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from stages.errors import InputError
 from stages.settings import setting
 
 ROUNDS_A_MINUTE = 10  # of the run that ships: about what two cores make, faults included
 SHIPPED_RUN = Path(__file__).with_name("run.toml")
-
-
-PROFILES = "file with more profiles"
-OWN_RUN: dict[str, Any] = {
-    "help": "Settings of a run of your own, which ends when it ends",
-    "shown": "the run that ships",
-    "metavar": "FILE",
-}
-DATA: dict[str, Any] = {"help": "UTF-8 text", "shown": "Python's docs", "metavar": "PATH"}
 MINUTES: dict[str, Any] = {"metavar": "M", "above": 0, "most": 7 * 24 * 60}
 
 
@@ -31,10 +21,10 @@ class FaultSettings:
     profile: str = setting(
         "links-60", "Links between the machines; loopback needs no root, and cannot be cut", metavar="P"
     )
-    profiles: Path | None = setting(None, PROFILES)
+    profiles: Path | None = setting(None, "file with more profiles")
     seed: int = setting(0, "Seed for the fault schedule and the prompts", metavar="S", least=0, most=(1 << 32) - 1)
     faults: tuple[str, ...] | None = setting(
-        None, "Kinds, such as kill,freeze, or none", shown="all that can be done", metavar="F[,F]"
+        None, "Kinds, such as kill,freeze", shown="all that can be done", metavar="F[,F]"
     )
     count: int | None = setting(
         None, "Number of faults", shown="some each minute, each kind at least once", metavar="N", above=0, most=10_000
@@ -49,10 +39,10 @@ class ChaosSettings(FaultSettings):
     checkpoint: Path | None = setting(None, "Bundle to serve", shown="the shipped weights", metavar="DIR")
     requests_at_once: int = setting(4, "Requests under way at any time", above=0, most=1000)
     patience_s: float = 60.0  # after which a client gives a request up
-    modes: tuple[str, ...] | None = setting(None, "Modes to ask for", shown="all that are served", metavar="M[,M]")
-    audit: float = setting(0.0, "Share of answers that the router has computed again", metavar="S", least=0, most=1)
     routers: int = setting(1, "Routers in front of the hosts; clients of two continue at the other", least=1, most=2)
     warm_up_s: float = 5.0  # of load before the first fault
+    simulate: bool = setting(False, "A tiny model in virtual time: schedules of faults, drawn from --seed and after")
+    schedules: int = setting(1000, "With --simulate: how many", least=1, most=10_000_000)
 
     @property
     def seconds(self) -> float:
@@ -99,8 +89,8 @@ class TrainingChaosSettings(FaultSettings):
     minutes: float = setting(20.0, "Minutes that the run that ships is to take, over all seeds", **MINUTES)
     # the loss of one run says little: each is compared with the same run without faults
     seeds: tuple[int, ...] = setting((0, 1, 2), "Seeds of the training, each with and without faults", metavar="N[,N]")
-    config: Path | None = setting(None, **OWN_RUN)
-    data: Path | None = setting(None, **DATA)
+    config: Path | None = setting(None, "Settings of a run of your own", shown="the run that ships", metavar="FILE")
+    data: Path | None = setting(None, "UTF-8 text", shown="Python's docs", metavar="PATH")
     lease_s: float = 6.0
     patience_s: float = 300.0  # seconds without progress after which the run is given up
 
@@ -108,26 +98,3 @@ class TrainingChaosSettings(FaultSettings):
         """One for each seed, which have the minutes together."""
         minutes, first = self.minutes / len(self.seeds), self.seed
         return [replace(self, seeds=(s,), minutes=minutes, seed=first + i) for i, s in enumerate(self.seeds)]
-
-
-@dataclass(frozen=True, kw_only=True)
-class DemoSettings:
-    """Settings of `onesweep wan train`. Raises InputError."""
-
-    # about how long six workers of the run that ships take on two cores
-    minutes: float = setting(3.0, "Minutes that the run that ships takes, about", metavar="M", above=0, most=1440)
-    config: Path | None = setting(None, **OWN_RUN)
-    profile: str = setting("links-60", "Links; loopback needs no root", metavar="P")
-    profiles: Path | None = setting(None, PROFILES)
-    data: Path | None = setting(None, **DATA)
-    prompt: str = setting("The ", "Text that the served chain continues")
-    max_bytes: int = 64
-
-    def __post_init__(self) -> None:
-        check_text(self.data)
-
-
-def check_text(data: Path | None) -> None:
-    """Raise InputError for training text that is not there."""
-    if data is not None and not data.exists():
-        raise InputError(f"no text at {data}: give a file or a folder of UTF-8 text")

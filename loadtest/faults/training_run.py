@@ -8,7 +8,7 @@ import statistics
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -23,10 +23,9 @@ from loadtest.faults.base import (
     fault_report,
     inflict,
     make_schedule,
-    seconds,
     select,
 )
-from loadtest.faults.settings import SHIPPED_RUN, RunFile, TrainingChaosSettings, check_text
+from loadtest.faults.settings import SHIPPED_RUN, RunFile, TrainingChaosSettings
 from loadtest.faults.training_testbed import (
     COORDINATOR,
     TRAINING_FAULTS,
@@ -35,7 +34,6 @@ from loadtest.faults.training_testbed import (
     TrainingTestbed,
     open_training_testbed,
 )
-from loadtest.report.table import percentile
 from loadtest.workload.testbed import check_links
 from stages.errors import InputError, ServiceError
 from stages.settings import read_toml
@@ -56,25 +54,18 @@ MAX_SEEDS = 10
 Scores = dict[str, float]  # nats a byte of validation text, by the names that the manifest gives them
 
 
-def recovery_s(fault: FaultRecord, entries: Sequence[LogEntry]) -> float | None:
-    """From a fault's end to the next update of its target that was accepted; of any worker's for the coordinator."""
-    again_s = (
-        entry.at_s
-        for entry in entries
-        if entry.kind == "accepted"
-        and entry.at_s > fault.end_s
-        and fault.target in (COORDINATOR, entry.record["worker"])
-    )
-    first_s = next(again_s, None)
-    return None if first_s is None else first_s - fault.end_s
+def recovered(fault: FaultRecord, entries: Sequence[LogEntry]) -> bool:
+    """True once an update of a fault's target was accepted after its end; of any worker's for the coordinator."""
+    accepted = (entry for entry in entries if entry.kind == "accepted" and entry.at_s > fault.end_s)
+    return any(fault.target in (COORDINATOR, entry.record["worker"]) for entry in accepted)
 
 
 HANDED_IN = re.compile(r"round (\d+) of (\S+) is handed in")
 
 
-def handed_in(logs: Iterable[Path]) -> set[tuple[str, int]]:
-    """Parts and rounds of which a worker heard that its update was taken, by its own logs."""
-    words = "".join(log.read_text(errors="replace") for log in logs if log.exists())
+def handed_in(log: Path) -> set[tuple[str, int]]:
+    """Parts and rounds of which a worker heard that its update was taken, by its own log."""
+    words = log.read_text(errors="replace") if log.exists() else ""
     return {(part, int(number)) for number, part in HANDED_IN.findall(words)}
 
 
@@ -143,7 +134,8 @@ def check_training_chaos(settings: TrainingChaosSettings) -> tuple[RunFile, Sele
     if not 1 <= len(run.workers) <= MOST_WORKERS:
         raise InputError(f"{run.parts} parts of {run.replicas} workers; at most {MOST_WORKERS} find room here")
     selection = select(TRAINING_FAULTS, settings, FAULTS_A_MINUTE)
-    check_text(settings.data)
+    if settings.data is not None and not settings.data.exists():
+        raise InputError(f"no text at {settings.data}: give a file or a folder of UTF-8 text")
     check_links(settings.profile, len(run.workers), settings.profiles)
     return run, selection
 
@@ -211,7 +203,7 @@ class _DisturbedRun:
         end_s = time.monotonic()
         training.log.look()
         entries = training.log.entries
-        heard = {name: handed_in(files) for name, files in training.logs.items()}
+        heard = {name: handed_in(worker.log) for name, worker in training.workers.items()}
         over = [f"{planned.kind} of {planned.target}: the run was over" for planned in schedule[done:]]
         return TrainingResult(
             seed=s.seeds[0],
@@ -232,7 +224,7 @@ class _DisturbedRun:
         )
 
     def _begin(self) -> None:
-        """Wait until every worker trains, and has a state to be kept. Raises ServiceError."""
+        """Wait until every worker trains. Raises ServiceError."""
         training = self.training
         while not training.log.entries:
             self._tick()
@@ -240,8 +232,6 @@ class _DisturbedRun:
                 raise ServiceError(f"the run does not begin: {training.coordinator.last_words()}")
         parts = training.log.entries[0].record["parts"]
         self._wait(lambda: all(training.log.closed(part) >= FIRST_ROUNDS for part in parts))
-        for name in training.names:
-            training.keep_state(name)
 
     def _go_through(self, schedule: Sequence[Planned], begin_s: float) -> int:
         """Every fault when the run has come so far; returns how many there were."""
@@ -253,7 +243,7 @@ class _DisturbedRun:
             last, deadline = self._inflict(planned, begin_s), time.monotonic() + SOUND_S
             self._wait(
                 lambda last=last, deadline=deadline: (  # type: ignore[misc]
-                    time.monotonic() >= deadline or recovery_s(last, self.training.log.entries) is not None
+                    time.monotonic() >= deadline or recovered(last, self.training.log.entries)
                 )
             )
         return len(schedule)
@@ -301,15 +291,13 @@ class _DisturbedRun:
 
 
 SHOWN = 8
-FAULT_HEAD = ("fault", "times", "its own next update p50 s", "max s")
 SCORE_HEAD = ("seed", "nats a byte", "undisturbed", "with faults", "difference")
 
 
 def training_report(results: Sequence[TrainingResult]) -> BenchReport:
     """The report of `bench chaos-training`."""
     record = {"verdict": verdict(results), "gap_nats": mean_gap(results), "runs": list(map(run_record, results))}
-    waits, scores = (FAULT_HEAD, fault_rows(results)), (SCORE_HEAD, score_rows(results))
-    tables = {"How long faults kept work away": waits, "What it came to": scores}
+    tables = {"What it came to": (SCORE_HEAD, score_rows(results))}
     return fault_report(tables, verdict(results), record, trouble(results))
 
 
@@ -317,19 +305,6 @@ def trouble(results: Sequence[TrainingResult]) -> int:
     """The number of things that no run may have; one more where they learn too little in the mean."""
     gap = mean_gap(results)
     return sum(each.losses for each in results) + (gap is None or not gap <= AIM_NATS)
-
-
-def fault_rows(results: Sequence[TrainingResult]) -> list[list[str]]:
-    """The time that faults kept work away."""
-    waits = dict[str, list[float | None]]()
-    for result in results:
-        for fault in result.faults:
-            waits.setdefault(fault.kind, []).append(recovery_s(fault, result.entries))
-    rows = []
-    for kind, found in waits.items():
-        known = sorted(wait_s for wait_s in found if wait_s is not None)
-        rows.append([kind, str(len(found)), *(seconds(percentile(known, percent)) for percent in (50, 100))])
-    return rows
 
 
 def score_rows(results: Sequence[TrainingResult]) -> list[list[str]]:

@@ -29,12 +29,9 @@ from serving.cli.deployment import MODULE
 from stages.errors import ServiceError
 from trainer.rounds.service import STORE
 from trainer.rounds.store import DATABASE, connect
-from trainer.rounds.worker_state import STATE_NAME
 
 POLL_S = 0.05
 COORDINATOR = "coordinator"  # the target of faults that are done to it
-CAUGHT_S = 30.0  # how long a transfer of a worker is waited for, to be cut in its middle
-GLANCE_S = 0.005
 
 
 @dataclass(frozen=True)
@@ -77,14 +74,6 @@ class EventFollower:
         self.entries += new
         return new
 
-    def replica(self, worker: str) -> int | None:
-        """Its place; None before it has one."""
-        with contextlib.suppress(sqlite3.OperationalError), contextlib.closing(connect(self.path)) as database:
-            for (text,) in database.execute("SELECT record FROM members"):
-                if (record := json.loads(text))["worker"] == worker:
-                    return int(record["replica"])
-        return None
-
     def closed(self, part: str) -> int:
         """Rounds of a part that were closed."""
         return sum(entry.kind == "closed" and entry.part == part for entry in self.entries)
@@ -119,8 +108,7 @@ class TrainingTestbed:
             *("--listen", self.address, "--lease", str(setup.lease_s)),
             *("--publish-every", "5", "--threads", "1"),
         )
-        self.workers = {name: self.worker(name, self.state(name)) for name in self.names}
-        self.logs = {name: [worker.log] for name, worker in self.workers.items()}  # with those of its twins
+        self.workers = {name: self.worker(name) for name in self.names}
 
     @property
     def programs(self) -> tuple[Program, ...]:
@@ -137,13 +125,13 @@ class TrainingTestbed:
         """The directory in which a worker keeps its state."""
         return self.directory / name
 
-    def worker(self, name: str, state: Path, label: str = "") -> Program:
-        """A worker in the place of `name`, with a state directory; `label` names its log where it is not the first."""
+    def worker(self, name: str) -> Program:
+        """The worker of a name."""
         return self._program(
-            label or name,
+            name,
             self.node(name),
             *("train", "work", "--coordinator", self.address, *self._data, "--name", name),
-            *("--block", str(self.part(name)), "--state", str(state), "--wait", "--threads", "1"),
+            *("--block", str(self.part(name)), "--state", str(self.state(name)), "--wait", "--threads", "1"),
             *("--save-every", "1"),
         )
 
@@ -153,20 +141,18 @@ class TrainingTestbed:
         for program in self.programs:
             program.start()
 
-    def wait_end(self, patience_s: float, look: Callable[[], object] = lambda: None) -> None:
-        """Wait for the end of the run and of every process; :param look: called now and then meanwhile.
+    def wait_end(self, patience_s: float) -> None:
+        """Wait for the end of the run and of every process.
 
         Raises ServiceError with the last words of a process that failed, or when there is no progress for so long.
         """
         while any(program.ended is None for program in self.programs):
             self.check()
             self.tick()
-            look()
             if not self.is_alive(patience_s):
                 raise ServiceError(f"nothing happened for {patience_s:.0f} s: {self.coordinator.last_words()}")
         self.check()
         self.log.look()
-        look()
 
     def tick(self) -> None:
         """Wait a moment, and read what happened meanwhile."""
@@ -208,50 +194,8 @@ class TrainingTestbed:
 
     def cut(self, target: str) -> End:
         """Drop every packet between a worker and the coordinator. Raises LabError."""
-        change = partial(self.network.alter, ROUTER, self.node(target))
-        change(loss=1.0)
-        return change
-
-    def put_back(self, target: str) -> End:
-        """Kill a worker, and give it the state that was kept, as from a restored backup."""
-        start = self.kill(target)
-        _copy(self._kept(target), self.state(target))
-        return start
-
-    def start_twin(self, target: str) -> End:
-        """Start another process with a worker's name and a copy of its state."""
-        label = f"{target}-twin-{len(self.logs[target])}"
-        _copy(self.state(target), self.directory / label)
-        twin = self.worker(target, self.directory / label, label)
-        self.logs[target].append(twin.log)
-        twin.start()
-        return twin.kill
-
-    def fill_disk(self, target: str) -> End:
-        """Let none of the coordinator's files grow, as a full disk would (EFBIG where that says ENOSPC)."""
-        self.coordinator.limit_files(0)
-        return partial(self.coordinator.limit_files, None)
-
-    def wait_for_transfer(self, target: str) -> None:
-        """Wait until something of a worker is on its way, in either direction; or CAUGHT_S."""
-        deadline = time.monotonic() + CAUGHT_S
-        down = self.state(target) / "incoming" / "*"
-        while time.monotonic() < deadline:
-            if any(any(pattern.parent.glob(pattern.name)) for pattern in (self._incoming(target), down)):
-                return
-            time.sleep(GLANCE_S)
-
-    def keep_state(self, target: str) -> None:
-        """Copy a worker's state as it is now. The update that it waits to hand in is whole in there, or not at all."""
-        _copy(self.state(target), self._kept(target))
-
-    def _kept(self, target: str) -> Path:
-        return self.directory / f"{target}-old"
-
-    def _incoming(self, target: str) -> Path:
-        """The files of the half of a worker's update that the coordinator has."""
-        replica = self.log.replica(target)
-        return self.out / STORE / "incoming" / f"{self.part(target)}-{'*' if replica is None else replica}.*"
+        self.network.cut(ROUTER, self.node(target))
+        return partial(self.network.cut, ROUTER, self.node(target), False)
 
 
 @contextlib.contextmanager
@@ -271,13 +215,6 @@ def open_training_testbed(setup: TrainingSetup) -> Iterator[TrainingTestbed]:
         shutil.rmtree(directory, ignore_errors=True)
 
 
-def _copy(source: Path, target: Path) -> None:
-    """Copy a state and nothing else: locks and half transfers belong to one process."""
-    target.mkdir(exist_ok=True)
-    with contextlib.suppress(FileNotFoundError):  # nothing saved yet
-        shutil.copyfile(source / STATE_NAME, target / STATE_NAME)
-
-
 _Bed = TrainingTestbed
 _WORKERS: Callable[[TrainingTestbed], tuple[str, ...]] = attrgetter("names")
 
@@ -286,10 +223,7 @@ _ALL: tuple[Fault[TrainingTestbed], ...] = (
     Fault("kill", (1.0, 4.0), _Bed.kill, _WORKERS, weight=3),
     # longer than a lease: it wakes up in a later round, and does not know it
     Fault("freeze", (8.0, 12.0), _Bed.freeze, _WORKERS, weight=2),
-    Fault("cut", (3.0, 8.0), _Bed.cut, _WORKERS, weight=2, absent=no_link, prepare=_Bed.wait_for_transfer),
-    Fault("twin", (10.0, 15.0), _Bed.start_twin, _WORKERS),
-    Fault("old-state", (0.5, 2.0), _Bed.put_back, _WORKERS),
+    Fault("cut", (3.0, 8.0), _Bed.cut, _WORKERS, weight=2, absent=no_link),
     Fault("coordinator", (0.5, 4.0), _Bed.kill, lambda training: (COORDINATOR,), weight=3),
-    Fault("disk", (5.0, 10.0), _Bed.fill_disk, lambda training: (COORDINATOR,)),
 )
 TRAINING_FAULTS: Mapping[str, Fault[TrainingTestbed]] = {fault.name: fault for fault in _ALL}

@@ -11,7 +11,7 @@ from typing import NoReturn
 from loadtest.commands import say
 from loadtest.lab.lab import RECORD, Lab, find_lab, temporary_lab
 from loadtest.lab.namespaces import LabError
-from loadtest.lab.profile import Link, profile_named, read_profiles
+from loadtest.lab.profile import profile_named, read_profiles
 from stages.errors import InputError
 from stages.signals import ends_cleanly
 from stages.wire.secret_files import make_state_directory, state_directory
@@ -50,13 +50,6 @@ def run_wan_up(options: argparse.Namespace) -> int:
     raise LabError("the lab process has ended, so the network is gone")
 
 
-def run_wan_status(options: argparse.Namespace) -> int:
-    lab = _lab()
-    print(f"{lab.profile.name}, process {lab.pid}, {len(lab.programs())} programs inside\n")
-    print(_links_table(lab))
-    return 0
-
-
 def run_wan_exec(options: argparse.Namespace) -> NoReturn:
     argv = options.command[1:] if options.command[:1] == ["--"] else options.command
     if not argv:
@@ -79,26 +72,6 @@ def _lab() -> Lab:
     if (lab := find_lab(state_directory())) is None:
         raise LabError("no lab is up; start one with `onesweep wan up --profile links-60`")
     return lab
-
-
-def _links_table(lab: Lab) -> str:
-    from loadtest.report.table import aligned  # imports numpy
-
-    header = ["link", "delay ms", "jitter ms", "Mbit/s", "queue KB", "loss", "packets", "lost", "overflowed"]
-    counters, rows = lab.counters(), []
-    for source in lab.nodes:
-        rows.append([f"{source} ({lab.address(source)})"])
-        for destination in (node for node in lab.nodes if node != source):
-            counts = counters[source, destination]
-            figures = [str(counts[name]) for name in ("carried", "lost", "overflowed")]
-            rows.append([f"  to {destination}", *_link_words(lab.profile.link(source, destination)), *figures])
-    return aligned(header, [row + [""] * (len(header) - len(row)) for row in rows])
-
-
-def _link_words(link: Link) -> list[str]:
-    rate = "no limit" if link.rate_mbps is None else f"{link.rate_mbps:g}"
-    queue = "-" if link.queue_bytes is None else f"{link.queue_bytes / 1000:g}"
-    return [f"{link.delay_ms:g}", f"{link.jitter_ms:g}", rate, queue, f"{link.loss:g}"]
 
 
 def add_wan_profiles(parser: argparse.ArgumentParser) -> None:

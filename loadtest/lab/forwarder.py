@@ -31,20 +31,16 @@ class Channel:
 
     def __init__(self, link: Link, seed: str) -> None:
         self.link = link
-        self.alter()
+        self.loss = link.loss
+        self.ns_per_byte = 8000 / link.rate_mbps if link.rate_mbps else 0.0
+        # the queue keeps its bytes, as that of a router does: what waits there waits longer
+        self.queue_ns = round((link.queue_bytes or 0) * self.ns_per_byte)
         self.delay_ns = round(link.delay_ms * 1e6)
         self.jitter_ns = round(link.jitter_ms * 1e6)
         self.random = random.Random(seed).random
         self.free_ns = 0
         self.last_ns = 0
         self.carried = self.carried_bytes = self.lost = self.overflowed = 0
-
-    def alter(self, loss: float | None = None, slower: float = 1.0) -> None:
-        """Take another loss, and a rate that is so many times lower; without arguments those of the link."""
-        self.loss = self.link.loss if loss is None else loss
-        # the queue keeps its bytes, as that of a router does: what waits there waits longer
-        self.ns_per_byte = slower * 8000 / self.link.rate_mbps if self.link.rate_mbps else 0.0
-        self.queue_ns = round((self.link.queue_bytes or 0) * self.ns_per_byte)
 
     def admit(self, now_ns: int, size: int) -> int:
         """Delivery time of a packet of `size` bytes that comes at `now_ns`, or DROPPED."""
@@ -103,20 +99,19 @@ def obey(orders: socket.socket, channels: Mapping[Ends, Channel]) -> None:
             return
         table = json.loads(order)
         for source, destination in table["links"]:
-            channels[source, destination].alter(table["loss"], table["slower"])
+            channel = channels[source, destination]
+            channel.loss = 1.0 if table["cut"] else channel.link.loss
         counters = [[*ends, channel.counters()] for ends, channel in channels.items()]
         orders.sendto(json.dumps(counters).encode(), sender)
 
 
-def give_order(
-    pid: int, links: Sequence[Ends] = (), loss: float | None = None, slower: float = 1.0
-) -> dict[Ends, dict[str, int]]:
-    """Have the process of a lab change these links (`Channel.alter`). The counters of all links. Raises LabError."""
+def give_order(pid: int, links: Sequence[Ends] = (), cut: bool = False) -> dict[Ends, dict[str, int]]:
+    """Have the process of a lab cut these links, or mend them. The counters of all links. Raises LabError."""
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as own:
         own.settimeout(ANSWER_S)
         own.bind("")  # the kernel finds a name for the answer
         try:
-            own.sendto(json.dumps({"links": links, "loss": loss, "slower": slower}).encode(), _name(pid))
+            own.sendto(json.dumps({"links": links, "cut": cut}).encode(), _name(pid))
             counters = json.loads(own.recv(MOST_BYTES))
         except (OSError, ValueError) as error:
             raise LabError(f"the lab process {pid} does not answer: {error}") from None

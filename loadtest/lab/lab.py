@@ -78,14 +78,10 @@ class Lab:
         names = {node.address: name for name, node in self.places.items()}  # the forwarder knows addresses only
         return {(names[one], names[other]): counts for (one, other), counts in give_order(self.pid).items()}
 
-    def alter(self, one: str, other: str, loss: float | None = None, slower: float = 1.0, both: bool = True) -> None:
-        """Change the links between two nodes, or only that from `one`. Raises InputError or LabError.
-
-        :param loss: of packets, 1.0 to cut them; None for the profile's.
-        :param slower: what the rate is divided by.
-        """
+    def cut(self, one: str, other: str, lasts: bool = True) -> None:
+        """Drop every packet between two nodes, or carry them again. Raises InputError or LabError."""
         ends = (self.address(one), self.address(other))
-        give_order(self.pid, [ends, ends[::-1]] if both else [ends], loss, slower)
+        give_order(self.pid, [ends, ends[::-1]], lasts)
 
     def programs(self) -> list[int]:
         """Ids of the processes that run in the lab."""

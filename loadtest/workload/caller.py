@@ -82,8 +82,6 @@ class RouterState:
     request_limit: int = 0
     classes: list[str] = field(default_factory=list)  # that are drawn; empty where text is written
     sessions: int = 0  # open on all hosts
-    audited: int = 0  # sweeps that were computed again since the router started
-    liars: int = 0  # hosts that audits took out
 
     @classmethod
     def of(cls, client: Client) -> Self:
@@ -105,8 +103,6 @@ class RouterState:
             found.request_limit,
             classes,
             sum(host.sessions for host in found.hosts),
-            found.audits.audited,
-            found.audits.faulty_hosts,
         )
 
 

@@ -9,7 +9,7 @@ ends with it, even when it is killed.
 
 import contextlib
 import shutil
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -70,10 +70,10 @@ class Network:
         """The directed link between two nodes; loopback takes no time."""
         return self.lab.profile.link(source, destination) if self.lab else Link()
 
-    def alter(self, one: str, other: str, loss: float | None = None, slower: float = 1.0, both: bool = True) -> None:
-        """Change links as `Lab.alter` does. Raises LabError."""
-        assert self.lab is not None, "loopback has no link to change"
-        self.lab.alter(one, other, loss, slower, both)
+    def cut(self, one: str, other: str, lasts: bool = True) -> None:
+        """Cut a link as `Lab.cut` does. Raises LabError."""
+        assert self.lab is not None, "loopback has no link to cut"
+        self.lab.cut(one, other, lasts)
 
 
 @contextlib.contextmanager
@@ -121,7 +121,6 @@ def deployed(
     checkpoint: Path,
     topology: Topology | None = None,
     *,
-    router_options: Sequence[str] = (),
     second: str | None = None,
 ) -> Iterator[Testbed]:
     """A ready deployment in a network, for the length of a `with` block.
@@ -141,7 +140,7 @@ def deployed(
             answers=caller.answers(),
             place=lambda name, argv: network.command(nodes.get(name, ROUTER), argv),
             host_options=(*network.options, *NO_MEMORY),
-            router_options=(*network.options, *([ANYBODY] if network.lab else []), *router_options),
+            router_options=(*network.options, *([ANYBODY] if network.lab else [])),
             second=second,
         ) as deployment,
     ):

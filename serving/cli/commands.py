@@ -117,12 +117,6 @@ _TRAIN = _family(
         "--vary steps_per_round=10,100",
     ),
     ("audit", "check that no update of a run was lost or merged twice", "runs/rounds"),
-    "trainer.commands:",
-    (
-        "plan",
-        "estimate memory, traffic and time of a run before it starts",
-        "--config run.toml --link links-60 --step-s 2",
-    ),
 )
 _BENCH = Family(
     "bench",
@@ -159,11 +153,8 @@ _WAN = _family(
     "emulate hosts that are far apart, on this machine (Linux, root)",
     "loadtest.lab.commands:wan_",
     ("up", "make the network; it stays until Ctrl-C", "--profile links-60"),
-    ("status", "print nodes, addresses, links and what they carried", ""),
     ("exec", "run a program inside a node", "router -- ping -c 3 host-1"),
     ("profiles", "list the profiles of links", ""),
-    "loadtest.faults.commands:wan_",
-    ("train", "have six workers train a small chain over such links, and serve it", ""),
 )
 
 ROOT = Family(

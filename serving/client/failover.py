@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import asyncio
 import math
-import time
 from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Iterator
@@ -23,6 +22,7 @@ from grpc import StatusCode
 from serving.client.result import Logprobs, PromptLogprobs, Result, booked
 from serving.router.request import DEFAULT_ROUTER
 from serving.v1 import router_pb2, router_pb2_grpc
+from stages.clock import monotonic
 from stages.errors import InputError, ServiceError, printable
 from stages.wire.channel import Options, check_target, is_loopback, parse_address
 from stages.wire.status import REQUEST_KEY, STATUS_MARK, Metadata, call_metadata, retry_after_ms
@@ -137,7 +137,10 @@ class RouterConnection(ABC):
             missing = f"no router answers at {address}; start one with `onesweep up` ({details})"
             if "resolving" in details:  # gRPC's sentence has three kinds of brackets
                 missing = f"the name in {address} has no address: see that it is spelled right"
-            return RouterError(f"the router at {address} {problem}" if problem else missing, code, reached=False)
+            # one that had a connection is asked again: only the call was cut off
+            again_ms = None if problem or "last error" in details or "resol" in details else round(1000 * PAUSE_S)
+            said = f"the router at {address} {problem}" if problem else missing
+            return RouterError(said, code, again_ms, request, reached=False)
         if code is StatusCode.CANCELLED and not reached and not self.closed:
             # gRPC's own word: of the calls that wait for a server's event loop, it ends some from 1,000 on, and no code
             # of the server's sees them. CONTINUATION floods fill that queue: each connection that fails leaves a call.
@@ -159,7 +162,7 @@ class Turns:
             raise InputError(f"timeout_s must be above 0, not {timeout_s}")
         self.client, self.timeout_s, self.at = client, timeout_s, client.first
         self.pause_s, self.moves = 0.0, 0  # before the next turn; from router to router
-        self._deadline_s = time.monotonic() + timeout_s
+        self._deadline_s = monotonic() + timeout_s
         self._call: grpc.RpcContext | grpc.aio.RpcContext | None = None
         self._lost, self._since_s = dict[int, RouterError](), 0.0  # by router, and from when on, since text came last
         self.output = b""
@@ -173,7 +176,7 @@ class Turns:
     @property
     def left_s(self) -> float:
         """Time until the request's deadline, which all routers share."""
-        return max(self._deadline_s - time.monotonic(), 0.0)
+        return max(self._deadline_s - monotonic(), 0.0)
 
     def of(self, call: grpc.RpcContext | grpc.aio.RpcContext) -> Self:
         """This turn, which ends `call`, too."""
@@ -206,18 +209,18 @@ class Turns:
         if isinstance(error, RequestRefused):
             raise error from None
         wait_s = (error.retry_after_ms or 0) / 1000
-        if len(addresses) == 1 and (error.reached or not wait_s):  # one that only cut the call off is asked again
+        if len(addresses) == 1 and (error.reached or not (wait_s or self._lost)):  # nobody ever answered there
             raise error from None
         if self._lost and error.code is StatusCode.RESOURCE_EXHAUSTED and 0 < wait_s < self.left_s:
             self.pause_s = wait_s  # everybody moved here from a router that died: there will be room
             return
         if error.code is not StatusCode.UNAVAILABLE:
             raise error from None
-        self._since_s = self._since_s if self._lost else time.monotonic()
+        self._since_s = self._since_s if self._lost else monotonic()
         self._lost[self.at] = error
         others = [i % len(addresses) for i in range(self.at + 1, self.at + len(addresses))] or [0]
         left = [i for i in others if i not in self._lost]
-        if not left and time.monotonic() < self._since_s + BACK_S:
+        if not left and monotonic() < self._since_s + BACK_S:
             left, self.pause_s = others, PAUSE_S
         if not left:
             none = f"none of the routers {' and '.join(addresses)} answers: " if len(addresses) > 1 else ""

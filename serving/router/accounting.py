@@ -1,6 +1,5 @@
 """The cost of a request, added up from the accounts that travel with its sweeps."""
 
-import time
 from collections.abc import Awaitable
 from dataclasses import dataclass, field, fields
 from itertools import starmap, zip_longest
@@ -11,6 +10,7 @@ from serving.modes.candidates import Candidates, ImportanceWeights
 from serving.router.paths import HostLink
 from serving.router.topology import HostEntry
 from serving.v1 import router_pb2
+from stages.clock import monotonic
 from stages.model.vocabulary import BYTES, Vocabulary
 from stages.v1 import stage_pb2
 
@@ -56,7 +56,7 @@ class Account:
     """One request's account: sweeps, hops, bytes and milliseconds, as the servers measured them."""
 
     context: RequestContext = field(default_factory=RequestContext)
-    begin: float = field(default_factory=time.perf_counter)
+    begin: float = field(default_factory=monotonic)
     # Of what is written.
     vocabulary: Vocabulary = BYTES
     first_byte_ms: float = 0.0
@@ -211,7 +211,7 @@ class Account:
         return self.local_compute_ms + sum(self.compute_ms.values())
 
     def elapsed_ms(self) -> float:
-        return (time.perf_counter() - self.begin) * 1000
+        return (monotonic() - self.begin) * 1000
 
 
 # Figures that a summary has as the account does, under the same name.

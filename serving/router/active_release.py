@@ -2,7 +2,6 @@
 
 import asyncio
 import logging
-import time
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from functools import partial
@@ -32,6 +31,7 @@ from serving.v1 import router_pb2
 from stages.checkpoint.bundle import FRONTIER_NAME, bundle_draws, find_bundle, holds_copy
 from stages.checkpoint.gate import probe_tokens
 from stages.checkpoint.manifest import Manifest, read_manifest
+from stages.clock import monotonic
 from stages.errors import InputError
 from stages.host.parts import ModelKind
 from stages.model.scoring import most_scored
@@ -232,4 +232,4 @@ async def _nats(view: RingView, kind: ModelKind, manifest: Manifest) -> float:
 
 
 def _deadline() -> float:
-    return time.monotonic() + TEST_TIMEOUT_S
+    return monotonic() + TEST_TIMEOUT_S

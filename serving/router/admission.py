@@ -11,13 +11,14 @@ waits, unless fewer than an eighth are with batch requests.
 import asyncio
 import math
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 
 from asyncio_throttle.throttler import Throttler
 
 from serving.router.settings import AdmissionSettings
+from stages.clock import monotonic
 from stages.wire.status import StatusError, exhausted, unavailable
 from stages.wire.tokens import Key
 
@@ -69,11 +70,9 @@ class Admission:
         self,
         settings: AdmissionSettings | None = None,
         reserves: bool = False,
-        clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """:param reserves: whether there may be more than one key.
-        :param clock: seconds; it measures how long requests take, and what a key's rate allows."""
-        self.settings, self._clock = settings or AdmissionSettings(), clock
+        """:param reserves: whether there may be more than one key."""
+        self.settings = settings or AdmissionSettings()
         # In flight, and how many of them are batch requests.
         self.requests = self.batches = 0
         self._usage: dict[str, Usage] = {}
@@ -112,12 +111,12 @@ class Admission:
         usage.bytes_today += max_bytes
         try:
             await self._take_place(key, usage, min(self.settings.queue_wait_s, left_s), batch)
-            begin = self._clock()
+            begin = monotonic()
             try:
                 async with self._pace:
                     yield admitted
             finally:
-                took_s = self._clock() - begin
+                took_s = monotonic() - begin
                 self._mean_s += NEW_SHARE * (took_s - self._mean_s) if self._mean_s else took_s
                 self._leave(usage, batch)
         finally:
@@ -144,7 +143,7 @@ class Admission:
             raise exhausted(f"{said}, and {max_bytes} were asked for", math.ceil((DAY_S - into_s) * 1000))
         if key.rate is None:
             return
-        now_s, most = self._clock(), max(key.rate, 1.0)
+        now_s, most = monotonic(), max(key.rate, 1.0)
         usage.allowance = min(most, usage.allowance + (now_s - usage.topped_up_s) * key.rate)
         usage.topped_up_s = now_s
         if usage.allowance < 1.0:

@@ -15,7 +15,7 @@ import logging
 import random
 import secrets
 import time
-from collections.abc import AsyncGenerator, Callable, Iterable
+from collections.abc import AsyncGenerator, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import aclosing
 from dataclasses import asdict, dataclass
@@ -27,6 +27,7 @@ import grpc
 from serving.router.answer import AuditedAnswer, ReferenceVerifier, same_results
 from serving.router.paths import Attempt, HostLink, HostPath
 from stages.checkpoint.checkpoint import replace_file
+from stages.clock import monotonic
 from stages.errors import OnesweepError
 from stages.host.prefixes import MOST_FAULTY
 from stages.host.validation import check_timings
@@ -321,10 +322,9 @@ class Finding:
 class Quarantine:
     """Findings by the names of hosts: one that registers anew, or whose router does, gets no work either."""
 
-    def __init__(self, path: Path | None = None, clock: Callable[[], float] = time.monotonic) -> None:
-        """:param path: where they are kept; None: nowhere.
-        :param clock: by which `of` says until when, seconds."""
-        self._path, self._clock = path, clock
+    def __init__(self, path: Path | None = None) -> None:
+        """:param path: where they are kept; None: nowhere."""
+        self._path = path
         self._findings = _read(path) if path is not None and path.exists() else {}
 
     def add(self, name: str, reason: str, instance: str) -> float:
@@ -345,7 +345,7 @@ class Quarantine:
         """The finding about a host, and until when it gets no work, by the clock; an empty text where nothing was."""
         if (found := self._findings.get(name)) is None:
             return "", 0.0
-        return found.reason, self._clock() + found.until - time.time()
+        return found.reason, monotonic() + found.until - time.time()
 
     @property
     def instances(self) -> list[str]:

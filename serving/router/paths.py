@@ -15,6 +15,7 @@ import grpc
 import grpc.aio
 
 from serving.router.topology import HostEntry
+from stages.clock import monotonic
 from stages.host.next_hosts import EVENTS_BYTES
 from stages.host.parts import MODEL_KINDS, MOST_RELEASES, weights_of
 from stages.host.prefixes import LISTED_BYTES, MOST_LISTED, path_digest, piece_key, voucher
@@ -50,9 +51,8 @@ class HostLink:
         entry: HostEntry,
         hop_timeout_s: float,
         security: Security = LOOPBACK_ONLY,
-        clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self.entry, self.clock = entry, clock
+        self.entry = entry
         self.relay = Relay(entry.address, MESSAGE_BYTES, hop_timeout_s, entry.name, security, EVENTS_BYTES)
         self.info: stage_pb2.DescribeResponse | None = None
         # Blocks of a whole model, as it says; 0 while that is not known.
@@ -89,7 +89,7 @@ class HostLink:
         """Seconds without an answer to a keep-warm message, if those are too many."""
         if self.relay.asked_at is None:
             return None
-        quiet_s = self.clock() - self.relay.asked_at
+        quiet_s = monotonic() - self.relay.asked_at
         usual_s = SILENT_S + 3 * (self.relay.least_rtt_ms or 0.0) / 1000
         late_s = max(self.relay.late_ms, self.info.stall_ms if self.info else 0) / 1000
         # No longer than a description is waited for, whatever the host says of itself.
@@ -137,7 +137,7 @@ class HostLink:
         slow = ONE_AT_A_TIME if info.one_at_a_time else ""
         self.warning = (clock_warning(info.unix_us / 1e6, begin, time.time()) if info.unix_us else "") or slow
         self.hear_prefixes(info.prefixes)
-        if self.clock() >= self.quarantined_until:
+        if monotonic() >= self.quarantined_until:
             self.quarantined = ""
         if self.quarantined:
             self.problem = f"host {self.entry.name} at {self.entry.address} is quarantined: {self.quarantined}"
@@ -249,18 +249,17 @@ SUSPECT_S = 3.0
 class Suspects:
     """Links between hosts that lost work a moment ago."""
 
-    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
-        self._clock = clock
+    def __init__(self) -> None:
         self._until: dict[tuple[str, str], float] = {}
 
     def add(self, source: str, target: str) -> None:
         """:param source, target: addresses."""
-        now = self._clock()
+        now = monotonic()
         self._until = {pair: until for pair, until in self._until.items() if until > now}
         self._until[source, target] = now + SUSPECT_S
 
     def __contains__(self, pair: tuple[str, str]) -> bool:
-        return self._until.get(pair, 0.0) > self._clock()
+        return self._until.get(pair, 0.0) > monotonic()
 
 
 # The router chooses, and hosts dial only where their own --next allows: nobody else knows where a request's sessions

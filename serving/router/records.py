@@ -17,6 +17,7 @@ from serving.drawing import DRAWING_MODES, metric_mode
 from serving.modes import MODES
 from serving.router.accounting import JITTER_S, Account, RequestContext
 from serving.v1 import router_pb2
+from stages.clock import monotonic
 from stages.host.metrics import MAX_LINKS, LinkCounterTable
 from stages.telemetry.prometheus import Histogram, MetricFamily, MetricValues
 from stages.telemetry.traces import Tracer, traceparent_of
@@ -51,7 +52,7 @@ class RequestRecord(RequestContext):
         self.summary: router_pb2.Summary | router_pb2.DrawSummary | None = None
         self.code = grpc.StatusCode.OK
         self._reason = ""
-        self._begin = time.perf_counter()
+        self._begin = monotonic()
         self._figures, self._tracer = figures, tracer
         # None where this request is not traced.
         self._span: Span | None = None
@@ -61,7 +62,7 @@ class RequestRecord(RequestContext):
     @property
     def left_s(self) -> float:
         """Until the deadline."""
-        return self.due_at - time.monotonic()
+        return self.due_at - monotonic()
 
     def __enter__(self) -> Self:
         if self._tracer is not None:
@@ -75,7 +76,7 @@ class RequestRecord(RequestContext):
         if error is not None:
             self._fail(error)
         self._end_sweep()
-        account, ms = self.account, (time.perf_counter() - self._begin) * 1000
+        account, ms = self.account, (monotonic() - self._begin) * 1000
         if (span := self._span) is not None:
             span.set_attributes(
                 {
@@ -126,7 +127,7 @@ class RequestRecord(RequestContext):
             # a sentence about a wrong field may quote it, and nothing that a client sent is logged
             self._reason = "" if error.code is grpc.StatusCode.INVALID_ARGUMENT else error.message
         elif isinstance(error, asyncio.CancelledError | GeneratorExit):
-            late = time.monotonic() >= self.due_at - JITTER_S
+            late = monotonic() >= self.due_at - JITTER_S
             self.code = grpc.StatusCode.DEADLINE_EXCEEDED if late else grpc.StatusCode.CANCELLED
         else:
             self.code = grpc.StatusCode.UNKNOWN

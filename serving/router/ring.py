@@ -3,7 +3,6 @@
 import asyncio
 import logging
 import secrets
-import time
 from collections import Counter
 from collections.abc import Callable, Collection, Coroutine, Sequence
 from contextlib import aclosing
@@ -18,6 +17,7 @@ from serving.router.audit import Auditor, Quarantine
 from serving.router.paths import Attempt, HostLink, HostPath, Suspects, Weights, best_path
 from serving.router.settings import RingSettings
 from serving.router.topology import HostEntry
+from stages.clock import monotonic
 from stages.host.next_hosts import MOST_TOGETHER
 from stages.host.parts import MODEL_KINDS, ModelKind
 from stages.host.prefixes import KEY_BYTES
@@ -88,25 +88,23 @@ class Ring:
         meter: Callable[[str], LinkObserver] | None = None,
         security: Security = LOOPBACK_ONLY,
         owner: str = "",
-        clock: Callable[[], float] = time.monotonic,
         findings: Path | None = None,
     ) -> None:
         """:param verifier: decides where hosts disagree.
         :param meter: who hears of the link to the host of a name.
         :param owner: what the router's certificate calls it: hosts let it listen under that name only.
-        :param clock: seconds; it tells for how long a host is silent, suspected or quarantined.
         :param findings: file of what audits found; None: it ends with this process."""
         self.settings, self.owner = settings or RingSettings(), owner
         self.name = ".".join([*([owner] if owner else []), secrets.token_hex(8)])
         self.security = security
-        self.clock, self._looked_at = clock, clock()
-        self.suspects, self.hedging = Suspects(clock), Hedging()
+        self._looked_at = monotonic()
+        self.suspects, self.hedging = Suspects(), Hedging()
         self.auditor = Auditor(self, self.settings.audit_share, verifier)
         self.links: list[HostLink] = []
         self._keepers: dict[str, asyncio.Task[None]] = {}
         self._attempts: dict[str, Attempt] = {}
         self._tasks: set[asyncio.Task[Any]] = set()
-        self._quarantine = Quarantine(findings, clock)
+        self._quarantine = Quarantine(findings)
         self.changes = 0  # Counts what may make another way the best, or none.
         self._hosts, self._meter = tuple(hosts), meter
 
@@ -202,7 +200,7 @@ class Ring:
         return task
 
     def _link(self, entry: HostEntry) -> HostLink:
-        link = HostLink(entry, self.settings.hop_timeout_s, self.security, self.clock)
+        link = HostLink(entry, self.settings.hop_timeout_s, self.security)
         link.quarantined, link.quarantined_until = self._quarantine.of(entry.name)
         if self._meter is not None:
             link.relay.meter = self._meter(entry.name)
@@ -226,7 +224,7 @@ class Ring:
                 self._lose(link, "it closed the connection")
             except (StatusError, NoMessageError) as error:  # it would send the same again at once
                 self.quarantine(link, error.message if isinstance(error, StatusError) else error.details() or "", "")
-                await asyncio.sleep(link.quarantined_until - self.clock())
+                await asyncio.sleep(link.quarantined_until - monotonic())
             except grpc.aio.AioRpcError as error:
                 self._lose(link, link.relay.loss(error))
             finally:
@@ -268,7 +266,7 @@ class Ring:
 
     def look(self) -> None:
         """Take the hosts for lost that are silent now."""
-        now = self.clock()
+        now = monotonic()
         stalled = now - self._looked_at > 3 * WATCH_S  # then it was this process that heard nobody
         self._looked_at = now
         for link in self.links:
@@ -368,9 +366,9 @@ class RingView:
     def _look(self) -> bool:
         """Find weights that there is a way for: those used so far, else those that most hosts hold. False where there
         is none."""
-        if self._seen == self.ring.changes and time.monotonic() <= self._found_until:
+        if self._seen == self.ring.changes and monotonic() <= self._found_until:
             return self._found
-        self._seen, self._found_until = self.ring.changes, time.monotonic() + FOUND_S
+        self._seen, self._found_until = self.ring.changes, monotonic() + FOUND_S
         links = [link for link in self.ring.links if not link.problem]
         held = Counter(weights for link in links for weights in reversed(link.held))
         others = [] if self.pinned else [weights for weights, _ in held.most_common()]

@@ -1,7 +1,6 @@
 """The gRPC face of the router."""
 
 import asyncio
-import time
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Coroutine
 from contextlib import aclosing
 from dataclasses import asdict
@@ -40,6 +39,7 @@ from serving.router.validation import (
 )
 from serving.v1 import router_pb2, router_pb2_grpc
 from stages.checkpoint.release_transfer import drain_requests
+from stages.clock import monotonic
 from stages.telemetry.traces import Tracer
 from stages.v1 import stage_pb2
 from stages.wire.status import StatusError, check_caller, failed_precondition, ignoring_ended_call
@@ -91,7 +91,7 @@ class RouterService(router_pb2_grpc.RouterServiceServicer):
     ) -> AsyncGenerator[R, None]:
         """The answer to a request, under the name that logs and traces have for it."""
         left_s = context.time_remaining()
-        due_at = time.monotonic() + min(DEFAULT_TIMEOUT_S if left_s is None else left_s, MAX_TIMEOUT_S)
+        due_at = monotonic() + min(DEFAULT_TIMEOUT_S if left_s is None else left_s, MAX_TIMEOUT_S)
         record = RequestRecord(mode, due_at, self.figures, self.tracer)
         with ignoring_ended_call():
             await context.send_initial_metadata(record.metadata)

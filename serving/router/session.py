@@ -9,7 +9,6 @@ in other pieces differ in the last bits, and a near tie could fall otherwise.
 from __future__ import annotations
 
 import asyncio
-import time
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Self
@@ -21,6 +20,7 @@ from serving.router.answer import AuditedAnswer
 from serving.router.audit import AuditFailed
 from serving.router.paths import Attempt, HostLink, HostPath, kept_by
 from serving.router.ring import RingView
+from stages.clock import monotonic
 from stages.host.parts import MODEL_KINDS, ModelKind
 from stages.host.schema_check import NOT_FOLLOWED
 from stages.host.validation import check_timings
@@ -104,7 +104,7 @@ class Session:
         self._path: HostPath = ()
         # Work and results so far, for an audit.
         self._works, self._results = list[Work | PictureMessage](), list[stage_pb2.Event]()
-        self._begun_at = time.monotonic()
+        self._begun_at = monotonic()
 
     def __enter__(self) -> Self:
         return self
@@ -133,7 +133,7 @@ class Session:
             self._text, self._drafts, self._start, self._kept = text, drafts, start, 0
             work.number, work.start, work.clean = self._number, start, self.vocabulary.cut(text, start) + drafts
         self._work, self._written, self._steps = work, b"", 0
-        self._failed_on, self._tries, self._waiting_since = {}, 0, time.monotonic()
+        self._failed_on, self._tries, self._waiting_since = {}, 0, monotonic()
         if self.ring.auditor.share:
             self._works.append(work)
         if self.attempts:
@@ -213,8 +213,8 @@ class Session:
         check_timings(event.timings)
         # also where there was a second try: else what takes long would be tried twice for ever
         if not self._failed_on and attempt is self.attempts[0]:
-            self.ring.hedging.record(self._pace, time.monotonic() - self._waiting_since)
-            self._waiting_since = time.monotonic()
+            self.ring.hedging.record(self._pace, monotonic() - self._waiting_since)
+            self._waiting_since = monotonic()
         attempt.batches.append(event)
         if len(attempt.batches) < attempt.results:
             return None
@@ -238,21 +238,21 @@ class Session:
         assert self._work is not None
         if isinstance(self._work, stage_pb2.Read) and self._work.sample.remaining > 1:  # the hosts start the next one
             self._written, self._steps = self._written + event.text, self._steps + 1
-            self._failed_on, self._tries, self._waiting_since = {}, 0, time.monotonic()
+            self._failed_on, self._tries, self._waiting_since = {}, 0, monotonic()
 
     async def _next(self) -> tuple[Attempt, stage_pb2.Event] | None:
         """The next event; None when it is time for a second try."""
         if not self._inbox.empty():
             return self._inbox.get_nowait()
-        left_s = self.due_at - time.monotonic()
-        waited_s = time.monotonic() - self._waiting_since
+        left_s = self.due_at - monotonic()
+        waited_s = monotonic() - self._waiting_since
         patient = len(self.attempts) > 1 or self._tries > 0
         wait_s = left_s if patient else min(self.ring.hedging.wait_s(self._pace, left_s) - waited_s, left_s)
         try:
             async with asyncio.timeout(max(wait_s, 0.0)):
                 return await self._inbox.get()
         except TimeoutError:
-            if time.monotonic() < self.due_at:
+            if monotonic() < self.due_at:
                 return None
             message = "the deadline passed before the hosts sent a result"
             raise StatusError(_Code.DEADLINE_EXCEEDED, message) from None
@@ -284,12 +284,12 @@ class Session:
             return
         source = f"{fault.host}: " if fault.host else ""
         refusal = StatusError.numbered(fault.code, source + fault.message)
-        late = refusal.code is _Code.DEADLINE_EXCEEDED and time.monotonic() >= self.due_at - JITTER_S
+        late = refusal.code is _Code.DEADLINE_EXCEEDED and monotonic() >= self.due_at - JITTER_S
         if refusal.code in OF_THE_ROUTER and not late:
             refusal = internal(refusal.message)
         self._tries += 1
-        self._failed_on.setdefault(attempt.path, time.monotonic())
-        patient = time.monotonic() < min(self._failed_on.values()) + self.ring.settings.hop_timeout_s
+        self._failed_on.setdefault(attempt.path, monotonic())
+        patient = monotonic() < min(self._failed_on.values()) + self.ring.settings.hop_timeout_s
         if late or (refusal.code not in ELSEWHERE and self._tries >= NONSENSE_TRIES):
             raise refusal
         if not patient or refusal.code is _Code.RESOURCE_EXHAUSTED:
@@ -303,9 +303,9 @@ class Session:
 
     async def _try(self, because: StatusError | None = None) -> None:
         """Begin an attempt, once there are hosts for it. Raises StatusError when there are none for too long."""
-        left_s = self.due_at - time.monotonic()
+        left_s = self.due_at - monotonic()
         patience_s = min(self.ring.settings.hop_timeout_s, left_s)
-        deadline, prefixes, work = time.monotonic() + patience_s, list[bytes](), self._work
+        deadline, prefixes, work = monotonic() + patience_s, list[bytes](), self._work
         # once something went wrong, hosts read all of it anew: the second try depends on nothing that may be gone, too
         anew = self._tries or self._forgotten or self._start
         # the last known token is read in any case: the hosts are asked for what follows it
@@ -315,7 +315,7 @@ class Session:
             prefixes = prefix_digests(root, self.vocabulary.cut(self._text, 0, most), self.vocabulary)
         avoid = self._blamed | self.ring.auditor.apart()
         while (path := self._choose(avoid, prefixes)) is None or (self._tries and not self.ring.may_replay()):
-            if time.monotonic() > (self.due_at if path else deadline):
+            if monotonic() > (self.due_at if path else deadline):
                 problem = because.message if because else self.ring.problem_of(self.weights)
                 raise unavailable(f"{problem} (waited {patience_s:.1f} s)")
             await asyncio.sleep(PAUSE_S)
@@ -375,7 +375,7 @@ class Session:
         works, results, self._works, self._results = self._works, self._results, [], []
         if not results:
             return None
-        took_s = time.monotonic() - self._begun_at
+        took_s = monotonic() - self._begun_at
         answer = AuditedAnswer(
             *(frozenset(self._helpers), self._path, works, results, self.vocabulary, self._hops),
             *(self._choose, self.due_at, took_s),

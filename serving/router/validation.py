@@ -3,7 +3,6 @@
 import json
 import re
 import subprocess
-import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from typing import ParamSpec, TypeVar
@@ -28,6 +27,7 @@ from serving.router.request import (
 )
 from serving.v1 import router_pb2
 from stages.checkpoint.manifest import MAX_NESTING, nesting
+from stages.clock import monotonic
 from stages.errors import close_to, one_of
 from stages.host.schema_check import CHECKS_AT_ONCE, schema_problem
 from stages.model.samplers import SAMPLERS
@@ -105,7 +105,7 @@ def check_request(request: router_pb2.GenerateRequest, mode: Mode, due_at: float
     for name, known in KNOWN.items():
         if name in settings and settings[name] not in known:
             raise invalid(f"unknown {name} {settings[name]!r}{one_of(settings[name], known)}")
-    if due_at <= time.monotonic():
+    if due_at <= monotonic():
         raise StatusError(grpc.StatusCode.DEADLINE_EXCEEDED, "the deadline of this request has passed")
     return Generation(
         **settings | {"max_tokens": min(limits)},

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
@@ -13,6 +12,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from stages.backends.whole_model import ModelChain, ModelText, WholeModel
+from stages.clock import monotonic
 from stages.limits import MAX_DRAFT
 from stages.model.draft_tree import (
     DEFAULT_BRANCHES,
@@ -64,10 +64,10 @@ class TreeGrower:
 
     def finish(self, growth: Growth, levels: Iterator[bool], plan: DraftPlan) -> None:
         """Take `levels` of a growth while they pay for a request that waits."""
-        begin = time.perf_counter()
+        begin = monotonic()
         while self.goes_on(growth, plan) and next(levels, False):
             growth.waited += 1
-            growth.compute_ms = (time.perf_counter() - begin) * 1000
+            growth.compute_ms = (monotonic() - begin) * 1000
 
     @torch.inference_mode()
     def levels(self, growth: Growth, known: bytes, plan: DraftPlan) -> Iterator[bool]:
@@ -235,7 +235,7 @@ class Drafter:
         :param allowed: by a grammar, tokens that can follow guesses after the text.
         """
         self.read(state, known)
-        begin = time.perf_counter()
+        begin = monotonic()
         if state.left_at and state.draft.tokens:
             self.sweeps.learn(len(state.draft.tokens), (begin - state.left_at) * 1000)
         state.draft, state.worth = Draft(), self.free if allowed is None else self.held
@@ -244,7 +244,7 @@ class Drafter:
                 min(left - 1, MAX_DRAFT), min(limits.most, left - 1) or None, limits.branches or DEFAULT_BRANCHES
             )
             state.draft = self.guesses(state, known, plan, sampling, allowed)
-        state.left_at = time.perf_counter()
+        state.left_at = monotonic()
         return state.draft
 
     def guesses(

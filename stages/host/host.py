@@ -4,13 +4,13 @@ import asyncio
 import contextlib
 import logging
 import secrets
-import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 
 import grpc
 
+from stages.clock import monotonic
 from stages.host.metrics import HostCounters, record_hop
 from stages.host.next_hosts import NextHosts, Subscribers
 from stages.host.parts import Parts, Release, Releases
@@ -177,7 +177,7 @@ class Host:
         session.accepted(work.is_prefill, work.has_more)
         session.pending += 1
         self.queued_bytes += received_bytes
-        job = ScheduledHop(hop, work, session, received_bytes, time.monotonic() + hop.left_s)
+        job = ScheduledHop(hop, work, session, received_bytes, monotonic() + hop.left_s)
         self.scheduler.submit(job)
         return job
 

@@ -3,7 +3,6 @@
 import asyncio
 import contextlib
 import logging
-import time
 from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 
@@ -16,6 +15,7 @@ from stages.backends.rows import ROWS_TOGETHER
 from stages.backends.runner_checks import shortened
 from stages.checkpoint.release_store import ReleaseStore, has_size, read_release_manifest
 from stages.checkpoint.release_transfer import transfer_error
+from stages.clock import monotonic
 from stages.errors import CheckpointError, OnesweepError, ServiceError
 from stages.host.host import Host
 from stages.host.parts import (
@@ -289,14 +289,14 @@ def _quick_rows(source: ModelSource, runners: Mapping[int, StageRunner], device:
     caches = {i: new_caches(a.layers_in(i), a, room, device=device) for i in runners}
 
     def took_ms(rows: int) -> float:
-        begin = time.perf_counter()
+        begin = monotonic()
         for index, runner in runners.items():
             piece = torch.zeros(rows, dtype=torch.int64) if index == 0 else torch.zeros(rows, a.width)
             for cache in caches[index]:
                 cache.length = room - rows
             hidden = runner.read([CleanPiece(piece, caches[index])])
             float((runner.next_byte(hidden) if index == a.parts - 1 else hidden)[0].sum())  # a GPU's is awaited
-        return (time.perf_counter() - begin) * 1000
+        return (monotonic() - begin) * 1000
 
     rows = min(QUICK_ROWS, room)
     if min(took_ms(1) for _ in range(3)) >= QUICK_MS:  # the least: the machine may be busy

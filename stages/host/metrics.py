@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import time
 from collections import Counter
 from collections.abc import Callable, Collection, Sequence
 from typing import TYPE_CHECKING, Literal
 
+from stages.clock import monotonic
 from stages.host.parts import MODEL_KINDS
 from stages.telemetry.prometheus import COUNTS, Histogram, MetricFamily, MetricValues
 from stages.v1 import stage_pb2
@@ -181,4 +181,4 @@ def record_hop(tracer: Tracer, job: ScheduledHop) -> None:
         "onesweep.received_bytes": job.received_bytes,
     }
     error = job.result.code.name if isinstance(job.result, StatusError) else ""
-    tracer.record("hop", hop.traceparent, time.perf_counter() - job.accepted_at, attributes, error)
+    tracer.record("hop", hop.traceparent, monotonic() - job.accepted_at, attributes, error)

@@ -2,9 +2,9 @@
 
 import asyncio
 import logging
-import time
 from collections.abc import AsyncGenerator, Callable, Sequence
 
+from stages.clock import monotonic
 from stages.errors import InputError
 from stages.v1 import stage_pb2
 from stages.wire.hop_stream import WARM_TIMEOUT_S, LinkObserver, Relay
@@ -126,8 +126,8 @@ class NextHosts:
                 if problem:
                     await asyncio.sleep(RETRY_S)
                     continue
-                due = time.monotonic() + REVIEW_S
-                while relay.rtt_ms is not None and time.monotonic() < due:
+                due = monotonic() + REVIEW_S
+                while relay.rtt_ms is not None and monotonic() < due:
                     await asyncio.sleep(CHECK_S)
         finally:
             if warmer is not None:

@@ -118,8 +118,9 @@ class PrefixStore:
         """:param budget_bytes: beside that of live sessions, so that nothing kept ever refuses one; 0 keeps nothing."""
         self.budget_bytes = budget_bytes
         self.bytes = self.hits = self.positions = 0
-        # begins anywhere: a host that was restarted shall not be taken for the one before
-        self.version = secrets.randbits(62) + 1
+        # Begins anywhere: a host that was restarted shall not be taken for the one before. Messages carry it, and have
+        # the same size whatever it is.
+        self.version = (1 << 61) + secrets.randbits(61)
         self._pieces: OrderedDict[bytes, KeptPiece] = OrderedDict()  # by `piece_key`
         self._faulty = OrderedDict[str, None]()  # instances of hosts
 

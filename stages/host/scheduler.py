@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import logging
 import threading
-import time
 from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable, Sequence
@@ -23,6 +22,7 @@ import torch
 from torch import Tensor
 
 from stages.backends.base import BranchPiece, CleanPiece, Denoised, NoisyPiece
+from stages.clock import monotonic
 from stages.host.metrics import HostCounters
 from stages.host.parts import WARM_POSITIONS, ModelKind
 from stages.host.sessions import HostSession
@@ -128,7 +128,7 @@ class ScheduledHop:
     session: HostSession
     received_bytes: int
     due_at: float  # its deadline, by this machine's monotonic clock
-    accepted_at: float = field(default_factory=time.perf_counter)
+    accepted_at: float = field(default_factory=monotonic)
     compute_ms: float = 0.0  # its share of the passes that it took part in
     queue_ms: float = 0.0  # the rest of its time here: waiting, behind or beside other hops
     result: Outcome | StatusError | None = None
@@ -193,10 +193,13 @@ class Scheduler:
     def run(self, deliver: Callable[[list[ScheduledHop]], None]) -> None:
         """Compute until `stop`; hands over jobs with their result as they get it. Blocks: give it a thread."""
         while self._wait():
-            with self._passing:
-                ended = self._turn() if len(self) else self._draft_ahead()
-            if ended:
+            if ended := self.turn():
                 deliver(ended)
+
+    def turn(self) -> list[ScheduledHop]:
+        """One pass, or a draft while no hop is under way; returns the jobs that have a result now."""
+        with self._passing:
+            return self._turn() if len(self) else self._draft_ahead()
 
     def stop(self) -> None:
         """Let `run` return after the pass that it is in."""
@@ -220,15 +223,15 @@ class Scheduler:
         running, others = self._first_in_line()
         if self.meter is not None:
             self.meter.taken([*running, *others])
-        begin = time.perf_counter()
+        begin = monotonic()
         while running:  # through all stages of this host
             _advance(running)
             running = [job for job in running if job.result is None and not job.work.between_reads]
-            self._steps_ms = (time.perf_counter() - begin) * 1000
+            self._steps_ms = (monotonic() - begin) * 1000
         if others:
             _advance(others)
         ended, jobs, self._jobs = list[ScheduledHop](), self._jobs, []
-        now = time.perf_counter()
+        now = monotonic()
         for job in jobs:
             if job.result is None:
                 self._jobs.append(job)
@@ -270,18 +273,18 @@ class Scheduler:
             self._jobs.append(job)
             self._end_if_useless(job)
             if job.result is None:
-                begin = time.perf_counter()
+                begin = monotonic()
                 try:
                     job.work.begin(job.session, self.following)
                 except Exception:
                     _fail([job])
-                job.compute_ms += (time.perf_counter() - begin) * 1000
+                job.compute_ms += (monotonic() - begin) * 1000
 
     @staticmethod
     def _end_if_useless(job: ScheduledHop) -> None:
         if job.session.released:
             job.result = StatusError(grpc.StatusCode.CANCELLED, "the session was released")
-        elif job.due_at <= time.monotonic():
+        elif job.due_at <= monotonic():
             job.result = StatusError(
                 grpc.StatusCode.DEADLINE_EXCEEDED, "the deadline passed while the work was waiting"
             )
@@ -337,17 +340,17 @@ def _advance(jobs: Sequence[ScheduledHop]) -> None:
     """Have the next piece of each job computed; those that need the same part's same method go in one call."""
     groups: dict[Callable[..., Any], list[_Member]] = {}
     for job in jobs:
-        begin = time.perf_counter()
+        begin = monotonic()
         try:
             call = job.work.next_op()
         except Exception:
             _fail([job])
             continue
-        job.compute_ms += (time.perf_counter() - begin) * 1000
+        job.compute_ms += (monotonic() - begin) * 1000
         caches = getattr(call.piece, "caches", ())
         groups.setdefault(call.compute, []).append((job, call, caches[0].length if caches else 0))
     for compute, members in groups.items():
-        begin, rows = time.perf_counter(), 0
+        begin, rows = monotonic(), 0
         if (results := _tried(compute, members)) is None:
             results = _one_by_one(compute, members)
         for (job, call, _), result in zip(members, results, strict=True):
@@ -359,7 +362,7 @@ def _advance(jobs: Sequence[ScheduledHop]) -> None:
                 job.result = job.work.outcome
             except Exception:
                 _fail([job])
-        per_row_ms = (time.perf_counter() - begin) * 1000 / rows
+        per_row_ms = (monotonic() - begin) * 1000 / rows
         for job, call, _ in members:
             job.compute_ms += per_row_ms * call.rows
 

@@ -4,7 +4,6 @@ import asyncio
 import contextlib
 import gc
 import logging
-import time
 from collections.abc import Coroutine
 from dataclasses import replace
 from typing import Any
@@ -16,6 +15,7 @@ from grpc_reflection.v1alpha import reflection
 
 from stages.backends import backend_named
 from stages.checkpoint.release_store import ReleaseStore
+from stages.clock import monotonic
 from stages.errors import OnesweepError, ServiceError
 from stages.host.host import Host
 from stages.host.loading import Loader, Sources
@@ -49,8 +49,6 @@ WEIGHTS_SHARE = 0.9  # of the free memory beside caches: a ready host holds 1.04
 
 class StageServer:
     """One process of a deployment: health, reflection and the stage service on one port."""
-
-    host_type: type[Host] = Host
 
     def __init__(self, settings: StageSettings, seat: StageSeat | None = None) -> None:
         """Checks everything that can be checked without reading weights. Raises OnesweepError.
@@ -95,7 +93,7 @@ class StageServer:
         log.info("%s: live on port %d", host.settings.name, port)
         tasks = [
             self._begin(job, stop)
-            for job in (self._become_ready(host, loader, service, checks, stop), _housekeeping(host), keep_trimmed())
+            for job in (self._become_ready(host, loader, service, checks, stop), housekeeping(host), keep_trimmed())
         ]
         members = []
         if (registry := self.settings.registry) is not None:
@@ -153,7 +151,7 @@ class StageServer:
             figures.links.link if figures is not None else None,
             self.settings.security,
         )
-        host = self.host_type(self.first, settings, links, figures, lookout.tracer)
+        host = Host(self.first, settings, links, figures, lookout.tracer)
         host.releases.all[:0] = reversed(self.others)
         return host
 
@@ -258,9 +256,9 @@ def measured_speed() -> float:
     matrix, row = torch.ones(PRODUCT_SIDE, PRODUCT_SIDE), torch.ones(PRODUCT_SIDE)
     times_s = []
     for _ in range(PRODUCTS):
-        begin = time.perf_counter()
+        begin = monotonic()
         matrix @ row
-        times_s.append(time.perf_counter() - begin)
+        times_s.append(monotonic() - begin)
     return matrix.numel() / min(times_s)
 
 
@@ -285,11 +283,11 @@ def _new_server(
     return server, checks, port
 
 
-async def _housekeeping(host: Host) -> None:
+async def housekeeping(host: Host) -> None:
     while True:
-        begin = time.monotonic()
+        begin = monotonic()
         await asyncio.sleep(HOUSEKEEPING_S)
-        host.stall_s = max(time.monotonic() - begin - HOUSEKEEPING_S, STALL_FADES * host.stall_s)
+        host.stall_s = max(monotonic() - begin - HOUSEKEEPING_S, STALL_FADES * host.stall_s)
         host.sessions.expire()
 
 

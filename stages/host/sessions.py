@@ -1,8 +1,6 @@
 """Sessions: KV caches under leases, within a byte budget."""
 
-import time
 from collections import OrderedDict
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import cached_property
 
@@ -12,6 +10,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from stages.clock import monotonic
 from stages.host.drafter import DraftState
 from stages.host.grammar import GRAMMAR_BYTES, Grammar
 from stages.host.parts import ModelKind, Parts, session_bytes
@@ -93,8 +92,8 @@ class HostSession:
 class SessionStore:
     """All sessions of a host. Not thread-safe: it lives on the event loop."""
 
-    def __init__(self, budget_bytes: int, lease_s: float, clock: Callable[[], float] = time.monotonic) -> None:
-        self.budget_bytes, self.lease_s, self.clock = budget_bytes, lease_s, clock
+    def __init__(self, budget_bytes: int, lease_s: float) -> None:
+        self.budget_bytes, self.lease_s = budget_bytes, lease_s
         self.sessions: dict[str, HostSession] = {}
         self.bytes = 0
         self._released: OrderedDict[str, None] = OrderedDict()
@@ -116,7 +115,7 @@ class SessionStore:
         if drafts and (drafter := parts.drafter(kind)) is not None:
             need += drafter.session_bytes(capacity)
         self._check_room(need)
-        session = HostSession(router, kind, capacity, need, self.clock() + self.lease_s, parts)
+        session = HostSession(router, kind, capacity, need, monotonic() + self.lease_s, parts)
         if not manifest.draws:
             a = manifest.text_architecture
             try:
@@ -194,7 +193,7 @@ class SessionStore:
 
     def renew(self, session: HostSession) -> None:
         """Begin a session's lease again."""
-        session.expires_at = self.clock() + self.lease_s
+        session.expires_at = monotonic() + self.lease_s
 
     def release(self, name: str) -> bool:
         """Free a session; False when there was none. Either way it cannot be opened any more."""
@@ -215,7 +214,7 @@ class SessionStore:
 
     def expire(self) -> None:
         """Free the sessions whose lease ran out."""
-        now = self.clock()
+        now = monotonic()
         for name in [
             name for name, session in self.sessions.items() if session.expires_at <= now and not session.pending
         ]:

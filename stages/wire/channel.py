@@ -128,6 +128,10 @@ def check_target(address: str, security: Security, what: str = "address") -> Non
         )
 
 
+# What plain-text channels are made by: a simulation puts a network in memory here.
+connect: Callable[..., grpc.aio.Channel] = grpc.aio.insecure_channel
+
+
 def open_channel(
     address: str,
     message_bytes: int = DEFAULT_MESSAGE_BYTES,
@@ -140,7 +144,7 @@ def open_channel(
     check_target(address, security)
     options = _message_options(message_bytes, (*options, *_link_options(address)))
     if security.tls is None:
-        return with_decode_errors(grpc.aio.insecure_channel(address, options=options), metadata)
+        return with_decode_errors(connect(address, options=options), metadata)
     secured = grpc.aio.secure_channel(address, channel_credentials(security.tls), options=options)
     return with_decode_errors(secured, metadata)
 

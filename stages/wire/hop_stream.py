@@ -7,7 +7,6 @@ hops of a request; gRPC's keepalive pings do not. A link that no request uses is
 
 import asyncio
 import contextlib
-import time
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Iterable
 from typing import Protocol
@@ -15,6 +14,7 @@ from typing import Protocol
 import grpc
 import grpc.aio
 
+from stages.clock import monotonic
 from stages.errors import InputError, printable
 from stages.v1 import stage_pb2, stage_pb2_grpc
 from stages.wire.channel import DEFAULT_MESSAGE_BYTES, KEEP_WARM_S, open_channel
@@ -51,7 +51,7 @@ class LinkObserver(Protocol):
 class _Handover:
     def __init__(self, hop: stage_pb2.Hop, settled: Settled) -> None:
         self.hop, self._settled = hop, settled
-        self.begin, self.due_at = time.perf_counter(), time.monotonic() + hop.left_s
+        self.begin, self.due_at = monotonic(), monotonic() + hop.left_s
         self.timer: asyncio.TimerHandle | None = None
         self.is_settled = False
 
@@ -95,7 +95,7 @@ class Relay:
         """Round trip of the last keep-warm message; None while the host does not answer."""
         self.asked_at: float | None = None
         """When the oldest keep-warm message without an answer was sent, by the monotonic clock."""
-        self._used_at = time.monotonic()
+        self._used_at = monotonic()
         self._woken = asyncio.Event()
         self._rtts_ms: deque[float] = deque(maxlen=RECENT)
         self.late_ms = 0.0
@@ -128,7 +128,7 @@ class Relay:
         :param sessions: under way there, whose leases begin again.
         :param faulty: instances of hosts that audits found faulty.
         """
-        begin = time.perf_counter()
+        begin = monotonic()
         try:
             request = stage_pb2.DescribeRequest(prefixes=prefixes, sessions=sessions, faulty=faulty)
             description = made_printable(await self.stub.Describe(request, timeout=timeout))
@@ -141,14 +141,14 @@ class Relay:
 
     async def warm(self, size: int) -> None:
         """Send one message of `size` bytes, so that the next one of that size finds the window open."""
-        begin = time.perf_counter()
+        begin = monotonic()
         if self.asked_at is None:
-            self.asked_at = time.monotonic()
+            self.asked_at = monotonic()
         try:
             await self.stub.Warm(stage_pb2.WarmRequest(padding=bytes(size)), timeout=WARM_TIMEOUT_S)
-            self.rtt_ms = (time.perf_counter() - begin) * 1000
+            self.rtt_ms = (monotonic() - begin) * 1000
             self._rtts_ms.append(self.rtt_ms)
-            waited_s = time.monotonic() - self.asked_at if self.asked_at is not None else 0.0
+            waited_s = monotonic() - self.asked_at if self.asked_at is not None else 0.0
             self.late_ms, self.asked_at = max(waited_s * 1000, LATE_FADES * self.late_ms), None
         except grpc.aio.AioRpcError as error:
             self.rtt_ms = None
@@ -158,11 +158,11 @@ class Relay:
     @property
     def is_idle(self) -> bool:
         """True if no request has used the link of late."""
-        return time.monotonic() - self._used_at > IDLE_AFTER_S
+        return monotonic() - self._used_at > IDLE_AFTER_S
 
     def wake(self) -> None:
         """Open the congestion window of an idle link: work is about to take it."""
-        before, self._used_at = self._used_at, time.monotonic()
+        before, self._used_at = self._used_at, monotonic()
         if self._used_at - before > IDLE_AFTER_S:
             self._woken.set()
 
@@ -220,7 +220,7 @@ class Relay:
 
     async def _stream(self) -> None:
         """One stream, from its first batch to its end; hops that it leaves unacknowledged have failed."""
-        begin = time.perf_counter()
+        begin = monotonic()
         refusal = StatusError(grpc.StatusCode.UNAVAILABLE, f"{self.host} closed the connection; see that it runs")
         wake = self._wake = asyncio.Event()
         wake.set()  # for what is in the outbox already
@@ -235,7 +235,7 @@ class Relay:
                         handovers[rejection.index].settle(refused)
                 for handover in handovers:
                     if self.meter is not None:
-                        self.meter.handed_over(time.perf_counter() - handover.begin)
+                        self.meter.handed_over(monotonic() - handover.begin)
                     handover.settle(None)
         except grpc.aio.AioRpcError as error:
             refusal = self.refusal(error, begin)
@@ -293,7 +293,7 @@ class Relay:
 
     def _silent(self, begin: float) -> StatusError:
         self._renew()
-        waited_s = time.perf_counter() - begin
+        waited_s = monotonic() - begin
         return StatusError(
             grpc.StatusCode.UNAVAILABLE,
             f"{self.host} did not answer within {waited_s:.1f} s; see that it runs and can be reached",
@@ -301,7 +301,7 @@ class Relay:
 
     def loss(self, error: grpc.aio.AioRpcError) -> str:
         """Why a call that was to last for ever ended."""
-        refusal = self.refusal(error, time.perf_counter())
+        refusal = self.refusal(error, monotonic())
         is_said = STATUS_MARK in trailing_metadata(error) or handshake_problem(error.details() or "", self.security)
         return refusal.message if is_said else printable(error.details() or error.code().name, newline=" ")
 

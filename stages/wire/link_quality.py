@@ -2,9 +2,9 @@
 
 import platform
 import statistics
-import time
 from pathlib import Path
 
+from stages.clock import monotonic
 from stages.v1 import stage_pb2
 from stages.wire.hop_stream import Relay
 
@@ -52,9 +52,9 @@ async def measure_link(relay: Relay, state_bytes: int, rate_bytes: int, receive:
 async def _exchange(relay: Relay, size: int, reply_bytes: int = 0) -> float:
     """Milliseconds of one message and its answer."""
     request = stage_pb2.WarmRequest(padding=bytes(size), reply_bytes=reply_bytes)
-    begin = time.perf_counter()
+    begin = monotonic()
     await relay.stub.Warm(request, timeout=PROBE_TIMEOUT_S)
-    return (time.perf_counter() - begin) * 1000
+    return (monotonic() - begin) * 1000
 
 
 def _setting(name: str) -> str:

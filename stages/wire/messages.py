@@ -1,12 +1,12 @@
 """The work that hops carry: cutting a long step into several hops, and what follows from one or comes of all."""
 
-import time
 from collections.abc import Iterable, Sequence
 from functools import partial
 from typing import TypeVar
 
 from google.protobuf.message import Message
 
+from stages.clock import monotonic
 from stages.model.draft_tree import Draft
 from stages.model.prefill import MAX_PREFILL_CHUNKS, prefill_chunks, read_lengths
 from stages.model.scoring import candidates_together
@@ -31,7 +31,7 @@ Outcome = stage_pb2.Hop | stage_pb2.Event
 
 def seconds_until(due_at: float) -> float:
     """Seconds until `due_at`, by the monotonic clock; 0 once it is over."""
-    return max(due_at - time.monotonic(), 0.0)
+    return max(due_at - monotonic(), 0.0)
 
 
 def work_of(hop: stage_pb2.Hop) -> AnyWork:

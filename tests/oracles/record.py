@@ -212,7 +212,6 @@ def commands(ring: Ring, directory: Path) -> dict[str, Any]:
         "status": (True, ("status", "--json", *router)),
         "doctor": (True, ("doctor", "--topology", topology, "--json")),
         "inspect": (False, ("inspect", ring.weights, "--json")),
-        "plan": (False, ("train", "plan", "--params", "20M", "--link", "links-60", "--step-s", 1, *alone)),
         "evaluate": (False, ("evaluate", ring.weights, "--data", text, "--windows", 2, "--steps", 1, *alone)),
         "train simulate": (
             False,

@@ -58,7 +58,7 @@ class RoundSettings:
     # Rounds after which an update is refused, whatever `late` says.
     max_staleness: int = field(default=8, metadata=limits(least=0, most=1024))
     # int8 cost no loss against fp32; on a 20 Mbit/s uplink a worker with steps of 0.4 s trains 93 % of the time with
-    # int8 and 87 % with fp32 (`onesweep train plan --link links-60 --up-mbps 20 --step-s 0.4`).
+    # int8 and 87 % with fp32.
     codec: CodecName = "int8"  # how updates travel to the coordinator
     down_codec: CodecName = "int8"  # how new versions travel to the workers: `fp32` whole, the others as differences
     # How stages of a scorer get what they read: from copies of the stages before, which they run, or as the features

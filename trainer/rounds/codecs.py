@@ -61,11 +61,6 @@ def shapes(tensors: Mapping[str, Tensor]) -> Shapes:
     return {name: tuple(tensor.shape) for name, tensor in tensors.items()}
 
 
-def numel(like: Shapes) -> int:
-    """Numbers in tensors of these shapes."""
-    return sum(math.prod(shape) for shape in like.values())
-
-
 def under(prefix: str, tensors: Mapping[str, Tensor]) -> Tensors:
     """Tensors whose names begin with `prefix`, by the rest of their names."""
     return {name.removeprefix(prefix): tensor for name, tensor in tensors.items() if name.startswith(prefix)}

@@ -2,7 +2,6 @@
 
 import asyncio
 import math
-import time
 from collections.abc import AsyncGenerator
 from concurrent.futures import ThreadPoolExecutor
 from functools import cached_property
@@ -16,6 +15,7 @@ from serving.modes.tokenizer import BYTE_TOKENIZER, Tokenizer, tokenizer_id
 from stages.backends.packed import PipelineRunner
 from stages.backends.whole_model import WholeModel
 from stages.checkpoint.bundle import find_bundle
+from stages.clock import monotonic
 from stages.errors import CheckpointError
 from stages.limits import MAX_CANDIDATES
 from stages.model.randomness import sample_tokens
@@ -62,7 +62,7 @@ class LocalModel(WholeModel):
         sequence = LocalSequence(self, self.vocabulary.count(prompt) + max_tokens, temperature, seed, shaping=shaping)
         text, left = prompt, max_tokens
         while left:
-            if due_at <= time.monotonic():
+            if due_at <= monotonic():
                 raise StatusError(grpc.StatusCode.DEADLINE_EXCEEDED, "the deadline of this request has passed")
             count = min(TOKENS_PER_TURN, left)
             piece, compute_ms = await sequence.after(text, count)
@@ -95,11 +95,11 @@ class LocalSequence:
         return await loop.run_in_executor(self.model.compute, self._write, text, count)
 
     def _write(self, text: bytes, count: int) -> tuple[bytes, float]:
-        begin, whole, vocabulary = time.perf_counter(), text, self.model.vocabulary
+        begin, whole, vocabulary = monotonic(), text, self.model.vocabulary
         for position in range(vocabulary.count(text), vocabulary.count(text) + count):
             logits = self.shaping.adjusted(self.text.logits_after(whole), np.array(vocabulary.tokens(whole)))
             whole += sample_tokens(logits, self.temperature, self.seed, position, self.shaping)
-        return whole[len(text) :], (time.perf_counter() - begin) * 1000
+        return whole[len(text) :], (monotonic() - begin) * 1000
 
 
 def drafter_problem(model: LocalModel | None, tokenizer: Tokenizer) -> str:

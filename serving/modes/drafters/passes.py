@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import math
 import threading
-import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Executor, Future
 from dataclasses import dataclass
@@ -19,6 +18,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn import functional as F
 
+from stages.clock import monotonic
 from stages.wire.status import StatusError
 
 if TYPE_CHECKING:
@@ -72,7 +72,7 @@ class DraftJob:
 
     def has_ended(self) -> bool:
         """True if it is done, or was cancelled; its deadline ends it here."""
-        if self.due_at <= time.monotonic():
+        if self.due_at <= monotonic():
             self.fail(StatusError(grpc.StatusCode.DEADLINE_EXCEEDED, "the deadline of this request has passed"))
         return self.done.done()
 
@@ -86,13 +86,13 @@ class DraftJob:
         return not self.done.done()
 
     def _open(self) -> None:
-        begin, u = time.perf_counter(), self.numbers()
+        begin, u = monotonic(), self.numbers()
         length, count = u.shape
         self._u, self.sharpness = torch.from_numpy(u).unsqueeze(2), torch.full((count, 1), self._sharpness)
         self._tokens, self._probs = torch.empty(length, count, 1, dtype=torch.int64), torch.empty(length, count, 1)
         self.logits = self.text.logits_after(self.known).expand(count, -1)
         self._forks = self.text.fork(count, length)
-        self._compute_ms += (time.perf_counter() - begin) * 1000
+        self._compute_ms += (monotonic() - begin) * 1000
 
     @property
     def u(self) -> Tensor:
@@ -186,7 +186,7 @@ class SharedPasses:
 
     @torch.inference_mode()
     def _pass(self, jobs: Sequence[DraftJob]) -> None:
-        begin, counts = time.perf_counter(), [len(job.sharpness) for job in jobs]
+        begin, counts = monotonic(), [len(job.sharpness) for job in jobs]
         logits, sharpness = _joined([job.logits for job in jobs]), _joined([job.sharpness for job in jobs])
         tokens, probs = draw(logits, sharpness, _joined([job.u for job in jobs]))
         drawn = zip(jobs, tokens.split_with_sizes(counts), probs.split_with_sizes(counts), strict=True)
@@ -194,7 +194,7 @@ class SharedPasses:
         if going:
             for job, after in zip(going, self.model.read([job.next for job in going]), strict=True):
                 job.logits = after
-        ms = (time.perf_counter() - begin) * 1000
+        ms = (monotonic() - begin) * 1000
         for job, count in zip(jobs, counts, strict=True):
             job.took(ms * count / sum(counts))
 

@@ -117,7 +117,6 @@ FILES = [
     ("token add bob --tokens {tmp}/tokens.toml --scope genrate", 2, "did you mean generate?"),
     ("certs issue host paris --dir {tmp}/empty", 2, "onesweep certs init"),
     ("train text chain --data /nowhere", 2, "no text at /nowhere"),
-    ("train plan --link link-60 --step-s 1", 2, "did you mean links-60"),
     ("bench wan --profile moon", 2, "no profile 'moon'"),
 ]
 SERVERS = [

@@ -1,9 +1,7 @@
 """Quotas and places: who continues, who waits, and who is sent away."""
 
 import asyncio
-import time
 from collections import Counter
-from collections.abc import Callable
 from types import SimpleNamespace
 
 import grpc
@@ -11,6 +9,7 @@ import pytest
 
 from serving.router.admission import DAY_S, Admission
 from serving.router.settings import AdmissionSettings
+from stages import clock
 from stages.wire.status import StatusError
 from stages.wire.tokens import ANYBODY, Key
 
@@ -18,14 +17,8 @@ PATIENT_S = 30.0
 ALICE, BOB, CAROL = Key("alice"), Key("bob"), Key("carol")
 
 
-def admission(
-    limit: int,
-    queue: int = 0,
-    wait_s: float = PATIENT_S,
-    reserves: bool = False,
-    clock: Callable[[], float] = time.monotonic,
-) -> Admission:
-    return Admission(AdmissionSettings(limit, 1000, queue, wait_s), reserves, clock)
+def admission(limit: int, queue: int = 0, wait_s: float = PATIENT_S, reserves: bool = False) -> Admission:
+    return Admission(AdmissionSettings(limit, 1000, queue, wait_s), reserves)
 
 
 async def refused(gate: Admission, key: Key, max_bytes: int = 1) -> StatusError:
@@ -79,14 +72,14 @@ async def test_over_the_limit_is_refused() -> None:
 
 async def test_requests_start_at_the_routers_rate(monkeypatch: pytest.MonkeyPatch) -> None:
     """The fourth of three a second starts when a second is over, and waits in its place until then."""
-    clock = SimpleNamespace(now=100.0)
-    monkeypatch.setattr("asyncio_throttle.throttler.time", SimpleNamespace(monotonic=lambda: clock.now))
+    throttled = SimpleNamespace(now=100.0)
+    monkeypatch.setattr("asyncio_throttle.throttler.time", SimpleNamespace(monotonic=lambda: throttled.now))
     gate = Admission(AdmissionSettings(8, 3, 0, PATIENT_S))
     held = [Held(gate, ANYBODY) for _ in range(4)]
     await asyncio.sleep(0.05)  # it asks every hundredth of a second
     assert [each.inside.is_set() for each in held] == [True, True, True, False]
     assert gate.requests == 4
-    clock.now += 1.01
+    throttled.now += 1.01
     await held[3].inside.wait()
     for each in held:
         await each.finish()
@@ -108,9 +101,10 @@ async def test_some_wait_for_a_place() -> None:
 
 async def test_who_would_wait_too_long_is_refused_at_once() -> None:
     now = [1000.0]
-    gate = admission(1, queue=8, wait_s=0.02, clock=lambda: now[0])
-    async with gate.enter(ANYBODY, 1):
-        now[0] += 0.05  # so long do requests take
+    gate = admission(1, queue=8, wait_s=0.02)
+    with clock.replaced(lambda: now[0]):
+        async with gate.enter(ANYBODY, 1):
+            now[0] += 0.05  # so long do requests take
     first = Held(gate, ANYBODY)
     await settle()
     refusal = await refused(gate, ANYBODY)
@@ -177,10 +171,11 @@ async def test_a_full_queue_makes_room_for_who_has_less_in_it() -> None:
 
 
 async def test_a_rate_refuses_at_once() -> None:
-    gate, key = admission(8, clock=lambda: 1000.0), Key("alice", rate=3)
-    for _ in range(3):
-        await enters(gate, key)
-    refusal = await refused(gate, key)
+    gate, key = admission(8), Key("alice", rate=3)
+    with clock.replaced(lambda: 1000.0):
+        for _ in range(3):
+            await enters(gate, key)
+        refusal = await refused(gate, key)
     assert "key alice may start 3 requests a second" in str(refusal)
     assert 333 <= (refusal.retry_after_ms or 0) <= 334
     await enters(gate, BOB)

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from serving.router.paths import SUSPECT_S, HostLink, Suspects, best_path
 from serving.router.topology import HostEntry
+from stages import clock
 from stages.host.parts import weights_of
 from stages.host.prefixes import MOST_LISTED, path_digest, piece_key
 from stages.v1 import stage_pb2
@@ -119,11 +120,12 @@ def test_those_to_avoid_are_taken_where_there_is_no_other() -> None:
 
 def test_a_link_that_failed_is_gone_round() -> None:
     now = [100.0]
-    suspects = Suspects(lambda: now[0])
-    suspects.add("a", "x")
-    assert names(square(), suspects=suspects) == "b y"
-    now[0] += SUSPECT_S
-    assert names(square(), suspects=suspects) == "a x", "by then its hosts say what is wrong"
+    with clock.replaced(lambda: now[0]):
+        suspects = Suspects()
+        suspects.add("a", "x")
+        assert names(square(), suspects=suspects) == "b y"
+        now[0] += SUSPECT_S
+        assert names(square(), suspects=suspects) == "a x", "by then its hosts say what is wrong"
 
 
 def test_a_host_takes_part_with_each_release_that_it_has_loaded() -> None:

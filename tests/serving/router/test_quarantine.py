@@ -6,14 +6,16 @@ from pathlib import Path
 import pytest
 
 from serving.router.audit import Quarantine
+from stages import clock
 from stages.host.prefixes import MOST_FAULTY
 
 
 def test_each_finding_doubles_the_time_without_work() -> None:
-    found = Quarantine(clock=lambda: 5.0)
+    found = Quarantine()
     assert found.of("a") == ("", 0.0)
     assert [found.add("a", "it lies", "a/1") for _ in range(7)] == [1, 2, 4, 8, 16, 32, 32]
-    reason, until = found.of("a")
+    with clock.replaced(lambda: 5.0):
+        reason, until = found.of("a")
     assert reason == "it lies; look at its machine and weights; it gets no work for 32 h"
     assert until == pytest.approx(5.0 + 32 * 3600, abs=60)
     assert found.of("b") == ("", 0.0)

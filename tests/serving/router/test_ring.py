@@ -18,6 +18,7 @@ from serving.router.paths import HostLink
 from serving.router.ring import Ring, RingView
 from serving.router.session import Session
 from serving.router.topology import HostEntry, Topology, local_topology
+from stages import clock
 from stages.host.next_hosts import MOST_TOGETHER, Subscribers
 from stages.host.server import SERVICE
 from stages.host.sessions import SessionStore
@@ -134,13 +135,13 @@ async def test_a_quarantine_ends_and_the_next_one_is_longer(topology: Topology) 
 async def test_a_host_that_falls_silent_is_lost_unless_the_router_stood_still() -> None:
     now = [100.0]
     entry = HostEntry("frozen", "127.0.0.1:1", (0,), "127.0.0.1:1")
-    ring = Ring([entry], clock=lambda: now[0])
-    link = HostLink(entry, 5.0, clock=ring.clock)
-    ring.links, link.problem, link.relay.asked_at = [link], "", 100.0
-    for passed_s, lost in ((0.1, False), (2.0, False), (0.1, True)):  # after two seconds in one it was the router
-        now[0] += passed_s
-        ring.look()
-        assert bool(link.problem) == lost
+    with clock.replaced(lambda: now[0]):
+        ring, link = Ring([entry]), HostLink(entry, 5.0)
+        ring.links, link.problem, link.relay.asked_at = [link], "", 100.0
+        for passed_s, lost in ((0.1, False), (2.0, False), (0.1, True)):  # after two seconds in one it was the router
+            now[0] += passed_s
+            ring.look()
+            assert bool(link.problem) == lost
     assert "is lost (it has been silent for 2.2 s)" in link.problem
 
 

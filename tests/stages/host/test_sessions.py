@@ -1,10 +1,12 @@
 """Sessions: leases, order, and the byte budget."""
 
+from collections.abc import Iterator
 from pathlib import Path
 
 import grpc
 import pytest
 
+from stages import clock
 from stages.host.grammar import GRAMMAR_BYTES
 from stages.host.parts import Parts, load_parts, plan_host, session_bytes
 from stages.host.sessions import REMEMBERED, HostSession, SessionStore
@@ -24,15 +26,17 @@ class Fixture:
     def __init__(self, parts: Parts) -> None:
         self.parts, self.now = parts, 0.0
         self.need = session_bytes(parts.plan.models["chain"].manifest, (0, 1), CAPACITY)
-        self.store = SessionStore(2 * self.need, lease_s=10.0, clock=lambda: self.now)
+        self.store = SessionStore(2 * self.need, lease_s=10.0)
 
     def open(self, name: str, kind: str = "chain", capacity: int = CAPACITY) -> HostSession:
         return self.store.open(name, "r", kind, capacity, self.parts)
 
 
 @pytest.fixture
-def held(parts: Parts) -> Fixture:
-    return Fixture(parts)
+def held(parts: Parts) -> Iterator[Fixture]:
+    fixture = Fixture(parts)
+    with clock.replaced(lambda: fixture.now):
+        yield fixture
 
 
 def test_a_session_takes_what_was_calculated(held: Fixture) -> None:

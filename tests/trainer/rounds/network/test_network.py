@@ -11,7 +11,7 @@ from stages.errors import CheckpointError
 from tests.conftest import until
 from tests.trainer.rounds.network.calls import Start
 from tests.trainer.small import corpus, rounds_config
-from trainer.planning.cost import take_inventory, traffic_of
+from trainer.rounds.codecs import CODECS
 from trainer.rounds.simulation import SimulatedWorkers, Simulation
 from trainer.rounds.store import audit
 
@@ -42,9 +42,9 @@ def test_four_workers_make_the_weights_of_one_process(network: Start, rounds: di
     merged = 12 * net.spec.config.rounds.fragments
     found = audit(net.out / "rounds")
     assert (found.problems, found.accepted, found.merged) == ([], merged, merged)
-    planned = [traffic_of(part, net.spec.config.rounds) for part in take_inventory(net.spec.config)]
-    assert net.coordinator.received_bytes == 2 * sum(each.up_in_all for each in planned)
-    assert net.coordinator.sent_bytes == 2 * sum(each.down_in_all for each in planned)
+    codecs = [CODECS[net.spec.config.rounds.up_codec(round_)] for round_ in range(3)]
+    one_replica = sum(codec.size(like) for codec in codecs for like in net.spec.fragments.like.values())
+    assert net.coordinator.received_bytes == 2 * one_replica
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,266 @@
+"""The client's side of gRPC's aio interface over a `MemoryNetwork`: channels and calls that the same stubs use.
+
+A message is serialized, travels, and is parsed at the other side. The statuses of what fails are gRPC's own.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Generator, Sequence
+from functools import partial
+from typing import Any
+
+import grpc.aio
+from grpc import StatusCode
+
+from loadtest.simulation.loop import Process, here
+from loadtest.simulation.network import RESET, SMALL_BYTES, Connection, Direction, MemoryNetwork
+from loadtest.simulation.served import FlowWindow, MemoryServer, Pairs, ServedCall, Stream
+from stages.wire.status import CALL_KINDS
+
+HEADER_BYTES = 100  # of a call's beginning
+CONNECT_S = 5.0
+BACKOFF_S, MOST_BACKOFF_S, BACKOFF_GROWS = 0.1, 2.0, 1.6
+REFUSED = "failed to connect to all addresses; last error: UNAVAILABLE: Connection refused"
+TIMED_OUT = "failed to connect to all addresses; last error: UNAVAILABLE: connection attempt timed out"
+
+
+class MemoryCall:
+    """A call, as its client has it."""
+
+    def __init__(
+        self,
+        channel: MemoryChannel,
+        kind: str,
+        path: str,
+        write: Callable[[Any], bytes],
+        read: Callable[[bytes], Any],
+        request: Any,  # noqa: ANN401 - a message, or an iterator of them
+        timeout: float | None = None,
+        metadata: Pairs = (),
+        wait_for_ready: bool | None = None,
+    ) -> None:
+        self.channel, self.path, self.waits, self.metadata = channel, path, bool(wait_for_ready), metadata
+        self.loop = channel.network.loop
+        self._write, self._read, self._request, self._streams = write, read, request, kind.startswith("stream")
+        self._headers: asyncio.Future[None] = self.loop.create_future()
+        self._initial: Pairs = ()
+        self._trailing: Pairs = ()
+        self._code: StatusCode | None = None
+        self._details, self._is_cancelled = "", False
+        self._connection: Connection | None = None
+        self._served: ServedCall | None = None
+        self.window, self._answers = FlowWindow(), Stream(self._say_taken)
+        self._writer: asyncio.Task[None] | None = None
+        self._due_at = None if timeout is None else self.loop.time() + timeout
+        self._timer = None if self._due_at is None else self.loop.call_at(self._due_at, self._expire)
+        if channel.closed:
+            raise grpc.aio.UsageError("Channel is closed.")
+        channel.begin(self)
+
+    # What the network calls.
+
+    def begin(self, connection: Connection) -> None:
+        if self._code is not None:
+            return
+        self._connection = connection
+        connection.calls[self] = None
+        left_s = None if self._due_at is None else self._due_at - self.loop.time()
+        self._served = ServedCall(connection, self, left_s)
+        if self._streams:
+            connection.send(HEADER_BYTES, self._served.start, None)
+            self._writer = self.loop.create_task(self._write_requests(connection, self._served))
+        else:
+            data = self._write(self._request)
+            connection.send(HEADER_BYTES + len(data), self._served.start, data)
+
+    def lose(self, why: str) -> None:
+        self.end(StatusCode.UNAVAILABLE, why, ())
+
+    def hear(self, initial: Pairs, data: bytes | None) -> None:
+        """The server's initial metadata, or a message."""
+        self._initial = initial
+        if not self._headers.done():
+            self._headers.set_result(None)
+        if data is None:
+            return
+        if len(data) > self.channel.most_bytes:
+            words = f"CLIENT: Received message larger than max ({len(data)} vs. {self.channel.most_bytes})"
+            self._tell_server()
+            self.end(StatusCode.RESOURCE_EXHAUSTED, words, ())
+        else:
+            self._answers.put(data)
+
+    def end(self, code: StatusCode, details: str, trailing: Pairs) -> None:
+        """The call's status, unless it has one."""
+        if self._code is not None:
+            return
+        self._code, self._details, self._trailing = code, details, trailing
+        if self._timer is not None:
+            self._timer.cancel()
+        if self._writer is not None:
+            self._writer.cancel()
+        if self._connection is not None:
+            self._connection.calls.pop(self, None)
+        self.channel.waiting.pop(self, None)
+        if not self._headers.done():
+            self._headers.set_result(None)
+        self._answers.end()
+
+    def _expire(self) -> None:
+        if self._code is None:
+            self._tell_server()
+            self.end(StatusCode.DEADLINE_EXCEEDED, "Deadline Exceeded", ())
+
+    def _tell_server(self) -> None:
+        if self._connection is not None and self._served is not None:
+            self._connection.send(SMALL_BYTES, self._served.cancel)
+
+    def _say_taken(self, size: int) -> None:
+        if self._connection is not None and self._served is not None:
+            self._connection.send(SMALL_BYTES, self._served.window.taken, size)
+
+    async def _write_requests(self, connection: Connection, served: ServedCall) -> None:
+        async for request in self._request:
+            data = self._write(request)
+            await self.window.room(len(data))
+            connection.send(len(data), served.requests.put, data)
+        connection.send(SMALL_BYTES, served.requests.end)
+
+    # What callers use: the interface of gRPC's calls.
+
+    def cancel(self) -> bool:
+        if self._code is not None:
+            return False
+        self._is_cancelled = True
+        self._tell_server()
+        self.end(StatusCode.CANCELLED, "Locally cancelled by application!", ())
+        return True
+
+    async def initial_metadata(self) -> grpc.aio.Metadata:
+        try:
+            await self._headers
+        except asyncio.CancelledError:
+            self.cancel()
+            raise
+        return grpc.aio.Metadata(*self._initial)
+
+    def _raise_unless_ok(self) -> None:
+        if self._is_cancelled:
+            raise asyncio.CancelledError
+        if self._code is not StatusCode.OK:
+            assert self._code is not None
+            metadata = grpc.aio.Metadata(*self._initial), grpc.aio.Metadata(*self._trailing)
+            raise grpc.aio.AioRpcError(self._code, *metadata, self._details)
+
+    def __await__(self) -> Generator[Any, None, Any]:
+        return self._answer().__await__()
+
+    async def _answer(self) -> Any:  # noqa: ANN401
+        return await anext(aiter(self))
+
+    async def __aiter__(self) -> AsyncIterator[Any]:
+        while True:
+            try:
+                data = await self._answers.get()
+            except asyncio.CancelledError:
+                self.cancel()
+                raise
+            if data is None:
+                self._raise_unless_ok()
+                return
+            yield self._read(data)
+
+
+class MemoryChannel:
+    """A channel, to be put in the place of `grpc.aio.insecure_channel`."""
+
+    def __init__(self, network: MemoryNetwork, address: str, options: Sequence[tuple[str, int]] = ()) -> None:
+        """:param options: gRPC's."""
+        self.network, self.process, self.address = network, here(), address
+        self.most_bytes = dict(options).get("grpc.max_receive_message_length", 4 << 20)
+        self.connection: Connection | None = None
+        self.closed = False
+        self.waiting: dict[MemoryCall, None] = {}
+        self._attempt, self._backoff_s, self._again_at, self._problem = 0, 0.0, 0.0, ""
+        self._dialling = False
+
+    def __getattr__(self, kind: str) -> Callable[..., Callable[..., MemoryCall]]:
+        """One of CALL_KINDS, which makes the callable of a method."""
+        if kind not in CALL_KINDS:
+            raise AttributeError(kind)
+
+        def method(path: str, request_serializer: Any, response_deserializer: Any, **_: Any) -> Any:  # noqa: ANN401
+            return partial(MemoryCall, self, kind, path, request_serializer, response_deserializer)
+
+        return method
+
+    def begin(self, call: MemoryCall) -> None:
+        """Start a call once there is a connection; one that does not wait fails while none can be made."""
+        if self.connection is not None:
+            call.begin(self.connection)
+        elif not call.waits and self.network.loop.now_s < self._again_at:
+            self.process.call_at(self.network.loop.now_s, call.lose, self._problem)
+        else:
+            self.waiting[call] = None
+            if not self._dialling:
+                self._dialling = True
+                self.process.call_at(max(self._again_at, self.network.loop.now_s), self._dial)
+
+    async def close(self, grace: float | None = None) -> None:
+        """:param grace: gRPC's; calls under way end now whatever it is."""
+        self.closed = True
+        for call in [*self.waiting, *(self.connection.calls if self.connection else ())]:
+            call.cancel()
+        if (connection := self.connection) is not None:
+            connection.send(SMALL_BYTES, connection.lose_server, RESET)
+            self.connection = None
+            if connection in self.network.connections:
+                self.network.connections.remove(connection)
+
+    def _dial(self) -> None:
+        self._attempt += 1
+        place = self.network.places.get(self.address)
+        if place is None:
+            self._failed(self._attempt, REFUSED)
+            return
+        there, back = self.network.link(self.process.place, place), self.network.link(place, self.process.place)
+        found = self.network.servers.get(self.address)
+        listener = found[0] if found is not None else self.process  # the machine itself refuses
+        self.network.send(there, SMALL_BYTES, listener, self._reached, (self._attempt, back))
+        self.process.call_at(self.network.loop.now_s + CONNECT_S, self._failed, self._attempt, TIMED_OUT)
+
+    def _reached(self, attempt: int, back: Direction) -> None:
+        found = self.network.servers.get(self.address)
+        if found is None or found[0] is not here():
+            self.network.send(back, SMALL_BYTES, self.process, self._failed, (attempt, REFUSED))
+        else:
+            self.network.send(back, SMALL_BYTES, self.process, self._made, (attempt, found))
+
+    def _made(self, attempt: int, found: tuple[Process, MemoryServer]) -> None:
+        if attempt != self._attempt or not self._dialling:
+            return
+        self._dialling, self._backoff_s = False, 0.0
+        if found[0].killed:
+            self._dialling = True
+            self._failed(attempt, RESET)
+            return
+        self.connection = Connection(self, found[1], found[0])
+        waiting, self.waiting = self.waiting, {}
+        for call in waiting:
+            call.begin(self.connection)
+
+    def _failed(self, attempt: int, why: str) -> None:
+        if attempt != self._attempt or not self._dialling:
+            return
+        self._backoff_s = min(max(self._backoff_s * BACKOFF_GROWS, BACKOFF_S), MOST_BACKOFF_S)
+        self._again_at, self._problem = self.network.loop.now_s + self._backoff_s, why
+        waiting, self.waiting = self.waiting, {}
+        for call in waiting:
+            if call.waits:
+                self.waiting[call] = None
+            else:
+                call.lose(why)
+        self._dialling = bool(self.waiting)
+        if self._dialling:
+            self.process.call_at(self._again_at, self._dial)

@@ -1,0 +1,143 @@
+"""An event loop whose time jumps to the next timer, and the processes that are simulated on it."""
+
+from __future__ import annotations
+
+import asyncio
+import contextvars
+import heapq
+from collections.abc import Callable, Coroutine, Iterator
+from concurrent.futures import Executor
+from contextlib import contextmanager
+from typing import Any, TypeVar
+
+from stages import clock
+
+T = TypeVar("T")
+
+MOST_TASKS = 4096
+BEGIN_S = 1000.0  # of virtual time: far from 0, which some code may take for "never"
+
+
+class Process:
+    """A simulated process: all that runs in its context. One that is halted runs nothing, as after SIGSTOP; one that is
+    killed is halted for ever, and nothing of it is cleaned up."""
+
+    def __init__(self, loop: VirtualLoop, place: str) -> None:
+        """:param place: the machine; what is started there later is another process."""
+        self.loop, self.place = loop, place
+        self.halted = self.killed = False
+        self.context = contextvars.copy_context()
+        self.context.run(PROCESS.set, self)
+        loop.processes.append(self)
+        self.parked: list[asyncio.Handle] = []  # what came due while it was halted
+
+    def start(self, job: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
+        """A task of this process."""
+        return self.loop.create_task(job, context=self.context)
+
+    def call_at(self, at_s: float, call: Callable[..., object], *arguments: Any) -> None:  # noqa: ANN401
+        self.loop.call_at(at_s, call, *arguments, context=self.context)
+
+    def resume(self) -> None:
+        """Run what came due meanwhile, in its order."""
+        if not self.killed:
+            self.halted = False
+            self.loop._ready.extend(self.parked)
+            self.parked = []
+
+
+PROCESS: contextvars.ContextVar[Process | None] = contextvars.ContextVar("process", default=None)
+
+
+def here() -> Process:
+    """The process that runs now."""
+    process = PROCESS.get()
+    assert process is not None, "nothing simulated runs"
+    return process
+
+
+class VirtualLoop(asyncio.BaseEventLoop):
+    """Deterministic: nothing waits, nothing runs on another thread, and the same calls come in the same order."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.now_s = BEGIN_S
+        self.processes: list[Process] = []
+        self.problems: list[str] = []
+        """Exceptions that nobody handled."""
+        self.set_exception_handler(self._note)
+        # Kept: what a killed process waited for is to stay as it was, and not to be cleaned up by the collector.
+        self.tasks: list[asyncio.Task[Any]] = []
+        self._ready: Any
+        self._scheduled: list[Any]
+
+    def time(self) -> float:
+        return self.now_s
+
+    def create_task(self, coro: Any, **how: Any) -> asyncio.Task[Any]:  # noqa: ANN401
+        task: asyncio.Task[Any] = super().create_task(coro, **how)
+        if len(self.tasks) > MOST_TASKS:
+            self.tasks = [each for each in self.tasks if not each.done()]
+        self.tasks.append(task)
+        return task
+
+    def run_in_executor(self, executor: Executor | None, func: Callable[..., T], *args: Any) -> asyncio.Future[T]:  # type: ignore[override]  # noqa: ANN401
+        """Run it here and now: arithmetic takes the virtual time that its owner books."""
+        future: asyncio.Future[T] = self.create_future()
+        try:
+            future.set_result(func(*args))
+        except Exception as error:
+            future.set_exception(error)
+        return future
+
+    def _run_once(self) -> None:
+        """All that is due, in the order in which it became so; where nothing is, time jumps to the next timer."""
+        ready, scheduled = self._ready, self._scheduled
+        if not ready:
+            if not scheduled:
+                raise RuntimeError("the simulation waits for what nobody will do")
+            self.now_s = max(self.now_s, scheduled[0]._when)
+        while scheduled and scheduled[0]._when <= self.now_s:
+            handle = heapq.heappop(scheduled)
+            handle._scheduled = False
+            if not handle._cancelled:
+                ready.append(handle)
+        for _ in range(len(ready)):
+            handle = ready.popleft()
+            if handle._cancelled:
+                continue
+            process = handle._context.get(PROCESS)
+            if process is not None and process.halted:
+                process.parked.append(handle)
+            else:
+                handle._run()
+
+    def _timer_handle_cancelled(self, handle: asyncio.TimerHandle) -> None:
+        """It stays where it is until its time."""
+
+    def _write_to_self(self) -> None:
+        """No other thread waits in this loop."""
+
+    def _note(self, _: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
+        self.problems.append(f"{context.get('message')}: {context.get('exception')!r}")
+
+
+@contextmanager
+def virtual_time() -> Iterator[VirtualLoop]:
+    """A loop in whose block the clock is virtual. What still runs at the end is cancelled."""
+    loop = VirtualLoop()
+    asyncio.set_event_loop(loop)
+    with clock.replaced(loop.time):
+        try:
+            yield loop
+        finally:
+            for process in loop.processes:
+                process.killed = False
+                process.resume()
+            while tasks := [task for task in loop.tasks if not task.done()]:
+                for task in tasks:
+                    task.cancel()
+                loop.run_until_complete(asyncio.gather(*tasks, return_exceptions=True))
+            loop.run_until_complete(loop.shutdown_asyncgens())
+            asyncio.set_event_loop(None)
+            loop.close()

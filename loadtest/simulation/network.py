@@ -1,0 +1,160 @@
+"""A network in memory: machines, links between them, and connections that carry gRPC calls.
+
+Bytes of a connection arrive in order, after the delay of their link and at its rate. A cut link keeps them and brings
+them once it is whole, as TCP does; where that takes longer than gRPC's keepalive, the connection is lost.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from loadtest.simulation.loop import Process, VirtualLoop
+
+if TYPE_CHECKING:
+    from loadtest.simulation.calls import MemoryCall, MemoryChannel
+    from loadtest.simulation.served import MemoryServer, ServedCall
+
+DELAY_S, BYTES_PER_S = 0.01, 12.5e6  # one way
+RESEND_S = 0.2  # TCP's least time-out: a link that is whole again carries nothing sooner
+KEEPALIVE_S = 15.0  # 10 s from ping to ping, 5 s for the answer (stages/wire/channel.py)
+SMALL_BYTES = 64  # of what opens, ends or acknowledges
+RESET, SILENT = "recvmsg:Connection reset by peer", "keepalive watchdog timeout"
+
+
+@dataclass
+class Direction:
+    """One direction between two machines."""
+
+    number: int
+    delay_s: float = DELAY_S
+    bytes_per_s: float = BYTES_PER_S
+    cut: int = 0  # faults that cut it now
+    free_at: float = 0.0  # when it has sent what it has
+    last_at: float = 0.0  # when the last bytes arrive
+    held: deque[tuple[Process, int, Callable[..., object], tuple[Any, ...]]] = field(default_factory=deque)
+
+
+class MemoryNetwork:
+    """Machines by name, what listens on their addresses, and the connections between them."""
+
+    def __init__(self, loop: VirtualLoop) -> None:
+        self.loop = loop
+        self.servers: dict[str, tuple[Process, MemoryServer]] = {}  # by address
+        self.places: dict[str, str] = {}  # the machine of an address
+        self.connections: list[Connection] = []
+        self._links: dict[tuple[str, str], Direction] = {}
+        self.events = 0
+        """A digest of all that arrived: when, over which link, how many bytes."""
+
+    def link(self, source: str, target: str) -> Direction:
+        if (source, target) not in self._links:
+            self._links[source, target] = Direction(len(self._links))
+        return self._links[source, target]
+
+    def send(
+        self, link: Direction, size: int, process: Process, call: Callable[..., object], arguments: tuple[Any, ...] = ()
+    ) -> None:
+        """Have `process`, at the link's other end, call something once so many bytes have arrived."""
+        if link.cut:
+            link.held.append((process, size, call, arguments))
+            return
+        now = self.loop.now_s
+        link.free_at = max(link.free_at, now) + size / link.bytes_per_s
+        link.last_at = at = max(link.last_at, link.free_at + link.delay_s)
+        self.events = hash((self.events, at, link.number, size))
+        process.call_at(at, call, *arguments)
+
+    # Faults.
+
+    def cut(self, source: str, target: str) -> None:
+        link = self.link(source, target)
+        link.cut += 1
+        self.loop.call_later(KEEPALIVE_S, self._lose_silent, link, source, target)
+
+    def mend(self, source: str, target: str) -> None:
+        link = self.link(source, target)
+        link.cut -= 1
+        if not link.cut:
+            link.free_at = max(link.free_at, self.loop.now_s + RESEND_S)
+            held, link.held = link.held, deque()
+            for process, size, call, arguments in held:
+                self.send(link, size, process, call, arguments)
+
+    def _lose_silent(self, link: Direction, source: str, target: str) -> None:
+        if link.cut:
+            self.reset(source, target, SILENT)
+
+    def freeze(self, process: Process) -> None:
+        process.halted = True
+        self.loop.call_later(KEEPALIVE_S, self._lose_frozen, process)
+
+    def _lose_frozen(self, process: Process) -> None:
+        if process.halted:
+            for each in [each for each in self.connections if process in (each.client, each.server)]:
+                each.end(SILENT)
+
+    def reset(self, one: str, other: str, why: str = RESET) -> None:
+        """End every connection between two machines, as something on the way would."""
+        for each in list(self.connections):
+            if {each.client.place, each.server.place} == {one, other}:
+                each.end(why)
+
+    def kill(self, process: Process) -> None:
+        """End a process as SIGKILL would: its machine says so to those who are connected."""
+        process.halted = process.killed = True
+        self.servers = {at: (owner, server) for at, (owner, server) in self.servers.items() if owner is not process}
+        for each in [each for each in self.connections if process in (each.client, each.server)]:
+            self.connections.remove(each)
+            other, lost = (each.server, each.lose_server) if each.client is process else (each.client, each.lose_client)
+            self.send(self.link(process.place, other.place), SMALL_BYTES, other, lost, (RESET,))
+
+
+class Connection:
+    """A connection between two processes, and the calls on it."""
+
+    def __init__(self, channel: MemoryChannel, server: MemoryServer, process: Process) -> None:
+        self.channel, self.network = channel, channel.network
+        self.client, self.server, self.serves = channel.process, process, server
+        self.there = self.network.link(self.client.place, process.place)
+        self.back = self.network.link(process.place, self.client.place)
+        self.calls: dict[MemoryCall, None] = {}
+        self.served: dict[ServedCall, None] = {}
+        self.is_open = True
+        self.network.connections.append(self)
+
+    def send(self, size: int, call: Callable[..., object], *arguments: Any) -> None:  # noqa: ANN401
+        """To the server."""
+        if self.is_open:
+            self.network.send(self.there, size, self.server, self._arrived, (call, *arguments))
+
+    def answer(self, size: int, call: Callable[..., object], *arguments: Any) -> None:  # noqa: ANN401
+        """To the client."""
+        if self.is_open:
+            self.network.send(self.back, size, self.client, self._arrived, (call, *arguments))
+
+    def _arrived(self, call: Callable[..., object], *arguments: Any) -> None:  # noqa: ANN401
+        if self.is_open:
+            call(*arguments)
+
+    def end(self, why: str) -> None:
+        """Both sides hear that it is lost."""
+        if self in self.network.connections:
+            self.network.connections.remove(self)
+        now = self.network.loop.now_s
+        self.client.call_at(now, self.lose_client, why)
+        self.server.call_at(now, self.lose_server, why)
+
+    def lose_client(self, why: str) -> None:
+        self.is_open = False
+        for call in list(self.calls):
+            call.lose(why)
+        if self.channel.connection is self:
+            self.channel.connection = None
+
+    def lose_server(self, _: str) -> None:
+        self.is_open = False
+        for call in list(self.served):
+            call.cancel()

@@ -1,0 +1,230 @@
+"""The server's side of gRPC's aio interface over a `MemoryNetwork`, for the servicers that real servers have."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import AsyncIterator, Callable, Sequence
+from functools import partial
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any
+
+import grpc.aio
+from grpc import StatusCode
+
+from loadtest.simulation.loop import here
+from loadtest.simulation.network import SMALL_BYTES, Connection, MemoryNetwork
+from stages.wire.status import kind_of
+
+if TYPE_CHECKING:
+    from loadtest.simulation.calls import MemoryCall
+
+# Bytes of one direction of a call that its reader has not taken: beyond them the writer waits (HTTP/2's windows, and
+# what gRPC and the kernels keep beside them).
+WINDOW_BYTES = 256 << 10
+
+Pairs = Sequence[tuple[str, Any]]
+
+
+class Stream:
+    """One direction of a call, as its reader has it: messages that came, and the end."""
+
+    def __init__(self, taken: Callable[[int], object]) -> None:
+        """:param taken: tells the writer of bytes that were read."""
+        self._messages, self._ended = deque[bytes](), False
+        self._waiter: asyncio.Future[None] | None = None
+        self._taken, self._unsaid = taken, 0
+
+    def put(self, data: bytes) -> None:
+        self._messages.append(data)
+        self._wake()
+
+    def end(self) -> None:
+        self._ended = True
+        self._wake()
+
+    def _wake(self) -> None:
+        if self._waiter is not None and not self._waiter.done():
+            self._waiter.set_result(None)
+
+    async def get(self) -> bytes | None:
+        """The next message; None after the last."""
+        while not self._messages:
+            if self._ended:
+                return None
+            self._waiter = asyncio.get_running_loop().create_future()
+            await self._waiter
+        data = self._messages.popleft()
+        self._unsaid += len(data)
+        if self._unsaid > WINDOW_BYTES // 2:
+            self._taken(self._unsaid)
+            self._unsaid = 0
+        return data
+
+
+class FlowWindow:
+    """One direction of a call, as its writer has it."""
+
+    def __init__(self) -> None:
+        self._left = WINDOW_BYTES
+        self._waiter: asyncio.Future[None] | None = None
+
+    async def room(self, size: int) -> None:
+        """Wait until the reader has made room."""
+        while self._left <= 0:
+            self._waiter = asyncio.get_running_loop().create_future()
+            await self._waiter
+        self._left -= size
+
+    def taken(self, size: int) -> None:
+        self._left += size
+        if self._waiter is not None and not self._waiter.done():
+            self._waiter.set_result(None)
+
+
+class ServedCall:
+    """A call, as its server has it: what `grpc.aio.ServicerContext` is."""
+
+    def __init__(self, connection: Connection, call: MemoryCall, left_s: float | None) -> None:
+        """:param left_s: until the client's deadline, as it said when the call left."""
+        self._connection, self._call, self._left_s = connection, call, left_s
+        self.window, self.requests = FlowWindow(), Stream(self._say_taken)
+        self._task: asyncio.Task[None] | None = None
+        self._timer: asyncio.TimerHandle | None = None
+        self._due_at: float | None = None
+        self._initial: Pairs = ()
+        self._trailing: Pairs = ()
+        self._status: tuple[StatusCode, str] | None = None
+        self._callbacks: list[Callable[[Any], object]] = []
+
+    def start(self, data: bytes | None) -> None:
+        """The call has come. :param data: its request; None where they stream."""
+        self._connection.served[self] = None
+        loop = self._connection.network.loop
+        if self._left_s is not None:
+            self._due_at = loop.now_s + self._left_s
+            self._timer = loop.call_at(self._due_at, self.cancel)
+        self._task = loop.create_task(self._serve(data))
+
+    def cancel(self) -> None:
+        """The client has gone, or its deadline has passed."""
+        if self._task is not None and not self._task.done():
+            self._task.cancel()
+
+    async def _serve(self, data: bytes | None) -> None:
+        code, details = StatusCode.OK, ""
+        try:
+            await self._handle(data)
+        except asyncio.CancelledError:
+            code, details = StatusCode.CANCELLED, "the call was cancelled"
+        except grpc.aio.AbortError:
+            pass
+        except Exception as error:
+            code, details = StatusCode.UNKNOWN, f"Unexpected {type(error)}: {error}"
+        if self._timer is not None:
+            self._timer.cancel()
+        self._connection.served.pop(self, None)
+        code, details = self._status or (code, details)
+        self._connection.answer(SMALL_BYTES, self._call.end, code, details, self._trailing)
+        for callback in self._callbacks:
+            callback(self)
+
+    async def _handle(self, data: bytes | None) -> None:
+        handler = await self._connection.serves.handler(self._call.path, self._call.metadata)
+        if handler is None:
+            await self.abort(StatusCode.UNIMPLEMENTED, "Method not found!")
+        kind, answer = kind_of(handler)
+        self._parse, self._write = handler.request_deserializer, handler.response_serializer
+        request: Any = self._each(data) if kind.startswith("stream") else await self._read(data)
+        answers = answer(request, self)
+        if kind.endswith("unary"):
+            if (one := await answers) is not None:
+                await self.write(one)
+        elif hasattr(answers, "__aiter__"):
+            async for each in answers:
+                await self.write(each)
+        else:
+            await answers
+
+    async def _each(self, first: bytes | None) -> AsyncIterator[Any]:
+        """:param first: the only one, where the handler takes one request as a stream."""
+        if first is not None:
+            yield await self._read(first)
+            return
+        while (data := await self.requests.get()) is not None:
+            yield await self._read(data)
+
+    async def _read(self, data: bytes | None) -> Any:  # noqa: ANN401
+        assert data is not None
+        if len(data) > (most_bytes := self._connection.serves.most_bytes):
+            words = f"SERVER: Received message larger than max ({len(data)} vs. {most_bytes})"
+            await self.abort(StatusCode.RESOURCE_EXHAUSTED, words)
+        return self._parse(data)
+
+    def _say_taken(self, size: int) -> None:
+        self._connection.answer(SMALL_BYTES, self._call.window.taken, size)
+
+    # What servicers use.
+
+    async def write(self, message: Any) -> None:  # noqa: ANN401
+        data = self._write(message)
+        await self.window.room(len(data))
+        self._connection.answer(len(data) + SMALL_BYTES, self._call.hear, self._initial, data)
+
+    async def abort(self, code: StatusCode, details: str = "", trailing_metadata: Pairs = ()) -> None:
+        self._status = code, details
+        self._trailing = trailing_metadata or self._trailing
+        raise grpc.aio.AbortError("Locally aborted.")
+
+    async def send_initial_metadata(self, metadata: Pairs) -> None:
+        self._initial = metadata
+        self._connection.answer(SMALL_BYTES, self._call.hear, metadata, None)
+
+    def set_trailing_metadata(self, metadata: Pairs) -> None:
+        self._trailing = metadata
+
+    def trailing_metadata(self) -> Pairs:
+        return self._trailing
+
+    def invocation_metadata(self) -> Pairs:
+        return self._call.metadata
+
+    def time_remaining(self) -> float | None:
+        return None if self._due_at is None else max(self._due_at - self._connection.network.loop.now_s, 0.0)
+
+    def auth_context(self) -> dict[str, Any]:
+        return {}
+
+    def add_done_callback(self, callback: Callable[[Any], object]) -> None:
+        self._callbacks.append(callback)
+
+
+class MemoryServer:
+    """A server, for the generated `add_..._to_server`."""
+
+    def __init__(self, network: MemoryNetwork, interceptors: Sequence[Any] = (), most_bytes: int = 4 << 20) -> None:
+        self.network, self.most_bytes = network, most_bytes
+        self._interceptors, self._handlers = interceptors, dict[str, Any]()
+
+    def add_registered_method_handlers(self, service: str, handlers: dict[str, Any]) -> None:
+        self._handlers |= {f"/{service}/{name}": handler for name, handler in handlers.items()}
+
+    def add_generic_rpc_handlers(self, handlers: object) -> None:
+        """They are the same."""
+
+    def listen(self, address: str) -> None:
+        """Take calls from now on, on the machine of the process that runs."""
+        self.network.places[address] = here().place
+        self.network.servers[address] = here(), self
+
+    async def handler(self, path: str, metadata: Pairs) -> Any:  # noqa: ANN401
+        """The handler of a method, as the interceptors make it."""
+        details: Any = SimpleNamespace(method=path, invocation_metadata=metadata)
+
+        async def own(_: object) -> Any:  # noqa: ANN401
+            return self._handlers.get(path)
+
+        following = own
+        for each in reversed(self._interceptors):
+            following = partial(each.intercept_service, following)
+        return await following(details)

@@ -1,0 +1,155 @@
+"""Fault schedules in virtual time: nothing is lost, a seed decides all, and what fails is found and shrunk."""
+
+import asyncio
+from collections import Counter
+from contextlib import suppress
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from loadtest.faults.settings import ChaosSettings
+from loadtest.simulation import search as searching
+from loadtest.simulation.loop import BEGIN_S, Process, virtual_time
+from loadtest.simulation.schedule import HOSTS, KINDS, ROUTER_NAMES, Asked, PlannedFault, Schedule, make_schedule
+from loadtest.simulation.search import fate_of, fewest, search, trouble_of
+from loadtest.simulation.world import CASES, PATIENCE_S, RequestOutcome, Weights, run_schedule
+from serving.router.session import Session
+from stages.clock import monotonic
+
+SCHEDULES = 12
+EACH_ONCE = (tuple(Asked(case, 0.0) for case in range(0, len(CASES), 3)),)
+
+
+@pytest.fixture(scope="module")
+def weights(tmp_path_factory: pytest.TempPathFactory) -> Weights:
+    return Weights(tmp_path_factory.mktemp("weights"))
+
+
+def faulty(*faults: PlannedFault, routers: tuple[str, ...] = ROUTER_NAMES) -> Schedule:
+    return Schedule(0, EACH_ONCE, (routers,), faults)
+
+
+# Time
+
+
+def test_time_jumps_to_the_next_timer_and_a_process_that_stands_still_runs_later() -> None:
+    with virtual_time() as loop:
+        one, other, seen = Process(loop, "a"), Process(loop, "b"), list[tuple[str, float]]()
+
+        async def sleeps(name: str, seconds: float) -> None:
+            with suppress(TimeoutError):
+                async with asyncio.timeout(seconds):
+                    await asyncio.Future()
+            seen.append((name, monotonic() - BEGIN_S))
+
+        async def run() -> None:
+            tasks = [one.start(sleeps("one", 3600.0)), other.start(sleeps("other", 7200.0))]
+            loop.call_later(60.0, setattr, one, "halted", True)
+            await tasks[1]
+            one.resume()
+            await tasks[0]
+
+        loop.run_until_complete(run())
+    assert seen == [("other", 7200.0), ("one", 7200.0)]
+
+
+def test_a_wait_for_nothing_ends_in_an_error() -> None:
+    with virtual_time() as loop, pytest.raises(RuntimeError, match="what nobody will do"):
+        loop.run_until_complete(loop.create_future())
+
+
+# Schedules
+
+
+def test_a_seed_decides_a_schedule_that_leaves_a_way_through() -> None:
+    kinds = Counter[str]()
+    for seed in range(300):
+        schedule = make_schedule(seed, len(CASES))
+        assert schedule == make_schedule(seed, len(CASES))
+        kinds.update(fault.kind for fault in schedule.faults)
+        killed = {fault.targets[0] for fault in schedule.faults if fault.kind in ("kill", "freeze")}
+        assert not killed & {name for known in schedule.routers if len(known) == 1 for name in known}
+        assert all({f"{stage}-1", f"{stage}-2"} - killed for stage in "abc")
+    assert kinds.keys() == KINDS.keys()
+
+
+def test_the_same_seed_gives_the_same_events(weights: Weights) -> None:
+    schedules = [make_schedule(seed, len(CASES)) for seed in range(SCHEDULES)]
+    runs = [run_schedule(weights, schedule) for schedule in schedules]
+    assert [trouble_of(run, weights.texts) for run in runs] == [()] * SCHEDULES
+    again = [run_schedule(weights, schedule) for schedule in schedules[:3]]
+    assert [run.events for run in again] == [run.events for run in runs[:3]]
+    assert len({run.events for run in runs}) == SCHEDULES
+
+
+@pytest.mark.parametrize(
+    "faults",
+    [
+        [PlannedFault("kill", ("b-1",), 0.1, 60.0), PlannedFault("kill", ("b-2",), 0.9, 0.5)],
+        [PlannedFault("freeze", ("a-1",), 0.1, 6.0), PlannedFault("freeze", ("c-1",), 0.2, 6.0)],
+        [PlannedFault("cut", ("a-1", "b-1"), 0.1, 20.0), PlannedFault("cut", ("router-1", "c-1"), 0.2, 20.0)],
+        [PlannedFault("freeze", ("router-1",), 0.1, 30.0), PlannedFault("kill", ("a-1",), 0.2, 1.0)],
+        [PlannedFault("reset", (router, host), 0.1, 0.0) for router in ROUTER_NAMES for host in HOSTS],
+    ],
+    ids=["both replicas", "two hosts stand still", "two cut links", "a frozen router", "all is reset"],
+)
+def test_what_users_are_promised(weights: Weights, faults: list[PlannedFault]) -> None:
+    run = run_schedule(weights, faulty(*faults))
+    assert trouble_of(run, weights.texts) == ()
+    assert {outcome.status for outcome in run.outcomes} == {"OK"}
+    assert sum(outcome.replays for outcome in run.outcomes) >= 1
+
+
+def test_a_request_outlives_a_reset_between_it_and_its_only_router(weights: Weights) -> None:
+    resets = [PlannedFault("reset", ("client-1", "router-1"), at_s, 0.0) for at_s in (0.001, 0.1, 0.2)]
+    run = run_schedule(weights, faulty(*resets, routers=("router-1",)))
+    assert trouble_of(run, weights.texts) == ()
+
+
+@pytest.mark.parametrize(
+    ("changes", "fate"),
+    [
+        ({}, "right"),
+        ({"text": b"calm"}, "wrong"),
+        ({"text": b"calm", "status": "UNAVAILABLE"}, "lost"),
+        ({"text": b"cold", "status": "LEFT"}, "wrong"),
+        ({"text": b"", "status": "LEFT"}, "left"),
+        ({"text": b"", "status": "DEADLINE_EXCEEDED", "took_s": PATIENCE_S}, "hurried"),
+        ({"text": b"", "status": "DEADLINE_EXCEEDED", "took_s": 1.0}, "lost"),
+        ({"took_s": PATIENCE_S + 1.0}, "late"),
+    ],
+)
+def test_fates(changes: dict[str, Any], fate: str) -> None:
+    outcome = RequestOutcome(0, "OK", b"calm sea", 1.0, PATIENCE_S, 0)
+    assert fate_of(replace(outcome, **changes), b"calm sea") == fate
+
+
+def test_a_planted_fault_is_found_and_shrunk(weights: Weights, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A session that forgets, when it is moved, the last byte that hosts wrote."""
+    replay = Session._replay
+
+    def forgetful(session: Session) -> Any:
+        session._written = session._written[:-1]
+        return replay(session)
+
+    kill, slow = PlannedFault("kill", ("b-1",), 0.3, 9.0), PlannedFault("slow", ("c-1",), 0.0, 0.1)
+    schedule = replace(faulty(slow, kill, PlannedFault("kill", ("b-2",), 5.0, 0.1)), requests=((Asked(11, 0.0),),) * 1)
+    assert trouble_of(run_schedule(weights, schedule), weights.texts) == ()
+    monkeypatch.setattr(Session, "_replay", forgetful)
+    assert trouble_of(run_schedule(weights, schedule), weights.texts)
+    assert fewest(weights, schedule).faults == (kill,)
+
+
+def test_the_report_names_the_seed_that_fails(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    settings = ChaosSettings(simulate=True, schedules=3, seed=5)
+    sound = search(settings, lambda words: None)
+    assert sound.holds
+    assert "3 schedules" in sound.table
+    assert "18 requests" in sound.table
+    monkeypatch.setattr(searching, "trouble_of", lambda run, texts: ("lost: a text",))
+    report = search(settings, lambda words: None)
+    assert not report.holds
+    assert "seed 5 fails" in report.table
+    assert "bench chaos --simulate --schedules 1 --seed 5" in report.table
