@@ -4,6 +4,7 @@ writes them alone."""
 import asyncio
 from collections.abc import Iterable, Iterator
 from pathlib import Path
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -29,6 +30,7 @@ from stages.host.work.sweep import BlockWork, SweepPlan, run_unbatched
 from stages.model.codec import codec_named
 from stages.model.layers import LayerCache
 from stages.model.pipeline import new_caches
+from stages.model.resampling import LEAST_TEMPERATURE
 from stages.model.samplers import DEFAULT_SAMPLER
 from stages.model.vocabulary import Vocabulary
 
@@ -137,7 +139,6 @@ def served_copy(checkpoint: Path) -> tuple[str, ...]:
 LOCAL_COLUMNS = (number_column("KL nats", "kl_nats", 4), number_column("agrees", "agreement", 3))
 
 
-@torch.inference_mode()
 def local_distance(checkpoint: Path, texts: Iterable[tuple[bytes, bytes]]) -> dict[str, float]:
     """Distance of `local/` from the model beside it, both in this process, by the next token at each place of texts.
 
@@ -154,12 +155,43 @@ def local_distance(checkpoint: Path, texts: Iterable[tuple[bytes, bytes]]) -> di
         return {}
     kl_nats, same, places = 0.0, 0, 0
     for prompt, output in texts:
-        known, first = (tokens_of(tokenizer, text) for text in (prompt + output, prompt))
-        log_p, log_q = (_logits(model, torch.tensor(known))[len(first) - 1 : -1].log_softmax(1) for model in models)
+        (log_p, _), (log_q, _) = (_places(model, tokenizer, prompt, output) for model in models)
         kl_nats += float((log_p.exp() * (log_p - log_q)).sum())
         same += int((log_p.argmax(1) == log_q.argmax(1)).sum())
         places += len(log_p)
     return {"kl_nats": kl_nats / places, "agreement": same / places} if places else {}
+
+
+class TextNats(NamedTuple):
+    """A text under the model at a temperature: what it needs, and what the model's own texts need at its places."""
+
+    nats: float  # -ln p of its tokens, together
+    entropy: float  # of the model at their places, together, nats
+    tokens: int
+
+
+def text_nats(checkpoint: Path, texts: Iterable[tuple[bytes, bytes, float]]) -> list[TextNats]:
+    """Prompts, what came after each, and the temperature, by the model of `ar`, in this process; none without it.
+
+    Raises CheckpointError."""
+    if (directory := find_bundle(checkpoint).ar) is None:
+        return []
+    tokenizer, model, found = tokenizer_of(directory), WholeModel(directory), list[TextNats]()
+    for prompt, output, temperature in texts:
+        log_p, tokens = _places(model, tokenizer, prompt, output, temperature)
+        nats = -log_p.gather(1, tokens[:, None]).sum()
+        found.append(TextNats(float(nats), -float((log_p.exp() * log_p).sum()), len(tokens)))
+    return found
+
+
+@torch.inference_mode()
+def _places(
+    model: WholeModel, tokenizer: Tokenizer, prompt: bytes, output: bytes, temperature: float = 1.0
+) -> tuple[Tensor, Tensor]:
+    """ln p (tokens, vocabulary) at each place of `output`, and the tokens there (tokens,)."""
+    known, first = (tokens_of(tokenizer, text) for text in (prompt + output, prompt))
+    logits = _logits(model, torch.tensor(known))[len(first) - 1 : -1]
+    return (logits / max(temperature, LEAST_TEMPERATURE)).log_softmax(1), torch.tensor(known[len(first) :])
 
 
 def _logits(model: WholeModel, tokens: Tensor) -> Tensor:

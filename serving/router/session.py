@@ -239,7 +239,13 @@ class Session:
             if timing.host in self.account.hosts:
                 self.account.hosts[timing.host].record(timing)
         assert self._work is not None
-        if isinstance(self._work, stage_pb2.Read) and self._work.sample.remaining > 1:  # the hosts start the next one
+        work = self._work
+        if isinstance(work, stage_pb2.Read) and (work.sample.remaining > 1 or work.score.remaining):
+            # the hosts start the next one
+            if event.text and work.score.remaining:  # after a read of what they knew: `push` begins no other
+                start = self.vocabulary.count(self._text + self._written)
+                self._reads.append(start - self._start)
+                self._start = start
             self._written, self._steps = self._written + event.text, self._steps + 1
             self._failed_on, self._tries, self._waiting_since = {}, 0, time.monotonic()
 
@@ -347,9 +353,10 @@ class Session:
         if isinstance(self._work, PictureMessage):
             return self._work
         again = copy_of(self._work)
-        if isinstance(again, stage_pb2.Read) and self._written:  # at the step that the hosts went on to
+        if isinstance(again, stage_pb2.Read) and self._steps:  # at the step that the hosts went on to
             again.number += self._steps
-            again.sample.remaining -= self.vocabulary.count(self._written)
+            ask = again.score if again.HasField("score") else again.sample
+            ask.remaining -= self.vocabulary.count(self._written)
             self._work, self._text = copy_of(again), self._text + self._written
             self._written, self._steps = b"", 0
         again.start, again.clean = 0, self._text + self._drafts

@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 import torch
 
-from serving.modes.candidates import Floats, weigh, write_candidates
 from serving.modes.drafters.local_model import LocalModel, LocalSequence
+from serving.modes.resample import write_candidates
 from serving.router.request import SHAPES
 from stages.backends import DEFAULT_BACKEND, backend_named
 from stages.backends.base import CleanPiece, StageRunner
@@ -22,6 +22,7 @@ from stages.model.architecture import Architecture
 from stages.model.codec import FEATURE_LIMIT, codec_named, hidden_codec
 from stages.model.pipeline import new_caches
 from stages.model.randomness import sample_tokens
+from stages.model.resampling import Floats, weigh
 from stages.model.samplers import DEFAULT_SAMPLER
 from stages.model.scoring import Shaping, log_probabilities
 from stages.model.vocabulary import BYTES
@@ -102,7 +103,9 @@ def resampled_text(directory: Path, prompt: bytes, request: dict[str, Any], coun
             break
         chunk, most = min(request["chunk"], left), request["candidates"]
         drafted = asyncio.run(write_candidates(sequence, text, chunk, most, number))
-        weights = weigh(drafted, scores(directory, text, drafted.texts, temperature).sum(axis=1))
+        weights = weigh(
+            scores(directory, text, drafted.texts, temperature).sum(axis=1), drafted.nats.sum(axis=1), chunk
+        )
         text += drafted.texts[weights.choose(seed, len(text))]
     return text[len(prompt) :]
 

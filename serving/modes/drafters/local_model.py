@@ -1,24 +1,28 @@
 """The router's own model, on its own machine: it drafts, and writes mode `local`."""
 
+from __future__ import annotations
+
 import asyncio
 import math
+import threading
 import time
 from collections.abc import AsyncGenerator
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Executor, Future, ThreadPoolExecutor
 from functools import cached_property
+from itertools import accumulate
 from pathlib import Path
 
 import grpc
 import numpy as np
 
-from serving.modes.drafters.passes import SharedPasses
 from serving.modes.tokenizer import BYTE_TOKENIZER, Tokenizer, tokenizer_id
 from stages.backends.packed import PipelineRunner
-from stages.backends.whole_model import WholeModel
+from stages.backends.whole_model import Continuations, WholeModel
 from stages.checkpoint.bundle import find_bundle
 from stages.errors import CheckpointError
 from stages.limits import MAX_CANDIDATES
 from stages.model.randomness import sample_tokens
+from stages.model.resampling import Candidates
 from stages.model.scoring import MAX_LOGITS, PLAIN, Shaping
 from stages.wire.status import StatusError
 
@@ -100,6 +104,95 @@ class LocalSequence:
             logits = self.shaping.adjusted(self.text.logits_after(whole), np.array(vocabulary.tokens(whole)))
             whole += sample_tokens(logits, self.temperature, self.seed, position, self.shaping)
         return whole[len(text) :], (time.perf_counter() - begin) * 1000
+
+
+# Continuations of several requests, written together: each pass of the model gives the next token of all of them.
+
+
+class DraftJob:
+    """Continuations of one text for a request."""
+
+    def __init__(self, written: Continuations, due_at: float = math.inf, cache_bytes: int = 0) -> None:
+        """:param cache_bytes: memory that the continuations take beside the text."""
+        self.written, self.due_at, self.cache_bytes = written, due_at, cache_bytes
+        self.done = Future[Candidates]()
+        self._compute_ms = 0.0
+        # A pass that it shared failed: no other takes part in its next ones.
+        self.alone = False
+
+    def has_ended(self) -> bool:
+        """True if it is done, or was cancelled; its deadline ends it here."""
+        if self.due_at <= time.monotonic():
+            self.fail(StatusError(grpc.StatusCode.DEADLINE_EXCEEDED, "the deadline of this request has passed"))
+        return self.done.done()
+
+    def took(self, ms: float) -> None:
+        """Book its part of a pass, and end if all is written."""
+        self._compute_ms += ms
+        # False for a request that was cancelled meanwhile
+        if self.written.is_done and self.done.set_running_or_notify_cancel():
+            self.done.set_result(self.written.candidates(self._compute_ms))
+
+    def fail(self, error: Exception) -> None:
+        """End without a result."""
+        if not self.done.done() and self.done.set_running_or_notify_cancel():
+            self.done.set_exception(error)
+
+
+class SharedPasses:
+    """Takes in each turn every job that wants a next token. Only a job that finds no memory waits, for those before.
+
+    A turn is one job of the model's compute thread: what else there is to do comes in between.
+    """
+
+    def __init__(self, model: LocalModel, thread: Executor) -> None:
+        self.model, self.thread = model, thread
+        # in the order in which they came, which is that in which they get their memory
+        self._lock, self._jobs, self._is_running = threading.Lock(), list[DraftJob](), False
+
+    @property
+    def busy(self) -> bool:
+        """True while anything is being written."""
+        return self._is_running
+
+    async def draft(self, job: DraftJob) -> Candidates:
+        """All of it. A job that is cancelled leaves before the next pass. Raises StatusError at the deadline."""
+        with self._lock:
+            self._jobs.append(job)
+            starts, self._is_running = not self._is_running, True
+        if starts:
+            self.thread.submit(self._turn)
+        return await asyncio.wrap_future(job.done)
+
+    def _turn(self) -> None:
+        with self._lock:
+            self._jobs = [job for job in self._jobs if not job.has_ended()]
+            # of this turn: a job that comes meanwhile waits for the next, and has no part in a fault of this one
+            jobs = self._with_memory()
+            self._is_running = bool(jobs)
+        if not jobs:
+            return
+        begin, rows = time.perf_counter(), sum(job.written.count for job in jobs)
+        try:
+            self.model.write([job.written for job in jobs])
+        except Exception as error:
+            for job in jobs:
+                job.alone = True
+                if len(jobs) == 1:
+                    job.fail(error)
+        else:
+            ms = (time.perf_counter() - begin) * 1000
+            for job in jobs:
+                job.took(ms * job.written.count / rows)
+        self.thread.submit(self._turn)
+
+    def _with_memory(self) -> list[DraftJob]:
+        """The oldest jobs, as many as fit together. One at least: what does not fit alone was refused."""
+        if self._jobs and self._jobs[0].alone:
+            return self._jobs[:1]
+        ends = accumulate(job.cache_bytes for job in self._jobs)
+        fit = sum(end <= self.model.max_draft_bytes for end in ends)
+        return [job for job in self._jobs[: max(fit, 1)] if not job.alone]
 
 
 def drafter_problem(model: LocalModel | None, tokenizer: Tokenizer) -> str:

@@ -156,7 +156,8 @@ class SweepWork(TextWork):
         compute = runner.read if isinstance(piece, CleanPiece) else runner.denoise
         return KernelCall(compute, piece, self._block.rows)
 
-    def complete(self, result: Tensor | Denoised) -> None:
+    def complete(self, result: Tensor | Denoised | None) -> None:
+        assert result is not None
         self._block.supply(result)
         if not self._block.done:
             return

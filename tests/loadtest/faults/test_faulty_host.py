@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from loadtest.faults.faulty_host import SPOILS, spoil
-from serving.modes.candidates import read_scores
+from serving.modes.resample import read_scores
 from stages.model.codec import CODECS, CodecError
 from stages.v1 import stage_pb2
 from stages.wire.messages import put_work, work_of

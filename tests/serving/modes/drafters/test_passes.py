@@ -11,19 +11,17 @@ import grpc
 import numpy as np
 import pytest
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
-from numpy.typing import NDArray
 
-from serving.modes.candidates import Candidates, write_candidates
-from serving.modes.drafters.local_model import LocalModel, LocalSequence
-from serving.modes.drafters.passes import BLOCK, DraftJob, Written, draw
-from stages.model.randomness import Purpose, uniforms
+from serving.modes.drafters.local_model import DraftJob, LocalModel, LocalSequence
+from serving.modes.resample import write_candidates
+from stages.backends.whole_model import Continuations
+from stages.checkpoint.checkpoint import load_ar
+from stages.model.resampling import Candidates
 from stages.wire.status import StatusError
 from tests.conftest import eventually
 from tests.serving.pretrained import write_model
-from tests.stages.statistics import probabilities
 
+TEXT = b"The sea was calm. The sea was "
 # Of each request: its text, length, candidates, temperature.
 REQUESTS = [
     (b"The sea was calm.", 20, 5, 0.8),
@@ -52,7 +50,18 @@ def sequence(model: LocalModel, seed: int, temperature: float = 0.8, due_at: flo
 
 async def written(model: LocalModel, seed: int) -> Candidates:
     text, length, count, temperature = REQUESTS[seed]
-    return await write_candidates(sequence(model, seed, temperature), encoded(model, text), length, count, seed)
+    return await write_candidates(sequence(model, seed, temperature), encoded(model, text), length, count, 0)
+
+
+@pytest.mark.parametrize(("length", "count"), [(1, 1), (1, 9), (17, 1), (20, 12)])
+def test_candidates_have_the_probs_of_the_model(bundles: Path, length: int, count: int) -> None:
+    local = LocalModel(bundles / "scored" / "local")
+    drafted = asyncio.run(write_candidates(LocalSequence(local, 400, 0.8, 3), TEXT, length, count, 0))
+    tokens = torch.tensor([list(TEXT + text) for text in drafted.texts])
+    with torch.inference_mode():
+        logits = load_ar(bundles / "scored" / "local")(tokens[:, :-1])[:, len(TEXT) - 1 :]
+    nats = (logits.double() / 0.8).log_softmax(dim=-1).gather(2, tokens[:, len(TEXT) :, None])[..., 0]
+    assert drafted.nats == pytest.approx(nats.numpy(), abs=1e-3)
 
 
 async def test_a_candidate_is_what_it_would_be_alone(model: LocalModel) -> None:
@@ -99,19 +108,19 @@ def test_what_fails_in_company_is_written_alone(
     whole, jobs = model.read, [job_of(model, seed, 1, list) for seed in (0, 2)]
 
     def read(pieces: Sequence[Any]) -> Any:
-        if len(pieces) == 2 or any(guilty == 2 and forks is jobs[1]._forks for forks, _ in pieces):
+        if len(pieces) == 2 or any(guilty == 2 and forks is jobs[1].written._forks for forks, _ in pieces):
             raise RuntimeError("boom")
         return whole(pieces)
 
     monkeypatch.setattr(model, "read", read)
     one, two = asyncio.run(together(model, jobs))
-    assert isinstance(one, Written)
-    assert np.array_equal(one.tokens, alone[0].tokens)
+    assert isinstance(one, Candidates)
+    assert one.texts == alone[0].texts
     if guilty:
         assert isinstance(two, RuntimeError)
     else:
-        assert isinstance(two, Written)
-        assert np.array_equal(two.tokens, alone[1].tokens)
+        assert isinstance(two, Candidates)
+        assert two.texts == alone[1].texts
 
 
 # Memory
@@ -121,14 +130,17 @@ def job_of(model: LocalModel, seed: int, cache_bytes: int, opened: Callable[[], 
     """A job that calls `opened`, on the compute thread, when it gets its memory."""
     text, length, count, temperature = REQUESTS[seed]
 
-    def numbers() -> NDArray[np.float64]:
-        opened()
-        return uniforms(seed, Purpose.CANDIDATE, 0, length, count)
+    class Written(Continuations):
+        def open(self) -> None:
+            if self._forks is None:
+                opened()
+            super().open()
 
-    return DraftJob(model.open(200), encoded(model, text), temperature, numbers, float("inf"), cache_bytes)
+    written = Written(model.open(200), encoded(model, text), temperature, seed, length, count)
+    return DraftJob(written, float("inf"), cache_bytes)
 
 
-async def together(model: LocalModel, jobs: Sequence[DraftJob]) -> list[Written | BaseException]:
+async def together(model: LocalModel, jobs: Sequence[DraftJob]) -> list[Candidates | BaseException]:
     """What becomes of `jobs`, which are all there when the first is looked at."""
     gate = threading.Event()
     model.compute.submit(gate.wait)
@@ -151,9 +163,9 @@ def test_jobs_that_do_not_fit_together_are_written_one_after_the_other(model: Lo
     # the third would fit beside the first, but does not overtake the second; the last three fit together
     jobs = [job_of(model, seed, need, opened) for seed, need in enumerate([HALF + 1, HALF + 1, HALF - 2, 1])]
     for one, other in zip(alone, asyncio.run(together(model, jobs)), strict=True):
-        assert isinstance(other, Written)
-        assert np.array_equal(one.tokens, other.tokens)
-        assert np.array_equal(one.probs, other.probs)
+        assert isinstance(other, Candidates)
+        assert one.texts == other.texts
+        assert np.array_equal(one.nats, other.nats)
     assert done == [(False, False, False, False), *3 * [(True, False, False, False)]]
 
 
@@ -168,23 +180,5 @@ def test_a_job_that_ends_while_it_waits_for_memory_is_left_out(
     first = job_of(model, 0, HALF + 1, lambda: end(waiting))
     waiting, last = (job_of(model, seed, HALF + 1, lambda seed=seed: begun.append(seed)) for seed in (2, 1))
     outcomes = asyncio.run(together(model, [first, waiting, last]))
-    assert [type(outcome) for outcome in outcomes] == [Written, error, Written]
+    assert [type(outcome) for outcome in outcomes] == [Candidates, error, Candidates]
     assert begun == [1]
-
-
-# What is drawn
-
-
-@given(st.integers(0, 1000), st.sampled_from([3, BLOCK, BLOCK + 1, 5 * BLOCK - 7]), st.floats(1e-16, 1.0))
-def test_what_is_drawn_is_where_the_running_sum_reaches_u(seed: int, size: int, u: float) -> None:
-    logits = torch.randn(4, size, generator=torch.Generator().manual_seed(seed)) * 3
-    logits[:, seed % size] = -torch.inf
-    tokens, probs = draw(logits, torch.full((4, 1), 1 / 0.8), torch.full((4, 1), u, dtype=torch.float64))
-    exact = probabilities(logits, 0.8)
-    below = exact.cumsum(axis=1)
-    for row, (token, share) in enumerate(zip(tokens[:, 0].tolist(), probs[:, 0].tolist(), strict=True)):
-        assert share == pytest.approx(exact[row, token], rel=1e-4)
-        assert share > 0
-        # float32 probs: within rounding of where float64 has it
-        assert below[row, token] >= u - 1e-5
-        assert below[row, token] - exact[row, token] <= u + 1e-5
