@@ -1,8 +1,6 @@
-"""Expected texts: of the models of a checkpoint in this process, without hosts, links or batching, or as a deployment
-writes them alone."""
+"""Texts beside those of a run: as the deployment writes them alone, and by the model that wrote them."""
 
-import asyncio
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from pathlib import Path
 from typing import NamedTuple
 
@@ -14,89 +12,14 @@ from loadtest.report.table import number_column
 from loadtest.workload.prompts import SeededPrompt
 from loadtest.workload.testbed import Testbed
 from serving.modes import COPY, NO_COPY
-from serving.modes.base import DEFAULT_STEPS, DEFAULT_TEMPERATURE, whole
-from serving.modes.chunked import ChunkedMode, usual_chunk
-from serving.modes.drafters.local_model import TOKENS_PER_TURN, LocalModel, LocalSequence
 from serving.modes.pretrained_tokenizer import tokenizer_of
-from serving.modes.tokenizer import OutputText, Tokenizer
-from stages.backends import DEFAULT_BACKEND, backend_named
+from serving.modes.tokenizer import Tokenizer
 from stages.backends.base import CleanPiece
 from stages.backends.whole_model import WholeModel
 from stages.checkpoint.bundle import find_bundle, holds_copy
-from stages.checkpoint.checkpoint import load_chain
-from stages.checkpoint.manifest import read_manifest
 from stages.errors import InputError, ServiceError
-from stages.host.work.sweep import BlockWork, SweepPlan, run_unbatched
-from stages.model.codec import codec_named
-from stages.model.layers import LayerCache
 from stages.model.pipeline import new_caches
 from stages.model.resampling import LEAST_TEMPERATURE
-from stages.model.samplers import DEFAULT_SAMPLER
-from stages.model.vocabulary import Vocabulary
-
-
-class InProcess:
-    """The models of a bundle on one thread. Its texts must be those of any deployment of the bundle."""
-
-    def __init__(self, checkpoint: Path) -> None:
-        """Load and gate the weights. Raises CheckpointError."""
-        bundle, maker = find_bundle(checkpoint), backend_named(DEFAULT_BACKEND)
-        self.chain = read_manifest(bundle.chain) if bundle.chain else None
-        self.blocks = [maker.block(block) for block in load_chain(bundle.chain)] if bundle.chain else []
-        self.ar = LocalModel(bundle.ar) if bundle.ar else None
-        self._tokenizers = {each: tokenizer_of(path) for each, path in vars(bundle).items() if path}
-
-    def generate(self, mode: str, prompt: bytes, max_bytes: int, seed: int) -> bytes:
-        """The text of one request with the router's default settings."""
-        tokenizer = self._tokenizers["ar" if mode == "ar" else "chain"]
-        tokens, vocabulary = tokenizer.encode_text(prompt), tokenizer.vocabulary
-        if mode == "ar":
-            pieces = self._tokens(tokens, max_bytes, seed)
-        else:
-            most = whole(max_bytes, vocabulary) if mode == "sweep" else max_bytes
-            chunk = most if mode == "sweep" else usual_chunk(vocabulary)
-            pieces = self._chunks(vocabulary, tokens, most, min(chunk, most), seed)
-        # as the router does: as many tokens as bytes at most, of whose text the bytes count
-        reading, text = OutputText(tokenizer, tokens, (), max_bytes), b""
-        for piece in pieces:
-            text += reading.feed(piece)
-            if reading.over:
-                break
-        return text + reading.end()
-
-    def _tokens(self, text: bytes, most: int, seed: int) -> Iterator[bytes]:
-        assert self.ar is not None
-        sequence = LocalSequence(self.ar, self.ar.vocabulary.count(text) + most, DEFAULT_TEMPERATURE, seed)
-        for left in range(most, 0, -TOKENS_PER_TURN):
-            piece, _ = asyncio.run(sequence.after(text, min(left, TOKENS_PER_TURN)))
-            text += piece
-            yield piece
-
-    def _chunks(self, vocabulary: Vocabulary, prompt: bytes, most: int, chunk: int, seed: int) -> Iterator[bytes]:
-        assert self.chain is not None
-        start, left = vocabulary.count(prompt), most
-        a, capacity = self.chain.own_architecture, start + (left - 1) // chunk * chunk
-        caches, clean = [new_caches(a.layers, a, capacity) for _ in self.blocks], prompt
-        while left:
-            plan = SweepPlan(seed, start, min(chunk, left), DEFAULT_STEPS, DEFAULT_TEMPERATURE, DEFAULT_SAMPLER)
-            clean = self._sweep(caches, plan, vocabulary.decode(clean))
-            start, left = start + plan.slots, left - plan.slots
-            yield clean
-
-    def _sweep(self, caches: list[list[LayerCache]], plan: SweepPlan, clean: Tensor) -> bytes:
-        assert self.chain is not None
-        assert self.chain.partition is not None
-        codec, outcome = codec_named(ChunkedMode.default_codec), None
-        for index, (runner, held) in enumerate(zip(self.blocks, caches, strict=True)):
-            a, partition = self.chain.own_architecture, self.chain.partition
-            outcome = run_unbatched(BlockWork(a, index, partition, held, plan, codec, clean, outcome), runner)
-        assert outcome is not None
-        return outcome
-
-
-# Modes whose texts `InProcess` computes without a deployment, and so without its links, and how: speculation is exact,
-# its texts are those of `ar`.
-IN_PROCESS = {"sweep": "sweep", "chunked": "chunked", "ar": "ar", "ar-speculative": "ar"}
 
 
 class Texts:
@@ -105,7 +28,6 @@ class Texts:
     def __init__(self, target: Testbed, cases: tuple[SeededPrompt, ...], max_bytes: int) -> None:
         self.target, self.cases, self.max_bytes = target, cases, max_bytes
         self._known: dict[tuple[str, int], bytes] = {}
-        self._models: InProcess | None = None
 
     def of(self, mode: str, wanted: Iterable[int]) -> dict[int, bytes]:
         """Texts of the cases with these numbers. Raises OnesweepError."""
@@ -116,11 +38,6 @@ class Texts:
         return {number: self._known[mode, number] for number in numbers}
 
     def _text(self, mode: str, case: SeededPrompt) -> bytes:
-        if self.target.checkpoint is not None and mode in IN_PROCESS:
-            if self._models is None:
-                torch.set_num_threads(1)  # as the hosts
-                self._models = InProcess(self.target.checkpoint)
-            return self._models.generate(IN_PROCESS[mode], case.prompt.encode(), self.max_bytes, case.seed)
         call = {"prompt": case.prompt, "mode": mode, "max_bytes": self.max_bytes, "seed": case.seed}
         (answer,) = self.target.caller.ask([call])  # one at a time: batching must not be able to hide a difference
         if "error" in answer:

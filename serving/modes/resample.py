@@ -16,14 +16,14 @@ import numpy as np
 from serving.modes import SCORERS
 from serving.modes.ar import SpeculativeMode
 from serving.modes.base import Generation, Mode, count_tokens
-from serving.modes.drafters.local_model import DraftJob, LocalModel, LocalSequence, drafter_problem
+from serving.modes.local_model import LocalModel, drafter_problem
 from serving.modes.tokenizer import BYTE_TOKENIZER, Tokenizer, Tokenizers
 from serving.router.accounting import Account
 from serving.router.ring import RingView
 from serving.router.session import Session
 from stages.backends.whole_model import Continuations
 from stages.model.codec import HIDDEN
-from stages.model.resampling import Candidates, Floats, ImportanceWeights, weigh
+from stages.model.resampling import Floats, ImportanceWeights, weigh
 from stages.model.scoring import MAX_LOGITS, most_scored
 from stages.model.vocabulary import Vocabulary
 from stages.v1 import stage_pb2
@@ -53,17 +53,6 @@ def read_scores(payload: bytes, count: int) -> Floats:
     if np.isnan(nats).any():
         raise internal("the scores of candidates are not numbers: look at the hosts' weights")
     return nats
-
-
-async def write_candidates(sequence: LocalSequence, text: bytes, length: int, count: int, number: int) -> Candidates:
-    """`count` continuations of `text`, each of `length` tokens, a token of all of them at a time, in passes that
-    requests share. Raises StatusError at the request's deadline.
-
-    :param number: of the round, each of which has numbers of its own."""
-    first = number * ROUND
-    written = Continuations(sequence.text, text, sequence.temperature, sequence.seed, length, count, first)
-    job = DraftJob(written, sequence.due_at, count * sequence.model.text_bytes(length))
-    return await sequence.model.passes.draft(job)
 
 
 class ResampleMode(Mode):
@@ -183,11 +172,13 @@ class ResampleMode(Mode):
         """Chunks drawn among candidates of the router's own model."""
         (chunk, candidates), vocabulary = self._sizes(request), self.tokenizer.vocabulary
         text, left, number = request.prompt, request.max_tokens, 0
-        reach = vocabulary.count(text) + left
-        sequence = LocalSequence(self._drafter, reach, request.temperature, request.seed, request.due_at)
+        known = self._drafter.open(vocabulary.count(text) + left)
         while left:
             length = min(chunk, left)
-            drafted = await write_candidates(sequence, text, length, candidates, number)
+            written = Continuations(
+                known, text, request.temperature, request.seed, length, candidates, first=number * ROUND
+            )
+            drafted = await self._drafter.draft(written, request.due_at)
             scoring = stage_pb2.Score(temperature=request.temperature, candidates=drafted.texts)
             event, nats = await score(session, stage_pb2.Read(codec=request.codec, score=scoring), text)
             account.add_sweep(event)

@@ -198,6 +198,7 @@ class Continuations:
         self._numbers = partial(candidate_numbers, seed, text.model.vocabulary.count(known), length, count, first)
         self.sharpness = torch.full((count, 1), 1 / max(temperature, LEAST_TEMPERATURE))
         self.logits = torch.empty(0)
+        self._first: Tensor | None = None
         self._forks: ModelForks | None = None
         self._written = 0
 
@@ -222,7 +223,9 @@ class Continuations:
             shape = (self.length, self.count, 1)
             self._u = torch.from_numpy(self._numbers()).unsqueeze(2)
             self._tokens, self._probs = torch.empty(shape, dtype=torch.int64), torch.empty(shape)
-            self.logits = self.text.logits_after(self.known).expand(self.count, -1)
+            if self._first is None:  # read again it might differ in the last bits
+                self._first = self.text.logits_after(self.known).expand(self.count, -1)
+            self.logits = self._first
             self._forks = self.text.fork(self.count, self.length)
 
     def add(self, tokens: Tensor, probs: Tensor) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -10,11 +11,12 @@ from typing import Any
 import numpy as np
 import torch
 
-from serving.modes.drafters.local_model import LocalModel, LocalSequence
-from serving.modes.resample import write_candidates
+from serving.modes.local_model import LocalModel
+from serving.modes.resample import ROUND
 from serving.router.request import SHAPES
 from stages.backends import DEFAULT_BACKEND, backend_named
 from stages.backends.base import CleanPiece, StageRunner
+from stages.backends.whole_model import Continuations
 from stages.checkpoint.checkpoint import load_ar, load_chain
 from stages.checkpoint.manifest import read_manifest
 from stages.host.work.sweep import BlockWork, SweepPlan, run_unbatched
@@ -97,12 +99,14 @@ def scores(directory: Path, text: bytes, candidates: list[bytes], temperature: f
 def resampled_text(directory: Path, prompt: bytes, request: dict[str, Any], count: int) -> bytes:
     """The small model proposes, the large one weighs, without a host."""
     text, limit, temperature, seed = prompt, len(prompt) + count, request["temperature"], request["seed"]
-    sequence = LocalSequence(LocalModel(directory / "local"), 512, temperature, seed)
+    drafter = LocalModel(directory / "local")
+    known = drafter.open(512)
     for number in range(count):
         if (left := limit - len(text)) == 0:
             break
         chunk, most = min(request["chunk"], left), request["candidates"]
-        drafted = asyncio.run(write_candidates(sequence, text, chunk, most, number))
+        written = Continuations(known, text, temperature, seed, chunk, most, number * ROUND)
+        drafted = asyncio.run(drafter.draft(written, math.inf))
         weights = weigh(
             scores(directory, text, drafted.texts, temperature).sum(axis=1), drafted.nats.sum(axis=1), chunk
         )

@@ -13,7 +13,7 @@ import pytest
 
 from serving.client.client import Client, RequestRefused, Result
 from serving.modes import resample
-from serving.modes.drafters.local_model import LocalModel
+from serving.modes.local_model import LocalModel
 from serving.modes.resample import read_scores
 from stages.wire.status import StatusError
 
@@ -53,7 +53,7 @@ def test_what_has_no_room_is_refused_before_anything_is_drafted(ring: Client, mo
     assert write(ring, max_bytes=100, candidates=30).candidates == 30
     assert write(ring, max_bytes=400, candidates=30, chunk=100).sweeps == 4, "a chunk's candidates alone take room"
     assert write(ring, max_bytes=400).candidates == 7, "the default is what fits"
-    monkeypatch.setattr(resample, "write_candidates", None)
+    monkeypatch.setattr(LocalModel, "draft", None)
     with pytest.raises(RequestRefused, match="31 candidates of 100 bytes are more than the drafter has memory for"):
         write(ring, max_bytes=100, candidates=31)
     with pytest.raises(RequestRefused, match="at most 7 fit, so give 7 candidates or fewer"):
