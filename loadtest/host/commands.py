@@ -15,12 +15,9 @@ def run_host(options: argparse.Namespace) -> int:
     settings = from_flags(HostBenchSettings, options)
 
     def bench() -> BenchReport:
-        # torch takes a second to import: only when it runs
-        if settings.widths:
-            from loadtest.host.shapes import measure_shapes as measure
-        else:
-            from loadtest.host.ring import measure_ring as measure
-        return BenchReport.of_rows("host", settings, measure(settings))
+        from loadtest.host.ring import measure_ring  # torch takes a second to import: only when it runs
+
+        return BenchReport.of_rows("host", settings, measure_ring(settings))
 
     return run_bench(options, bench)
 

@@ -2,7 +2,6 @@
 
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Literal
 
 from loadtest.commands import CHECKPOINT, absolute
 from stages.checkpoint.shipped import SHIPPED
@@ -21,12 +20,6 @@ class HostBenchSettings:
     levels: int = setting(12, "steps from noise to picture, of a bundle that draws", metavar="K", least=1)
     batch: int = setting(16, "requests of each mode, one after the other and at once", least=1, most=MAX_AT_ONCE)
     rounds: int = setting(5, "times that requests at once are measured", metavar="R", least=1)
-    widths: tuple[int, ...] = setting(
-        (), "model widths, measured with random weights instead", shown="none", metavar="D[,D]"
-    )
-    slots: int = 128  # output tokens of a sweep, with widths
-    dtype: Literal["fp32", "bf16"] = setting("fp32", "of weights, with --widths")
-    device: str = field(default="cpu", metadata=flag("where --widths computes", metavar="cpu|cuda[:N]"))
 
 
 @dataclass(frozen=True)

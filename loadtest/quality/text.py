@@ -161,11 +161,11 @@ def temperature_of(result: Result) -> float:
 
 
 def _with_nats(row: QualityRow, found: Sequence[TextNats], seed: int) -> QualityRow:
-    if not (tokens := sum(each.tokens for each in found)):
+    if not found:
         return row
-    excess = ratio_of_sums([each.nats - each.entropy for each in found], [each.tokens for each in found], seed)
-    nats, entropy = (sum(getattr(each, name) for each in found) / tokens for name in ("nats", "entropy"))
-    return replace(row, nats=nats, entropy=entropy, excess=excess)
+    nats, entropy, tokens = zip(*found, strict=True)
+    excess = ratio_of_sums(np.subtract(nats, entropy).tolist(), tokens, seed)
+    return replace(row, nats=sum(nats) / sum(tokens), entropy=sum(entropy) / sum(tokens), excess=excess)
 
 
 def gram_entropy(outputs: Sequence[bytes]) -> float:

@@ -34,7 +34,7 @@ from stages.wire.status import failed_precondition, internal, invalid
 CANDIDATES = 16
 ROUND = 1 << 16  # streams of numbers of a round, the most
 
-Drawn = tuple[bytes, ImportanceWeights]  # a piece of text, and the weights of the candidates that it was drawn among
+Drawn = AsyncGenerator[tuple[bytes, ImportanceWeights], None]  # pieces of text, and how its candidates weighed
 
 
 async def score(session: Session, step: stage_pb2.Read, text: bytes) -> tuple[stage_pb2.Event, Floats]:
@@ -116,13 +116,12 @@ class ResampleMode(Mode):
     def _check_candidates(self, request: Generation, width: int) -> None:
         """Raise StatusError where hosts, by the scorer's width, or the drafter have no room for the candidates."""
         chunk, candidates = self._sizes(request)
-        noun, most = self.tokenizer.noun, most_scored(width)
-        each = f"{chunk} {noun}"
+        noun, most, fit = self.tokenizer.noun, most_scored(width), self._fit(chunk)
+        each, who = f"{chunk} {noun}", "the drafter has memory" if self.is_near else "a message to the hosts has room"
         if chunk > most:
             raise invalid(
                 f"a candidate of {each} is more than a message to the hosts holds ({most} {noun}): give a smaller chunk"
             )
-        fit, who = self._fit(chunk), "a message to the hosts has room" if self._is_far else "the drafter has memory"
         if not fit:
             raise invalid(f"the drafter has no memory for a candidate of {each}: give a smaller chunk")
         if candidates > fit:
@@ -141,7 +140,7 @@ class ResampleMode(Mode):
         with Session(self.ring, SCORERS[name], capacity, request.due_at, account) as session:
             # one text is carried on: 4, 8 and 32 of them at equal candidates closed no more of the gap to the scorer
             # (101, 108, 104 % against 107 +- 4 %), and would double what travels
-            write = self._there if self._is_far and self._sizes(request)[0] > 1 else self._here
+            write = self._there if not self.is_near and self._sizes(request)[0] > 1 else self._here
             async with aclosing(write(session, request, account)) as drawn:
                 async for piece, weights in drawn:
                     # distances add up at most
@@ -168,7 +167,7 @@ class ResampleMode(Mode):
             async for piece in pieces:
                 yield piece
 
-    async def _here(self, session: Session, request: Generation, account: Account) -> AsyncGenerator[Drawn, None]:
+    async def _here(self, session: Session, request: Generation, account: Account) -> Drawn:
         """Chunks drawn among candidates of the router's own model."""
         (chunk, candidates), vocabulary = self._sizes(request), self.tokenizer.vocabulary
         text, left, number = request.prompt, request.max_tokens, 0
@@ -188,7 +187,7 @@ class ResampleMode(Mode):
             yield piece, weights
             text, left, number = text + piece, left - length, number + 1
 
-    async def _there(self, session: Session, request: Generation, account: Account) -> AsyncGenerator[Drawn, None]:
+    async def _there(self, session: Session, request: Generation, account: Account) -> Drawn:
         """Chunks that the last host draws among candidates of its own."""
         (chunk, candidates), vocabulary = self._sizes(request), self.tokenizer.vocabulary
         left, empty, drawn = request.max_tokens, 0, list[ImportanceWeights | None]()
@@ -218,28 +217,23 @@ class ResampleMode(Mode):
 
     @property
     def is_near(self) -> bool:
-        """True if the drafter was trained as the scorer was, so that a few candidates of a whole text are enough.
+        """True if the drafter was trained as the scorer was: it is at the router, and its candidates are near.
 
         A scorer trained block by block is in no imported model's checkpoint, whatever its tokens are.
         """
         return self.tokenizer is BYTE_TOKENIZER or self.ring.model("scorer") is not None
 
-    @property
-    def _is_far(self) -> bool:
-        """True if the last host writes the candidates."""
-        return not self.is_near
-
     def _sizes(self, request: Generation) -> tuple[int, int]:
         """Chunk and candidates. Nothing is learnt over requests: a text would depend on who asked before."""
         usual = request.whole(self.tokenizer.vocabulary)
-        if self._is_far:  # as long as a message holds the candidates
+        if not self.is_near:  # as long as a message holds the candidates
             usual = max(min(usual, most_scored(self._models["ar"].width) // (request.candidates or CANDIDATES)), 1)
         chunk = min(request.chunk or usual, request.max_tokens)
         return chunk, request.candidates or max(1, min(CANDIDATES, self._fit(chunk)))
 
     def _fit(self, length: int) -> int:
         """Most candidates of so many tokens."""
-        if not self._is_far:
+        if self.is_near:
             return self._drafter.most_branches(length)
         return min(most_scored(self._models["ar"].width) // length, MAX_LOGITS // self.tokenizer.vocabulary.size)
 

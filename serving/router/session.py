@@ -88,8 +88,7 @@ class Session:
         self._number = 0  # of the next work
         # Space of its text in the hosts' memory; empty: it has none.
         self._space = account.context.space
-        # A host no longer had what it said that it keeps.
-        self._forgotten = False
+        self._forgotten = False  # a host no longer had what it said that it keeps
         self._work: Work | PictureMessage | None = None
         # Called with an event that shows how far pictures are, as soon as it comes.
         self.on_preview: Callable[[stage_pb2.Event], object] = lambda event: None
@@ -238,14 +237,12 @@ class Session:
         for timing in event.timings:
             if timing.host in self.account.hosts:
                 self.account.hosts[timing.host].record(timing)
-        assert self._work is not None
         work = self._work
         if isinstance(work, stage_pb2.Read) and (work.sample.remaining > 1 or work.score.remaining):
-            # the hosts start the next one
-            if event.text and work.score.remaining:  # after a read of what they knew: `push` begins no other
-                start = self.vocabulary.count(self._text + self._written)
-                self._reads.append(start - self._start)
-                self._start = start
+            if event.text and work.score.remaining:  # the hosts have read what they knew, and start the next one
+                known = self.vocabulary.count(self._text + self._written)
+                self._reads.append(known - self._start)
+                self._start = known
             self._written, self._steps = self._written + event.text, self._steps + 1
             self._failed_on, self._tries, self._waiting_since = {}, 0, time.monotonic()
 
@@ -355,8 +352,7 @@ class Session:
         again = copy_of(self._work)
         if isinstance(again, stage_pb2.Read) and self._steps:  # at the step that the hosts went on to
             again.number += self._steps
-            ask = again.score if again.HasField("score") else again.sample
-            ask.remaining -= self.vocabulary.count(self._written)
+            getattr(again, again.WhichOneof("ask") or "").remaining -= self.vocabulary.count(self._written)
             self._work, self._text = copy_of(again), self._text + self._written
             self._written, self._steps = b"", 0
         again.start, again.clean = 0, self._text + self._drafts

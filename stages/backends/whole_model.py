@@ -17,8 +17,6 @@ from stages.backends.packed import Growing, GrowingPiece, PipelineRunner
 from stages.backends.packed_llama import packed_stage
 from stages.checkpoint.checkpoint import load_stage
 from stages.checkpoint.manifest import read_manifest
-from stages.model.layers import round_linears
-from stages.model.llama import LlamaStage
 from stages.model.pipeline import cache_bytes, new_caches
 from stages.model.prefill import split_reads
 from stages.model.resampling import LEAST_TEMPERATURE, Candidates, candidate_numbers, draw_tokens
@@ -28,22 +26,17 @@ from stages.model.vocabulary import Vocabulary
 class WholeModel:
     """All stages of a model of any family, by the code of hosts. Its texts are for one thread only."""
 
-    def __init__(self, directory: Path, rounds: bool = False) -> None:
-        """Raises CheckpointError. :param rounds: pretrained weights to 8 bits, for drafts."""
-        self.directory, self.rounds, self.manifest = directory, rounds, read_manifest(directory)
+    def __init__(self, directory: Path) -> None:
+        """Raises CheckpointError."""
+        self.directory, self.manifest = directory, read_manifest(directory)
         self.architecture = a = self.manifest.text_architecture
         self.vocabulary, self.positions = Vocabulary(a.vocabulary), a.positions
 
     @cached_property
     def stages(self) -> list[PipelineRunner]:
         """Loaded and gated when they are first asked for: a router may never need its own. Raises CheckpointError."""
-        return [self._stage(i) for i in range(self.architecture.parts)]  # one after the other in memory
-
-    def _stage(self, index: int) -> PipelineRunner:
-        stage = load_stage(self.directory, index)
-        if self.rounds and isinstance(stage, LlamaStage):
-            round_linears(stage)
-        return packed_stage(stage)
+        parts = range(self.architecture.parts)
+        return [packed_stage(load_stage(self.directory, i)) for i in parts]  # one after the other in memory
 
     def open(self, capacity: int) -> ModelText:
         """Begin a text. capacity: most tokens of it that are read."""

@@ -15,11 +15,11 @@ from serving.modes.local_model import LocalModel
 from serving.modes.resample import ROUND
 from serving.router.request import SHAPES
 from stages.backends import DEFAULT_BACKEND, backend_named
-from stages.backends.base import CleanPiece, StageRunner
+from stages.backends.base import BlockRunner, CleanPiece, StageRunner
 from stages.backends.whole_model import Continuations
 from stages.checkpoint.checkpoint import load_ar, load_chain
 from stages.checkpoint.manifest import read_manifest
-from stages.host.work.sweep import BlockWork, SweepPlan, run_unbatched
+from stages.host.work.sweep import BlockWork, SweepPlan
 from stages.model.architecture import Architecture
 from stages.model.codec import FEATURE_LIMIT, codec_named, hidden_codec
 from stages.model.pipeline import new_caches
@@ -28,6 +28,17 @@ from stages.model.resampling import Floats, weigh
 from stages.model.samplers import DEFAULT_SAMPLER
 from stages.model.scoring import Shaping, log_probabilities
 from stages.model.vocabulary import BYTES
+
+
+def run_unbatched(work: BlockWork, runner: BlockRunner) -> bytes:
+    """One block's work from beginning to end, in no company."""
+    while not work.done:
+        piece = work.piece
+        if isinstance(piece, CleanPiece):
+            work.supply(runner.read([piece])[0])
+        else:
+            work.supply(runner.denoise([piece])[0])
+    return work.outcome()
 
 
 @cache

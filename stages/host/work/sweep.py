@@ -10,7 +10,7 @@ from itertools import pairwise
 import torch
 from torch import Tensor
 
-from stages.backends.base import BlockRunner, CleanPiece, Denoised, NoisyPiece
+from stages.backends.base import CleanPiece, Denoised, NoisyPiece
 from stages.host.parts import ModelSource
 from stages.host.scheduler import KernelCall, TextWork
 from stages.host.sessions import HostSession
@@ -120,17 +120,6 @@ class BlockWork:
         # also where the next block is on this host: a fraction of a millisecond, and the text does not depend on which
         # host has which block
         return self.codec.encode(self._estimate)
-
-
-def run_unbatched(work: BlockWork, runner: BlockRunner) -> bytes:
-    """One block's work from beginning to end, in no company."""
-    while not work.done:
-        piece = work.piece
-        if isinstance(piece, CleanPiece):
-            work.supply(runner.read([piece])[0])
-        else:
-            work.supply(runner.denoise([piece])[0])
-    return work.outcome()
 
 
 @dataclass(eq=False, kw_only=True)

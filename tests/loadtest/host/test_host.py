@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from loadtest.commands import Row
-from loadtest.host import ring, shapes
+from loadtest.host import ring
 from loadtest.host.ring import TimedAnswer, alone_rows
 from serving.cli.__main__ import main
 from tests.stages.pictures.tiny import tiny_picture_bundle
@@ -68,22 +68,11 @@ def test_a_row_says_whether_its_aim_is_met(value: float, met: str) -> None:
     assert Row("a byte", 1234.5, "ms").cells == ("a byte", "1,234", "ms", "", "")
 
 
-@pytest.mark.parametrize("dtype", ["fp32", "bf16"])
-def test_large_shapes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, dtype: str) -> None:
-    monkeypatch.setattr(shapes, "MEASURE_S", 0.01)
-    monkeypatch.setattr(shapes, "COPIED_BYTES", 1 << 20)
-    values = measured(tmp_path / "shapes.json", "--widths", "64,128", "--dtype", dtype)
-    assert len(values) == 8
-    assert all(value > 0 for value in values.values())
-
-
 @pytest.mark.parametrize(
     ("arguments", "sentence"),
     [
         (["--batch", "65"], "--batch must be from 1 to 64, not 65"),
         (["--max-tokens", "500"], "--max-tokens must be 1 to 469, what the context leaves after the prompt, not 500"),
-        (["--widths", "100"], "--widths must be multiples of 64, not 100"),
-        (["--widths", "64", "--device", "tpu"], "tpu"),
         (["--json", "/no/such/folder.json"], "cannot write /no/such/folder.json: No such file or directory"),
     ],
 )

@@ -71,7 +71,7 @@ def test_the_text_is_that_of_one_process(scene: Scene, temperature: float) -> No
 
 def drawn(scene: Scene, chunk: int, count: int) -> str:
     """The text of `resample` in one process."""
-    drafter, text = WholeModel(scene.local.directory, rounds=True), ids(PROMPT)
+    drafter, text = WholeModel(scene.local.directory), ids(PROMPT)
     known = drafter.open(ARCHITECTURE.positions)
     while left := len(ids(PROMPT)) + COUNT - len(text):
         job = Continuations(known, VOCABULARY.encode(text), 0.8, 5, min(chunk, left), count)
@@ -113,8 +113,7 @@ def test_where_the_bound_is_above_the_request_s_ar_speculative_writes(scene: Sce
     allowed = write(scene, "resample", **settings, max_distance=near.distance_bound + 1e-3)
     assert (allowed.text, allowed.reason) == (near.text, "")
     half = write(scene, "resample", **settings, max_distance=near.distance_bound - 1e-3)
-    assert half.text.startswith(near.text[:8])
-    assert half.text != near.text
+    assert half.text[:8] == near.text[:8]
     assert half.reason.startswith("12 tokens are of mode resample, the rest of ar-speculative: ")
     exact = write(scene, "resample", max_distance=0.0)
     assert (exact.text, exact.distance_bound) == (write(scene, "ar").text, 0.0)

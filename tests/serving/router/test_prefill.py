@@ -29,7 +29,7 @@ REQUESTS: dict[str, dict[str, Any]] = {
 @pytest.fixture(autouse=True)
 def far(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """The last host writes the candidates, as of an imported model."""
-    if "resample there" in request.node.name:
+    if "there" in request.node.name:
         monkeypatch.setattr(ResampleMode, "is_near", False)
 
 
@@ -86,16 +86,10 @@ def test_a_host_lost_or_full_between_two_pieces(
 
 @pytest.mark.parametrize("pair", ["a", "b"])
 @pytest.mark.parametrize("number", [1, 2, 3])
-def test_hosts_that_draw_by_themselves_are_replaced_and_audited(
-    pairs: tuple[Client, Client],
-    lose: Callable[..., Loss],
-    ring: Client,
-    monkeypatch: pytest.MonkeyPatch,
-    number: int,
-    pair: str,
+def test_hosts_that_resample_there_are_replaced_and_audited(
+    pairs: tuple[Client, Client], lose: Callable[..., Loss], ring: Client, number: int, pair: str
 ) -> None:
-    """Where another host goes on, it reads and writes the same to the last bit."""
-    monkeypatch.setattr(ResampleMode, "is_near", False)
+    """Another host reads and writes the same to the last bit."""
     prompt, request = f"{pair}{number}".encode() + PROMPT, REQUESTS["resample there"]
     loss = lose(pair, lambda hop: work_of(hop).number == number)
     result = pairs[0].generate(prompt, seed=5, **request)
