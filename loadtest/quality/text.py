@@ -25,7 +25,7 @@ from loadtest.report.record import origin, settings_record
 from loadtest.report.table import Column, Estimate, number_column, open_meter, percentile, ratio_of_sums, table
 from loadtest.workload.caller import Access
 from loadtest.workload.testbed import TestbedSettings, check_testbed, open_testbed
-from loadtest.workload.texts import LOCAL_COLUMNS, local_distance, served_copy
+from loadtest.workload.texts import LOCAL_COLUMNS, TextNats, local_distance, served_copy, text_nats
 from loadtest.workload.variants import ModeVariant, parse_variants
 from serving.client.client import Client, RequestRefused, Result, RouterError
 from serving.modes import MODES, WITHOUT_HOSTS
@@ -55,24 +55,36 @@ class QualityRow:
     host_ms: float | None = None  # arithmetic on all hosts together
     router_ms: float | None = None  # arithmetic on the router that is waited for
     wire_bytes: float | None = None
+    nats: float | None = None  # a token, by the model of `ar` at the temperature of the text
+    entropy: float | None = None  # of that model at the same places, nats
+    excess: Estimate | None = None  # of the nats over that: about 0 where the model wrote by itself
     kl_nats: float | None = None  # these two of what needs no hosts: see `local_distance`
     agreement: float | None = None
 
     def to_record(self) -> dict[str, Any]:
         record = asdict(self)
-        bits = record.pop("bits")
-        return record | {BASIS: bits["value"], f"{BASIS}_low": bits["low"], f"{BASIS}_high": bits["high"]}
+        for name, key in (("bits", BASIS), ("excess", "excess_nats")):
+            estimate = record.pop(name) or dict.fromkeys(("value", "low", "high"))
+            record |= {key: estimate["value"], f"{key}_low": estimate["low"], f"{key}_high": estimate["high"]}
+        return record
+
+
+def _interval(estimate: Estimate | None) -> str:
+    return "-" if estimate is None else f"{estimate.value:.3f} [{estimate.low:.3f}, {estimate.high:.3f}]"
 
 
 COLUMNS: tuple[Column[QualityRow], ...] = (
     ("mode", lambda row: row.mode),
-    ("judge bits a byte", lambda row: f"{row.bits.value:.3f} [{row.bits.low:.3f}, {row.bits.high:.3f}]"),
+    ("judge bits a byte", lambda row: _interval(row.bits)),
     number_column("4-gram entropy", "gram_entropy", 2),
     number_column("sweeps", "sweeps"),
     number_column("s", "seconds", 3),
     number_column("host ms", "host_ms"),
     number_column("router ms", "router_ms"),
     number_column("wire bytes", "wire_bytes", 0),
+    number_column("nats a token", "nats", 3),
+    number_column("entropy", "entropy", 3),
+    ("excess nats", lambda row: _interval(row.excess)),
     *LOCAL_COLUMNS,
 )
 
@@ -99,6 +111,9 @@ def measure_text(settings: QualitySettings) -> BenchReport:
         bits = {label: judge.judge(prompts, outputs, progress) for label, outputs in texts.items()}
     taken = {variant.label: found for variant, found in results.items()}
     rows = {label: _row(label, bits[label], outputs, taken.get(label), s.seed) for label, outputs in texts.items()}
+    for label, found in taken.items():
+        drawn = zip(prompts, texts[label], map(temperature_of, found), strict=True)
+        rows[label] = _with_nats(rows[label], text_nats(target.bundle, drawn), s.seed)
     for label in (variant.label for variant in results if variant.mode in WITHOUT_HOSTS):
         distance: dict[str, Any] = local_distance(target.bundle, zip(prompts, texts[label], strict=True))
         rows[label] = replace(rows[label], **distance)
@@ -138,6 +153,19 @@ def _row(
         router_ms=mean(router_ms(result) for result in results),
         wire_bytes=mean(result.wire_bytes_total for result in results),
     )
+
+
+def temperature_of(result: Result) -> float:
+    """The temperature that a text was drawn at."""
+    return float(result.sampling.removeprefix("temperature ").partition(",")[0])
+
+
+def _with_nats(row: QualityRow, found: Sequence[TextNats], seed: int) -> QualityRow:
+    if not found:
+        return row
+    nats, entropy, tokens = zip(*found, strict=True)
+    excess = ratio_of_sums(np.subtract(nats, entropy).tolist(), tokens, seed)
+    return replace(row, nats=sum(nats) / sum(tokens), entropy=sum(entropy) / sum(tokens), excess=excess)
 
 
 def gram_entropy(outputs: Sequence[bytes]) -> float:
@@ -189,7 +217,7 @@ def option_of(variant: ModeVariant, results: Sequence[Result], bits: Estimate) -
 # Continuations from a router
 
 
-TIMEOUT_S = 600.0  # far links and many candidates: a slow text is no reason to end a run of hours
+TIMEOUT_S = 600.0  # of a text: far links and many candidates; a slow one is no reason to end a run of hours
 
 
 def generate_all(

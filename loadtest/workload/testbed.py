@@ -99,7 +99,6 @@ class Testbed:
     access: Access
     network: Network
     caller: Caller  # a client process beside the router
-    checkpoint: Path | None = None  # served bundle; None where it is not known
     deployment: Deployment | None = None  # None for a deployment that was found running
 
     def beside(self, argv: list[str]) -> list[str]:
@@ -144,7 +143,7 @@ def deployed(
             second=second,
         ) as deployment,
     ):
-        yield Testbed(access, network, caller, checkpoint, deployment)
+        yield Testbed(access, network, caller, deployment)
 
 
 @dataclass(frozen=True)

@@ -1,9 +1,8 @@
-"""Expected texts: of the models of a checkpoint in this process, without hosts, links or batching, or as a deployment
-writes them alone."""
+"""Texts beside those of a run: as the deployment writes them alone, and by the model that wrote them."""
 
-import asyncio
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from pathlib import Path
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -13,87 +12,12 @@ from loadtest.report.table import number_column
 from loadtest.workload.prompts import SeededPrompt
 from loadtest.workload.testbed import Testbed
 from serving.modes import COPY, NO_COPY
-from serving.modes.base import DEFAULT_STEPS, DEFAULT_TEMPERATURE, whole
-from serving.modes.chunked import ChunkedMode, usual_chunk
-from serving.modes.drafters.local_model import TOKENS_PER_TURN, LocalModel, LocalSequence
 from serving.modes.pretrained_tokenizer import tokenizer_of
-from serving.modes.tokenizer import OutputText, Tokenizer
-from stages.backends import DEFAULT_BACKEND, backend_named
+from serving.modes.tokenizer import Tokenizer
 from stages.backends.whole_model import WholeModel
 from stages.checkpoint.bundle import find_bundle, holds_copy
-from stages.checkpoint.checkpoint import load_chain
-from stages.checkpoint.manifest import read_manifest
 from stages.errors import InputError, ServiceError
-from stages.host.work.sweep import BlockWork, SweepPlan, run_unbatched
-from stages.model.codec import codec_named
-from stages.model.layers import LayerCache
-from stages.model.pipeline import new_caches
-from stages.model.samplers import DEFAULT_SAMPLER
-from stages.model.vocabulary import Vocabulary
-
-
-class InProcess:
-    """The models of a bundle on one thread. Its texts must be those of any deployment of the bundle."""
-
-    def __init__(self, checkpoint: Path) -> None:
-        """Load and gate the weights. Raises CheckpointError."""
-        bundle, maker = find_bundle(checkpoint), backend_named(DEFAULT_BACKEND)
-        self.chain = read_manifest(bundle.chain) if bundle.chain else None
-        self.blocks = [maker.block(block) for block in load_chain(bundle.chain)] if bundle.chain else []
-        self.ar = LocalModel(bundle.ar) if bundle.ar else None
-        self._tokenizers = {each: tokenizer_of(path) for each, path in vars(bundle).items() if path}
-
-    def generate(self, mode: str, prompt: bytes, max_bytes: int, seed: int) -> bytes:
-        """The text of one request with the router's default settings."""
-        tokenizer = self._tokenizers["ar" if mode == "ar" else "chain"]
-        tokens, vocabulary = tokenizer.encode_text(prompt), tokenizer.vocabulary
-        if mode == "ar":
-            pieces = self._tokens(tokens, max_bytes, seed)
-        else:
-            most = whole(max_bytes, vocabulary) if mode == "sweep" else max_bytes
-            chunk = most if mode == "sweep" else usual_chunk(vocabulary)
-            pieces = self._chunks(vocabulary, tokens, most, min(chunk, most), seed)
-        # as the router does: as many tokens as bytes at most, of whose text the bytes count
-        reading, text = OutputText(tokenizer, tokens, (), max_bytes), b""
-        for piece in pieces:
-            text += reading.feed(piece)
-            if reading.over:
-                break
-        return text + reading.end()
-
-    def _tokens(self, text: bytes, most: int, seed: int) -> Iterator[bytes]:
-        assert self.ar is not None
-        sequence = LocalSequence(self.ar, self.ar.vocabulary.count(text) + most, DEFAULT_TEMPERATURE, seed)
-        for left in range(most, 0, -TOKENS_PER_TURN):
-            piece, _ = asyncio.run(sequence.after(text, min(left, TOKENS_PER_TURN)))
-            text += piece
-            yield piece
-
-    def _chunks(self, vocabulary: Vocabulary, prompt: bytes, most: int, chunk: int, seed: int) -> Iterator[bytes]:
-        assert self.chain is not None
-        start, left = vocabulary.count(prompt), most
-        a, capacity = self.chain.own_architecture, start + (left - 1) // chunk * chunk
-        caches, clean = [new_caches(a.layers, a, capacity) for _ in self.blocks], prompt
-        while left:
-            plan = SweepPlan(seed, start, min(chunk, left), DEFAULT_STEPS, DEFAULT_TEMPERATURE, DEFAULT_SAMPLER)
-            clean = self._sweep(caches, plan, vocabulary.decode(clean))
-            start, left = start + plan.slots, left - plan.slots
-            yield clean
-
-    def _sweep(self, caches: list[list[LayerCache]], plan: SweepPlan, clean: Tensor) -> bytes:
-        assert self.chain is not None
-        assert self.chain.partition is not None
-        codec, outcome = codec_named(ChunkedMode.default_codec), None
-        for index, (runner, held) in enumerate(zip(self.blocks, caches, strict=True)):
-            a, partition = self.chain.own_architecture, self.chain.partition
-            outcome = run_unbatched(BlockWork(a, index, partition, held, plan, codec, clean, outcome), runner)
-        assert outcome is not None
-        return outcome
-
-
-# Modes whose texts `InProcess` computes without a deployment, and so without its links, and how: speculation is exact,
-# its texts are those of `ar`.
-IN_PROCESS = {"sweep": "sweep", "chunked": "chunked", "ar": "ar", "ar-speculative": "ar"}
+from stages.model.resampling import LEAST_TEMPERATURE
 
 
 class Texts:
@@ -102,7 +26,6 @@ class Texts:
     def __init__(self, target: Testbed, cases: tuple[SeededPrompt, ...], max_bytes: int) -> None:
         self.target, self.cases, self.max_bytes = target, cases, max_bytes
         self._known: dict[tuple[str, int], bytes] = {}
-        self._models: InProcess | None = None
 
     def of(self, mode: str, wanted: Iterable[int]) -> dict[int, bytes]:
         """Texts of the cases with these numbers. Raises OnesweepError."""
@@ -113,11 +36,6 @@ class Texts:
         return {number: self._known[mode, number] for number in numbers}
 
     def _text(self, mode: str, case: SeededPrompt) -> bytes:
-        if self.target.checkpoint is not None and mode in IN_PROCESS:
-            if self._models is None:
-                torch.set_num_threads(1)  # as the hosts
-                self._models = InProcess(self.target.checkpoint)
-            return self._models.generate(IN_PROCESS[mode], case.prompt.encode(), self.max_bytes, case.seed)
         call = {"prompt": case.prompt, "mode": mode, "max_bytes": self.max_bytes, "seed": case.seed}
         (answer,) = self.target.caller.ask([call])  # one at a time: batching must not be able to hide a difference
         if "error" in answer:
@@ -136,7 +54,6 @@ def served_copy(checkpoint: Path) -> tuple[str, ...]:
 LOCAL_COLUMNS = (number_column("KL nats", "kl_nats", 4), number_column("agrees", "agreement", 3))
 
 
-@torch.inference_mode()
 def local_distance(checkpoint: Path, texts: Iterable[tuple[bytes, bytes]]) -> dict[str, float]:
     """Distance of `local/` from the model beside it, both in this process, by the next token at each place of texts.
 
@@ -153,12 +70,43 @@ def local_distance(checkpoint: Path, texts: Iterable[tuple[bytes, bytes]]) -> di
         return {}
     kl_nats, same, places = 0.0, 0, 0
     for prompt, output in texts:
-        known, first = (tokens_of(tokenizer, text) for text in (prompt + output, prompt))
-        log_p, log_q = (model.logits(torch.tensor(known))[len(first) - 1 : -1].log_softmax(1) for model in models)
+        (log_p, _), (log_q, _) = (_places(model, tokenizer, prompt, output) for model in models)
         kl_nats += float((log_p.exp() * (log_p - log_q)).sum())
         same += int((log_p.argmax(1) == log_q.argmax(1)).sum())
         places += len(log_p)
     return {"kl_nats": kl_nats / places, "agreement": same / places} if places else {}
+
+
+class TextNats(NamedTuple):
+    """A text under the model at a temperature: what it needs, and what the model's own texts need at its places."""
+
+    nats: float  # -ln p of its tokens, together
+    entropy: float  # of the model at their places, together, nats
+    tokens: int
+
+
+def text_nats(checkpoint: Path, texts: Iterable[tuple[bytes, bytes, float]]) -> list[TextNats]:
+    """Prompts, what came after each, and the temperature, by the model of `ar`, in this process; none without it.
+
+    Raises CheckpointError."""
+    if (directory := find_bundle(checkpoint).ar) is None:
+        return []
+    tokenizer, model, found = tokenizer_of(directory), WholeModel(directory), list[TextNats]()
+    for prompt, output, temperature in texts:
+        log_p, tokens = _places(model, tokenizer, prompt, output, temperature)
+        nats = -log_p.gather(1, tokens[:, None]).sum()
+        found.append(TextNats(float(nats), -float((log_p.exp() * log_p).sum()), len(tokens)))
+    return found
+
+
+@torch.inference_mode()
+def _places(
+    model: WholeModel, tokenizer: Tokenizer, prompt: bytes, output: bytes, temperature: float = 1.0
+) -> tuple[Tensor, Tensor]:
+    """ln p (tokens, vocabulary) at each place of `output`, and the tokens there (tokens,)."""
+    known, first = (tokens_of(tokenizer, text) for text in (prompt + output, prompt))
+    logits = model.logits(torch.tensor(known))[len(first) - 1 : -1]
+    return (logits / max(temperature, LEAST_TEMPERATURE)).log_softmax(1), torch.tensor(known[len(first) :])
 
 
 def tokens_of(tokenizer: Tokenizer, prompt: bytes) -> list[int]:

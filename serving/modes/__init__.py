@@ -14,7 +14,7 @@ MODES: Mapping[str, tuple[str, str]] = {
     "chunked": ("N / chunk", "the chain writes a chunk a sweep, each after all bytes before it"),
     "resample": (
         "1",
-        "a small model at the router writes candidates of the text, one sweep scores them, one is drawn by weight",
+        "a drafter writes candidates of the text, one sweep scores them all, one is drawn by weight",
     ),
     "ar": ("N", "the autoregressive pipeline, a token a round"),
     "ar-speculative": ("fewer than N", "the text of `ar`, exactly; the last host drafts, several tokens a sweep"),

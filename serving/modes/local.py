@@ -5,7 +5,7 @@ from contextlib import aclosing
 
 from serving.modes import COPY, NO_COPY
 from serving.modes.base import Generation, Mode
-from serving.modes.drafters.local_model import LocalModel
+from serving.modes.local_model import LocalModel
 from serving.modes.tokenizer import BYTE_TOKENIZER, Tokenizer, Tokenizers
 from serving.router.accounting import Account
 

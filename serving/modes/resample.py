@@ -1,25 +1,40 @@
-"""`resample`: the drafter writes many candidates of the output, one sweep scores them all, and one is drawn by weight.
+"""`resample`: a drafter writes many candidates of the output, one sweep scores them all, and one is drawn by weight.
 
-One trip carries the whole output, unless the request names a chunk: then N tokens take N / chunk sweeps, the prompt
-travels with the first candidates, and the chosen chunk with the next ones. Sampling importance resampling (see
-serving/modes/candidates.py): with many candidates the text has the scorer's distribution, with one the drafter's.
+One trip carries the whole output, unless the request names a chunk: then N tokens take N / chunk sweeps. Sampling
+importance resampling (stages/model/resampling.py): with many candidates the text has the scorer's distribution, with
+one the drafter's. The drafter of an imported model is on the last host, which draws, too, and begins the next chunk:
+after the trip of the prompt only text and weights come here. A drafter that was trained here is at the router, and
+saves that trip: the prompt travels with the first candidates, and the chosen chunk with the next ones.
 """
 
 from collections.abc import AsyncGenerator
-from dataclasses import dataclass
+from contextlib import aclosing
+from dataclasses import replace
+
+import numpy as np
 
 from serving.modes import SCORERS
-from serving.modes.base import Generation, Mode
-from serving.modes.candidates import Floats, read_scores, weigh, write_candidates
-from serving.modes.drafters.local_model import LocalModel, LocalSequence, drafter_problem
+from serving.modes.ar import SpeculativeMode
+from serving.modes.base import Generation, Mode, count_tokens
+from serving.modes.local_model import LocalModel, drafter_problem
 from serving.modes.tokenizer import BYTE_TOKENIZER, Tokenizer, Tokenizers
 from serving.router.accounting import Account
 from serving.router.ring import RingView
 from serving.router.session import Session
+from stages.backends.whole_model import Continuations
 from stages.model.codec import HIDDEN
-from stages.model.scoring import most_scored
+from stages.model.resampling import Floats, ImportanceWeights, weigh
+from stages.model.scoring import MAX_LOGITS, most_scored
+from stages.model.vocabulary import Vocabulary
 from stages.v1 import stage_pb2
-from stages.wire.status import failed_precondition, invalid
+from stages.wire.status import failed_precondition, internal, invalid
+
+# Of a request that names no number. Of the way from `local` to `ar` in judge bits, at equal entropy, 256 bytes of
+# models of bytes go 28 % in one trip, with 64 candidates 40 % (docs/research/mode-settings.md).
+CANDIDATES = 16
+ROUND = 1 << 16  # streams of numbers of a round, the most
+
+Drawn = AsyncGenerator[tuple[bytes, ImportanceWeights], None]  # pieces of text, and how its candidates weighed
 
 
 async def score(session: Session, step: stage_pb2.Read, text: bytes) -> tuple[stage_pb2.Event, Floats]:
@@ -30,24 +45,14 @@ async def score(session: Session, step: stage_pb2.Read, text: bytes) -> tuple[st
     return event, nats[-1]
 
 
-@dataclass(frozen=True)
-class ResampleSizes:
-    """Sizes of a request that names none."""
-
-    # None = the whole output.
-    chunk: int | None
-    candidates: int
-    # Temperature of the drafter, as a multiple of the request's.
-    coolness: float = 1.0
-
-
-# Models that were trained here, as was their drafter. Of the way from `local` to `ar` in judge bits, at equal entropy,
-# 256 bytes of models of bytes go 28 % in one trip, with 64 candidates 40 % (docs/research/mode-settings.md).
-OWN = ResampleSizes(chunk=None, candidates=16)
-# Imported models. About 2^KL candidates are needed for a chunk (Chatterjee and Diaconis 2018, arXiv 1511.01437), and a
-# distilled drafter is 2.9 bits a token away. With twelve, 128 tokens take eleven trips, less than a tenth of those of
-# `ar`. Such a drafter gives too much to the many unlikely tokens, so it draws a little colder; the weights know.
-IMPORTED = ResampleSizes(chunk=12, candidates=32, coolness=0.9)
+def read_scores(payload: bytes, count: int) -> Floats:
+    """ln p of each candidate from a `Scores` message: (count,). Raises StatusError for another."""
+    if len(payload) != 8 * count:
+        raise internal(f"scores of {count} candidates came back as {len(payload)} bytes")
+    nats = np.frombuffer(payload, dtype="<f8").astype(np.float64)
+    if np.isnan(nats).any():
+        raise internal("the scores of candidates are not numbers: look at the hosts' weights")
+    return nats
 
 
 class ResampleMode(Mode):
@@ -59,6 +64,7 @@ class ResampleMode(Mode):
 
     def __init__(self, ring: RingView, drafter: LocalModel | None, tokenizers: Tokenizers) -> None:
         self.ring, self.local, self.tokenizers = ring, drafter, tokenizers
+        self.exact = SpeculativeMode(ring, tokenizers)
 
     @property
     def problem(self) -> str:
@@ -103,73 +109,133 @@ class ResampleMode(Mode):
                 "mode resample chooses among random candidates, and at temperature 0 all are the same: "
                 "give a temperature above 0, or use mode ar"
             )
+        if request.max_distance is not None and (problem := self.exact.problem):
+            raise failed_precondition(f"max_distance needs ar-speculative, which writes above it: {problem}")
         self._check_candidates(request, model.width)
 
     def _check_candidates(self, request: Generation, width: int) -> None:
         """Raise StatusError where hosts, by the scorer's width, or the drafter have no room for the candidates."""
         chunk, candidates = self._sizes(request)
-        noun, most = self.tokenizer.noun, most_scored(width)
-        each = f"{chunk} {noun}"
+        noun, most, fit = self.tokenizer.noun, most_scored(width), self._fit(chunk)
+        each, who = f"{chunk} {noun}", "the drafter has memory" if self.is_near else "a message to the hosts has room"
         if chunk > most:
             raise invalid(
                 f"a candidate of {each} is more than a message to the hosts holds ({most} {noun}): give a smaller chunk"
             )
-        fit = self._drafter.most_branches(chunk)
         if not fit:
             raise invalid(f"the drafter has no memory for a candidate of {each}: give a smaller chunk")
         if candidates > fit:
             raise invalid(
-                f"{candidates} candidates of {each} are more than the drafter has memory for: at most {fit} fit, "
+                f"{candidates} candidates of {each} are more than {who} for: at most {fit} fit, "
                 f"so give {fit} candidates or fewer, or a smaller chunk"
             )
 
     async def generate(self, request: Generation, account: Account) -> AsyncGenerator[bytes, None]:
-        name, (chunk, candidates) = self._scorer(request), self._sizes(request)
-        account.scorer, vocabulary = name, self.tokenizer.vocabulary
-        reach = vocabulary.count(request.prompt) + request.max_tokens
-        temperature = self._usual.coolness * request.temperature
-        sequence = LocalSequence(self._drafter, reach, temperature, request.seed, request.due_at)
+        name, vocabulary = self._scorer(request), self.tokenizer.vocabulary
+        account.scorer = name
+        most = 1.0 if request.max_distance is None else request.max_distance
+        text, left = request.prompt, request.max_tokens
         # candidates are not remembered, so of the last chunk the hosts need to cache nothing
-        capacity = reach - 1
+        capacity = vocabulary.count(text) + left - 1
         with Session(self.ring, SCORERS[name], capacity, request.due_at, account) as session:
             # one text is carried on: 4, 8 and 32 of them at equal candidates closed no more of the gap to the scorer
             # (101, 108, 104 % against 107 +- 4 %), and would double what travels
-            text, left, number = request.prompt, request.max_tokens, 0
-            while True:
-                drafted = await write_candidates(sequence, text, min(chunk, left), candidates, number)
-                scoring = stage_pb2.Score(temperature=request.temperature, candidates=drafted.texts)
-                event, nats = await score(session, stage_pb2.Read(codec=request.codec, score=scoring), text)
-                weights = weigh(drafted, nats)
-                piece = drafted.texts[weights.choose(request.seed, vocabulary.count(text))]
-                account.add_sweep(event)
-                account.add_candidates(drafted, weights)
-                piece, ended = request.until_end(piece, vocabulary)
-                account.add_text(piece)
-                left -= vocabulary.count(piece)
-                if ended := ended or not left:
-                    await session.finish()
+            write = self._there if not self.is_near and self._sizes(request)[0] > 1 else self._here
+            async with aclosing(write(session, request, account)) as drawn:
+                async for piece, weights in drawn:
+                    # distances add up at most
+                    bound = min(account.distance_bound + weights.distance_bound, 1.0)
+                    if bound > most:
+                        break
+                    account.distance_bound = bound
+                    piece, ended = request.until_end(piece, vocabulary)
+                    account.add_text(piece)
+                    left -= vocabulary.count(piece)
+                    if ended := ended or not left:
+                        await session.finish()
+                    yield piece
+                    if ended:
+                        return
+                    text += piece
+        account.reason = (
+            f"{account.output_tokens} {self.tokenizer.noun} are of mode {self.name}, the rest of {self.exact.name}: "
+            f"the distance bound would be {bound:.2f}, above the max_distance of {most:g}"
+        )
+        codec = request.codec if "codec" in request.given else self.exact.default_codec
+        rest = replace(request, prompt=text, max_tokens=left, codec=codec)
+        async with aclosing(self.exact.generate(rest, account)) as pieces:
+            async for piece in pieces:
                 yield piece
-                if ended:
-                    return
-                text, number = text + piece, number + 1
+
+    async def _here(self, session: Session, request: Generation, account: Account) -> Drawn:
+        """Chunks drawn among candidates of the router's own model."""
+        (chunk, candidates), vocabulary = self._sizes(request), self.tokenizer.vocabulary
+        text, left, number = request.prompt, request.max_tokens, 0
+        known = self._drafter.open(vocabulary.count(text) + left)
+        while left:
+            length = min(chunk, left)
+            written = Continuations(
+                known, text, request.temperature, request.seed, length, candidates, first=number * ROUND
+            )
+            drafted = await self._drafter.draft(written, request.due_at)
+            scoring = stage_pb2.Score(temperature=request.temperature, candidates=drafted.texts)
+            event, nats = await score(session, stage_pb2.Read(codec=request.codec, score=scoring), text)
+            account.add_sweep(event)
+            weights = weigh(nats, drafted.nats.sum(axis=1), length)
+            account.add_candidates(weights, length, drafted.compute_ms)
+            piece = drafted.texts[weights.choose(request.seed, vocabulary.count(text))]
+            yield piece, weights
+            text, left, number = text + piece, left - length, number + 1
+
+    async def _there(self, session: Session, request: Generation, account: Account) -> Drawn:
+        """Chunks that the last host draws among candidates of its own."""
+        (chunk, candidates), vocabulary = self._sizes(request), self.tokenizer.vocabulary
+        left, empty, drawn = request.max_tokens, 0, list[ImportanceWeights | None]()
+
+        def check(event: stage_pb2.Event) -> None:
+            drawn.append(read_drawn(event, vocabulary, min(chunk, left), candidates))
+            if drawn[-1] is None and empty > account.replays:
+                raise internal("a step came back without text")
+
+        scoring = stage_pb2.Score(
+            temperature=request.temperature,
+            seed=request.seed,
+            remaining=left,
+            drafting=stage_pb2.Drafting(most=chunk, branches=candidates),
+        )
+        prompt = vocabulary.count(request.prompt)
+        await session.push(stage_pb2.Read(prompt=prompt, codec=request.codec, score=scoring), request.prompt)
+        while left:
+            event = await session.event(check)
+            account.add_sweep(event)
+            if (weights := drawn[-1]) is None:
+                empty += 1
+                continue
+            account.add_candidates(weights, min(chunk, left))
+            left -= min(chunk, left)
+            yield event.text, weights
 
     @property
     def is_near(self) -> bool:
-        """True if the drafter was trained as the scorer was, so that a few candidates of a whole text are enough.
+        """True if the drafter was trained as the scorer was: it is at the router, and its candidates are near.
 
         A scorer trained block by block is in no imported model's checkpoint, whatever its tokens are.
         """
         return self.tokenizer is BYTE_TOKENIZER or self.ring.model("scorer") is not None
 
-    @property
-    def _usual(self) -> ResampleSizes:
-        return OWN if self.is_near else IMPORTED
-
     def _sizes(self, request: Generation) -> tuple[int, int]:
         """Chunk and candidates. Nothing is learnt over requests: a text would depend on who asked before."""
-        usual = self._usual.chunk or request.whole(self.tokenizer.vocabulary)
+        usual = request.whole(self.tokenizer.vocabulary)
+        if not self.is_near:  # as long as a message holds the candidates
+            usual = max(min(usual, most_scored(self._models["ar"].width) // (request.candidates or CANDIDATES)), 1)
         chunk = min(request.chunk or usual, request.max_tokens)
-        return chunk, request.candidates or max(1, min(self._usual.candidates, self._drafter.most_branches(chunk)))
+        return chunk, request.candidates or max(1, min(CANDIDATES, self._fit(chunk)))
+
+    def _fit(self, length: int) -> int:
+        """Most candidates of so many tokens."""
+        if self.is_near:
+            return self._drafter.most_branches(length)
+        return min(most_scored(self._models["ar"].width) // length, MAX_LOGITS // self.tokenizer.vocabulary.size)
 
     def _scorer(self, request: Generation) -> str:
         """The scorer that `request` asks for, or the default. Meaningful while there is no `problem`."""
@@ -185,3 +251,16 @@ class ResampleMode(Mode):
     def _models(self) -> dict[str, stage_pb2.ModelInfo]:
         found = {name: self.ring.model(kind) for name, kind in SCORERS.items()}
         return {name: model for name, model in found.items() if model is not None}
+
+
+def read_drawn(event: stage_pb2.Event, vocabulary: Vocabulary, length: int, count: int) -> ImportanceWeights | None:
+    """Weights of the candidates among which a host drew a text of `length` tokens; None of the first step, which has no
+    text. Raises StatusError for what is neither."""
+    if not (written := count_tokens(event, vocabulary, "step")):
+        return None
+    if written != length:
+        raise internal(f"a step that draws {length} tokens came back with {written}")
+    nats, drafter_nats = (read_scores(each, count) for each in (event.candidates.nats, event.candidates.drafter_nats))
+    if not np.isfinite(drafter_nats).all():
+        raise internal("candidates came back that their drafter cannot have written")
+    return weigh(nats, drafter_nats, length)

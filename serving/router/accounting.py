@@ -6,11 +6,11 @@ from itertools import starmap, zip_longest
 
 import numpy as np
 
-from serving.modes.candidates import Candidates, ImportanceWeights
 from serving.router.paths import HostLink
 from serving.router.topology import HostEntry
 from serving.v1 import router_pb2
 from stages.clock import monotonic
+from stages.model.resampling import ImportanceWeights
 from stages.model.vocabulary import BYTES, Vocabulary
 from stages.v1 import stage_pb2
 
@@ -93,7 +93,7 @@ class Account:
     # Batches that a sweep's candidates travelled in, the most; 1 where none did.
     batches: int = 1
     effective_samples: list[float] = field(default_factory=list)
-    # Between what was drawn and the scorer's distribution, over all sweeps: distances add up at most.
+    # Between what was drawn and the scorer's distribution, over all sweeps.
     distance_bound: float = 0.0
     # For a token, and how many tokens it was measured on.
     divergence_bits: list[tuple[float, int]] = field(default_factory=list)
@@ -154,14 +154,15 @@ class Account:
         self.accepted += accepted
         self.reached += accepted + (accepted < drafted)
 
-    def add_candidates(self, drafted: Candidates, weights: ImportanceWeights) -> None:
-        """Book the candidates of a sweep, and what the scorer made of them."""
-        count, length = drafted.nats.shape
+    def add_candidates(self, weights: ImportanceWeights, length: int, compute_ms: float = 0.0) -> None:
+        """Book the candidates of a sweep, and what the scorer made of them.
+
+        :param length: of each, tokens; :param compute_ms: of the router, to write them."""
+        count = len(weights.shares)
         self.chunk, self.candidates = max(self.chunk, length), max(self.candidates, count)
         self.effective_samples.append(weights.effective)
-        self.local_compute_ms += drafted.compute_ms
+        self.local_compute_ms += compute_ms
         self.divergence_bits.append((weights.divergence_bits, count * length))
-        self.distance_bound = min(self.distance_bound + weights.distance_bound, 1.0)
 
     def add_text(self, tokens: bytes, told: stage_pb2.Logprobs | None = None) -> None:
         """Book what was written, and with it the log-probabilities of its tokens, which may be of more than these."""

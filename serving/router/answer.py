@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -18,6 +18,7 @@ from stages.host.validation import parse_hop
 from stages.model.vocabulary import Vocabulary
 from stages.v1 import stage_pb2
 from stages.wire.messages import (
+    Outcome,
     PictureMessage,
     Work,
     copy_of,
@@ -103,8 +104,23 @@ class AuditedAnswer:
         first = self.works[0]
         return isinstance(first, stage_pb2.Read) and first.HasField("sample")
 
+    @property
+    def by_hosts(self) -> bool:
+        """True for a text that the last host drew among candidates: after its first step hosts go on by themselves."""
+        first = self.works[0]
+        return isinstance(first, stage_pb2.Read) and first.score.remaining > 0
+
+    def came(self, events: Sequence[stage_pb2.Event], due: int) -> list[stage_pb2.Event] | None:
+        """The results that came with the events of a step, of which so many are due; None where some are lacking."""
+        if not self.by_hosts:
+            return [merged(events)] if len(events) == due else None
+        drawn = self.told(events)
+        return drawn if len(drawn) == len(self.told(self.results)) else None
+
     def told(self, results: Sequence[stage_pb2.Event]) -> list[stage_pb2.Event]:
         """`results`, those of a drawn text as one, however it was cut."""
+        if self.by_hosts:  # to where the text ended; a step without text is one more where another host took over
+            return [each for each in results if each.text][: sum(bool(each.text) for each in self.results)]
         if not self.in_one_pass:
             return list(results)
         whole = stage_pb2.Event(text=b"".join(each.text for each in results), complete=results[-1].complete)
@@ -182,10 +198,11 @@ class ReferenceVerifier:
         session = SessionStore(MOST_BYTES, lease_s=MOST_BYTES).open(
             first.session, first.router, kind, first.capacity, parts
         )
-        results = []
+        results = list[stage_pb2.Event]()
         for hops in steps:
-            ends = [_end(hop, session) for hop in hops]
-            results.append(merged(ends[-results_of(hops) :]))
+            events = [event for hop in hops for event in _events(hop, session)]
+            goes_on = hops[-1].read.score.remaining > 0
+            results += events if goes_on else [merged(events[-results_of(hops) :])]
         return results
 
     def find(self, digest: str) -> tuple[Path, HostPlan] | None:
@@ -198,13 +215,17 @@ class ReferenceVerifier:
         return None
 
 
-def _end(hop: stage_pb2.Hop, session: HostSession) -> stage_pb2.Event:
+def _events(hop: stage_pb2.Hop, session: HostSession) -> Iterator[stage_pb2.Event]:
     parts = session.parts
-    work = parse_hop(copy_of(hop), parts.plan)
-    work.begin(session, parts.plan.blocks[-1] + 1)
-    while work.outcome is None:
-        call = work.next_op()
-        work.complete(call.compute([call.piece])[0])
-    if isinstance(work.outcome, stage_pb2.Hop):  # of pictures, whose next step begins where the last one ended
-        return _end(work.outcome, session)
-    return work.outcome
+    outcome: Outcome | None = hop
+    while isinstance(outcome, stage_pb2.Hop):  # the next step of pictures or candidates begins where the last one ended
+        work = parse_hop(copy_of(outcome), parts.plan)
+        work.begin(session, parts.plan.blocks[-1] + 1)
+        while work.outcome is None:
+            call = work.next_op()
+            work.complete(call.compute([call.piece])[0])
+        outcome = work.outcome
+        if work.result is not None:
+            yield work.result
+    assert outcome is not None
+    yield outcome

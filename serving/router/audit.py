@@ -32,7 +32,7 @@ from stages.errors import OnesweepError
 from stages.host.prefixes import MOST_FAULTY
 from stages.host.validation import check_timings
 from stages.v1 import stage_pb2
-from stages.wire.messages import merged, seconds_until
+from stages.wire.messages import seconds_until
 from stages.wire.status import StatusError, unavailable
 
 if TYPE_CHECKING:
@@ -214,12 +214,12 @@ class Auditor:
         """Results of a path for an answer's work, sent as any other. Raises StatusError."""
         came = asyncio.Queue[stage_pb2.Event](MOST_UNREAD)
         attempt = self.ring.begin(path, lambda _, event: None if came.full() else came.put_nowait(event))
-        results = []
+        results = Results()
         try:
             for hops in answer.steps(attempt, self._random):
                 attempt.send(hops)
                 events = Results()
-                while len(events) < attempt.results:
+                while (whole := answer.came(events, attempt.results)) is None:
                     wait_s = min(self.ring.settings.hop_timeout_s + answer.took_s, seconds_until(answer.due_at))
                     async with asyncio.timeout(wait_s):
                         event = await came.get()
@@ -231,7 +231,7 @@ class Auditor:
                     self.counters.compute_ms += sum(timing.compute_ms for timing in event.timings)
                     events.append(event)
                 self.counters.hops += len(hops) * len(path)
-                results.append(merged(events))
+                results += whole
         except TimeoutError:
             raise StatusError(grpc.StatusCode.DEADLINE_EXCEEDED, "an audited answer did not come back") from None
         finally:

@@ -67,9 +67,7 @@ class Request:
     # With max_bytes, the nearer limit counts; 128 bytes where neither is given.
     max_tokens: int | None = _count("most tokens; a byte model's tokens are bytes", rare=False)
     seed: int = setting(0, "the same seed gives the same text (0)", shown="", least=0, most=MAX_SEED, metavar="S")
-    chunk: int | None = _count(
-        "tokens a sweep: chunked (32 bytes, 8 tokens), resample (all; imported 12)", "tokens a sweep"
-    )
+    chunk: int | None = _count("tokens a sweep: chunked (32 bytes, 8 tokens), resample (all)", "tokens a sweep")
     temperature: float | None = setting(None, "0 = most likely (0.8)", metavar="T", least=0, most=MAX_TEMPERATURE)
     top_p: float | None = _shape(
         "draw from the most likely tokens that have this share together (1)", 1.0, above=0, most=1
@@ -124,6 +122,12 @@ class Request:
         "continuations scored in a sweep: resample (16)",
         "continuations scored in a sweep: resample",
         most=MAX_CANDIDATES,
+    )
+    max_distance: float | None = _setting(
+        {"http": "most distance_bound: resample; above it ar-speculative writes"},
+        "most distance_bound: resample; above it ar-speculative writes (1)",
+        least=0,
+        most=1,
     )
     budget_ms: int | None = _count(
         "latency to keep to, mode auto (the best text)", "latency to keep to: auto", metavar="MS", rare=False

@@ -85,8 +85,7 @@ class Session:
         self._number = 0  # of the next work
         # Space of its text in the hosts' memory; empty: it has none.
         self._space = account.context.space
-        # A host no longer had what it said that it keeps.
-        self._forgotten = False
+        self._forgotten = False  # a host no longer had what it said that it keeps
         self._work: Work | PictureMessage | None = None
         # Called with an event that shows how far pictures are, as soon as it comes.
         self.on_preview: Callable[[stage_pb2.Event], object] = lambda event: None
@@ -235,8 +234,12 @@ class Session:
         for timing in event.timings:
             if timing.host in self.account.hosts:
                 self.account.hosts[timing.host].record(timing)
-        assert self._work is not None
-        if isinstance(self._work, stage_pb2.Read) and self._work.sample.remaining > 1:  # the hosts start the next one
+        work = self._work
+        if isinstance(work, stage_pb2.Read) and (work.sample.remaining > 1 or work.score.remaining):
+            if event.text and work.score.remaining:  # the hosts have read what they knew, and start the next one
+                known = self.vocabulary.count(self._text + self._written)
+                self._reads.append(known - self._start)
+                self._start = known
             self._written, self._steps = self._written + event.text, self._steps + 1
             self._failed_on, self._tries, self._waiting_since = {}, 0, monotonic()
 
@@ -344,9 +347,9 @@ class Session:
         if isinstance(self._work, PictureMessage):
             return self._work
         again = copy_of(self._work)
-        if isinstance(again, stage_pb2.Read) and self._written:  # at the step that the hosts went on to
+        if isinstance(again, stage_pb2.Read) and self._steps:  # at the step that the hosts went on to
             again.number += self._steps
-            again.sample.remaining -= self.vocabulary.count(self._written)
+            getattr(again, again.WhichOneof("ask") or "").remaining -= self.vocabulary.count(self._written)
             self._work, self._text = copy_of(again), self._text + self._written
             self._written, self._steps = b"", 0
         again.start, again.clean = 0, self._text + self._drafts

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -16,32 +17,26 @@ from stages.backends.packed import Growing, GrowingPiece, PipelineRunner
 from stages.backends.packed_llama import packed_stage
 from stages.checkpoint.checkpoint import load_stage
 from stages.checkpoint.manifest import read_manifest
-from stages.model.layers import round_linears
-from stages.model.llama import LlamaStage
 from stages.model.pipeline import cache_bytes, new_caches
 from stages.model.prefill import split_reads
+from stages.model.resampling import LEAST_TEMPERATURE, Candidates, candidate_numbers, draw_tokens
 from stages.model.vocabulary import Vocabulary
 
 
 class WholeModel:
     """All stages of a model of any family, by the code of hosts. Its texts are for one thread only."""
 
-    def __init__(self, directory: Path, rounds: bool = False) -> None:
-        """Raises CheckpointError. :param rounds: pretrained weights to 8 bits, for drafts."""
-        self.directory, self.rounds, self.manifest = directory, rounds, read_manifest(directory)
+    def __init__(self, directory: Path) -> None:
+        """Raises CheckpointError."""
+        self.directory, self.manifest = directory, read_manifest(directory)
         self.architecture = a = self.manifest.text_architecture
         self.vocabulary, self.positions = Vocabulary(a.vocabulary), a.positions
 
     @cached_property
     def stages(self) -> list[PipelineRunner]:
         """Loaded and gated when they are first asked for: a router may never need its own. Raises CheckpointError."""
-        return [self._stage(i) for i in range(self.architecture.parts)]  # one after the other in memory
-
-    def _stage(self, index: int) -> PipelineRunner:
-        stage = load_stage(self.directory, index)
-        if self.rounds and isinstance(stage, LlamaStage):
-            round_linears(stage)
-        return packed_stage(stage)
+        parts = range(self.architecture.parts)
+        return [packed_stage(load_stage(self.directory, i)) for i in parts]  # one after the other in memory
 
     def open(self, capacity: int) -> ModelText:
         """Begin a text. capacity: most tokens of it that are read."""
@@ -66,6 +61,42 @@ class WholeModel:
         for stage, grown in zip(self.stages, zip(*texts, strict=True), strict=True):
             x = stage.grow([GrowingPiece(*each) for each in zip(x, grown, strict=True)])
         return self.stages[-1].next_byte(x)
+
+    @torch.inference_mode()
+    def read_on(self, pieces: Sequence[KnownText]) -> list[None]:
+        """`ModelText.read_on` of several texts."""
+        for text, tokens in pieces:
+            text.read_on(tokens)
+        return [None for _ in pieces]
+
+    @torch.inference_mode()
+    def write(self, jobs: Sequence[Continuations]) -> list[None]:
+        """A token more of continuations of several texts. Where it fails, all of them begin again: the same numbers
+        draw the same tokens."""
+        try:
+            for job in jobs:
+                job.open()
+            logits, sharpness, u = (
+                torch.cat([getattr(job, name) for job in jobs]) for name in ("logits", "sharpness", "u")
+            )
+            drawn, counts = draw_tokens(logits, sharpness, u), [job.count for job in jobs]
+            for job, tokens, probs in zip(jobs, *(each.split(counts) for each in drawn), strict=True):
+                job.add(tokens, probs)
+            going = [job for job in jobs if not job.is_done]
+            for job, after in zip(going, self.read([job.next for job in going]) if going else (), strict=True):
+                job.logits = after
+        except BaseException:
+            for job in jobs:
+                job.begin_again()
+            raise
+        return [None for _ in jobs]
+
+
+class KnownText(NamedTuple):
+    """The beginning of a text, in tokens, of which more is to come."""
+
+    text: ModelText
+    tokens: bytes
 
 
 class ModelText:
@@ -152,3 +183,62 @@ class ModelChain:
 
     def select(self, branches: NDArray[np.int64]) -> None:
         pass
+
+
+class Continuations:
+    """Many continuations of one text under way, a token of each with every pass. The text itself is read, and kept,
+    once."""
+
+    def __init__(
+        self, text: ModelText, known: bytes, temperature: float, seed: int, length: int, count: int, first: int = 0
+    ) -> None:
+        """:param known: the text, in tokens.
+        :param first: as of `candidate_numbers`."""
+        self.text, self.known, self.length, self.count = text, known, length, count
+        self._numbers = partial(candidate_numbers, seed, text.model.vocabulary.count(known), length, count, first)
+        self.sharpness = torch.full((count, 1), 1 / max(temperature, LEAST_TEMPERATURE))
+        self.logits = torch.empty(0)
+        self._first: Tensor | None = None
+        self._forks: ModelForks | None = None
+        self._written = 0
+
+    @property
+    def is_done(self) -> bool:
+        return self._written == self.length
+
+    @property
+    def u(self) -> Tensor:
+        """Numbers that draw the next token of each: (continuations, 1) float64."""
+        return self._u[self._written]
+
+    @property
+    def next(self) -> tuple[ModelForks, NDArray[np.int64]]:
+        """The tokens that were written last, and what reads them."""
+        assert self._forks is not None
+        return self._forks, self._tokens[self._written - 1].numpy()[:, 0]
+
+    def open(self) -> None:
+        """Read what is new of the text, and get the memory, if that was not done."""
+        if self._forks is None:
+            shape = (self.length, self.count, 1)
+            self._u = torch.from_numpy(self._numbers()).unsqueeze(2)
+            self._tokens, self._probs = torch.empty(shape, dtype=torch.int64), torch.empty(shape)
+            if self._first is None:  # read again it might differ in the last bits
+                self._first = self.text.logits_after(self.known).expand(self.count, -1)
+            self.logits = self._first
+            self._forks = self.text.fork(self.count, self.length)
+
+    def add(self, tokens: Tensor, probs: Tensor) -> None:
+        """Book a token of each, and its probability: (continuations, 1) both."""
+        self._tokens[self._written], self._probs[self._written] = tokens, probs
+        self._written += 1
+
+    def begin_again(self) -> None:
+        self._forks, self._written = None, 0
+
+    def candidates(self, compute_ms: float = 0.0) -> Candidates:
+        """All of them, once it `is_done`. Its memory is free then."""
+        self._forks = None
+        tokens, probs = (each[..., 0].T.numpy() for each in (self._tokens, self._probs))
+        texts = [self.text.model.vocabulary.encode(row) for row in tokens]
+        return Candidates(texts, np.log(probs, dtype=np.float64), compute_ms)

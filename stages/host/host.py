@@ -167,10 +167,10 @@ class Host:
             session = self._drawing(hop, work, parts, session)
         else:
             assert isinstance(work, TextWork)
+            extra_bytes = work.extra_bytes(parts, hop.capacity if session is None else session.capacity)
             opens = work.start == 0 or bool(hop.memory.prefix)
             session = self._open(hop, work, parts, hop.capacity) if opens else self._due(hop, work)
-            if work.compiles:
-                self.sessions.count_grammar(hop.session)
+            self.sessions.book(hop.session, extra_bytes)
             session.length = work.start + work.remembered
         if sender:  # one host alone forwards to this one
             session.sender = sender

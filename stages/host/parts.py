@@ -224,7 +224,7 @@ def _drafter(plan: HostPlan, source: ModelSource) -> Drafter:
     if plan.near is None:
         return Drafter(source.vocabulary)
     log.info("reading the near model, which drafts: %s", plan.near)
-    model = WholeModel(plan.near, rounds=True)
+    model = WholeModel(plan.near)
     assert model.stages, "read before the host is ready, not by its first draft"
     return Drafter(source.vocabulary, model)
 

@@ -22,9 +22,11 @@ import torch
 from torch import Tensor
 
 from stages.backends.base import BranchPiece, CleanPiece, Denoised, NoisyPiece
+from stages.backends.whole_model import Continuations, KnownText
 from stages.clock import monotonic
+from stages.host.grammar import GRAMMAR_BYTES
 from stages.host.metrics import HostCounters
-from stages.host.parts import WARM_POSITIONS, ModelKind
+from stages.host.parts import WARM_POSITIONS, ModelKind, Parts
 from stages.host.sessions import HostSession
 from stages.pictures.trajectory import PicturePiece
 from stages.v1 import stage_pb2
@@ -42,7 +44,7 @@ class KernelCall:
 
     # The method of a runner that takes such pieces: equal ones can be computed in one call.
     compute: Callable[[Sequence[Any]], Sequence[Any]]
-    piece: CleanPiece | BranchPiece | NoisyPiece | PicturePiece | Tensor
+    piece: CleanPiece | BranchPiece | NoisyPiece | PicturePiece | Continuations | KnownText | Tensor
     rows: int
 
 
@@ -83,13 +85,18 @@ class HopWork(ABC):
         """The next call; only while there is no outcome."""
 
     @abstractmethod
-    def complete(self, result: Tensor | Denoised) -> None:
+    def complete(self, result: Tensor | Denoised | None) -> None:
         """Continue with the result of the last call."""
 
     @property
     def between_reads(self) -> bool:
         """True if the next call would be of the host's first stage: an AR step passes all of them at once."""
         return True
+
+    def extra_bytes(self, parts: Parts, capacity: int) -> int:
+        """Memory that it takes on this host beside the caches of a session of `capacity` positions. Raises StatusError
+        where the host can have none for it."""
+        return GRAMMAR_BYTES if self.compiles else 0
 
     def draft_ahead(self) -> bool:
         """Draft a token of what may come after the draft that this work sent; False where nothing is left to do."""

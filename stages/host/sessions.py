@@ -12,11 +12,12 @@ from torch import Tensor
 
 from stages.clock import monotonic
 from stages.host.drafter import DraftState
-from stages.host.grammar import GRAMMAR_BYTES, Grammar
+from stages.host.grammar import Grammar
 from stages.host.parts import ModelKind, Parts, session_bytes
 from stages.host.prefixes import Beginning
 from stages.model.layers import LayerCache
 from stages.model.pipeline import new_caches
+from stages.model.resampling import Candidates
 from stages.model.vocabulary import Vocabulary
 from stages.v1 import stage_pb2
 from stages.wire.messages import summed
@@ -52,11 +53,12 @@ class HostSession:
     caches: dict[int, list[LayerCache]] = field(default_factory=dict)
     # What the text is held to, on the last host.
     grammar: Grammar | None = None
-    has_grammar: bool = False  # its memory is counted
+    extra_bytes: int = 0  # of what its work takes beside the caches, as far as it is counted
     # The text so far: (capacity,), of which as many as the caches hold are known.
     tokens: NDArray[np.int64] = field(default_factory=lambda: np.empty(0, dtype=np.int64))
     beginning: Beginning | None = None  # where the beginning of its text may be kept
     draft: DraftState | None = None  # of a host that drafts for it
+    written: Candidates | None = None  # of the last host's drafter, on their way round the ring
 
     def accepted(self, is_prefill: bool, has_more: bool) -> None:
         """Count a hop.
@@ -133,18 +135,18 @@ class SessionStore:
         self.bytes += need
         return session
 
-    def count_grammar(self, name: str) -> None:
-        """Book the memory of a session's compiled schema, once. Raises StatusError where the budget has no room: the
-        session is then freed."""
+    def book(self, name: str, extra_bytes: int) -> None:
+        """Book what a session's work takes beside its caches, once. Raises StatusError where the budget has no room:
+        the session is then freed."""
         session = self.sessions[name]
-        if not session.has_grammar:
+        if (more := extra_bytes - session.extra_bytes) > 0:
             try:
-                self._check_room(GRAMMAR_BYTES)
+                self._check_room(more)
             except StatusError:
                 self.release(name)
                 raise
-            session.has_grammar = True
-            session.bytes, self.bytes = session.bytes + GRAMMAR_BYTES, self.bytes + GRAMMAR_BYTES
+            session.extra_bytes = extra_bytes
+            session.bytes, self.bytes = session.bytes + more, self.bytes + more
 
     def _check_room(self, need: int) -> None:
         self.expire()

@@ -13,6 +13,7 @@ from stages.host.prefixes import VOUCHER_BYTES
 from stages.host.scheduler import HopWork
 from stages.host.work.pictures import parse_denoise, parse_draw
 from stages.host.work.read import parse_read
+from stages.host.work.resample import parse_resample
 from stages.host.work.score import parse_score
 from stages.host.work.sweep import parse_sweep
 from stages.limits import MAX_ADDRESS
@@ -65,6 +66,8 @@ def parse_hop(hop: stage_pb2.Hop, plan: HostPlan, is_open: bool = False) -> HopW
                 work = parse_draw(hop, source)
             case "denoise":
                 work = parse_denoise(hop, source)
+            case _ if hop.read.score.remaining:
+                work = parse_resample(hop, kind, source)
             case _ if hop.read.HasField("score"):
                 work = parse_score(hop, kind, source)
             case _:

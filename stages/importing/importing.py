@@ -148,7 +148,7 @@ class ImportSettings:
     hosts: Sequence[StageHost] = ()  # of each stage; none: equal ones, with room for any
     weights: Weights = "float32"  # of the matrices in layers
     loss_nats: float | None = None  # on the probe, where this source was read before
-    is_copy: bool = False  # for drafts: small rather than exact
+    is_drafter: bool = False  # small rather than exact
 
 
 def open_source(path: Path) -> Source:
@@ -173,7 +173,7 @@ def import_model(settings: ImportSettings, progress: WorkProgress | None = None)
     progress.at(f"reading {settings.source}", 0.0)
     source = open_source(settings.source)
     source.check()
-    wide = source.wide_matrices() if settings.weights == "q4" and not settings.is_copy else ()
+    wide = source.wide_matrices() if settings.weights == "q4" and not settings.is_drafter else ()
     architecture = _cut(replace(source.architecture, eight_bits=wide), settings)
     tokens = probe_tokens(source.speech.tokenizer, source.architecture, PROBE_TEXT)  # a short context tells too little
     memory, disk = _needed(architecture), sum(cost.held for cost in _costs(architecture))
@@ -263,10 +263,10 @@ def _fitting_copy(settings: ImportSettings) -> str:
 
 def _add_near_model(settings: ImportSettings, drafter: str, progress: WorkProgress) -> None:
     own, out = read_manifest(settings.out), settings.out / "local"
-    near = replace(settings, source=Path(drafter), out=out, blocks=1, hosts=(), weights="float32")
+    near = replace(settings, source=Path(drafter), out=out, blocks=1, hosts=(), weights="q8", is_drafter=True)
     if drafter in COPIES:
         nats = own.metrics["probe"]["next_token_nats"]
-        near = replace(near, source=settings.source, weights=COPIES[drafter], loss_nats=nats, is_copy=True)
+        near = replace(near, source=settings.source, weights=COPIES[drafter], loss_nats=nats)
     made = import_model(near, progress)
     if own.tokens != made.tokens:
         shutil.rmtree(out)

@@ -337,19 +337,6 @@ def rounded(weight: Tensor, kind: torch.dtype = torch.float16) -> dict[str, Tens
     return {"codes": codes.clamp_(-LARGEST_INT8, LARGEST_INT8).to(torch.int8).flatten(1), "scales": scales}
 
 
-def round_linears(module: nn.Module) -> None:
-    """Put an `Int8Linear` in the place of each linear map whose rows are whole groups."""
-    for name, each in list(module.named_children()):
-        if isinstance(each, TiedHead) or type(each) is nn.Linear:
-            if not each.weight.shape[1] % GROUP:
-                linear = Int8Linear(each.weight.shape[1], len(each.weight), bias=each.bias is not None)
-                found = rounded(each.weight.detach())
-                linear.load_state_dict(found if each.bias is None else {**found, "bias": each.bias}, assign=True)
-                setattr(module, name, linear)
-        else:
-            round_linears(each)
-
-
 class Int8Embedding(Int8Linear):
     """A row of such weights for each token."""
 

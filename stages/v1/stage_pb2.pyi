@@ -1063,14 +1063,28 @@ class Score(_message.Message):
     CANDIDATES_FIELD_NUMBER: _builtins.int
     BATCH_FIELD_NUMBER: _builtins.int
     BATCHES_FIELD_NUMBER: _builtins.int
+    REMAINING_FIELD_NUMBER: _builtins.int
+    SEED_FIELD_NUMBER: _builtins.int
+    DRAFTING_FIELD_NUMBER: _builtins.int
     temperature: _builtins.float
     batch: _builtins.int
     """0, 1, 2 ... in a step"""
     batches: _builtins.int
     """of the step; 0 and 1: this is all of it"""
+    remaining: _builtins.int
+    """Symbols still to write, those of this step included: the last host writes the candidates, draws the text among them and
+    starts the next step itself, up to the end. Its first step has no candidates yet, and a text without a symbol.
+    0: the router does.
+    """
+    seed: _builtins.int
+    """of the candidates and of the draw"""
     @_builtins.property
     def candidates(self) -> _containers.RepeatedScalarFieldContainer[_builtins.bytes]:
         """of one length, in all batches of a step"""
+
+    @_builtins.property
+    def drafting(self) -> Global___Drafting:
+        """their length (`most`, as far as so much remains) and number (`branches`)"""
 
     def __init__(
         self,
@@ -1079,10 +1093,13 @@ class Score(_message.Message):
         candidates: _abc.Iterable[_builtins.bytes] | None = ...,
         batch: _builtins.int = ...,
         batches: _builtins.int = ...,
+        remaining: _builtins.int = ...,
+        seed: _builtins.int = ...,
+        drafting: Global___Drafting | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["drafting", b"drafting"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["batch", b"batch", "batches", b"batches", "candidates", b"candidates", "temperature", b"temperature"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["batch", b"batch", "batches", b"batches", "candidates", b"candidates", "drafting", b"drafting", "remaining", b"remaining", "seed", b"seed", "temperature", b"temperature"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1311,6 +1328,7 @@ class Event(_message.Message):
     LOGPROBS_FIELD_NUMBER: _builtins.int
     COMPLETE_FIELD_NUMBER: _builtins.int
     DRAFTED_FIELD_NUMBER: _builtins.int
+    CANDIDATES_FIELD_NUMBER: _builtins.int
     session: _builtins.str
     number: _builtins.int
     """of the sweep or step"""
@@ -1331,6 +1349,10 @@ class Event(_message.Message):
     def logprobs(self) -> Global___Logprobs:
         """of `text`, where they were asked for"""
 
+    @_builtins.property
+    def candidates(self) -> Global___Scores:
+        """among which the last host drew `text`"""
+
     def __init__(
         self,
         *,
@@ -1344,10 +1366,11 @@ class Event(_message.Message):
         logprobs: Global___Logprobs | None = ...,
         complete: _builtins.bool = ...,
         drafted: _builtins.int = ...,
+        candidates: Global___Scores | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["fault", b"fault", "logprobs", b"logprobs", "outcome", b"outcome", "pictures", b"pictures", "scores", b"scores", "text", b"text"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["candidates", b"candidates", "fault", b"fault", "logprobs", b"logprobs", "outcome", b"outcome", "pictures", b"pictures", "scores", b"scores", "text", b"text"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["complete", b"complete", "drafted", b"drafted", "fault", b"fault", "logprobs", b"logprobs", "number", b"number", "outcome", b"outcome", "pictures", b"pictures", "scores", b"scores", "session", b"session", "text", b"text", "timings", b"timings"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["candidates", b"candidates", "complete", b"complete", "drafted", b"drafted", "fault", b"fault", "logprobs", b"logprobs", "number", b"number", "outcome", b"outcome", "pictures", b"pictures", "scores", b"scores", "session", b"session", "text", b"text", "timings", b"timings"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType_outcome: _TypeAlias = _typing.Literal["text", "fault", "scores", "pictures"]  # noqa: Y015
     _WhichOneofArgType_outcome: _TypeAlias = _typing.Literal["outcome", b"outcome"]  # noqa: Y015
@@ -1395,17 +1418,21 @@ class Scores(_message.Message):
 
     NATS_FIELD_NUMBER: _builtins.int
     BATCH_FIELD_NUMBER: _builtins.int
+    DRAFTER_NATS_FIELD_NUMBER: _builtins.int
     nats: _builtins.bytes
     batch: _builtins.int
+    drafter_nats: _builtins.bytes
+    """likewise by the drafter that wrote them, where that is on the last host"""
     def __init__(
         self,
         *,
         nats: _builtins.bytes = ...,
         batch: _builtins.int = ...,
+        drafter_nats: _builtins.bytes = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["batch", b"batch", "nats", b"nats"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["batch", b"batch", "drafter_nats", b"drafter_nats", "nats", b"nats"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -22,13 +22,13 @@ import re
 import secrets
 import socket
 import ssl
-import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 
 import grpc
 import grpc.aio
 import psutil
 
+from stages.clock import monotonic
 from stages.errors import InputError
 from stages.v1 import join_pb2, join_pb2_grpc
 from stages.wire.channel import LINK_DOMAIN, LINKS_VARIABLE, open_channel, parse_address
@@ -221,7 +221,7 @@ class MachineLinks:
         if (stub := self._stub) is None:
             raise StatusError(grpc.StatusCode.UNAVAILABLE, "the rendezvous was not reached yet")
         kind, address, chosen_at = self._ways.pop(name, ("", "", 0.0))
-        if time.monotonic() - chosen_at > CHOSEN_S:
+        if monotonic() - chosen_at > CHOSEN_S:
             kind = ""
         try:
             if kind in ("", DIRECT):
@@ -320,7 +320,7 @@ class MachineLinks:
 
     def _choose(self, stub: join_pb2_grpc.JoinServiceAsyncStub, name: str, kind: str, address: str = "") -> None:
         """Remember a way, and tell people of it here and there."""
-        self._ways[name] = kind, address, time.monotonic()
+        self._ways[name] = kind, address, monotonic()
         if self._kinds.get(name) == kind:
             return
         self._kinds[name] = kind

@@ -73,6 +73,8 @@ def step_hops(hop: stage_pb2.Hop, vocabulary: Vocabulary, most: int, rows: int) 
 def _batches(hop: stage_pb2.Hop, vocabulary: Vocabulary, rows: int) -> list[stage_pb2.Hop]:
     """A Score as one hop for each batch of its candidates."""
     candidates = list(hop.read.score.candidates)
+    if not candidates:  # the last host writes them
+        return [hop]
     size = candidates_together(vocabulary.count(candidates[0]), len(candidates), rows)
     if size >= len(candidates):
         return [hop]
@@ -179,18 +181,36 @@ def next_read(hop: stage_pb2.Hop, text: bytes, vocabulary: Vocabulary, kept: int
 
     :param kept: draft tokens of `hop` that they remember.
     """
-    after = copy_of(hop)
-    read, sample = after.read, after.read.sample
-    read.number += 1
-    read.start += vocabulary.count(read.clean) - sample.draft + kept
-    read.clean = vocabulary.cut(text, kept) + vocabulary.encode(draft.tokens)
-    read.stage = 0
-    read.ClearField("hidden")
+    sample = hop.read.sample
+    clean = vocabulary.cut(text, kept) + vocabulary.encode(draft.tokens)
+    after = _next_step(hop, vocabulary.count(hop.read.clean) - sample.draft + kept, clean)
+    sample = after.read.sample
     sample.remaining -= vocabulary.count(text)
     sample.draft = len(draft.tokens)
     sample.ClearField("tree")
     if draft.tokens and draft.first < len(draft.tokens):  # a tree
         sample.tree.depths.extend(draft.depths)
+    return after
+
+
+def next_score(hop: stage_pb2.Hop, text: bytes, vocabulary: Vocabulary, candidates: Sequence[bytes]) -> stage_pb2.Hop:
+    """The hop of the step after that of `hop`, which gave `text`: it reads that, and scores `candidates`."""
+    after = _next_step(hop, vocabulary.count(hop.read.clean), text)
+    score = after.read.score
+    score.remaining -= vocabulary.count(text)
+    score.candidates[:] = candidates
+    return after
+
+
+def _next_step(hop: stage_pb2.Hop, known: int, clean: bytes) -> stage_pb2.Hop:
+    """The hop of the step after that of `hop`, of whose new tokens hosts remember `known`: it brings `clean`."""
+    after = copy_of(hop)
+    read = after.read
+    read.number += 1
+    read.start += known
+    read.clean, read.stage = clean, 0
+    for name in ("hidden", "reads"):
+        read.ClearField(name)
     after.ClearField("memory")
     del after.timings[:]
     return after

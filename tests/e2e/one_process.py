@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -10,21 +11,34 @@ from typing import Any
 import numpy as np
 import torch
 
-from serving.modes.candidates import Floats, weigh, write_candidates
-from serving.modes.drafters.local_model import LocalModel, LocalSequence
+from serving.modes.local_model import LocalModel
+from serving.modes.resample import ROUND
 from serving.router.request import SHAPES
 from stages.backends import DEFAULT_BACKEND, backend_named
-from stages.backends.base import CleanPiece, StageRunner
+from stages.backends.base import BlockRunner, CleanPiece, StageRunner
+from stages.backends.whole_model import Continuations
 from stages.checkpoint.checkpoint import load_ar, load_chain
 from stages.checkpoint.manifest import read_manifest
-from stages.host.work.sweep import BlockWork, SweepPlan, run_unbatched
+from stages.host.work.sweep import BlockWork, SweepPlan
 from stages.model.architecture import Architecture
 from stages.model.codec import FEATURE_LIMIT, codec_named, hidden_codec
 from stages.model.pipeline import new_caches
 from stages.model.randomness import sample_tokens
+from stages.model.resampling import Floats, weigh
 from stages.model.samplers import DEFAULT_SAMPLER
 from stages.model.scoring import Shaping, log_probabilities
 from stages.model.vocabulary import BYTES
+
+
+def run_unbatched(work: BlockWork, runner: BlockRunner) -> bytes:
+    """One block's work from beginning to end, in no company."""
+    while not work.done:
+        piece = work.piece
+        if isinstance(piece, CleanPiece):
+            work.supply(runner.read([piece])[0])
+        else:
+            work.supply(runner.denoise([piece])[0])
+    return work.outcome()
 
 
 @cache
@@ -96,13 +110,17 @@ def scores(directory: Path, text: bytes, candidates: list[bytes], temperature: f
 def resampled_text(directory: Path, prompt: bytes, request: dict[str, Any], count: int) -> bytes:
     """The small model proposes, the large one weighs, without a host."""
     text, limit, temperature, seed = prompt, len(prompt) + count, request["temperature"], request["seed"]
-    sequence = LocalSequence(LocalModel(directory / "local"), 512, temperature, seed)
+    drafter = LocalModel(directory / "local")
+    known = drafter.open(512)
     for number in range(count):
         if (left := limit - len(text)) == 0:
             break
         chunk, most = min(request["chunk"], left), request["candidates"]
-        drafted = asyncio.run(write_candidates(sequence, text, chunk, most, number))
-        weights = weigh(drafted, scores(directory, text, drafted.texts, temperature).sum(axis=1))
+        written = Continuations(known, text, temperature, seed, chunk, most, number * ROUND)
+        drafted = asyncio.run(drafter.draft(written, math.inf))
+        weights = weigh(
+            scores(directory, text, drafted.texts, temperature).sum(axis=1), drafted.nats.sum(axis=1), chunk
+        )
         text += drafted.texts[weights.choose(seed, len(text))]
     return text[len(prompt) :]
 

@@ -65,7 +65,7 @@ class PictureWork(HopWork):
     def next_op(self) -> KernelCall:
         return KernelCall(self._runner.evaluate, self._pieces[0], self.rows)
 
-    def complete(self, result: Tensor | Denoised) -> None:
+    def complete(self, result: Tensor | Denoised | None) -> None:
         assert isinstance(result, Tensor)
         self._pieces.popleft()
         self._results.append(result)

@@ -83,7 +83,7 @@ class ReadWork(TextWork):
         piece = CleanPiece(self._x, self.session.caches[stage], one_by_one, () if self._unread else self.depths)
         return KernelCall(self._runners[stage].read, piece, rows)
 
-    def complete(self, result: Tensor | Denoised) -> None:
+    def complete(self, result: Tensor | Denoised | None) -> None:
         assert isinstance(result, Tensor)
         self._x, self._at = result, self._at + 1
         if self._at < len(self._stages):
@@ -165,7 +165,7 @@ class SampleWork(ReadWork):
             return super().next_op()
         return KernelCall(self._runners[self._stages[-1]].next_byte, self._x, self.rows)
 
-    def complete(self, result: Tensor | Denoised) -> None:
+    def complete(self, result: Tensor | Denoised | None) -> None:
         if self._at < len(self._stages):
             super().complete(result)
             return

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -16,6 +17,7 @@ from stages.host.work.checks import check_temperature
 from stages.host.work.read import ReadWork, check_new_tokens, parse_hidden
 from stages.limits import MAX_CANDIDATES
 from stages.model.prefill import read_lengths
+from stages.model.resampling import Floats
 from stages.model.scoring import CandidateScores, branch_pieces, head_pieces, most_scored
 from stages.v1 import stage_pb2
 from stages.wire.messages import has_more
@@ -63,15 +65,13 @@ class ScoreWork(ReadWork):
         stage = self._stages[self._at]
         return KernelCall(self._runners[stage].branch, BranchPiece(self._x, self.session.caches[stage]), self.rows)
 
-    def complete(self, result: Tensor | Denoised) -> None:
+    def complete(self, result: Tensor | Denoised | None) -> None:
         assert isinstance(result, Tensor)
         if self._heads:
             self._heads.popleft()
             self._scores.add(result)
             if not self._heads:
-                nats = self._scores.nats().astype("<f8").tobytes()
-                scores = stage_pb2.Scores(nats=nats, batch=self.batch)
-                self.outcome = stage_pb2.Event(session=self.hop.session, number=self.number, scores=scores)
+                self._scored(self._scores.nats())
             return
         self._x, self._at = result, self._at + 1
         if self._at < len(self._stages):
@@ -83,9 +83,17 @@ class ScoreWork(ReadWork):
         if left:
             self._x = left.popleft()
         elif self._ends_here:
-            self._heads.extend(head_pieces(self._asked(torch.cat(self._hidden)), self.session.vocabulary.size))
+            self._ended(torch.cat(self._hidden))
         else:
             self._forward(torch.cat(self._hidden))
+
+    def _ended(self, hidden: Tensor) -> None:
+        self._heads.extend(head_pieces(self._asked(hidden), self.session.vocabulary.size))
+
+    def _scored(self, nats: Floats) -> None:
+        """All candidates are scored. nats: ln p of each, (candidates,)."""
+        scores = stage_pb2.Scores(nats=nats.astype("<f8").tobytes(), batch=self.batch)
+        self.outcome = stage_pb2.Event(session=self.hop.session, number=self.number, scores=scores)
 
     def _asked(self, hidden: Tensor) -> Tensor:
         """Hidden states after which a token of a candidate follows: that of the last known token first."""
@@ -99,41 +107,49 @@ class ScoreWork(ReadWork):
 
 def parse_score(hop: stage_pb2.Hop, kind: ModelKind, source: ModelSource) -> ScoreWork:
     """Raises StatusError, or CodecError."""
-    read, score, a = hop.read, hop.read.score, source.manifest.text_architecture
-    clean = source.vocabulary.decode(read.clean)
-    count = clean.shape[0]
+    read, score = hop.read, hop.read.score
     if score.batch:
         if score.batch >= score.batches:
             raise invalid(f"batch {score.batch} of {score.batches} batches of candidates")
         if read.clean or not read.start:
             raise invalid(f"batch {score.batch} of a step's candidates brings no new tokens, and starts after batch 0")
-    elif not count:
+    elif not read.clean:
         raise invalid("an AR step needs at least one new token")
+    return ScoreWork(**score_fields(hop, kind, source, parse_candidates(hop, source)))
+
+
+def score_fields(hop: stage_pb2.Hop, kind: ModelKind, source: ModelSource, candidates: Tensor) -> dict[str, Any]:
+    """The fields of a ScoreWork, its message checked. Raises StatusError, or CodecError.
+
+    :param candidates: (candidates, length) int64."""
+    read, a = hop.read, source.manifest.text_architecture
+    clean = source.vocabulary.decode(read.clean)
+    count = clean.shape[0]
     check_new_tokens(hop, count, count, a.positions)
-    candidates = _parse_candidates(score, read.start + count, source)
     codec, hidden = parse_hidden(read, count + candidates[:, 1:].numel(), a.width)
-    return ScoreWork(
-        hop=hop,
-        kind=kind,
-        number=read.number,
-        start=read.start,
-        clean=clean,
-        positions=count,
-        remembered=count,
-        lengths=read_lengths(count, read.reads),
-        codec=codec,
-        hidden=hidden,
-        at_once=count,
-        temperature=check_temperature(score.temperature),
-        candidates=candidates,
-        batch=score.batch,
-        has_more=has_more(read),
-    )
+    return {
+        "hop": hop,
+        "kind": kind,
+        "number": read.number,
+        "start": read.start,
+        "clean": clean,
+        "positions": count,
+        "remembered": count,
+        "lengths": read_lengths(count, read.reads),
+        "codec": codec,
+        "hidden": hidden,
+        "at_once": count,
+        "temperature": check_temperature(read.score.temperature),
+        "candidates": candidates,
+        "batch": read.score.batch,
+        "has_more": has_more(read),
+    }
 
 
-def _parse_candidates(score: stage_pb2.Score, end: int, source: ModelSource) -> Tensor:
-    """The candidates, (candidates, length). `end`: the position where they begin."""
-    count, vocabulary, a = len(score.candidates), source.vocabulary, source.manifest.text_architecture
+def parse_candidates(hop: stage_pb2.Hop, source: ModelSource) -> Tensor:
+    """The candidates, (candidates, length) int64. Raises StatusError, or CodecError."""
+    score, vocabulary, a = hop.read.score, source.vocabulary, source.manifest.text_architecture
+    count, end = len(score.candidates), hop.read.start + vocabulary.count(hop.read.clean)
     if not 1 <= count <= MAX_CANDIDATES:
         raise invalid(f"{count} candidates; a step scores 1 to {MAX_CANDIDATES}")
     if score.batches > MAX_CANDIDATES:

@@ -10,7 +10,7 @@ from itertools import pairwise
 import torch
 from torch import Tensor
 
-from stages.backends.base import BlockRunner, CleanPiece, Denoised, NoisyPiece
+from stages.backends.base import CleanPiece, Denoised, NoisyPiece
 from stages.host.parts import ModelSource
 from stages.host.scheduler import KernelCall, TextWork
 from stages.host.sessions import HostSession
@@ -122,17 +122,6 @@ class BlockWork:
         return self.codec.encode(self._estimate)
 
 
-def run_unbatched(work: BlockWork, runner: BlockRunner) -> bytes:
-    """One block's work from beginning to end, in no company."""
-    while not work.done:
-        piece = work.piece
-        if isinstance(piece, CleanPiece):
-            work.supply(runner.read([piece])[0])
-        else:
-            work.supply(runner.denoise([piece])[0])
-    return work.outcome()
-
-
 @dataclass(eq=False, kw_only=True)
 class SweepWork(TextWork):
     """A chunk of noisy slots on its way through the host's blocks."""
@@ -156,7 +145,8 @@ class SweepWork(TextWork):
         compute = runner.read if isinstance(piece, CleanPiece) else runner.denoise
         return KernelCall(compute, piece, self._block.rows)
 
-    def complete(self, result: Tensor | Denoised) -> None:
+    def complete(self, result: Tensor | Denoised | None) -> None:
+        assert result is not None
         self._block.supply(result)
         if not self._block.done:
             return

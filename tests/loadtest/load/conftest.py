@@ -32,7 +32,7 @@ def deployment(bundle: Path) -> Iterator[Deployment]:
 def target(deployment: Deployment, bundle: Path, locust: None) -> Iterator[Testbed]:
     access = Access(deployment.topology.router)
     with contextlib.closing(Caller(COMMAND, access)) as caller:
-        yield Testbed(access, Network("loopback", 2, 0), caller, bundle, deployment)
+        yield Testbed(access, Network("loopback", 2, 0), caller, deployment)
 
 
 @pytest.fixture

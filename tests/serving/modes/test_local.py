@@ -1,5 +1,8 @@
 """Models on the router's own machine: of bytes and of tokens, in one stage and in several."""
 
+import asyncio
+import math
+import time
 from pathlib import Path
 
 import grpc
@@ -7,9 +10,10 @@ import numpy as np
 import pytest
 import torch
 
-from serving.modes.drafters.local_model import LocalModel, drafter_problem, read_local_model
+from serving.modes.local_model import LocalModel, drafter_problem, read_local_model
 from serving.modes.pretrained_tokenizer import read_pretrained_tokenizer
 from serving.modes.tokenizer import BYTE_TOKENIZER
+from stages.backends.whole_model import Continuations
 from stages.checkpoint.checkpoint import load_stage
 from stages.checkpoint.manifest import read_manifest
 from stages.wire.status import StatusError
@@ -87,3 +91,18 @@ def test_drafters_of_other_tokens_are_named(tokens: Path, bundles: Path) -> None
     other = LocalModel(tokens / "local")
     other.tokenizer_id = "0" * 64
     assert "(its model has another tokenizer than the hosts' model)" in drafter_problem(other, spelling)
+
+
+async def test_candidates_end_with_their_request(directory: Path) -> None:
+    """At its deadline, and where nobody waits for them."""
+    model, known = LocalModel(directory), bytes(4)
+    written = Continuations(model.open(200), known, 0.8, 3, 150, 8)
+    with pytest.raises(StatusError, match="the deadline of this request has passed") as caught:
+        await model.draft(written, time.monotonic() - 1)
+    assert caught.value.code is grpc.StatusCode.DEADLINE_EXCEEDED
+    left = asyncio.create_task(model.draft(written, math.inf))
+    await asyncio.sleep(0)
+    left.cancel()
+    after = Continuations(model.open(200), known, 0.8, 3, 2, 1)
+    assert len((await model.draft(after, math.inf)).texts) == 1
+    assert not written.is_done

@@ -3,15 +3,19 @@
 That the text is the one of a single process is shown in tests/e2e/test_lossless.py, its law in test_candidates.py.
 """
 
+import math
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from serving.client.client import Client, RequestRefused, Result
 from serving.modes import resample
-from serving.modes.drafters.local_model import LocalModel
+from serving.modes.local_model import LocalModel
+from serving.modes.resample import read_scores
+from stages.wire.status import StatusError
 
 PROMPT = b"The sea was calm. The sea was "
 
@@ -49,7 +53,7 @@ def test_what_has_no_room_is_refused_before_anything_is_drafted(ring: Client, mo
     assert write(ring, max_bytes=100, candidates=30).candidates == 30
     assert write(ring, max_bytes=400, candidates=30, chunk=100).sweeps == 4, "a chunk's candidates alone take room"
     assert write(ring, max_bytes=400).candidates == 7, "the default is what fits"
-    monkeypatch.setattr(resample, "write_candidates", None)
+    monkeypatch.setattr(LocalModel, "draft", None)
     with pytest.raises(RequestRefused, match="31 candidates of 100 bytes are more than the drafter has memory for"):
         write(ring, max_bytes=100, candidates=31)
     with pytest.raises(RequestRefused, match="at most 7 fit, so give 7 candidates or fewer"):
@@ -62,3 +66,11 @@ def test_what_has_no_room_is_refused_before_anything_is_drafted(ring: Client, mo
     monkeypatch.setattr(resample, "most_scored", lambda width: 399)
     with pytest.raises(RequestRefused, match=r"400 bytes is more than a message to the hosts holds \(399 bytes\)"):
         write(ring, max_bytes=400)
+
+
+def test_scores_that_are_none_are_refused() -> None:
+    assert read_scores(np.zeros(2, "<f8").tobytes(), 2).shape == (2,)
+    with pytest.raises(StatusError, match="scores of 2 candidates came back as 20 bytes"):
+        read_scores(bytes(20), 2)
+    with pytest.raises(StatusError, match="not numbers"):
+        read_scores(np.full(2, math.nan, "<f8").tobytes(), 2)

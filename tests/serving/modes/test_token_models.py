@@ -6,13 +6,17 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from serving.client.client import Client, RequestRefused, Result
-from serving.modes.drafters.local_model import LocalModel
+from serving.modes.local_model import LocalModel
+from stages.backends.whole_model import Continuations, WholeModel
 from stages.model.llama import LlamaStage
+from stages.model.resampling import weigh
 from tests.serving.pretrained import (
     ARCHITECTURE,
     DRAFTER,
+    VOCABULARY,
     ids,
     panicking,
     text_of,
@@ -65,13 +69,55 @@ def test_the_text_is_that_of_one_process(scene: Scene, temperature: float) -> No
 # Candidates
 
 
-def test_resample_chooses_among_chunks_of_tokens(scene: Scene) -> None:
+def drawn(scene: Scene, chunk: int, count: int) -> str:
+    """The text of `resample` in one process."""
+    drafter, text = WholeModel(scene.local.directory), ids(PROMPT)
+    known = drafter.open(ARCHITECTURE.positions)
+    while left := len(ids(PROMPT)) + COUNT - len(text):
+        job = Continuations(known, VOCABULARY.encode(text), 0.8, 5, min(chunk, left), count)
+        while not job.is_done:
+            drafter.write([job])
+        drafted = job.candidates()
+        pieces = [VOCABULARY.tokens(each) for each in drafted.texts]
+        x = torch.tensor([[*text, *piece] for piece in pieces])
+        for stage in scene.model:
+            x = stage.read(x)
+        nats = (scene.model[-1].next_byte(x)[:, len(text) - 1 : -1].double() / 0.8).log_softmax(-1)
+        totals = nats.gather(2, torch.tensor(pieces)[..., None]).sum((1, 2)).detach().numpy()
+        text += pieces[weigh(totals, drafted.nats.sum(axis=1), min(chunk, left)).choose(5, len(text))]
+    return text_of(text[len(ids(PROMPT)) :])
+
+
+@pytest.mark.parametrize(("chunk", "candidates"), [(COUNT, 16), (5, 3), (23, 40)])
+def test_the_last_host_draws_among_candidates(scene: Scene, chunk: int, candidates: int) -> None:
+    result = write(scene, "resample", chunk=chunk, candidates=candidates, codec="fp32")
+    assert result.text == drawn(scene, chunk, candidates)
+    assert (result.output_tokens, result.chunk, result.candidates) == (COUNT, chunk, candidates)
+    assert result.sweeps == 1 + -(-COUNT // chunk), "one for the prompt"
+    assert 1 <= result.effective_samples <= candidates
+
+
+def test_one_trip_carries_all_unless_a_chunk_is_named(scene: Scene) -> None:
     result = write(scene, "resample")
-    assert (result.output_tokens, result.sweeps, result.chunk, result.candidates) == (COUNT, 2, 12, 32)
-    assert 1 <= result.effective_samples <= 32
-    assert write(scene, "resample").text == result.text
+    assert (result.output_tokens, result.sweeps, result.chunk, result.candidates) == (COUNT, 2, COUNT, 16)
     assert write(scene, "resample", seed=6).text != result.text
-    assert write(scene, "resample", chunk=5, candidates=3).sweeps == 5
+    assert write(scene, "resample", max_tokens=480).chunk == 256, "as many tokens as a message holds of 16 candidates"
+    one_by_one = write(scene, "resample", chunk=1)
+    assert (one_by_one.output_tokens, one_by_one.sweeps) == (COUNT, COUNT)
+
+
+def test_where_the_bound_is_above_the_request_s_ar_speculative_writes(scene: Scene) -> None:
+    settings: dict[str, Any] = {"chunk": 12, "candidates": 64, "temperature": 3.0}
+    near = write(scene, "resample", **settings)
+    assert 0 < near.distance_bound < 1
+    allowed = write(scene, "resample", **settings, max_distance=near.distance_bound + 1e-3)
+    assert (allowed.text, allowed.reason) == (near.text, "")
+    half = write(scene, "resample", **settings, max_distance=near.distance_bound - 1e-3)
+    assert half.text[:8] == near.text[:8]
+    assert half.reason.startswith("12 tokens are of mode resample, the rest of ar-speculative: ")
+    exact = write(scene, "resample", max_distance=0.0)
+    assert (exact.text, exact.distance_bound) == (write(scene, "ar").text, 0.0)
+    assert "above the max_distance of 0" in exact.reason
 
 
 @pytest.mark.parametrize("mode", ["local:copy", "resample"])

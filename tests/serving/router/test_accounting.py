@@ -10,10 +10,10 @@ import pytest
 
 from serving.cli.deployment import Deployment
 from serving.client.client import Client
-from serving.modes.candidates import Candidates, ImportanceWeights
 from serving.router.accounting import Account
 from serving.router.topology import HostEntry
 from stages.model.codec import codec_named
+from stages.model.resampling import ImportanceWeights
 from stages.v1 import stage_pb2
 
 Run = Callable[..., tuple[int, str, str]]
@@ -105,17 +105,11 @@ def test_rounds_of_guesses_add_up() -> None:
 def test_candidates_add_up() -> None:
     account = Account()
     for count, length, bits in ((4, 8, 0.5), (2, 16, 0.25), (8, 2, 0.0)):
-        drafted = Candidates([b""] * count, np.zeros((count, length)), 1.5)
-        account.add_candidates(drafted, ImportanceWeights(np.full(count, 1 / count), bits))
+        account.add_candidates(ImportanceWeights(np.full(count, 1 / count), bits), length, 1.5)
     summary = account.summary("resample", 1)
     assert (summary.chunk, summary.candidates, summary.compute_ms) == (16, 8, 4.5)
     assert summary.effective_samples == pytest.approx((4 + 2 + 8) / 3)
     assert summary.divergence_bits == pytest.approx((0.5 * 32 + 0.25 * 32) / 80), "for a byte"
-    assert summary.distance_bound == 0
-    account.add_candidates(
-        Candidates([b""] * 4, np.zeros((4, 8))), ImportanceWeights(np.array([0.7, 0.1, 0.1, 0.1]), 0.0)
-    )
-    assert account.summary("resample", 1).distance_bound == 1, "one candidate has nearly all the weight"
 
 
 def test_hosts_have_the_names_of_the_topology() -> None:

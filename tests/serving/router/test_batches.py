@@ -5,7 +5,7 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
-from serving.modes.candidates import read_scores
+from serving.modes.resample import read_scores
 from stages.model import scoring
 from stages.v1 import stage_pb2
 from tests.serving.router.test_session import Answer, tried

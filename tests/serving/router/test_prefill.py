@@ -8,8 +8,10 @@ import grpc
 import pytest
 
 from serving.client.client import Client
+from serving.modes.resample import ResampleMode
 from stages.v1 import stage_pb2
 from stages.wire.messages import AnyWork, Work, work_of
+from tests.conftest import until
 from tests.serving.router.conftest import Loss
 from tests.serving.router.test_session import tried
 from tests.stages.hops import step
@@ -20,7 +22,15 @@ REQUESTS: dict[str, dict[str, Any]] = {
     "ar int8": {"mode": "ar", "max_bytes": 6, "codec": "int8"},
     "ar-speculative": {"mode": "ar-speculative", "max_bytes": 12, "draft": 4},
     "resample": {"mode": "resample", "max_bytes": 12, "chunk": 6, "candidates": 8},
+    "resample there": {"mode": "resample", "max_bytes": 12, "chunk": 5, "candidates": 8, "scorer": "ar"},
 }
+
+
+@pytest.fixture(autouse=True)
+def far(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The last host writes the candidates, as of an imported model."""
+    if "there" in request.node.name:
+        monkeypatch.setattr(ResampleMode, "is_near", False)
 
 
 @pytest.fixture(scope="module")
@@ -53,7 +63,7 @@ def test_the_text_and_what_it_takes_are_the_same(ring: Client, in_one_piece: Any
 GONE, FULL = grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.RESOURCE_EXHAUSTED
 
 
-@pytest.mark.parametrize(("name", "code"), [("ar", GONE), ("resample", GONE), ("ar", FULL)])
+@pytest.mark.parametrize(("name", "code"), [("ar", GONE), ("resample", GONE), ("resample there", GONE), ("ar", FULL)])
 def test_a_host_lost_or_full_between_two_pieces(
     pairs: tuple[Client, Client],
     lose: Callable[..., Loss],
@@ -72,6 +82,26 @@ def test_a_host_lost_or_full_between_two_pieces(
     )
     assert [(0, True)] in before
     assert [(0, True), (128, True), (256, False)] in instead, "the other host gets all pieces"
+
+
+@pytest.mark.parametrize("pair", ["a", "b"])
+@pytest.mark.parametrize("number", [1, 2, 3])
+def test_hosts_that_resample_there_are_replaced_and_audited(
+    pairs: tuple[Client, Client], lose: Callable[..., Loss], ring: Client, number: int, pair: str
+) -> None:
+    """Another host reads and writes the same to the last bit."""
+    prompt, request = f"{pair}{number}".encode() + PROMPT, REQUESTS["resample there"]
+    loss = lose(pair, lambda hop: work_of(hop).number == number)
+    result = pairs[0].generate(prompt, seed=5, **request)
+    assert loss.lost
+    expected = ring.generate(prompt, seed=5, **request)
+    assert result.output == expected.output
+    assert (result.sweeps, expected.sweeps) == (5, 4), "the prompt, three chunks, and once more what was known"
+    loss.lost = "none"
+    audited = pairs[1].status().audits.audited
+    assert pairs[1].generate(prompt, seed=5, **request).output == expected.output
+    until(lambda: pairs[1].status().audits.audited > audited)
+    assert not pairs[1].status().audits.faulty_hosts
 
 
 # What a router sends

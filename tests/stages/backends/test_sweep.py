@@ -9,7 +9,7 @@ from torch import Tensor
 
 from stages.backends import DEFAULT_BACKEND, backend_named
 from stages.errors import CodecError
-from stages.host.work.sweep import BlockWork, SweepPlan, run_unbatched
+from stages.host.work.sweep import BlockWork, SweepPlan
 from stages.model.block import Block
 from stages.model.codec import Fp32, Int8, StateCodec
 from stages.model.partition import NoisePartition
@@ -18,6 +18,7 @@ from stages.model.prefill import READ_POSITIONS
 from stages.model.randomness import Purpose, normals, sample_tokens
 from stages.model.samplers import step_sigmas
 from stages.model.vocabulary import BYTES
+from tests.e2e.one_process import run_unbatched
 from tests.stages.conftest import make_chain
 
 PROMPT = b"A prompt of some bytes."

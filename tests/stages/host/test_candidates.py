@@ -1,7 +1,7 @@
 """Scores and verdicts along hosts: what they say is what the whole model says of the same bytes, without a cache."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 
 from stages.checkpoint.checkpoint import load_ar
 from stages.host.parts import Parts, load_parts, plan_host
+from stages.host.scheduler import HopWork
 from stages.host.sessions import SessionStore
 from stages.host.validation import parse_hop
 from stages.model import scoring
@@ -21,6 +22,7 @@ from stages.model.codec import HIDDEN
 from stages.model.pipeline import ArModel
 from stages.v1 import stage_pb2
 from stages.wire.messages import copy_of, put_work, work_of
+from stages.wire.status import StatusError
 from tests.stages.hops import step
 
 SPLITS: tuple[tuple[tuple[int, ...], ...], ...] = (((0, 1, 2),), ((0, 1), (2,)), ((0,), (1, 2)), ((0,), (1,), (2,)))
@@ -186,3 +188,50 @@ def test_candidates_are_not_remembered(hosts: dict[tuple[int, ...], Parts]) -> N
             assert torch.equal(ours.keys, theirs.keys)
             assert torch.equal(ours.values, theirs.values)
     assert [line.step(b"The", len(KNOWN)).text for line in (line, other)].count(b"") == 0
+
+
+# Candidates that the last host writes
+
+
+def drawing(parts: Parts) -> stage_pb2.Hop:
+    score = stage_pb2.Score(temperature=0.8, seed=5, remaining=8, drafting=stage_pb2.Drafting(most=4, branches=3))
+    read, digest = (
+        stage_pb2.Read(prompt=len(KNOWN), clean=KNOWN, codec="fp32", score=score),
+        parts.plan.models["ar"].digest,
+    )
+    return stage_pb2.Hop(router="r", session="s", capacity=150, digest=digest, left_s=600, read=read)
+
+
+def test_candidates_that_come_back_are_those_that_were_written(hosts: dict[tuple[int, ...], Parts]) -> None:
+    parts = hosts[0, 1, 2]
+    session = SessionStore(1 << 30, 60.0).open("s", "r", "ar", 150, parts)
+
+    def computed(hop: stage_pb2.Hop) -> HopWork:
+        work = parse_hop(copy_of(hop), parts.plan)
+        work.begin(session, 3)
+        while work.outcome is None:
+            call = work.next_op()
+            work.complete(call.compute([call.piece])[0])
+        return work
+
+    first = computed(drawing(parts))
+    assert isinstance(first.outcome, stage_pb2.Hop)
+    assert first.result == stage_pb2.Event(session="s", text=b"")
+    other = copy_of(first.outcome)
+    other.read.score.candidates[0] = b"zzzz"
+    second = computed(other)
+    assert isinstance(second.outcome, stage_pb2.Event)
+    assert second.outcome.fault.message == "other candidates came back than this host wrote"
+
+
+def test_the_drafter_s_memory_is_booked_before_it_writes(hosts: dict[tuple[int, ...], Parts]) -> None:
+    last, first = hosts[2,], hosts[0,]
+    work = parse_hop(drawing(first), first.plan)
+    model = last.drafter("ar").model  # type: ignore[union-attr]
+    assert model is not None
+    assert work.extra_bytes(first, 150) == 0
+    assert work.extra_bytes(last, 150) == model.text_bytes(150) + 3 * model.text_bytes(4)
+    with pytest.raises(StatusError, match="need a context of 513 tokens, the drafter has 512"):
+        work.extra_bytes(last, 512)
+    with pytest.raises(StatusError, match="this host has no drafter: give the host of the last stage the whole bundle"):
+        work.extra_bytes(replace(last, ar_drafter=None), 150)

@@ -70,12 +70,12 @@ def test_the_budget_holds(held: Fixture) -> None:
 def test_a_schema_counts_once_in_its_session(held: Fixture) -> None:
     held.open("a")
     with pytest.raises(StatusError, match="no memory for another session"):
-        held.store.count_grammar("a")
+        held.store.book("a", GRAMMAR_BYTES)
     assert held.store.bytes == 0
     held.store.budget_bytes += GRAMMAR_BYTES
     held.open("b")
     for _ in range(2):
-        held.store.count_grammar("b")
+        held.store.book("b", GRAMMAR_BYTES)
     assert held.store.bytes == held.need + GRAMMAR_BYTES
     held.store.release("b")
     assert held.store.bytes == 0

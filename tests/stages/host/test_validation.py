@@ -132,6 +132,14 @@ def scored(*candidates: bytes) -> Change:
     return lambda p: p.read.score.CopyFrom(stage_pb2.Score(candidates=candidates))
 
 
+def drawn(clean: bytes = b"0123456789", start: int = 0, prompt: int = 10, **fields: Any) -> Change:
+    """A step whose candidates the last host writes."""
+    drafting = stage_pb2.Drafting(most=fields.pop("most", 4), branches=fields.pop("branches", 3))
+    score = stage_pb2.Score(drafting=drafting, **{"temperature": 0.8, "remaining": 20, **fields})
+    read = stage_pb2.Read(clean=clean, start=start, prompt=prompt, codec="fp32", score=score)
+    return lambda p: p.read.CopyFrom(read)
+
+
 def refusal(plan: HostPlan, kind: str, change: Change) -> StatusError:
     request = hop(plan, kind)
     change(request)
@@ -218,6 +226,18 @@ SCORE: list[tuple[Change, str]] = [
     (scored(b"x" * 503), "of 503 tokens after 10 do not fit the context"),
     (lambda p: setattr(p.read.score, "temperature", NAN), "temperature must be 0 to 100"),
 ]
+DRAWN: list[tuple[Change, str]] = [
+    (drawn(branches=0), "0 candidates; this host writes 1 to 1024"),
+    (drawn(most=1), "3 candidates of 1 tokens; they have at least 2"),
+    (drawn(most=1366), "3 candidates of 1366 tokens; they have at least 2, and a hop has at most 4096 in all"),
+    (drawn(prompt=0), "a prompt of 0 tokens, where 10 are known"),
+    (drawn(remaining=503), "503 tokens to generate after 10 do not fit the context of 512"),
+    (drawn(batches=2), "come in one batch"),
+    (drawn(candidates=[b"abcd"] * 3, remaining=3), "candidates of shape (3, 4), where (3, 3) are due"),
+    (drawn(clean=b"", start=10), "at least one new token, or candidates of two"),
+    (drawn(clean=b"", start=10, candidates=[b"a"] * 3, remaining=1), "at least one new token, or candidates of two"),
+    (drawn(temperature=0.0), "a temperature above 0"),
+]
 VERIFY: list[tuple[Change, str]] = [
     (lambda p: setattr(p.read.sample, "draft", 10), "10 draft tokens among 10 new tokens: give one known token"),
 ]
@@ -236,6 +256,7 @@ CASES = [
     *((where, "ar", *case) for where in ("first", "middle") for case in STEP),
     *((where, "score", *case) for where in ("first", "middle") for case in SCORE),
     *((where, "verify", *case) for where in ("first", "middle") for case in VERIFY),
+    *(("first", "score", *case) for case in DRAWN),
     *(("middle", "score", *case) for case in LATER_SCORE),
     *(("middle", "chain", *case) for case in LATER_SWEEP),
     *(("middle", "ar", *case) for case in LATER_STEP),

@@ -159,13 +159,13 @@ def test_a_near_model_is_put_beside_the_model_if_its_tokens_are_the_same(
     drafters = {
         "copy:q8": "q8",
         "copy:q4": "q4",
-        str(source): "float32",
+        str(source): "q8",
         str(other): "",
         str(padded): "",
         "copy:q9": "",
     }
     for i, (drafter, stored) in enumerate(drafters.items()):
-        out = tmp_path / (f"with {stored}" if stored else f"without {i}")
+        out = tmp_path / (f"{'with' if stored else 'without'} {i}")
         command = ["import", str(source), "--blocks", "2", "--out", str(out), "--drafter", drafter]
         assert main(command) == (0 if stored else 2)
         plans = [plan_host(out, (block,)) for block in range(2)]
@@ -177,7 +177,7 @@ def test_a_near_model_is_put_beside_the_model_if_its_tokens_are_the_same(
             assert last is not None
             assert last.model is not None
     said = capsys.readouterr().err
-    assert file_digest(tmp_path / "with q8" / "tokenizer.json")[:12] in said
+    assert file_digest(tmp_path / "with 0" / "tokenizer.json")[:12] in said
     assert said.count("is imported without a drafter") == 3
     assert "unknown --drafter copy:q9" in said
     assert "301 of tokenizer" in said

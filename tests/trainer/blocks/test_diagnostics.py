@@ -5,11 +5,12 @@ import torch
 from torch.nn import functional as F
 
 from stages.backends import DEFAULT_BACKEND, backend_named
-from stages.host.work.sweep import BlockWork, SweepPlan, run_unbatched
+from stages.host.work.sweep import BlockWork, SweepPlan
 from stages.model.codec import Fp32
 from stages.model.partition import NoisePartition
 from stages.model.pipeline import new_caches
 from stages.model.vocabulary import BYTES
+from tests.e2e.one_process import run_unbatched
 from tests.trainer.small import corpus, make_blocks, partition, tiny
 from trainer.blocks.losses import chain_diagnostics, from_noise_path
 from trainer.blocks.task import BlockTask

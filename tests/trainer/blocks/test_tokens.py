@@ -11,7 +11,6 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from loadtest.workload.texts import InProcess
 from stages.checkpoint.checkpoint import halve, load_ar, load_chain
 from stages.checkpoint.manifest import TOKENIZER_NAME, read_manifest
 from stages.errors import CheckpointError, DataError
@@ -122,14 +121,6 @@ def test_half_the_size_and_nearly_the_same(bundle: Path, tmp_path: Path, name: s
     score = Scorer(corpus, windows=2, min_context=8)
     pairs = zip(score.score(bundle / name).scores, score.score(tmp_path / name).scores, strict=True)
     assert all(whole.bits_per_byte == pytest.approx(half.bits_per_byte, abs=0.01) for whole, half in pairs)
-
-
-@pytest.mark.parametrize("mode", ["sweep", "chunked", "ar"])
-def test_a_text_cut_in_bytes_is_that_of_one_process(served: Any, bundle: Path, mode: str) -> None:
-    served_text = served.generate("the ship sailed", mode=mode, max_bytes=12, seed=3).output
-    assert 0 < len(served_text) <= 12
-    assert len(served_text) >= 9 or mode == "sweep", "no character is cut in two"
-    assert InProcess(bundle).generate(mode, b"the ship sailed", 12, 3) == served_text
 
 
 @pytest.mark.parametrize("mode", ["sweep", "resample"])

@@ -1,7 +1,9 @@
 """The router's own model, on its own machine: it drafts, and writes mode `local`."""
 
+from __future__ import annotations
+
 import asyncio
-import math
+import threading
 from collections.abc import AsyncGenerator
 from concurrent.futures import ThreadPoolExecutor
 from functools import cached_property
@@ -10,15 +12,15 @@ from pathlib import Path
 import grpc
 import numpy as np
 
-from serving.modes.drafters.passes import SharedPasses
 from serving.modes.tokenizer import BYTE_TOKENIZER, Tokenizer, tokenizer_id
 from stages.backends.packed import PipelineRunner
-from stages.backends.whole_model import WholeModel
+from stages.backends.whole_model import Continuations, WholeModel
 from stages.checkpoint.bundle import find_bundle
 from stages.clock import monotonic
 from stages.errors import CheckpointError
 from stages.limits import MAX_CANDIDATES
 from stages.model.randomness import sample_tokens
+from stages.model.resampling import Candidates
 from stages.model.scoring import MAX_LOGITS, PLAIN, Shaping
 from stages.wire.status import StatusError
 
@@ -39,7 +41,6 @@ class LocalModel(WholeModel):
         # The `Tokenizer.id` of its tokens, and the name of the model.
         self.tokenizer_id, self.digest = tokenizer_id(self.manifest), self.manifest.digest()
         self.compute = ThreadPoolExecutor(1, thread_name_prefix="local")
-        self.passes = SharedPasses(self, self.compute)
 
     @cached_property
     def stages(self) -> list[PipelineRunner]:
@@ -55,51 +56,50 @@ class LocalModel(WholeModel):
         fit = self.max_draft_bytes // max(self.text_bytes(length), 1)
         return min(fit, MAX_CANDIDATES, MAX_LOGITS // self.vocabulary.size)
 
+    async def draft(self, written: Continuations, due_at: float) -> Candidates:
+        """All of it, before other requests get a turn. Raises StatusError at the deadline, by the monotonic clock."""
+        gone = threading.Event()
+
+        # Passes that requests share took 0.7 of the arithmetic of eight requests at once (2 layers of width 192, 16
+        # candidates of 103 tokens each): not worth a second scheduler.
+        def write() -> Candidates:
+            begin = monotonic()
+            while not written.is_done:
+                if gone.is_set() or due_at <= monotonic():
+                    raise late()
+                self.write([written])
+            return written.candidates((monotonic() - begin) * 1000)
+
+        try:
+            return await asyncio.get_running_loop().run_in_executor(self.compute, write)
+        finally:
+            gone.set()
+
     async def generate(
         self, prompt: bytes, max_tokens: int, temperature: float, seed: int, due_at: float, shaping: Shaping = PLAIN
     ) -> AsyncGenerator[tuple[bytes, float], None]:
         """(tokens, compute milliseconds) pieces. Raises StatusError when the deadline passes."""
-        sequence = LocalSequence(self, self.vocabulary.count(prompt) + max_tokens, temperature, seed, shaping=shaping)
-        text, left = prompt, max_tokens
-        while left:
+        first, loop = self.vocabulary.count(prompt), asyncio.get_running_loop()
+        text, known = self.open(first + max_tokens), prompt
+
+        def turn(begin: int, end: int) -> tuple[bytes, float]:
+            began, whole = monotonic(), known
+            for position in range(begin, end):
+                logits = shaping.adjusted(text.logits_after(whole), np.array(self.vocabulary.tokens(whole)))
+                whole += sample_tokens(logits, temperature, seed, position, shaping)
+            return whole[len(known) :], (monotonic() - began) * 1000
+
+        for begin in range(first, first + max_tokens, TOKENS_PER_TURN):
             if due_at <= monotonic():
-                raise StatusError(grpc.StatusCode.DEADLINE_EXCEEDED, "the deadline of this request has passed")
-            count = min(TOKENS_PER_TURN, left)
-            piece, compute_ms = await sequence.after(text, count)
+                raise late()
+            end = min(begin + TOKENS_PER_TURN, first + max_tokens)
+            piece, compute_ms = await loop.run_in_executor(self.compute, turn, begin, end)
             yield piece, compute_ms
-            text, left = text + piece, left - count
+            known += piece
 
 
-class LocalSequence:
-    """One text that a local model writes on, with the numbers of one request."""
-
-    def __init__(
-        self,
-        model: LocalModel,
-        capacity: int,
-        temperature: float,
-        seed: int,
-        due_at: float = math.inf,
-        shaping: Shaping = PLAIN,
-    ) -> None:
-        """:param capacity: most tokens that are read.
-        :param due_at: by the monotonic clock, after which candidates are no longer written.
-        :param shaping: of what is drawn token by token."""
-        self.model, self.temperature, self.seed, self.due_at = model, temperature, seed, due_at
-        self.shaping = shaping
-        self.text = model.open(capacity)
-
-    async def after(self, text: bytes, count: int) -> tuple[bytes, float]:
-        """`count` tokens sampled after `text`, and the milliseconds that they took."""
-        loop = asyncio.get_running_loop()
-        return await loop.run_in_executor(self.model.compute, self._write, text, count)
-
-    def _write(self, text: bytes, count: int) -> tuple[bytes, float]:
-        begin, whole, vocabulary = monotonic(), text, self.model.vocabulary
-        for position in range(vocabulary.count(text), vocabulary.count(text) + count):
-            logits = self.shaping.adjusted(self.text.logits_after(whole), np.array(vocabulary.tokens(whole)))
-            whole += sample_tokens(logits, self.temperature, self.seed, position, self.shaping)
-        return whole[len(text) :], (monotonic() - begin) * 1000
+def late() -> StatusError:
+    return StatusError(grpc.StatusCode.DEADLINE_EXCEEDED, "the deadline of this request has passed")
 
 
 def drafter_problem(model: LocalModel | None, tokenizer: Tokenizer) -> str:

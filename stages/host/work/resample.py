@@ -1,0 +1,157 @@
+"""Candidates that the last host writes: hosts score them in one trip, and it draws the text among them.
+
+The last host reads the prompt, has its drafter write candidates, and sends them to the first. Back with the scores of
+all hosts, it draws one by weight, and writes what may follow it, up to the end of the text.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from stages.backends.base import Denoised
+from stages.backends.whole_model import Continuations, KnownText
+from stages.host.parts import ModelKind, ModelSource, Parts
+from stages.host.scheduler import KernelCall
+from stages.host.sessions import HostSession
+from stages.host.work.score import ScoreWork, parse_candidates, score_fields
+from stages.limits import MAX_CANDIDATES
+from stages.model.prefill import READ_POSITIONS
+from stages.model.resampling import Floats, weigh
+from stages.model.scoring import MAX_LOGITS, most_scored
+from stages.v1 import stage_pb2
+from stages.wire.messages import next_score
+from stages.wire.status import failed_precondition, internal, invalid
+
+
+@dataclass(eq=False, kw_only=True)
+class ResampleWork(ScoreWork):
+    """New tokens, and candidates after them, of which one becomes the text: in the first step none yet."""
+
+    seed: int
+    count: int  # candidates of a step
+    length: int  # of each, tokens, as long as so many remain
+    remaining: int  # tokens still to write
+    prompt: int  # tokens that were given
+
+    def begin(self, session: HostSession, following: int) -> None:
+        self._to_read, self._drawn = deque[KnownText](), b""
+        self._writing: Continuations | None = None
+        super().begin(session, following)
+
+    def extra_bytes(self, parts: Parts, capacity: int) -> int:
+        if not parts.plan.is_last:
+            return 0
+        drafter = parts.drafter(self.kind)
+        if drafter is None or drafter.model is None:
+            raise failed_precondition(
+                "this host has no drafter: give the host of the last stage the whole bundle, with local/, or use mode "
+                "ar"
+            )
+        if capacity >= drafter.model.positions:
+            most = drafter.model.positions
+            raise invalid(f"prompt and output need a context of {capacity + 1} tokens, the drafter has {most}")
+        return drafter.session_bytes(capacity) + self.count * drafter.model.text_bytes(self.length)
+
+    @property
+    def rows(self) -> int:
+        if self._to_read:
+            return READ_POSITIONS
+        return super().rows if self._writing is None else self.count
+
+    def next_op(self) -> KernelCall:
+        if self._to_read:
+            return KernelCall(self._to_read[0].text.model.read_on, self._to_read[0], self.rows)
+        if self._writing is not None:
+            return KernelCall(self._writing.text.model.write, self._writing, self.rows)
+        return super().next_op()
+
+    def complete(self, result: Tensor | Denoised | None) -> None:
+        if self._to_read:
+            self._to_read.popleft()
+        elif self._writing is None:
+            super().complete(result)
+        elif self._writing.is_done:
+            written = self.session.written = self._writing.candidates()
+            self._writing = None
+            self.outcome = next_score(self.hop, self._drawn, self.session.vocabulary, written.texts)
+
+    def _ended(self, hidden: Tensor) -> None:
+        if len(self.candidates):
+            super()._ended(hidden)
+            return
+        self.session.last_known = hidden[-1:].clone()  # the candidates follow it
+        self.result = stage_pb2.Event(session=self.hop.session, number=self.number, text=b"")
+        self._write(b"")
+
+    def _scored(self, nats: Floats) -> None:
+        event = stage_pb2.Event(session=self.hop.session, number=self.number)
+        written, self.session.written = self.session.written, None
+        if written is None or written.texts != list(self.hop.read.score.candidates):
+            # raised, it would fail the hops that were computed with this one
+            refusal = internal("other candidates came back than this host wrote")
+            event.fault.code, event.fault.message = refusal.number, refusal.message
+            self.outcome = event
+            return
+        drafter_nats, length = written.nats.sum(axis=1), self.candidates.shape[1]
+        weights = weigh(nats, drafter_nats, length)
+        event.text = written.texts[weights.choose(self.seed, self.start + self.positions)]
+        event.candidates.nats = nats.astype("<f8").tobytes()
+        event.candidates.drafter_nats = drafter_nats.astype("<f8").tobytes()
+        if self.remaining > length:
+            self.result = event
+            self._write(event.text)
+        else:
+            self.outcome = event
+
+    def _write(self, drawn: bytes) -> None:
+        """Have candidates written after what is known and `drawn`."""
+        drafter, vocabulary = self._drafter, self.session.vocabulary
+        assert drafter is not None
+        text = self._draft_state(drafter).text
+        assert text is not None
+        known = vocabulary.encode(self.session.tokens[: self.start + self.positions])
+        left = self.remaining - vocabulary.count(drawn)
+        self._drawn = drawn
+        self._writing = Continuations(
+            text, known + drawn, self.temperature, self.seed, min(self.length, left), self.count
+        )
+        if not len(self.candidates):
+            # all but the last of what was given at once, and the rest one by one: the drafter of a host that takes the
+            # text over then has the same to the last bit
+            end = max(self.prompt - 1, 1)
+            ends = (*range(READ_POSITIONS, end, READ_POSITIONS), end)
+            self._to_read.extend(KnownText(text, vocabulary.cut(known, 0, each)) for each in ends)
+
+
+def parse_resample(hop: stage_pb2.Hop, kind: ModelKind, source: ModelSource) -> ResampleWork:
+    """Raises StatusError, or CodecError."""
+    read, score, a = hop.read, hop.read.score, source.manifest.text_architecture
+    count, most, remaining = score.drafting.branches, score.drafting.most, score.remaining
+    known = read.start + source.vocabulary.count(read.clean)
+    if not 1 <= count <= min(MAX_CANDIDATES, MAX_LOGITS // a.vocabulary):
+        raise invalid(f"{count} candidates; this host writes 1 to {min(MAX_CANDIDATES, MAX_LOGITS // a.vocabulary)}")
+    if most < 2 or count * most > most_scored(a.width):
+        raise invalid(
+            f"{count} candidates of {most} tokens; they have at least 2, and a hop has at most "
+            f"{most_scored(a.width)} in all of width {a.width}"
+        )
+    if not 1 <= read.prompt <= known:
+        raise invalid(f"a prompt of {read.prompt} tokens, where {known} are known")
+    if remaining > a.positions - known:
+        raise invalid(f"{remaining} tokens to generate after {known} do not fit the context of {a.positions}")
+    if score.batches or score.batch:
+        raise invalid("candidates that the last host writes come in one batch")
+    candidates = parse_candidates(hop, source) if score.candidates else torch.empty(0, 1, dtype=torch.int64)
+    shape = (count, min(most, remaining))
+    if score.candidates and tuple(candidates.shape) != shape:
+        raise invalid(f"candidates of shape {tuple(candidates.shape)}, where {shape} are due")
+    if not read.clean and (not read.start or candidates.shape[1] < 2):
+        raise invalid("an AR step needs at least one new token, or candidates of two")
+    fields = score_fields(hop, kind, source, candidates)
+    if fields["temperature"] == 0:
+        raise invalid("candidates are drawn at a temperature above 0")
+    return ResampleWork(**fields, seed=score.seed, count=count, length=most, remaining=remaining, prompt=read.prompt)
