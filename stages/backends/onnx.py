@@ -11,7 +11,7 @@ from torch.nn import functional as F
 
 from stages.backends.base import Backend, BlockRunner, PictureRunner, StageRunner
 from stages.backends.onnx_graphs import AnyLayer, Graph, after_graph, before_graph, head_graph, product_graph
-from stages.backends.packed import Angles, Attend, PackedReader, PipelineRunner
+from stages.backends.packed import Attend, PackedReader, PipelineRunner
 from stages.backends.rows import Rows
 from stages.backends.runner_checks import Probe, checked
 from stages.errors import CheckpointError, InputError
@@ -127,21 +127,16 @@ class OnnxReader(PackedReader):
             self.others.append(OnnxSession(after_graph(part, layer, following)))
             _free(layer)
 
-    def take_layers(self, x: Tensor, angles: Sequence[Angles], attend: Attend, are_kept: bool = True) -> None:
+    def take_layers(self, x: Tensor, positions: Tensor, attend: Attend, are_kept: bool = True) -> None:
         rows, layers = len(x), len(self.kind_of)
         if (bound := self.bound.get((rows, layers))) is None:
             bound = BoundLayers(self, rows)
             if rows <= FEW_ROWS:
                 self.bound[rows, layers] = bound
-        bound.take(x, angles, attend)
+        bound.take(x, positions, attend)
 
     def rows_of(self, counts: Sequence[int]) -> Rows:
         return Rows.of(counts, self.hidden, self.least)
-
-    def angles_at(self, positions: Tensor) -> list[Angles]:
-        """cos and sin of each row, (rows, head_dim / 2), for each kind of layers."""
-        cos, sin = zip(*(kind.rotary.index_select(0, positions).unbind(1) for kind in self.kinds), strict=True)
-        return list(zip(cos, sin, strict=True))
 
 
 class BoundLayers:
@@ -155,6 +150,7 @@ class BoundLayers:
         self.mixed = torch.empty(1, rows, a.heads * a.head_dim)
         self.qkv = torch.empty(1, rows, (a.heads + 2 * a.kv_heads) * a.head_dim)
         self.angles = torch.empty(len(reader.kinds), 2, rows, a.head_dim // 2)
+        self.tables = [kind.rotary.transpose(0, 1) for kind in reader.kinds]  # cos and sin: (2, positions, half)
         self.first = reader.first.bound([self.x, *self.angles[kind_of[0]]], [self.qkv])
         self.others, source, target = list[Callable[[], None]](), self.x, self.other
         for session, following in zip(reader.others[: len(kind_of)], reader.kinds_after, strict=False):
@@ -165,11 +161,11 @@ class BoundLayers:
             source, target = target, source
         self.result = source
 
-    def take(self, x: Tensor, angles: Sequence[Angles], attend: Attend) -> None:
+    def take(self, x: Tensor, positions: Tensor, attend: Attend) -> None:
         """See `PackedReader.take_layers`."""
         self.x[0].copy_(x)
-        for kept, found in zip(self.angles, angles, strict=True):
-            torch.stack(found, out=kept)
+        for angles, table in zip(self.angles, self.tables, strict=True):
+            torch.index_select(table, 1, positions, out=angles)
         self.first()
         qkv, mixed = self.qkv[0], self.mixed[0]
         for number, after in enumerate(self.others):
