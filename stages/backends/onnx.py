@@ -1,8 +1,9 @@
 """The onnxruntime backend: graphs made of the loaded modules."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import lru_cache, partial
 
+import numpy as np
 import onnxruntime
 import torch
 from torch import Tensor, nn
@@ -10,7 +11,7 @@ from torch.nn import functional as F
 
 from stages.backends.base import Backend, BlockRunner, PictureRunner, StageRunner
 from stages.backends.onnx_graphs import AnyLayer, Graph, after_graph, before_graph, head_graph, product_graph
-from stages.backends.packed import Angles, Attend, PackedReader, PipelineRunner
+from stages.backends.packed import Attend, PackedReader, PipelineRunner
 from stages.backends.rows import Rows
 from stages.backends.runner_checks import Probe, checked
 from stages.errors import CheckpointError, InputError
@@ -41,15 +42,30 @@ class OnnxSession:
             graph.model().SerializeToString(), options, providers=["CPUExecutionProvider"]
         )
         self.inputs = [each.name for each in self.session.get_inputs()]
+        self.outputs = [each.name for each in self.session.get_outputs()]
 
     def __call__(self, *inputs: Tensor) -> list[Tensor]:
         """The outputs, of contiguous inputs, both in the graph's order."""
         feeds = {name: x.numpy() for name, x in zip(self.inputs, inputs, strict=True)}
         return list(map(torch.from_numpy, self.session.run(None, feeds)))
 
+    def bound(self, inputs: Sequence[Tensor], outputs: Sequence[Tensor]) -> Callable[[], None]:
+        """A call that computes these outputs, of what these inputs hold then: contiguous float32 in the graph's order.
+
+        It keeps neither: their memory must outlive it."""
+        binding = self.session.io_binding()
+        for bind, names, tensors in (
+            (binding.bind_input, self.inputs, inputs),
+            (binding.bind_output, self.outputs, outputs),
+        ):
+            for name, x in zip(names, tensors, strict=True):
+                bind(name, "cpu", 0, np.float32, tuple(x.shape), x.data_ptr())
+        return partial(self.session.run_with_iobinding, binding)
+
 
 SCALE_ERROR = 0.02  # of a product of weights in few bits, relative; 0.006 is what rounding a row's groups costs
 COMPANIES = (1, 2, 3, 4, 7, 16, 33)
+FEW_ROWS = 16  # up to which the tensors of a pass are kept for the next one
 
 
 class FewBitsProduct:
@@ -99,32 +115,63 @@ class OnnxReader(PackedReader):
     def __init__(self, part: PipelineStage) -> None:
         layers = list[AnyLayer](part.layers)
         super().__init__(part, (), layers[0].mlp_in.out_features)
+        self.architecture = part.architecture
         grouped = {each.bits for each in layers[0].modules() if isinstance(each, GroupedLinear)}
         # the kernels of numbers in 32 bits add up one row as they add up many
         self.least = max(map(fewest_rows, grouped), default=1)
         self.first = OnnxSession(before_graph(part, layers[0]))
+        self.bound = dict[tuple[int, int], BoundLayers]()  # by rows and layers
         # From attention to attention: a call takes as long as a small product, so there is one a layer, and not two.
-        self.others, self.kinds_after = list[OnnxSession](), self.kind_of[1:]
+        self.others, self.kinds_after = list[OnnxSession](), [*self.kind_of[1:], None]
         for layer, following in zip(layers, [*layers[1:], None], strict=True):
             self.others.append(OnnxSession(after_graph(part, layer, following)))
             _free(layer)
 
-    def take_layers(self, x: Tensor, angles: Sequence[Angles], attend: Attend, are_kept: bool = True) -> None:
-        found, last = [x[None], *self.first(x[None], *angles[self.kind_of[0]])], len(self.others) - 1
-        for number in range(len(self.kind_of)):
-            # a copy, so that it lies where torch's tensors do: the order of additions depends on addresses
-            mixed = attend(number, found[1][0].clone())
-            following = () if number == last else angles[self.kinds_after[number]]
-            found = self.others[number](found[0], mixed[None], *following)
-        x.copy_(found[0][0])
+    def take_layers(self, x: Tensor, positions: Tensor, attend: Attend, are_kept: bool = True) -> None:
+        rows, layers = len(x), len(self.kind_of)
+        if (bound := self.bound.get((rows, layers))) is None:
+            bound = BoundLayers(self, rows)
+            if rows <= FEW_ROWS:
+                self.bound[rows, layers] = bound
+        bound.take(x, positions, attend)
 
     def rows_of(self, counts: Sequence[int]) -> Rows:
         return Rows.of(counts, self.hidden, self.least)
 
-    def spread(self, factors: Tensor) -> Angles:
-        """cos and sin of each row, (rows, head_dim / 2)."""
-        # of keys, whose factors are not scaled, and of the half whose sine is positive
-        return factors[:, 0, 1, 0, 0].contiguous(), factors[:, 1, 1, 0, 1].contiguous()
+
+class BoundLayers:
+    """The sessions of a reader on tensors of their own, for so many rows: to find where its inputs lie and to make its
+    outputs takes a call as long as a small operation."""
+
+    @torch.inference_mode(False)
+    def __init__(self, reader: OnnxReader, rows: int) -> None:
+        a, kind_of = reader.architecture, reader.kind_of
+        self.x, self.other = torch.empty(2, 1, rows, a.width)
+        self.mixed = torch.empty(1, rows, a.heads * a.head_dim)
+        self.qkv = torch.empty(1, rows, (a.heads + 2 * a.kv_heads) * a.head_dim)
+        self.angles = torch.empty(len(reader.kinds), 2, rows, a.head_dim // 2)
+        self.tables = [kind.rotary.transpose(0, 1) for kind in reader.kinds]  # cos and sin: (2, positions, half)
+        self.first = reader.first.bound([self.x, *self.angles[kind_of[0]]], [self.qkv])
+        self.others, source, target = list[Callable[[], None]](), self.x, self.other
+        for session, following in zip(reader.others[: len(kind_of)], reader.kinds_after, strict=False):
+            inputs, outputs = [source, self.mixed], [target]
+            if following is not None:
+                inputs, outputs = [*inputs, *self.angles[following]], [target, self.qkv]
+            self.others.append(session.bound(inputs, outputs))
+            source, target = target, source
+        self.result = source
+
+    def take(self, x: Tensor, positions: Tensor, attend: Attend) -> None:
+        """See `PackedReader.take_layers`."""
+        self.x[0].copy_(x)
+        for angles, table in zip(self.angles, self.tables, strict=True):
+            torch.index_select(table, 1, positions, out=angles)
+        self.first()
+        qkv, mixed = self.qkv[0], self.mixed[0]
+        for number, after in enumerate(self.others):
+            mixed.copy_(attend(number, qkv))
+            after()
+        x.copy_(self.result[0])
 
 
 class OnnxStage(PipelineRunner):

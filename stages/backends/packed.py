@@ -205,20 +205,21 @@ class PackedReader:
         rows = self.rows_of(counts)
         x = rows.pack([self.input(piece.source) for piece in pieces])
         starts, depths = [piece.caches[0].length for piece in pieces], [piece.depths for piece in pieces]
-        angles = self.angles_at(self.positions(rows, starts, depths))
+        positions = self.positions(rows, starts, depths)
         # a row alone sees all that is before it
         seen = [[] if rows.single else [sight(piece, kind.window) for piece in pieces] for kind in self.kinds]
         held = list(zip(*(piece.caches for piece in pieces), strict=True))
         self.take_layers(
-            x, angles, lambda i, qkv: attend_clean(qkv, rows, self.shapes[i], held[i], seen[self.kind_of[i]])
+            x, positions, lambda i, qkv: attend_clean(qkv, rows, self.shapes[i], held[i], seen[self.kind_of[i]])
         )
         return rows.unpack(x)
 
-    def take_layers(self, x: Tensor, angles: Sequence[Angles], attend: Attend, are_kept: bool = True) -> None:
-        """Rows through all layers, in place. x: (rows, width); angles: of each kind of layers.
+    def take_layers(self, x: Tensor, positions: Tensor, attend: Attend, are_kept: bool = True) -> None:
+        """Rows through all layers, in place. x: (rows, width); positions: (rows,) int64.
 
         :param are_kept: False for continuations that are not.
         """
+        angles = self.angles_at(positions)
         for number, (layer, kind) in enumerate(zip(self.layers, self.kind_of, strict=True)):
             mixed = attend(number, layer.project(x, angles[kind]))
             (layer.finish if are_kept else layer.finish_branches)(x, mixed)
@@ -243,10 +244,12 @@ class PackedReader:
         branches = [count for count, _ in shapes]
         along = [torch.arange(new, device=self.device).repeat(count) for count, new in shapes]
         positions = [piece.caches[0].length + each for piece, each in zip(pieces, along, strict=True)]
-        angles = self.angles_at(rows.pack(positions, fresh=False))
         held = list(zip(*(piece.caches for piece in pieces), strict=True))
         self.take_layers(
-            x, angles, lambda i, qkv: attend_branches(qkv, rows, self.shapes[i], held[i], branches), are_kept=False
+            x,
+            rows.pack(positions, fresh=False),
+            lambda i, qkv: attend_branches(qkv, rows, self.shapes[i], held[i], branches),
+            are_kept=False,
         )
         return [each.unflatten(0, shape) for each, shape in zip(rows.unpack(x), shapes, strict=True)]
 
@@ -258,9 +261,9 @@ class PackedReader:
     def _grow(self, pieces: Sequence[GrowingPiece], counts: Sequence[int]) -> list[Tensor]:
         rows, texts = self.rows_of(counts), [piece.grown for piece in pieces]
         x = rows.pack([self.input(piece.source) for piece in pieces])
-        angles, lengths = self.angles_at(rows.pack([text.positions for text in texts])), [text.length for text in texts]
+        positions, lengths = rows.pack([text.positions for text in texts]), [text.length for text in texts]
         held = list(zip(*(text.caches for text in texts), strict=True))
-        self.take_layers(x, angles, lambda i, qkv: attend_growing(qkv, rows, self.shapes[i], held[i], lengths))
+        self.take_layers(x, positions, lambda i, qkv: attend_growing(qkv, rows, self.shapes[i], held[i], lengths))
         for text in texts:
             text.grown()
         return rows.unpack(x)
