@@ -222,12 +222,6 @@ ROOT = Family(
             ("sign", "sign weights before they are deployed", "new-weights --key certs/ada.key"),
             _CERTS,
             _TOKEN,
-            "serving.cli.parser:",
-            (
-                "completion",
-                "print a script that completes commands and options in a shell",
-                "bash > ~/.local/share/bash-completion/completions/onesweep",
-            ),
         ),
         "train": (_TRAIN,),
         "measure": (_BENCH, _WAN),

@@ -1,4 +1,4 @@
-"""The parser of a command: no abbreviations, and errors of one sentence that name a remedy. And `completion`."""
+"""The parser of a command: no abbreviations, and errors of one sentence that name a remedy."""
 
 import argparse
 import re
@@ -7,7 +7,7 @@ import textwrap
 from collections.abc import Sequence
 from typing import Any, NoReturn
 
-from serving.cli.commands import ROOT, Command, Family, Words, find, near
+from serving.cli.commands import Command, Family, Words, find, near
 from stages.errors import InputError, close_to
 from stages.settings import SetAction
 
@@ -154,35 +154,3 @@ def help_of(path: Words, family: Family) -> str:
         f"`{called} COMMAND --help` shows the options of a command, and an example.",
     ]
     return "\n".join(lines)
-
-
-SHELLS = ("bash", "zsh", "fish")
-
-
-def add_completion(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("shell", choices=SHELLS, metavar="SHELL", help=", ".join(SHELLS))
-
-
-def run_completion(options: argparse.Namespace) -> int:
-    print(script_for(options.shell))
-    return 0
-
-
-def script_for(shell: str) -> str:
-    """A script for a shell that completes commands, options and their choices, from the tree of commands."""
-    import shtab
-
-    parser = argparse.ArgumentParser(ROOT.name)
-    parser.add_argument("--version", action="store_true", help="print the version")
-    _add_members(parser, ROOT)
-    return shtab.complete(parser, shell)
-
-
-def _add_members(parser: argparse.ArgumentParser, family: Family) -> None:
-    members = parser.add_subparsers()
-    for member in family.members:
-        below = members.add_parser(member.name, help=member.sentence)
-        if isinstance(member, Family):
-            _add_members(below, member)
-        else:
-            member.add_options(below)

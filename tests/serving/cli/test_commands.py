@@ -1,17 +1,15 @@
-"""The tree of commands: what help loads, examples that work, groups, and completion by a real shell."""
+"""The tree of commands: what help loads, examples that work, and groups."""
 
 import shlex
-import shutil
 import subprocess
 import sys
 from functools import partial
 from importlib import import_module
-from pathlib import Path
 
 import pytest
 
 from serving.cli.commands import Command, find, walk
-from serving.cli.parser import SHELLS, parser_of, script_for
+from serving.cli.parser import parser_of
 
 LOADED = "print(*sorted({'torch', 'grpc', 'numpy', 'tokenizers'} & set(sys.modules)))"
 ASK = f"""
@@ -85,33 +83,3 @@ def test_every_command_has_a_sentence_and_an_example_that_it_takes(called: tuple
     assert command.sentence[0].islower()
     assert not command.sentence.endswith(".")
     assert f"example:\n  {' '.join(called)}" in parser.format_help()
-
-
-# Completion
-
-
-def completed(folder: Path, *words: str) -> set[str]:
-    """What bash offers for the last word."""
-    (folder / "script").write_text(script_for("bash"))
-    line = f"COMP_WORDS=({shlex.join(words)}); COMP_CWORD={len(words) - 1}"
-    ask = f'source ./script; {line}; _shtab_onesweep; echo "${{COMPREPLY[*]}}"'
-    out = subprocess.run(["bash", "-c", ask], cwd=folder, capture_output=True, text=True, check=True, timeout=60).stdout
-    return set(out.split())
-
-
-@pytest.mark.skipif(shutil.which("bash") is None, reason="there is no bash on this machine")
-def test_bash_completes_commands_options_and_choices(tmp_path: Path) -> None:
-    assert completed(tmp_path, "onesweep", "gen") == {"generate"}
-    assert completed(tmp_path, "onesweep", "bench", "cha") == {"chaos", "chaos-training"}
-    assert completed(tmp_path, "onesweep", "generate", "--max") == {"--max-bytes", "--max-tokens"}
-    assert completed(tmp_path, "onesweep", "completion", "") == set(SHELLS)
-
-
-@pytest.mark.parametrize("shell", SHELLS)
-def test_every_shell_has_every_command(shell: str) -> None:
-    script = script_for(shell)
-    assert all(called[-1] in script for called, _ in walk())
-    program = shutil.which(shell)
-    if program is not None:
-        checked = subprocess.run([program, "-n"], input=script, capture_output=True, text=True, timeout=60, check=False)
-        assert (checked.returncode, checked.stderr) == (0, "")
