@@ -220,6 +220,7 @@ def _enrolled(ticket: Ticket, directory: Path, name: str, is_given: bool) -> Joi
     from stages.v1 import join_pb2
     from stages.wire.certificates import make_request
     from stages.wire.secret_files import PUBLIC, write_file
+    from stages.wire.tls import LOOPBACK_ONLY, handshake_problem
 
     address, certificate = _found(ticket)
     request = join_pb2.EnrolRequest(name=name, request=make_request(directory / "machine.key", name))
@@ -230,7 +231,10 @@ def _enrolled(ticket: Ticket, directory: Path, name: str, is_given: bool) -> Joi
         if code is grpc.StatusCode.ALREADY_EXISTS and not is_given:
             return None
         said = {grpc.StatusCode.UNAUTHENTICATED, grpc.StatusCode.INVALID_ARGUMENT, grpc.StatusCode.ALREADY_EXISTS}
-        raise (InputError(details) if code in said else ServiceError(f"the router at {address}: {details}")) from None
+        if code in said:
+            raise InputError(details) from None
+        problem = handshake_problem(details, LOOPBACK_ONLY) or f"did not let this machine in: {details}"
+        raise ServiceError(f"the router at {address} {problem}") from None
     write_file(directory / "ca.pem", response.authority, PUBLIC)
     write_file(directory / "machine.pem", response.certificate, PUBLIC)
     rendezvous = [address, *(each for each in ticket.addresses if each != address)]

@@ -32,7 +32,7 @@ from stages.clock import monotonic
 from stages.errors import InputError
 from stages.v1 import join_pb2, join_pb2_grpc
 from stages.wire.channel import LINK_DOMAIN, LINKS_VARIABLE, open_channel, parse_address
-from stages.wire.pipes import CalledPipe, Pipe, ServedPipe, SocketPipe, splice
+from stages.wire.pipes import PIECE_BYTES, CalledPipe, Pipe, ServedPipe, SocketPipe, splice
 from stages.wire.status import Context, StatusError
 from stages.wire.tls import Security, Tls
 from stages.wire.tokens import token_metadata
@@ -44,7 +44,6 @@ ROUTER_NAME = "router"
 TO_KEY, PIPE_KEY = "onesweep-to", "onesweep-pipe"  # metadata of Carry: whom a new pipe leads to, or which one this is
 DIRECT, REVERSED, RELAYED = "direct", "reversed", "relayed"
 MOST_TOLD = 16  # addresses of one machine
-HEAD_BYTES = 4096  # of a request to the proxy
 # To try each way. Together less than gRPC gives an attempt to connect (CONNECT_MS in channel.py).
 PROBE_S, REVERSE_S, NOTICE_S = 1.0, 2.0, 4.0
 CHOSEN_S = 300.0  # a way that was found is taken again for so long; then a better one is looked for
@@ -94,7 +93,7 @@ class LinkProxy:
 
     async def open(self) -> asyncio.Server:
         """Listen, and have channels of this process and its children ask here."""
-        server = await asyncio.start_server(self._serve, "127.0.0.1", 0, limit=HEAD_BYTES)
+        server = await asyncio.start_server(self._serve, "127.0.0.1", 0, limit=PIECE_BYTES)
         port = server.sockets[0].getsockname()[1]
         os.environ[LINKS_VARIABLE] = f"http://onesweep:{self._password}@127.0.0.1:{port}"
         return server

@@ -47,7 +47,7 @@ SERVICE = join_pb2.DESCRIPTOR.services_by_name["JoinService"].full_name
 LEAF_DAYS, AUTHORITY_DAYS = 30, 5 * 365
 RENEW_S = 5 * 86400.0
 STOP_S = 0.5  # for calls to end by themselves
-CLOCK_S = 3600.0  # that a machine's clock may be wrong: certificates are valid since five minutes before
+CLOCK_S = 240.0  # that a machine's clock may be wrong: certificates are valid since five minutes before
 MOST_MACHINES, MOST_PIPES = 64, 256  # of a run; of one machine at once
 LINKS_NAME = "links.json"  # what other commands on this machine read of a rendezvous
 MOST_NOTICES = 256  # that a machine has not taken yet
@@ -177,7 +177,7 @@ class Rendezvous(join_pb2_grpc.JoinServiceServicer):
             raise hops_refusal(request.protocol, "this machine", "the router")
         if abs(ahead_s := request.unix_s - time.time()) > CLOCK_S:
             side = "ahead of" if ahead_s > 0 else "behind"
-            raise invalid(f"this machine's clock is {abs(ahead_s) / 3600:.1f} h {side} the router's: put it right")
+            raise invalid(f"this machine's clock is {abs(ahead_s) / 60:.0f} minutes {side} the router's: put it right")
         if there is not None:
             return self._certified(request, there.name, "")
         try:

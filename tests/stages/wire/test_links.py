@@ -163,7 +163,7 @@ def test_a_ticket_lets_in_once_and_says_why_not(tmp_path: Path) -> None:
                     await run.enrol(tmp_path / "m", secret, name, **told)
                 return f"{error.value.code().name}: {error.value.details()}"
 
-            assert "clock is 24.0 h ahead of the router's" in await refused(
+            assert "clock is 1440 minutes ahead of the router's" in await refused(
                 secret, "m", unix_s=int(time.time()) + 86400
             )
             assert (await refused(secret, "m", protocol=PROTOCOL - 1)).startswith("FAILED_PRECONDITION")
@@ -211,7 +211,7 @@ def test_the_proxy_serves_this_process_alone(tmp_path: Path) -> None:
         for other in ("CONNECT example.org:443 HTTP/1.1", "GET / HTTP/1.1"):
             assert b"403" in await ask(other, user)
         assert b"403" in await ask(line, "onesweep:guess")
-        assert await ask("CONNECT " + "a" * 9000, user) == b""
+        assert await ask("CONNECT " + "a" * 200_000, user) == b""
         assert dialled == ["paris"]
         server.close()
 
