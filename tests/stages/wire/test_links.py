@@ -2,6 +2,7 @@
 
 import asyncio
 import base64
+import contextlib
 import os
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
@@ -203,8 +204,10 @@ def test_the_proxy_serves_this_process_alone(tmp_path: Path) -> None:
             reader, writer = await asyncio.open_connection("127.0.0.1", port)
             shown = base64.b64encode(user.encode()).decode()
             writer.write(f"{line}\r\nProxy-Authorization: Basic {shown}\r\n\r\n".encode())
-            writer.write_eof()
-            return await reader.read()
+            with contextlib.suppress(ConnectionError):  # who is cut off may learn of it by either
+                writer.write_eof()
+                return await reader.read()
+            return b""
 
         line = "CONNECT paris.onesweep:7701 HTTP/1.1"
         assert b"200 OK" in await ask(line, user)
