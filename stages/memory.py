@@ -66,6 +66,23 @@ def trim() -> None:
         malloc_trim(0)
 
 
+_MADV_COLLAPSE = 25  # of Linux 6.1 and newer; others refuse it, and nothing changes
+
+
+def use_large_pages() -> None:
+    """Move what the process holds into pages of 2 MB, where the system is Linux.
+
+    A token reads all weights, and to look up a page for every 4 KB of them takes a tenth of its time.
+    """
+    if sys.platform == "linux":
+        madvise = ctypes.CDLL(None).madvise
+        for line in Path("/proc/self/maps").read_text().splitlines():
+            place, rights, _, _, inode, *name = line.split()
+            if rights == "rw-p" and inode == "0" and name in ([], ["[heap]"]):
+                begin, end = (int(address, 16) for address in place.split("-"))
+                madvise(ctypes.c_void_p(begin), ctypes.c_size_t(end - begin), _MADV_COLLAPSE)
+
+
 async def keep_trimmed() -> None:
     """Trim once a minute, for ever: what is freed in the midst of a heap stays with the process otherwise."""
     while True:

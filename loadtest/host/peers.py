@@ -27,6 +27,7 @@ from stages.checkpoint.bundle import find_bundle
 from stages.checkpoint.checkpoint import load_stage
 from stages.checkpoint.manifest import read_manifest
 from stages.errors import InputError, OnesweepError
+from stages.memory import use_large_pages
 from stages.model.pipeline import new_caches
 
 AT_ONCE = (1, 4, 16)  # requests
@@ -106,6 +107,7 @@ def our_figures(directory: Path) -> Figures:
     a = read_manifest(directory).text_architecture
     backend = backend_named("torch")
     stages = [backend.stage(load_stage(directory, index)) for index in range(a.parts)]
+    use_large_pages()  # as hosts do
 
     def spent_s(count: int, prompt: int, steps: int) -> float:
         room = prompt + steps

@@ -4,7 +4,6 @@ torch's exporter takes many seconds a graph; this takes milliseconds, and says w
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import onnx
 import torch
@@ -25,20 +24,12 @@ LARGEST_OFFSET = 7 * 16 + 7  # in two digits of 4 bits, each from -8 to 7
 ROUNDED_IN_INT8 = 4
 
 
-@dataclass(frozen=True)
-class OffsetGroups:
-    """What the sums of a row's groups are multiplied with, as further groups of 4 bits beside those of the matrix."""
-
-    codes: Tensor  # (out, groups, GROUP / 2) uint8
-    scales: Tensor  # (out, groups) float32
-    copies: int  # of the sums, one after the other, that these groups meet
-
-
 # A product of its own would be a fifth of the whole layer's time, and offsets in 4 bits would not be those of the file.
-def offset_groups(offsets: Tensor) -> OffsetGroups:
+def offset_groups(offsets: Tensor) -> tuple[Tensor, Tensor, int]:
     """Offsets (out, sums) float32 in 8 bits, which are two digits of 4: groups of high ones, then groups of low ones.
 
-    The sums come as often as the groups have room; only one place of each digit has a code that is not nothing.
+    Returns codes and scales of these groups, as `QuantLinear.neighbours` has them, and how often, one after the other,
+    they meet the sums: each digit has one place that counts.
     """
     rows, count = offsets.shape
     high_places = -(-count // GROUP) * GROUP
@@ -52,7 +43,7 @@ def offset_groups(offsets: Tensor) -> OffsetGroups:
     codes = (digits[:, ::2] | digits[:, 1::2] << 4).unflatten(1, (-1, GROUP // 2))
     weights = torch.ones(codes.shape[1])
     weights[: high_places // GROUP] = 16
-    return OffsetGroups(codes, scales * weights, copies)
+    return codes, scales * weights, copies
 
 
 class Graph:
@@ -130,12 +121,12 @@ class Graph:
         rest = linear.offsets.float() * factor + INT4_ZERO * scales
         if not rest.any():
             return self._few_bits(x, codes, scales, linear.in_features)
-        found = offset_groups(rest)
+        more_codes, more_scales, copies = offset_groups(rest)
         apart = self.op("Reshape", x, self.constant(torch.tensor([0, 0, -1, GROUP])))
         sums = self.op("ReduceSum", apart, self.constant(torch.tensor([-1])), keepdims=0)
-        x = self.op("Concat", x, *[sums] * found.copies, axis=-1)
-        codes, scales = torch.cat([codes, found.codes], dim=1), torch.cat([scales, found.scales], dim=1)
-        return self._few_bits(x, codes, scales, linear.in_features + found.copies * rest.shape[1])
+        x = self.op("Concat", x, *[sums] * copies, axis=-1)
+        codes, scales = torch.cat([codes, more_codes], dim=1), torch.cat([scales, more_scales], dim=1)
+        return self._few_bits(x, codes, scales, linear.in_features + copies * rest.shape[1])
 
     def _few_bits(self, x: str, codes: Tensor, scales: Tensor, numbers: int) -> str:
         """codes: (out, groups, bytes) uint8; scales: (out, groups) float32; numbers: in a row of x."""
@@ -161,27 +152,13 @@ class Graph:
     def norm(self, x: str, norm: nn.RMSNorm | nn.Identity) -> str:
         if isinstance(norm, nn.Identity):
             return x
-        weight = self.constant(norm.weight)
-        return self.op("SimplifiedLayerNormalization", x, weight, axis=-1, epsilon=_epsilon(norm))
-
-    def added_norm(self, x: str, added: str, norm: nn.RMSNorm | nn.Identity) -> tuple[str, str]:
-        """x + added, and the norm of it."""
-        if isinstance(norm, nn.Identity):
-            x = self.op("Add", x, added)
-            return x, x
-        names, weight = [f"value_{len(self.nodes)}_{i}" for i in range(2)], self.constant(norm.weight)
-        to = [names[0], "", "", names[1]]
-        self.op("SkipSimplifiedLayerNormalization", x, added, weight, domain=FUSED, to=to, epsilon=_epsilon(norm))
-        return names[1], names[0]
+        eps = torch.finfo(torch.float32).eps if norm.eps is None else norm.eps
+        return self.op("SimplifiedLayerNormalization", x, self.constant(norm.weight), axis=-1, epsilon=eps)
 
     def model(self) -> onnx.ModelProto:
         graph = helper.make_graph(self.nodes, "part", self.inputs, self.outputs, self.constants)
         opsets = [helper.make_opsetid("", OPSET), helper.make_opsetid(FUSED, FUSED_OPSET)]
         return helper.make_model(graph, opset_imports=opsets, ir_version=IR_VERSION)
-
-
-def _epsilon(norm: nn.RMSNorm) -> float:
-    return torch.finfo(torch.float32).eps if norm.eps is None else norm.eps
 
 
 # A layer of the causal stream as two graphs, of what is done before attention and after it, for layers of any family.
@@ -196,8 +173,7 @@ def before_graph(part: PipelineStage, layer: AnyLayer) -> Graph:
     queries, keys and values (1, rows, all heads' numbers), queries and keys rotated, queries divided by the root of
     head_dim."""
     graph = Graph()
-    x = graph.input("x", 1, "rows", part.architecture.width)
-    _project(graph, part, layer, graph.norm(x, layer.attention_norm))
+    _project(graph, part, layer, graph.input("x", 1, "rows", part.architecture.width))
     return graph
 
 
@@ -209,9 +185,8 @@ def after_graph(part: PipelineStage, layer: AnyLayer, following: AnyLayer | None
     x = graph.input("x", 1, "rows", a.width)
     mixed = graph.input("mixed", 1, "rows", a.heads * a.head_dim)
     added = graph.linear(mixed, layer.attention_out)
-    added = graph.norm(added, layer.attention_after) if isinstance(layer, LlamaLayer) else added
-    x, normed = graph.added_norm(x, added, layer.mlp_norm)
-    hidden = graph.linear(normed, layer.mlp_in)
+    x = graph.op("Add", x, graph.norm(added, layer.attention_after) if isinstance(layer, LlamaLayer) else added)
+    hidden = graph.linear(graph.norm(x, layer.mlp_norm), layer.mlp_in)
     if isinstance(layer, LlamaLayer):
         gate, up = graph.split(hidden, *[layer.architecture.mlp_width] * 2)
         if layer.architecture.activation == "silu":
@@ -222,17 +197,14 @@ def after_graph(part: PipelineStage, layer: AnyLayer, following: AnyLayer | None
     else:
         hidden = graph.op("Gelu", hidden)
     added = graph.linear(hidden, layer.mlp_out)
-    added = graph.norm(added, layer.mlp_after) if isinstance(layer, LlamaLayer) else added
-    if following is None:
-        graph.output(graph.op("Add", x, added), "features")
-        return graph
-    x, normed = graph.added_norm(x, added, following.attention_norm)
+    x = graph.op("Add", x, graph.norm(added, layer.mlp_after) if isinstance(layer, LlamaLayer) else added)
     graph.output(x, "features")
-    _project(graph, part, following, "features" if normed == x else normed)
+    if following is not None:
+        _project(graph, part, following, "features")
     return graph
 
 
-def _project(graph: Graph, part: PipelineStage, layer: AnyLayer, normed: str) -> None:
+def _project(graph: Graph, part: PipelineStage, layer: AnyLayer, x: str) -> None:
     """Add the output `qkv` of `before_graph`, and its inputs cos and sin."""
     a = part.architecture
     tables = [graph.input(name, "rows", a.head_dim // 2) for name in ("cos", "sin")]
@@ -242,7 +214,7 @@ def _project(graph: Graph, part: PipelineStage, layer: AnyLayer, normed: str) ->
     query_scale = layer.architecture.query_scale if isinstance(layer, LlamaLayer) else a.head_dim**-0.5
     if norms[0] is None:  # a norm would take the scale out again
         scale[:queries] = query_scale
-    qkv = graph.linear(normed, layer.qkv, scale)
+    qkv = graph.linear(graph.norm(x, layer.attention_norm), layer.qkv, scale)
     if norms[0] is None or norms[1] is None:
         rotated, values = graph.split(qkv, queries + keys, keys)
     else:

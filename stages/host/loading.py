@@ -29,7 +29,7 @@ from stages.host.parts import (
     plan_host,
 )
 from stages.host.scheduler import QUICK_MS, QUICK_ROWS
-from stages.memory import trim
+from stages.memory import trim, use_large_pages
 from stages.model.pipeline import new_caches
 from stages.model.prefill import READ_POSITIONS, split_reads
 from stages.model.scoring import MAX_LOGITS, branch_pieces
@@ -218,6 +218,7 @@ class Loader:
         for other in held:
             parts.quick_rows.update({digest: n for digest, n in other.quick_rows.items() if digest in plan.weights})
         trim()
+        use_large_pages()
         return parts
 
 
