@@ -91,15 +91,32 @@ def test_the_same_seed_gives_the_same_events(weights: Weights) -> None:
         [PlannedFault("freeze", ("a-1",), 0.1, 6.0), PlannedFault("freeze", ("c-1",), 0.2, 6.0)],
         [PlannedFault("cut", ("a-1", "b-1"), 0.1, 20.0), PlannedFault("cut", ("router-1", "c-1"), 0.2, 20.0)],
         [PlannedFault("freeze", ("router-1",), 0.1, 30.0), PlannedFault("kill", ("a-1",), 0.2, 1.0)],
-        [PlannedFault("reset", (router, host), 0.1, 0.0) for router in ROUTER_NAMES for host in HOSTS],
+        [PlannedFault("reset", (one, other), 0.4, 0.0) for one in ROUTER_NAMES for other in HOSTS],
+        [PlannedFault("freeze", ("a-1",), 0.1, 6.0), PlannedFault("kill", ("a-1",), 0.5, 0.1)],
+        [PlannedFault("slow", ("b-1",), 0.0, 60.0), PlannedFault("one-way", ("c-1", "router-1"), 0.5, 9.0)],
     ],
-    ids=["both replicas", "two hosts stand still", "two cut links", "a frozen router", "all is reset"],
+    ids=[
+        "both replicas",
+        "two hosts stand still",
+        "two cut links",
+        "a frozen router",
+        "all is reset",
+        "dead while it stands still",
+        "results get lost",
+    ],
 )
 def test_what_users_are_promised(weights: Weights, faults: list[PlannedFault]) -> None:
     run = run_schedule(weights, faulty(*faults))
     assert trouble_of(run, weights.texts) == ()
     assert {outcome.status for outcome in run.outcomes} == {"OK"}
     assert sum(outcome.replays for outcome in run.outcomes) >= 1
+
+
+@pytest.mark.parametrize("kind", ["leave", "hurry"])
+def test_who_leaves_or_is_late_frees_the_hosts(weights: Weights, kind: str) -> None:
+    run = run_schedule(weights, faulty(PlannedFault(kind, ("client-1",), 0.0, 9.0)))
+    assert trouble_of(run, weights.texts) == ()
+    assert {"leave": "LEFT", "hurry": "DEADLINE_EXCEEDED"}[kind] in {outcome.status for outcome in run.outcomes}
 
 
 def test_a_request_outlives_a_reset_between_it_and_its_only_router(weights: Weights) -> None:

@@ -66,7 +66,7 @@ def ask(where: str, directory: Path | None, mode: str, text: bytearray, begun: C
 
 @pytest.mark.parametrize(
     ("mode", "number", "way"),
-    [("ar", SIGKILL, ""), ("ar", SIGTERM, ""), ("sweep", SIGKILL, ""), ("ar", SIGKILL, "gateway")],
+    [("ar", SIGTERM, ""), ("sweep", SIGKILL, ""), ("ar", SIGKILL, "gateway")],
 )
 def test_a_request_continues_at_the_other_router(
     routers: Any, tmp_path: Path, mode: str, number: int, way: str
