@@ -1,6 +1,7 @@
 """Fault schedules in virtual time: nothing is lost, a seed decides all, and what fails is found and shrunk."""
 
 import asyncio
+import json
 from collections import Counter
 from contextlib import suppress
 from dataclasses import replace
@@ -9,7 +10,6 @@ from typing import Any
 
 import pytest
 
-from loadtest.faults.settings import ChaosSettings
 from loadtest.simulation import search as searching
 from loadtest.simulation.loop import BEGIN_S, Process, virtual_time
 from loadtest.simulation.schedule import HOSTS, KINDS, ROUTER_NAMES, Asked, PlannedFault, Schedule, make_schedule
@@ -160,13 +160,13 @@ def test_a_planted_fault_is_found_and_shrunk(weights: Weights, monkeypatch: pyte
 
 
 def test_the_report_names_the_seed_that_fails(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    settings = ChaosSettings(simulate=True, schedules=3, seed=5)
-    sound = search(settings, lambda words: None)
+    sound = search(3, 5, lambda words: None)
     assert sound.holds
     assert "3 schedules" in sound.table
     assert "18 requests" in sound.table
     monkeypatch.setattr(searching, "trouble_of", lambda run, texts: ("lost: a text",))
-    report = search(settings, lambda words: None)
+    report = search(3, 5, lambda words: None)
     assert not report.holds
     assert "seed 5 fails" in report.table
     assert "bench chaos --simulate --schedules 1 --seed 5" in report.table
+    assert json.loads(json.dumps(report.record))["failing"]["seed"] == 5
