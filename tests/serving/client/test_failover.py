@@ -177,6 +177,22 @@ def test_a_call_that_grpc_drops_is_asked_again(bundles: Path, servers: Any, monk
             channel.close()
 
 
+def test_the_only_router_may_come_back(bundles: Path, servers: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(failover, "BACK_S", 300.0)
+    topology = local_topology(1, 3, bundles / "own", free_port_block(2))
+    servers.hosts(topology, bundles / "own")
+    router, text = servers.router(topology, bundles / "own", drain_s=0.1), b""
+    wait_ready(topology.router)
+    with Client(topology.router) as client:
+        whole = client.generate(PROMPT, mode="ar", seed=SEED, max_bytes=LENGTH).output
+        for item in client.stream(PROMPT, mode="ar", seed=SEED, max_bytes=LENGTH):
+            text += item if isinstance(item, bytes) else b""
+            if router is not None:
+                router = router.end()
+                servers.router(topology, bundles / "own")
+    assert text == whole
+
+
 def test_both_are_down() -> None:
     said = "none of the routers 127.0.0.1:1 and 127.0.0.1:2 answers: no router answers at 127.0.0.1:[12]; start one"
     with Client("127.0.0.1:1,127.0.0.1:2") as client, pytest.raises(RouterError, match=said):
