@@ -180,10 +180,9 @@ class MemoryChannel:
         self.network, self.process, self.address = network, here(), address
         self.most_bytes = dict(options).get("grpc.max_receive_message_length", 4 << 20)
         self.connection: Connection | None = None
-        self.closed = False
+        self.closed = self._dialling = False
         self.waiting: dict[MemoryCall, None] = {}
         self._attempt, self._backoff_s, self._again_at, self._problem = 0, 0.0, 0.0, ""
-        self._dialling = False
 
     def __getattr__(self, kind: str) -> Callable[..., Callable[..., MemoryCall]]:
         """One of CALL_KINDS, which makes the callable of a method."""

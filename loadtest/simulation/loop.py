@@ -14,7 +14,7 @@ from stages import clock
 
 T = TypeVar("T")
 
-MOST_TASKS = 4096
+MOST_TASKS, MOST_TURNS = 4096, 200_000  # a schedule takes two thousand turns
 BEGIN_S = 1000.0  # of virtual time: far from 0, which some code may take for "never"
 
 
@@ -61,10 +61,9 @@ class VirtualLoop(asyncio.BaseEventLoop):
 
     def __init__(self) -> None:
         super().__init__()
-        self.now_s = BEGIN_S
+        self.now_s, self.turns = BEGIN_S, 0
         self.processes: list[Process] = []
-        self.problems: list[str] = []
-        """Exceptions that nobody handled."""
+        self.problems: list[str] = []  # exceptions that nobody handled
         self.set_exception_handler(self._note)
         # Kept: what a killed process waited for is to stay as it was, and not to be cleaned up by the collector.
         self.tasks: list[asyncio.Task[Any]] = []
@@ -92,7 +91,9 @@ class VirtualLoop(asyncio.BaseEventLoop):
 
     def _run_once(self) -> None:
         """All that is due, in the order in which it became so; where nothing is, time jumps to the next timer."""
-        ready, scheduled = self._ready, self._scheduled
+        ready, scheduled, self.turns = self._ready, self._scheduled, self.turns + 1
+        if self.turns > MOST_TURNS:
+            raise RuntimeError("the simulation goes round and round")
         if not ready:
             if not scheduled:
                 raise RuntimeError("the simulation waits for what nobody will do")
@@ -131,6 +132,7 @@ def virtual_time() -> Iterator[VirtualLoop]:
         try:
             yield loop
         finally:
+            loop.turns = 0
             for process in loop.processes:
                 process.killed = False
                 process.resume()

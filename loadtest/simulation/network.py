@@ -46,8 +46,7 @@ class MemoryNetwork:
         self.places: dict[str, str] = {}  # the machine of an address
         self.connections: list[Connection] = []
         self._links: dict[tuple[str, str], Direction] = {}
-        self.events = 0
-        """A digest of all that arrived: when, over which link, how many bytes."""
+        self.events = 0  # a digest of all that was sent: when it arrives, over which link, how many bytes
 
     def link(self, source: str, target: str) -> Direction:
         if (source, target) not in self._links:

@@ -10,8 +10,6 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 
 from loadtest.commands import BenchReport
-from loadtest.faults.settings import ChaosSettings
-from loadtest.report.record import settings_record
 from loadtest.report.table import aligned
 from loadtest.simulation.schedule import KINDS, Schedule, make_schedule
 from loadtest.simulation.world import CASES, LATE_S, RequestOutcome, ScheduleRun, Weights, run_schedule
@@ -24,6 +22,7 @@ FATES, BAD_FATES = ("right", "left", "hurried"), ("lost", "wrong", "late")
 class Found:
     """The count of what schedules did, and the first that fails."""
 
+    first_seed: int
     schedules: int = 0
     requests: int = 0
     replays: int = 0
@@ -77,13 +76,13 @@ def fewest(weights: Weights, schedule: Schedule) -> Schedule:
     return schedule
 
 
-def search(settings: ChaosSettings, say: Callable[[str], None]) -> BenchReport:
+def search(schedules: int, first_seed: int, say: Callable[[str], None]) -> BenchReport:
     """Run the schedules of a seed and of those after it, until one fails; that one is shrunk."""
-    found = Found()
+    found = Found(first_seed)
     with tempfile.TemporaryDirectory(prefix="onesweep-simulation-") as folder:
         weights = Weights(Path(folder))
         texts, begin_s = weights.texts, time.process_time()
-        for seed in range(settings.seed, settings.seed + settings.schedules):
+        for seed in range(first_seed, first_seed + schedules):
             schedule = make_schedule(seed, len(CASES))
             run = run_schedule(weights, schedule)
             found.add(schedule, run, texts)
@@ -94,10 +93,10 @@ def search(settings: ChaosSettings, say: Callable[[str], None]) -> BenchReport:
                 found.failing = fewest(weights, schedule)
                 found.trouble = trouble_of(run_schedule(weights, found.failing), texts)
                 break
-        return report(settings, found, time.process_time() - begin_s)
+        return report(found, time.process_time() - begin_s)
 
 
-def report(settings: ChaosSettings, found: Found, seconds: float) -> BenchReport:
+def report(found: Found, seconds: float) -> BenchReport:
     """:param seconds: of one processor."""
     minute = 60 * found.schedules / max(seconds, 1e-3)
     fates = ", ".join(f"{found.fates[fate]} {fate}" for fate in (*FATES, *BAD_FATES))
@@ -111,5 +110,5 @@ def report(settings: ChaosSettings, found: Found, seconds: float) -> BenchReport
         lines += [f"again: onesweep bench chaos --simulate --schedules 1 --seed {found.failing.seed}"]
     rows = [(kind, str(found.faults[kind])) for kind in KINDS]
     table = f"{aligned(('fault', 'times'), rows)}\n\n" + "\n".join(f"- {line}" for line in lines)
-    record = {"settings": settings_record(settings), "schedules_a_minute": minute, **asdict(found)}
+    record = {**vars(found), "schedules_a_minute": minute, "failing": found.failing and asdict(found.failing)}
     return BenchReport(table, record, holds=found.failing is None)

@@ -1,6 +1,7 @@
 """Fault schedules in virtual time: nothing is lost, a seed decides all, and what fails is found and shrunk."""
 
 import asyncio
+import json
 from collections import Counter
 from contextlib import suppress
 from dataclasses import replace
@@ -9,7 +10,6 @@ from typing import Any
 
 import pytest
 
-from loadtest.faults.settings import ChaosSettings
 from loadtest.simulation import search as searching
 from loadtest.simulation.loop import BEGIN_S, Process, virtual_time
 from loadtest.simulation.schedule import HOSTS, KINDS, ROUTER_NAMES, Asked, PlannedFault, Schedule, make_schedule
@@ -91,15 +91,32 @@ def test_the_same_seed_gives_the_same_events(weights: Weights) -> None:
         [PlannedFault("freeze", ("a-1",), 0.1, 6.0), PlannedFault("freeze", ("c-1",), 0.2, 6.0)],
         [PlannedFault("cut", ("a-1", "b-1"), 0.1, 20.0), PlannedFault("cut", ("router-1", "c-1"), 0.2, 20.0)],
         [PlannedFault("freeze", ("router-1",), 0.1, 30.0), PlannedFault("kill", ("a-1",), 0.2, 1.0)],
-        [PlannedFault("reset", (router, host), 0.1, 0.0) for router in ROUTER_NAMES for host in HOSTS],
+        [PlannedFault("reset", (one, other), 0.4, 0.0) for one in ROUTER_NAMES for other in HOSTS],
+        [PlannedFault("freeze", ("a-1",), 0.1, 6.0), PlannedFault("kill", ("a-1",), 0.5, 0.1)],
+        [PlannedFault("slow", ("b-1",), 0.0, 60.0), PlannedFault("one-way", ("c-1", "router-1"), 0.5, 9.0)],
     ],
-    ids=["both replicas", "two hosts stand still", "two cut links", "a frozen router", "all is reset"],
+    ids=[
+        "both replicas",
+        "two hosts stand still",
+        "two cut links",
+        "a frozen router",
+        "all is reset",
+        "dead while it stands still",
+        "results get lost",
+    ],
 )
 def test_what_users_are_promised(weights: Weights, faults: list[PlannedFault]) -> None:
     run = run_schedule(weights, faulty(*faults))
     assert trouble_of(run, weights.texts) == ()
     assert {outcome.status for outcome in run.outcomes} == {"OK"}
     assert sum(outcome.replays for outcome in run.outcomes) >= 1
+
+
+@pytest.mark.parametrize("kind", ["leave", "hurry"])
+def test_who_leaves_or_is_late_frees_the_hosts(weights: Weights, kind: str) -> None:
+    run = run_schedule(weights, faulty(PlannedFault(kind, ("client-1",), 0.0, 9.0)))
+    assert trouble_of(run, weights.texts) == ()
+    assert {"leave": "LEFT", "hurry": "DEADLINE_EXCEEDED"}[kind] in {outcome.status for outcome in run.outcomes}
 
 
 def test_a_request_outlives_a_reset_between_it_and_its_only_router(weights: Weights) -> None:
@@ -143,13 +160,13 @@ def test_a_planted_fault_is_found_and_shrunk(weights: Weights, monkeypatch: pyte
 
 
 def test_the_report_names_the_seed_that_fails(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    settings = ChaosSettings(simulate=True, schedules=3, seed=5)
-    sound = search(settings, lambda words: None)
+    sound = search(3, 5, lambda words: None)
     assert sound.holds
     assert "3 schedules" in sound.table
     assert "18 requests" in sound.table
     monkeypatch.setattr(searching, "trouble_of", lambda run, texts: ("lost: a text",))
-    report = search(settings, lambda words: None)
+    report = search(3, 5, lambda words: None)
     assert not report.holds
     assert "seed 5 fails" in report.table
     assert "bench chaos --simulate --schedules 1 --seed 5" in report.table
+    assert json.loads(json.dumps(report.record))["failing"]["seed"] == 5

@@ -66,7 +66,7 @@ def ask(where: str, directory: Path | None, mode: str, text: bytearray, begun: C
 
 @pytest.mark.parametrize(
     ("mode", "number", "way"),
-    [("ar", SIGKILL, ""), ("ar", SIGTERM, ""), ("sweep", SIGKILL, ""), ("ar", SIGKILL, "gateway")],
+    [("ar", SIGTERM, ""), ("sweep", SIGKILL, ""), ("ar", SIGKILL, "gateway")],
 )
 def test_a_request_continues_at_the_other_router(
     routers: Any, tmp_path: Path, mode: str, number: int, way: str
@@ -175,6 +175,22 @@ def test_a_call_that_grpc_drops_is_asked_again(bundles: Path, servers: Any, monk
         assert {text.result(120) for text in texts} == {whole}
         for channel in channels:
             channel.close()
+
+
+def test_the_only_router_may_come_back(bundles: Path, servers: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(failover, "BACK_S", 300.0)
+    topology = local_topology(1, 3, bundles / "own", free_port_block(2))
+    servers.hosts(topology, bundles / "own")
+    router, text = servers.router(topology, bundles / "own", drain_s=0.1), b""
+    wait_ready(topology.router)
+    with Client(topology.router) as client:
+        whole = client.generate(PROMPT, mode="ar", seed=SEED, max_bytes=LENGTH).output
+        for item in client.stream(PROMPT, mode="ar", seed=SEED, max_bytes=LENGTH):
+            text += item if isinstance(item, bytes) else b""
+            if router is not None:
+                router = router.end()
+                servers.router(topology, bundles / "own")
+    assert text == whole
 
 
 def test_both_are_down() -> None:

@@ -1,12 +1,10 @@
-"""Hosts that die, hang or come back, and clients that leave. With real processes."""
+"""Hosts without a replica that die, hang or come back. With real processes."""
 
 import os
 import re
 import signal
 import threading
-import time
 from collections.abc import Iterator
-from typing import Any
 
 import grpc
 import pytest
@@ -14,7 +12,7 @@ import pytest
 from serving.cli.deployment import Deployment
 from serving.client.client import Client, Result, RouterError
 from tests.conftest import PATIENCE_S, until, wait_ready
-from tests.serving.conftest import describe, sessions
+from tests.serving.conftest import sessions
 
 pytestmark = pytest.mark.slow
 
@@ -85,28 +83,3 @@ def test_a_hanging_host_is_waited_for_and_named(victim: Deployment, client: Clie
     wait_ready(victim.topology.router)
     until(lambda: sessions(victim) == 0)
     assert client.generate(PROMPT, max_bytes=40).output_bytes == 40
-
-
-@pytest.mark.parametrize("settings", [{"mode": "ar"}, {"mode": "resample", "chunk": 1, "candidates": 4}])
-def test_leaving_a_stream_frees_its_sessions(victim: Deployment, client: Client, settings: dict[str, Any]) -> None:
-    def work() -> tuple[int, int]:
-        """Under way, and done so far."""
-        found = [describe(host.address).counters for host in victim.topology.hosts]
-        return sum(each.sessions + each.queued for each in found), sum(each.completed for each in found)
-
-    stream = client.stream(PROMPT, max_bytes=450, **settings)
-    next(stream)
-    stream.close()  # type: ignore[attr-defined]
-    until(lambda: work()[0] == 0)
-    until(lambda: client.status().requests == 0)
-    done = work()[1]
-    time.sleep(0.3)
-    assert work()[1] <= done + 2 * len(victim.topology.hosts), "nobody continues behind"
-
-
-def test_a_deadline_ends_the_request_everywhere(victim: Deployment, client: Client) -> None:
-    with pytest.raises(RouterError, match=r"no answer within 0\.3 s") as caught:
-        client.generate(PROMPT, **LONG, timeout_s=0.3)
-    assert caught.value.code is grpc.StatusCode.DEADLINE_EXCEEDED
-    until(lambda: sessions(victim) == 0)
-    until(lambda: client.status().requests == 0)

@@ -1,11 +1,9 @@
 """Two hosts for every block: one dies or freezes in the middle of a request, and the text is the same."""
 
-import asyncio
 import os
 import signal
 import threading
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -14,8 +12,7 @@ import pytest
 
 from serving.cli.deployment import Deployment, temporary_deployment
 from serving.client.client import Client, Result
-from stages.host.host import Host
-from tests.conftest import PATIENCE_S, until, wait_ready
+from tests.conftest import PATIENCE_S, until
 from tests.serving.conftest import describe
 from tests.serving.releases import all_ready, doubled
 
@@ -24,11 +21,8 @@ pytestmark = pytest.mark.slow
 PROMPT = b"The sea was calm. The sea was "
 REQUESTS: dict[str, dict[str, Any]] = {
     "ar int8": {"mode": "ar", "max_bytes": 300, "codec": "int8"},
-    "chunked": {"mode": "chunked", "max_bytes": 150, "chunk": 3},
-    "ar-speculative": {"mode": "ar-speculative", "max_bytes": 150, "draft": 2},
     "resample": {"mode": "resample", "max_bytes": 90, "chunk": 3, "candidates": 1024},
 }
-"""One for each kind of work that hosts are sent."""
 
 
 @pytest.fixture(scope="module")
@@ -83,10 +77,8 @@ def busy(doubles: Deployment, letter: str) -> str:
 TRIES = 10  # on a busy machine a request may be over before its host is struck
 
 
-KILLS = [(*each, False) for each in zip(REQUESTS, "abab", strict=True)]
-
-
-@pytest.mark.parametrize(("name", "letter", "freezes"), [*KILLS, ("ar int8", "b", True), ("chunked", "a", True)])
+# Other kinds of work, orders and moments: tests/loadtest/simulation.
+@pytest.mark.parametrize(("name", "letter", "freezes"), [("resample", "b", False), ("ar int8", "b", True)])
 def test_a_host_that_is_killed_or_freezes(
     doubles: Deployment, caller: Client, references: dict[str, bytes], name: str, letter: str, freezes: bool
 ) -> None:
@@ -114,40 +106,6 @@ def test_a_host_that_is_killed_or_freezes(
     assert replays >= 1
     until(partial(all_ready, caller))
     until(lambda: sum(describe(host.address).counters.sessions for host in doubles.topology.hosts) == 0, 20)
-
-
-def test_a_host_that_is_slow_is_overtaken(
-    bundles: Path, servers: Any, references: dict[str, bytes], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """It takes longer for a sweep than a request has for all."""
-    slow, go_on = threading.Event(), Host._go_on
-    victim: list[str] = []
-
-    def late(self: Host, job: Any, outcome: Any) -> None:
-        name = self.settings.name
-        if slow.is_set() and not victim and name.startswith("b-"):
-            victim.append(name)  # whichever of the two is given work
-        if name in victim:
-            asyncio.get_running_loop().call_later(60.0, go_on, self, job, outcome)
-        else:
-            go_on(self, job, outcome)
-
-    monkeypatch.setattr(Host, "_go_on", late)
-    topology = doubled(bundles / "scored")
-    servers.hosts(topology, bundles / "scored")
-    servers.router(topology, bundles / "scored", ring={"hop_timeout_s": 10.0})
-    wait_ready(topology.router)
-    with Client(topology.router) as client, ThreadPoolExecutor(4) as threads:
-
-        def ask(_: int) -> Result:
-            return client.generate(PROMPT, seed=3, **{**REQUESTS["chunked"], "max_bytes": 45}, timeout_s=45.0)
-
-        expected = references["chunked"][:45]
-        assert {result.output for result in threads.map(ask, range(4))} == {expected}
-        slow.set()
-        results = list(threads.map(ask, range(4)))
-    assert {result.output for result in results} == {expected}
-    assert max(result.replays for result in results) >= 1
 
 
 def test_hosts_take_turns(caller: Client) -> None:
