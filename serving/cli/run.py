@@ -10,7 +10,7 @@ import json
 import os
 import re
 import shutil
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, contextmanager
 from functools import partial
@@ -26,8 +26,6 @@ from stages.settings import from_flags
 from stages.signals import ends_cleanly
 
 if TYPE_CHECKING:
-    from serving.client.client import AsyncClient
-    from serving.router.topology import Topology
     from stages.importing.importing import StageHost
 
 # Modules that need gRPC are imported when a command runs.
@@ -39,15 +37,12 @@ FOLDERS = ("", "chain", "ar", "scorer", "steps")  # of a checkpoint or a bundle
 PUBLISHED = ("*.json", "*.safetensors", "*.jinja", "additional_chat_templates/*.jinja")
 BESIDE = ("tokenizer.json", "LICEN[CS]E*", "NOTICE*", "COPYING*", "USE_POLICY*")
 DIGITS = 16
-DEPLOY_S = 600.0
 
 
 def add_run(run: argparse.ArgumentParser) -> None:
     run.add_argument("model", type=Path, metavar="MODEL", help="a .gguf file, a Hugging Face folder or a checkpoint")
     add_chat_options(run)
-    where = run.add_mutually_exclusive_group()
-    where.add_argument("--hosts", type=int, metavar="N", help=f"hosts on this machine that share the model ({HOSTS})")
-    where.add_argument("--topology", type=Path, metavar="FILE", help="hosts that get the model, or are started here")
+    run.add_argument("--hosts", type=int, metavar="N", help=f"hosts on this machine that share the model ({HOSTS})")
     run.add_argument("--blocks", type=int, metavar="N", help="stages that the model is cut into (one a host)")
     run.add_argument("--threads", type=int, default=1, metavar="N", help="processor threads of each process (1)")
     add_import_options(run)
@@ -62,25 +57,19 @@ def run_run(options: argparse.Namespace) -> int:
     from serving.cli.deployment import temporary_deployment
     from serving.cli.ports import free_port_block
     from serving.client.client import AsyncClient
-    from serving.router.topology import local_topology, read_topology
+    from serving.router.topology import local_topology
 
     check_positive(options, "hosts", "blocks", "context", "threads")
     settings, prompt = from_flags(ChatSettings, options), given_prompt(options)
-    topology = read_topology(options.topology) if options.topology else None
-    given = topology.blocks if topology else options.blocks
-    if options.blocks not in (None, given):
-        raise InputError(f"the topology has {given} blocks, --blocks says {options.blocks}: make them agree")
     progress = ProgressLine()
     with ends_cleanly(), closing(progress):
-        checkpoint, parts = find_checkpoint(options, given or options.hosts or HOSTS, progress)
-        if given not in (None, parts):
-            raise InputError(f"{options.model} is cut into {parts} blocks already, not {given}: import it anew")
-        if topology is not None and (running := _running(topology, checkpoint, progress)):
-            progress.close()
-            return talk(running, settings, prompt)
-        if topology is None:
-            hosts = options.hosts or min(HOSTS, parts)
-            topology = local_topology(hosts, parts, checkpoint, free_port_block(hosts + 1) + 1)
+        checkpoint, parts = find_checkpoint(options, options.blocks or options.hosts or HOSTS, progress)
+        if options.blocks not in (None, parts):
+            raise InputError(
+                f"{options.model} is cut into {parts} blocks already, not {options.blocks}: import it anew"
+            )
+        hosts = options.hosts or min(HOSTS, parts)
+        topology = local_topology(hosts, parts, checkpoint, free_port_block(hosts + 1) + 1)
         megabytes = sum(path.stat().st_size for path in checkpoint.rglob("*.safetensors")) / 1e6
         count = f"{len(topology.hosts)} host{'s' * (len(topology.hosts) > 1)}"
         loading = f"loading {megabytes:.0f} MB of weights into {count} on this machine"
@@ -244,28 +233,3 @@ def _digests(paths: list[Path]) -> list[str]:
             return list(threads.map(digest, paths))
     except OSError as error:
         raise ServiceError(f"cannot read {error.filename}: {error.strerror}") from None
-
-
-# A ring that runs.
-
-
-def _running(topology: Topology, checkpoint: Path, progress: ProgressLine) -> Callable[[], AsyncClient] | None:
-    """A way to the topology's router, which serves the model by then; None where no router answers.
-
-    Raises OnesweepError."""
-    from serving.cli.deploy import deploy, read_release
-    from serving.client.client import AsyncClient, Client, RouterError
-
-    tls = topology.client_tls
-    open_client = partial(AsyncClient, topology.router, tls=tls)
-    try:
-        with Client(topology.router, tls=tls) as client:
-            status = client.status()
-    except RouterError as error:
-        progress.say(f"starting the topology's hosts here ({error})")
-        return None
-    contents = read_release(checkpoint)
-    if status.release != contents.name:
-        progress.say(f"deploying the model to the hosts of router {topology.router}")
-        deploy(open_client, contents, (), progress.say, DEPLOY_S)
-    return open_client

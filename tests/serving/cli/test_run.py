@@ -10,11 +10,8 @@ from pathlib import Path
 import pytest
 from torch import Tensor
 
-from serving.cli.deployment import temporary_deployment
-from serving.cli.ports import free_port_block
 from serving.cli.run import import_once, is_whole
 from serving.client.client import Client
-from serving.router.topology import local_topology
 from stages.errors import ServiceError
 from stages.progress import ProgressLine
 from tests.serving.cli.terminal import Terminal
@@ -139,22 +136,6 @@ def test_of_two_runs_at_once_one_imports(gguf: Path, tmp_path: Path) -> None:
     assert found[0] == found[1]
     assert is_whole(found[0])
     assert sum(run.imports for run in runs) == 1
-
-
-def test_a_ring_that_runs_gets_the_model(tmp_path: Path, onesweep: Run) -> None:
-    for name, seed in (("old", 0), ("new", 1)):
-        write_model(tmp_path / name, seed=seed)
-    topology = local_topology(3, 3, tmp_path / "old", free_port_block(4) + 1)
-    (tmp_path / "ring.toml").write_text(topology.to_toml())
-    with temporary_deployment(topology, tmp_path / "old"):
-        command = ["run", tmp_path / "new", *ASKED, "--topology", tmp_path / "ring.toml"]
-        code, text, err = onesweep(*command)
-        assert code == 0, err
-        assert f"deploying the model to the hosts of router {topology.router}" in err
-        assert onesweep(*command) == (0, text, "")
-    code, alone, err = onesweep(*command)
-    assert (code, alone) == (0, text), err
-    assert "starting the topology's hosts here" in err
 
 
 def test_the_demo_of_a_pretrained_model_checks_its_promise(tmp_path: Path, onesweep: Run) -> None:
