@@ -62,7 +62,8 @@ class MemoryNetwork:
             return
         now = self.loop.now_s
         link.free_at = max(link.free_at, now) + size / link.bytes_per_s
-        link.last_at = at = max(link.last_at, link.free_at + link.delay_s)
+        # never at one moment: a loop runs timers of one moment in any order
+        link.last_at = at = max(link.last_at + 1e-9, link.free_at + link.delay_s)
         self.events = hash((self.events, at, link.number, size))
         process.call_at(at, call, *arguments)
 
