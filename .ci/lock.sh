@@ -4,7 +4,7 @@ set -eu
 .venv/bin/python -m pip install -q uv cyclonedx-bom
 # torch comes from the index of its CPU builds, which needs nothing of CUDA
 echo hatchling | .venv/bin/uv pip compile -q pyproject.toml - --python-version 3.12 --generate-hashes --no-annotate \
-    --no-header --extra etcd --extra http --extra schema --extra tls --extra traces --no-emit-package torch |
+    --no-header --extra etcd --extra http --extra schema --extra tls --no-emit-package torch |
     awk '/^[a-z]/ { kept = !/^(cuda|nvidia|triton)/ } kept' >deploy/requirements.lock
 { sed -n 's/^\([a-z].*\) \\$/\1/p' deploy/requirements.lock; sed -n 's/.*"\(torch==[^"]*\)".*/\1/p' pyproject.toml; } |
     .venv/bin/cyclonedx-py requirements - --pyproject pyproject.toml --output-reproducible -o deploy/onesweep.cdx.json

@@ -42,7 +42,7 @@ def add_router(router: argparse.ArgumentParser) -> None:
 
 def add_http(http: argparse.ArgumentParser) -> None:
     add_flags(http, HttpSettings)
-    add_flags(http, ObservabilitySettings, only=("metrics", "log_format"))
+    add_flags(http, ObservabilitySettings)
 
 
 def add_doctor(doctor: argparse.ArgumentParser) -> None:

@@ -52,7 +52,7 @@ async def _answer(request: Request, error: Exception) -> Response:
 
 async def run_gateway(settings: HttpSettings, stop: asyncio.Event) -> None:
     """Serve until `stop` is set and running answers have ended. Raises OnesweepError."""
-    lookout = Telemetry(settings.seeing, "onesweep-http", "http", settings.insecure)
+    lookout = Telemetry(settings.seeing, settings.insecure)
     client = AsyncClient(settings.router, tls=settings.router_tls, token="", insecure=settings.insecure)
     app = make_app(settings, client)
     server = WebServer(

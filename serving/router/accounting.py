@@ -29,10 +29,7 @@ class RequestContext:
     caller = ""
 
     def stamp(self, hop: stage_pb2.Hop) -> None:
-        """Name the request, and its trace, in work that leaves for the hosts."""
-
-    def arrived(self) -> None:
-        """A result of that work came."""
+        """Name the request in work that leaves for the hosts."""
 
 
 @dataclass(frozen=True)

@@ -35,7 +35,7 @@ MESSAGE_BYTES = 64 << 20
 SILENT_S = 1.0
 # Of what a host may say of itself.
 MOST_BLOCKS, MOST_HOSTS = 1024, 64
-CLOCK_LIMIT_S = 0.5  # Clocks that differ by more are named: certificates, logs and traces go by them.
+CLOCK_LIMIT_S = 0.5  # Clocks that differ by more are named: certificates and logs go by them.
 ONE_AT_A_TIME = "it computes requests one at a time: on its processor a result would depend on those beside it"
 NEW_SHARE = 0.1  # Weight of a new time in the running mean of a host's times.
 
@@ -182,7 +182,7 @@ def clock_warning(clock_s: float, begin_s: float, end_s: float) -> str:
     if abs(off_s) - (end_s - begin_s) / 2 <= CLOCK_LIMIT_S:
         return ""
     return (
-        f"its clock is {off_s:+.1f} s from here: logs and traces do not match, and certificates may be refused; "
+        f"its clock is {off_s:+.1f} s from here: logs do not match, and certificates may be refused; "
         "run NTP (timedatectl set-ntp true)"
     )
 

@@ -1,15 +1,14 @@
-"""A request's record: the name that logs, metrics, traces and hosts know it by, and what they are told at its end."""
+"""A request's record: the name that logs, metrics and hosts know it by, and what they are told at its end."""
 
 from __future__ import annotations
 
 import asyncio
 import logging
 import secrets
-import time
 from collections import Counter
 from collections.abc import Callable
 from types import TracebackType
-from typing import TYPE_CHECKING, Literal, Self
+from typing import Literal, Self
 
 import grpc
 
@@ -20,15 +19,9 @@ from serving.v1 import router_pb2
 from stages.clock import monotonic
 from stages.host.metrics import MAX_LINKS, LinkCounterTable
 from stages.telemetry.prometheus import Histogram, MetricFamily, MetricValues
-from stages.telemetry.traces import Tracer, traceparent_of
 from stages.v1 import stage_pb2
-from stages.wire.messages import work_of
 from stages.wire.status import REQUEST_KEY, StatusError
 from stages.wire.tls import Expiry, Tls
-
-if TYPE_CHECKING:
-    from opentelemetry.trace import Span
-
 
 log = logging.getLogger(__name__)
 
@@ -37,11 +30,9 @@ UNKNOWN_MODE = "unknown"
 
 
 class RequestRecord(RequestContext):
-    """One request, for `with`, in logs, metrics and traces; it is closed however the block ends."""
+    """One request, for `with`, in logs and metrics; it is closed however the block ends."""
 
-    def __init__(
-        self, mode: str, due_at: float, figures: RouterCounters | None = None, tracer: Tracer | None = None
-    ) -> None:
+    def __init__(self, mode: str, due_at: float, figures: RouterCounters | None = None) -> None:
         """:param mode: one that exists, or UNKNOWN_MODE.
         :param due_at: its deadline, by the monotonic clock."""
         self.mode, self.due_at = mode, due_at
@@ -53,11 +44,7 @@ class RequestRecord(RequestContext):
         self.code = grpc.StatusCode.OK
         self._reason = ""
         self._begin = monotonic()
-        self._figures, self._tracer = figures, tracer
-        # None where this request is not traced.
-        self._span: Span | None = None
-        self._sweep: Span | None = None
-        self._arrived_ns: int | None = None
+        self._figures = figures
 
     @property
     def left_s(self) -> float:
@@ -65,9 +52,6 @@ class RequestRecord(RequestContext):
         return self.due_at - monotonic()
 
     def __enter__(self) -> Self:
-        if self._tracer is not None:
-            span = self._tracer.begin("request")
-            self._span = span if span.is_recording() else None
         return self
 
     def __exit__(
@@ -75,22 +59,7 @@ class RequestRecord(RequestContext):
     ) -> None:
         if error is not None:
             self._fail(error)
-        self._end_sweep()
         account, ms = self.account, (monotonic() - self._begin) * 1000
-        if (span := self._span) is not None:
-            span.set_attributes(
-                {
-                    "onesweep.request": self.name,
-                    "onesweep.mode": self.mode,
-                    "onesweep.sweeps": account.sweeps,
-                    "onesweep.output_bytes": account.output_bytes,
-                    "onesweep.output_tokens": account.output_tokens,
-                    "onesweep.wire_bytes": account.wire_bytes_total,
-                }
-            )
-            if self.code is not grpc.StatusCode.OK:
-                _mark_failed(span, self.code.name)
-            span.end()
         if self._figures is not None:
             self._figures.ended(self)
         log.info(
@@ -109,17 +78,6 @@ class RequestRecord(RequestContext):
 
     def stamp(self, hop: stage_pb2.Hop) -> None:
         hop.request, hop.batch = self.name, self.batch
-        if self._span is None or self._tracer is None:
-            return
-        self._end_sweep()
-        work = work_of(hop)
-        self._sweep = sweep = self._tracer.begin("sweep", self._span)
-        sweep.set_attributes({"onesweep.request": self.name, "onesweep.number": work.number})
-        hop.traceparent = traceparent_of(sweep)
-
-    def arrived(self) -> None:
-        if self._sweep is not None:
-            self._arrived_ns = time.time_ns()
 
     def _fail(self, error: BaseException) -> None:
         if isinstance(error, StatusError):
@@ -131,20 +89,6 @@ class RequestRecord(RequestContext):
             self.code = grpc.StatusCode.DEADLINE_EXCEEDED if late else grpc.StatusCode.CANCELLED
         else:
             self.code = grpc.StatusCode.UNKNOWN
-
-    def _end_sweep(self) -> None:
-        """AR steps of one push are one span: it ends with the last result that came."""
-        if self._sweep is not None:
-            if self._arrived_ns is None:
-                _mark_failed(self._sweep, "no result came")
-            self._sweep.end(self._arrived_ns)
-        self._sweep = self._arrived_ns = None
-
-
-def _mark_failed(span: Span, why: str) -> None:
-    from opentelemetry.trace import Status, StatusCode
-
-    span.set_status(Status(StatusCode.ERROR, why))
 
 
 # The router's metrics: what they are, what counts them, and how they are read.

@@ -62,9 +62,9 @@ async def run_router(settings: RouterSettings, stop: asyncio.Event) -> None:
     findings = store.directory / FINDINGS_NAME if store else None
     ring = Ring(settings.topology.hosts, settings.ring, verifier, meter, security, name, findings=findings)
     rollout = Rollout(ring, _first(settings, ring, store), store, settings.checkpoint)
-    lookout = Telemetry(settings.seeing, "onesweep-router", "router", security.insecure)
+    lookout = Telemetry(settings.seeing, security.insecure)
     admission = Admission(settings.admission, reserves=keyring.shared)
-    service = RouterService(rollout, keyring, admission, settings.ring.hop_timeout_s, figures, lookout.tracer)
+    service = RouterService(rollout, keyring, admission, settings.ring.hop_timeout_s, figures)
     checks = Health(rollout)
     server = _server_of(service, checks)
     port = bind(server, settings.listen, security)

@@ -40,7 +40,6 @@ from serving.router.validation import (
 from serving.v1 import router_pb2, router_pb2_grpc
 from stages.checkpoint.release_transfer import drain_requests
 from stages.clock import monotonic
-from stages.telemetry.traces import Tracer
 from stages.v1 import stage_pb2
 from stages.wire.status import StatusError, check_caller, failed_precondition, ignoring_ended_call
 from stages.wire.tokens import ADMIN, GENERATE, STATUS, Key, Keyring
@@ -62,14 +61,13 @@ class RouterService(router_pb2_grpc.RouterServiceServicer):
         admission: Admission,
         ring_wait_s: float,
         figures: RouterCounters | None = None,
-        tracer: Tracer | None = None,
     ) -> None:
         """:param keyring: who may ask.
         :param admission: how much of it at once.
         :param ring_wait_s: how long a request waits for hosts that are not ready."""
         self.rollout, self.ring = rollout, rollout.ring
         self.keyring, self.admission, self.ring_wait_s = keyring, admission, ring_wait_s
-        self.figures, self.tracer = figures, tracer
+        self.figures = figures
         self.prompts = PromptPools()
 
     def Generate(
@@ -89,10 +87,10 @@ class RouterService(router_pb2_grpc.RouterServiceServicer):
         context: Context,
         serve: Callable[[Q, RequestRecord, Key], AsyncGenerator[R, None]],
     ) -> AsyncGenerator[R, None]:
-        """The answer to a request, under the name that logs and traces have for it."""
+        """The answer to a request, under the name that logs have for it."""
         left_s = context.time_remaining()
         due_at = monotonic() + min(DEFAULT_TIMEOUT_S if left_s is None else left_s, MAX_TIMEOUT_S)
-        record = RequestRecord(mode, due_at, self.figures, self.tracer)
+        record = RequestRecord(mode, due_at, self.figures)
         with ignoring_ended_call():
             await context.send_initial_metadata(record.metadata)
         context.set_trailing_metadata(record.metadata)

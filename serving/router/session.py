@@ -181,7 +181,6 @@ class Session:
             if self.ring.auditor.share:
                 self._results.append(whole)
             self._settle(attempt, whole)
-            self.account.context.arrived()
             return whole
 
     def _receive(self, attempt: Attempt, event: stage_pb2.Event) -> None:

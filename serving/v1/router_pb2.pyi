@@ -530,7 +530,7 @@ class Summary(_message.Message):
     replays: _builtins.int
     """times that the work moved to other hosts, because one failed or was late"""
     request: _builtins.str
-    """what logs and traces call this request"""
+    """what logs call this request"""
     prompt_tokens: _builtins.int
     """a byte model's tokens are bytes"""
     cached_tokens: _builtins.int

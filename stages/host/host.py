@@ -11,7 +11,7 @@ from functools import partial
 import grpc
 
 from stages.clock import monotonic
-from stages.host.metrics import HostCounters, record_hop
+from stages.host.metrics import HostCounters
 from stages.host.next_hosts import NextHosts, Subscribers
 from stages.host.parts import Parts, Release, Releases
 from stages.host.prefixes import Beginning, PrefixStore, is_vouched
@@ -22,7 +22,6 @@ from stages.host.validation import parse_hop
 from stages.host.work.pictures import PictureWork
 from stages.host.work.read import ReadWork
 from stages.model.prefill import MAX_PREFILL_CHUNKS, prefix_root
-from stages.telemetry.traces import Tracer
 from stages.v1 import stage_pb2
 from stages.wire.messages import PROTOCOL, Outcome, forward, hops_refusal, seconds_until, summed, work_of
 from stages.wire.status import StatusError, exhausted, failed_precondition, invalid
@@ -41,14 +40,13 @@ class Host:
         settings: HostSettings,
         next_hosts: NextHosts,
         meter: HostCounters | None = None,
-        tracer: Tracer | None = None,
     ) -> None:
         """:param first: what it begins with; all that comes later holds the same blocks.
         :param next_hosts: to the hosts that may come next; none where this host holds a whole model.
         :param meter: counts for --metrics; None: nobody reads."""
         self.releases, self.settings, self.next_hosts = Releases(first), settings, next_hosts
         self.blocks = first.plan.blocks
-        self.meter, self.tracer = meter, tracer
+        self.meter = meter
         self.instance = f"{settings.name}/{secrets.token_hex(4)}"
         """Name of this process: what it kept is gone with it."""
         self.stopping = False
@@ -235,8 +233,6 @@ class Host:
                 self._go_on(job, job.result)
             if self.meter is not None:
                 self.meter.ended(job)
-            if self.tracer is not None and job.hop.traceparent:
-                record_hop(self.tracer, job)
 
     def _go_on(self, job: ScheduledHop, outcome: Outcome) -> None:
         hop, result = job.hop, job.work.result

@@ -6,7 +6,6 @@ from collections import Counter
 from collections.abc import Callable, Collection, Sequence
 from typing import TYPE_CHECKING, Literal
 
-from stages.clock import monotonic
 from stages.host.parts import MODEL_KINDS
 from stages.telemetry.prometheus import COUNTS, Histogram, MetricFamily, MetricValues
 from stages.v1 import stage_pb2
@@ -15,7 +14,6 @@ from stages.wire.tls import Expiry, Tls
 
 if TYPE_CHECKING:
     from stages.host.scheduler import ScheduledHop
-    from stages.telemetry.traces import Tracer
 
 
 MAX_LINKS = 64  # links with counters of their own. Routers name addresses, so the number must be bounded.
@@ -165,20 +163,3 @@ class HostCounters:
             "link_sent_bytes_total": {(name,): link.sent_bytes for name, link in links.items()},
         }
         return {PREFIX + name: rows for name, rows in values.items()}
-
-
-def record_hop(tracer: Tracer, job: ScheduledHop) -> None:
-    """Record the span of a hop that has its result."""
-    # Only now: queue and compute times are known, and until here a trace costs the host nothing. All hops of a sweep
-    # stand under its span, not one under the other: a host forwards the context as it came.
-    hop = job.hop
-    attributes: dict[str, str | float] = {
-        "onesweep.request": hop.request,
-        "onesweep.model": job.session.kind,
-        "onesweep.number": job.work.number,
-        "onesweep.queue_ms": job.queue_ms,
-        "onesweep.compute_ms": job.compute_ms,
-        "onesweep.received_bytes": job.received_bytes,
-    }
-    error = job.result.code.name if isinstance(job.result, StatusError) else ""
-    tracer.record("hop", hop.traceparent, monotonic() - job.accepted_at, attributes, error)

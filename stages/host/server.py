@@ -80,9 +80,9 @@ class StageServer:
         if self.settings.registry is not None:
             await self.settings.registry.check()
         seeing = self.settings.seeing
-        lookout = Telemetry(seeing, "onesweep-stage", self.settings.host.name, self.settings.security.insecure)
+        lookout = Telemetry(seeing, self.settings.security.insecure)
         figures = HostCounters() if seeing.metrics else None
-        host = self._host(figures, lookout)
+        host = self._host(figures)
         loader = Loader(host, self.sources, self.backend, self.message_bytes)
         service = StageService(host, loader, self.seat, self.settings.security.tls)
         server, checks, port = _new_server(service, self.message_bytes, self.settings)
@@ -140,7 +140,7 @@ class StageServer:
         task.add_done_callback(ended)
         return task
 
-    def _host(self, figures: HostCounters | None, lookout: Telemetry) -> Host:
+    def _host(self, figures: HostCounters | None) -> Host:
         settings = self.settings.host
         links = NextHosts(
             lambda address, other: wiring_problem([release.plan for release in host.releases.all], address, other),
@@ -151,7 +151,7 @@ class StageServer:
             figures.links.link if figures is not None else None,
             self.settings.security,
         )
-        host = Host(self.first, settings, links, figures, lookout.tracer)
+        host = Host(self.first, settings, links, figures)
         host.releases.all[:0] = reversed(self.others)
         return host
 

@@ -111,10 +111,8 @@ def _check_envelope(hop: stage_pb2.Hop, is_open: bool) -> None:
     if hop.place >= max(len(hop.path), 1):
         raise invalid(f"place {hop.place} on a path of {len(hop.path)} hosts")
     check_timings(hop.timings)
-    if hop.request:  # names end up in logs and traces
+    if hop.request:  # names end up in logs
         check_label(hop.request, "request")
-    if hop.traceparent:
-        check_label(hop.traceparent, "traceparent")
 
 
 def _check_memory(hop: stage_pb2.Hop) -> None:

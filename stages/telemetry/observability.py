@@ -1,4 +1,4 @@
-"""Observability of a server: the settings of metrics, traces and logs, and what they start.
+"""Observability of a server: the settings of metrics and logs, and what they start.
 
 No line of a log holds a prompt or a generated text.
 """
@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING, Literal
 
 from stages.errors import InputError, printable
 from stages.settings import setting
-from stages.telemetry.traces import Tracer
 from stages.wire.channel import is_loopback, parse_address
 
 if TYPE_CHECKING:
@@ -30,12 +29,9 @@ FIELDS = ("request", "session", "mode", "code", "ms", "sweeps", "bytes", "method
 
 @dataclass(frozen=True)
 class ObservabilitySettings:
-    """Metrics and traces of a process; None turns one off."""
+    """Metrics and log of a process; without an address, metrics are off."""
 
     metrics: str | None = setting(None, "serve Prometheus metrics there", metavar="HOST:PORT")
-    traces: str | None = setting(None, "send spans to [https://]HOST:PORT (OTLP), or file:PATH", rare=True)
-    # Share of the requests that a router traces.
-    trace_share: float = setting(0.01, "requests to trace", least=0, most=1, rare=True)
     log_format: LogFormat = setting("text", "text, json", rare=True)
 
 
@@ -43,14 +39,10 @@ UNOBSERVED = ObservabilitySettings()
 
 
 class Telemetry:
-    """A process's metrics server and tracer. While they are off, Prometheus and OpenTelemetry are not even imported."""
+    """A process's metrics server. While it is off, Prometheus is not even imported."""
 
-    def __init__(self, settings: ObservabilitySettings, service: str, name: str, insecure: bool) -> None:
-        """:param service: `onesweep-stage` or `onesweep-router`.
-        :param name: of this host or router.
-
-        Raises InputError.
-        """
+    def __init__(self, settings: ObservabilitySettings, insecure: bool) -> None:
+        """Raises InputError for metrics at an address that other machines reach, unless `insecure`."""
         if settings.metrics is not None:
             parse_address(settings.metrics, "--metrics")
             if not is_loopback(settings.metrics) and not insecure:
@@ -59,9 +51,6 @@ class Telemetry:
                     "give a loopback or tunnel address, or accept it with --insecure"
                 )
         self.settings = settings
-        self.tracer = (
-            None if settings.traces is None else Tracer(settings.traces, service, name, settings.trace_share, insecure)
-        )
         self._metrics: MetricsServer | None = None
 
     def serve(self, families: Sequence[MetricFamily], read: Callable[[], MetricValues]) -> None:
@@ -72,11 +61,9 @@ class Telemetry:
         self._metrics = MetricsServer(self.settings.metrics, families, read, asyncio.get_running_loop())
 
     async def close(self) -> None:
-        """Stop serving, and send the spans that are left."""
+        """Stop serving."""
         if self._metrics is not None:
             await self._metrics.close()
-        if self.tracer is not None:
-            await asyncio.to_thread(self.tracer.close)
 
 
 class TextLines(logging.Formatter):

@@ -551,7 +551,6 @@ class Hop(_message.Message):
     PATH_FIELD_NUMBER: _builtins.int
     PLACE_FIELD_NUMBER: _builtins.int
     REQUEST_FIELD_NUMBER: _builtins.int
-    TRACEPARENT_FIELD_NUMBER: _builtins.int
     SWEEP_FIELD_NUMBER: _builtins.int
     READ_FIELD_NUMBER: _builtins.int
     DRAW_FIELD_NUMBER: _builtins.int
@@ -571,9 +570,7 @@ class Hop(_message.Message):
     place: _builtins.int
     """in `path`, of the host that gets this hop"""
     request: _builtins.str
-    """what logs and traces call the request; may be empty"""
-    traceparent: _builtins.str
-    """W3C trace context of the sweep; may be empty"""
+    """what logs call the request; may be empty"""
     batch: _builtins.bool
     """gives way to the work of other requests"""
     @_builtins.property
@@ -606,7 +603,6 @@ class Hop(_message.Message):
         path: _abc.Iterable[_builtins.str] | None = ...,
         place: _builtins.int = ...,
         request: _builtins.str = ...,
-        traceparent: _builtins.str = ...,
         sweep: Global___Sweep | None = ...,
         read: Global___Read | None = ...,
         draw: Global___Draw | None = ...,
@@ -616,7 +612,7 @@ class Hop(_message.Message):
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["denoise", b"denoise", "draw", b"draw", "memory", b"memory", "read", b"read", "sweep", b"sweep", "work", b"work"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["batch", b"batch", "capacity", b"capacity", "denoise", b"denoise", "digest", b"digest", "draw", b"draw", "left_s", b"left_s", "memory", b"memory", "path", b"path", "place", b"place", "read", b"read", "request", b"request", "router", b"router", "session", b"session", "sweep", b"sweep", "timings", b"timings", "traceparent", b"traceparent", "work", b"work"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["batch", b"batch", "capacity", b"capacity", "denoise", b"denoise", "digest", b"digest", "draw", b"draw", "left_s", b"left_s", "memory", b"memory", "path", b"path", "place", b"place", "read", b"read", "request", b"request", "router", b"router", "session", b"session", "sweep", b"sweep", "timings", b"timings", "work", b"work"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType_work: _TypeAlias = _typing.Literal["sweep", "read", "draw", "denoise"]  # noqa: Y015
     _WhichOneofArgType_work: _TypeAlias = _typing.Literal["work", b"work"]  # noqa: Y015

@@ -23,7 +23,7 @@ from stages.errors import printable
 RETRY_AFTER = "retry-after-ms"
 # Trailing metadata of every StatusError: gRPC makes up statuses of its own when a peer is gone.
 STATUS_MARK = "onesweep-refusal"
-REQUEST_KEY = "onesweep-request"  # metadata of a router's answer: the name of the request in logs and traces
+REQUEST_KEY = "onesweep-request"  # metadata of a router's answer: the name of the request in logs
 # Protocol of router.proto, which callers tell. Callers of other makers need not: 0 is protocol 1.
 CALLS = 1
 # a message may quote a field, and a field may be as long as a gRPC message

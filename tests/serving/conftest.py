@@ -38,11 +38,6 @@ def deployment(bundles: Path) -> Iterator[Deployment]:
 
 
 @pytest.fixture(scope="module")
-def spans(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tmp_path_factory.mktemp("spans") / "spans.jsonl"
-
-
-@pytest.fixture(scope="module")
 def caller(doubles: Deployment) -> Iterator[Client]:
     with Client(doubles.topology.router) as client:
         yield client

@@ -1,4 +1,4 @@
-"""What an operator sees of a real deployment: figures that add up to the answers, traces, logs."""
+"""What an operator sees of a real deployment: figures that add up to the answers, logs."""
 
 import contextlib
 import json
@@ -35,13 +35,11 @@ Figures = dict[tuple[str, ...], float]
 
 
 @pytest.fixture(scope="module")
-def watched(bundles: Path, spans: Path) -> Iterator[Deployment]:
+def watched(bundles: Path) -> Iterator[Deployment]:
     """Three hosts and a router as processes, with everything on."""
     topology = local_topology(3, 3, bundles / "scored", free_port_block(4) + 1)
-    options = ["--metrics", "127.0.0.1:0", "--set", f"traces=file:{spans}", "--set", "log_format=json"]
-    with temporary_deployment(
-        topology, bundles / "scored", host_options=options, router_options=[*options, "--set", "trace_share=1"]
-    ) as deployment:
+    options = ["--metrics", "127.0.0.1:0", "--set", "log_format=json"]
+    with temporary_deployment(topology, bundles / "scored", host_options=options, router_options=options) as deployment:
         yield deployment
 
 
@@ -158,40 +156,6 @@ def test_requests_that_fail_are_counted_by_code_and_no_made_up_mode_is_a_label(
     figures = scrape(watched, "router")
     assert not any("made-up" in key for key in figures)
     assert [line["mode"] for line in log_lines(watched, "router") if line.get("code") == "CANCELLED"] == ["ar"]
-
-
-# Traces
-
-
-def test_a_sweep_over_three_hosts_has_a_span_a_hop(watched: Deployment, asked: list[Result], spans: Path) -> None:
-    def spans_of(result: Result, count: int) -> list[dict[str, Any]]:
-        found = [json.loads(line) for line in spans.read_text().splitlines()]
-        own = [span for span in found if span["attributes"]["onesweep.request"] == result.request]
-        return own if len(own) >= count else []
-
-    for result in asked[:3]:
-        pushes = 1 if result.mode == "ar" else result.sweeps  # the ring makes the steps of `ar` itself
-        own = until(lambda result=result, pushes=pushes: spans_of(result, 1 + pushes + 3 * result.sweeps))
-        assert len({span["context"]["trace_id"] for span in own}) == 1
-        (request,) = [span for span in own if span["name"] == "request"]
-        sweeps = [span for span in own if span["name"] == "sweep"]
-        assert request["parent_id"] is None
-        assert request["attributes"]["onesweep.mode"] == result.mode
-        assert {span["parent_id"] for span in sweeps} == {request["context"]["span_id"]}
-        assert len(sweeps) == pushes
-        hops = [span for span in own if span["name"] == "hop"]
-        for sweep in sweeps:
-            below = [hop for hop in hops if hop["parent_id"] == sweep["context"]["span_id"]]
-            names = [hop["resource"]["attributes"]["service.instance.id"] for hop in below]
-            each = result.sweeps // pushes
-            assert sorted(names) == sorted(["host-1", "host-2", "host-3"] * each)
-            assert all(hop["start_time"] >= sweep["start_time"] for hop in below)
-        shares = {share.name: share.compute_ms for share in result.hosts}
-        for name, compute_ms in shares.items():
-            own_hops = [hop for hop in hops if hop["resource"]["attributes"]["service.instance.id"] == name]
-            traced = sum(hop["attributes"]["onesweep.compute_ms"] for hop in own_hops)
-            assert traced == pytest.approx(compute_ms, abs=1e-3)
-    assert all(span["resource"]["attributes"]["service.version"] for span in own)
 
 
 # Logs and names
