@@ -87,8 +87,7 @@ def test_no_lie_outlives_its_liar(
         return wrong, cached
 
     router = start_router()
-    lies, _ = ask_all()
-    assert lies or share, "without audits a liar is believed"
+    until(lambda: ask_all()[0] or share)  # without audits a liar is believed, once requests go its way
     lying.clear()
     restarts: list[Callable[[], None]] = [start_host(liar), start_host("host-3-1")]
     chance.shuffle(restarts)
