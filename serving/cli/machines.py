@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from serving.cli.admin import check_installed
+from serving.cli.ports import port_free
 from stages.errors import InputError, ServiceError
 from stages.host.commands import add_device, check_positive
 from stages.settings import from_flags
@@ -156,7 +157,7 @@ class JoinedMachine:
 
 
 def add_join(join: argparse.ArgumentParser) -> None:
-    join.add_argument("ticket", metavar="TICKET", nargs="?", help="of `onesweep serve` or `invite`; once is enough")
+    join.add_argument("ticket", metavar="TICKET", nargs="?", help="of `onesweep serve` or `invite`, once; - reads it")
     join.add_argument("--name", metavar="NAME", help="what to call this machine (its own name)")
     join.add_argument("--listen", metavar="HOST:PORT", help="where others may dial it (any address, a free port)")
     join.add_argument("--threads", type=int, metavar="N", help="processor threads (all cores)")
@@ -166,9 +167,13 @@ def add_join(join: argparse.ArgumentParser) -> None:
 def run_join(options: argparse.Namespace) -> int:
     check_installed()
     check_positive(options, "threads")
+    from stages.wire.channel import parse_address
     from stages.wire.tickets import Ticket
 
-    ticket = Ticket.parse(options.ticket) if options.ticket else None
+    text = sys.stdin.readline() if options.ticket == "-" else options.ticket
+    ticket = Ticket.parse(text) if text else None
+    if options.listen and parse_address(options.listen, "--listen")[1] == 0:
+        raise InputError("--listen needs a port: others are told it")
     with contextlib.ExitStack() as stack:
         place = _place(ticket, options.name, stack)
         start_log("text", place.name)
@@ -192,6 +197,9 @@ def _place(ticket: Ticket | None, name: str | None, stack: contextlib.ExitStack)
         run = runs[0]
     own = check_machine(name) if name else _own_name()
     names = [own] if name else [own, *(f"{own[:28]}-{i}" for i in range(2, MOST_NAMESAKES))]
+    if ticket is None:
+        there = sorted(path.parent.name for path in run.glob(f"*/{MACHINE_NAME}"))
+        names = [each for each in there if each == own or not name]
     for each in names:
         try:
             stack.enter_context(locked(run / each))
@@ -199,13 +207,27 @@ def _place(ticket: Ticket | None, name: str | None, stack: contextlib.ExitStack)
             if name:
                 raise
             continue
-        if place := JoinedMachine.read(run / each):
+        if (place := JoinedMachine.read(run / each)) and (ticket is None or _is_known(place)):
             return place
-        if ticket is None:
-            continue
+        assert ticket is not None
         if place := _enrolled(ticket, run / each, each, is_given=bool(name)):
             return place
     raise InputError(f"no machine {own!r} of this computer has joined: give the ticket that `onesweep serve` printed")
+
+
+def _is_known(place: JoinedMachine) -> bool:
+    """False where the router let this machine go: it may come back with a new ticket."""
+    import grpc
+
+    from stages.v1 import join_pb2
+    from stages.wire.secret_files import read_file
+
+    request = join_pb2.EnrolRequest(name=place.name)
+    try:
+        asyncio.run(_enrol(place.rendezvous[0], read_file(place.tls.authority), request, place.secret))
+    except grpc.RpcError as error:
+        return error.code() is not grpc.StatusCode.UNAUTHENTICATED
+    return True
 
 
 def _own_name() -> str:
@@ -228,7 +250,7 @@ def _enrolled(ticket: Ticket, directory: Path, name: str, is_given: bool) -> Joi
         response = asyncio.run(_enrol(address, certificate, request, ticket.secret))
     except grpc.RpcError as error:
         code, details = error.code(), error.details() or ""
-        if code is grpc.StatusCode.ALREADY_EXISTS and not is_given:
+        if code is grpc.StatusCode.ALREADY_EXISTS and not is_given and f" {name} " in details:  # a ticket may name it
             return None
         said = {grpc.StatusCode.UNAUTHENTICATED, grpc.StatusCode.INVALID_ARGUMENT, grpc.StatusCode.ALREADY_EXISTS}
         if code in said:
@@ -301,12 +323,13 @@ def _serve_stages(place: JoinedMachine, options: argparse.Namespace) -> None:
     from stages.wire.status import StatusError
     from stages.wire.tls import Security
 
-    listen = options.listen or f"0.0.0.0:{_free_port()}"
+    listen = options.listen or f"0.0.0.0:{_kept_port(place.directory / 'port')}"
     host, port = parse_address(listen, "--listen")
-    if port == 0:
-        raise InputError("--listen needs a port: others are told it")
-    told = own_addresses(port) if host in ("0.0.0.0", "::") else (listen,)
-    links = MachineLinks(place.name, place.tls, place.rendezvous, place.secret, port, told)
+    is_any = host in ("0.0.0.0", "::")
+    own = ("::1" if host == "::" else "127.0.0.1" if is_any else host), port
+    links = MachineLinks(
+        place.name, place.tls, place.rendezvous, place.secret, own, own_addresses(port) if is_any else (listen,)
+    )
     releases = place.directory / "releases"
     settings = StageSettings(
         checkpoint=releases,
@@ -366,7 +389,13 @@ async def _renew(place: JoinedMachine) -> None:
         await asyncio.sleep(CHECK_S)
 
 
-def _free_port() -> int:
+def _kept_port(path: Path) -> int:
+    """The port of this machine's last start, so that a gateway can be told of it; another where that is taken."""
+    kept = path.read_text(encoding="utf-8") if path.exists() else ""
     with socket.socket() as probe:
+        if kept.isdecimal() and port_free("0.0.0.0", int(kept) % 65536):
+            return int(kept) % 65536
         probe.bind(("0.0.0.0", 0))
-        return int(probe.getsockname()[1])
+        port = int(probe.getsockname()[1])
+    path.write_text(str(port), encoding="utf-8")
+    return port

@@ -41,6 +41,7 @@ POLL_S = 0.2
 MEGABYTE = 1e6
 DEFAULT_RENDEZVOUS = "0.0.0.0:7790"
 TICKET_DAYS = 1.0
+MOST_MACHINES = 64
 
 
 def add_serve(serve: argparse.ArgumentParser) -> None:
@@ -60,6 +61,8 @@ def run_serve(options: argparse.Namespace) -> int:
     check_framework("--http")
     check_installed()
     check_positive(options, "context", "threads", "port", "wait")
+    if (options.wait or 1) > MOST_MACHINES:
+        raise InputError(f"--wait must be at most {MOST_MACHINES}, not {options.wait}")
     progress = ProgressLine()
     with ends_cleanly(), closing(progress), locked(run_directory()):
         _serve(options, progress)
@@ -114,14 +117,19 @@ def _rendezvous(run: RunDirectory, options: argparse.Namespace, say: Callable[[s
     from stages.wire.channel import LINKS_VARIABLE, parse_address
     from stages.wire.links import LinkProxy, own_addresses
     from stages.wire.rendezvous import Rendezvous
+    from stages.wire.tickets import MOST_ADDRESSES
 
     host, port = parse_address(options.listen, "--listen")
+    if port == 0:
+        raise InputError("--listen needs a port: tickets say it")
     if options.address:
         addresses = tuple(options.address.split(","))
+        if len(addresses) > MOST_ADDRESSES:
+            raise InputError(f"--address takes at most {MOST_ADDRESSES} addresses, not {len(addresses)}")
         for address in addresses:
             parse_address(address, "--address")
     elif host in ("0.0.0.0", "::"):
-        addresses = (*own_addresses(port), f"127.0.0.1:{port}")
+        addresses = (*own_addresses(port)[: MOST_ADDRESSES - 1], f"127.0.0.1:{port}")
     else:
         addresses = (options.listen,)
     rendezvous, started = Rendezvous(run, say), threading.Event()
@@ -168,13 +176,15 @@ def _wait(rendezvous: Rendezvous, run: RunDirectory, options: argparse.Namespace
 
     known = len(rendezvous.machines)
     count = options.wait or max(1, known)
-    if missing := count - known:
-        _, secret = run.invitations.add(max(missing, 1), TICKET_DAYS)
+    if (missing := count - known) > 0:
+        _, secret = run.invitations.add(missing, TICKET_DAYS)
         uses = f"{missing} machines" if missing > 1 else "a machine"
         progress.say(f"on each machine, for {uses} and a day:\n\n    onesweep join {ticket_of(run, secret)}\n")
     while len(present := rendezvous.present) < count:
         names = f" ({', '.join(present)})" if present else ""
-        progress.at(f"waiting for machines: {len(present)} of {count}{names}")
+        absent = [name for name in rendezvous.machines if name not in present]
+        away = f"; not there: {', '.join(absent)} (--wait {len(present)} does without)" if absent and present else ""
+        progress.at(f"waiting for machines: {len(present)} of {count}{names}{away}")
         time.sleep(POLL_S)
     return present[:count]
 
@@ -212,7 +222,7 @@ async def _describe_all(topology: Topology, security: Security) -> list[StageHos
     from stages.wire.status import StatusError
 
     async with _links(topology, security) as links:
-        outcomes = await asyncio.gather(*(link.describe() for link in links), return_exceptions=True)
+        outcomes = await asyncio.gather(*map(_described, links), return_exceptions=True)
         problems = []
         hosts = []
         for link, outcome in zip(links, outcomes, strict=True):
@@ -232,6 +242,21 @@ async def _describe_all(topology: Topology, security: Security) -> list[StageHos
     if problems:
         raise ServiceError(f"{'; '.join(problems)}; each must run `onesweep join`")
     return hosts
+
+
+async def _described(link: HostLink) -> None:
+    """Describe a machine that may be between two servers. Raises StatusError."""
+    from stages.wire.status import StatusError
+
+    deadline = time.monotonic() + ANSWER_S
+    while True:
+        try:
+            await link.describe()
+            return
+        except StatusError:
+            if time.monotonic() > deadline:
+                raise
+        await asyncio.sleep(POLL_S)
 
 
 async def _bring_all(

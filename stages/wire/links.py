@@ -42,8 +42,9 @@ log = logging.getLogger(__name__)
 DOMAIN, LINK_PORT = LINK_DOMAIN, 7701
 ROUTER_NAME = "router"
 TO_KEY, PIPE_KEY = "onesweep-to", "onesweep-pipe"  # metadata of Carry: whom a new pipe leads to, or which one this is
-DIRECT, REVERSED, RELAYED = "direct", "reversed", "relayed"
+KINDS = DIRECT, REVERSED, RELAYED = "direct", "reversed", "relayed"
 MOST_TOLD = 16  # addresses of one machine
+PROXY_S, MOST_UNKNOWN = 5.0, 64  # for a connection to the proxy to say what it wants; such connections at once
 # To try each way. Together less than gRPC gives an attempt to connect (CONNECT_MS in channel.py).
 PROBE_S, REVERSE_S, NOTICE_S = 1.0, 2.0, 4.0
 CHOSEN_S = 300.0  # a way that was found is taken again for so long; then a better one is looked for
@@ -90,6 +91,7 @@ class LinkProxy:
         cannot."""
         self._dial = dial
         self._password = secrets.token_hex(16)  # other users of this machine have no business here
+        self._unknown = 0  # connections that did not show it yet
 
     async def open(self) -> asyncio.Server:
         """Listen, and have channels of this process and its children ask here."""
@@ -100,7 +102,7 @@ class LinkProxy:
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         try:
-            name = self._asked(await reader.readuntil(b"\r\n\r\n"))
+            name = await self._heard(reader)
             if not name:
                 writer.write(b"HTTP/1.1 403 Forbidden\r\n\r\n")
                 return
@@ -115,6 +117,19 @@ class LinkProxy:
             pass
         finally:
             writer.close()
+
+    async def _heard(self, reader: asyncio.StreamReader) -> str:
+        """As `_asked`; connections that keep others waiting, or are too many, are strangers'."""
+        if self._unknown >= MOST_UNKNOWN:
+            return ""
+        self._unknown += 1
+        try:
+            async with asyncio.timeout(PROXY_S):
+                return self._asked(await reader.readuntil(b"\r\n\r\n"))
+        except TimeoutError:
+            return ""
+        finally:
+            self._unknown -= 1
 
     def _asked(self, head: bytes) -> str:
         """The machine that a request asks for; empty for one of a stranger."""
@@ -172,15 +187,15 @@ class MachineLinks:
     """A joined machine's ways to others, and theirs to it. Lives on one event loop."""
 
     def __init__(
-        self, name: str, tls: Tls, rendezvous: Sequence[str], secret: str, port: int, told: Sequence[str]
+        self, name: str, tls: Tls, rendezvous: Sequence[str], secret: str, own: tuple[str, int], told: Sequence[str]
     ) -> None:
         """:param rendezvous: its addresses.
-        :param port: of the own stage server.
+        :param own: host and port where the own stage server is dialled from here.
         :param told: where others may be able to dial that.
 
         Raises InputError for files that make no handshake.
         """
-        self.name, self.tls, self.port, self.told = name, tls, port, tuple(told)
+        self.name, self.tls, self.own, self.told = name, tls, own, tuple(told)
         self.awaited = AwaitedPipes()  # type: ignore[abstract]
         self.attends = False
         tls.read()
@@ -195,6 +210,8 @@ class MachineLinks:
         """Hear whom to open pipes for. Has no end; the rendezvous is asked again, at each of its addresses, where it is
         lost. Raises StatusError where it refuses this machine."""
         pause_s, at = RETRY_S, 0
+        while not await self._listens():  # who hears of this machine dials it at once
+            await asyncio.sleep(RETRY_S)
         while True:
             address = self._rendezvous[at % len(self._rendezvous)]
             stub = self._at_rendezvous(address)
@@ -243,6 +260,14 @@ class MachineLinks:
         except grpc.aio.AioRpcError as error:
             raise StatusError(error.code(), error.details() or error.code().name) from None
 
+    async def _listens(self) -> bool:
+        """True once the own stage server does."""
+        with contextlib.suppress(OSError):
+            _, writer = await asyncio.open_connection(*self.own)
+            writer.close()
+            return True
+        return False
+
     async def close(self) -> None:
         for task in self._tasks:
             task.cancel()
@@ -284,7 +309,7 @@ class MachineLinks:
         else:
             call = stub.Carry(metadata=(*metadata, *self._shown))
         with contextlib.suppress(OSError, grpc.RpcError):
-            reader, writer = await asyncio.open_connection("127.0.0.1", self.port)
+            reader, writer = await asyncio.open_connection(*self.own)
             try:
                 await splice(SocketPipe(reader, writer), CalledPipe(call))
             finally:

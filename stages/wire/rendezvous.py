@@ -24,6 +24,7 @@ from stages.wire.auth import HOST, ROUTER, Identity
 from stages.wire.certificates import AUTHORITY, Authority, key_fingerprint
 from stages.wire.channel import CallBounds, bind, new_server, parse_address
 from stages.wire.links import (
+    KINDS,
     MOST_TOLD,
     NOTICE_S,
     PIPE_KEY,
@@ -205,6 +206,8 @@ class Rendezvous(join_pb2_grpc.JoinServiceServicer):
     async def Attend(self, request: join_pb2.AttendRequest, context: Context) -> AsyncIterator[join_pb2.Notice]:
         machine = self._caller("Attend", context)
         machine.addresses = _checked(request.addresses)
+        if (former := machine.notices) is not None and not former.full():
+            former.put_nowait(join_pb2.Notice())  # the last: it ends the call that this one takes over from
         machine.notices = notices = asyncio.Queue[join_pb2.Notice](MOST_NOTICES)
         self._say(f"{machine.name} is there")
         try:
@@ -224,7 +227,9 @@ class Rendezvous(join_pb2_grpc.JoinServiceServicer):
                 pipe=_pipe_id(request.pipe), addresses=_checked(request.addresses), caller=machine.name
             )
             self._notify(target, notice)
-        if request.kind and self._kinds.get((machine.name, target.name)) != (kind := request.kind[:16]):
+        if (kind := request.kind) and kind not in KINDS:
+            raise invalid(f"a link is {', '.join(KINDS)}")
+        if kind and self._kinds.get((machine.name, target.name)) != kind:
             self._kinds[machine.name, target.name] = kind
             listens = target.addresses or machine.addresses
             advice = f"; open {listens[0]} to spare the way over here" if kind == RELAYED and listens else ""

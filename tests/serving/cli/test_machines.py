@@ -59,6 +59,11 @@ def test_a_machine_joins_once_and_finds_its_place_again(rendezvous: Rendezvous) 
             assert found == first
     with pytest.raises(InputError, match="no machine 'rome' of this computer has joined"), place(None, "rome"):
         pass
+    with place(None) as found:
+        assert found == first, "the only one, whatever this computer is called"
+    del rendezvous.machines["paris"]
+    with place(ticket(rendezvous), "paris") as again:
+        assert again.secret != first.secret, "who was let go comes back with a new ticket"
 
 
 def test_machines_of_one_computer_have_names_of_their_own(
@@ -73,8 +78,9 @@ def test_machines_of_one_computer_have_names_of_their_own(
         assert other.name == "oslo", "as the ticket says"
         monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "another computer"))
         taken = "a machine called oslo has joined already"
-        with pytest.raises(InputError, match=taken), place(ticket(rendezvous), "oslo"):
-            pass
+        for given, name in ((ticket(rendezvous), "oslo"), (ticket(rendezvous, 1, "oslo"), None)):
+            with pytest.raises(InputError, match=taken), place(given, name):
+                pass
 
 
 def test_nothing_is_sent_to_another_server_or_to_none(rendezvous: Rendezvous) -> None:

@@ -78,7 +78,8 @@ async def attending(run: Run, directory: Path, name: str, tells: bool) -> AsyncI
     server = new_server()
     health_pb2_grpc.add_HealthServicer_to_server(HealthChecks(), server)
     port = bind(server, "127.0.0.1:0", Security(tls), mutual=True)
-    links = MachineLinks(name, tls, [run.address], joined.secret, port, [f"127.0.0.1:{port}"] if tells else [])
+    told = [f"127.0.0.1:{port}"] if tells else []
+    links = MachineLinks(name, tls, [run.address], joined.secret, ("127.0.0.1", port), told)
     join_pb2_grpc.add_JoinServiceServicer_to_server(links.awaited, server)
     await server.start()
     attend = asyncio.create_task(links.attend())
@@ -226,9 +227,28 @@ def test_a_machine_that_was_removed_ends(tmp_path: Path) -> None:
         async with running(tmp_path, a=True) as run:
             there = run.machines["a"]
             run.rendezvous.machines["a"].sha256 = "0" * 64
-            links = MachineLinks("a", there.tls, [run.address], there._secret, 1, [])
+            links = MachineLinks("a", there.tls, [run.address], there._secret, there.own, [])
             with pytest.raises(StatusError, match="this machine has not joined"):
                 await links.attend()
             await links.close()
+
+    asyncio.run(main())
+
+
+def test_a_second_attendance_ends_the_first_and_kinds_are_words_of_ours(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with running(tmp_path, a=True, b=True) as run:
+            run.rendezvous.neighbours = {"a": {"b"}}
+            shown = token_metadata(run.machines["a"]._secret)
+            channel, stub = run.stub("")
+            async with channel:
+                first = stub.Attend(join_pb2.AttendRequest(), metadata=shown)
+                assert await first.read() == join_pb2.Notice()
+                second = stub.Attend(join_pb2.AttendRequest(), metadata=shown)
+                assert await second.read() == join_pb2.Notice()
+                assert await first.read() == join_pb2.Notice(), "the last"
+                assert await first.read() is grpc.aio.EOF
+                with pytest.raises(grpc.aio.AioRpcError, match="a link is direct, reversed, relayed"):
+                    await stub.Reach(join_pb2.ReachRequest(to="b", kind="\x1b]0;"), metadata=shown)
 
     asyncio.run(main())
