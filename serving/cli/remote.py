@@ -41,7 +41,6 @@ POLL_S = 0.2
 MEGABYTE = 1e6
 DEFAULT_RENDEZVOUS = "0.0.0.0:7790"
 TICKET_DAYS = 1.0
-MOST_MACHINES = 64
 
 
 def add_serve(serve: argparse.ArgumentParser) -> None:
@@ -60,6 +59,8 @@ def add_serve(serve: argparse.ArgumentParser) -> None:
 def run_serve(options: argparse.Namespace) -> int:
     check_framework("--http")
     check_installed()
+    from stages.wire.rendezvous import MOST_MACHINES
+
     check_positive(options, "context", "threads", "port", "wait")
     if (options.wait or 1) > MOST_MACHINES:
         raise InputError(f"--wait must be at most {MOST_MACHINES}, not {options.wait}")
