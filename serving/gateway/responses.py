@@ -53,7 +53,7 @@ _LEFT_OUT = {
 
 def _as_items(value: object) -> object:
     if isinstance(value, list):
-        return [each for each in value if not isinstance(each, dict) or each.get("type") not in _LEFT_OUT]
+        return [each for each in value if not isinstance(each, dict) or str(each.get("type")) not in _LEFT_OUT]
     return [{"role": "user", "content": value}] if isinstance(value, str) else value
 
 

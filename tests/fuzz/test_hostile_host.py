@@ -16,6 +16,7 @@ from serving.cli.ports import free_port_block
 from serving.client.client import Client
 from serving.router.audit import Quarantine
 from serving.router.topology import HostEntry, Topology, local_topology
+from stages.clock import monotonic
 from stages.v1 import stage_pb2, stage_pb2_grpc
 from stages.wire.channel import new_server, open_channel
 from tests.conftest import until, wait_ready
@@ -88,7 +89,7 @@ def test_ten_thousand_answers_of_a_hostile_host(
     topology = Topology((*honest.hosts, HostEntry("hostile", address, (1,), address)), honest.router, bundle)
     of = Quarantine.of
     # else it would be heard once an hour
-    monkeypatch.setattr(Quarantine, "of", lambda self, name: (of(self, name)[0], self._clock() + 0.05))
+    monkeypatch.setattr(Quarantine, "of", lambda self, name: (of(self, name)[0], monotonic() + 0.05))
 
     async def serve(stop: asyncio.Event) -> None:
         server = new_server(4 << 20)

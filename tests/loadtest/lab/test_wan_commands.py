@@ -62,16 +62,8 @@ def test_a_network_is_there_while_up_runs(needs_lab: None, wan: Callable[..., tu
         code, shown = wan("up", "--profile", "lan")
         said = "onesweep: a lab is up already (three-regions): end its `onesweep wan up` first\n"
         assert (code, shown) == (1, said)
-        code, shown = wan("status")
-        rows = [line.split() for line in shown.splitlines()]
-        assert (code, "0 programs inside" in shown) == (0, True)
-        assert [row[:6] for row in rows if row[:2] == ["to", "host-2"]] == [
-            ["to", "host-2", "17.5", "0", "100", "1250"],
-            ["to", "host-2", "17.5", "0", "100", "1250"],
-            ["to", "host-2", "40", "0", "100", "1250"],
-        ]
         assert wan("exec", "host-9", "--", "true")[0] == 2
         assert wan("exec", "host-1")[0] == 2
         up.send_signal(signal.SIGINT)
     assert up.returncode == 130
-    assert wan("status") == (1, "onesweep: no lab is up; start one with `onesweep wan up --profile links-60`\n")
+    assert wan("exec", "host-1", "--", "true")[0] == 1, "no lab is up"
