@@ -137,7 +137,7 @@ class LinkProxy:
         said = re.fullmatch(rf"CONNECT ([a-z0-9-]{{1,32}})\.{DOMAIN}:[0-9]{{1,5}} HTTP/1\.[01]", line)
         due = base64.b64encode(f"onesweep:{self._password}".encode()).decode()
         shown = {name.lower(): value.strip() for name, _, value in (each.partition(":") for each in fields)}
-        is_ours = secrets.compare_digest(shown.get("proxy-authorization", ""), f"Basic {due}")
+        is_ours = secrets.compare_digest(shown.get("proxy-authorization", "").encode(), f"Basic {due}".encode())
         return said[1] if said and is_ours else ""
 
 

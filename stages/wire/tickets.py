@@ -11,6 +11,7 @@ import binascii
 import hashlib
 import hmac
 import json
+import re
 import secrets
 import time
 import zlib
@@ -60,7 +61,9 @@ class Ticket:
         except (ValueError, TypeError, RecursionError, binascii.Error):
             raise InputError(DAMAGED) from None
         is_text = isinstance(fingerprint, str) and isinstance(secret, str) and isinstance(addresses, list)
-        if not is_text or not 1 <= len(addresses) <= MOST_ADDRESSES or len(fingerprint) != 64:
+        if not is_text or not 1 <= len(addresses) <= MOST_ADDRESSES:
+            raise InputError(DAMAGED)
+        if not re.fullmatch("[0-9a-f]{64}", fingerprint):  # a folder is called by its beginning
             raise InputError(DAMAGED)
         for address in addresses:
             if not isinstance(address, str):

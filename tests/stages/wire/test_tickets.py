@@ -50,6 +50,11 @@ def test_what_is_no_ticket_is_refused(text: str) -> None:
         Ticket.parse(text)
 
 
+def test_a_fingerprint_is_no_path() -> None:
+    with pytest.raises(InputError, match="is damaged"):
+        Ticket.parse(Ticket(TICKET.addresses, "../" * 21 + "x", "s").text())
+
+
 def test_an_invitation_ends_with_its_uses_its_date_or_its_maker(tmp_path: Path) -> None:
     invitations, now = Invitations(tmp_path / "invitations.json"), time.time()
     made, secret = invitations.add(uses=2, days=1)
