@@ -183,7 +183,7 @@ def _wait(rendezvous: Rendezvous, run: RunDirectory, options: argparse.Namespace
         progress.say(f"on each machine, for {uses} and a day:\n\n    onesweep join {ticket_of(run, secret)}\n")
     while len(present := rendezvous.present) < count:
         names = f" ({', '.join(present)})" if present else ""
-        absent = [name for name in rendezvous.machines if name not in present]
+        absent = [name for name in list(rendezvous.machines) if name not in present]
         away = f"; not there: {', '.join(absent)} (--wait {len(present)} does without)" if absent and present else ""
         progress.at(f"waiting for machines: {len(present)} of {count}{names}{away}")
         time.sleep(POLL_S)

@@ -131,8 +131,8 @@ class Rendezvous(join_pb2_grpc.JoinServiceServicer):
 
     @property
     def present(self) -> list[str]:
-        """Machines that are there, in the order of their joining."""
-        return [machine.name for machine in self.machines.values() if machine.notices is not None]
+        """Machines that are there, in the order of their joining. From any thread: the list is made at once."""
+        return [machine.name for machine in list(self.machines.values()) if machine.notices is not None]
 
     @asynccontextmanager
     async def serving(self, address: str) -> AsyncIterator[int]:
