@@ -11,19 +11,33 @@ ROUTER_NAMES = tuple(f"router-{i + 1}" for i in range(ROUTERS))
 CLIENT_NAMES = tuple(f"client-{i + 1}" for i in range(CLIENTS))
 BEGIN_S = 2.0  # within which faults begin
 MOST_FAULTS = 4
+DEPLOY_EVERY = 8  # seeds: it takes files, which are slow
 
-# How long a fault of each kind lasts, and how often it comes beside the others.
-KINDS: dict[str, tuple[float, float, int]] = {
-    "kill": (0.3, 6.0, 4),  # a process, and another in its place
-    "freeze": (0.3, 8.0, 3),  # it runs nothing, and its connections stay
-    "cut": (0.2, 20.0, 3),  # a link, both ways
-    "one-way": (0.2, 20.0, 2),
-    "reset": (0.0, 0.0, 3),  # every connection between two machines
-    "slow": (0.5, 6.0, 1),  # a host's arithmetic
-    "slow-link": (0.5, 6.0, 1),
-    "leave": (0.3, 1.0, 1),  # a client goes before it has its texts
-    "hurry": (0.3, 2.0, 1),  # a client's requests have a short deadline
+
+@dataclass(frozen=True)
+class FaultKind:
+    """What one kind of fault is like."""
+
+    least_s: float  # it lasts
+    most_s: float
+    weight: int  # how often it comes beside the others
+    delay_s: float  # that it may cost a request, at most: until it is noticed, and the work was done elsewhere
+
+
+KINDS = {
+    "kill": FaultKind(0.3, 6.0, 4, 0.6),  # a process, and another in its place
+    "freeze": FaultKind(0.3, 8.0, 3, 1.5),  # it runs nothing, and its connections stay
+    "cut": FaultKind(0.2, 20.0, 3, 1.5),  # a link, both ways
+    "one-way": FaultKind(0.2, 20.0, 2, 1.5),
+    "reset": FaultKind(0.0, 0.0, 3, 0.6),  # every connection between two machines
+    "slow": FaultKind(0.5, 6.0, 1, 6.0),  # a host's arithmetic
+    "slow-link": FaultKind(0.5, 6.0, 1, 6.0),
+    "leave": FaultKind(0.3, 1.0, 1, 0.0),  # a client goes before it has its texts
+    "hurry": FaultKind(0.3, 2.0, 1, 0.0),  # a client's requests have a short deadline
 }
+# A router that is silent is left by its clients once gRPC's keepalive says so, and another was dialled in vain.
+SILENT_ROUTER_S = 20.0
+AGAIN_S = 1.0  # after the end of a fault: what it held up comes, what it ended is begun anew
 
 
 @dataclass(frozen=True)
@@ -34,6 +48,17 @@ class PlannedFault:
     targets: tuple[str, ...]  # a process, or both ends of a link, its source first
     at_s: float
     length_s: float
+
+    @property
+    def hits_host(self) -> bool:
+        return any(name in HOSTS for name in self.targets)
+
+    def delay_s(self, begin_s: float, end_s: float) -> float:
+        """Time that a request from `begin_s` to `end_s`, since the first one, may have lost by it."""
+        if self.at_s > end_s or self.at_s + self.length_s + AGAIN_S < begin_s:
+            return 0.0
+        is_silent = self.kind in ("freeze", "cut", "one-way") and not self.hits_host
+        return min(SILENT_ROUTER_S if is_silent else KINDS[self.kind].delay_s, self.length_s + AGAIN_S)
 
     def __str__(self) -> str:
         lasts = f" for {self.length_s:.2f} s" if self.length_s else ""
@@ -56,6 +81,7 @@ class Schedule:
     requests: tuple[tuple[Asked, ...], ...]  # of each client
     routers: tuple[tuple[str, ...], ...]  # that each client knows
     faults: tuple[PlannedFault, ...]
+    deploy_at_s: float | None = None  # when the other release is deployed, if it is
 
 
 def make_schedule(seed: int, cases: int) -> Schedule:
@@ -74,9 +100,7 @@ def make_schedule(seed: int, cases: int) -> Schedule:
     safe = spared | {spared_router, *CLIENT_NAMES}
     able = [ends for ends in links if not set(ends) <= safe]
     faults = []
-    for kind in chance.choices(
-        list(KINDS), [weight for *_, weight in KINDS.values()], k=chance.randint(1, MOST_FAULTS)
-    ):
+    for kind in chance.choices(list(KINDS), [kind.weight for kind in KINDS.values()], k=chance.randint(1, MOST_FAULTS)):
         match kind:
             case "kill" | "freeze":
                 targets: tuple[str, ...] = (chance.choice(harmed),)
@@ -90,8 +114,8 @@ def make_schedule(seed: int, cases: int) -> Schedule:
                 targets = (chance.choice(CLIENT_NAMES),)
         if chance.random() < 0.5:  # of a link, the direction that is cut
             targets = targets[::-1]
-        least_s, most_s, _ = KINDS[kind]
-        faults.append(PlannedFault(kind, targets, chance.uniform(0, BEGIN_S), chance.uniform(least_s, most_s)))
+        at_s, length_s = chance.uniform(0, BEGIN_S), chance.uniform(KINDS[kind].least_s, KINDS[kind].most_s)
+        faults.append(PlannedFault(kind, targets, at_s, length_s))
     requests = tuple(
         tuple(Asked(chance.randrange(cases), chance.uniform(0, 0.5)) for _ in range(REQUESTS)) for _ in CLIENT_NAMES
     )
@@ -99,7 +123,8 @@ def make_schedule(seed: int, cases: int) -> Schedule:
     known = tuple(
         chance.choice([(spared_router,), (spared_router, *others), (*others, spared_router)]) for _ in CLIENT_NAMES
     )
-    return Schedule(seed, requests, known, tuple(sorted(faults, key=lambda fault: fault.at_s)))
+    deploy_at_s = chance.uniform(0, BEGIN_S) if seed % DEPLOY_EVERY == 0 else None
+    return Schedule(seed, requests, known, tuple(sorted(faults, key=lambda fault: fault.at_s)), deploy_at_s)
 
 
 def _follows(one: str, other: str) -> bool:

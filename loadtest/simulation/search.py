@@ -11,11 +11,18 @@ from pathlib import Path
 
 from loadtest.commands import BenchReport
 from loadtest.report.table import aligned
-from loadtest.simulation.schedule import KINDS, Schedule, make_schedule
-from loadtest.simulation.world import CASES, LATE_S, RequestOutcome, ScheduleRun, Weights, run_schedule
+from loadtest.simulation.schedule import KINDS, PlannedFault, Schedule, make_schedule
+from loadtest.simulation.world import CASES, RequestOutcome, ScheduleRun, Weights, run_schedule
 
+Answers = Sequence[Sequence[RequestOutcome]]  # of each case, by each release
 SAY_EVERY = 1000  # schedules
-FATES, BAD_FATES = ("right", "left", "hurried"), ("lost", "wrong", "late")
+FATES, BAD_FATES = ("right", "left", "hurried", "between releases"), ("lost", "wrong", "late", "slow", "moved")
+LATE_S = 0.5
+# What requests of the other client take, and the share of passes that is made ahead and thrown away.
+BUSY_S, AHEAD, MORE_PASSES = 0.1, 0.1, 4
+MOST_MOVES = 2  # by one fault: to hosts that it has hit, too
+# Two faults may leave a router no way, or hit two tries at once: then a hop's time-out passes before it goes on.
+NO_WAY_S = 6.0
 
 
 @dataclass
@@ -28,39 +35,75 @@ class Found:
     replays: int = 0
     fates: Counter[str] = field(default_factory=Counter)
     faults: Counter[str] = field(default_factory=Counter)
+    deploys: Counter[str] = field(default_factory=Counter)
     virtual_s: float = 0.0
     failing: Schedule | None = None
     trouble: tuple[str, ...] = ()
 
-    def add(self, schedule: Schedule, run: ScheduleRun, texts: Sequence[bytes]) -> None:
+    def add(self, schedule: Schedule, run: ScheduleRun, answers: Answers) -> None:
         self.schedules += 1
         self.requests += len(run.outcomes)
         self.replays += sum(each.replays for each in run.outcomes)
         self.virtual_s += run.seconds
         self.faults.update(fault.kind for fault in schedule.faults)
-        self.fates.update(fate_of(each, texts[each.case]) for each in run.outcomes)
+        self.deploys[{None: "none", "": "done"}.get(run.deploy, "given up")] += 1
+        releases = None if deploys(schedule) else 1
+        self.fates.update(fate_of(each, answers[each.case][:releases], schedule.faults) for each in run.outcomes)
 
 
-def fate_of(outcome: RequestOutcome, text: bytes) -> str:
-    """right, or what no request may be (wrong, late, lost), or what a client asked for (left, hurried)."""
-    if outcome.text != text if outcome.status == "OK" else not text.startswith(outcome.text):
+def fate_of(outcome: RequestOutcome, answers: Sequence[RequestOutcome], faults: Sequence[PlannedFault]) -> str:
+    """right; what no request may be (wrong, late, lost; slow or moved beyond what faults explain); what its
+    client asked for (left, hurried); or between releases: the router that began it is lost, and the others have
+    switched. That one is told to ask again.
+
+    :param answers: the same request's without faults, of each release that it may have got."""
+    took_s, is_whole = outcome.took_s, outcome.status == "OK"
+    begun = [each for each in answers if each.text.startswith(outcome.text)]
+    if not begun or (is_whole and outcome.text != begun[0].text):
         return "wrong"
-    if outcome.took_s > outcome.patience_s + LATE_S:
+    answer = begun[0]
+    if took_s > outcome.patience_s + LATE_S:
         return "late"
-    hurried = outcome.status == "DEADLINE_EXCEEDED" and outcome.took_s >= outcome.patience_s - LATE_S
-    return {"OK": "right", "LEFT": "left"}.get(outcome.status, "hurried" if hurried else "lost")
+    if outcome.status == "ABORTED" and len(answers) > 1:
+        return "between releases"
+    if not is_whole:
+        hurried = outcome.status == "DEADLINE_EXCEEDED" and took_s >= outcome.patience_s - LATE_S
+        return "left" if outcome.status == "LEFT" else "hurried" if hurried else "lost"
+    met = faults_of(outcome, faults)
+    if outcome.replays > MOST_MOVES * len(met):
+        return "moved"
+    delay_s = sum(met.values()) + (NO_WAY_S if len(met) > 1 else 0.0)
+    return "slow" if took_s > answer.took_s + BUSY_S + delay_s else "right"
 
 
-def trouble_of(run: ScheduleRun, texts: Sequence[bytes]) -> tuple[str, ...]:
+def deploys(schedule: Schedule) -> bool:
+    return schedule.deploy_at_s is not None
+
+
+def faults_of(outcome: RequestOutcome, faults: Sequence[PlannedFault]) -> dict[PlannedFault, float]:
+    """The faults that a request may have met, and the seconds that each may have cost it."""
+    delays_s = {fault: fault.delay_s(outcome.begun_s, outcome.begun_s + outcome.took_s) for fault in faults}
+    return {fault: delay_s for fault, delay_s in delays_s.items() if delay_s}
+
+
+def trouble_of(schedule: Schedule, run: ScheduleRun, answers: Answers) -> tuple[str, ...]:
     """A sentence for whatever no schedule may lead to."""
-    told = list(run.problems)
-    for each in run.outcomes:
-        if (fate := fate_of(each, texts[each.case])) in BAD_FATES:
-            case = CASES[each.case]
+    told, is_deployed = list(run.problems), deploys(schedule)
+    judged = [(each, answers[each.case][: 1 + is_deployed], schedule.faults, "") for each in run.outcomes]
+    judged += [(each, answers[each.case][is_deployed:][:1], (), " once all was well") for each in run.after]
+    for each, texts, faults, when in judged:
+        if (fate := fate_of(each, texts, faults)) in BAD_FATES:
+            case, took_s = CASES[each.case], max(answer.took_s for answer in texts)
             told.append(
-                f"{fate}: {case.mode}, seed {case.seed}, {each.status} after {each.took_s:.2f} s, {each.text!r} of "
-                f"{texts[each.case]!r}: {each.said}"
+                f"{fate}{when}: {case.mode}, seed {case.seed}, {each.status} after {each.took_s:.2f} s ({took_s:.2f} "
+                f"without faults), moved {each.replays} times, {each.text!r} of {[a.text for a in texts]}: {each.said}"
             )
+    due = 0
+    for each in run.outcomes:  # a client asks again where its connection to a router ended: that is no move of work
+        again = sum(not fault.hits_host for fault in faults_of(each, schedule.faults))
+        due += answers[each.case][0].passes * (1 + each.replays + again)
+    if not is_deployed and run.passes > due * (1 + AHEAD) + MORE_PASSES:
+        told.append(f"hosts made {run.passes} passes for requests that take {due}")
     return tuple(told)
 
 
@@ -69,7 +112,7 @@ def fewest(weights: Weights, schedule: Schedule) -> Schedule:
     index = 0
     while index < len(schedule.faults):
         less = replace(schedule, faults=schedule.faults[:index] + schedule.faults[index + 1 :])
-        if trouble_of(run_schedule(weights, less), weights.texts):
+        if trouble_of(less, run_schedule(weights, less), weights.answers):
             schedule = less
         else:
             index += 1
@@ -81,17 +124,17 @@ def search(schedules: int, first_seed: int, say: Callable[[str], None]) -> Bench
     found = Found(first_seed)
     with tempfile.TemporaryDirectory(prefix="onesweep-simulation-") as folder:
         weights = Weights(Path(folder))
-        texts, begin_s = weights.texts, time.process_time()
+        answers, begin_s = weights.answers, time.process_time()
         for seed in range(first_seed, first_seed + schedules):
             schedule = make_schedule(seed, len(CASES))
             run = run_schedule(weights, schedule)
-            found.add(schedule, run, texts)
+            found.add(schedule, run, answers)
             if found.schedules % SAY_EVERY == 0:
                 say(f"  {found.schedules} schedules in {time.process_time() - begin_s:.0f} s of one processor")
-            if trouble_of(run, texts):
+            if trouble_of(schedule, run, answers):
                 say(f"seed {seed} fails: looking for the fewest faults that do ...")
-                found.failing = fewest(weights, schedule)
-                found.trouble = trouble_of(run_schedule(weights, found.failing), texts)
+                failing = found.failing = fewest(weights, schedule)
+                found.trouble = trouble_of(failing, run_schedule(weights, failing), answers)
                 break
         return report(found, time.process_time() - begin_s)
 
@@ -108,6 +151,7 @@ def report(found: Found, seconds: float) -> BenchReport:
         lines += [f"seed {found.failing.seed} fails, with the faults that it needs:"]
         lines += [*(f"  {fault}" for fault in found.failing.faults), *found.trouble]
         lines += [f"again: onesweep bench chaos --simulate --schedules 1 --seed {found.failing.seed}"]
+    lines.insert(2, f"{found.deploys['done']} deployments, {found.deploys['given up']} given up")
     rows = [(kind, str(found.faults[kind])) for kind in KINDS]
     table = f"{aligned(('fault', 'times'), rows)}\n\n" + "\n".join(f"- {line}" for line in lines)
     record = {**vars(found), "schedules_a_minute": minute, "failing": found.failing and asdict(found.failing)}

@@ -204,7 +204,7 @@ class MemoryServer:
 
     def __init__(self, network: MemoryNetwork, interceptors: Sequence[Any] = (), most_bytes: int = 4 << 20) -> None:
         self.network, self.most_bytes = network, most_bytes
-        self._interceptors, self._handlers = interceptors, dict[str, Any]()
+        self._interceptors, self._handlers, self._made = interceptors, dict[str, Any](), dict[str, Any]()
 
     def add_registered_method_handlers(self, service: str, handlers: dict[str, Any]) -> None:
         self._handlers |= {f"/{service}/{name}": handler for name, handler in handlers.items()}
@@ -218,13 +218,15 @@ class MemoryServer:
         self.network.servers[address] = here(), self
 
     async def handler(self, path: str, metadata: Pairs) -> Any:  # noqa: ANN401
-        """The handler of a method, as the interceptors make it."""
-        details: Any = SimpleNamespace(method=path, invocation_metadata=metadata)
+        """The handler of a method, as the interceptors make it for its first call: none looks at metadata."""
+        if path not in self._made:
+            details: Any = SimpleNamespace(method=path, invocation_metadata=metadata)
 
-        async def own(_: object) -> Any:  # noqa: ANN401
-            return self._handlers.get(path)
+            async def own(_: object) -> Any:  # noqa: ANN401
+                return self._handlers.get(path)
 
-        following = own
-        for each in reversed(self._interceptors):
-            following = partial(each.intercept_service, following)
-        return await following(details)
+            following = own
+            for each in reversed(self._interceptors):
+                following = partial(each.intercept_service, following)
+            self._made[path] = await following(details)
+        return self._made[path]

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import tempfile
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
 from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
@@ -16,33 +17,29 @@ import torch
 from loadtest.simulation.calls import MemoryChannel
 from loadtest.simulation.loop import Process, VirtualLoop, virtual_time
 from loadtest.simulation.network import MemoryNetwork
+from loadtest.simulation.releases import TinyRelease, VirtualLoader, held
 from loadtest.simulation.schedule import CLIENT_NAMES, HOSTS, REPLICAS, ROUTER_NAMES, Asked, PlannedFault, Schedule
 from loadtest.simulation.served import MemoryServer
+from serving.cli.deploy import deploying
 from serving.client.client import AsyncClient, RequestRefused, Result, RouterError
-from serving.router.active_release import ActiveRelease, RouterParts
+from serving.router.active_release import ActiveRelease
 from serving.router.admission import Admission
+from serving.router.paths import SUSPECT_S, HostLink
 from serving.router.ring import Ring, RingView
 from serving.router.rollout import Rollout
+from serving.router.server import first_release
 from serving.router.service import RouterService
 from serving.router.settings import RingSettings
 from serving.router.topology import HostEntry, Topology
 from serving.v1 import router_pb2_grpc
-from stages.backends import DEFAULT_BACKEND, backend_named
-from stages.checkpoint.checkpoint import save_ar, save_part, write_manifest
-from stages.checkpoint.gate import PROBE_TEXT
-from stages.checkpoint.manifest import Manifest
-from stages.host.drafter import Drafter
+from stages.checkpoint.release_store import ReleaseStore
 from stages.host.host import Host
-from stages.host.loading import Loader, Sources
+from stages.host.loading import Sources
 from stages.host.next_hosts import NextHosts
-from stages.host.parts import Release, full_state_bytes, load_parts, plan_host, wiring_problem
+from stages.host.parts import MODEL_KINDS, Release, full_state_bytes, wiring_problem
 from stages.host.server import RETRY_S, housekeeping
 from stages.host.service import StageService
 from stages.host.settings import HostSettings
-from stages.model.architecture import Architecture
-from stages.model.block import Block, Codes
-from stages.model.partition import NoisePartition
-from stages.model.pipeline import ArModel
 from stages.v1 import stage_pb2_grpc
 from stages.wire import channel
 from stages.wire.status import DecodeErrors
@@ -53,13 +50,14 @@ PASS_S, SLOW = 0.002, 50.0  # virtual time of a pass, and how much longer a slow
 SLOW_LINK_S = 0.3
 # Seldom enough to be cheap: each message on an idle link is real work for the machine that simulates it.
 KEEP_WARM_S = 0.5
-PATIENCE_S, HURRY_S, LEAVE_S, LATE_S = 60.0, 0.2, 0.15, 0.5
-READY_S, SETTLE_S = 10.0, 20.0  # a lease is longer: no session may be left to it
+PATIENCE_S, HURRY_S, LEAVE_S = 60.0, 0.2, 0.15
+READY_S, SETTLE_S = 10.0, 2.0  # a lease is longer: no session may be left to it
 MODES = ("sweep", "chunked", "ar", "ar-speculative")
 PROMPTS = ("The sea was calm. ", "Nobody saw it again, ", "A ship, ", "It was late in the year, and cold. " * 6)
 # Few steps, and several sweeps a text: most of the time of a schedule is arithmetic.
 SETTINGS = {"sweep": {"steps": 1}, "chunked": {"steps": 1, "chunk": 4}}
 SECURITY = Security(insecure=True)
+KNOWN_S = 0.1  # a result's usual time, as routers know it
 
 
 @dataclass(frozen=True)
@@ -77,28 +75,17 @@ CASES = tuple(
 )  # of all modes, each text of another length
 
 
+QUIET_S = SUSPECT_S + 0.5  # until no link is avoided for what happened on it
+AFTER = tuple(Asked(case, 0.0) for case in (0, 8))  # asked once all is well again
+
+
 class Weights:
-    """A tiny model with random weights, read once for all schedules."""
+    """Two releases, and what each gives for every case."""
 
     def __init__(self, directory: Path) -> None:
-        """:param directory: for its files."""
+        """:param directory: for their files."""
         torch.set_num_threads(1)
-        a = Architecture(parts=3, layers=1, width=32, heads=2, context_length=512, code_dim=32, condition_dim=16)
-        codes, generator = Codes(0, a.code_dim), torch.Generator().manual_seed(0)
-        partition = NoisePartition("uniform", (8.0, 1.5, 0.6, 0.2))
-        write_manifest(directory / "chain", Manifest("chain", a, (None,) * 3, codes, partition, PROBE_TEXT))
-        with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(0)
-            for index in range(a.parts):
-                save_part(directory / "chain", _shaken(Block(a, index, codes), generator))
-            for name, parts in (("ar", 3), ("local", 1)):
-                model = _shaken(ArModel(Architecture(**{**vars(a), "parts": parts})), generator)
-                manifest = Manifest("ar", model.architecture, (None,) * parts, probe_text=PROBE_TEXT)
-                write_manifest(directory / name, manifest)
-                save_ar(directory / name, model)
-        self.directory, self.backend = directory, backend_named(DEFAULT_BACKEND)
-        self.parts = [load_parts(plan_host(directory, (block,)), self.backend) for block in range(a.parts)]
-        self.router = RouterParts.read(directory)
+        self.releases = [TinyRelease.made(directory / name, seed) for seed, name in enumerate(("before", "after"))]
         self.topology = Topology(
             tuple(
                 HostEntry(name, f"10.0.0.{i + 1}:7701", (i // REPLICAS,), f"10.0.0.{i + 1}:7701")
@@ -107,20 +94,15 @@ class Weights:
         )
 
     @cached_property
-    def texts(self) -> list[bytes]:
-        """The text of each case without faults, one request after the other."""
+    def answers(self) -> list[tuple[RequestOutcome, ...]]:
+        """What each case gives by each release without faults, one request after the other."""
         requests = (tuple(Asked(case, 0.0) for case in range(len(CASES))),)
-        outcomes = run_schedule(self, Schedule(-1, requests, (ROUTER_NAMES[:1],), ())).outcomes
-        assert all(each.status == "OK" and not each.replays for each in outcomes), outcomes
-        return [each.text for each in outcomes]
-
-
-def _shaken(module: Any, generator: torch.Generator) -> Any:  # noqa: ANN401 - a Block or an ArModel
-    """Weights so large that every byte of the context shows in the output."""
-    with torch.no_grad():
-        for parameter in module.parameters():
-            parameter.add_(0.2 * torch.randn(parameter.shape, generator=generator))
-    return module.eval()
+        plain, found = Schedule(-1, requests, (ROUTER_NAMES[:1],), ()), []
+        for release in self.releases:
+            run = run_schedule(self, plain, release)
+            assert all(each.status == "OK" and not each.replays for each in run.outcomes), run
+            found.append(run.outcomes)
+        return list(zip(*found, strict=True))
 
 
 @dataclass(frozen=True)
@@ -130,9 +112,11 @@ class RequestOutcome:
     case: int
     status: str  # OK, LEFT where the client went, or a status of gRPC
     text: bytes
+    begun_s: float  # since the first request
     took_s: float
     patience_s: float
     replays: int  # times that the work was moved to other hosts, or to another router
+    passes: int  # that hosts made meanwhile, for whomever
     said: str = ""
 
 
@@ -141,6 +125,9 @@ class ScheduleRun:
     """The outcome of one schedule."""
 
     outcomes: list[RequestOutcome]
+    after: list[RequestOutcome]  # of requests once all faults are over
+    passes: int  # that hosts made
+    deploy: str | None  # why the deployment failed; empty where it did not, None where there was none
     problems: list[str]  # what no run may have, beside texts
     events: int  # a digest of all that was sent
     seconds: float  # of virtual time
@@ -149,7 +136,7 @@ class ScheduleRun:
 class SimulatedHost(Host):
     """A host whose passes take a fixed virtual time, on the event loop."""
 
-    pass_s = PASS_S
+    pass_s, passes = PASS_S, 0
     _has_pass = False
 
     def _go(self) -> None:
@@ -158,7 +145,7 @@ class SimulatedHost(Host):
             asyncio.get_running_loop().call_later(self.pass_s, self._pass)
 
     def _pass(self) -> None:
-        self._has_pass = False
+        self._has_pass, self.passes = False, self.passes + 1
         self._finish(self.scheduler.turn())
         self._go()
 
@@ -166,14 +153,19 @@ class SimulatedHost(Host):
 class World:
     """The processes of one schedule, by name."""
 
-    def __init__(self, loop: VirtualLoop, weights: Weights) -> None:
+    def __init__(self, loop: VirtualLoop, weights: Weights, first: TinyRelease, stores: Path | None) -> None:
+        """:param first: what is served; stores: where each process keeps releases, if any is to be deployed."""
         self.loop, self.weights, self.network = loop, weights, MemoryNetwork(loop)
+        self.first, self.stores, self.open_stores = first, stores, dict[str, ReleaseStore]()
         self.processes: dict[str, Process] = {}
         self.hosts: dict[str, SimulatedHost] = {}
+        self.all_hosts: list[SimulatedHost] = []  # also those that were killed
         self.rings: dict[str, Ring] = {}
+        self.rollouts: dict[str, Rollout] = {}
         self.lasting: dict[PlannedFault, None] = {}
         for entry in weights.topology.hosts:
             self.network.places[entry.address] = entry.name
+        self.begin_s, self.is_over = 0.0, False  # when the first request came; all are done
         self.addresses = {name: f"10.0.1.{i + 1}:7700" for i, name in enumerate(ROUTER_NAMES)}
 
     def start(self, name: str) -> None:
@@ -182,19 +174,23 @@ class World:
         process.context.run(self._start_router if name in ROUTER_NAMES else self._start_host, process, name)
 
     def _start_host(self, process: Process, name: str) -> None:
-        entry = self.weights.topology.host(name)
-        parts = self.weights.parts[entry.blocks[0]]
-        if (drafter := parts.ar_drafter) is not None:  # it learns how long its drafts should be
-            parts = replace(parts, ar_drafter=Drafter(drafter.vocabulary, drafter.model))
-        plan, settings = parts.plan, HostSettings(name, keep_warm_s=KEEP_WARM_S, prefix_mb=1)
+        entry, known = self.weights.topology.host(name), self.weights.releases
+        sources = Sources(self.first.directory, entry.blocks, self._store(name))
+        starts = sources.start() if self.stores else [Release("", self.first.parts[entry.blocks[0]].plan)]
+        for each in starts:
+            each.parts = held(known, each.plan)
+        plan, settings = starts[-1].plan, HostSettings(name, keep_warm_s=KEEP_WARM_S, prefix_mb=1)
         links = NextHosts(
-            lambda address, other: wiring_problem([plan], address, other),
+            lambda address, other: wiring_problem([each.plan for each in host.releases.all], address, other),
             *(full_state_bytes(plan), plan.message_bytes(), settings.hop_timeout_s, settings.keep_warm_s),
             security=SECURITY,
         )
-        host = self.hosts[name] = SimulatedHost(Release("tiny", plan, parts), settings, links)
-        sources = Sources(self.weights.directory, entry.blocks, None)
-        service = StageService(host, Loader(host, sources, self.weights.backend, plan.message_bytes()))
+        host = self.hosts[name] = SimulatedHost(starts[-1], settings, links)
+        host.releases.all = starts
+        self.all_hosts.append(host)
+        loader = VirtualLoader(host, sources, self.first.backend, plan.message_bytes())
+        loader.known = known
+        service = StageService(host, loader)
         links.set_addresses(self.weights.topology.successors(entry))
         server: Any = MemoryServer(self.network, [DecodeErrors()], plan.message_bytes())
         stage_pb2_grpc.add_StageServiceServicer_to_server(service, server)
@@ -206,7 +202,12 @@ class World:
         ring = self.rings[name] = Ring(
             self.weights.topology.hosts, RingSettings(keep_warm_s=KEEP_WARM_S), security=SECURITY
         )
-        rollout = Rollout(ring, ActiveRelease.over(RingView(ring), self.weights.router), None, None)
+        for kind in MODEL_KINDS:  # it has served: one that knows no usual time waits longer for the first result
+            ring.hedging.record(kind, KNOWN_S)
+        store = self._store(name)
+        active = first_release(ring, store, self.first.directory) if store and store.in_use else None
+        active = active or ActiveRelease.over(RingView(ring), self.first.router)
+        rollout = self.rollouts[name] = Rollout(ring, active, store, self.first.directory)
         service = RouterService(rollout, Keyring(), Admission(), ring.settings.hop_timeout_s)
         server: Any = MemoryServer(self.network, [DecodeErrors()])
         router_pb2_grpc.add_RouterServiceServicer_to_server(service, server)
@@ -215,12 +216,25 @@ class World:
         process.start(ring.watch())
         process.start(rollout.keep_up_to_date())
 
+    def _store(self, name: str) -> ReleaseStore | None:
+        """What a process finds on its disk; the one before it is gone."""
+        if self.stores is None:
+            return None
+        if name in self.open_stores:
+            self.open_stores.pop(name).close()
+        store = self.open_stores[name] = ReleaseStore(self.stores / name)
+        return store
+
     async def open(self) -> None:
         """Start all, and wait until every router has a way through every host."""
         for name in (*HOSTS, *ROUTER_NAMES):
             self.start(name)
+        await self.whole()
+
+    async def whole(self) -> None:
+        """Return once every router reaches every host, and those each other. Raises TimeoutError."""
         async with asyncio.timeout(READY_S):
-            while not all(ring.links and not any(link.problem for link in ring.links) for ring in self.rings.values()):
+            while not all(ring.links and not any(map(_problem_of, ring.links)) for ring in self.rings.values()):
                 await asyncio.sleep(RETRY_S)
 
     async def settled(self) -> list[str]:
@@ -233,7 +247,9 @@ class World:
         return []
 
     def begin(self, fault: PlannedFault) -> None:
-        """Let a fault begin, and end in its time."""
+        """Let a fault begin, and end in its time; none does once the requests are done."""
+        if self.is_over:
+            return
         names, network = fault.targets, self.network
         self.lasting[fault] = None
         self.loop.call_later(fault.length_s, self.end, fault)
@@ -275,6 +291,17 @@ class World:
             case "slow-link":
                 network.link(*names).delay_s -= SLOW_LINK_S
 
+    async def deploy(self) -> str:
+        """Have all routers exchange the release that they serve for the other; why that failed, or nothing."""
+        process = self.processes["operator"] = Process(self.loop, "operator")
+        addresses, contents = ",".join(self.addresses.values()), self.weights.releases[-1].contents
+        client = partial(AsyncClient, addresses, token="", insecure=True)
+        try:
+            await process.start(deploying(client, contents, (), lambda line: None, PATIENCE_S))
+        except (RequestRefused, RouterError) as error:
+            return str(error)
+        return ""
+
     async def client(self, name: str, routers: Sequence[str], requests: Sequence[Asked]) -> list[RequestOutcome]:
         """A client's requests, one after the other."""
         process = self.processes[name] = Process(self.loop, name)
@@ -291,7 +318,8 @@ class World:
         return outcomes
 
     async def _ask(self, client: AsyncClient, number: int, patience_s: float) -> RequestOutcome:
-        case, begin_s, text, status, said, replays = CASES[number], self.loop.now_s, b"", "OK", "", 0
+        case, text, status, said, replays = CASES[number], b"", "OK", "", 0
+        begin_s, passes = self.loop.now_s, self.passes
         settings: dict[str, Any] = {"mode": case.mode, "seed": case.seed, "max_bytes": case.max_bytes}
         settings |= SETTINGS.get(case.mode, {})
         try:
@@ -304,7 +332,19 @@ class World:
             status = "LEFT"
         except (RequestRefused, RouterError) as error:
             status, said = error.code.name, str(error)
-        return RequestOutcome(number, status, text, self.loop.now_s - begin_s, patience_s, replays, said)
+        took_s, passes = self.loop.now_s - begin_s, self.passes - passes
+        return RequestOutcome(number, status, text, begin_s - self.begin_s, took_s, patience_s, replays, passes, said)
+
+    @property
+    def passes(self) -> int:
+        """Passes that all hosts made."""
+        return sum(host.passes for host in self.all_hosts)
+
+
+def _problem_of(link: HostLink) -> str:
+    """A host's problem, or one of the links that it names."""
+    links = link.info.links if link.info else ()
+    return link.problem or next((each.problem for each in links if each.problem), "")
 
 
 async def _keep_ready(host: Host, service: StageService) -> None:
@@ -328,30 +368,58 @@ def _quiet() -> Iterator[list[str]]:
         root.removeHandler(errors)
 
 
-def run_schedule(weights: Weights, schedule: Schedule) -> ScheduleRun:
-    """Run a schedule from its start to its end, in virtual time. Deterministic."""
-    with _quiet() as said, virtual_time() as loop:
-        world, before = World(loop, weights), channel.connect
+def run_schedule(weights: Weights, schedule: Schedule, first: TinyRelease | None = None) -> ScheduleRun:
+    """Run a schedule from its start to its end, in virtual time. Deterministic.
+
+    :param first: what is served; the first of the weights' releases, where none is given."""
+    with ExitStack() as stack:
+        said, loop = stack.enter_context(_quiet()), stack.enter_context(virtual_time())
+        deploys = schedule.deploy_at_s is not None
+        stores = stack.enter_context(tempfile.TemporaryDirectory(prefix="onesweep-stores-")) if deploys else None
+        world, before = (
+            World(loop, weights, first or weights.releases[0], Path(stores) if stores else None),
+            channel.connect,
+        )
         connect: Any = partial(MemoryChannel, world.network)
         channel.connect = connect
         try:
             return loop.run_until_complete(_run(world, schedule, said))
         except (RuntimeError, TimeoutError) as error:
-            return ScheduleRun([], [f"it came to no end: {error!r}"], world.network.events, loop.now_s)
+            return ScheduleRun([], [], 0, None, [f"it came to no end: {error!r}"], world.network.events, loop.now_s)
         finally:
             channel.connect = before
+            for store in world.open_stores.values():
+                store.close()
 
 
 async def _run(world: World, schedule: Schedule, said: list[str]) -> ScheduleRun:
     loop = world.loop
     await world.open()
-    begin_s = loop.now_s
+    begin_s = world.begin_s = loop.now_s
     for fault in schedule.faults:
         loop.call_at(begin_s + fault.at_s, world.begin, fault)
     clients = zip(CLIENT_NAMES, schedule.routers, schedule.requests, strict=False)
-    found = await asyncio.gather(*(world.client(*each) for each in clients))
+    jobs = [world.client(*each) for each in clients]
+    deployed = asyncio.ensure_future(_deployed(world, schedule.deploy_at_s))
+    found = await asyncio.gather(*jobs)
+    failure = await deployed
+    world.is_over = True
     for fault in list(world.lasting):
         world.end(fault)
     left = await world.settled()
-    outcomes = [each for of_client in found for each in of_client]
-    return ScheduleRun(outcomes, [*loop.problems, *said, *left], world.network.events, loop.now_s - begin_s)
+    passes, taken_s = world.passes, loop.now_s - begin_s
+    await asyncio.sleep(QUIET_S)
+    await world.whole()
+    if failure is not None and (again := await world.deploy()):
+        left.append(f"it cannot be deployed once all is well: {again}; before: {failure}")
+    after = [await world.client(f"after-{name}", [name], AFTER) for name in ROUTER_NAMES]
+    outcomes, later = ([each for of_client in some for each in of_client] for some in (found, after))
+    return ScheduleRun(outcomes, later, passes, failure, [*loop.problems, *said, *left], world.network.events, taken_s)
+
+
+async def _deployed(world: World, at_s: float | None) -> str | None:
+    """Deploy at that time; None where nothing is to be."""
+    if at_s is None:
+        return None
+    await asyncio.sleep(at_s)
+    return await world.deploy()

@@ -43,36 +43,36 @@ def read_release(checkpoint: Path) -> ReleaseManifest:
 def deploy(
     open_client: OpenClient, contents: ReleaseManifest, without: Sequence[str], show: Show, timeout_s: float
 ) -> router_pb2.Switch:
+    """`deploying`, to its end."""
+    return asyncio.run(deploying(open_client, contents, without, show, timeout_s))
+
+
+async def deploying(
+    open_client: OpenClient, contents: ReleaseManifest, without: Sequence[str], show: Show, timeout_s: float
+) -> router_pb2.Switch:
     """Have all routers of a client exchange their weights, or none; `show` gets lines for people. The first one tries
-    the release. Raises RequestRefused or RouterError.
+    the release. Raises RequestRefused or RouterError."""
+    async with open_client() as client, AsyncExitStack() as calls:
+        begun = list[tuple[_Told, ReleaseTransfer, asyncio.Event]]()
 
-    :param open_client: called where an event loop runs.
-    """
+        async def requests(delivery: ReleaseTransfer, go: asyncio.Event) -> AsyncIterator[router_pb2.DeployRequest]:
+            tried = delivery is not begun[0][1]
+            async for each in delivery.requests():
+                yield router_pb2.DeployRequest(store=each, without=without, together=True, tried=tried)
+            yield router_pb2.DeployRequest()
+            await go.wait()
+            yield router_pb2.DeployRequest()
 
-    async def main() -> router_pb2.Switch:
-        async with open_client() as client, AsyncExitStack() as calls:
-            begun = list[tuple[_Told, ReleaseTransfer, asyncio.Event]]()
-
-            async def requests(delivery: ReleaseTransfer, go: asyncio.Event) -> AsyncIterator[router_pb2.DeployRequest]:
-                tried = delivery is not begun[0][1]
-                async for each in delivery.requests():
-                    yield router_pb2.DeployRequest(store=each, without=without, together=True, tried=tried)
-                yield router_pb2.DeployRequest()
-                await go.wait()
-                yield router_pb2.DeployRequest()
-
-            for at in range(len(client.addresses)):
-                delivery = ReleaseTransfer(contents, lambda path, size: show(f"sending {path} ({size / 1e6:.1f} MB)"))
-                told = client.exchange(requests(delivery, go := asyncio.Event()), timeout_s, at)
-                begun.append((await calls.enter_async_context(aclosing(told)), delivery, go))
-                calls.callback(delivery.close)
-            # no router switches before all can: one that fails ends the calls to the others, and they go back
-            ready = [await _switch(show, *each) for each in begun]
-            for *_, go in begun:
-                go.set()
-            return [a if a.release else await _switch(show, *each) for a, each in zip(ready, begun, strict=True)][-1]
-
-    return asyncio.run(main())
+        for at in range(len(client.addresses)):
+            delivery = ReleaseTransfer(contents, lambda path, size: show(f"sending {path} ({size / 1e6:.1f} MB)"))
+            told = client.exchange(requests(delivery, go := asyncio.Event()), timeout_s, at)
+            begun.append((await calls.enter_async_context(aclosing(told)), delivery, go))
+            calls.callback(delivery.close)
+        # no router switches before all can: one that fails ends the calls to the others, and they go back
+        ready = [await _switch(show, *each) for each in begun]
+        for *_, go in begun:
+            go.set()
+        return [a if a.release else await _switch(show, *each) for a, each in zip(ready, begun, strict=True)][-1]
 
 
 def roll_back(open_client: OpenClient, show: Show, timeout_s: float) -> router_pb2.Switch:

@@ -4,6 +4,7 @@ import asyncio
 import logging
 from collections.abc import Sequence
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import grpc.aio
@@ -61,7 +62,9 @@ async def run_router(settings: RouterSettings, stop: asyncio.Event) -> None:
     store = ReleaseStore(settings.releases, settings.signers) if settings.releases else None
     findings = store.directory / FINDINGS_NAME if store else None
     ring = Ring(settings.topology.hosts, settings.ring, verifier, meter, security, name, findings=findings)
-    rollout = Rollout(ring, _first(settings, ring, store), store, settings.checkpoint)
+    rollout = Rollout(
+        ring, first_release(ring, store, settings.checkpoint, settings.frontier), store, settings.checkpoint
+    )
     lookout = Telemetry(settings.seeing, security.insecure)
     admission = Admission(settings.admission, reserves=keyring.shared)
     service = RouterService(rollout, keyring, admission, settings.ring.hop_timeout_s, figures)
@@ -157,14 +160,16 @@ def _own_name(settings: RouterSettings) -> str:
     return identity.name if identity else ""
 
 
-def _first(settings: RouterSettings, ring: Ring, store: ReleaseStore | None) -> ActiveRelease:
+def first_release(
+    ring: Ring, store: ReleaseStore | None, checkpoint: Path | None, frontier: Path | None = None
+) -> ActiveRelease:
     """The release that is served first: the one that was deployed last, or what the hosts turn out to have."""
     name = next(reversed(store.in_use), "") if store else ""
-    directory = find_release(name, store, settings.checkpoint) if name else None
+    directory = find_release(name, store, checkpoint) if name else None
     if directory is not None:
         try:
             weights = plan_host(directory, (0,)).weights
-            own = RouterParts.read(directory, settings.frontier if directory == settings.checkpoint else None)
+            own = RouterParts.read(directory, frontier if directory == checkpoint else None)
         except OnesweepError as error:
             log.warning("release %s was deployed here and is damaged: serving what the hosts have (%s)", name, error)
         else:
@@ -172,7 +177,7 @@ def _first(settings: RouterSettings, ring: Ring, store: ReleaseStore | None) -> 
             return ActiveRelease.over(RingView(ring, weights), own, name)
     elif name:
         log.warning("release %s is not here any more: serving what the hosts have", name)
-    return ActiveRelease.over(RingView(ring), RouterParts.read(settings.checkpoint, settings.frontier))
+    return ActiveRelease.over(RingView(ring), RouterParts.read(checkpoint, frontier))
 
 
 async def _told_to_stop(stop: asyncio.Event, tasks: Sequence[asyncio.Task[None]]) -> None:

@@ -97,7 +97,7 @@ class Session:
         # Paths on which the work under way failed, and when.
         self._failed_on = dict[HostPath, float]()
         self._tries = 0
-        self._waiting_since = 0.0
+        self._waiting_since = self._tried_at = 0.0
         # Hosts that had a part in what was delivered, on which path last.
         self._helpers = set[HostLink]()
         self._path: HostPath = ()
@@ -247,8 +247,8 @@ class Session:
         if not self._inbox.empty():
             return self._inbox.get_nowait()
         left_s = self.due_at - monotonic()
-        waited_s = monotonic() - self._waiting_since
-        patient = len(self.attempts) > 1 or self._tries > 0
+        waited_s = monotonic() - max(self._waiting_since, self._tried_at)
+        patient = len(self.attempts) > 1
         wait_s = left_s if patient else min(self.ring.hedging.wait_s(self._pace, left_s) - waited_s, left_s)
         try:
             async with asyncio.timeout(max(wait_s, 0.0)):
@@ -261,7 +261,7 @@ class Session:
 
     def _hedge(self) -> None:
         """Overtake a slow try by a second one, on other hosts where that can be."""
-        self._tries += 1
+        self._tries, self._tried_at = self._tries + 1, monotonic()
         current = {link.entry.address for attempt in self.attempts for link in attempt.path}
         path = self._choose(self._blamed | self.ring.auditor.apart() | current)
         if path and not any(path == attempt.path for attempt in self.attempts) and self.ring.hedging.may_hedge():
@@ -325,6 +325,7 @@ class Session:
 
     def _begin(self, path: HostPath, prefixes: Sequence[bytes] = ()) -> None:
         """:param prefixes: of the text, which the hosts may have in memory."""
+        self._tried_at = monotonic()
         if self._tries:
             self.account.replays += 1
         attempt = self.ring.begin(path, self._receive)

@@ -27,6 +27,10 @@ def weights(tmp_path_factory: pytest.TempPathFactory) -> Weights:
     return Weights(tmp_path_factory.mktemp("weights"))
 
 
+def trouble(weights: Weights, schedule: Schedule) -> tuple[str, ...]:
+    return trouble_of(schedule, run_schedule(weights, schedule), weights.answers)
+
+
 def faulty(*faults: PlannedFault, routers: tuple[str, ...] = ROUTER_NAMES) -> Schedule:
     return Schedule(0, EACH_ONCE, (routers,), faults)
 
@@ -78,13 +82,14 @@ def test_a_seed_decides_a_schedule_that_leaves_a_way_through() -> None:
 @pytest.mark.parametrize("seed", [43, 679])
 def test_seeds_that_failed_once(weights: Weights, seed: int) -> None:
     """43: a reset between a client and its only router; 679: a quicker link brought all at one moment, in any order."""
-    assert trouble_of(run_schedule(weights, make_schedule(seed, len(CASES))), weights.texts) == ()
+    assert trouble(weights, make_schedule(seed, len(CASES))) == ()
 
 
 def test_the_same_seed_gives_the_same_events(weights: Weights) -> None:
     schedules = [make_schedule(seed, len(CASES)) for seed in range(SCHEDULES)]
     runs = [run_schedule(weights, schedule) for schedule in schedules]
-    assert [trouble_of(run, weights.texts) for run in runs] == [()] * SCHEDULES
+    judged = [trouble_of(*each, weights.answers) for each in zip(schedules, runs, strict=True)]
+    assert judged == [()] * SCHEDULES
     again = [run_schedule(weights, schedule) for schedule in schedules[:3]]
     assert [run.events for run in again] == [run.events for run in runs[:3]]
     assert len({run.events for run in runs}) == SCHEDULES
@@ -113,22 +118,21 @@ def test_the_same_seed_gives_the_same_events(weights: Weights) -> None:
 )
 def test_what_users_are_promised(weights: Weights, faults: list[PlannedFault]) -> None:
     run = run_schedule(weights, faulty(*faults))
-    assert trouble_of(run, weights.texts) == ()
+    assert trouble_of(faulty(*faults), run, weights.answers) == ()
     assert {outcome.status for outcome in run.outcomes} == {"OK"}
     assert sum(outcome.replays for outcome in run.outcomes) >= 1
 
 
 @pytest.mark.parametrize("kind", ["leave", "hurry"])
 def test_who_leaves_or_is_late_frees_the_hosts(weights: Weights, kind: str) -> None:
-    run = run_schedule(weights, faulty(PlannedFault(kind, ("client-1",), 0.0, 9.0)))
-    assert trouble_of(run, weights.texts) == ()
+    run = run_schedule(weights, schedule := faulty(PlannedFault(kind, ("client-1",), 0.0, 9.0)))
+    assert trouble_of(schedule, run, weights.answers) == ()
     assert {"leave": "LEFT", "hurry": "DEADLINE_EXCEEDED"}[kind] in {outcome.status for outcome in run.outcomes}
 
 
 def test_a_request_outlives_a_reset_between_it_and_its_only_router(weights: Weights) -> None:
     resets = [PlannedFault("reset", ("client-1", "router-1"), at_s, 0.0) for at_s in (0.001, 0.1, 0.2)]
-    run = run_schedule(weights, faulty(*resets, routers=("router-1",)))
-    assert trouble_of(run, weights.texts) == ()
+    assert trouble(weights, faulty(*resets, routers=("router-1",))) == ()
 
 
 @pytest.mark.parametrize(
@@ -142,11 +146,33 @@ def test_a_request_outlives_a_reset_between_it_and_its_only_router(weights: Weig
         ({"text": b"", "status": "DEADLINE_EXCEEDED", "took_s": PATIENCE_S}, "hurried"),
         ({"text": b"", "status": "DEADLINE_EXCEEDED", "took_s": 1.0}, "lost"),
         ({"took_s": PATIENCE_S + 1.0}, "late"),
+        ({"took_s": 1.7}, "right"),
+        ({"took_s": 1.8}, "slow"),
+        ({"begun_s": 7.0, "took_s": 1.2}, "slow"),
+        ({"replays": 2}, "right"),
+        ({"replays": 3}, "moved"),
+        ({"begun_s": 7.0, "replays": 1}, "moved"),
+        ({"text": b"rough"}, "right"),
+        ({"text": b"", "status": "ABORTED"}, "between releases"),
     ],
 )
 def test_fates(changes: dict[str, Any], fate: str) -> None:
-    outcome = RequestOutcome(0, "OK", b"calm sea", 1.0, PATIENCE_S, 0)
-    assert fate_of(replace(outcome, **changes), b"calm sea") == fate
+    """Host b-1 died after 0.5 s, for 5 s; a release that says something else was deployed meanwhile."""
+    outcome = RequestOutcome(0, "OK", b"calm sea", 0.0, 1.0, PATIENCE_S, 0, 8)
+    answers = (outcome, replace(outcome, text=b"rough"))
+    assert fate_of(replace(outcome, **changes), answers, [PlannedFault("kill", ("b-1",), 0.5, 5.0)]) == fate
+
+
+def test_a_deployment_is_whole_or_not_at_all(weights: Weights) -> None:
+    """A host dies under it: that deployment is given up, the next one is not, and each text is of one release."""
+    kill = PlannedFault("kill", ("b-1",), 0.5, 20.0)
+    for faults, failure in (((), ""), ((kill,), "b-1")):
+        run = run_schedule(weights, schedule := replace(faulty(*faults), deploy_at_s=0.3))
+        assert trouble_of(schedule, run, weights.answers) == ()
+        assert run.deploy is not None
+        assert failure in run.deploy
+        assert bool(failure) is bool(run.deploy)
+        assert {each.text for each in run.after} == {weights.answers[each.case][1].text for each in run.after}
 
 
 def test_a_planted_fault_is_found_and_shrunk(weights: Weights, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -159,9 +185,9 @@ def test_a_planted_fault_is_found_and_shrunk(weights: Weights, monkeypatch: pyte
 
     kill, slow = PlannedFault("kill", ("b-1",), 0.3, 9.0), PlannedFault("slow", ("c-1",), 0.0, 0.1)
     schedule = replace(faulty(slow, kill, PlannedFault("kill", ("b-2",), 5.0, 0.1)), requests=((Asked(11, 0.0),),) * 1)
-    assert trouble_of(run_schedule(weights, schedule), weights.texts) == ()
+    assert trouble(weights, schedule) == ()
     monkeypatch.setattr(Session, "_replay", forgetful)
-    assert trouble_of(run_schedule(weights, schedule), weights.texts)
+    assert trouble(weights, schedule)
     assert fewest(weights, schedule).faults == (kill,)
 
 
@@ -170,7 +196,7 @@ def test_the_report_names_the_seed_that_fails(monkeypatch: pytest.MonkeyPatch, t
     assert sound.holds
     assert "3 schedules" in sound.table
     assert "18 requests" in sound.table
-    monkeypatch.setattr(searching, "trouble_of", lambda run, texts: ("lost: a text",))
+    monkeypatch.setattr(searching, "trouble_of", lambda *_: ("lost: a text",))
     report = search(3, 5, lambda words: None)
     assert not report.holds
     assert "seed 5 fails" in report.table
