@@ -1,26 +1,22 @@
-"""Faults under load: one framework for a deployment that serves and for a training.
+"""Faults under load: which can be done, when each comes, and one of them done."""
 
-A target has a testbed and a table of `Fault`s that can be done to it. `select` keeps those that its network and its
-weights allow, `make_schedule` draws when each comes from a seed, and `inflict` does one.
-"""
+from __future__ import annotations
 
 import contextlib
 import random
-import signal
-import subprocess
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Any, Generic, TypeVar
+from typing import TYPE_CHECKING, Any
 
-from loadtest.commands import BenchReport, check_names
-from loadtest.faults.settings import FaultSettings
-from loadtest.report.table import aligned
+from loadtest.commands import check_names
+from loadtest.faults.settings import ChaosSettings
 from loadtest.workload.testbed import LOOPBACK
 from stages.errors import InputError
 
-T = TypeVar("T")
+if TYPE_CHECKING:
+    from loadtest.faults.serving_testbed import ServingTestbed
+
 End = Callable[[], object]  # of a fault
 POLL_S = 0.1
 QUIET = 0.2  # share of a turn within which its fault begins
@@ -29,18 +25,18 @@ Say = Callable[[str], None]
 
 
 @dataclass(frozen=True)
-class Fault(Generic[T]):
-    """A kind of fault, done to a testbed of type T: it begins, lasts, and ends."""
+class Fault:
+    """A kind of fault, done to a testbed: it begins, lasts, and ends."""
 
     name: str
     length_s: tuple[float, float]  # shortest and longest
-    begin: Callable[[T, str], End]
-    targets: Callable[[T], Sequence[str]]  # names of what it can be done to
+    begin: Callable[[ServingTestbed, str], End]
+    targets: Callable[[ServingTestbed], Sequence[str]]  # names of what it can be done to
     weight: int = 1  # how often it comes, beside the others
-    absent: Callable[[FaultSettings], str] = lambda settings: ""  # why it cannot be done; empty when it can
+    absent: Callable[[ChaosSettings], str] = lambda settings: ""  # why it cannot be done; empty when it can
 
 
-def no_link(settings: FaultSettings) -> str:
+def no_link(settings: ChaosSettings) -> str:
     """Why a link cannot be cut."""
     return "" if settings.profile != LOOPBACK else "loopback has no link to cut: --profile names one that has"
 
@@ -55,41 +51,16 @@ class FaultRecord:
     end_s: float
 
 
-@dataclass(frozen=True, kw_only=True)
-class FaultRun:
-    """The parts of a run's result that all targets share. Times are seconds of the monotonic clock."""
-
-    faults: Sequence[FaultRecord]
-    left_out: tuple[str, ...]  # what this run cannot have, and why
-    ended: dict[str, str]  # processes that had ended without a fault's doing, and their last words
-    begin_s: float
-    end_s: float
-
-    @property
-    def seconds(self) -> float:
-        return self.end_s - self.begin_s
-
-    @property
-    def remarks(self) -> list[str]:
-        """A sentence for whatever was left out, and for each process that had ended."""
-        left_out = [f"left out: {reason}" for reason in self.left_out]
-        return left_out + [f"{name} had ended: {last}" for name, last in self.ended.items()]
-
-    def times_of(self, fault: FaultRecord) -> dict[str, Any]:
-        """A fault with its times since the run began."""
-        return {**vars(fault), "begin_s": fault.begin_s - self.begin_s, "end_s": fault.end_s - self.begin_s}
-
-
 @dataclass(frozen=True)
-class Selection(Generic[T]):
+class Selection:
     """The kinds of faults that a run asks for."""
 
-    able: tuple[Fault[T], ...]
+    able: tuple[Fault, ...]
     left_out: list[str]  # kinds that cannot be done here, and why
     count: int  # faults of the whole run
 
 
-def select(faults: Mapping[str, Fault[T]], settings: FaultSettings, each_minute: float) -> Selection[T]:
+def select(faults: Mapping[str, Fault], settings: ChaosSettings, each_minute: float) -> Selection:
     """:param each_minute: faults, where `settings` has no count. Raises InputError."""
     names = tuple(faults) if settings.faults is None else settings.faults
     check_names("--faults", names, tuple(faults))
@@ -115,7 +86,7 @@ class Planned:
 
 
 def make_schedule(
-    faults: Sequence[Fault[T]], testbed: T, seconds: float, count: int, seed: int, length_scale: float = 1.0
+    faults: Sequence[Fault], testbed: ServingTestbed, seconds: float, count: int, seed: int, length_scale: float = 1.0
 ) -> list[Planned]:
     """`count` faults, one in each equal turn of the time, drawn beforehand from a seed.
 
@@ -142,8 +113,8 @@ def make_schedule(
 
 
 def inflict(
-    fault: Fault[T],
-    testbed: T,
+    fault: Fault,
+    testbed: ServingTestbed,
     target: str,
     length_s: float,
     tick: Callable[[], Any],
@@ -164,71 +135,3 @@ def inflict(
         with contextlib.suppress(ProcessLookupError):  # it may have ended by itself
             end()
     return FaultRecord(fault.name, target, begin_s, time.monotonic())
-
-
-# The report of any target
-
-
-def fault_report(
-    tables: Mapping[str, tuple[Sequence[str], Sequence[Sequence[str]]]],
-    verdict: Sequence[str],
-    record: dict[str, Any],
-    trouble: int,
-) -> BenchReport:
-    """:param tables: head and rows by title. :param verdict: a sentence a line, below the tables that have rows.
-
-    :param trouble: things that no run may have.
-    """
-    parts = [f"{title}:\n{aligned(head, rows)}" for title, (head, rows) in tables.items() if rows]
-    parts.append("\n".join(f"- {words}" for words in verdict))
-    return BenchReport("\n" + "\n\n".join(parts), record, holds=not trouble)
-
-
-# Processes that faults are done to
-
-
-LAST_LINES = 3
-
-
-class Program:
-    """A command that runs as one process at a time: started, ended in one way or another, and started again."""
-
-    def __init__(self, name: str, command: list[str], log: Path) -> None:
-        self.name, self.command, self.log = name, command, log
-        self.starts = 0
-        self._process: subprocess.Popen[bytes] | None = None
-
-    @property
-    def pid(self) -> int | None:
-        """None unless it runs."""
-        return self._process.pid if self._process is not None and self._process.poll() is None else None
-
-    @property
-    def ended(self) -> int | None:
-        """The exit code of the last process, below 0 for a signal; None while it runs, or was never started."""
-        return None if self._process is None else self._process.poll()
-
-    def start(self) -> None:
-        """Start it, unless it runs. In a lab it ends with the thread that calls this."""
-        if self.pid is not None:
-            return
-        with self.log.open("ab") as log:
-            self._process = subprocess.Popen(
-                self.command, stdin=subprocess.DEVNULL, stdout=log, stderr=subprocess.STDOUT, start_new_session=True
-            )
-        self.starts += 1
-
-    def signal(self, number: int) -> None:
-        """Send a signal, if it runs."""
-        if self._process is not None:
-            self._process.send_signal(number)  # does nothing to one that has ended
-
-    def kill(self) -> None:
-        """End it at once, as a power cut would; it has ended when this returns."""
-        self.signal(signal.SIGKILL)
-        if self._process is not None:
-            self._process.wait()
-
-    def last_words(self) -> str:
-        lines = self.log.read_text(errors="replace").strip().splitlines() if self.log.exists() else []
-        return " ".join(lines[-LAST_LINES:]) or "its log is empty"

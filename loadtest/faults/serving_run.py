@@ -14,15 +14,14 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from dataclasses import asdict, dataclass, field
 from enum import StrEnum
+from typing import Any
 
 from loadtest.commands import BenchReport
 from loadtest.faults.base import (
     POLL_S,
     FaultRecord,
-    FaultRun,
     Planned,
     Say,
-    fault_report,
     inflict,
     make_schedule,
     select,
@@ -166,8 +165,8 @@ class Clients:
 
 
 @dataclass(frozen=True, kw_only=True)
-class ChaosResult(FaultRun):
-    """A run's answers, faults and processes."""
+class ChaosResult:
+    """A run's answers, faults and processes. Times are seconds of the monotonic clock."""
 
     settings: ChaosSettings
     cases: tuple[SeededRequest, ...]
@@ -175,6 +174,24 @@ class ChaosResult(FaultRun):
     answers: list[Answer]
     faults: list[FaultRecord]
     last_state: RouterState  # when every request had ended
+    left_out: tuple[str, ...]  # what this run cannot have, and why
+    ended: dict[str, str]  # processes that had ended without a fault's doing, and their last words
+    begin_s: float
+    end_s: float
+
+    @property
+    def seconds(self) -> float:
+        return self.end_s - self.begin_s
+
+    @property
+    def remarks(self) -> list[str]:
+        """A sentence for whatever was left out, and for each process that had ended."""
+        left_out = [f"left out: {reason}" for reason in self.left_out]
+        return left_out + [f"{name} had ended: {last}" for name, last in self.ended.items()]
+
+    def times_of(self, fault: FaultRecord) -> dict[str, Any]:
+        """A fault with its times since the run began."""
+        return {**vars(fault), "begin_s": fault.begin_s - self.begin_s, "end_s": fault.end_s - self.begin_s}
 
     @property
     def fates(self) -> Counter[Fate]:
@@ -278,7 +295,8 @@ def serving_report(result: ChaosResult) -> BenchReport:
         "requests": {"requests": len(result.answers), **{fate.value: result.fates[fate] for fate in Fate}},
         "faults": list(map(result.times_of, result.faults)),
     }
-    return fault_report({}, verdict(result), record, result.trouble)
+    table = "\n" + "\n".join(f"- {words}" for words in verdict(result))
+    return BenchReport(table, record, holds=not result.trouble)
 
 
 def verdict(result: ChaosResult) -> list[str]:

@@ -103,7 +103,7 @@ def open_serving_testbed(settings: ChaosSettings, checkpoint: Path) -> Iterator[
 _Bed = ServingTestbed
 _HOSTS, _LINKS, _ROUTERS = attrgetter("hosts"), attrgetter("links"), attrgetter("routers")
 
-_ALL: tuple[Fault[ServingTestbed], ...] = (
+_ALL: tuple[Fault, ...] = (
     Fault("kill", (2.0, 4.0), _Bed.kill, _HOSTS, weight=2),
     # connections stay open, and no answer comes
     Fault("freeze", (2.0, 5.0), _Bed.freeze, _HOSTS, weight=2),
@@ -112,4 +112,4 @@ _ALL: tuple[Fault[ServingTestbed], ...] = (
     Fault("router", (0.5, 1.5), _Bed.kill, _ROUTERS),
     Fault("frozen-router", (2.0, 5.0), _Bed.freeze, _ROUTERS),
 )
-SERVING_FAULTS: Mapping[str, Fault[ServingTestbed]] = {fault.name: fault for fault in _ALL}
+SERVING_FAULTS: Mapping[str, Fault] = {fault.name: fault for fault in _ALL}

@@ -77,7 +77,7 @@ class VirtualLoader(Loader):
 
 
 def held(known: Sequence[TinyRelease], plan: HostPlan) -> Parts:
-    """What a host with this plan holds, of whichever release it is."""
+    """The parts that a host with this plan holds, of whichever release it is."""
     return next(each for each in known if each.parts[plan.blocks[0]].plan.weights == plan.weights).held_by(plan)
 
 

@@ -1,22 +1,30 @@
-"""Fault schedules: which requests come, and what happens to whom at which moment, drawn from a seed."""
+"""Fault schedules: the requests that come and the faults that befall processes and links, drawn from a seed and done."""
 
 from __future__ import annotations
 
 import random
 from dataclasses import dataclass
 
+from loadtest.simulation.loop import Process, VirtualLoop
+from loadtest.simulation.network import MemoryNetwork
+
 STAGES, REPLICAS, ROUTERS, CLIENTS, REQUESTS = "abc", 2, 2, 2, 3
 HOSTS = tuple(f"{stage}-{replica + 1}" for stage in STAGES for replica in range(REPLICAS))
 ROUTER_NAMES = tuple(f"router-{i + 1}" for i in range(ROUTERS))
 CLIENT_NAMES = tuple(f"client-{i + 1}" for i in range(CLIENTS))
+COORDINATOR = "coordinator"
+WORKERS = tuple(f"worker-{i + 1}" for i in range(4))  # two parts, two replicas of each
 BEGIN_S = 2.0  # within which faults begin
 MOST_FAULTS = 4
-DEPLOY_EVERY = 8  # seeds: it takes files, which are slow
+SLOW, SLOW_LINK_S = 50.0, 0.3  # times that a slow host takes; what a slow link takes more
+# Of so many seeds one deploys a release meanwhile, and another is a training: both take files, which are slow.
+DEPLOY_EVERY = TRAIN_EVERY = 8
+TRAIN_AT = 4
 
 
 @dataclass(frozen=True)
 class FaultKind:
-    """What one kind of fault is like."""
+    """A kind of fault: its lengths, how often it comes, and what it may cost."""
 
     least_s: float  # it lasts
     most_s: float
@@ -34,7 +42,10 @@ KINDS = {
     "slow-link": FaultKind(0.5, 6.0, 1, 6.0),
     "leave": FaultKind(0.3, 1.0, 1, 0.0),  # a client goes before it has its texts
     "hurry": FaultKind(0.3, 2.0, 1, 0.0),  # a client's requests have a short deadline
+    "write": FaultKind(0.3, 3.0, 0, 0.0),  # a coordinator is killed in the middle of what it writes
 }
+TRAINING_KINDS = ("kill", "freeze", "cut", "one-way", "reset", "slow-link", "write", "write")
+MOST_CHANGES = 40  # of its disk: a coordinator makes 110 in a run
 # A router that is silent is left by its clients once gRPC's keepalive says so, and another was dialled in vain.
 SILENT_ROUTER_S = 20.0
 AGAIN_S = 1.0  # after the end of a fault: what it held up comes, what it ended is begun anew
@@ -48,6 +59,7 @@ class PlannedFault:
     targets: tuple[str, ...]  # a process, or both ends of a link, its source first
     at_s: float
     length_s: float
+    changes: int = 0  # of the disk, until a process is killed at one
 
     @property
     def hits_host(self) -> bool:
@@ -82,6 +94,7 @@ class Schedule:
     routers: tuple[tuple[str, ...], ...]  # that each client knows
     faults: tuple[PlannedFault, ...]
     deploy_at_s: float | None = None  # when the other release is deployed, if it is
+    trains: bool = False  # it is a training, and no requests come
 
 
 def make_schedule(seed: int, cases: int) -> Schedule:
@@ -91,6 +104,8 @@ def make_schedule(seed: int, cases: int) -> Schedule:
     through at any time, so no request may be lost. A client that knows one router knows that one.
     """
     chance = random.Random(seed)
+    if seed % TRAIN_EVERY == TRAIN_AT:
+        return _training(seed, chance)
     spared = {f"{stage}-{chance.randint(1, REPLICAS)}" for stage in STAGES}
     spared_router = chance.choice(ROUTER_NAMES)
     harmed = [name for name in (*HOSTS, *ROUTER_NAMES) if name not in spared | {spared_router}]
@@ -127,6 +142,103 @@ def make_schedule(seed: int, cases: int) -> Schedule:
     return Schedule(seed, requests, known, tuple(sorted(faults, key=lambda fault: fault.at_s)), deploy_at_s)
 
 
+def _training(seed: int, chance: random.Random) -> Schedule:
+    """Faults of a training: of any process, and of what links workers to their coordinator."""
+    faults = []
+    for kind in chance.choices(TRAINING_KINDS, k=chance.randint(1, MOST_FAULTS)):
+        targets: tuple[str, ...] = (chance.choice(WORKERS), COORDINATOR)[:: chance.choice((1, -1))]
+        if kind in ("kill", "freeze", "write"):
+            targets = (COORDINATOR if kind == "write" else chance.choice((COORDINATOR, *WORKERS)),)
+        at_s, length_s = chance.uniform(0, BEGIN_S), chance.uniform(KINDS[kind].least_s, KINDS[kind].most_s)
+        changes = chance.randint(1, MOST_CHANGES) if kind == "write" else 0
+        faults.append(PlannedFault(kind, targets, at_s, length_s, changes))
+    return Schedule(seed, (), (), tuple(sorted(faults, key=lambda fault: fault.at_s)), trains=True)
+
+
 def _follows(one: str, other: str) -> bool:
     """True where the other host comes after the one, round the ring."""
     return STAGES[(STAGES.index(one[0]) + 1) % len(STAGES)] == other[0]
+
+
+class FaultyWorld:
+    """The processes of one schedule, by name, and the network between their machines."""
+
+    def __init__(self, loop: VirtualLoop) -> None:
+        self.loop, self.network = loop, MemoryNetwork(loop)
+        self.processes: dict[str, Process] = {}
+        self.lasting: dict[PlannedFault, None] = {}
+        self.is_over = False  # no fault begins any more
+
+    def start(self, name: str) -> None:
+        """Start a process on the machine of that name."""
+        raise NotImplementedError
+
+    def slow(self, name: str, times: float) -> None:
+        """Have a machine's arithmetic take so many times as long."""
+        raise NotImplementedError
+
+    def kill_at_change(self, name: str, changes: int) -> None:
+        """Kill a process before or after one of the changes of its disk that come; 0: do not, after all."""
+        raise NotImplementedError
+
+    def close(self) -> None:
+        """Close what processes had open."""
+
+    def new_process(self, name: str) -> Process:
+        process = self.processes[name] = Process(self.loop, name)
+        return process
+
+    def begin(self, fault: PlannedFault) -> None:
+        """Let a fault begin, and end in its time; none does once it is over."""
+        if self.is_over:
+            return
+        names, network = fault.targets, self.network
+        self.lasting[fault] = None
+        self.loop.call_later(fault.length_s, self.end, fault)
+        match fault.kind:
+            case "kill":
+                network.kill(self.processes[names[0]])
+            case "write":
+                self.kill_at_change(names[0], fault.changes)
+            case "freeze":
+                network.freeze(self.processes[names[0]])
+            case "cut":
+                network.cut(*names)
+                network.cut(*names[::-1])
+            case "one-way":
+                network.cut(*names)
+            case "reset":
+                network.reset(*names)
+            case "slow":
+                self.slow(names[0], SLOW)
+            case "slow-link":
+                network.link(*names).delay_s += SLOW_LINK_S
+
+    def end(self, fault: PlannedFault) -> None:
+        """Let a fault end, unless it has."""
+        names, network = fault.targets, self.network
+        if fault not in self.lasting:
+            return
+        del self.lasting[fault]
+        if fault.kind == "write":
+            self.kill_at_change(names[0], 0)
+        match fault.kind:
+            case "kill" | "write" if self.processes[names[0]].killed:
+                self.start(names[0])
+            case "freeze":
+                self.processes[names[0]].resume()
+            case "cut":
+                network.mend(*names)
+                network.mend(*names[::-1])
+            case "one-way":
+                network.mend(*names)
+            case "slow":
+                self.slow(names[0], 1.0)
+            case "slow-link":
+                network.link(*names).delay_s -= SLOW_LINK_S
+
+    def end_all(self) -> None:
+        """End what lasts; nothing begins any more."""
+        self.is_over = True
+        for fault in list(self.lasting):
+            self.end(fault)

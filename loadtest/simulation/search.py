@@ -21,7 +21,7 @@ LATE_S = 0.5
 # What requests of the other client take, and the share of passes that is made ahead and thrown away.
 BUSY_S, AHEAD, MORE_PASSES = 0.1, 0.1, 4
 MOST_MOVES = 2  # by one fault: to hosts that it has hit, too
-# Two faults may leave a router no way, or hit two tries at once: then a hop's time-out passes before it goes on.
+# Two faults may leave a router without a way, or hit two tries at once: a hop's time-out passes then.
 NO_WAY_S = 6.0
 
 
@@ -35,6 +35,7 @@ class Found:
     replays: int = 0
     fates: Counter[str] = field(default_factory=Counter)
     faults: Counter[str] = field(default_factory=Counter)
+    trainings: int = 0
     deploys: Counter[str] = field(default_factory=Counter)
     virtual_s: float = 0.0
     failing: Schedule | None = None
@@ -46,6 +47,7 @@ class Found:
         self.replays += sum(each.replays for each in run.outcomes)
         self.virtual_s += run.seconds
         self.faults.update(fault.kind for fault in schedule.faults)
+        self.trainings += schedule.trains
         self.deploys[{None: "none", "": "done"}.get(run.deploy, "given up")] += 1
         releases = None if deploys(schedule) else 1
         self.fates.update(fate_of(each, answers[each.case][:releases], schedule.faults) for each in run.outcomes)
@@ -53,8 +55,8 @@ class Found:
 
 def fate_of(outcome: RequestOutcome, answers: Sequence[RequestOutcome], faults: Sequence[PlannedFault]) -> str:
     """right; what no request may be (wrong, late, lost; slow or moved beyond what faults explain); what its
-    client asked for (left, hurried); or between releases: the router that began it is lost, and the others have
-    switched. That one is told to ask again.
+    client asked for (left, hurried); or between releases: the router that began it is lost and the others have
+    switched, so its client has to ask again.
 
     :param answers: the same request's without faults, of each release that it may have got."""
     took_s, is_whole = outcome.took_s, outcome.status == "OK"
@@ -151,7 +153,9 @@ def report(found: Found, seconds: float) -> BenchReport:
         lines += [f"seed {found.failing.seed} fails, with the faults that it needs:"]
         lines += [*(f"  {fault}" for fault in found.failing.faults), *found.trouble]
         lines += [f"again: onesweep bench chaos --simulate --schedules 1 --seed {found.failing.seed}"]
-    lines.insert(2, f"{found.deploys['done']} deployments, {found.deploys['given up']} given up")
+    lines.insert(
+        2, f"{found.deploys['done']} deployments, {found.deploys['given up']} given up; {found.trainings} trainings"
+    )
     rows = [(kind, str(found.faults[kind])) for kind in KINDS]
     table = f"{aligned(('fault', 'times'), rows)}\n\n" + "\n".join(f"- {line}" for line in lines)
     record = {**vars(found), "schedules_a_minute": minute, "failing": found.failing and asdict(found.failing)}

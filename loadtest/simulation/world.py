@@ -16,10 +16,10 @@ import torch
 
 from loadtest.simulation.calls import MemoryChannel
 from loadtest.simulation.loop import Process, VirtualLoop, virtual_time
-from loadtest.simulation.network import MemoryNetwork
 from loadtest.simulation.releases import TinyRelease, VirtualLoader, held
-from loadtest.simulation.schedule import CLIENT_NAMES, HOSTS, REPLICAS, ROUTER_NAMES, Asked, PlannedFault, Schedule
+from loadtest.simulation.schedule import CLIENT_NAMES, HOSTS, REPLICAS, ROUTER_NAMES, Asked, FaultyWorld, Schedule
 from loadtest.simulation.served import MemoryServer
+from loadtest.simulation.training import Training, TrainingWorld, train
 from serving.cli.deploy import deploying
 from serving.client.client import AsyncClient, RequestRefused, Result, RouterError
 from serving.router.active_release import ActiveRelease
@@ -46,8 +46,7 @@ from stages.wire.status import DecodeErrors
 from stages.wire.tls import Security
 from stages.wire.tokens import Keyring
 
-PASS_S, SLOW = 0.002, 50.0  # virtual time of a pass, and how much longer a slow host takes
-SLOW_LINK_S = 0.3
+PASS_S = 0.002  # virtual time of a pass
 # Seldom enough to be cheap: each message on an idle link is real work for the machine that simulates it.
 KEEP_WARM_S = 0.5
 PATIENCE_S, HURRY_S, LEAVE_S = 60.0, 0.2, 0.15
@@ -80,12 +79,13 @@ AFTER = tuple(Asked(case, 0.0) for case in (0, 8))  # asked once all is well aga
 
 
 class Weights:
-    """Two releases, and what each gives for every case."""
+    """Two releases with the outcome of every case, and a training."""
 
     def __init__(self, directory: Path) -> None:
         """:param directory: for their files."""
         torch.set_num_threads(1)
         self.releases = [TinyRelease.made(directory / name, seed) for seed, name in enumerate(("before", "after"))]
+        self.training = Training.made(directory / "training")
         self.topology = Topology(
             tuple(
                 HostEntry(name, f"10.0.0.{i + 1}:7701", (i // REPLICAS,), f"10.0.0.{i + 1}:7701")
@@ -95,7 +95,7 @@ class Weights:
 
     @cached_property
     def answers(self) -> list[tuple[RequestOutcome, ...]]:
-        """What each case gives by each release without faults, one request after the other."""
+        """The outcome of each case by each release without faults, one request after the other."""
         requests = (tuple(Asked(case, 0.0) for case in range(len(CASES))),)
         plain, found = Schedule(-1, requests, (ROUTER_NAMES[:1],), ()), []
         for release in self.releases:
@@ -150,27 +150,26 @@ class SimulatedHost(Host):
         self._go()
 
 
-class World:
+class World(FaultyWorld):
     """The processes of one schedule, by name."""
 
     def __init__(self, loop: VirtualLoop, weights: Weights, first: TinyRelease, stores: Path | None) -> None:
         """:param first: what is served; stores: where each process keeps releases, if any is to be deployed."""
-        self.loop, self.weights, self.network = loop, weights, MemoryNetwork(loop)
+        super().__init__(loop)
+        self.weights = weights
         self.first, self.stores, self.open_stores = first, stores, dict[str, ReleaseStore]()
-        self.processes: dict[str, Process] = {}
         self.hosts: dict[str, SimulatedHost] = {}
         self.all_hosts: list[SimulatedHost] = []  # also those that were killed
         self.rings: dict[str, Ring] = {}
         self.rollouts: dict[str, Rollout] = {}
-        self.lasting: dict[PlannedFault, None] = {}
         for entry in weights.topology.hosts:
             self.network.places[entry.address] = entry.name
-        self.begin_s, self.is_over = 0.0, False  # when the first request came; all are done
+        self.begin_s = 0.0  # of the first request
         self.addresses = {name: f"10.0.1.{i + 1}:7700" for i, name in enumerate(ROUTER_NAMES)}
 
     def start(self, name: str) -> None:
         """Start a process on the machine of that name."""
-        process = self.processes[name] = Process(self.loop, name)
+        process = self.new_process(name)
         process.context.run(self._start_router if name in ROUTER_NAMES else self._start_host, process, name)
 
     def _start_host(self, process: Process, name: str) -> None:
@@ -217,13 +216,17 @@ class World:
         process.start(rollout.keep_up_to_date())
 
     def _store(self, name: str) -> ReleaseStore | None:
-        """What a process finds on its disk; the one before it is gone."""
+        """The releases on a process's disk; the process before it is gone."""
         if self.stores is None:
             return None
         if name in self.open_stores:
             self.open_stores.pop(name).close()
         store = self.open_stores[name] = ReleaseStore(self.stores / name)
         return store
+
+    def close(self) -> None:
+        for store in self.open_stores.values():
+            store.close()
 
     async def open(self) -> None:
         """Start all, and wait until every router has a way through every host."""
@@ -246,54 +249,12 @@ class World:
             await asyncio.sleep(RETRY_S)
         return []
 
-    def begin(self, fault: PlannedFault) -> None:
-        """Let a fault begin, and end in its time; none does once the requests are done."""
-        if self.is_over:
-            return
-        names, network = fault.targets, self.network
-        self.lasting[fault] = None
-        self.loop.call_later(fault.length_s, self.end, fault)
-        match fault.kind:
-            case "kill":
-                network.kill(self.processes[names[0]])
-            case "freeze":
-                network.freeze(self.processes[names[0]])
-            case "cut":
-                network.cut(*names)
-                network.cut(*names[::-1])
-            case "one-way":
-                network.cut(*names)
-            case "reset":
-                network.reset(*names)
-            case "slow":
-                self.hosts[names[0]].pass_s = PASS_S * SLOW
-            case "slow-link":
-                network.link(*names).delay_s += SLOW_LINK_S
-
-    def end(self, fault: PlannedFault) -> None:
-        """Let a fault end, unless it has."""
-        names, network = fault.targets, self.network
-        if fault not in self.lasting:
-            return
-        del self.lasting[fault]
-        match fault.kind:
-            case "kill" if self.processes[names[0]].killed:
-                self.start(names[0])
-            case "freeze":
-                self.processes[names[0]].resume()
-            case "cut":
-                network.mend(*names)
-                network.mend(*names[::-1])
-            case "one-way":
-                network.mend(*names)
-            case "slow":
-                self.hosts[names[0]].pass_s = PASS_S
-            case "slow-link":
-                network.link(*names).delay_s -= SLOW_LINK_S
+    def slow(self, name: str, times: float) -> None:
+        self.hosts[name].pass_s = PASS_S * times
 
     async def deploy(self) -> str:
         """Have all routers exchange the release that they serve for the other; why that failed, or nothing."""
-        process = self.processes["operator"] = Process(self.loop, "operator")
+        process = self.new_process("operator")
         addresses, contents = ",".join(self.addresses.values()), self.weights.releases[-1].contents
         client = partial(AsyncClient, addresses, token="", insecure=True)
         try:
@@ -304,7 +265,7 @@ class World:
 
     async def client(self, name: str, routers: Sequence[str], requests: Sequence[Asked]) -> list[RequestOutcome]:
         """A client's requests, one after the other."""
-        process = self.processes[name] = Process(self.loop, name)
+        process = self.new_process(name)
         addresses = ",".join(self.addresses[router] for router in routers)
         client = process.context.run(partial(AsyncClient, addresses, token="", insecure=True))
         outcomes = []
@@ -374,22 +335,32 @@ def run_schedule(weights: Weights, schedule: Schedule, first: TinyRelease | None
     :param first: what is served; the first of the weights' releases, where none is given."""
     with ExitStack() as stack:
         said, loop = stack.enter_context(_quiet()), stack.enter_context(virtual_time())
-        deploys = schedule.deploy_at_s is not None
-        stores = stack.enter_context(tempfile.TemporaryDirectory(prefix="onesweep-stores-")) if deploys else None
-        world, before = (
-            World(loop, weights, first or weights.releases[0], Path(stores) if stores else None),
-            channel.connect,
-        )
+        directory: Path | None = None
+        if schedule.trains or schedule.deploy_at_s is not None:
+            directory = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="onesweep-disks-")))
+        world: World | TrainingWorld
+        if schedule.trains:
+            assert directory is not None
+            world = TrainingWorld(loop, weights.training, directory)
+            job = _train(world, schedule, said)
+        else:
+            world = World(loop, weights, first or weights.releases[0], directory)
+            job = _run(world, schedule, said)
         connect: Any = partial(MemoryChannel, world.network)
-        channel.connect = connect
+        before, channel.connect = channel.connect, connect
         try:
-            return loop.run_until_complete(_run(world, schedule, said))
+            return loop.run_until_complete(job)
         except (RuntimeError, TimeoutError) as error:
             return ScheduleRun([], [], 0, None, [f"it came to no end: {error!r}"], world.network.events, loop.now_s)
         finally:
             channel.connect = before
-            for store in world.open_stores.values():
-                store.close()
+            world.close()
+
+
+async def _train(world: TrainingWorld, schedule: Schedule, said: list[str]) -> ScheduleRun:
+    begin_s, problems = world.loop.now_s, await train(world, schedule)
+    problems += [*world.loop.problems, *said]
+    return ScheduleRun([], [], 0, None, problems, world.network.events, world.loop.now_s - begin_s)
 
 
 async def _run(world: World, schedule: Schedule, said: list[str]) -> ScheduleRun:
@@ -403,9 +374,7 @@ async def _run(world: World, schedule: Schedule, said: list[str]) -> ScheduleRun
     deployed = asyncio.ensure_future(_deployed(world, schedule.deploy_at_s))
     found = await asyncio.gather(*jobs)
     failure = await deployed
-    world.is_over = True
-    for fault in list(world.lasting):
-        world.end(fault)
+    world.end_all()
     left = await world.settled()
     passes, taken_s = world.passes, loop.now_s - begin_s
     await asyncio.sleep(QUIET_S)

@@ -140,7 +140,6 @@ _BENCH = Family(
             ("loadtest", "many users at once: latency, throughput, every text checked", "--users 16 --seconds 60"),
             "loadtest.faults.commands:",
             ("chaos", "faults under load: nothing may be lost, no text may change", "--minutes 10 --seed 1"),
-            ("chaos-training", "faults under a training: no accepted update may be lost", "--seed 1"),
         ),
         "quality": _commands(
             "loadtest.quality.commands:",

@@ -7,12 +7,12 @@ import contextlib
 import json
 import logging
 import math
-import time
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from dataclasses import asdict
 from mmap import mmap
 from pathlib import Path
 
+from stages.clock import monotonic
 from stages.errors import CheckpointError, ConfigError
 from stages.threads import in_thread, to_its_end
 from stages.wire.status import StatusError, failed_precondition, invalid
@@ -58,7 +58,7 @@ class Coordinator:
                 'features are of one text for all parts: leave --own-data out, or give context_by = "copies"'
             )
         self.needs = {part: spec.task(i, corpus, spec.config.seed).copies.keys() for i, part in enumerate(spec.parts)}
-        self.spec, self.settings, self.clock, self.publisher = spec, settings, time.monotonic, publisher
+        self.spec, self.settings, self.clock, self.publisher = spec, settings, monotonic, publisher
         self.begun_s = self.clock()
         self.ledger, self.ledger_lock = ledger, asyncio.Lock()
         self.weights = WeightServer(ledger)

@@ -5,13 +5,13 @@ import contextlib
 import math
 import mmap
 import re
-import time
 from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
 
 import grpc
 
+from stages.clock import monotonic
 from stages.errors import CodecError, InputError, RequestError
 from stages.wire.channel import check_name
 from stages.wire.status import StatusError, invalid
@@ -109,7 +109,7 @@ class FeatureRelay:
         if size_of(self._path(place, round_)) == self._format.size:
             return False
         maker = self._members.at(Place(place.part - 1, place.replica))
-        return maker is None or maker.beat.round != round_ or not self._members.is_here(maker, time.monotonic())
+        return maker is None or maker.beat.round != round_ or not self._members.is_here(maker, monotonic())
 
     def begin(self, place: Place, round_: int) -> IncomingFile:
         """The file for what the worker at a place makes in a round. Raises StatusError, CheckpointError."""

@@ -2,7 +2,6 @@
 
 import asyncio
 import logging
-import time
 from collections.abc import AsyncIterator, Callable, Hashable, Iterator
 from contextlib import aclosing, asynccontextmanager, contextmanager
 from functools import partial
@@ -11,6 +10,7 @@ from typing import Any
 import grpc
 import grpc.aio
 
+from stages.clock import monotonic
 from stages.descriptors import raise_descriptor_limit
 from stages.errors import CheckpointError, Interrupted, RequestError
 from stages.signals import stop_on_signals
@@ -333,7 +333,7 @@ def coordinate(config: TrainingConfig, corpus: Corpus, settings: CoordinatorSett
 
 def ledger_of(spec: RunSpec, store: Store) -> Ledger:
     """The ledger of a run whose open rounds begin now, by the clock that a Coordinator has."""
-    return Ledger(spec.config.rounds, spec.fragments.split(spec.initial()), store, spec.run, time.monotonic())
+    return Ledger(spec.config.rounds, spec.fragments.split(spec.initial()), store, spec.run, monotonic())
 
 
 @asynccontextmanager

@@ -16,9 +16,6 @@ from serving.cli.__main__ import main
         ("bench chaos --faults cut --profile loopback", "loopback has no link to cut"),
         ("bench chaos --profile moon", "no profile 'moon'"),
         ("bench chaos --profile loopback --json /nowhere/x.json", "cannot write /nowhere/x.json"),
-        ("bench chaos-training --faults quake", "--faults has no 'quake'; choose from kill, "),
-        ("bench chaos-training --data /nowhere", "no text at /nowhere"),
-        ("bench chaos-training --config /nowhere.toml", "cannot read /nowhere.toml"),
     ],
 )
 def test_bad_flags_are_refused_in_a_sentence(arguments: str, words: str, capsys: pytest.CaptureFixture[str]) -> None:

@@ -2,13 +2,16 @@
 
 from collections import Counter
 from itertools import pairwise
+from typing import Any
 
 import pytest
 
 from loadtest.faults.base import QUIET, Fault, make_schedule
 
+BED: Any = None  # a testbed: these kinds do nothing to it
 
-def kind(name: str, weight: int, length_s: tuple[float, float], *targets: str) -> Fault[None]:
+
+def kind(name: str, weight: int, length_s: tuple[float, float], *targets: str) -> Fault:
     return Fault(name, length_s, lambda *_: lambda: None, lambda testbed: targets, weight)
 
 
@@ -20,21 +23,21 @@ KINDS = [
 
 
 def test_a_seed_decides_everything() -> None:
-    assert make_schedule(KINDS, None, 600, 24, 7) == make_schedule(KINDS, None, 600, 24, 7)
-    assert make_schedule(KINDS, None, 600, 24, 7) != make_schedule(KINDS, None, 600, 24, 8)
+    assert make_schedule(KINDS, BED, 600, 24, 7) == make_schedule(KINDS, BED, 600, 24, 7)
+    assert make_schedule(KINDS, BED, 600, 24, 7) != make_schedule(KINDS, BED, 600, 24, 8)
 
 
 @pytest.mark.parametrize("seed", range(20))
 def test_every_kind_comes_by_its_weight_and_every_target_has_its_turn(seed: int) -> None:
-    schedule = make_schedule(KINDS, None, 600, 14, seed)
+    schedule = make_schedule(KINDS, BED, 600, 14, seed)
     assert Counter(planned.kind for planned in schedule) == {"kill": 8, "cut": 4, "router": 2}
     assert Counter(planned.target for planned in schedule if planned.kind == "kill") == dict.fromkeys(
-        KINDS[0].targets(None), 2
+        KINDS[0].targets(BED), 2
     )
 
 
 def test_one_fault_a_turn() -> None:
-    schedule = make_schedule(KINDS, None, 600, 20, 1)
+    schedule = make_schedule(KINDS, BED, 600, 20, 1)
     assert all(30 * i <= planned.at_s <= 30 * (i + QUIET) + 0.01 for i, planned in enumerate(schedule))
     assert all(before.at_s + before.length_s < after.at_s for before, after in pairwise(schedule))
     lengths = {kind.name: kind.length_s for kind in KINDS}
@@ -42,4 +45,4 @@ def test_one_fault_a_turn() -> None:
 
 
 def test_nothing_is_planned_where_nothing_is_asked_for() -> None:
-    assert make_schedule([], None, 600, 0, 0) == []
+    assert make_schedule([], BED, 600, 0, 0) == []

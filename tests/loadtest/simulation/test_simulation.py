@@ -12,8 +12,18 @@ import pytest
 
 from loadtest.simulation import search as searching
 from loadtest.simulation.loop import BEGIN_S, Process, virtual_time
-from loadtest.simulation.schedule import HOSTS, KINDS, ROUTER_NAMES, Asked, PlannedFault, Schedule, make_schedule
+from loadtest.simulation.schedule import (
+    COORDINATOR,
+    HOSTS,
+    KINDS,
+    ROUTER_NAMES,
+    Asked,
+    PlannedFault,
+    Schedule,
+    make_schedule,
+)
 from loadtest.simulation.search import fate_of, fewest, search, trouble_of
+from loadtest.simulation.training import BreakableStore
 from loadtest.simulation.world import CASES, PATIENCE_S, RequestOutcome, Weights, run_schedule
 from serving.router.session import Session
 from stages.clock import monotonic
@@ -73,6 +83,8 @@ def test_a_seed_decides_a_schedule_that_leaves_a_way_through() -> None:
         schedule = make_schedule(seed, len(CASES))
         assert schedule == make_schedule(seed, len(CASES))
         kinds.update(fault.kind for fault in schedule.faults)
+        if schedule.trains:
+            continue
         killed = {fault.targets[0] for fault in schedule.faults if fault.kind in ("kill", "freeze")}
         assert not killed & {name for known in schedule.routers if len(known) == 1 for name in known}
         assert all({f"{stage}-1", f"{stage}-2"} - killed for stage in "abc")
@@ -133,6 +145,25 @@ def test_who_leaves_or_is_late_frees_the_hosts(weights: Weights, kind: str) -> N
 def test_a_request_outlives_a_reset_between_it_and_its_only_router(weights: Weights) -> None:
     resets = [PlannedFault("reset", ("client-1", "router-1"), at_s, 0.0) for at_s in (0.001, 0.1, 0.2)]
     assert trouble(weights, faulty(*resets, routers=("router-1",))) == ()
+
+
+@pytest.mark.parametrize("at", [*range(2, 41, 6)])
+def test_a_coordinator_that_is_killed_while_it_writes_loses_no_update(weights: Weights, at: int) -> None:
+    write = PlannedFault("write", (COORDINATOR,), 0.1, 5.0, at)
+    assert trouble(weights, Schedule(0, (), (), (write,), trains=True)) == ()
+
+
+def test_a_training_whose_updates_are_taken_before_they_are_stored_is_found(
+    weights: Weights, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    commit = BreakableStore.commit
+
+    def forgetful(store: BreakableStore, record: Any) -> None:
+        if record["kind"] != "accepted":
+            commit(store, record)
+
+    monkeypatch.setattr(BreakableStore, "commit", forgetful)
+    assert "is not there" in " ".join(trouble(weights, Schedule(0, (), (), (), trains=True)))
 
 
 @pytest.mark.parametrize(

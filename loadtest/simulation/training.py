@@ -1,0 +1,253 @@
+"""A training in virtual time: the real coordinator, ledger and store, and workers whose updates are scripted."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from dataclasses import dataclass, field
+from functools import partial
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any, TypeVar
+
+import grpc
+
+from loadtest.simulation.calls import MemoryChannel
+from loadtest.simulation.loop import VirtualLoop
+from loadtest.simulation.schedule import COORDINATOR, WORKERS, FaultyWorld, Schedule
+from loadtest.simulation.served import MemoryServer
+from stages.model.architecture import Architecture
+from stages.wire.status import DecodeErrors, with_decode_errors
+from stages.wire.tokens import Keyring
+from trainer.blocks.config import CodecName, RoundSettings, TrainingConfig
+from trainer.blocks.data import Corpus, load_corpus
+from trainer.rounds.client import AWAY
+from trainer.rounds.codecs import CODECS, scale
+from trainer.rounds.coordinator import TICK_S, Coordinator
+from trainer.rounds.publishing import Publisher
+from trainer.rounds.service import RoundsService, WorkerAccess, ledger_of
+from trainer.rounds.settings import PROTOCOL, CoordinatorSettings
+from trainer.rounds.spec import RunSpec
+from trainer.rounds.store import Record, Store, audit
+from trainer.rounds.transfer import file_of, piece_of
+from trainer.v1 import rounds_pb2, rounds_pb2_grpc
+
+T = TypeVar("T")
+
+CODEC: CodecName = "int8"
+ADDRESS = "10.0.2.1:7900"
+ROUNDS, STEP_S, LEASE_S, POLL_S, CALL_S, PAUSE_S = 3, 0.4, 4.0, 2.0, 5.0, 0.3
+PATIENCE_S = 120.0  # in which any run must end: the longest fault takes 20 s
+CONFIG = TrainingConfig(
+    architecture=Architecture(parts=2, layers=1, width=8, heads=2, context_length=16, code_dim=8, condition_dim=8),
+    steps=ROUNDS,
+    rounds=RoundSettings(
+        steps_per_round=1, rounds=ROUNDS, replicas=2, robust="none", deadline="fixed", deadline_s=2.0, late="stale"
+    ),
+)
+
+
+@dataclass(frozen=True)
+class Training:
+    """A run that is about to begin, read once for all schedules."""
+
+    spec: RunSpec
+    corpus: Corpus
+    updates: dict[str, bytes]  # of each part, as they travel
+
+    @classmethod
+    def made(cls, directory: Path) -> Training:
+        """:param directory: for its text and manifest."""
+        directory.mkdir()
+        (directory / "text.txt").write_text("The sea was calm, and nobody saw the ship again. " * 400, encoding="utf-8")
+        corpus = load_corpus(directory / "text.txt")
+        spec = RunSpec.begin(CONFIG, corpus, directory / "run")
+        updates = {part: CODECS[CODEC].encode(scale(weights, 0.01)) for part, weights in spec.initial().items()}
+        return cls(spec, corpus, updates)
+
+
+class Killed(BaseException):
+    """The process was killed in the middle of a change of its disk: no error, and nothing may catch it."""
+
+
+class BreakableStore(Store):
+    """A store whose process may be killed before or after any change."""
+
+    on_change: Callable[[], None]
+
+    def commit(self, record: Record) -> None:
+        self._changed(partial(super().commit, record))
+
+    def save_members(self, records: Any) -> None:  # noqa: ANN401
+        self._changed(partial(super().save_members, records))
+
+    def _save(self, path: Path, tensors: Any) -> str:  # noqa: ANN401
+        return self._changed(partial(super()._save, path, tensors))
+
+    def _remove(self, path: Path) -> None:
+        self._changed(partial(super()._remove, path))
+
+    def _changed(self, change: Callable[[], T]) -> T:
+        self.on_change()
+        result = change()
+        self.on_change()
+        return result
+
+
+@dataclass
+class WorkerDisk:
+    """A worker's own files, which outlive its process, and the updates that it knows to be accepted."""
+
+    done: int = -1  # the last round that it handed in, or that was refused
+    pending: rounds_pb2.Submission | None = None
+    payload: bytes = field(default=b"", repr=False)
+    accepted: set[str] = field(default_factory=set)
+    ended: bool = False
+
+
+class TrainingWorld(FaultyWorld):
+    """The processes of one schedule: a coordinator, and workers that dial it."""
+
+    def __init__(self, loop: VirtualLoop, training: Training, directory: Path) -> None:
+        super().__init__(loop)
+        self.training, self.directory = training, directory
+        self.disks = {name: WorkerDisk() for name in WORKERS}
+        self.store: BreakableStore | None = None
+        self.ended = asyncio.Event()
+        self.changes_left = 0  # of the store until its process is killed; 0: it is not
+        self.network.places[ADDRESS] = COORDINATOR
+
+    def start(self, name: str) -> None:
+        """Start a process on the machine of that name."""
+        process = self.new_process(name)
+        process.context.run(self._start_coordinator if name == COORDINATOR else self._start_worker, process, name)
+
+    def kill_at_change(self, name: str, changes: int) -> None:
+        self.changes_left = changes
+
+    def _change(self) -> None:
+        if self.changes_left:
+            self.changes_left -= 1
+            if not self.changes_left:
+                self.network.kill(self.processes[COORDINATOR])
+                raise Killed
+
+    def _start_coordinator(self, process: Any, _: str) -> None:  # noqa: ANN401
+        self.close()
+        store = self.store = BreakableStore(self.directory)
+        store.on_change = self._change
+        spec, corpus = self.training.spec, self.training.corpus
+        settings = CoordinatorSettings(ADDRESS, self.directory, lease_s=LEASE_S, publish_every=1000)
+        publisher = Publisher(spec, self.directory, corpus)
+        try:
+            coordinator = Coordinator(spec, corpus, ledger_of(spec, store), publisher, self.directory, settings)
+        except Killed:
+            return
+        server: Any = MemoryServer(self.network, [DecodeErrors()])
+        service = RoundsService(coordinator, WorkerAccess(Keyring(), False))
+        rounds_pb2_grpc.add_RoundsServiceServicer_to_server(service, server)
+        server.listen(ADDRESS)
+        process.start(self._rounds(coordinator))
+
+    async def _rounds(self, coordinator: Coordinator) -> None:
+        try:
+            while not coordinator.schedule.ended:
+                await coordinator.step()
+                await asyncio.sleep(TICK_S)
+        except Killed:
+            return
+        self.ended.set()
+
+    def close(self) -> None:
+        if self.store is not None:
+            self.store.database.close()
+
+    def _start_worker(self, process: Any, name: str) -> None:  # noqa: ANN401
+        process.start(self._work(name, self.disks[name]))
+
+    async def _work(self, name: str, disk: WorkerDisk) -> None:
+        """A worker as `onesweep train work` is one: whatever it hands in has one name in every try."""
+        channel: Any = MemoryChannel(self.network, ADDRESS)
+        stub: Any = rounds_pb2_grpc.RoundsServiceStub(with_decode_errors(channel))
+        while not disk.ended:
+            try:
+                await self._in_one_place(name, disk, stub)
+            except grpc.aio.AioRpcError as error:
+                if error.code() not in (*AWAY, grpc.StatusCode.ABORTED, grpc.StatusCode.ALREADY_EXISTS):
+                    raise
+                await asyncio.sleep(PAUSE_S)
+
+    async def _in_one_place(self, name: str, disk: WorkerDisk, stub: Any) -> None:  # noqa: ANN401
+        spec = self.training.spec
+        request = rounds_pb2.JoinRequest(
+            worker=name, version=version("onesweep"), protocol=PROTOCOL, data=self.training.corpus.digest()
+        )
+        request.part = WORKERS.index(name) % len(spec.parts)
+        place = await stub.Join(request, timeout=CALL_S)
+        called = {"worker": name, "lease": place.lease}
+        while True:
+            if disk.pending is not None:
+                disk.pending.lease = place.lease
+                verdict = await self._submit(stub, disk)
+                if verdict.outcome != rounds_pb2.OUTCOME_REFUSED:
+                    disk.accepted.add(disk.pending.id)
+                disk.done, disk.pending = max(disk.done, disk.pending.round), None
+            after = disk.done if disk.done >= 0 else None
+            asked = rounds_pb2.NextRequest(**called, after=after, wait_seconds=POLL_S)
+            answer = await stub.Next(asked, timeout=POLL_S + CALL_S)
+            if answer.HasField("end"):
+                disk.ended = True
+                return
+            if answer.HasField("order") and answer.order.steps:
+                order, part = answer.order, spec.parts[place.part]
+                await asyncio.sleep(STEP_S)
+                disk.payload = self.training.updates[part]
+                file = file_of(disk.payload)
+                disk.pending = rounds_pb2.Submission(
+                    **called,
+                    id=f"{name}-{order.round}",
+                    round=order.round,
+                    base_version=order.base.version,
+                    steps=1,
+                    sequences=1,
+                    codec=CODEC,
+                    size=file.size,
+                    sha256=file.sha256,
+                )
+
+    async def _submit(self, stub: Any, disk: WorkerDisk) -> rounds_pb2.Verdict:  # noqa: ANN401
+        offsets: asyncio.Queue[int] = asyncio.Queue()
+
+        async def requests() -> AsyncIterator[rounds_pb2.SubmitRequest]:
+            yield rounds_pb2.SubmitRequest(submission=disk.pending)
+            offset = await offsets.get()
+            if offset < len(disk.payload):
+                yield rounds_pb2.SubmitRequest(piece=piece_of(disk.payload[offset:], offset))
+
+        async for response in stub.Submit(requests(), timeout=CALL_S):
+            if response.WhichOneof("step") == "verdict":
+                verdict: rounds_pb2.Verdict = response.verdict
+                return verdict
+            offsets.put_nowait(response.offset)
+        raise AssertionError("the coordinator gave no verdict")
+
+
+async def train(world: TrainingWorld, schedule: Schedule) -> list[str]:
+    """Run a training to its end under the faults of a schedule; what must not be, a sentence each."""
+    for name in (COORDINATOR, *WORKERS):
+        world.start(name)
+    for fault in schedule.faults:
+        world.loop.call_at(world.loop.now_s + fault.at_s, world.begin, fault)
+    try:
+        async with asyncio.timeout(PATIENCE_S):
+            await world.ended.wait()
+            while not all(disk.ended for disk in world.disks.values()):
+                await asyncio.sleep(TICK_S)
+    except TimeoutError:
+        return [f"the training has no end: {world.disks}"]
+    found = audit(world.directory)
+    assert world.store is not None
+    known = {row[0] for row in world.store.database.execute("SELECT id FROM events WHERE kind = 'accepted'")}
+    lost = [each for disk in world.disks.values() for each in sorted(disk.accepted - known)]
+    wrong = [f"{part} ends at version {n}" for part, n in found.versions.items() if n != ROUNDS]
+    return [*found.problems, *(f"update {each} was accepted, and is not there" for each in lost), *wrong]
