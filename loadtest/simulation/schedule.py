@@ -1,4 +1,4 @@
-"""Fault schedules: the requests that come and the faults that befall processes and links, drawn from a seed and done."""
+"""Fault schedules: requests, and faults that befall processes and links, drawn from a seed and done."""
 
 from __future__ import annotations
 
