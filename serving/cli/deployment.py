@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import glob
 import json
+import os
 import re
 import shutil
 import subprocess
@@ -24,7 +25,7 @@ from serving.router.request import DEFAULT_ROUTER
 from serving.router.topology import HostEntry, Topology, read_topology
 from stages.errors import InputError, OnesweepError, ServiceError
 from stages.progress import ProgressLine
-from stages.signals import ASKED_TO_END, deferred
+from stages.signals import ASKED_TO_END, LIFELINE_VARIABLE, deferred
 from stages.wire.channel import DRAIN_S, is_loopback, parse_address
 from stages.wire.secret_files import check_private, make_state_directory, state_directory
 from stages.wire.tls import tls_arguments
@@ -57,6 +58,7 @@ class Deployment:
     processes: dict[str, int]  # process id of each host and of `router`; a second one's by its address
     commands: dict[str, list[str]] = field(default_factory=dict, repr=False)  # how each process was started
     ready_within_s: float = field(default=READY_S, repr=False)
+    lifelines: list[Any] | None = field(default=None, repr=False)  # ends of pipes, whose processes end with this one
 
     @classmethod
     def start(
@@ -67,12 +69,14 @@ class Deployment:
         threads: int = 1,
         *,
         place: Place | None = None,
+        tied: bool = False,
         **options: Any,  # noqa: ANN401
     ) -> Deployment:
         """Start every process; they are live but not ready when this returns.
 
         :param place: puts each process elsewhere, such as into a network namespace, by its name; addresses need not be
             loopback then.
+        :param tied: every process ends when this one does, killed or not.
         :param options: those of `server_arguments`.
 
         Raises OnesweepError when an address is taken.
@@ -84,7 +88,8 @@ class Deployment:
         servers = server_arguments(topology, checkpoint, directory, threads, **options)
         # all of it is read by processes that share this machine
         weight_bytes = sum(path.stat().st_size for path in checkpoint.rglob("*.safetensors"))
-        deployment = cls(topology, directory, {}, ready_within_s=READY_S + weight_bytes / LOADED_BYTES_S)
+        ready_within_s = READY_S + weight_bytes / LOADED_BYTES_S
+        deployment = cls(topology, directory, {}, ready_within_s=ready_within_s, lifelines=[] if tied else None)
         (directory / TOPOLOGY).write_text(topology.to_toml(), encoding="utf-8")
         shutil.rmtree(directory / RELEASES, ignore_errors=True)  # what was deployed before is not served again
         try:
@@ -161,11 +166,14 @@ class Deployment:
         with deferred(), (self.directory / f"{name}.log").open(log_mode) as log:
             process = subprocess.Popen(
                 self.commands[name],
-                stdin=subprocess.DEVNULL,
+                stdin=subprocess.DEVNULL if self.lifelines is None else subprocess.PIPE,
                 stdout=log,
                 stderr=subprocess.STDOUT,
                 start_new_session=True,
+                env=os.environ | {LIFELINE_VARIABLE: "" if self.lifelines is None else "stdin"},
             )
+            if self.lifelines is not None:
+                self.lifelines.append(process.stdin)
             self.processes[name] = process.pid
         (self.directory / RECORD).write_text(json.dumps({"processes": self.processes}), encoding="utf-8")
 
@@ -291,9 +299,16 @@ def temporary_deployment(
 
 
 def present(
-    deployment: Deployment, http: str | None, progress: ProgressLine, note: str = "", watched: bool = True
+    deployment: Deployment,
+    http: str | None,
+    progress: ProgressLine,
+    note: str = "",
+    watched: bool = True,
+    tend: Callable[[Deployment], object] = lambda deployment: None,
 ) -> None:
-    """Print where everything is, once it is ready, and watch it; stop it where that fails. Raises OnesweepError."""
+    """Print where everything is, once it is ready, and watch it; stop it where that fails. Raises OnesweepError.
+
+    :param tend: called each second while it is watched."""
     try:
         deployment.wait_ready(progress.at)
         if http:
@@ -303,13 +318,13 @@ def present(
         lines.append(f"{'router':10} {deployment.topology.router:22} ready; logs in {deployment.directory}")
         print("\n".join([*lines, *[f"{'http':10} http://{http}"] * bool(http), *[note] * bool(note)]), flush=True)
         if watched:
-            watch(deployment)
+            watch(deployment, tend)
     except BaseException:
         deployment.stop()
         raise
 
 
-def watch(deployment: Deployment) -> None:
+def watch(deployment: Deployment, tend: Callable[[Deployment], object] = lambda deployment: None) -> None:
     """Return at Ctrl-C, with everything stopped. A host that ends by itself is started again if others hold its blocks
     meanwhile; for any other process, raises ServiceError."""
     replicated = deployment.topology.replicated
@@ -321,6 +336,7 @@ def watch(deployment: Deployment) -> None:
                 print(f"{name} ended and is started again; see its log", flush=True)
                 deployment.revive(name)
             deployment.check_alive()
+            tend(deployment)
     deployment.stop()
 
 

@@ -116,13 +116,15 @@ def use_links(topology: Topology) -> list[str]:
 
     Returns a line for each of their links; nothing for other hosts."""
     from stages.wire.channel import LINKS_VARIABLE
-    from stages.wire.rendezvous import LINKS_NAME
+    from stages.wire.link_quality import LinkRecord
 
-    if topology.certificates is None or not (path := topology.certificates / LINKS_NAME).exists():
-        return []
-    record = json.loads(path.read_text(encoding="utf-8"))
-    os.environ[LINKS_VARIABLE] = record["proxy"]
-    return [f"link {here} to {there}: {kind}" for here, there, kind in record["links"]]
+    record, names = LinkRecord.read(topology.certificates), {host.address: host.name for host in topology.hosts}
+    if record.proxy:
+        os.environ[LINKS_VARIABLE] = record.proxy
+    links = [(host.name, names[address]) for host in topology.hosts for address in topology.successors(host)]
+    return [
+        f"link {here} to {there}: {record.kinds[here, there]}" for here, there in links if (here, there) in record.kinds
+    ]
 
 
 # `onesweep join`
@@ -345,14 +347,19 @@ def _serve_stages(place: JoinedMachine, options: argparse.Namespace) -> None:
     return_large_buffers()
 
     async def run(stop: asyncio.Event) -> None:
+        async def leaving() -> None:
+            await stop.wait()
+            await links.leave()  # at once: what is under way here may take a while
+
         proxy = await LinkProxy(links.dial).open()
-        attending, renewing = asyncio.create_task(links.attend()), asyncio.create_task(_renew(place))
+        attending = asyncio.create_task(links.attend())
+        others = [asyncio.create_task(job) for job in (_renew(place), leaving())]
         attending.add_done_callback(lambda _: stop.set())
         try:
             await EmptyHost(settings).run(stop)
         finally:
-            attending.cancel()
-            renewing.cancel()
+            for task in (attending, *others):
+                task.cancel()
             proxy.close()
             await links.close()
         try:

@@ -105,6 +105,7 @@ def run_router(options: argparse.Namespace) -> int:
         RouterSettings,
         options,
         topology=topology,
+        topology_file=options.topology,
         listen=options.listen or topology.router,
         checkpoint=options.checkpoint or topology.checkpoint,
         security=security_of(options, topology.tls_of("router")),
@@ -246,9 +247,13 @@ def run_status(options: argparse.Namespace) -> int:
             state += f"; it has release {host.releases[-1]}"
         state += f"; {host.warning}" if host.warning else ""
         print(f"{host.name:10} {host.address:22} blocks {blocks:6} {state}")
+        for link in host.links if any(link.kind for link in host.links) else ():
+            print(f"{'':10} to {link.to:19} {link.problem or f'{link.kind}, {link.rtt_ms:.1f} ms'}")
     release = f"release {status.release}" if status.release else "no release yet"
     print(f"{release}; before: {status.previous}" if status.previous else release)
     if status.audits.audited:
         shown = f"{status.audits.audited} of {status.audits.sweeps} sweeps, {status.audits.faulty_hosts} found faulty"
         print(f"audits: {shown}, {status.audits.compute_ms / 1000:.1f} s of hosts' arithmetic")
+    for line in status.advice:
+        print(f"advice: {line}")
     return 0 if status.ready else 1

@@ -1,4 +1,4 @@
-"""From registrations to the hosts of a ring."""
+"""From registrations, or a topology that changes, to the hosts of a ring."""
 
 from __future__ import annotations
 
@@ -6,9 +6,10 @@ import asyncio
 import logging
 from collections.abc import Callable, Collection, Iterable, Sequence
 from contextlib import aclosing
+from pathlib import Path
 from typing import TYPE_CHECKING
 
-from serving.router.topology import MAX_HOSTS, HostEntry, Topology, check_host_name
+from serving.router.topology import MAX_HOSTS, HostEntry, Topology, check_host_name, read_topology
 from stages.errors import InputError, ServiceError
 from stages.wire.channel import check_target
 from stages.wire.flags import open_registry
@@ -19,6 +20,8 @@ if TYPE_CHECKING:
     from stages.wire.etcd import EtcdRegistry
 
 log = logging.getLogger(__name__)
+
+FOLLOW_S = 1.0
 
 
 def entries_of(registrations: Iterable[Registration]) -> list[HostEntry]:
@@ -48,6 +51,36 @@ async def follow_hosts(
                 known = hosts
             except InputError as error:
                 log.warning("the hosts stay as they were: %s", error)
+
+
+async def follow_topology(path: Path, blocks: int, set_hosts: Callable[[Sequence[HostEntry]], None]) -> None:
+    """Tell `set_hosts` the hosts of a topology file whenever it changes; for ever.
+
+    :param blocks: of a whole model. A file that makes no ring of so many changes nothing, and the log says why.
+    """
+    before = 0, 0
+    while True:
+        await asyncio.sleep(FOLLOW_S)
+        if (stamp := _stamp(path)) == before:
+            continue
+        before = stamp
+        try:
+            topology = read_topology(path)
+            if topology.blocks != blocks:
+                raise InputError(f"{path} has {topology.blocks} blocks, this router serves {blocks}: start it anew")
+            set_hosts(topology.hosts)
+            log.info("hosts of %s: %s", path, ", ".join(f"{host.name} ({host.span})" for host in topology.hosts))
+        except InputError as error:
+            log.warning("the hosts stay as they were: %s", error)
+
+
+def _stamp(path: Path) -> tuple[int, int]:
+    """Another one after each change of a file."""
+    try:
+        status = path.stat()
+        return status.st_ino, status.st_mtime_ns
+    except OSError:
+        return 0, 0
 
 
 def fitting(

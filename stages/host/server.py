@@ -103,6 +103,8 @@ class StageServer:
             members += [self._begin(job, stop) for job in (registry.register(own), follow)]
         else:
             host.next_hosts.set_addresses(self.settings.next)
+        if self.seat is not None:
+            self.seat.relink = host.next_hosts.set_addresses
         await stop.wait()
         host.stopping = True
         checks.stop()

@@ -260,6 +260,12 @@ class MachineLinks:
         except grpc.aio.AioRpcError as error:
             raise StatusError(error.code(), error.details() or error.code().name) from None
 
+    async def leave(self) -> None:
+        """Tell the rendezvous that this machine ends: others are to hold its stage."""
+        if self._stub is not None:
+            with contextlib.suppress(grpc.aio.AioRpcError):
+                await self._stub.Attend(join_pb2.AttendRequest(leaving=True), timeout=NOTICE_S).read()
+
     async def _listens(self) -> bool:
         """True once the own stage server does."""
         with contextlib.suppress(OSError):
