@@ -43,6 +43,7 @@ RECORD = "deployment.json"
 MODULE = ["-P", "-m", "serving.cli"]
 # Turns the name and the command of a process into the command that runs it where it belongs.
 Place = Callable[[str, list[str]], list[str]]
+Tend = Callable[["Deployment"], object]
 
 
 class NothingUp(OnesweepError):
@@ -303,12 +304,11 @@ def present(
     http: str | None,
     progress: ProgressLine,
     note: str = "",
-    watched: bool = True,
-    tend: Callable[[Deployment], object] = lambda deployment: None,
+    tend: Tend | None = None,
 ) -> None:
     """Print where everything is, once it is ready, and watch it; stop it where that fails. Raises OnesweepError.
 
-    :param tend: called each second while it is watched."""
+    :param tend: called each second; None: it is not watched."""
     try:
         deployment.wait_ready(progress.at)
         if http:
@@ -317,14 +317,14 @@ def present(
         lines = [f"{host.name:10} {host.address:22} blocks {host.span}" for host in deployment.topology.hosts]
         lines.append(f"{'router':10} {deployment.topology.router:22} ready; logs in {deployment.directory}")
         print("\n".join([*lines, *[f"{'http':10} http://{http}"] * bool(http), *[note] * bool(note)]), flush=True)
-        if watched:
+        if tend:
             watch(deployment, tend)
     except BaseException:
         deployment.stop()
         raise
 
 
-def watch(deployment: Deployment, tend: Callable[[Deployment], object] = lambda deployment: None) -> None:
+def watch(deployment: Deployment, tend: Tend) -> None:
     """Return at Ctrl-C, with everything stopped. A host that ends by itself is started again if others hold its blocks
     meanwhile; for any other process, raises ServiceError."""
     replicated = deployment.topology.replicated
@@ -394,12 +394,13 @@ def server_arguments(
     :param second: where a second router listens, which deploys nothing; its name is its address.
     """
     releases, found = directory / RELEASES, dict[str, list[str]]()
+    common = ["--topology", str(directory / TOPOLOGY), "--checkpoint", str(checkpoint), "--threads", str(threads)]
     for host in () if hosts_run else topology.hosts:
         own = ["--releases", str(releases / host.name), *host_options]
-        found[host.name] = [*_host_arguments(topology, host, checkpoint, threads), *own]
-        found[host.name] += _guard(directory / f"{host.name}.tokens", found[host.name], host.address, host.listen)
-    router = ["router", "--topology", str(directory / TOPOLOGY), "--checkpoint", str(checkpoint)]
-    router += ["--threads", str(threads), *router_options]
+        found[host.name] = ["host", host.name, *common, *own]
+        if topology.certificates is None:
+            found[host.name] += _guard(directory / f"{host.name}.tokens", found[host.name], host.address, host.listen)
+    router = ["router", *common, *router_options]
     router += _guard(directory / f"{ROUTER}.tokens", router, topology.router, *([second] if second else []))
     found[ROUTER] = [*router, "--releases", str(releases / ROUTER)]
     if second is not None:
@@ -415,14 +416,3 @@ def _guard(path: Path, arguments: Sequence[str], *addresses: str) -> list[str]:
         return []
     make_own_token(path, *addresses)
     return ["--tokens", str(path)]
-
-
-def _host_arguments(topology: Topology, host: HostEntry, checkpoint: Path, threads: int) -> list[str]:
-    successors = topology.successors(host)
-    return [
-        *("host", host.name, "--checkpoint", str(checkpoint), "--blocks", host.span),
-        *("--listen", host.listen, "--threads", str(threads)),
-        *(("--next", ",".join(successors)) if successors else ()),
-        *(("--device", host.device) if host.device else ()),
-        *tls_arguments(topology.tls_of(host.name)),
-    ]

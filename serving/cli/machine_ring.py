@@ -6,7 +6,7 @@ import asyncio
 import json
 import math
 import time
-from collections.abc import AsyncIterator, Collection, Coroutine, Iterable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Collection, Coroutine, Iterable, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
@@ -16,13 +16,12 @@ import grpc.aio
 from serving.cli.deploy import read_release
 from serving.cli.deployment import RELEASES, ROUTER, TOPOLOGY, Deployment
 from serving.cli.run import manifest_record
-from serving.client.client import Client, RequestRefused, RouterError
 from serving.router.paths import HostLink
 from serving.router.rollout import LOAD_S, load, send
 from serving.router.topology import ROUTER_END, HostEntry, Span, Topology, local_topology, placed, ring_order
 from stages.checkpoint.checkpoint import replace_file
-from stages.checkpoint.release_store import ReleaseManifest, release_files
-from stages.errors import InputError, ServiceError
+from stages.checkpoint.release_store import CURRENT_NAME, ReleaseManifest, release_files
+from stages.errors import InputError, OnesweepError, ServiceError
 from stages.importing.importing import StageHost
 from stages.progress import ProgressLine
 from stages.signals import run_interruptible
@@ -30,7 +29,7 @@ from stages.v1 import stage_pb2
 from stages.wire.link_quality import EXCHANGES, PROBE_TIMEOUT_S
 from stages.wire.links import link_address
 from stages.wire.rendezvous import Rendezvous
-from stages.wire.status import StatusError
+from stages.wire.status import StatusError, failed_precondition, unavailable
 from stages.wire.tls import Security
 
 ANSWER_S = 10.0  # for the answer to Describe
@@ -76,25 +75,14 @@ class MachineRing:
         path.write_text(json.dumps(order), encoding="utf-8")
         return order
 
-    async def _describe(self, links: Sequence[HostLink]) -> None:
-        outcomes = await asyncio.gather(*map(_described, links), return_exceptions=True)
-        problems = []
-        for link, outcome in zip(links, outcomes, strict=True):
-            name = link.entry.name
-            if isinstance(outcome, StatusError):
-                problems.append(outcome.message)
-                continue
-            if isinstance(outcome, BaseException):
-                raise outcome
-            assert link.info is not None
-            room = link.info.room
-            if not link.info.HasField("room"):
-                problems.append(f"machine {name} was started with a checkpoint of its own")
-            elif not 0 < room.speed < math.inf:
-                problems.append(f"machine {name} measured a speed that cannot be")
-            self.rooms[name] = StageHost(room.speed, room.memory_bytes, name)
+    async def _describe(self, links: Iterable[HostLink]) -> None:
+        outcomes = await asyncio.gather(*map(_room, links), return_exceptions=True)
+        problems = [outcome for outcome in outcomes if isinstance(outcome, BaseException)]
+        if unforeseen := [problem for problem in problems if not isinstance(problem, StatusError)]:
+            raise unforeseen[0]
         if problems:
-            raise ServiceError(f"{'; '.join(problems)}; each must run `onesweep join`")
+            raise ServiceError(f"{'; '.join(map(str, problems))}; each must run `onesweep join`")
+        self.rooms |= {room.name: room for room in outcomes if isinstance(room, StageHost)}
 
     async def _measure(self, link: HostLink, names: Iterable[str]) -> None:
         """Note a machine's delays to the others and the router; those that cannot be measured are left out."""
@@ -106,7 +94,7 @@ class MachineRing:
             self.trips_ms[own, ROUTER_END] = self.trips_ms[ROUTER_END, own] = to_router
             request = stage_pb2.ProbeRequest(to=others)
             measured = await link.relay.stub.Probe(request, timeout=2 * PROBE_TIMEOUT_S)
-            trips = {(own, others[each.address]): each.rtt_ms / 2 for each in measured.links if not each.problem}
+            trips = {(own, others[each.address]): each.rtt_min_ms / 2 for each in measured.links if not each.problem}
             self.trips_ms |= trips
 
     def plan(self, checkpoint: Path, parts: int, names: Sequence[str]) -> None:
@@ -121,28 +109,26 @@ class MachineRing:
         for line in self._plan_lines(layers if isinstance(layers, list) else None):
             self.progress.say(line)
         for host in self.topology.hosts:
-            needed, room = self._bytes(host.blocks), self.rooms[host.name].memory_bytes
-            if needed > room:
+            if (missing := self._bytes(host.blocks) - self.rooms[host.name].memory_bytes) > 0:
                 raise InputError(
-                    f"{host.name} has too little memory: {(needed - room) / MEGABYTE:,.1f} MB are missing; free memory "
-                    f"there, have another machine join, or cut the model anew ({checkpoint} is its cut)"
+                    f"{host.name} has too little memory: {missing / MEGABYTE:,.1f} MB are missing; free memory there, "
+                    f"have another machine join, or cut the model anew ({checkpoint} is its cut)"
                 )
 
-    def _plan_lines(self, layers: Sequence[int] | None) -> list[str]:
+    def _plan_lines(self, layers: Sequence[int] | None) -> Iterator[str]:
         names = {host.address: host.name for host in self.topology.hosts}
-        fastest, kinds, lines = max(self.rooms[name].speed for name in names.values()), self.rendezvous.kinds, []
+        fastest, kinds = max(self.rooms[name].speed for name in names.values()), self.rendezvous.kinds
         for number, host in enumerate(self.topology.hosts, 1):
             room, what = self.rooms[host.name], f"blocks {host.span}"
             if layers is not None:
                 first = sum(layers[: host.blocks[0]])
                 what = f"layers {first}-{first + sum(layers[block] for block in host.blocks) - 1}"
-            memory = f"{self._bytes(host.blocks) / MEGABYTE:,.1f} of {room.memory_bytes / MEGABYTE:,.0f} MB"
-            links = []
+            words = [f"{what}, {self._bytes(host.blocks) / MEGABYTE:,.1f} of {room.memory_bytes / MEGABYTE:,.0f} MB"]
+            words[0] += f", speed {room.speed / fastest:.2f}"
             for there in (names[address] for address in self.topology.successors(host)):
-                delay = f"{trip:.1f} ms" if (trip := self.trips_ms.get((host.name, there))) is not None else "no answer"
-                links.append(f"; to {there}: {kinds.get((host.name, there), 'link')}, {delay}")
-            lines.append(f"{number}. {host.name}: {what}, {memory}, speed {room.speed / fastest:.2f}{''.join(links)}")
-        return lines
+                delay_ms = self.trips_ms.get((host.name, there), math.nan)
+                words.append(f"to {there}: {kinds.get((host.name, there), 'no link')}, {delay_ms:.1f} ms")
+            yield f"{number}. {host.name}: {'; '.join(words)}"
 
     # While it serves
 
@@ -155,23 +141,15 @@ class MachineRing:
             return
         self._look_for_release(deployment)
         there, able = situation
-        newcomers = able - {host.name for host in self.topology.hosts}
-        try:
-            try:
-                changed = run_interruptible(self._while_same(situation, self._follow(there, able, deployment)))
-            except ServiceError as error:
-                if not newcomers:
-                    raise
-                # who is new must not keep the others from taking over what is missing
-                self.progress.say(f"{', '.join(sorted(newcomers))} cannot be used: {error}")
-                run_interruptible(self._while_same(situation, self._follow(there, able - newcomers, deployment)))
-                changed = False
-            if changed:
-                self._settled = situation
-                return
-        except ServiceError as error:
-            self.progress.say(f"the ring cannot be changed: {error}")
+        known = able & {host.name for host in self.topology.hosts}
         self._failed, self._again_at = situation, now + AGAIN_S
+        for usable in dict.fromkeys((able, known)):  # who is new must not keep the others from taking over
+            try:
+                is_done = run_interruptible(self._while_same(situation, self._follow(there, usable, deployment)))
+                self._settled = situation if is_done and usable == able else None
+                return
+            except OnesweepError as error:
+                self.progress.say(f"the ring cannot be made of {', '.join(sorted(usable))}: {error}")
 
     def _situation(self) -> tuple[frozenset[str], frozenset[str]]:
         """Machines that are there, and those that count: the ring's own may be away for a while."""
@@ -233,23 +211,19 @@ class MachineRing:
             "could hold them (onesweep invite)"
             for run in missing
         ]
-        for line in advice if advice != [*self.rendezvous.advice] else ():
-            self.progress.say(line)
-        self.rendezvous.advice = advice
-        self.rendezvous.tell()
+        if advice != self.rendezvous.advice:
+            self.rendezvous.advice = advice
+            self.rendezvous.tell()
+            for line in advice:
+                self.progress.say(line)
 
     def _look_for_release(self, deployment: Deployment) -> None:
         """Bring from now on what was deployed, in place of what was served first."""
-        name = ""
-        with (
-            suppress(RequestRefused, RouterError),
-            Client(deployment.topology.router, tls=self.topology.client_tls) as it,
-        ):
-            name = it.status(timeout_s=ANSWER_S).release
-        path = deployment.directory / RELEASES / ROUTER / name
-        if name and name != self.contents.name and path.is_dir():
-            with suppress(InputError):
-                self._hold(read_release(path), len(self.sizes))
+        store = deployment.directory / RELEASES / ROUTER
+        with suppress(OSError, ValueError, LookupError, InputError):
+            name = json.loads((store / CURRENT_NAME).read_text(encoding="utf-8"))["releases"][-1]
+            if name != self.contents.name:
+                self._hold(read_release(store / name), len(self.sizes))
 
     def _hold(self, contents: ReleaseManifest, parts: int) -> None:
         self.contents = contents
@@ -279,19 +253,22 @@ class MachineRing:
                 for link in links
             }
 
+            def is_loaded(info: stage_pb2.DescribeResponse) -> bool:
+                return name in {each.name for each in info.releases if not each.loading}
+
             async def brought(link: HostLink) -> None:
                 self.progress.at(f"sending {link.entry.name} its stage")
                 sent_bytes = await send(link, self.contents, given[link])
                 self.progress.say(f"{link.entry.name}: {sent_bytes / MEGABYTE:.1f} MB sent, blocks {link.entry.span}")
 
             try:
-                await asyncio.gather(*map(_described, links))
+                await asyncio.gather(*(_waited(link, ANSWER_S, lambda info: True) for link in links))
                 new = [link for link in links if not _has(link, name)]
                 # No machine changes its stage before all have their files: a failure leaves what was served.
                 await asyncio.gather(*map(brought, new))
                 await asyncio.gather(*(load(link, name, (), given[link]) for link in new))
                 self.progress.at(f"loading {name} on {len(new)} machines")
-                await asyncio.gather(*(_loaded(link, name) for link in links))
+                await asyncio.gather(*(_waited(link, LOAD_S, is_loaded) for link in links))
                 moved = [link for link in links if {*link.onward} != {*given[link].next}]
                 await asyncio.gather(*(load(link, "", (), given[link]) for link in moved))
             except StatusError as refusal:
@@ -325,17 +302,13 @@ async def _links(hosts: Iterable[HostEntry], security: Security) -> AsyncIterato
         await asyncio.gather(*(link.relay.close(0) for link in links))
 
 
-async def _described(link: HostLink) -> None:
-    """Describe a machine that may be between two servers. Raises StatusError."""
-    deadline = time.monotonic() + ANSWER_S
-    while True:
-        try:
-            await link.describe()
-            return
-        except StatusError:
-            if time.monotonic() > deadline:
-                raise
-        await asyncio.sleep(POLL_S)
+async def _room(link: HostLink) -> StageHost:
+    """Speed and memory of a machine that may be between two servers. Raises StatusError."""
+    info = await _waited(link, ANSWER_S, lambda info: True)
+    if not info.HasField("room") or not 0 < info.room.speed < math.inf:
+        said = f"machine {link.entry.name} was started with a checkpoint of its own, or tells a speed that cannot be"
+        raise failed_precondition(said)
+    return StageHost(info.room.speed, info.room.memory_bytes, link.entry.name)
 
 
 def _has(link: HostLink, release: str) -> bool:
@@ -344,21 +317,20 @@ def _has(link: HostLink, release: str) -> bool:
     return info is not None and (*info.blocks,) == link.entry.blocks and release in {r.name for r in info.releases}
 
 
-async def _loaded(link: HostLink, release: str) -> None:
-    """Return when a machine, which listens anew, has loaded its stage. Raises ServiceError."""
-    deadline, problem = time.monotonic() + LOAD_S, "no answer"
-    while time.monotonic() < deadline:
-        # one that is between two servers does not answer for a moment
+async def _waited(
+    link: HostLink, within_s: float, done: Callable[[stage_pb2.DescribeResponse], bool]
+) -> stage_pb2.DescribeResponse:
+    """A machine's description, once it is as it should be. Raises StatusError."""
+    deadline = time.monotonic() + within_s
+    while True:
         try:
             await link.describe()
-        except StatusError as refusal:
-            problem = refusal.message
-        else:
             assert link.info is not None
-            if _has(link, release) and release in {each.name for each in link.held.values()}:
-                return
-            problem = link.info.not_ready_reason
-            if "cannot be served" in problem:
-                break
+            if done(link.info):
+                return link.info
+            problem = unavailable(f"machine {link.entry.name} does not serve its stage: {link.info.not_ready_reason}")
+        except StatusError as refusal:  # one that is between two servers does not answer for a moment
+            problem = refusal
+        if time.monotonic() > deadline or "cannot be served" in problem.message:
+            raise problem
         await asyncio.sleep(POLL_S)
-    raise ServiceError(f"machine {link.entry.name} does not serve its stage: {problem}")

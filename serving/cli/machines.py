@@ -28,7 +28,6 @@ from stages.settings import from_flags
 from stages.telemetry.observability import start_log
 
 if TYPE_CHECKING:
-    from serving.router.topology import Topology
     from stages.v1 import join_pb2
     from stages.wire.rendezvous import RunDirectory
     from stages.wire.tickets import Ticket
@@ -74,7 +73,6 @@ def add_invite(invite: argparse.ArgumentParser) -> None:
     invite.add_argument("name", metavar="NAME", nargs="?", default="", help="the machine's (it says its own)")
     invite.add_argument("--uses", type=int, default=1, metavar="N", help="machines that may join with it (1)")
     invite.add_argument("--days", type=float, default=1.0, metavar="D", help="how long it is good for (1)")
-    invite.add_argument("--list", action="store_true", help="list the tickets that were made")
     invite.add_argument("--revoke", metavar="ID", help="let nobody join with a ticket any more")
 
 
@@ -89,11 +87,6 @@ def run_invite(options: argparse.Namespace) -> int:
     if options.revoke:
         run.invitations.revoke(options.revoke)
         print(f"{options.revoke}: revoked; machines that joined with it stay")
-    elif options.list:
-        for each in run.invitations.all():
-            state = each.problem(time.time()) or f"{each.uses} uses left"
-            until = time.strftime("%Y-%m-%d %H:%M", time.gmtime(each.until))
-            print(f"{each.id}  until {until} UTC  {each.name or 'any name':16} {state}")
     else:
         invitation, secret = run.invitations.add(
             options.uses, options.days, check_machine(options.name) if options.name else ""
@@ -109,22 +102,6 @@ def ticket_of(run: RunDirectory, secret: str) -> str:
 
     addresses = json.loads((run.directory / ADDRESSES_NAME).read_text(encoding="utf-8"))
     return Ticket(tuple(addresses), run.fingerprint, secret).text()
-
-
-def use_links(topology: Topology) -> list[str]:
-    """Have channels of this process dial the machines of a run that is served from here.
-
-    Returns a line for each of their links; nothing for other hosts."""
-    from stages.wire.channel import LINKS_VARIABLE
-    from stages.wire.link_quality import LinkRecord
-
-    record, names = LinkRecord.read(topology.certificates), {host.address: host.name for host in topology.hosts}
-    if record.proxy:
-        os.environ[LINKS_VARIABLE] = record.proxy
-    links = [(host.name, names[address]) for host in topology.hosts for address in topology.successors(host)]
-    return [
-        f"link {here} to {there}: {record.kinds[here, there]}" for here, there in links if (here, there) in record.kinds
-    ]
 
 
 # `onesweep join`
@@ -263,18 +240,9 @@ def _enrolled(ticket: Ticket, directory: Path, name: str, is_given: bool) -> Joi
     write_file(directory / "ca.pem", response.authority, PUBLIC)
     write_file(directory / "machine.pem", response.certificate, PUBLIC)
     rendezvous = [address, *(each for each in ticket.addresses if each != address)]
-    record = {"name": _certified_name(response.certificate), "secret": response.secret, "rendezvous": rendezvous}
+    record = {"name": response.name, "secret": response.secret, "rendezvous": rendezvous}
     write_file(directory / MACHINE_NAME, json.dumps(record).encode())
     return JoinedMachine.read(directory)
-
-
-def _certified_name(certificate: bytes) -> str:
-    """The name that the router gave: a ticket may say it."""
-    from cryptography import x509
-    from cryptography.x509.oid import NameOID
-
-    (name,) = x509.load_pem_x509_certificate(certificate).subject.get_attributes_for_oid(NameOID.COMMON_NAME)
-    return str(name.value)
 
 
 def _found(ticket: Ticket) -> tuple[str, bytes]:

@@ -8,8 +8,9 @@ import json
 import os
 import threading
 import time
-from collections.abc import Callable, Coroutine, Iterator, Sequence
-from contextlib import closing, contextmanager, suppress
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future
+from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -116,42 +117,29 @@ def _rendezvous(run: RunDirectory, options: argparse.Namespace, say: Callable[[s
         addresses = (*own_addresses(port)[: MOST_ADDRESSES - 1], f"127.0.0.1:{port}")
     else:
         addresses = (options.listen,)
-    rendezvous, started = Rendezvous(run, say), threading.Event()
-    failure: list[BaseException] = []
+    rendezvous, ready = Rendezvous(run, say), Future[tuple[asyncio.AbstractEventLoop, asyncio.Event]]()
 
     async def main() -> None:
         stop = asyncio.Event()
-        ends.append((asyncio.get_running_loop(), stop))
         try:
             async with rendezvous.serving(options.listen), await LinkProxy(rendezvous.dial).open():
                 rendezvous.proxy = os.environ[LINKS_VARIABLE]
                 rendezvous.tell()
-                started.set()
+                ready.set_result((asyncio.get_running_loop(), stop))
                 await stop.wait()
         except BaseException as error:
-            failure.append(error)
-            raise
-        finally:
-            started.set()
+            if not ready.done():
+                ready.set_exception(error)
 
-    ends = list[tuple[asyncio.AbstractEventLoop, asyncio.Event]]()
-    thread = threading.Thread(target=_quietly, args=(main,), daemon=True)
+    thread = threading.Thread(target=lambda: asyncio.run(main()), daemon=True)
     thread.start()
-    started.wait()
-    if failure:
-        raise failure[0]
+    loop, stop = ready.result()
     (run.directory / ADDRESSES_NAME).write_text(json.dumps(addresses), encoding="utf-8")
     try:
         yield rendezvous
     finally:
-        loop, stop = ends[0]
         loop.call_soon_threadsafe(stop.set)
         thread.join()
-
-
-def _quietly(main: Callable[[], Coroutine[None, None, None]]) -> None:
-    with suppress(BaseException):  # told to who waits for the thread's start
-        asyncio.run(main())
 
 
 def _wait(

@@ -3,6 +3,7 @@
 import argparse
 import asyncio
 import json
+import os
 import sys
 from dataclasses import replace
 from functools import partial
@@ -137,8 +138,9 @@ def run_http(options: argparse.Namespace) -> int:
 
 
 def run_doctor(options: argparse.Namespace) -> int:
-    from serving.cli.machines import use_links
     from serving.router.doctor import examine, report_text
+    from stages.wire.channel import LINKS_VARIABLE
+    from stages.wire.link_quality import LinkRecord
 
     if options.topology is None and options.registry is None:
         if (here := deployment_here()) is None:
@@ -146,15 +148,17 @@ def run_doctor(options: argparse.Namespace) -> int:
         topology = here.topology
     else:
         topology = _topology_of(options, within_s=REGISTERED_S)
-    links = use_links(topology)
+    if proxy := LinkRecord.read(topology.certificates).proxy:  # of machines that joined
+        os.environ[LINKS_VARIABLE] = proxy
     report = asyncio.run(examine(topology, security_of(options, topology.tls_of("router"))))
-    print(json.dumps(report.as_json()) if options.json else "\n".join([report_text(report), *links]))
+    print(json.dumps(report.as_json()) if options.json else report_text(report))
     return 0 if report.healthy else 1
 
 
 def run_up(options: argparse.Namespace) -> int:
     with ends_cleanly():
-        present(_started(options), options.http, ProgressLine(), watched=not options.detach)
+        tend = None if options.detach else lambda deployment: None
+        present(_started(options), options.http, ProgressLine(), tend=tend)
     return 0
 
 

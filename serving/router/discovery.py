@@ -14,6 +14,7 @@ from stages.errors import InputError, ServiceError
 from stages.wire.channel import check_target
 from stages.wire.flags import open_registry
 from stages.wire.registry import Registration, RegistrySettings
+from stages.wire.secret_files import stamp_of
 from stages.wire.tls import Security
 
 if TYPE_CHECKING:
@@ -58,10 +59,10 @@ async def follow_topology(path: Path, blocks: int, set_hosts: Callable[[Sequence
 
     :param blocks: of a whole model. A file that makes no ring of so many changes nothing, and the log says why.
     """
-    before = 0, 0
+    before = None
     while True:
         await asyncio.sleep(FOLLOW_S)
-        if (stamp := _stamp(path)) == before:
+        if (stamp := stamp_of(path)) == before:
             continue
         before = stamp
         try:
@@ -72,15 +73,6 @@ async def follow_topology(path: Path, blocks: int, set_hosts: Callable[[Sequence
             log.info("hosts of %s: %s", path, ", ".join(f"{host.name} ({host.span})" for host in topology.hosts))
         except InputError as error:
             log.warning("the hosts stay as they were: %s", error)
-
-
-def _stamp(path: Path) -> tuple[int, int]:
-    """Another one after each change of a file."""
-    try:
-        status = path.stat()
-        return status.st_ino, status.st_mtime_ns
-    except OSError:
-        return 0, 0
 
 
 def fitting(

@@ -139,7 +139,7 @@ class RouterService(router_pb2_grpc.RouterServiceServicer):
         served, frontier = self.rollout.current, self.rollout.current.frontier
         names = {link.entry.address: link.entry.name for link in self.ring.links}
         record = LinkRecord.read(self.run)
-        pairs = [(link.entry.name, names.get(to, to)) for link in self.ring.links for to in link.onward]
+        pairs = [(link.entry.name, names[to]) for link in self.ring.links for to in link.onward if to in names]
         trips_ms = {link.entry.name: (link.relay.least_rtt_ms or 0.0) / 2 for link in self.ring.links}
         tokenizers = [served.modes[name].tokenizer for name in served.served_modes]
         return router_pb2.StatusResponse(
@@ -190,7 +190,7 @@ class RouterService(router_pb2_grpc.RouterServiceServicer):
             model=next((each.model_name for each in tokenizers if each.model_name), ""),
             sampling=next((words_of(each.sampling) for each in tokenizers if each.sampling), ""),
             chat=any(each.chats for each in tokenizers),
-            advice=record.advice_on((pair for pair in pairs if trips_ms.keys() >= {*pair}), trips_ms),
+            advice=record.advice_on(pairs, trips_ms),
         )
 
     async def _progress_of(

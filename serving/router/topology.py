@@ -282,7 +282,8 @@ def placed(
     :param sizes: bytes of each block.
 
     Who holds something keeps it while others can take over what is missing: a machine without blocks; then one whose
-    blocks another holds, too; then a neighbour in the ring, beside its own. All others become replicas.
+    blocks another holds, too; then a neighbour in the ring, beside its own. All others become replicas, or, with room
+    for a block at most, take one of a machine that holds several.
     """
     spans = {name: span for name, span in held.items() if name in machines}
 
@@ -304,6 +305,11 @@ def placed(
                 return True
         return False
 
+    def need(span: Span) -> tuple[int, float]:
+        """More for blocks that fewer machines hold, then for those that their machines take longer for."""
+        speeds = [machines[name].speed for name, other in spans.items() if other == span]
+        return -len(speeds), sum(sizes[block] for block in span) / sum(speeds)
+
     for run in _missing_runs(spans, len(sizes)):
         if not take(run):
             for block in run:
@@ -312,7 +318,12 @@ def placed(
     for name in machines:
         able = sorted({span for span in spans.values() if fits(name, span)})
         if name not in spans and able:
-            spans[name] = max(able, key=lambda span: _need(span, spans, machines, sizes))
+            spans[name] = max(able, key=need)
+        for other, span in [*spans.items()] if name not in spans else ():
+            ends = [end for end in (span[-1:], span[:1]) if fits(name, end)]
+            if len(span) > 1 and is_alone(other) and ends:
+                spans[name], spans[other] = ends[0], tuple(block for block in span if block not in ends[0])
+                break
     return spans, missing
 
 
@@ -324,11 +335,3 @@ def _missing_runs(spans: Mapping[str, Span], blocks: int) -> list[Span]:
             follows = bool(runs) and runs[-1][-1] == block - 1
             runs[-1:] = [(*runs[-1], block)] if follows else [*runs[-1:], (block,)]
     return runs
-
-
-def _need(
-    span: Span, spans: Mapping[str, Span], machines: Mapping[str, StageHost], sizes: Sequence[int]
-) -> tuple[int, float]:
-    """More for blocks that fewer machines hold, then for those that their machines take longer for."""
-    speeds = [machines[name].speed for name, other in spans.items() if other == span]
-    return -len(speeds), sum(sizes[block] for block in span) / sum(speeds)

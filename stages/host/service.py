@@ -30,7 +30,7 @@ from stages.v1 import stage_pb2, stage_pb2_grpc
 from stages.wire.auth import ROUTER, check_sender, identity_of
 from stages.wire.channel import check_target
 from stages.wire.hop_stream import Relay
-from stages.wire.link_quality import EXCHANGES, MAX_PROBE_BYTES, PROBE_TIMEOUT_S, kernel_now, measure_link
+from stages.wire.link_quality import MAX_PROBE_BYTES, PROBE_TIMEOUT_S, kernel_now, measure_link
 from stages.wire.messages import PROTOCOL
 from stages.wire.status import StatusError, exhausted, failed_precondition, invalid
 from stages.wire.tls import Security, Tls
@@ -118,24 +118,27 @@ class StageSeat:
         replace_file(self.store.directory / ASSIGNMENT_NAME, lambda path: path.write_text(record, encoding="utf-8"))
 
     async def round_trips(self, addresses: Sequence[str]) -> list[stage_pb2.LinkQuality]:
-        """The quickest of some small messages to each machine, by the way that a hop would take."""
+        """Measure small messages to each machine, by the way that a hop would take. Raises StatusError."""
         if len(addresses) > MOST_NEXT:
             raise invalid(f"at most {MOST_NEXT} machines can be measured at once")
-        return list(await asyncio.gather(*(self._round_trip(address) for address in addresses)))
-
-    async def _round_trip(self, address: str) -> stage_pb2.LinkQuality:
-        relay: Relay | None = None
+        relays = list[Relay]()
         try:
-            relay = Relay(address, MAX_PROBE_BYTES, PROBE_TIMEOUT_S, security=self.security)
-            await relay.describe(PROBE_TIMEOUT_S)  # a connection may take seconds
-            for _ in range(EXCHANGES):
-                await relay.warm(0)
-            return stage_pb2.LinkQuality(address=address, rtt_ms=relay.least_rtt_ms or 0.0)
-        except (StatusError, InputError) as error:
-            return stage_pb2.LinkQuality(address=address, problem=str(error))
+            for address in addresses:
+                relays.append(Relay(address, MAX_PROBE_BYTES, PROBE_TIMEOUT_S, security=self.security))
+            return list(await asyncio.gather(*(_quality(relay, 0, 1) for relay in relays)))
+        except InputError as error:
+            raise invalid(str(error)) from None
         finally:
-            if relay is not None:
-                await relay.close()
+            await asyncio.gather(*(relay.close() for relay in relays))
+
+
+async def _quality(relay: Relay, state_bytes: int, rate_bytes: int) -> stage_pb2.LinkQuality:
+    """Measure a link that may not work."""
+    try:
+        return await measure_link(relay, state_bytes, rate_bytes)
+    except grpc.aio.AioRpcError as error:
+        problem = f"{relay.host} does not answer ({error.details() or error.code().name})"
+        return stage_pb2.LinkQuality(address=relay.address, problem=problem)
 
 
 def _seat_of(seat: StageSeat | None) -> StageSeat:
@@ -298,13 +301,9 @@ class StageService(stage_pb2_grpc.StageServiceServicer):
         if self._probing.locked():
             raise exhausted("another probe is running", retry_after_ms=2000)
         async with self._probing:
+            state_bytes = full_state_bytes(self.host.releases.newest.plan)
             for relay in self.host.next_hosts.relays:
-                try:
-                    quality = await measure_link(relay, full_state_bytes(self.host.releases.newest.plan), request.bytes)
-                except grpc.aio.AioRpcError as error:
-                    problem = f"{relay.host} does not answer ({error.details() or error.code().name})"
-                    quality = stage_pb2.LinkQuality(address=relay.address, problem=problem)
-                response.links.append(quality)
+                response.links.append(await _quality(relay, state_bytes, request.bytes))
         return response
 
     async def Store(

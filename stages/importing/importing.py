@@ -298,9 +298,8 @@ def write_own_part(source: Path, directory: Path, index: int, path: Path) -> Non
 
     Raises InputError or CheckpointError."""
     manifest = read_manifest(directory)
-    architecture = manifest.architecture
-    if not isinstance(architecture, LlamaArchitecture):
-        raise CheckpointError("it was not imported")
+    architecture = manifest.text_architecture
+    assert isinstance(architecture, LlamaArchitecture)
     stage = build_stage(open_source(source), architecture, index)
     shapes = probe_shapes(stage, stored_probe(manifest).shape[1])
     probe = {name: torch.zeros(shape) for name, shape in shapes.items()}

@@ -61,22 +61,26 @@ class EnrolResponse(_message.Message):
     AUTHORITY_FIELD_NUMBER: _builtins.int
     CERTIFICATE_FIELD_NUMBER: _builtins.int
     SECRET_FIELD_NUMBER: _builtins.int
+    NAME_FIELD_NUMBER: _builtins.int
     authority: _builtins.bytes
     """PEM, whose certificates are believed"""
     certificate: _builtins.bytes
     """PEM"""
     secret: _builtins.str
     """the machine's own, from now on; empty where it has one"""
+    name: _builtins.str
+    """in the certificate: a ticket may say another than the machine"""
     def __init__(
         self,
         *,
         authority: _builtins.bytes = ...,
         certificate: _builtins.bytes = ...,
         secret: _builtins.str = ...,
+        name: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["authority", b"authority", "certificate", b"certificate", "secret", b"secret"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["authority", b"authority", "certificate", b"certificate", "name", b"name", "secret", b"secret"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -9,7 +9,7 @@ import logging
 import secrets
 import time
 from collections import Counter
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -124,11 +124,10 @@ class Rendezvous(join_pb2_grpc.JoinServiceServicer):
         self.machines = run.machines()
         self.neighbours: dict[str, set[str]] = {}  # whom each machine may reach, by its place in the ring
         self.refused = Counter[str]()  # calls, by method
-        self.carried = Counter[tuple[str, str]]()  # bytes of pipes between machines that this one joined
         self._waiting = dict[str, _Waiting]()
-        self._kinds = dict[tuple[str, str], str]()
+        self.kinds = dict[tuple[str, str], str]()  # of links that were made, by their two machines
         self.proxy = ""  # that commands on this machine dial machines over
-        self.advice: Sequence[str] = ()  # for people, in `status`
+        self.advice = list[str]()  # for people, in `status`
         self.announces = True  # each link that is made in another way than before
 
     @property
@@ -141,11 +140,6 @@ class Rendezvous(join_pb2_grpc.JoinServiceServicer):
     def leaving(self) -> set[str]:
         """Machines that said that they end. From any thread."""
         return {machine.name for machine in list(self.machines.values()) if machine.leaving}
-
-    @property
-    def kinds(self) -> dict[tuple[str, str], str]:
-        """The kind of each link that was made, by its two machines. From any thread."""
-        return self._kinds.copy()
 
     @asynccontextmanager
     async def serving(self, address: str) -> AsyncIterator[int]:
@@ -180,7 +174,7 @@ class Rendezvous(join_pb2_grpc.JoinServiceServicer):
 
     def tell(self) -> None:
         """Leave for commands on this machine how machines are dialled, and what links they have. Raises InputError."""
-        kinds = [[*pair, kind] for pair, kind in self.kinds.items()]
+        kinds = [[*pair, kind] for pair, kind in self.kinds.copy().items()]
         ports = {each.name: each.addresses[0] for each in list(self.machines.values()) if each.addresses}
         record = {"proxy": self.proxy, "links": kinds, "ports": ports, "advice": self.advice}
         write_file(self.run.directory / LINKS_NAME, json.dumps(record).encode())
@@ -248,9 +242,9 @@ class Rendezvous(join_pb2_grpc.JoinServiceServicer):
             self._notify(target, notice)
         if (kind := request.kind) and kind not in KINDS:
             raise invalid(f"a link is {', '.join(KINDS)}")
-        before = self._kinds.get((machine.name, target.name), "")
+        before = self.kinds.get((machine.name, target.name), "")
         if kind and before != kind:
-            self._kinds[machine.name, target.name] = kind
+            self.kinds[machine.name, target.name] = kind
             if self.announces:
                 self._say(f"link {machine.name} to {target.name}: {kind}{before and f' (it was {before})'}")
             self.tell()
@@ -270,7 +264,7 @@ class Rendezvous(join_pb2_grpc.JoinServiceServicer):
                 other, done = await self._opened(target, machine.name)
                 try:
                     await context.write(join_pb2.Chunk())
-                    await splice(own, other, lambda size: self.carried.update({(machine.name, target.name): size}))
+                    await splice(own, other)
                 finally:
                     done.set()
                 return
@@ -338,7 +332,8 @@ class Rendezvous(join_pb2_grpc.JoinServiceServicer):
             made = self.run.authority.certify(request.request, Identity(HOST, name), (link_name(name),), LEAF_DAYS)
         except InputError as error:
             raise invalid(str(error)) from None
-        return join_pb2.EnrolResponse(authority=read_file(self.run.tls.authority), certificate=made, secret=secret)
+        authority = read_file(self.run.tls.authority)
+        return join_pb2.EnrolResponse(authority=authority, certificate=made, secret=secret, name=name)
 
     def _refusal(
         self, method: str, message: str, code: grpc.StatusCode = grpc.StatusCode.UNAUTHENTICATED

@@ -1,14 +1,19 @@
 """Topology files: what they say, and what is said about a wrong one."""
 
+import asyncio
 from collections.abc import Callable
+from itertools import combinations
 from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from serving.router.topology import HostEntry, local_topology, read_topology
+from serving.router import discovery
+from serving.router.topology import ROUTER_END, HostEntry, Span, local_topology, placed, read_topology, ring_order
 from stages.errors import InputError, TopologyError
+from stages.importing.importing import StageHost
+from tests.conftest import eventually
 
 Run = Callable[..., tuple[int, str, str]]
 
@@ -142,3 +147,89 @@ def test_replicas_are_laid_out_side_by_side() -> None:
     for replicas in (0, 40):
         with pytest.raises(InputError, match="replicas of 2 hosts: choose 1 to 32"):
             local_topology(2, 3, Path("w"), replicas=replicas)
+
+
+def test_a_ring_takes_the_shortest_round_and_keeps_the_last_one_where_little_is_spared() -> None:
+    at = {ROUTER_END: 0.0} | {f"m{i}": 10.0 * (i * 7 % 9) for i in range(9)}  # machines along a line
+    trips = {pair: abs(at[pair[0]] - at[pair[1]]) for a, b in combinations(at, 2) for pair in ((a, b), (b, a))}
+    for count in (8, 9):  # all orders, then the nearest next
+        order = ring_order([f"m{i}" for i in range(count)], trips)
+        assert sum(trips[pair] for pair in zip(order, (*order[1:], order[0]), strict=True)) == 160, "there and back"
+    trips["m1", "m2"] += 4
+    assert ring_order(order, trips) == order
+    assert ring_order(["m0"], {}) == ("m0",)
+    lost = {pair: trip for pair, trip in trips.items() if pair != ("m0", "m1")}
+    first, second, third = ring_order(["m0", "m1", "m2"], lost)
+    assert ("m0", "m1") not in {(first, second), (second, third), (third, first)}, "one that could not be measured"
+
+
+ROOM = {"paris": 10, "tokyo": 10, "austin": 10, "oslo": 10}
+HELD: dict[str, Span] = {"paris": (0,), "tokyo": (1,), "austin": (2,)}
+
+
+@pytest.mark.parametrize(
+    ("held", "rooms", "spans", "missing"),
+    [
+        pytest.param({}, {"oslo": 30}, {"oslo": (0, 1, 2)}, [], id="one for all"),
+        pytest.param(HELD, ROOM, HELD | {"oslo": (1,)}, [], id="a replica of the slowest"),
+        pytest.param(HELD, ROOM | {"oslo": 8}, HELD | {"oslo": (2,)}, [], id="of the slowest that fits"),
+        pytest.param(HELD, ROOM | {"oslo": 1}, HELD, [], id="one that stands by"),
+        pytest.param(
+            HELD | {"oslo": (1,)},
+            ROOM | {"rome": 10},
+            HELD | {"oslo": (1,), "rome": (2,)},
+            [],
+            id="the least replicated",
+        ),
+        pytest.param(
+            HELD | {"rome": (1,)}, ROOM, HELD | {"oslo": (1,)}, [], id="a replica in the place of one that is gone"
+        ),
+        pytest.param(
+            {"rome": (0,), "tokyo": (1,), "austin": (2,)}, ROOM, HELD | {"oslo": (1,)}, [], id="who is free takes over"
+        ),
+        pytest.param(
+            {"rome": (0,), "tokyo": (1,), "oslo": (1,), "austin": (2,)},
+            {"tokyo": 10, "oslo": 10, "austin": 10},
+            {"tokyo": (0,), "oslo": (1,), "austin": (2,)},
+            [],
+            id="a replica takes over",
+        ),
+        pytest.param(HELD, {"paris": 16, "austin": 16}, {"paris": (0, 1), "austin": (2,)}, [], id="a neighbour"),
+        pytest.param(HELD, {"paris": 14, "austin": 17}, {"paris": (0,), "austin": (1, 2)}, [], id="the other one"),
+        pytest.param(
+            {"paris": (0, 1), "austin": (2,)},
+            {"paris": 17, "austin": 9, "tokyo": 7},
+            {"paris": (1,), "austin": (2,), "tokyo": (0,)},
+            [],
+            id="one that comes back",
+        ),
+        pytest.param(HELD, {"tokyo": 15}, {"tokyo": (0, 1)}, [(2,)], id="too little room"),
+        pytest.param(HELD, {"paris": 10}, {"paris": (0,)}, [(1, 2)], id="none"),
+    ],
+)
+def test_machines_come_and_go(
+    held: dict[str, Span], rooms: dict[str, int], spans: dict[str, Span], missing: list[Span]
+) -> None:
+    machines = {name: StageHost(1.0, room, name) for name, room in rooms.items()}
+    assert placed(held, machines, (6, 9, 8)) == (spans, missing)
+
+
+def test_a_router_follows_its_topology_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(discovery, "FOLLOW_S", 0)
+    path, heard = write(tmp_path / "t.toml", HOSTS), list[tuple[str, ...]]()
+
+    async def main() -> None:
+        job = asyncio.create_task(
+            discovery.follow_topology(path, 3, lambda hosts: heard.append(tuple(host.name for host in hosts)))
+        )
+        await eventually(lambda: heard == [("host-1", "tokyo")])
+        for wrong, says in (("hosts = []", "not 0"), (HOSTS + "[[hosts]]\naddress='a:1'\nblocks=[3]", "has 4 blocks")):
+            write(path, wrong)
+            await eventually(lambda says=says: says in caplog.text)
+        write(path, HOSTS + '[[hosts]]\nname = "oslo"\naddress = "a:1"\nblocks = [2]')
+        await eventually(lambda: heard[1:] == [("host-1", "tokyo", "oslo")])
+        job.cancel()
+
+    asyncio.run(main())
