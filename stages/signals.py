@@ -6,7 +6,6 @@ import gc
 import logging
 import os
 import signal
-import sys
 import threading
 from collections.abc import Callable, Coroutine, Iterator
 from functools import partial
@@ -134,16 +133,13 @@ def stop_on_signals() -> asyncio.Event:
     def begin_to_stop(by: str) -> None:
         log.info("%s %s", ASKED_TO_END, by)
         stop.set()
+        loop.remove_reader(0)
         for number in numbers:
             loop.remove_signal_handler(number)
             signal.signal(number, signal.SIG_DFL)
 
-    def lifeline_ended() -> None:
-        loop.remove_reader(sys.stdin)
-        begin_to_stop("the end of who started it")
-
     for number in numbers:
         loop.add_signal_handler(number, begin_to_stop, number.name)
     if os.environ.get(LIFELINE_VARIABLE):
-        loop.add_reader(sys.stdin, lifeline_ended)
+        loop.add_reader(0, begin_to_stop, "the end of who started it")
     return stop

@@ -28,7 +28,6 @@ from stages.progress import ProgressLine
 from stages.signals import ASKED_TO_END, LIFELINE_VARIABLE, deferred
 from stages.wire.channel import DRAIN_S, is_loopback, parse_address
 from stages.wire.secret_files import check_private, make_state_directory, state_directory
-from stages.wire.tls import tls_arguments
 from stages.wire.tokens import make_own_token, own_token_path
 
 STOP_S = DRAIN_S + 5.0
@@ -43,7 +42,6 @@ RECORD = "deployment.json"
 MODULE = ["-P", "-m", "serving.cli"]
 # Turns the name and the command of a process into the command that runs it where it belongs.
 Place = Callable[[str, list[str]], list[str]]
-Tend = Callable[["Deployment"], object]
 
 
 class NothingUp(OnesweepError):
@@ -70,14 +68,12 @@ class Deployment:
         threads: int = 1,
         *,
         place: Place | None = None,
-        tied: bool = False,
         **options: Any,  # noqa: ANN401
     ) -> Deployment:
         """Start every process; they are live but not ready when this returns.
 
         :param place: puts each process elsewhere, such as into a network namespace, by its name; addresses need not be
             loopback then.
-        :param tied: every process ends when this one does, killed or not.
         :param options: those of `server_arguments`.
 
         Raises OnesweepError when an address is taken.
@@ -89,8 +85,8 @@ class Deployment:
         servers = server_arguments(topology, checkpoint, directory, threads, **options)
         # all of it is read by processes that share this machine
         weight_bytes = sum(path.stat().st_size for path in checkpoint.rglob("*.safetensors"))
-        ready_within_s = READY_S + weight_bytes / LOADED_BYTES_S
-        deployment = cls(topology, directory, {}, ready_within_s=ready_within_s, lifelines=[] if tied else None)
+        lifelines = list[Any]() if options.get("hosts_run") else None
+        deployment = cls(topology, directory, {}, {}, READY_S + weight_bytes / LOADED_BYTES_S, lifelines)
         (directory / TOPOLOGY).write_text(topology.to_toml(), encoding="utf-8")
         shutil.rmtree(directory / RELEASES, ignore_errors=True)  # what was deployed before is not served again
         try:
@@ -304,7 +300,7 @@ def present(
     http: str | None,
     progress: ProgressLine,
     note: str = "",
-    tend: Tend | None = None,
+    tend: Callable[[Deployment], object] | None = None,
 ) -> None:
     """Print where everything is, once it is ready, and watch it; stop it where that fails. Raises OnesweepError.
 
@@ -324,7 +320,7 @@ def present(
         raise
 
 
-def watch(deployment: Deployment, tend: Tend) -> None:
+def watch(deployment: Deployment, tend: Callable[[Deployment], object]) -> None:
     """Return at Ctrl-C, with everything stopped. A host that ends by itself is started again if others hold its blocks
     meanwhile; for any other process, raises ServiceError."""
     replicated = deployment.topology.replicated
@@ -390,7 +386,7 @@ def server_arguments(
     :param host_options: more options of every `onesweep host`, such as ("--insecure",).
     :param router_options: more options of `onesweep router`.
     :param http: where a gateway listens, too.
-    :param hosts_run: the hosts are up elsewhere: only the router and the gateway are started.
+    :param hosts_run: the hosts are up elsewhere: only router and gateway are started, and end with this process.
     :param second: where a second router listens, which deploys nothing; its name is its address.
     """
     releases, found = directory / RELEASES, dict[str, list[str]]()
@@ -406,13 +402,14 @@ def server_arguments(
     if second is not None:
         found[second] = [*router, "--listen", second]
     if http is not None:
-        found[HTTP] = ["http", "--listen", http, "--router", topology.router, *tls_arguments(topology.client_tls)]
+        tls = ["--tls-ca", str(topology.client_tls.authority)] if topology.client_tls else []
+        found[HTTP] = ["http", "--listen", http, "--router", topology.router, *tls]
     return found
 
 
 def _guard(path: Path, arguments: Sequence[str], *addresses: str) -> list[str]:
     """The option that has a server on this machine ask for its own token, where no other says who may ask it."""
-    if {"--tokens", "--anybody", "--tls-cert"} & {*arguments} or not all(map(is_loopback, addresses)):
+    if {"--tokens", "--anybody"} & {*arguments} or not all(map(is_loopback, addresses)):
         return []
     make_own_token(path, *addresses)
     return ["--tokens", str(path)]

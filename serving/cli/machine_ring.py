@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import json
 import math
-import time
 from collections.abc import AsyncIterator, Callable, Collection, Coroutine, Iterable, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
 from dataclasses import replace
@@ -21,6 +20,7 @@ from serving.router.rollout import LOAD_S, load, send
 from serving.router.topology import ROUTER_END, HostEntry, Span, Topology, local_topology, placed, ring_order
 from stages.checkpoint.checkpoint import replace_file
 from stages.checkpoint.release_store import CURRENT_NAME, ReleaseManifest, release_files
+from stages.clock import monotonic
 from stages.errors import InputError, OnesweepError, ServiceError
 from stages.importing.importing import StageHost
 from stages.progress import ProgressLine
@@ -50,7 +50,7 @@ class MachineRing:
         self.rooms = dict[str, StageHost]()  # of machines that answered
         self.trips_ms = dict[tuple[str, str], float]()
         self.contents = ReleaseManifest({})
-        self.sizes: Sequence[int] = ()  # bytes of each block
+        self.sizes = list[int]()  # bytes of each block
         self._seen = dict[str, float]()  # when each machine was there last, by the monotonic clock
         self._settled: object = None  # the machines that the ring was made of
         self._failed: object = None  # those with which the last change failed
@@ -61,6 +61,7 @@ class MachineRing:
     async def ordered(self, names: Sequence[str]) -> tuple[str, ...]:
         """Machines in the order of the ring, by the delays that they measure. Raises ServiceError that names those that
         do not answer, or take no stage."""
+        self.progress.at(f"asking {len(names)} machines for their memory, speed and delays")
         path = self.rendezvous.run.directory / ORDER_NAME
         with suppress(OSError, ValueError):
             before = json.loads(path.read_text(encoding="utf-8"))
@@ -123,8 +124,8 @@ class MachineRing:
             if layers is not None:
                 first = sum(layers[: host.blocks[0]])
                 what = f"layers {first}-{first + sum(layers[block] for block in host.blocks) - 1}"
-            words = [f"{what}, {self._bytes(host.blocks) / MEGABYTE:,.1f} of {room.memory_bytes / MEGABYTE:,.0f} MB"]
-            words[0] += f", speed {room.speed / fastest:.2f}"
+            memory = f"{self._bytes(host.blocks) / MEGABYTE:,.1f} of {room.memory_bytes / MEGABYTE:,.0f} MB"
+            words = [f"{what}, {memory}, speed {room.speed / fastest:.2f}"]
             for there in (names[address] for address in self.topology.successors(host)):
                 delay_ms = self.trips_ms.get((host.name, there), math.nan)
                 words.append(f"to {there}: {kinds.get((host.name, there), 'no link')}, {delay_ms:.1f} ms")
@@ -136,7 +137,7 @@ class MachineRing:
         """Have the ring follow the machines that came and went since the last call.
 
         A failure is said, and the change is tried again later: what serves is not touched."""
-        situation, now = self._situation(), time.monotonic()
+        situation, now = self._situation(), monotonic()
         if situation == self._settled or (now < self._again_at and situation == self._failed):
             return
         self._look_for_release(deployment)
@@ -153,7 +154,7 @@ class MachineRing:
 
     def _situation(self) -> tuple[frozenset[str], frozenset[str]]:
         """Machines that are there, and those that count: the ring's own may be away for a while."""
-        there, leaving, now = frozenset(self.rendezvous.present), self.rendezvous.leaving, time.monotonic()
+        there, leaving, now = frozenset(self.rendezvous.present), self.rendezvous.leaving, monotonic()
         self._seen |= dict.fromkeys(there, now)
         held = {host.name for host in self.topology.hosts} - leaving
         return there, there | {name for name in held if now - self._seen.get(name, now) < GONE_S}
@@ -321,7 +322,7 @@ async def _waited(
     link: HostLink, within_s: float, done: Callable[[stage_pb2.DescribeResponse], bool]
 ) -> stage_pb2.DescribeResponse:
     """A machine's description, once it is as it should be. Raises StatusError."""
-    deadline = time.monotonic() + within_s
+    deadline = monotonic() + within_s
     while True:
         try:
             await link.describe()
@@ -331,6 +332,6 @@ async def _waited(
             problem = unavailable(f"machine {link.entry.name} does not serve its stage: {link.info.not_ready_reason}")
         except StatusError as refusal:  # one that is between two servers does not answer for a moment
             problem = refusal
-        if time.monotonic() > deadline or "cannot be served" in problem.message:
+        if monotonic() > deadline or "cannot be served" in problem.message:
             raise problem
         await asyncio.sleep(POLL_S)

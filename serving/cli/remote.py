@@ -8,7 +8,7 @@ import json
 import os
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from contextlib import closing, contextmanager
 from pathlib import Path
@@ -76,9 +76,7 @@ def _serve(options: argparse.Namespace, progress: ProgressLine) -> None:
     check_free(empty, options.http, ())
     with _rendezvous(run, options, progress.say) as rendezvous:
         ring = MachineRing(rendezvous, empty, progress)
-        names = _wait(rendezvous, run, options, progress)
-        progress.at(f"asking {len(names)} machines for their memory, speed and delays")
-        names = run_interruptible(ring.ordered(names))
+        names = run_interruptible(ring.ordered(_wait(rendezvous, run, options, progress)))
         checkpoint, parts = find_checkpoint(options, len(names), progress, [ring.rooms[name] for name in names])
         ring.plan(checkpoint, parts, names)
         run_interruptible(ring.bring(ring.topology, names))
@@ -90,7 +88,6 @@ def _serve(options: argparse.Namespace, progress: ProgressLine) -> None:
             router_options=["--tokens", str(options.tokens.resolve())] if options.tokens else [],
             http=options.http,
             hosts_run=True,
-            tied=True,
         )
         present(deployment, options.http, progress, 'try        onesweep generate "The sea"', tend=ring.tend)
 
@@ -142,9 +139,7 @@ def _rendezvous(run: RunDirectory, options: argparse.Namespace, say: Callable[[s
         thread.join()
 
 
-def _wait(
-    rendezvous: Rendezvous, run: RunDirectory, options: argparse.Namespace, progress: ProgressLine
-) -> Sequence[str]:
+def _wait(rendezvous: Rendezvous, run: RunDirectory, options: argparse.Namespace, progress: ProgressLine) -> list[str]:
     """Names of the machines that are to share the model, once they are there. Prints a ticket where some must join."""
     from serving.cli.machines import ticket_of
 

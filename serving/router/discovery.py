@@ -70,7 +70,6 @@ async def follow_topology(path: Path, blocks: int, set_hosts: Callable[[Sequence
             if topology.blocks != blocks:
                 raise InputError(f"{path} has {topology.blocks} blocks, this router serves {blocks}: start it anew")
             set_hosts(topology.hosts)
-            log.info("hosts of %s: %s", path, ", ".join(f"{host.name} ({host.span})" for host in topology.hosts))
         except InputError as error:
             log.warning("the hosts stay as they were: %s", error)
 

@@ -163,55 +163,33 @@ def test_a_ring_takes_the_shortest_round_and_keeps_the_last_one_where_little_is_
     assert ("m0", "m1") not in {(first, second), (second, third), (third, first)}, "one that could not be measured"
 
 
-ROOM = {"paris": 10, "tokyo": 10, "austin": 10, "oslo": 10}
-HELD: dict[str, Span] = {"paris": (0,), "tokyo": (1,), "austin": (2,)}
-
-
 @pytest.mark.parametrize(
-    ("held", "rooms", "spans", "missing"),
+    ("held", "rooms", "after", "missing"),  # of four machines; `-` is none, or one that is gone
     [
-        pytest.param({}, {"oslo": 30}, {"oslo": (0, 1, 2)}, [], id="one for all"),
-        pytest.param(HELD, ROOM, HELD | {"oslo": (1,)}, [], id="a replica of the slowest"),
-        pytest.param(HELD, ROOM | {"oslo": 8}, HELD | {"oslo": (2,)}, [], id="of the slowest that fits"),
-        pytest.param(HELD, ROOM | {"oslo": 1}, HELD, [], id="one that stands by"),
-        pytest.param(
-            HELD | {"oslo": (1,)},
-            ROOM | {"rome": 10},
-            HELD | {"oslo": (1,), "rome": (2,)},
-            [],
-            id="the least replicated",
-        ),
-        pytest.param(
-            HELD | {"rome": (1,)}, ROOM, HELD | {"oslo": (1,)}, [], id="a replica in the place of one that is gone"
-        ),
-        pytest.param(
-            {"rome": (0,), "tokyo": (1,), "austin": (2,)}, ROOM, HELD | {"oslo": (1,)}, [], id="who is free takes over"
-        ),
-        pytest.param(
-            {"rome": (0,), "tokyo": (1,), "oslo": (1,), "austin": (2,)},
-            {"tokyo": 10, "oslo": 10, "austin": 10},
-            {"tokyo": (0,), "oslo": (1,), "austin": (2,)},
-            [],
-            id="a replica takes over",
-        ),
-        pytest.param(HELD, {"paris": 16, "austin": 16}, {"paris": (0, 1), "austin": (2,)}, [], id="a neighbour"),
-        pytest.param(HELD, {"paris": 14, "austin": 17}, {"paris": (0,), "austin": (1, 2)}, [], id="the other one"),
-        pytest.param(
-            {"paris": (0, 1), "austin": (2,)},
-            {"paris": 17, "austin": 9, "tokyo": 7},
-            {"paris": (1,), "austin": (2,), "tokyo": (0,)},
-            [],
-            id="one that comes back",
-        ),
-        pytest.param(HELD, {"tokyo": 15}, {"tokyo": (0, 1)}, [(2,)], id="too little room"),
-        pytest.param(HELD, {"paris": 10}, {"paris": (0,)}, [(1, 2)], id="none"),
+        pytest.param("- - - -", "- - - 30", "- - - 012", [], id="one for all"),
+        pytest.param("0 1 2 -", "10 10 10 10", "0 1 2 1", [], id="a replica of the slowest"),
+        pytest.param("0 1 2 -", "10 10 10 8", "0 1 2 2", [], id="of the slowest that fits"),
+        pytest.param("0 1 2 -", "10 10 10 1", "0 1 2 -", [], id="one that stands by"),
+        pytest.param("0 12 0 -", "10 20 10 20", "0 12 0 12", [], id="of the least replicated"),
+        pytest.param("0 1 2 1", "10 10 10 -", "0 1 2 -", [], id="a replica goes"),
+        pytest.param("0 1 2 -", "- 10 10 10", "- 1 2 0", [], id="who is free takes over"),
+        pytest.param("0 1 2 1", "- 10 10 10", "- 0 2 1", [], id="a replica takes over"),
+        pytest.param("0 1 2 -", "16 - 16 -", "01 - 2 -", [], id="a neighbour takes over"),
+        pytest.param("0 1 2 -", "14 - 17 -", "0 - 12 -", [], id="the other neighbour"),
+        pytest.param("01 - 2 -", "17 7 9 -", "1 0 2 -", [], id="one that comes back with little room"),
+        pytest.param("0 1 2 -", "- 15 - -", "- 01 - -", [(2,)], id="too little room"),
+        pytest.param("0 1 2 -", "10 - - -", "0 - - -", [(1, 2)], id="none that could"),
     ],
 )
-def test_machines_come_and_go(
-    held: dict[str, Span], rooms: dict[str, int], spans: dict[str, Span], missing: list[Span]
-) -> None:
-    machines = {name: StageHost(1.0, room, name) for name, room in rooms.items()}
-    assert placed(held, machines, (6, 9, 8)) == (spans, missing)
+def test_machines_come_and_go(held: str, rooms: str, after: str, missing: list[Span]) -> None:
+    def named(words: str) -> list[tuple[str, str]]:
+        return [(name, word) for name, word in zip("abcd", words.split(), strict=True) if word != "-"]
+
+    def spans(words: str) -> dict[str, Span]:
+        return {name: tuple(map(int, word)) for name, word in named(words)}
+
+    machines = {name: StageHost(1.0, int(word), name) for name, word in named(rooms)}
+    assert placed(spans(held), machines, (6, 9, 8)) == (spans(after), missing)
 
 
 def test_a_router_follows_its_topology_file(
