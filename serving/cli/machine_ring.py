@@ -268,7 +268,8 @@ class MachineRing:
                 # No machine changes its stage before all have their files: a failure leaves what was served.
                 await asyncio.gather(*map(brought, new))
                 await asyncio.gather(*(load(link, name, (), given[link]) for link in new))
-                self.progress.at(f"loading {name} on {len(new)} machines")
+                if new:
+                    self.progress.at(f"loading {name} on {len(new)} machines")
                 await asyncio.gather(*(_waited(link, LOAD_S, is_loaded) for link in links))
                 moved = [link for link in links if {*link.onward} != {*given[link].next}]
                 await asyncio.gather(*(load(link, "", (), given[link]) for link in moved))
