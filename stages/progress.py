@@ -38,7 +38,7 @@ class ProgressLine(WorkProgress):
 
     def say(self, line: str) -> None:
         self.close()
-        print(line, file=self._stream, flush=True)
+        print(f"{line}\n", end="", file=self._stream, flush=True)  # whole lines, of whatever thread
 
     def at(self, what: str, share: float | None = None) -> None:
         now = self._clock()

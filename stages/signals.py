@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 import gc
 import logging
+import os
 import signal
 import threading
 from collections.abc import Callable, Coroutine, Iterator
@@ -18,6 +19,9 @@ T = TypeVar("T")
 log = logging.getLogger(__name__)
 POLL_S = 0.02
 ASKED_TO_END = "asked to end by"  # in a server's log, before the name of the signal
+
+# Says that standard input is a pipe from who started a server, which ends when that does, killed or not.
+LIFELINE_VARIABLE = "ONESWEEP_LIFELINE"
 
 # Ctrl-C, a plain `kill`, a closed terminal. Ctrl-C is set too, because a command that a script starts in the background
 # inherits it ignored.
@@ -122,17 +126,20 @@ async def drained(is_busy: Callable[[], object], within_s: float) -> None:
 
 
 def stop_on_signals() -> asyncio.Event:
-    """An event that SIGTERM or SIGINT sets, which the log tells; a second signal ends the process at once. Main thread
-    only."""
+    """An event that SIGTERM or SIGINT sets, or the end of the lifeline, which the log tells; a second signal ends the
+    process at once. Main thread only."""
     stop, loop, numbers = asyncio.Event(), asyncio.get_running_loop(), (signal.SIGTERM, signal.SIGINT)
 
-    def begin_to_stop(by: signal.Signals) -> None:
-        log.info("%s %s", ASKED_TO_END, by.name)
+    def begin_to_stop(by: str) -> None:
+        log.info("%s %s", ASKED_TO_END, by)
         stop.set()
+        loop.remove_reader(0)
         for number in numbers:
             loop.remove_signal_handler(number)
             signal.signal(number, signal.SIG_DFL)
 
     for number in numbers:
-        loop.add_signal_handler(number, begin_to_stop, number)
+        loop.add_signal_handler(number, begin_to_stop, number.name)
+    if os.environ.get(LIFELINE_VARIABLE):
+        loop.add_reader(0, begin_to_stop, "the end of who started it")
     return stop

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import glob
 import json
+import os
 import re
 import shutil
 import subprocess
@@ -24,10 +25,9 @@ from serving.router.request import DEFAULT_ROUTER
 from serving.router.topology import HostEntry, Topology, read_topology
 from stages.errors import InputError, OnesweepError, ServiceError
 from stages.progress import ProgressLine
-from stages.signals import ASKED_TO_END, deferred
+from stages.signals import ASKED_TO_END, LIFELINE_VARIABLE, deferred
 from stages.wire.channel import DRAIN_S, is_loopback, parse_address
 from stages.wire.secret_files import check_private, make_state_directory, state_directory
-from stages.wire.tls import tls_arguments
 from stages.wire.tokens import make_own_token, own_token_path
 
 STOP_S = DRAIN_S + 5.0
@@ -57,6 +57,7 @@ class Deployment:
     processes: dict[str, int]  # process id of each host and of `router`; a second one's by its address
     commands: dict[str, list[str]] = field(default_factory=dict, repr=False)  # how each process was started
     ready_within_s: float = field(default=READY_S, repr=False)
+    lifelines: list[Any] | None = field(default=None, repr=False)  # ends of pipes, whose processes end with this one
 
     @classmethod
     def start(
@@ -84,7 +85,8 @@ class Deployment:
         servers = server_arguments(topology, checkpoint, directory, threads, **options)
         # all of it is read by processes that share this machine
         weight_bytes = sum(path.stat().st_size for path in checkpoint.rglob("*.safetensors"))
-        deployment = cls(topology, directory, {}, ready_within_s=READY_S + weight_bytes / LOADED_BYTES_S)
+        lifelines = list[Any]() if options.get("hosts_run") else None
+        deployment = cls(topology, directory, {}, {}, READY_S + weight_bytes / LOADED_BYTES_S, lifelines)
         (directory / TOPOLOGY).write_text(topology.to_toml(), encoding="utf-8")
         shutil.rmtree(directory / RELEASES, ignore_errors=True)  # what was deployed before is not served again
         try:
@@ -161,11 +163,14 @@ class Deployment:
         with deferred(), (self.directory / f"{name}.log").open(log_mode) as log:
             process = subprocess.Popen(
                 self.commands[name],
-                stdin=subprocess.DEVNULL,
+                stdin=subprocess.DEVNULL if self.lifelines is None else subprocess.PIPE,
                 stdout=log,
                 stderr=subprocess.STDOUT,
                 start_new_session=True,
+                env=os.environ | {LIFELINE_VARIABLE: "" if self.lifelines is None else "stdin"},
             )
+            if self.lifelines is not None:
+                self.lifelines.append(process.stdin)
             self.processes[name] = process.pid
         (self.directory / RECORD).write_text(json.dumps({"processes": self.processes}), encoding="utf-8")
 
@@ -291,9 +296,15 @@ def temporary_deployment(
 
 
 def present(
-    deployment: Deployment, http: str | None, progress: ProgressLine, note: str = "", watched: bool = True
+    deployment: Deployment,
+    http: str | None,
+    progress: ProgressLine,
+    note: str = "",
+    tend: Callable[[Deployment], object] | None = None,
 ) -> None:
-    """Print where everything is, once it is ready, and watch it; stop it where that fails. Raises OnesweepError."""
+    """Print where everything is, once it is ready, and watch it; stop it where that fails. Raises OnesweepError.
+
+    :param tend: called each second; None: it is not watched."""
     try:
         deployment.wait_ready(progress.at)
         if http:
@@ -302,14 +313,14 @@ def present(
         lines = [f"{host.name:10} {host.address:22} blocks {host.span}" for host in deployment.topology.hosts]
         lines.append(f"{'router':10} {deployment.topology.router:22} ready; logs in {deployment.directory}")
         print("\n".join([*lines, *[f"{'http':10} http://{http}"] * bool(http), *[note] * bool(note)]), flush=True)
-        if watched:
-            watch(deployment)
+        if tend:
+            watch(deployment, tend)
     except BaseException:
         deployment.stop()
         raise
 
 
-def watch(deployment: Deployment) -> None:
+def watch(deployment: Deployment, tend: Callable[[Deployment], object]) -> None:
     """Return at Ctrl-C, with everything stopped. A host that ends by itself is started again if others hold its blocks
     meanwhile; for any other process, raises ServiceError."""
     replicated = deployment.topology.replicated
@@ -321,6 +332,7 @@ def watch(deployment: Deployment) -> None:
                 print(f"{name} ended and is started again; see its log", flush=True)
                 deployment.revive(name)
             deployment.check_alive()
+            tend(deployment)
     deployment.stop()
 
 
@@ -374,39 +386,30 @@ def server_arguments(
     :param host_options: more options of every `onesweep host`, such as ("--insecure",).
     :param router_options: more options of `onesweep router`.
     :param http: where a gateway listens, too.
-    :param hosts_run: the hosts are up elsewhere: only the router and the gateway are started.
+    :param hosts_run: the hosts are up elsewhere: only router and gateway are started, and end with this process.
     :param second: where a second router listens, which deploys nothing; its name is its address.
     """
     releases, found = directory / RELEASES, dict[str, list[str]]()
+    common = ["--topology", str(directory / TOPOLOGY), "--checkpoint", str(checkpoint), "--threads", str(threads)]
     for host in () if hosts_run else topology.hosts:
         own = ["--releases", str(releases / host.name), *host_options]
-        found[host.name] = [*_host_arguments(topology, host, checkpoint, threads), *own]
-        found[host.name] += _guard(directory / f"{host.name}.tokens", found[host.name], host.address, host.listen)
-    router = ["router", "--topology", str(directory / TOPOLOGY), "--checkpoint", str(checkpoint)]
-    router += ["--threads", str(threads), *router_options]
+        found[host.name] = ["host", host.name, *common, *own]
+        if topology.certificates is None:
+            found[host.name] += _guard(directory / f"{host.name}.tokens", found[host.name], host.address, host.listen)
+    router = ["router", *common, *router_options]
     router += _guard(directory / f"{ROUTER}.tokens", router, topology.router, *([second] if second else []))
     found[ROUTER] = [*router, "--releases", str(releases / ROUTER)]
     if second is not None:
         found[second] = [*router, "--listen", second]
     if http is not None:
-        found[HTTP] = ["http", "--listen", http, "--router", topology.router, *tls_arguments(topology.client_tls)]
+        tls = ["--tls-ca", str(topology.client_tls.authority)] if topology.client_tls else []
+        found[HTTP] = ["http", "--listen", http, "--router", topology.router, *tls]
     return found
 
 
 def _guard(path: Path, arguments: Sequence[str], *addresses: str) -> list[str]:
     """The option that has a server on this machine ask for its own token, where no other says who may ask it."""
-    if {"--tokens", "--anybody", "--tls-cert"} & {*arguments} or not all(map(is_loopback, addresses)):
+    if {"--tokens", "--anybody"} & {*arguments} or not all(map(is_loopback, addresses)):
         return []
     make_own_token(path, *addresses)
     return ["--tokens", str(path)]
-
-
-def _host_arguments(topology: Topology, host: HostEntry, checkpoint: Path, threads: int) -> list[str]:
-    successors = topology.successors(host)
-    return [
-        *("host", host.name, "--checkpoint", str(checkpoint), "--blocks", host.span),
-        *("--listen", host.listen, "--threads", str(threads)),
-        *(("--next", ",".join(successors)) if successors else ()),
-        *(("--device", host.device) if host.device else ()),
-        *tls_arguments(topology.tls_of(host.name)),
-    ]

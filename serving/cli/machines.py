@@ -28,7 +28,6 @@ from stages.settings import from_flags
 from stages.telemetry.observability import start_log
 
 if TYPE_CHECKING:
-    from serving.router.topology import Topology
     from stages.v1 import join_pb2
     from stages.wire.rendezvous import RunDirectory
     from stages.wire.tickets import Ticket
@@ -74,7 +73,6 @@ def add_invite(invite: argparse.ArgumentParser) -> None:
     invite.add_argument("name", metavar="NAME", nargs="?", default="", help="the machine's (it says its own)")
     invite.add_argument("--uses", type=int, default=1, metavar="N", help="machines that may join with it (1)")
     invite.add_argument("--days", type=float, default=1.0, metavar="D", help="how long it is good for (1)")
-    invite.add_argument("--list", action="store_true", help="list the tickets that were made")
     invite.add_argument("--revoke", metavar="ID", help="let nobody join with a ticket any more")
 
 
@@ -89,11 +87,6 @@ def run_invite(options: argparse.Namespace) -> int:
     if options.revoke:
         run.invitations.revoke(options.revoke)
         print(f"{options.revoke}: revoked; machines that joined with it stay")
-    elif options.list:
-        for each in run.invitations.all():
-            state = each.problem(time.time()) or f"{each.uses} uses left"
-            until = time.strftime("%Y-%m-%d %H:%M", time.gmtime(each.until))
-            print(f"{each.id}  until {until} UTC  {each.name or 'any name':16} {state}")
     else:
         invitation, secret = run.invitations.add(
             options.uses, options.days, check_machine(options.name) if options.name else ""
@@ -109,20 +102,6 @@ def ticket_of(run: RunDirectory, secret: str) -> str:
 
     addresses = json.loads((run.directory / ADDRESSES_NAME).read_text(encoding="utf-8"))
     return Ticket(tuple(addresses), run.fingerprint, secret).text()
-
-
-def use_links(topology: Topology) -> list[str]:
-    """Have channels of this process dial the machines of a run that is served from here.
-
-    Returns a line for each of their links; nothing for other hosts."""
-    from stages.wire.channel import LINKS_VARIABLE
-    from stages.wire.rendezvous import LINKS_NAME
-
-    if topology.certificates is None or not (path := topology.certificates / LINKS_NAME).exists():
-        return []
-    record = json.loads(path.read_text(encoding="utf-8"))
-    os.environ[LINKS_VARIABLE] = record["proxy"]
-    return [f"link {here} to {there}: {kind}" for here, there, kind in record["links"]]
 
 
 # `onesweep join`
@@ -160,6 +139,7 @@ def add_join(join: argparse.ArgumentParser) -> None:
     join.add_argument("ticket", metavar="TICKET", nargs="?", help="of `onesweep serve` or `invite`, once; - reads it")
     join.add_argument("--name", metavar="NAME", help="what to call this machine (its own name)")
     join.add_argument("--listen", metavar="HOST:PORT", help="where others may dial it (any address, a free port)")
+    join.add_argument("--model", type=Path, metavar="FILE", help="a copy of what is served: nothing is sent (none)")
     join.add_argument("--threads", type=int, metavar="N", help="processor threads (all cores)")
     add_device(join)
 
@@ -260,18 +240,9 @@ def _enrolled(ticket: Ticket, directory: Path, name: str, is_given: bool) -> Joi
     write_file(directory / "ca.pem", response.authority, PUBLIC)
     write_file(directory / "machine.pem", response.certificate, PUBLIC)
     rendezvous = [address, *(each for each in ticket.addresses if each != address)]
-    record = {"name": _certified_name(response.certificate), "secret": response.secret, "rendezvous": rendezvous}
+    record = {"name": response.name, "secret": response.secret, "rendezvous": rendezvous}
     write_file(directory / MACHINE_NAME, json.dumps(record).encode())
     return JoinedMachine.read(directory)
-
-
-def _certified_name(certificate: bytes) -> str:
-    """The name that the router gave: a ticket may say it."""
-    from cryptography import x509
-    from cryptography.x509.oid import NameOID
-
-    (name,) = x509.load_pem_x509_certificate(certificate).subject.get_attributes_for_oid(NameOID.COMMON_NAME)
-    return str(name.value)
 
 
 def _found(ticket: Ticket) -> tuple[str, bytes]:
@@ -340,19 +311,25 @@ def _serve_stages(place: JoinedMachine, options: argparse.Namespace) -> None:
         threads=options.threads,
         security=Security(place.tls),
         releases=releases,
+        model=options.model,
         pipes=links.awaited,
     )
     return_large_buffers()
 
     async def run(stop: asyncio.Event) -> None:
+        async def leaving() -> None:
+            await stop.wait()
+            await links.leave()  # at once: what is under way here may take a while
+
         proxy = await LinkProxy(links.dial).open()
-        attending, renewing = asyncio.create_task(links.attend()), asyncio.create_task(_renew(place))
+        attending = asyncio.create_task(links.attend())
+        others = [asyncio.create_task(job) for job in (_renew(place), leaving())]
         attending.add_done_callback(lambda _: stop.set())
         try:
             await EmptyHost(settings).run(stop)
         finally:
-            attending.cancel()
-            renewing.cancel()
+            for task in (attending, *others):
+                task.cancel()
             proxy.close()
             await links.close()
         try:

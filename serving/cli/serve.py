@@ -3,6 +3,7 @@
 import argparse
 import asyncio
 import json
+import os
 import sys
 from dataclasses import replace
 from functools import partial
@@ -105,6 +106,7 @@ def run_router(options: argparse.Namespace) -> int:
         RouterSettings,
         options,
         topology=topology,
+        topology_file=options.topology,
         listen=options.listen or topology.router,
         checkpoint=options.checkpoint or topology.checkpoint,
         security=security_of(options, topology.tls_of("router")),
@@ -136,8 +138,9 @@ def run_http(options: argparse.Namespace) -> int:
 
 
 def run_doctor(options: argparse.Namespace) -> int:
-    from serving.cli.machines import use_links
     from serving.router.doctor import examine, report_text
+    from stages.wire.channel import LINKS_VARIABLE
+    from stages.wire.link_quality import LinkRecord
 
     if options.topology is None and options.registry is None:
         if (here := deployment_here()) is None:
@@ -145,15 +148,17 @@ def run_doctor(options: argparse.Namespace) -> int:
         topology = here.topology
     else:
         topology = _topology_of(options, within_s=REGISTERED_S)
-    links = use_links(topology)
+    if proxy := LinkRecord.read(topology.certificates).proxy:  # of machines that joined
+        os.environ[LINKS_VARIABLE] = proxy
     report = asyncio.run(examine(topology, security_of(options, topology.tls_of("router"))))
-    print(json.dumps(report.as_json()) if options.json else "\n".join([report_text(report), *links]))
+    print(json.dumps(report.as_json()) if options.json else report_text(report))
     return 0 if report.healthy else 1
 
 
 def run_up(options: argparse.Namespace) -> int:
     with ends_cleanly():
-        present(_started(options), options.http, ProgressLine(), watched=not options.detach)
+        tend = None if options.detach else lambda deployment: None
+        present(_started(options), options.http, ProgressLine(), tend=tend)
     return 0
 
 
@@ -246,9 +251,13 @@ def run_status(options: argparse.Namespace) -> int:
             state += f"; it has release {host.releases[-1]}"
         state += f"; {host.warning}" if host.warning else ""
         print(f"{host.name:10} {host.address:22} blocks {blocks:6} {state}")
+        for link in host.links if any(link.kind for link in host.links) else ():
+            print(f"{'':10} to {link.to:19} {link.problem or f'{link.kind}, {link.rtt_ms:.1f} ms'}")
     release = f"release {status.release}" if status.release else "no release yet"
     print(f"{release}; before: {status.previous}" if status.previous else release)
     if status.audits.audited:
         shown = f"{status.audits.audited} of {status.audits.sweeps} sweeps, {status.audits.faulty_hosts} found faulty"
         print(f"audits: {shown}, {status.audits.compute_ms / 1000:.1f} s of hosts' arithmetic")
+    for line in status.advice:
+        print(f"advice: {line}")
     return 0 if status.ready else 1

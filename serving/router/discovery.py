@@ -1,4 +1,4 @@
-"""From registrations to the hosts of a ring."""
+"""From registrations, or a topology that changes, to the hosts of a ring."""
 
 from __future__ import annotations
 
@@ -6,19 +6,23 @@ import asyncio
 import logging
 from collections.abc import Callable, Collection, Iterable, Sequence
 from contextlib import aclosing
+from pathlib import Path
 from typing import TYPE_CHECKING
 
-from serving.router.topology import MAX_HOSTS, HostEntry, Topology, check_host_name
+from serving.router.topology import MAX_HOSTS, HostEntry, Topology, check_host_name, read_topology
 from stages.errors import InputError, ServiceError
 from stages.wire.channel import check_target
 from stages.wire.flags import open_registry
 from stages.wire.registry import Registration, RegistrySettings
+from stages.wire.secret_files import stamp_of
 from stages.wire.tls import Security
 
 if TYPE_CHECKING:
     from stages.wire.etcd import EtcdRegistry
 
 log = logging.getLogger(__name__)
+
+FOLLOW_S = 1.0
 
 
 def entries_of(registrations: Iterable[Registration]) -> list[HostEntry]:
@@ -48,6 +52,26 @@ async def follow_hosts(
                 known = hosts
             except InputError as error:
                 log.warning("the hosts stay as they were: %s", error)
+
+
+async def follow_topology(path: Path, blocks: int, set_hosts: Callable[[Sequence[HostEntry]], None]) -> None:
+    """Tell `set_hosts` the hosts of a topology file whenever it changes; for ever.
+
+    :param blocks: of a whole model. A file that makes no ring of so many changes nothing, and the log says why.
+    """
+    before = None
+    while True:
+        await asyncio.sleep(FOLLOW_S)
+        if (stamp := stamp_of(path)) == before:
+            continue
+        before = stamp
+        try:
+            topology = read_topology(path)
+            if topology.blocks != blocks:
+                raise InputError(f"{path} has {topology.blocks} blocks, this router serves {blocks}: start it anew")
+            set_hosts(topology.hosts)
+        except InputError as error:
+            log.warning("the hosts stay as they were: %s", error)
 
 
 def fitting(

@@ -16,7 +16,7 @@ from serving.router.active_release import ActiveRelease, RouterParts
 from serving.router.admission import Admission
 from serving.router.answer import ReferenceVerifier
 from serving.router.audit import FINDINGS_NAME
-from serving.router.discovery import follow_hosts
+from serving.router.discovery import follow_hosts, follow_topology
 from serving.router.records import ROUTER_METRICS, RouterCounters
 from serving.router.ring import Ring, RingView
 from serving.router.rollout import Rollout, find_release
@@ -67,7 +67,8 @@ async def run_router(settings: RouterSettings, stop: asyncio.Event) -> None:
     )
     lookout = Telemetry(settings.seeing, security.insecure)
     admission = Admission(settings.admission, reserves=keyring.shared)
-    service = RouterService(rollout, keyring, admission, settings.ring.hop_timeout_s, figures)
+    run = settings.topology.certificates  # of machines that joined, if there is one
+    service = RouterService(rollout, keyring, admission, settings.ring.hop_timeout_s, figures, run)
     checks = Health(rollout)
     server = _server_of(service, checks)
     port = bind(server, settings.listen, security)
@@ -82,6 +83,8 @@ async def run_router(settings: RouterSettings, stop: asyncio.Event) -> None:
     jobs = [ring.watch(), checks.watch(), rollout.keep_up_to_date(), keep_trimmed()]
     if settings.registry is not None:
         jobs.append(follow_hosts(open_registry(settings.registry), settings.topology.blocks, security, ring.set_hosts))
+    elif settings.topology_file is not None:
+        jobs.append(follow_topology(settings.topology_file, settings.topology.blocks, ring.set_hosts))
     tasks = [asyncio.create_task(job) for job in jobs]
     try:
         await _told_to_stop(stop, tasks)

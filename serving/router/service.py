@@ -6,6 +6,7 @@ from contextlib import aclosing
 from dataclasses import asdict
 from functools import partial
 from importlib.metadata import version
+from pathlib import Path
 from typing import Any, TypeVar
 
 import grpc.aio
@@ -41,6 +42,7 @@ from serving.v1 import router_pb2, router_pb2_grpc
 from stages.checkpoint.release_transfer import drain_requests
 from stages.clock import monotonic
 from stages.v1 import stage_pb2
+from stages.wire.link_quality import LinkRecord
 from stages.wire.status import StatusError, check_caller, failed_precondition, ignoring_ended_call
 from stages.wire.tokens import ADMIN, GENERATE, STATUS, Key, Keyring
 
@@ -61,13 +63,15 @@ class RouterService(router_pb2_grpc.RouterServiceServicer):
         admission: Admission,
         ring_wait_s: float,
         figures: RouterCounters | None = None,
+        run: Path | None = None,
     ) -> None:
         """:param keyring: who may ask.
         :param admission: how much of it at once.
-        :param ring_wait_s: how long a request waits for hosts that are not ready."""
+        :param ring_wait_s: how long a request waits for hosts that are not ready.
+        :param run: directory of the run of machines that joined."""
         self.rollout, self.ring = rollout, rollout.ring
         self.keyring, self.admission, self.ring_wait_s = keyring, admission, ring_wait_s
-        self.figures = figures
+        self.figures, self.run = figures, run
         self.prompts = PromptPools()
 
     def Generate(
@@ -134,6 +138,9 @@ class RouterService(router_pb2_grpc.RouterServiceServicer):
         """The router and its hosts as they are now."""
         served, frontier = self.rollout.current, self.rollout.current.frontier
         names = {link.entry.address: link.entry.name for link in self.ring.links}
+        record = LinkRecord.read(self.run)
+        pairs = [(link.entry.name, names[to]) for link in self.ring.links for to in link.onward if to in names]
+        trips_ms = {link.entry.name: (link.relay.least_rtt_ms or 0.0) / 2 for link in self.ring.links}
         tokenizers = [served.modes[name].tokenizer for name in served.served_modes]
         return router_pb2.StatusResponse(
             version=VERSION,
@@ -153,7 +160,10 @@ class RouterService(router_pb2_grpc.RouterServiceServicer):
                     backend=info.backend,
                     links=[
                         router_pb2.LinkStatus(
-                            to=names.get(each.address, each.address), rtt_ms=each.rtt_ms, problem=each.problem
+                            to=(to := names.get(each.address, each.address)),
+                            rtt_ms=each.rtt_ms,
+                            problem=each.problem,
+                            kind=record.kinds.get((link.entry.name, to), ""),
                         )
                         for each in info.links
                     ],
@@ -180,6 +190,7 @@ class RouterService(router_pb2_grpc.RouterServiceServicer):
             model=next((each.model_name for each in tokenizers if each.model_name), ""),
             sampling=next((words_of(each.sampling) for each in tokenizers if each.sampling), ""),
             chat=any(each.chats for each in tokenizers),
+            advice=record.advice_on(pairs, trips_ms),
         )
 
     async def _progress_of(

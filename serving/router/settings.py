@@ -59,6 +59,7 @@ class RouterSettings:
     health: str | None = setting(None, "answer health checks there too, in plain text", metavar="HOST:PORT")
     # Where hosts register; None = they are those of the topology.
     registry: RegistrySettings | None = None
+    topology_file: Path | None = None  # is read again when it changes
     seeing: ObservabilitySettings = field(default_factory=ObservabilitySettings)
     # Time for requests under way.
     drain_s: float = setting(DRAIN_S, "time for running requests to end", above=0, rare=True)

@@ -957,6 +957,7 @@ class StatusResponse(_message.Message):
     DRAWING_MODES_FIELD_NUMBER: _builtins.int
     MODEL_FIELD_NUMBER: _builtins.int
     SAMPLING_FIELD_NUMBER: _builtins.int
+    ADVICE_FIELD_NUMBER: _builtins.int
     version: _builtins.str
     ready: _builtins.bool
     chain_digest: _builtins.str
@@ -999,6 +1000,10 @@ class StatusResponse(_message.Message):
     def drawing_modes(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """that can be served now"""
 
+    @_builtins.property
+    def advice(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """for people: what to change in a ring of machines that joined"""
+
     def __init__(
         self,
         *,
@@ -1022,10 +1027,11 @@ class StatusResponse(_message.Message):
         drawing_modes: _abc.Iterable[_builtins.str] | None = ...,
         model: _builtins.str = ...,
         sampling: _builtins.str = ...,
+        advice: _abc.Iterable[_builtins.str] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["audits", b"audits", "pictures", b"pictures"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["ar_digest", b"ar_digest", "audits", b"audits", "chain_digest", b"chain_digest", "chat", b"chat", "context_tokens", b"context_tokens", "drawing_modes", b"drawing_modes", "hosts", b"hosts", "human_bits", b"human_bits", "judge_bits", b"judge_bits", "model", b"model", "modes", b"modes", "pictures", b"pictures", "previous", b"previous", "ready", b"ready", "release", b"release", "request_limit", b"request_limit", "requests", b"requests", "sampling", b"sampling", "scorer_digest", b"scorer_digest", "version", b"version"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["advice", b"advice", "ar_digest", b"ar_digest", "audits", b"audits", "chain_digest", b"chain_digest", "chat", b"chat", "context_tokens", b"context_tokens", "drawing_modes", b"drawing_modes", "hosts", b"hosts", "human_bits", b"human_bits", "judge_bits", b"judge_bits", "model", b"model", "modes", b"modes", "pictures", b"pictures", "previous", b"previous", "ready", b"ready", "release", b"release", "request_limit", b"request_limit", "requests", b"requests", "sampling", b"sampling", "scorer_digest", b"scorer_digest", "version", b"version"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1143,21 +1149,25 @@ class LinkStatus(_message.Message):
     TO_FIELD_NUMBER: _builtins.int
     RTT_MS_FIELD_NUMBER: _builtins.int
     PROBLEM_FIELD_NUMBER: _builtins.int
+    KIND_FIELD_NUMBER: _builtins.int
     to: _builtins.str
     """name of the other host"""
     rtt_ms: _builtins.float
     problem: _builtins.str
     """why it cannot be used; empty when it can"""
+    kind: _builtins.str
+    """between machines that joined: direct, reversed or relayed"""
     def __init__(
         self,
         *,
         to: _builtins.str = ...,
         rtt_ms: _builtins.float = ...,
         problem: _builtins.str = ...,
+        kind: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["problem", b"problem", "rtt_ms", b"rtt_ms", "to", b"to"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["kind", b"kind", "problem", b"problem", "rtt_ms", b"rtt_ms", "to", b"to"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -6,6 +6,7 @@ import gc
 import logging
 from collections.abc import Coroutine
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import grpc.aio
@@ -103,6 +104,8 @@ class StageServer:
             members += [self._begin(job, stop) for job in (registry.register(own), follow)]
         else:
             host.next_hosts.set_addresses(self.settings.next)
+        if self.seat is not None:
+            self.seat.relink = host.next_hosts.set_addresses
         await stop.wait()
         host.stopping = True
         checks.stop()
@@ -201,6 +204,11 @@ class EmptyHost:
             settings.security.tls.own(HOST)
         self.settings, self.store, self.speed = settings, ReleaseStore(settings.releases, settings.signers), 0.0
         self._before = stage_pb2.Room()
+        if settings.model is not None:
+            from stages.importing.importing import open_source, write_own_part  # which few hosts need
+
+            open_source(settings.model)
+            self.store.own_copy = partial(write_own_part, settings.model)
 
     async def run(self, stop: asyncio.Event) -> None:
         """Serve until `stop` is set. Raises OnesweepError where it cannot even wait."""

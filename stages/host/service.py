@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import json
 import time
-from collections.abc import AsyncIterator, Callable, Iterable
+from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from contextlib import aclosing
 from functools import partial
 from importlib.metadata import version
@@ -19,7 +19,7 @@ from google.protobuf import json_format
 from stages.checkpoint.checkpoint import replace_file
 from stages.checkpoint.release_store import BESIDE, ReleaseStore, Wants
 from stages.checkpoint.release_transfer import drain_requests, receive_release, transfer_error
-from stages.errors import OnesweepError
+from stages.errors import InputError, OnesweepError
 from stages.host.host import Host
 from stages.host.loading import Loader, Sources
 from stages.host.parts import full_state_bytes
@@ -29,7 +29,8 @@ from stages.threads import in_thread
 from stages.v1 import stage_pb2, stage_pb2_grpc
 from stages.wire.auth import ROUTER, check_sender, identity_of
 from stages.wire.channel import check_target
-from stages.wire.link_quality import MAX_PROBE_BYTES, kernel_now, measure_link
+from stages.wire.hop_stream import Relay
+from stages.wire.link_quality import MAX_PROBE_BYTES, PROBE_TIMEOUT_S, kernel_now, measure_link
 from stages.wire.messages import PROTOCOL
 from stages.wire.status import StatusError, exhausted, failed_precondition, invalid
 from stages.wire.tls import Security, Tls
@@ -61,6 +62,8 @@ class StageSeat:
     ) -> None:
         """:param changed: is set when another stage is to be served."""
         self.store, self.security, self.room, self._changed = store, security, room, changed
+        # Links a host that serves to other next hosts.
+        self.relink: Callable[[Sequence[str]], None] | None = None
 
     def wants(self, offer: stage_pb2.Offer) -> Wants:
         """The files of the offered stage. The tokenizer is small beside it, so every host gets it; who has the end of a
@@ -82,6 +85,9 @@ class StageSeat:
         try:
             for address in given.next:
                 check_target(address, self.security, "next address")
+            if not request.release:
+                await self._change_links(given)
+                return
             await in_thread(Sources(self.store.directory, tuple(given.blocks), self.store).plan, request.release)
             await in_thread(self._record, request)
         except OnesweepError as error:
@@ -90,12 +96,49 @@ class StageSeat:
         ended: Any = lambda _: self._changed.set()  # noqa: E731 - the stubs want a type that they do not export
         context.add_done_callback(ended)
 
+    async def _change_links(self, given: stage_pb2.Assignment) -> None:
+        """Sessions under way stay, but for those that were to go on to a host that is not among the next any more."""
+        held = read_assignment(self.store)
+        if self.relink is None or held is None or held.blocks != given.blocks:
+            raise failed_precondition("this host does not serve these blocks: give it the release, too")
+        await in_thread(self._write, given)
+        self.relink(given.next)
+
     def _record(self, request: stage_pb2.LoadRequest) -> None:
-        """For the next start of this host. Raises CheckpointError where that cannot be written."""
-        record = json_format.MessageToJson(request.assignment)
-        replace_file(self.store.directory / ASSIGNMENT_NAME, lambda path: path.write_text(record, encoding="utf-8"))
+        """For the next start of this host. The files of the release before stay for the way back.
+
+        Raises CheckpointError where that cannot be written."""
+        self._write(request.assignment)
+        before = self.store.in_use[-1:]
         self.store.use([request.release])
-        self.store.remove_others([request.release])
+        self.store.remove_others([*before, request.release])
+
+    def _write(self, given: stage_pb2.Assignment) -> None:
+        record = json_format.MessageToJson(given)
+        replace_file(self.store.directory / ASSIGNMENT_NAME, lambda path: path.write_text(record, encoding="utf-8"))
+
+    async def round_trips(self, addresses: Sequence[str]) -> list[stage_pb2.LinkQuality]:
+        """Measure small messages to each machine, by the way that a hop would take. Raises StatusError."""
+        if len(addresses) > MOST_NEXT:
+            raise invalid(f"at most {MOST_NEXT} machines can be measured at once")
+        relays = list[Relay]()
+        try:
+            for address in addresses:
+                relays.append(Relay(address, MAX_PROBE_BYTES, PROBE_TIMEOUT_S, security=self.security))
+            return list(await asyncio.gather(*(_quality(relay, 0, 1) for relay in relays)))
+        except InputError as error:
+            raise invalid(str(error)) from None
+        finally:
+            await asyncio.gather(*(relay.close() for relay in relays))
+
+
+async def _quality(relay: Relay, state_bytes: int, rate_bytes: int) -> stage_pb2.LinkQuality:
+    """Measure a link that may not work."""
+    try:
+        return await measure_link(relay, state_bytes, rate_bytes)
+    except grpc.aio.AioRpcError as error:
+        problem = f"{relay.host} does not answer ({error.details() or error.code().name})"
+        return stage_pb2.LinkQuality(address=relay.address, problem=problem)
 
 
 def _seat_of(seat: StageSeat | None) -> StageSeat:
@@ -139,8 +182,12 @@ class WaitingService(stage_pb2_grpc.StageServiceServicer):
             name=self.name, version=VERSION, not_ready_reason=reason, protocol=PROTOCOL, room=self.seat.room()
         )
 
+    async def Warm(self, request: stage_pb2.WarmRequest, context: Context) -> stage_pb2.WarmResponse:
+        return stage_pb2.WarmResponse()
+
     async def Probe(self, request: stage_pb2.ProbeRequest, context: Context) -> stage_pb2.ProbeResponse:
-        return stage_pb2.ProbeResponse(kernel=kernel_now(), unix_us=time.time_ns() // 1000)
+        links = await self.seat.round_trips(request.to)
+        return stage_pb2.ProbeResponse(kernel=kernel_now(), links=links, unix_us=time.time_ns() // 1000)
 
     async def Store(
         self, requests: AsyncIterator[stage_pb2.StoreRequest], context: Context
@@ -246,18 +293,17 @@ class StageService(stage_pb2_grpc.StageServiceServicer):
 
     async def Probe(self, request: stage_pb2.ProbeRequest, context: Context) -> stage_pb2.ProbeResponse:
         response = stage_pb2.ProbeResponse(kernel=kernel_now(), unix_us=time.time_ns() // 1000)
+        if request.to:
+            response.links.extend(await _seat_of(self.seat).round_trips(request.to))
+            return response
         if not 1 <= request.bytes <= MAX_PROBE_BYTES:
             raise invalid(f"a probe sends 1 to {MAX_PROBE_BYTES} bytes")
         if self._probing.locked():
             raise exhausted("another probe is running", retry_after_ms=2000)
         async with self._probing:
+            state_bytes = full_state_bytes(self.host.releases.newest.plan)
             for relay in self.host.next_hosts.relays:
-                try:
-                    quality = await measure_link(relay, full_state_bytes(self.host.releases.newest.plan), request.bytes)
-                except grpc.aio.AioRpcError as error:
-                    problem = f"{relay.host} does not answer ({error.details() or error.code().name})"
-                    quality = stage_pb2.LinkQuality(address=relay.address, problem=problem)
-                response.links.append(quality)
+                response.links.append(await _quality(relay, state_bytes, request.bytes))
         return response
 
     async def Store(

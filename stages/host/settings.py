@@ -65,6 +65,7 @@ class StageSettings:
     # Where releases are kept that are deployed to this host.
     releases: Path | None = setting(None, "keep what is deployed there (none: takes nothing)", metavar="DIR")
     registry: "EtcdRegistry | None" = None
+    model: Path | None = None  # a copy of what is served, on this machine: it takes its stage from there
     pipes: "AwaitedPipes | None" = None  # of a machine that joined: others open them to this server
     advertise: str | None = None  # what others dial, where that is not what it listens on: for the registry
     # For probes, which have no certificate.

@@ -3,6 +3,7 @@
 import hashlib
 import json
 import math
+import os
 import shutil
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
@@ -14,8 +15,10 @@ import torch
 from torch import Tensor, nn
 
 from stages.checkpoint.checkpoint import new_directory, require_new, save_part, write_manifest
-from stages.checkpoint.gate import PROBE_TEXT
+from stages.checkpoint.gate import PROBE_TEXT, probe_shapes
+from stages.checkpoint.gate import probe_tokens as stored_probe
 from stages.checkpoint.manifest import TOKENIZER_NAME, Manifest, read_manifest
+from stages.checkpoint.weights import write_weights
 from stages.errors import CheckpointError, InputError, ShapeError, one_of
 from stages.importing.gate import MAX_THREADS, check_loss, joined, layer_tensors, one_thread_each
 from stages.importing.gguf_file import GgufSource
@@ -285,6 +288,23 @@ def build_stage(source: Source, architecture: LlamaArchitecture, index: int) -> 
     types = {name: tensor.dtype for name, tensor in stage.state_dict().items()}
     stage.load_state_dict({name: x.to(types[name]) for name, x in _tensors(source, stage)}, assign=True)
     return stage.eval().requires_grad_(False)
+
+
+def write_own_part(source: Path, directory: Path, index: int, path: Path) -> None:
+    """Write the beginning of a part's file from a source on this machine, reading its layers only.
+
+    :param directory: has the manifest of the checkpoint that was imported of that source elsewhere. The states of the
+        probe, which end the file, take all layers before: who imported them has to send them.
+
+    Raises InputError or CheckpointError."""
+    manifest = read_manifest(directory)
+    architecture = manifest.text_architecture
+    assert isinstance(architecture, LlamaArchitecture)
+    stage = build_stage(open_source(source), architecture, index)
+    shapes = probe_shapes(stage, stored_probe(manifest).shape[1])
+    probe = {name: torch.zeros(shape) for name, shape in shapes.items()}
+    write_weights(path, stage.state_dict() | probe)
+    os.truncate(path, path.stat().st_size - sum(each.nbytes for each in probe.values()))
 
 
 def _tensors(source: Source, stage: LlamaStage) -> Iterator[tuple[str, Tensor]]:

@@ -61,22 +61,26 @@ class EnrolResponse(_message.Message):
     AUTHORITY_FIELD_NUMBER: _builtins.int
     CERTIFICATE_FIELD_NUMBER: _builtins.int
     SECRET_FIELD_NUMBER: _builtins.int
+    NAME_FIELD_NUMBER: _builtins.int
     authority: _builtins.bytes
     """PEM, whose certificates are believed"""
     certificate: _builtins.bytes
     """PEM"""
     secret: _builtins.str
     """the machine's own, from now on; empty where it has one"""
+    name: _builtins.str
+    """in the certificate: a ticket may say another than the machine"""
     def __init__(
         self,
         *,
         authority: _builtins.bytes = ...,
         certificate: _builtins.bytes = ...,
         secret: _builtins.str = ...,
+        name: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["authority", b"authority", "certificate", b"certificate", "secret", b"secret"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["authority", b"authority", "certificate", b"certificate", "name", b"name", "secret", b"secret"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -87,6 +91,9 @@ class AttendRequest(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     ADDRESSES_FIELD_NUMBER: _builtins.int
+    LEAVING_FIELD_NUMBER: _builtins.int
+    leaving: _builtins.bool
+    """it ends: others are to take its stage over; the call ends at once, those before it stay"""
     @_builtins.property
     def addresses(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """where this machine's stage server listens, for those who can dial it"""
@@ -95,10 +102,11 @@ class AttendRequest(_message.Message):
         self,
         *,
         addresses: _abc.Iterable[_builtins.str] | None = ...,
+        leaving: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["addresses", b"addresses"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["addresses", b"addresses", "leaving", b"leaving"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

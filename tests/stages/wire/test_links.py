@@ -17,6 +17,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from stages.v1 import join_pb2, join_pb2_grpc
 from stages.wire.certificates import make_request
 from stages.wire.channel import LINKS_VARIABLE, HealthChecks, bind, new_server, open_channel
+from stages.wire.link_quality import LinkRecord
 from stages.wire.links import PIPE_KEY, ROUTER_NAME, TO_KEY, LinkProxy, MachineLinks, link_address, link_name
 from stages.wire.messages import PROTOCOL
 from stages.wire.pipes import SocketPipe
@@ -117,8 +118,8 @@ def test_each_kind_of_link_reaches_its_machine(tmp_path: Path) -> None:
                 assert await reach(links.dial, there, links.tls) == 1
                 line = f"link {here} to {there}: {kind}"
                 await eventually(lambda line=line: line in run.said)
-            assert [*run.rendezvous.carried] == [("c", "d")]
-            assert run.rendezvous.carried["c", "d"] > 1000  # a handshake and a call
+            record = LinkRecord.read(run.rendezvous.run.directory)
+            assert record.kinds == {("a", "b"): "direct", ("a", "c"): "reversed", ("c", "d"): "relayed"}
 
     asyncio.run(main())
 
@@ -187,6 +188,38 @@ def test_a_ticket_lets_in_once_and_says_why_not(tmp_path: Path) -> None:
             assert (renewed.secret, renewed.authority) == ("", joined.authority)
 
     asyncio.run(main())
+
+
+def test_a_machine_says_that_it_ends_and_still_takes_what_is_under_way(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with running(tmp_path, a=True, b=True) as run:
+            run.rendezvous.neighbours = {"a": {"b"}}
+            await run.machines["b"].leave()
+            assert (run.rendezvous.present, run.rendezvous.leaving) == (["a"], {"b"})
+            assert await reach(run.machines["a"].dial, "b", run.machines["a"].tls) == 1
+            await eventually(lambda: "link a to b: direct" in run.said)
+            run.rendezvous.kinds["a", "b"] = "relayed"
+            await run.machines["a"]._stub.Reach(join_pb2.ReachRequest(to="b", kind="direct"))
+            assert run.said[-1] == "link a to b: direct (it was relayed)"
+        assert "b leaves" in run.said
+
+    asyncio.run(main())
+
+
+def test_a_relayed_link_has_a_line_of_advice() -> None:
+    kinds = {
+        ("oslo", "lyon"): "relayed",
+        ("lyon", "rome"): "direct",
+        ("rome", "oslo"): "relayed",
+        ("a", "b"): "relayed",
+    }
+    record = LinkRecord("", kinds, {"lyon": "10.0.0.1:7701", "oslo": "[fd00::2]:40001"}, ("invite somebody",))
+    lines = record.advice_on([*kinds][:3], {"oslo": 61.4, "lyon": 70.0, "rome": 20.0})
+    assert lines == [
+        "invite somebody",
+        "lyon and oslo relay over the router: open TCP 7701 on lyon or TCP 40001 on oslo, about 61 ms less a trip",
+        "oslo and rome relay over the router: open TCP 40001 on oslo, about 20 ms less a trip",
+    ]
 
 
 def test_the_proxy_serves_this_process_alone(tmp_path: Path) -> None:

@@ -1,0 +1,338 @@
+"""The ring of the machines that joined: measured, cut and brought its stages, and changed while it serves."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import math
+from collections.abc import AsyncIterator, Callable, Collection, Coroutine, Iterable, Iterator, Mapping, Sequence
+from contextlib import asynccontextmanager, suppress
+from dataclasses import replace
+from pathlib import Path
+
+import grpc.aio
+
+from serving.cli.deploy import read_release
+from serving.cli.deployment import RELEASES, ROUTER, TOPOLOGY, Deployment
+from serving.cli.run import manifest_record
+from serving.router.paths import HostLink
+from serving.router.rollout import LOAD_S, load, send
+from serving.router.topology import ROUTER_END, HostEntry, Span, Topology, local_topology, placed, ring_order
+from stages.checkpoint.checkpoint import replace_file
+from stages.checkpoint.release_store import CURRENT_NAME, ReleaseManifest, release_files
+from stages.clock import monotonic
+from stages.errors import InputError, OnesweepError, ServiceError
+from stages.importing.importing import StageHost
+from stages.progress import ProgressLine
+from stages.signals import run_interruptible
+from stages.v1 import stage_pb2
+from stages.wire.link_quality import EXCHANGES, PROBE_TIMEOUT_S
+from stages.wire.links import link_address
+from stages.wire.rendezvous import Rendezvous
+from stages.wire.status import StatusError, failed_precondition, unavailable
+from stages.wire.tls import Security
+
+ANSWER_S = 10.0  # for the answer to Describe
+POLL_S = 0.2
+GONE_S = 60.0  # that a machine may be away before others hold its blocks; one that says that it ends is gone at once
+AGAIN_S = 30.0  # pause before a change of the ring that failed is tried again
+MEGABYTE = 1e6
+ORDER_NAME = "order.json"  # in a run's directory: the machines of its last ring
+
+
+class MachineRing:
+    """Which machine of a run holds what, and the way there. Its rendezvous lives on another thread."""
+
+    def __init__(self, rendezvous: Rendezvous, nobody: Topology, progress: ProgressLine) -> None:
+        """:param nobody: the router, and the run's certificates; its hosts do not count."""
+        self.rendezvous, self.topology, self.progress = rendezvous, nobody, progress
+        self.security = Security(rendezvous.run.tls)
+        self.rooms = dict[str, StageHost]()  # of machines that answered
+        self.trips_ms = dict[tuple[str, str], float]()
+        self.contents = ReleaseManifest({})
+        self.sizes = list[int]()  # bytes of each block
+        self._seen = dict[str, float]()  # when each machine was there last, by the monotonic clock
+        self._settled: object = None  # the machines that the ring was made of
+        self._failed: object = None  # those with which the last change failed
+        self._again_at = 0.0
+
+    # Before it serves
+
+    async def ordered(self, names: Sequence[str]) -> tuple[str, ...]:
+        """Machines in the order of the ring, by the delays that they measure. Raises ServiceError that names those that
+        do not answer, or take no stage."""
+        self.progress.at(f"asking {len(names)} machines for their memory, speed and delays")
+        path = self.rendezvous.run.directory / ORDER_NAME
+        with suppress(OSError, ValueError):
+            before = json.loads(path.read_text(encoding="utf-8"))
+            names = before if sorted(before) == sorted(names) else names
+        self.rendezvous.neighbours = {name: {*names} - {name} for name in names}
+        self.rendezvous.announces = False  # most of these links are for measuring only
+        async with _links(map(_entry, names), self.security) as links:
+            await self._describe(links)
+            await asyncio.gather(*(self._measure(link, names) for link in links))
+        self.rendezvous.announces = True
+        order = ring_order(names, self.trips_ms)
+        path.write_text(json.dumps(order), encoding="utf-8")
+        return order
+
+    async def _describe(self, links: Iterable[HostLink]) -> None:
+        outcomes = await asyncio.gather(*map(_room, links), return_exceptions=True)
+        problems = [outcome for outcome in outcomes if isinstance(outcome, BaseException)]
+        if unforeseen := [problem for problem in problems if not isinstance(problem, StatusError)]:
+            raise unforeseen[0]
+        if problems:
+            raise ServiceError(f"{'; '.join(map(str, problems))}; each must run `onesweep join`")
+        self.rooms |= {room.name: room for room in outcomes if isinstance(room, StageHost)}
+
+    async def _measure(self, link: HostLink, names: Iterable[str]) -> None:
+        """Note a machine's delays to the others and the router; those that cannot be measured are left out."""
+        own, others = link.entry.name, {link_address(name): name for name in names if name != link.entry.name}
+        with suppress(StatusError, grpc.aio.AioRpcError):
+            for _ in range(EXCHANGES):
+                await link.relay.warm(0)
+            to_router = (link.relay.least_rtt_ms or 0.0) / 2
+            self.trips_ms[own, ROUTER_END] = self.trips_ms[ROUTER_END, own] = to_router
+            request = stage_pb2.ProbeRequest(to=others)
+            measured = await link.relay.stub.Probe(request, timeout=2 * PROBE_TIMEOUT_S)
+            trips = {(own, others[each.address]): each.rtt_min_ms / 2 for each in measured.links if not each.problem}
+            self.trips_ms |= trips
+
+    def plan(self, checkpoint: Path, parts: int, names: Sequence[str]) -> None:
+        """Share a checkpoint out to machines, in their order, and show it. Raises InputError where one has too little
+        memory."""
+        self._hold(read_release(checkpoint), parts)
+        shares = local_topology(min(len(names), parts), parts, checkpoint).hosts
+        self.topology = self._topology({name: share.blocks for name, share in zip(names, shares, strict=False)})
+        self.rendezvous.neighbours = _neighbours(self.topology)
+        layers = manifest_record(checkpoint).get("architecture", {}).get("layers")
+        self.progress.say("the ring, in this order:")
+        for line in self._plan_lines(layers if isinstance(layers, list) else None):
+            self.progress.say(line)
+        for host in self.topology.hosts:
+            if (missing := self._bytes(host.blocks) - self.rooms[host.name].memory_bytes) > 0:
+                raise InputError(
+                    f"{host.name} has too little memory: {missing / MEGABYTE:,.1f} MB are missing; free memory there, "
+                    f"have another machine join, or cut the model anew ({checkpoint} is its cut)"
+                )
+
+    def _plan_lines(self, layers: Sequence[int] | None) -> Iterator[str]:
+        names = {host.address: host.name for host in self.topology.hosts}
+        fastest, kinds = max(self.rooms[name].speed for name in names.values()), self.rendezvous.kinds
+        for number, host in enumerate(self.topology.hosts, 1):
+            room, what = self.rooms[host.name], f"blocks {host.span}"
+            if layers is not None:
+                first = sum(layers[: host.blocks[0]])
+                what = f"layers {first}-{first + sum(layers[block] for block in host.blocks) - 1}"
+            memory = f"{self._bytes(host.blocks) / MEGABYTE:,.1f} of {room.memory_bytes / MEGABYTE:,.0f} MB"
+            words = [f"{what}, {memory}, speed {room.speed / fastest:.2f}"]
+            for there in (names[address] for address in self.topology.successors(host)):
+                delay_ms = self.trips_ms.get((host.name, there), math.nan)
+                words.append(f"to {there}: {kinds.get((host.name, there), 'no link')}, {delay_ms:.1f} ms")
+            yield f"{number}. {host.name}: {'; '.join(words)}"
+
+    # While it serves
+
+    def tend(self, deployment: Deployment) -> None:
+        """Have the ring follow the machines that came and went since the last call.
+
+        A failure is said, and the change is tried again later: what serves is not touched."""
+        situation, now = self._situation(), monotonic()
+        if situation == self._settled or (now < self._again_at and situation == self._failed):
+            return
+        self._look_for_release(deployment)
+        there, able = situation
+        known = able & {host.name for host in self.topology.hosts}
+        self._failed, self._again_at = situation, now + AGAIN_S
+        for usable in dict.fromkeys((able, known)):  # who is new must not keep the others from taking over
+            try:
+                is_done = run_interruptible(self._while_same(situation, self._follow(there, usable, deployment)))
+                self._settled = situation if is_done and usable == able else None
+                return
+            except OnesweepError as error:
+                self.progress.say(f"the ring cannot be made of {', '.join(sorted(usable))}: {error}")
+
+    def _situation(self) -> tuple[frozenset[str], frozenset[str]]:
+        """Machines that are there, and those that count: the ring's own may be away for a while."""
+        there, leaving, now = frozenset(self.rendezvous.present), self.rendezvous.leaving, monotonic()
+        self._seen |= dict.fromkeys(there, now)
+        held = {host.name for host in self.topology.hosts} - leaving
+        return there, there | {name for name in held if now - self._seen.get(name, now) < GONE_S}
+
+    async def _while_same(self, situation: object, job: Coroutine[None, None, None]) -> bool:
+        """Run a job to its end, unless machines come or go meanwhile; True where it ended."""
+        task = asyncio.create_task(job)
+        try:
+            while not task.done():
+                await asyncio.wait([task], timeout=POLL_S)
+                if self._situation() != situation and not task.done():
+                    return False
+            task.result()
+            return True
+        finally:
+            task.cancel()
+            await asyncio.gather(task, return_exceptions=True)
+
+    async def _follow(self, there: Collection[str], able: Collection[str], deployment: Deployment) -> None:
+        """Change the ring to one of these machines. Raises ServiceError."""
+        held = {host.name: host.blocks for host in self.topology.hosts}
+        async with _links(
+            (_entry(name) for name in there if name in able and name not in held), self.security
+        ) as links:
+            await self._describe(links)
+            # who was in the ring before has its files still
+            known = {*held.values()}
+            held |= {link.entry.name: span for link in links if link.info and (span := (*link.info.blocks,)) in known}
+        rooms = {name: room for name, room in self.rooms.items() if name in able}
+        spans, missing = placed(held, rooms, self.sizes)
+        self._tell(missing)
+        if missing:
+            return  # the router says which host is lost
+        topology = self._topology(spans)
+        for name in sorted(rooms.keys() - spans.keys()):
+            self.progress.say(
+                f"{name} stands by: the smallest part takes {min(map(self._bytes, spans.values())) / MEGABYTE:,.1f} MB"
+                f", it has room for {rooms[name].memory_bytes / MEGABYTE:,.1f}"
+            )
+        if topology != self.topology:
+            before, after = (_neighbours(each) for each in (self.topology, topology))
+            both = {name: before.get(name, set()) | after.get(name, set()) for name in before | after}
+            self.rendezvous.neighbours = both
+        await self.bring(topology, [name for name in spans if name in there])
+        if topology != self.topology:
+            replace_file(deployment.directory / TOPOLOGY, lambda path: path.write_text(topology.to_toml(), "utf-8"))
+            self.rendezvous.neighbours, deployment.topology, self.topology = after, topology, topology
+            shown = ", ".join(f"{host.name} blocks {host.span}" for host in topology.hosts)
+            self.progress.say(f"the ring is now: {shown}")
+
+    def _tell(self, missing: Sequence[Span]) -> None:
+        """Say what is missing, here and in `status`."""
+        advice = [
+            f"blocks {','.join(map(str, run))} are on no machine: one with {self._bytes(run) / MEGABYTE:,.0f} MB free "
+            "could hold them (onesweep invite)"
+            for run in missing
+        ]
+        if advice != self.rendezvous.advice:
+            self.rendezvous.advice = advice
+            self.rendezvous.tell()
+            for line in advice:
+                self.progress.say(line)
+
+    def _look_for_release(self, deployment: Deployment) -> None:
+        """Bring from now on what was deployed, in place of what was served first."""
+        store = deployment.directory / RELEASES / ROUTER
+        with suppress(OSError, ValueError, LookupError, InputError):
+            name = json.loads((store / CURRENT_NAME).read_text(encoding="utf-8"))["releases"][-1]
+            if name != self.contents.name:
+                self._hold(read_release(store / name), len(self.sizes))
+
+    def _hold(self, contents: ReleaseManifest, parts: int) -> None:
+        self.contents = contents
+
+        def size_of(block: int) -> int:
+            is_last = block == parts - 1  # which drafts by what is in local/
+            files = release_files(contents.directories, lambda kind, i: is_last if kind == "local" else i == block)
+            return sum(part.bytes for part in files.values())
+
+        self.sizes = [size_of(block) for block in range(parts)]
+
+    def _bytes(self, span: Span) -> int:
+        return sum(self.sizes[block] for block in span)
+
+    def _topology(self, spans: Mapping[str, Span]) -> Topology:
+        by_block = sorted(spans, key=lambda name: spans[name])
+        return replace(self.topology, hosts=tuple(replace(_entry(name), blocks=spans[name]) for name in by_block))
+
+    async def bring(self, topology: Topology, names: Collection[str]) -> None:
+        """Have machines hold their blocks and go on to those that follow; nothing is sent to one that does.
+
+        Raises ServiceError."""
+        name = self.contents.name
+        async with _links((host for host in topology.hosts if host.name in names), self.security) as links:
+            given = {
+                link: stage_pb2.Assignment(blocks=link.entry.blocks, next=topology.successors(link.entry))
+                for link in links
+            }
+
+            def is_loaded(info: stage_pb2.DescribeResponse) -> bool:
+                return name in {each.name for each in info.releases if not each.loading}
+
+            async def brought(link: HostLink) -> None:
+                self.progress.at(f"sending {link.entry.name} its stage")
+                sent_bytes = await send(link, self.contents, given[link])
+                self.progress.say(f"{link.entry.name}: {sent_bytes / MEGABYTE:.1f} MB sent, blocks {link.entry.span}")
+
+            try:
+                await asyncio.gather(*(_waited(link, ANSWER_S, lambda info: True) for link in links))
+                new = [link for link in links if not _has(link, name)]
+                # No machine changes its stage before all have their files: a failure leaves what was served.
+                await asyncio.gather(*map(brought, new))
+                await asyncio.gather(*(load(link, name, (), given[link]) for link in new))
+                if new:
+                    self.progress.at(f"loading {name} on {len(new)} machines")
+                await asyncio.gather(*(_waited(link, LOAD_S, is_loaded) for link in links))
+                moved = [link for link in links if {*link.onward} != {*given[link].next}]
+                await asyncio.gather(*(load(link, "", (), given[link]) for link in moved))
+            except StatusError as refusal:
+                raise ServiceError(refusal.message) from None
+
+
+def _entry(name: str) -> HostEntry:
+    return HostEntry(name, link_address(name), (0,), link_address(name))
+
+
+def nobody(router: str, run: Path) -> Topology:
+    """A router without machines yet, with the certificates of a run."""
+    return Topology((_entry("nobody"),), router, certificates=run)
+
+
+def _neighbours(topology: Topology) -> dict[str, set[str]]:
+    """Whom each machine hands work to."""
+    by_address = {host.address: host.name for host in topology.hosts}
+    return {host.name: {by_address[address] for address in topology.successors(host)} for host in topology.hosts}
+
+
+@asynccontextmanager
+async def _links(hosts: Iterable[HostEntry], security: Security) -> AsyncIterator[list[HostLink]]:
+    """A link to each host. Raises InputError where one may not be dialled."""
+    links: list[HostLink] = []
+    try:
+        for host in hosts:
+            links.append(HostLink(host, ANSWER_S, security))
+        yield links
+    finally:
+        await asyncio.gather(*(link.relay.close(0) for link in links))
+
+
+async def _room(link: HostLink) -> StageHost:
+    """Speed and memory of a machine that may be between two servers. Raises StatusError."""
+    info = await _waited(link, ANSWER_S, lambda info: True)
+    if not info.HasField("room") or not 0 < info.room.speed < math.inf:
+        said = f"machine {link.entry.name} was started with a checkpoint of its own, or tells a speed that cannot be"
+        raise failed_precondition(said)
+    return StageHost(info.room.speed, info.room.memory_bytes, link.entry.name)
+
+
+def _has(link: HostLink, release: str) -> bool:
+    """True if a machine has loaded its blocks of a release, or is about to."""
+    info = link.info
+    return info is not None and (*info.blocks,) == link.entry.blocks and release in {r.name for r in info.releases}
+
+
+async def _waited(
+    link: HostLink, within_s: float, done: Callable[[stage_pb2.DescribeResponse], bool]
+) -> stage_pb2.DescribeResponse:
+    """A machine's description, once it is as it should be. Raises StatusError."""
+    deadline = monotonic() + within_s
+    while True:
+        try:
+            await link.describe()
+            assert link.info is not None
+            if done(link.info):
+                return link.info
+            problem = unavailable(f"machine {link.entry.name} does not serve its stage: {link.info.not_ready_reason}")
+        except StatusError as refusal:  # one that is between two servers does not answer for a moment
+            problem = refusal
+        if monotonic() > deadline or "cannot be served" in problem.message:
+            raise problem
+        await asyncio.sleep(POLL_S)
