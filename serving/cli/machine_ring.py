@@ -54,9 +54,7 @@ class MachineRing:
         self._seen = dict[str, float]()  # when each machine was there last, by the monotonic clock
         self._settled: object = None  # the machines that the ring was made of
         self._failed: object = None  # those with which the last change failed
-        self._again_at = 0.0
-
-    # Before it serves
+        self._again_at, self._said = 0.0, set[str]()
 
     async def ordered(self, names: Sequence[str]) -> tuple[str, ...]:
         """Machines in the order of the ring, by the delays that they measure. Raises ServiceError that names those that
@@ -150,7 +148,9 @@ class MachineRing:
                 self._settled = situation if is_done and usable == able else None
                 return
             except OnesweepError as error:
-                self.progress.say(f"the ring cannot be made of {', '.join(sorted(usable))}: {error}")
+                if (line := f"the ring cannot be made of {', '.join(sorted(usable))}: {error}") not in self._said:
+                    self._said.add(line)
+                    self.progress.say(line)
 
     def _situation(self) -> tuple[frozenset[str], frozenset[str]]:
         """Machines that are there, and those that count: the ring's own may be away for a while."""
