@@ -129,8 +129,6 @@ class MachineRing:
                 words.append(f"to {there}: {kinds.get((host.name, there), 'no link')}, {delay_ms:.1f} ms")
             yield f"{number}. {host.name}: {'; '.join(words)}"
 
-    # While it serves
-
     def tend(self, deployment: Deployment) -> None:
         """Have the ring follow the machines that came and went since the last call.
 
@@ -268,8 +266,7 @@ class MachineRing:
                 # No machine changes its stage before all have their files: a failure leaves what was served.
                 await asyncio.gather(*map(brought, new))
                 await asyncio.gather(*(load(link, name, (), given[link]) for link in new))
-                if new:
-                    self.progress.at(f"loading {name} on {len(new)} machines")
+                self.progress.at(f"waiting until {name} is loaded")
                 await asyncio.gather(*(_waited(link, LOAD_S, is_loaded) for link in links))
                 moved = [link for link in links if {*link.onward} != {*given[link].next}]
                 await asyncio.gather(*(load(link, "", (), given[link]) for link in moved))
