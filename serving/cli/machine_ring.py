@@ -54,9 +54,7 @@ class MachineRing:
         self._seen = dict[str, float]()  # when each machine was there last, by the monotonic clock
         self._settled: object = None  # the machines that the ring was made of
         self._failed: object = None  # those with which the last change failed
-        self._again_at = 0.0
-
-    # Before it serves
+        self._again_at, self._said = 0.0, set[str]()
 
     async def ordered(self, names: Sequence[str]) -> tuple[str, ...]:
         """Machines in the order of the ring, by the delays that they measure. Raises ServiceError that names those that
@@ -131,8 +129,6 @@ class MachineRing:
                 words.append(f"to {there}: {kinds.get((host.name, there), 'no link')}, {delay_ms:.1f} ms")
             yield f"{number}. {host.name}: {'; '.join(words)}"
 
-    # While it serves
-
     def tend(self, deployment: Deployment) -> None:
         """Have the ring follow the machines that came and went since the last call.
 
@@ -150,7 +146,9 @@ class MachineRing:
                 self._settled = situation if is_done and usable == able else None
                 return
             except OnesweepError as error:
-                self.progress.say(f"the ring cannot be made of {', '.join(sorted(usable))}: {error}")
+                if (line := f"the ring cannot be made of {', '.join(sorted(usable))}: {error}") not in self._said:
+                    self._said.add(line)
+                    self.progress.say(line)
 
     def _situation(self) -> tuple[frozenset[str], frozenset[str]]:
         """Machines that are there, and those that count: the ring's own may be away for a while."""
@@ -268,8 +266,7 @@ class MachineRing:
                 # No machine changes its stage before all have their files: a failure leaves what was served.
                 await asyncio.gather(*map(brought, new))
                 await asyncio.gather(*(load(link, name, (), given[link]) for link in new))
-                if new:
-                    self.progress.at(f"loading {name} on {len(new)} machines")
+                self.progress.at(f"waiting until {name} is loaded")
                 await asyncio.gather(*(_waited(link, LOAD_S, is_loaded) for link in links))
                 moved = [link for link in links if {*link.onward} != {*given[link].next}]
                 await asyncio.gather(*(load(link, "", (), given[link]) for link in moved))

@@ -157,8 +157,7 @@ def run_doctor(options: argparse.Namespace) -> int:
 
 def run_up(options: argparse.Namespace) -> int:
     with ends_cleanly():
-        tend = None if options.detach else lambda deployment: None
-        present(_started(options), options.http, ProgressLine(), tend=tend)
+        present(_started(options), options.http, ProgressLine(), tend=None if options.detach else lambda _: None)
     return 0
 
 

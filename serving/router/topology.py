@@ -268,8 +268,8 @@ def ring_order(names: Sequence[str], trips_ms: Mapping[tuple[str, str], float]) 
 
     orders = permutations(names) if len(names) <= ALL_ORDERS else map(by_nearest, names)
     best = min(orders, key=delay_ms)
-    spared_ms = delay_ms(names) - delay_ms(best)
-    return best if spared_ms > max(WORTH_MS, WORTH_SHARE * delay_ms(names)) else tuple(names)
+    before_ms = delay_ms(names)
+    return best if before_ms - delay_ms(best) > max(WORTH_MS, WORTH_SHARE * before_ms) else tuple(names)
 
 
 def placed(
@@ -281,9 +281,8 @@ def placed(
     :param machines: those that are there, by name, with all their room: what they hold is in it.
     :param sizes: bytes of each block.
 
-    Who holds something keeps it while others can take over what is missing: a machine without blocks; then one whose
-    blocks another holds, too; then a neighbour in the ring, beside its own. All others become replicas, or, with room
-    for a block at most, take one of a machine that holds several.
+    Who holds blocks keeps them. What is missing goes to a machine without any, to one whose blocks another holds, too,
+    or to a neighbour, beside its own. All others become replicas, or relieve one that holds several of one of them.
     """
     spans = {name: span for name, span in held.items() if name in machines}
 

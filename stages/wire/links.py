@@ -47,6 +47,7 @@ MOST_TOLD = 16  # addresses of one machine
 PROXY_S, MOST_UNKNOWN = 5.0, 64  # for a connection to the proxy to say what it wants; such connections at once
 # To try each way. Together less than gRPC gives an attempt to connect (CONNECT_MS in channel.py).
 PROBE_S, REVERSE_S, NOTICE_S = 1.0, 2.0, 4.0
+BETWEEN_S = 3.0  # that a machine may take to listen again, before another kind of way than a direct one is looked for
 CHOSEN_S = 300.0  # a way that was found is taken again for so long; then a better one is looked for
 RETRY_S, MOST_RETRY_S = 0.2, 2.0
 # A gateway that forgot a connection says nothing: it is missed after so long, not after gRPC's usual 15 s.
@@ -207,6 +208,7 @@ class MachineLinks:
         self._stub: join_pb2_grpc.JoinServiceAsyncStub | None = None
         self._ways = dict[str, tuple[str, str, float]]()  # kind, address and time of the last choice
         self._kinds = dict[str, str]()  # that people were told of
+        self._lost_at = dict[str, float]()  # when a machine that was dialled directly did not answer any more
         self._tasks = set[asyncio.Task[None]]()
 
     async def attend(self) -> None:
@@ -221,6 +223,7 @@ class MachineLinks:
             try:
                 async for notice in stub.Attend(join_pb2.AttendRequest(addresses=self.told)):
                     if not self.attends:
+                        self._kinds.clear()  # it may be another process than before
                         log.info("%s: attends the rendezvous at %s", self.name, address)
                     self._stub, self.attends, pause_s = stub, True, RETRY_S
                     if notice.pipe:
@@ -239,9 +242,8 @@ class MachineLinks:
         """Carry a connection to a machine, by the first way that there is. Raises StatusError."""
         if (stub := self._stub) is None:
             raise StatusError(grpc.StatusCode.UNAVAILABLE, "the rendezvous was not reached yet")
-        kind, address, chosen_at = self._ways.pop(name, ("", "", 0.0))
-        if monotonic() - chosen_at > CHOSEN_S:
-            kind = ""
+        last, address, chosen_at = self._ways.pop(name, ("", "", 0.0))
+        kind = last if monotonic() - chosen_at <= CHOSEN_S else ""
         try:
             if kind in ("", DIRECT):
                 found = await self._direct([address], name) if kind else None
@@ -253,6 +255,9 @@ class MachineLinks:
                     await splice(local, found[0])
                     found[0].writer.close()
                     return
+                if last == DIRECT and monotonic() - self._lost_at.setdefault(name, monotonic()) < BETWEEN_S:
+                    self._ways[name] = last, address, chosen_at
+                    raise StatusError(grpc.StatusCode.UNAVAILABLE, f"machine {name} does not answer where it did")
             if kind != RELAYED and self.told and await self._reversed(stub, name, local):
                 return
             self._choose(stub, name, RELAYED)
@@ -354,6 +359,7 @@ class MachineLinks:
     def _choose(self, stub: join_pb2_grpc.JoinServiceAsyncStub, name: str, kind: str, address: str = "") -> None:
         """Remember a way, and tell people of it here and there."""
         self._ways[name] = kind, address, monotonic()
+        self._lost_at.pop(name, None)
         if self._kinds.get(name) == kind:
             return
         self._kinds[name] = kind

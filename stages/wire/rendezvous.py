@@ -23,7 +23,7 @@ from stages.v1 import join_pb2, join_pb2_grpc
 from stages.wire.auth import HOST, ROUTER, Identity
 from stages.wire.certificates import AUTHORITY, Authority, key_fingerprint
 from stages.wire.channel import CallBounds, bind, new_server, parse_address
-from stages.wire.link_quality import LINKS_NAME
+from stages.wire.link_quality import LINKS_NAME, LinkRecord
 from stages.wire.links import (
     KINDS,
     MOST_TOLD,
@@ -125,7 +125,7 @@ class Rendezvous(join_pb2_grpc.JoinServiceServicer):
         self.neighbours: dict[str, set[str]] = {}  # whom each machine may reach, by its place in the ring
         self.refused = Counter[str]()  # calls, by method
         self._waiting = dict[str, _Waiting]()
-        self.kinds = dict[tuple[str, str], str]()  # of links that were made, by their two machines
+        self.kinds = {**LinkRecord.read(run.directory).kinds}  # of links that were made, some before this start
         self.proxy = ""  # that commands on this machine dial machines over
         self.advice = list[str]()  # for people, in `status`
         self.announces = True  # each link that is made in another way than before

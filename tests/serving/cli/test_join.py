@@ -145,7 +145,8 @@ def test_machines_join_with_a_ticket_and_hold_their_stages_for_the_next_run(
         with serving(model, tmp_path, port) as serve:
             serve.expect("Ctrl-C stops them")
             assert "MB sent" not in serve.log.read_text()
-            assert "importing" not in serve.log.read_text()
+            assert "importing" not in (said := serve.log.read_text())
+            assert len(re.findall("; to [a-z]+: direct, ", said)) == 3
             assert serve.ask("generate", *ASKED) == expected
 
 

@@ -18,7 +18,7 @@ from stages.v1 import join_pb2, join_pb2_grpc
 from stages.wire.certificates import make_request
 from stages.wire.channel import LINKS_VARIABLE, HealthChecks, bind, new_server, open_channel
 from stages.wire.link_quality import LinkRecord
-from stages.wire.links import PIPE_KEY, ROUTER_NAME, TO_KEY, LinkProxy, MachineLinks, link_address, link_name
+from stages.wire.links import BETWEEN_S, PIPE_KEY, ROUTER_NAME, TO_KEY, LinkProxy, MachineLinks, link_address, link_name
 from stages.wire.messages import PROTOCOL
 from stages.wire.pipes import SocketPipe
 from stages.wire.rendezvous import Rendezvous, RunDirectory
@@ -202,6 +202,25 @@ def test_a_machine_says_that_it_ends_and_still_takes_what_is_under_way(tmp_path:
             await run.machines["a"]._stub.Reach(join_pb2.ReachRequest(to="b", kind="direct"))
             assert run.said[-1] == "link a to b: direct (it was relayed)"
         assert "b leaves" in run.said
+
+    asyncio.run(main())
+
+
+def test_a_machine_that_listens_again_soon_keeps_its_direct_link(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def main() -> None:
+        async with running(tmp_path, a=True, b=True) as run:
+            links, now = run.machines["a"], 0.0
+            run.rendezvous.neighbours = {"a": {"b"}}
+            assert await reach(links.dial, "b", links.tls) == 1
+            monkeypatch.setattr("stages.wire.links.monotonic", lambda: now)
+            links._direct = lambda addresses, name: asyncio.sleep(0)  # it is between two servers
+            with pytest.raises(grpc.aio.AioRpcError, match="503"):
+                await reach(links.dial, "b", links.tls)
+            now = BETWEEN_S
+            assert await reach(links.dial, "b", links.tls) == 1
+            assert links._ways["b"][0] == "reversed", "it can still be had, another way"
 
     asyncio.run(main())
 
