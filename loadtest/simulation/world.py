@@ -27,7 +27,7 @@ from serving.router.service import RouterService
 from serving.router.settings import RingSettings
 from serving.router.topology import HostEntry, Topology
 from serving.v1 import router_pb2_grpc
-from stages.backends import DEFAULT_BACKEND, backend_named
+from stages.backends import Backend
 from stages.checkpoint.checkpoint import save_ar, save_part, write_manifest
 from stages.checkpoint.gate import PROBE_TEXT
 from stages.checkpoint.manifest import Manifest
@@ -96,7 +96,7 @@ class Weights:
                 manifest = Manifest("ar", model.architecture, (None,) * parts, probe_text=PROBE_TEXT)
                 write_manifest(directory / name, manifest)
                 save_ar(directory / name, model)
-        self.directory, self.backend = directory, backend_named(DEFAULT_BACKEND)
+        self.directory, self.backend = directory, Backend()
         self.parts = [load_parts(plan_host(directory, (block,)), self.backend) for block in range(a.parts)]
         self.router = RouterParts.read(directory)
         self.topology = Topology(

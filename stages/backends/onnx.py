@@ -1,4 +1,4 @@
-"""The onnxruntime backend: graphs made of the loaded modules."""
+"""Stages of AR models by onnxruntime, on graphs made of the loaded modules."""
 
 from collections.abc import Callable, Sequence
 from functools import lru_cache, partial
@@ -9,18 +9,13 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from stages.backends.base import Backend, BlockRunner, PictureRunner, StageRunner
 from stages.backends.onnx_graphs import AnyLayer, Graph, after_graph, before_graph, head_graph, product_graph
 from stages.backends.packed import Attend, PackedReader, PipelineRunner
 from stages.backends.rows import Rows
-from stages.backends.runner_checks import Probe, checked
-from stages.errors import CheckpointError, InputError
-from stages.model.architecture import WEIGHT_WORDS
-from stages.model.block import Block
-from stages.model.layers import GroupedLinear, Int8Linear, QuantLinear, soft_capped
+from stages.errors import CheckpointError
+from stages.model.layers import GroupedLinear, Int8Linear, QuantLinear, TiedHead, soft_capped
 from stages.model.llama import LlamaStage
 from stages.model.pipeline import PipelineStage
-from stages.pictures.part import PicturePart
 
 
 class OnnxSession:
@@ -63,22 +58,26 @@ class OnnxSession:
         return partial(self.session.run_with_iobinding, binding)
 
 
-SCALE_ERROR = 0.02  # of a product of weights in few bits, relative; 0.006 is what rounding a row's groups costs
+SCALE_ERROR = 0.02  # of a product, relative; 0.006 is what rounding a row's groups costs where weights have few bits
 COMPANIES = (1, 2, 3, 4, 7, 16, 33)
 FEW_ROWS = 16  # up to which the tensors of a pass are kept for the next one
 
 
-class FewBitsProduct:
-    """x @ weight.T + bias of weights in few bits, whose codes it takes over: one that is no part of a larger graph."""
+class OnnxProduct:
+    """x @ weight.T + bias, whose numbers it takes over: one that is no part of a larger graph."""
 
-    def __init__(self, linear: GroupedLinear) -> None:
+    def __init__(self, linear: nn.Linear | TiedHead) -> None:
         self.session = OnnxSession(product_graph(linear))
-        self.least = fewest_rows(linear.bits)
+        self.least = fewest_rows(bits_of(linear))
         _free(linear)
 
     def __call__(self, x: Tensor) -> Tensor:
         """x: (rows, in) -> (rows, out)."""
         return self.session(F.pad(x, (0, 0, 0, max(0, self.least - len(x))))[None])[0][0, : len(x)]
+
+
+def bits_of(linear: nn.Linear | TiedHead) -> int:
+    return linear.bits if isinstance(linear, GroupedLinear) else 32
 
 
 @lru_cache
@@ -88,25 +87,26 @@ def fewest_rows(bits: int) -> int:
     Raises CheckpointError where they compute something else.
     """
     generator, (numbers, rows) = torch.Generator().manual_seed(0), (1056, COMPANIES[-1])
-    linear = (Int8Linear if bits == 8 else QuantLinear)(numbers, numbers, bias=False)
-    codes = torch.randint(256, linear.codes.shape, generator=generator, dtype=torch.uint8)
-    codes[:8], codes[8:16] = 0x7F, 0x81  # the largest sums, which narrow registers do not hold
-    linear.codes = codes.view(linear.codes.dtype)
-    linear.scales.uniform_(0.5, 1, generator=generator)
+    linear = {4: QuantLinear, 8: Int8Linear, 32: nn.Linear}[bits](numbers, numbers, bias=False).requires_grad_(False)
+    if isinstance(linear, GroupedLinear):
+        codes = torch.randint(256, linear.codes.shape, generator=generator, dtype=torch.uint8)
+        codes[:8], codes[8:16] = 0x7F, 0x81  # the largest sums, which narrow registers do not hold
+        linear.codes = codes.view(linear.codes.dtype)
+        linear.scales.uniform_(0.5, 1, generator=generator)
     x = torch.cat([torch.randn(rows - 1, numbers, generator=generator), torch.ones(1, numbers)])
     product, expected = OnnxSession(product_graph(linear)), linear(x)
     whole = product(x[None])[0][0]
     error = float(((whole - expected).norm(dim=1) / expected.norm(dim=1)).max())
     if not error <= SCALE_ERROR:
         raise CheckpointError(
-            f"this machine multiplies weights of few bits wrongly (relative error {error:.2g}): import the model with "
-            "--weights float32"
+            f"this machine multiplies weights of {bits} bits wrongly (relative error {error:.2g}): import the model "
+            "with other --weights"
         )
     same = [torch.equal(product(x[None, :count])[0][0], whole[:count]) for count in COMPANIES]
     return next(count for i, count in enumerate(COMPANIES) if all(same[i:]))
 
 
-# Attention is torch's for every backend, and onnxruntime computes what lies between: rows of several requests then
+# Attention is torch's, and onnxruntime computes what lies between: rows of several requests then
 # share every product, and a stage of any family is the same few nodes. A whole graph takes one request at a time,
 # because each has read another length.
 class OnnxReader(PackedReader):
@@ -116,9 +116,8 @@ class OnnxReader(PackedReader):
         layers = list[AnyLayer](part.layers)
         super().__init__(part, (), layers[0].mlp_in.out_features)
         self.architecture = part.architecture
-        grouped = {each.bits for each in layers[0].modules() if isinstance(each, GroupedLinear)}
-        # the kernels of numbers in 32 bits add up one row as they add up many
-        self.least = max(map(fewest_rows, grouped), default=1)
+        bits = {bits_of(each) for each in layers[0].modules() if isinstance(each, nn.Linear)}
+        self.least = max(map(fewest_rows, bits))
         self.first = OnnxSession(before_graph(part, layers[0]))
         self.bound = dict[tuple[int, int], BoundLayers]()  # by rows and layers
         # From attention to attention: a call takes as long as a small product, so there is one a layer, and not two.
@@ -127,7 +126,7 @@ class OnnxReader(PackedReader):
             self.others.append(OnnxSession(after_graph(part, layer, following)))
             _free(layer)
 
-    def take_layers(self, x: Tensor, positions: Tensor, attend: Attend, are_kept: bool = True) -> None:
+    def take_layers(self, x: Tensor, positions: Tensor, attend: Attend) -> None:
         rows, layers = len(x), len(self.kind_of)
         if (bound := self.bound.get((rows, layers))) is None:
             bound = BoundLayers(self, rows)
@@ -198,28 +197,3 @@ def _free(module: nn.Module) -> None:
                 setattr(each, name, torch.empty(0))
         elif isinstance(each, nn.Linear):
             each.weight = nn.Parameter(torch.empty(0), requires_grad=False)
-
-
-class OnnxBackend(Backend):
-    """onnxruntime on graphs made of the loaded modules, of AR models."""
-
-    name = "onnxruntime"
-
-    def block(self, block: Block) -> BlockRunner:
-        raise InputError(f"the backend {self.name} does not run blocks of noise ranges: choose --backend torch")
-
-    def stage(self, stage: PipelineStage) -> StageRunner:
-        if isinstance(stage, LlamaStage):
-            a = stage.architecture
-            if a.experts is not None or a.weights == "bfloat16":
-                what = "mixtures of experts" if a.experts else WEIGHT_WORDS[a.weights]
-                raise InputError(f"the backend {self.name} does not run {what}: choose --backend torch")
-            if a.is_grouped:
-                return checked(OnnxStage(stage), stage)
-        probe = Probe(stage)
-        runner = OnnxStage(stage)
-        probe.check(runner)
-        return checked(runner, stage)
-
-    def picture(self, part: PicturePart) -> PictureRunner:
-        raise InputError(f"the backend {self.name} does not run models that draw: choose --backend torch")

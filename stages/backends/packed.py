@@ -1,4 +1,4 @@
-"""The torch backend: pieces of several requests share every operation that works on rows."""
+"""Parts of a model by torch: pieces of several requests share every operation that works on rows."""
 
 from __future__ import annotations
 
@@ -78,10 +78,6 @@ class PipelineLayer(ABC):
     def finish(self, x: Tensor, mixed: Tensor) -> None:
         """Add what attention made of the rows, and what follows it, in place."""
 
-    def finish_branches(self, x: Tensor, mixed: Tensor) -> None:
-        """The same for continuations that are not kept."""
-        self.finish(x, mixed)
-
 
 class PackedNorm:
     """RMSNorm. torch's own takes seven operations, and the time of small ones is overhead."""
@@ -121,11 +117,6 @@ class PackedLayer(PipelineLayer):
         hidden = multiplied(self.mlp_norm(x), self.mlp_in)
         # of a transposed view: torch hands contiguous tensors to oneDNN, whose call costs 5 us more
         add_product(x, F.gelu(hidden.t()).t() if x.is_cpu else F.gelu(hidden), self.mlp_out)
-
-    def finish_branches(self, x: Tensor, mixed: Tensor) -> None:
-        add_product(x, mixed, self.attention_out)
-        # not of the view, whose last bits are others: candidates of many rows keep the scores that they always had
-        add_product(x, F.gelu(multiplied(self.mlp_norm(x), self.mlp_in)), self.mlp_out)
 
     def noisy(self, x: Tensor, rows: Rows, angles: Angles, caches: Sequence[LayerCache], modulation: Tensor) -> None:
         """Noisy slots, in place. modulation: (6, rows or 1, width) of `modulate`."""
@@ -214,15 +205,11 @@ class PackedReader:
         )
         return rows.unpack(x)
 
-    def take_layers(self, x: Tensor, positions: Tensor, attend: Attend, are_kept: bool = True) -> None:
-        """Rows through all layers, in place. x: (rows, width); positions: (rows,) int64.
-
-        :param are_kept: False for continuations that are not.
-        """
+    def take_layers(self, x: Tensor, positions: Tensor, attend: Attend) -> None:
+        """Rows through all layers, in place. x: (rows, width); positions: (rows,) int64."""
         angles = self.angles_at(positions)
         for number, (layer, kind) in enumerate(zip(self.layers, self.kind_of, strict=True)):
-            mixed = attend(number, layer.project(x, angles[kind]))
-            (layer.finish if are_kept else layer.finish_branches)(x, mixed)
+            layer.finish(x, attend(number, layer.project(x, angles[kind])))
 
     def rows_of(self, counts: Sequence[int]) -> Rows:
         """Places of pieces of so many rows in one tensor."""
@@ -249,7 +236,6 @@ class PackedReader:
             x,
             rows.pack(positions, fresh=False),
             lambda i, qkv: attend_branches(qkv, rows, self.shapes[i], held[i], branches),
-            are_kept=False,
         )
         return [each.unflatten(0, shape) for each, shape in zip(rows.unpack(x), shapes, strict=True)]
 
