@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from stages.backends.attention import Heads
 from stages.backends.onnx_graphs import AnyLayer, Graph, after_graph, before_graph, head_graph, product_graph
 from stages.backends.packed import Attend, PackedReader, PipelineRunner
 from stages.backends.rows import Rows
@@ -146,16 +147,17 @@ class BoundLayers:
     def __init__(self, reader: OnnxReader, rows: int) -> None:
         a, kind_of = reader.architecture, reader.kind_of
         self.x, self.other = torch.empty(2, 1, rows, a.width)
-        self.mixed = torch.empty(1, rows, a.heads * a.head_dim)
-        self.qkv = torch.empty(1, rows, (a.heads + 2 * a.kv_heads) * a.head_dim)
+        mixed = torch.zeros(1, rows, a.heads * a.head_dim)
+        qkv = torch.zeros(1, rows, (a.heads + 2 * a.kv_heads) * a.head_dim)
+        self.heads = Heads(qkv[0], a.heads, a.kv_heads, mixed[0])
         self.angles = torch.empty(len(reader.kinds), 2, rows, a.head_dim // 2)
         self.tables = [kind.rotary.transpose(0, 1) for kind in reader.kinds]  # cos and sin: (2, positions, half)
-        self.first = reader.first.bound([self.x, *self.angles[kind_of[0]]], [self.qkv])
+        self.first = reader.first.bound([self.x, *self.angles[kind_of[0]]], [qkv])
         self.others, source, target = list[Callable[[], None]](), self.x, self.other
         for session, following in zip(reader.others[: len(kind_of)], reader.kinds_after, strict=False):
-            inputs, outputs = [source, self.mixed], [target]
+            inputs, outputs = [source, mixed], [target]
             if following is not None:
-                inputs, outputs = [*inputs, *self.angles[following]], [target, self.qkv]
+                inputs, outputs = [*inputs, *self.angles[following]], [target, qkv]
             self.others.append(session.bound(inputs, outputs))
             source, target = target, source
         self.result = source
@@ -166,9 +168,9 @@ class BoundLayers:
         for angles, table in zip(self.angles, self.tables, strict=True):
             torch.index_select(table, 1, positions, out=angles)
         self.first()
-        qkv, mixed = self.qkv[0], self.mixed[0]
         for number, after in enumerate(self.others):
-            mixed.copy_(attend(number, qkv))
+            if (mixed := attend(number, self.heads)) is not self.heads.mixed:
+                self.heads.mixed.copy_(mixed)
             after()
         x.copy_(self.result[0])
 
