@@ -1,6 +1,6 @@
 """Stages of AR models by onnxruntime, on graphs made of the loaded modules."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import lru_cache, partial
 
 import numpy as np
@@ -10,12 +10,12 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from stages.backends.attention import Heads
-from stages.backends.onnx_graphs import AnyLayer, Graph, after_graph, before_graph, head_graph, product_graph
-from stages.backends.packed import Attend, PackedReader, PipelineRunner
+from stages.backends.onnx_graphs import AnyLayer, Graph, after_graph, before_graph, product_graph
+from stages.backends.packed import Attend, PackedReader, PipelineRunner, normed_head
 from stages.backends.rows import Rows
 from stages.errors import CheckpointError
-from stages.model.layers import GroupedLinear, Int8Linear, QuantLinear, TiedHead, soft_capped
-from stages.model.llama import LlamaStage
+from stages.memory import give_back, is_owned
+from stages.model.layers import GroupedLinear, Int8Linear, QuantLinear, TiedHead
 from stages.model.pipeline import PipelineStage
 
 
@@ -61,6 +61,9 @@ class OnnxSession:
 
 SCALE_ERROR = 0.02  # of a product, relative; 0.006 is what rounding a row's groups costs where weights have few bits
 COMPANIES = (1, 2, 3, 4, 7, 16, 33)
+# A session lays a matrix out anew from a copy of it: the head of SmolLM2, 113 of its stage's 175 MB, would be there
+# three times for a moment.
+BLOCK_BYTES = 32 << 20
 FEW_ROWS = 16  # up to which the tensors of a pass are kept for the next one
 
 
@@ -68,13 +71,36 @@ class OnnxProduct:
     """x @ weight.T + bias, whose numbers it takes over: one that is no part of a larger graph."""
 
     def __init__(self, linear: nn.Linear | TiedHead) -> None:
-        self.session = OnnxSession(product_graph(linear))
+        self.sessions = list(map(OnnxSession, _block_graphs(linear)))
         self.least = fewest_rows(bits_of(linear))
         _free(linear)
 
     def __call__(self, x: Tensor) -> Tensor:
         """x: (rows, in) -> (rows, out)."""
-        return self.session(F.pad(x, (0, 0, 0, max(0, self.least - len(x))))[None])[0][0, : len(x)]
+        padded = F.pad(x, (0, 0, 0, max(0, self.least - len(x))))[None]
+        results = [session(padded)[0][0, : len(x)] for session in self.sessions]
+        return results[0] if len(results) == 1 else torch.cat(results, dim=1)
+
+
+def _block_graphs(linear: nn.Linear | TiedHead) -> Iterator[Graph]:
+    """Of a matrix of float32, blocks of rows; each is given back when the next one is asked for."""
+    if isinstance(linear, GroupedLinear) or linear.weight.nbytes <= BLOCK_BYTES:
+        yield product_graph(linear)
+        return
+    weight = linear.weight.detach()
+    count = BLOCK_BYTES // (weight.itemsize * weight.shape[1])
+    if isinstance(linear, nn.Linear):
+        linear.weight = nn.Parameter(torch.empty(0), requires_grad=False)
+    owned = is_owned(weight)
+    for begin in range(0, len(weight), count):
+        rows = slice(begin, begin + count)
+        block = nn.Linear(1, 1, bias=linear.bias is not None)
+        block.weight = nn.Parameter(weight[rows], requires_grad=False)
+        if linear.bias is not None:
+            block.bias = nn.Parameter(linear.bias[rows], requires_grad=False)
+        yield product_graph(block)
+        if owned:
+            give_back(weight[rows])
 
 
 def bits_of(linear: nn.Linear | TiedHead) -> int:
@@ -179,17 +205,9 @@ class OnnxStage(PipelineRunner):
     """Takes the stage's matrices over: each is freed when a session has it, so that memory stays near one stage."""
 
     def __init__(self, stage: PipelineStage) -> None:
-        # The head first, which is the largest matrix: little is held beside both of its layouts yet.
-        head = OnnxSession(head_graph(stage)) if stage.is_last else None
-        if stage.head is not None:
-            _free(stage.head)
-        cap = stage.architecture.logit_softcap if isinstance(stage, LlamaStage) else None
-        super().__init__(OnnxReader(stage), None if head is None else partial(_logits, head, cap))
-
-
-def _logits(head: OnnxSession, cap: float | None, x: Tensor) -> Tensor:
-    logits = head(x[None])[0][0]
-    return logits if cap is None else soft_capped(logits, cap)
+        # The head first, which is the largest matrix: little is held beside its layouts yet.
+        head = None if stage.head is None else OnnxProduct(stage.head)
+        super().__init__(OnnxReader(stage), normed_head(stage, head))
 
 
 def _free(module: nn.Module) -> None:

@@ -234,16 +234,6 @@ def _project(graph: Graph, part: PipelineStage, layer: AnyLayer, x: str) -> None
     graph.output(graph.op("Concat", rotated, values, axis=-1), "qkv")
 
 
-def head_graph(stage: PipelineStage) -> Graph:
-    """The last stage's head: x (1, rows, width) -> logits (1, rows, vocabulary)."""
-    assert stage.norm is not None, "only the last stage has a head"
-    assert stage.head is not None
-    graph = Graph()
-    x = graph.input("x", 1, "rows", stage.architecture.width)
-    graph.output(graph.linear(graph.norm(x, stage.norm), stage.head), "logits")
-    return graph
-
-
 def product_graph(linear: nn.Linear | TiedHead) -> Graph:
     """A linear map: x (1, rows, in) -> (1, rows, out)."""
     graph = Graph()

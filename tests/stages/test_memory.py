@@ -2,12 +2,14 @@
 
 import asyncio
 import ctypes
+import sys
 
 import psutil
 import pytest
+import torch
 
 from stages import memory as allocator
-from stages.memory import keep_trimmed
+from stages.memory import give_back, is_owned, keep_trimmed
 
 MB = 1 << 20
 
@@ -22,3 +24,23 @@ async def test_what_is_freed_in_the_midst_of_a_heap_is_given_back(monkeypatch: p
     with pytest.raises(TimeoutError):
         await asyncio.wait_for(keep_trimmed(), 0.5)
     assert process.memory_info().rss < before - 20 * MB
+
+
+# Tensors whose memory is given back while they exist.
+@pytest.mark.skipif(sys.platform != "linux", reason="pages are given back on Linux only")
+def test_a_tensor_that_is_given_back_takes_nothing() -> None:
+    tensor, process = torch.ones(64 * MB // 4), psutil.Process()
+    before = process.memory_info().rss
+    give_back(tensor[: 48 * MB // 4])
+    assert process.memory_info().rss < before - 40 * MB
+    assert float(tensor[-1]) == 1.0
+    give_back(torch.ones(3))
+
+
+def test_a_tensor_is_owned_by_one_name() -> None:
+    tensor = torch.ones(8)
+    assert is_owned(tensor)
+    view = tensor[2:]
+    assert not is_owned(tensor)
+    del view
+    assert is_owned(tensor)

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from stages.backends import Backend
+from stages.backends import Backend, onnx
 from stages.backends.base import CleanPiece
 from stages.backends.onnx import OnnxSession
 from stages.backends.onnx_graphs import Graph, product_graph
@@ -46,3 +46,23 @@ def test_a_session_reads_nothing_of_what_its_matrices_were_made_of(kind: type[nn
     for matrix in graph.matrices.values():
         matrix.fill_(1)
     assert all(torch.equal(session(x[:, : y.shape[1]])[0], y) for y in before)
+
+
+@pytest.mark.parametrize("is_shared", [True, False])
+def test_a_large_matrix_is_laid_out_in_blocks(monkeypatch: pytest.MonkeyPatch, is_shared: bool) -> None:
+    """To the last bit the same. What others hold of it stays; what nobody holds is given back on the way."""
+    torch.manual_seed(0)
+    x, weight, given = torch.randn(9, 64), torch.randn(3000, 64), list[int]()
+
+    def linear() -> nn.Linear:
+        made = nn.Linear(64, 3000).requires_grad_(False)
+        made.bias.copy_(torch.arange(3000) / 1000)
+        made.weight = nn.Parameter(weight if is_shared else weight.clone(), requires_grad=False)
+        return made
+
+    whole, before = onnx.OnnxProduct(linear())(x), weight.clone()
+    monkeypatch.setattr(onnx, "BLOCK_BYTES", 1 << 18)
+    monkeypatch.setattr(onnx, "give_back", lambda block: given.append(len(block)))
+    assert onnx.OnnxProduct(linear())(x).equal(whole)
+    assert given == ([] if is_shared else [1024, 1024, 952])
+    assert weight.equal(before)
