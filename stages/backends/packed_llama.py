@@ -1,5 +1,6 @@
 """Stages of pretrained models on packed rows."""
 
+import warnings
 from collections.abc import Callable, Sequence
 from functools import partial
 
@@ -27,7 +28,8 @@ _LARGEST_HALF = 65504.0
 
 class HalfProduct:
     """x @ weight.T + bias of weights in 16 bits, by FBGEMM: x, sums and results are of float32, so one row adds up as
-    many do. Takes the linear layer's weight over, which is empty afterwards; that of a tied head stays.
+    many do. Takes the linear layer's weight over, which is empty afterwards; that of a tied head stays. The operators
+    may not be in a later torch, so its version is exact.
 
     A weight of bfloat16 is float16's, too, where it is not below 2^-17, and is rounded by 2^-25 at most where it is.
     """
@@ -36,8 +38,13 @@ class HalfProduct:
         weight = linear.weight.detach().float()
         if not weight.abs().max() <= _LARGEST_HALF:
             raise CheckpointError("a matrix holds numbers beyond 65504: import the model with --weights float32")
+        self.bias = None if linear.bias is None else linear.bias.detach()
         try:
-            self.packed = torch.ops.quantized.linear_prepack_fp16(weight, linear.bias)
+            with warnings.catch_warnings():
+                # That both are deprecated, torch says once. `torch.ops.quantized` has the same, whose calls take 8 us.
+                warnings.simplefilter("ignore", UserWarning)
+                self.packed = torch.fbgemm_pack_gemm_matrix_fp16(weight)
+                self(weight.new_zeros(1, weight.shape[1]))
         except RuntimeError:  # torch has no kernels for this processor
             raise CheckpointError(
                 "this processor has no products of 16 bits: import the model with --weights float32"
@@ -47,8 +54,7 @@ class HalfProduct:
 
     def __call__(self, x: Tensor) -> Tensor:
         """x: (rows, in) -> (rows, out)."""
-        result: Tensor = torch.ops.quantized.linear_dynamic_fp16(x, self.packed)
-        return result
+        return torch.fbgemm_linear_fp16_weight_fp32_activation(x, self.packed, self.bias)
 
 
 def product(linear: nn.Linear | TiedHead) -> Callable[[Tensor], Tensor]:
