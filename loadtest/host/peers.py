@@ -21,7 +21,7 @@ import torch
 from loadtest.commands import Row, say
 from loadtest.host.peer_links import check_peer_links, measure_links
 from loadtest.host.settings import PeerSettings
-from stages.backends import backend_named
+from stages.backends import Backend
 from stages.backends.base import CleanPiece
 from stages.checkpoint.bundle import find_bundle
 from stages.checkpoint.checkpoint import load_stage
@@ -105,7 +105,7 @@ def our_figures(directory: Path) -> Figures:
     """All stages in this process, one after the other, with the likeliest token written."""
     torch.set_num_threads(1)
     a = read_manifest(directory).text_architecture
-    backend = backend_named("torch")
+    backend = Backend()
     stages = [backend.stage(load_stage(directory, index)) for index in range(a.parts)]
     use_large_pages()  # as hosts do
 

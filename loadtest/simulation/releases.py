@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from serving.router.active_release import RouterParts
-from stages.backends import DEFAULT_BACKEND, Backend, backend_named
+from stages.backends import Backend
 from stages.checkpoint.checkpoint import save_ar, save_part, write_manifest
 from stages.checkpoint.gate import PROBE_TEXT
 from stages.checkpoint.manifest import Manifest
@@ -53,7 +53,7 @@ class TinyRelease:
                 manifest = Manifest("ar", model.architecture, (None,) * parts, probe_text=PROBE_TEXT)
                 write_manifest(directory / name, manifest)
                 save_ar(directory / name, model)
-        backend = backend_named(DEFAULT_BACKEND)
+        backend = Backend()
         parts_of = [load_parts(plan_host(directory, (block,)), backend) for block in range(a.parts)]
         contents, router = read_release_manifest(directory), RouterParts.read(directory)
         return cls(contents, directory, backend, parts_of, router)

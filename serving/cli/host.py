@@ -94,9 +94,8 @@ def _alone(options: argparse.Namespace) -> StageSettings:
 
 
 def _limits(options: argparse.Namespace, name: str) -> HostSettings:
-    # empty where a script has none to name
-    given = {"backend": options.backend or None, "device": options.device or None}
-    return from_flags(HostSettings, argparse.Namespace(**vars(options) | given), name=name)
+    device = options.device or None  # empty where a script has none to name
+    return from_flags(HostSettings, argparse.Namespace(**vars(options) | {"device": device}), name=name)
 
 
 def _blocks(text: str) -> tuple[int, ...]:

@@ -71,7 +71,6 @@ def add_up(up: argparse.ArgumentParser) -> None:
     )
     # on two cores, three hosts of two threads each would only wait for each other
     add("--threads", type=int, default=1, metavar="N", help="processor threads of each process (1)")
-    add("--backend", metavar="B", help="what computes on the hosts: torch, onnxruntime (torch)")
     add_device(up)
     add("--tokens", type=Path, metavar="FILE", help="who may ask the router, from `onesweep token`")
     add("--tls-dir", type=Path, metavar="DIR", help="speak TLS: ca.pem, router.pem, host-1.pem ... of `onesweep certs`")
@@ -163,7 +162,6 @@ def run_up(options: argparse.Namespace) -> int:
 
 @ticking("starting hosts and a router")  # reads the checkpoint with torch, which takes seconds to import
 def _started(options: argparse.Namespace) -> Deployment:
-    from stages.backends import DEFAULT_BACKEND, backend_named
     from stages.host.parts import device_for, plan_host
 
     if options.http:
@@ -188,17 +186,14 @@ def _started(options: argparse.Namespace) -> Deployment:
             tls.read()  # here, where the sentence is seen, and not in a log
     if options.tokens is not None:
         read_tokens(options.tokens)
-    if options.backend is not None:
-        backend_named(options.backend)
     for device in {options.device or host.device or AUTO for host in topology.hosts}:
-        device_for(device, options.backend or DEFAULT_BACKEND, plan)
-    given = {"--backend": options.backend, "--device": options.device}
+        device_for(device, plan)
     return Deployment.start(
         topology,
         checkpoint.resolve(),
         new_directory(topology),
         options.threads,
-        host_options=[word for flag, value in given.items() if value for word in (flag, value)],
+        host_options=["--device", options.device] if options.device else (),
         router_options=["--tokens", str(options.tokens.resolve())] if options.tokens else (),
         http=options.http,
     )

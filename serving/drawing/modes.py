@@ -18,7 +18,7 @@ from serving.router.audit import MOST_TRIES, RETRY_PAUSE_S, AuditFailed
 from serving.router.ring import RingView
 from serving.router.session import Session
 from serving.v1 import router_pb2
-from stages.backends import DEFAULT_BACKEND, backend_named
+from stages.backends import Backend
 from stages.checkpoint.bundle import find_bundle
 from stages.checkpoint.checkpoint import load_picture_part
 from stages.checkpoint.manifest import read_manifest
@@ -216,7 +216,7 @@ class LocalDrawing(DrawingMode):
         a = self._architecture = manifest.picture_architecture
         assert manifest.partition is not None
         self._partition = manifest.partition
-        self._runner = backend_named(DEFAULT_BACKEND).picture(load_picture_part(local, 0))
+        self._runner = Backend().picture(load_picture_part(local, 0))
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="local-drawing")
         self.info = stage_pb2.PictureInfo(
             height=a.height, width=a.width, channels=a.channels, patch=a.patch, classes=a.classes

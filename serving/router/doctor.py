@@ -222,7 +222,7 @@ def _judge_hop(report: Report, hop: MeasuredLink) -> None:
 def _judge_backends(report: Report, hosts: Sequence[Endpoint]) -> None:
     if len({machine.backend for machine in hosts}) > 1:
         shown = ", ".join(f"{m.name} {m.backend}" for m in hosts)
-        report.bad("backend", f"the hosts compute differently ({shown}): rare ties fall differently; use one")
+        report.bad("device", f"the hosts compute differently ({shown}): rare ties fall differently; use one")
     for blocks in sorted({machine.blocks for machine in hosts} - {()}):
         replicas = [machine for machine in hosts if machine.blocks == blocks]
         if len({machine.backend for machine in replicas}) > 1:
@@ -230,7 +230,7 @@ def _judge_backends(report: Report, hosts: Sequence[Endpoint]) -> None:
                 ", ".join(machine.name for machine in replicas),
                 f"they hold the same blocks ({','.join(map(str, blocks))}) and compute differently: a text that one "
                 "continues for another may change at a rare tie, and audits may take one for faulty; give all the same "
-                "--backend and --device, on GPUs of one kind",
+                "--device, on GPUs of one kind",
             )
 
 

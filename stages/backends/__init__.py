@@ -1,4 +1,4 @@
-"""Backends: what computes a host's parts, by name; and runners on a device other than the processor."""
+"""The backend: what computes a host's parts; and runners on a device other than the processor."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -8,7 +8,6 @@ import torch
 from torch import Tensor
 
 from stages.backends.base import (
-    Backend,
     BlockRunner,
     BranchPiece,
     CleanPiece,
@@ -22,7 +21,7 @@ from stages.backends.packed_llama import packed_stage
 from stages.backends.pictures import PackedPictures
 from stages.backends.runner_checks import checked
 from stages.checkpoint.checkpoint import CPU
-from stages.errors import InputError, one_of
+from stages.device import device_kind, machine_kind
 from stages.model.block import Block
 from stages.model.pipeline import PipelineStage
 from stages.pictures.part import PicturePart
@@ -82,19 +81,24 @@ def _as(shaped: Sequence[Tensor], numbers: Tensor) -> list[Tensor]:
     return [part.view(x.shape) for part, x in zip(parts, shaped, strict=True)]
 
 
-__all__ = ["BACKENDS", "DEFAULT_BACKEND", "Backend", "TorchBackend", "backend_named", "packed_stage"]
-
-BACKENDS = ("torch", "onnxruntime")
-DEFAULT_BACKEND = "torch"
+__all__ = ["Backend", "packed_stage"]
 
 
-class TorchBackend(Backend):
-    """PyTorch, eager."""
-
-    name = "torch"
+class Backend:
+    """Makes runners of loaded parts, for a device."""
 
     def __init__(self, device: torch.device = CPU) -> None:
         self.device = device
+
+    @property
+    def kind(self) -> str:
+        """The device as other machines are told of it."""
+        return device_kind(self.device)
+
+    @property
+    def machine(self) -> str:
+        """The same with versions and the processor: hosts of one machine's kind give the same bits."""
+        return machine_kind(self.device)
 
     def block(self, block: Block) -> BlockRunner:
         runner = PackedBlock(block)
@@ -106,14 +110,3 @@ class TorchBackend(Backend):
 
     def picture(self, part: PicturePart) -> PictureRunner:
         return checked(PackedPictures(part), part)
-
-
-def backend_named(name: str, device: torch.device = CPU) -> Backend:
-    """The backend called `name`, on a device that it computes on. Raises InputError that lists the names."""
-    if name == TorchBackend.name:
-        return TorchBackend(device)
-    if name not in BACKENDS:
-        raise InputError(f"unknown backend {name!r}{one_of(name, BACKENDS)}")
-    from stages.backends.onnx import OnnxBackend
-
-    return OnnxBackend()

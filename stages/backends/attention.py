@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 import torch
 from torch import Tensor
@@ -52,18 +53,27 @@ def rotate_rows(qkv: Tensor, heads: int, cos: Tensor, sin: Tensor) -> None:
     both.mul_(cos).addcmul_(swapped, sin)
 
 
-def by_head(qkv: Tensor, heads: int, kv_heads: int) -> tuple[Tensor, Tensor, Tensor]:
-    """Queries (rows, kv_heads, group, head_dim), keys and values (rows, kv_heads, head_dim) of packed rows.
+class Heads:
+    """Packed rows of queries, keys and values by head, and room for what attention makes of them. Those that stay are
+    made once. A group: the query heads that share a head of keys and values."""
 
-    A group: the query heads that share a head of keys and values.
-    """
-    rows, width = qkv.shape
-    dim, group = width // (heads + 2 * kv_heads), heads // kv_heads
-    queries, keys = heads * dim, kv_heads * dim
-    q = qkv.as_strided((rows, kv_heads, group, dim), (width, group * dim, dim, 1))
-    k = qkv.as_strided((rows, kv_heads, dim), (width, dim, 1), queries)
-    v = qkv.as_strided((rows, kv_heads, dim), (width, dim, 1), queries + keys)
-    return q, k, v
+    def __init__(self, qkv: Tensor, heads: int, kv_heads: int, mixed: Tensor | None = None) -> None:
+        """qkv: (rows, all heads' numbers); mixed: (rows, heads x head_dim)."""
+        rows, width = qkv.shape
+        dim, group = width // (heads + 2 * kv_heads), heads // kv_heads
+        queries, keys = heads * dim, kv_heads * dim
+        self.qkv, self.mixed = qkv, qkv.new_zeros(rows, queries) if mixed is None else mixed
+        self.q = qkv.as_strided((rows, kv_heads, group, dim), (width, group * dim, dim, 1))
+        self.k = qkv.as_strided((rows, kv_heads, dim), (width, dim, 1), queries)
+        self.v = qkv.as_strided((rows, kv_heads, dim), (width, dim, 1), queries + keys)
+        self.results = self.mixed.view(rows, kv_heads, group, dim)
+        self.numbers = (qkv.numpy() if qkv.is_cpu else qkv).reshape(rows, heads + 2 * kv_heads, dim)[:, heads:]
+        self.attend = _attend_one if group == 1 or not (width % ROUND or queries % ROUND) else _attend_apart
+
+    @cached_property
+    def singles(self) -> list[tuple[Tensor, Numbers, Tensor]]:
+        """Of each row: queries, keys and values, and room."""
+        return list(zip(self.q.unbind(0), self.numbers, self.results.unbind(0), strict=True))
 
 
 @dataclass(frozen=True)
@@ -90,29 +100,23 @@ def sight(piece: CleanPiece, window: int | None = None) -> Sight:
 
 
 def attend_clean(
-    qkv: Tensor, rows: Rows, shape: AttentionShape, caches: Sequence[LayerCache], seen: Sequence[Sight]
+    heads: Heads, rows: Rows, shape: AttentionShape, caches: Sequence[LayerCache], seen: Sequence[Sight]
 ) -> Tensor:
     """Append each piece's keys and values to its cache, and attend over it.
 
-    qkv: (rows, queries, keys and values of all heads) -> (rows, heads x head_dim); seen: of `sight`, for each piece
-    where one has several rows.
+    Returns (rows, heads x head_dim); seen: of `sight`, for each piece where one has several rows.
     """
-    heads, kv_heads = shape.heads, caches[0].keys.shape[1]
-    q, k, v = by_head(qkv, heads, kv_heads)
-    numbers = (qkv.numpy() if qkv.is_cpu else qkv).reshape(rows.total, heads + 2 * kv_heads, -1)[:, heads:]
-    mixed = q.new_zeros(q.shape)
-    attend = _attend_one if q.shape[2] == 1 or not (qkv.shape[1] % ROUND or mixed.stride(0) % ROUND) else _attend_apart
+    attend, q, numbers, mixed = heads.attend, heads.q, heads.numbers, heads.results
     if rows.single:  # one call instead of one for each piece
-        queries, results = q.unbind(0), mixed.unbind(0)
-        for i, cache in enumerate(caches):
-            attend(shape, queries[i], numbers[i], cache, results[i])
-        return mixed.view(rows.total, -1)
+        for (query, row, result), cache in zip(heads.singles, caches, strict=False):
+            attend(shape, query, row, cache, result)
+        return heads.mixed
     for (begin, end), cache, sight in zip(rows, caches, seen, strict=True):
         at = begin
         for stop, mask in sight.groups:
             first, at = at, begin + stop
             if at - first > 1:
-                mixed[first:at] = _attend_many(shape, q[first:at], k[first:at], v[first:at], cache, mask)
+                mixed[first:at] = _attend_many(shape, q[first:at], heads.k[first:at], heads.v[first:at], cache, mask)
             else:
                 attend(shape, q[first], numbers[first], cache, mixed[first])
         if sight.depths:
@@ -120,7 +124,7 @@ def attend_clean(
             continue
         for i in range(at, end):
             attend(shape, q[i], numbers[i], cache, mixed[i])
-    return mixed.view(rows.total, -1)
+    return heads.mixed
 
 
 def attend_noisy(qkv: Tensor, rows: Rows, heads: int, caches: Sequence[LayerCache]) -> Tensor:
@@ -139,10 +143,10 @@ def attend_noisy(qkv: Tensor, rows: Rows, heads: int, caches: Sequence[LayerCach
 # new positions add (400 bytes before them). All rows meet the shared keys in one product, and only what is their own is
 # computed branch by branch: 32 candidates of 32 bytes after 200 take 75 ms, of which 29 are the layers' products.
 def attend_branches(
-    qkv: Tensor, rows: Rows, shape: AttentionShape, caches: Sequence[LayerCache], branches: Sequence[int]
+    heads: Heads, rows: Rows, shape: AttentionShape, caches: Sequence[LayerCache], branches: Sequence[int]
 ) -> Tensor:
-    """Each branch of a piece sees the positions in the piece's cache, and itself. qkv: as in `attend_clean`."""
-    parts = (x.split(rows.sizes) for x in by_head(qkv, shape.heads, caches[0].keys.shape[1]))
+    """Each branch of a piece sees the positions in the piece's cache, and itself."""
+    parts = (x.split(rows.sizes) for x in (heads.q, heads.k, heads.v))
     mixed = [_attend_forked(shape, *each) for each in zip(*parts, caches, branches, strict=False)]
     return rows.pack(mixed, fresh=False)
 
@@ -208,8 +212,8 @@ def attend_growing(
 ) -> Tensor:
     """A new position of each continuation: it sees its text and itself.
 
-    qkv: as in `attend_clean`, a row for each continuation; caches: of each text; lengths: positions that its
-    continuations have already.
+    qkv: as in `Heads`, a row for each continuation; caches: of each text; lengths: positions that its continuations
+    have already.
     """
     mixed = [_attend_grown(qkv, shape, *each) for each in zip(rows.bounds, caches, lengths, strict=False)]
     return rows.pack(mixed, fresh=False)
@@ -246,16 +250,14 @@ def _attend_one(shape: AttentionShape, query: Tensor, row: Numbers, cache: Layer
     numpy copies a row of numbers in half the time that torch takes, where it sees their memory, and two small products
     beat fused attention.
     """
-    position, keys, values = cache.length, cache.keys, cache.values
-    _, heads, _, dim = keys.shape
-    stored_keys, stored_values = cache.arrays
+    position, (stored_keys, stored_values), (keys, values) = cache.length, cache.arrays, cache.by_head
+    heads = len(values)
     stored_keys[:, position], stored_values[:, position] = row[:heads], row[heads:]
-    cache.length = end = position + 1
-    _, apart, stride, _ = keys.stride()
-    if shape.window is not None and (begin := shape.first_seen(position)):
-        keys, values, end = keys[:, :, begin:], values[:, :, begin:], end - begin
-    weights = shape.weights(torch.bmm(query, keys.as_strided((heads, dim, end), (apart, 1, stride))))
-    torch.bmm(weights, values.as_strided((heads, end, dim), (apart, stride, 1)), out=result)
+    cache.length = position + 1
+    begin = shape.first_seen(position)
+    count = position + 1 - begin
+    weights = shape.weights(torch.bmm(query, keys.narrow(2, begin, count)))
+    torch.bmm(weights, values.narrow(1, begin, count), out=result)
 
 
 def _attend_apart(shape: AttentionShape, query: Tensor, row: Numbers, cache: LayerCache, result: Tensor) -> None:

@@ -1,4 +1,4 @@
-"""Interface of every backend: computing a part of a model on a host.
+"""Interfaces of runners: computing a part of a model on a host.
 
 A call takes pieces of several requests at once. **The result for one of them does not depend on the others**, to
 the last bit: a request's text may not depend on its company.
@@ -8,15 +8,9 @@ from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-import torch
 from torch import Tensor
 
-from stages.checkpoint.checkpoint import CPU
-from stages.device import device_kind, machine_kind
-from stages.model.block import Block
 from stages.model.layers import LayerCache
-from stages.model.pipeline import PipelineStage
-from stages.pictures.part import PicturePart
 from stages.pictures.trajectory import PicturePiece
 
 LEAST_TEMPERATURE = 1e-4
@@ -111,30 +105,3 @@ class PictureRunner(ABC):
 
         Returns F (pictures, tokens, patch_dim) of each piece, or hidden states (pictures, tokens, features).
         """
-
-
-class Backend(ABC):
-    """Makes runners of loaded parts."""
-
-    name: str
-    device: torch.device = CPU
-
-    @property
-    def kind(self) -> str:
-        """Backend and device as other machines are told of them."""
-        return self.name if self.device == CPU else f"{self.name} on {device_kind(self.device)}"
-
-    @property
-    def machine(self) -> str:
-        """The same with versions and the processor: hosts of one machine's kind give the same bits."""
-        return f"{self.name}, {machine_kind(self.device)}"
-
-    @abstractmethod
-    def block(self, block: Block) -> BlockRunner: ...
-
-    @abstractmethod
-    def stage(self, stage: PipelineStage) -> StageRunner:
-        """Raises InputError for one that this backend does not run."""
-
-    @abstractmethod
-    def picture(self, part: PicturePart) -> PictureRunner: ...

@@ -1,6 +1,6 @@
-"""The onnxruntime backend: graphs made of the loaded modules."""
+"""Stages of AR models by onnxruntime, on graphs made of the loaded modules."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import lru_cache, partial
 
 import numpy as np
@@ -9,18 +9,14 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from stages.backends.base import Backend, BlockRunner, PictureRunner, StageRunner
-from stages.backends.onnx_graphs import AnyLayer, Graph, after_graph, before_graph, head_graph, product_graph
-from stages.backends.packed import Attend, PackedReader, PipelineRunner
+from stages.backends.attention import Heads
+from stages.backends.onnx_graphs import AnyLayer, Graph, after_graph, before_graph, product_graph
+from stages.backends.packed import Attend, PackedReader, PipelineRunner, normed_head
 from stages.backends.rows import Rows
-from stages.backends.runner_checks import Probe, checked
-from stages.errors import CheckpointError, InputError
-from stages.model.architecture import WEIGHT_WORDS
-from stages.model.block import Block
-from stages.model.layers import GroupedLinear, Int8Linear, QuantLinear, soft_capped
-from stages.model.llama import LlamaStage
+from stages.errors import CheckpointError
+from stages.memory import give_back, is_owned
+from stages.model.layers import GroupedLinear, Int8Linear, QuantLinear, TiedHead
 from stages.model.pipeline import PipelineStage
-from stages.pictures.part import PicturePart
 
 
 class OnnxSession:
@@ -63,22 +59,52 @@ class OnnxSession:
         return partial(self.session.run_with_iobinding, binding)
 
 
-SCALE_ERROR = 0.02  # of a product of weights in few bits, relative; 0.006 is what rounding a row's groups costs
+SCALE_ERROR = 0.02  # of a product, relative; 0.006 is what rounding a row's groups costs where weights have few bits
 COMPANIES = (1, 2, 3, 4, 7, 16, 33)
+# A session lays a matrix out anew from a copy of it: the head of SmolLM2, 113 of its stage's 175 MB, would be there
+# three times for a moment.
+BLOCK_BYTES = 32 << 20
 FEW_ROWS = 16  # up to which the tensors of a pass are kept for the next one
 
 
-class FewBitsProduct:
-    """x @ weight.T + bias of weights in few bits, whose codes it takes over: one that is no part of a larger graph."""
+class OnnxProduct:
+    """x @ weight.T + bias, whose numbers it takes over: one that is no part of a larger graph."""
 
-    def __init__(self, linear: GroupedLinear) -> None:
-        self.session = OnnxSession(product_graph(linear))
-        self.least = fewest_rows(linear.bits)
+    def __init__(self, linear: nn.Linear | TiedHead) -> None:
+        self.sessions = list(map(OnnxSession, _block_graphs(linear)))
+        self.least = fewest_rows(bits_of(linear))
         _free(linear)
 
     def __call__(self, x: Tensor) -> Tensor:
         """x: (rows, in) -> (rows, out)."""
-        return self.session(F.pad(x, (0, 0, 0, max(0, self.least - len(x))))[None])[0][0, : len(x)]
+        padded = F.pad(x, (0, 0, 0, max(0, self.least - len(x))))[None]
+        results = [session(padded)[0][0, : len(x)] for session in self.sessions]
+        return results[0] if len(results) == 1 else torch.cat(results, dim=1)
+
+
+def _block_graphs(linear: nn.Linear | TiedHead) -> Iterator[Graph]:
+    """Of a matrix of float32, blocks of rows; each is given back when the next one is asked for."""
+    if isinstance(linear, GroupedLinear) or linear.weight.nbytes <= BLOCK_BYTES:
+        yield product_graph(linear)
+        return
+    weight = linear.weight.detach()
+    count = BLOCK_BYTES // (weight.itemsize * weight.shape[1])
+    if isinstance(linear, nn.Linear):
+        linear.weight = nn.Parameter(torch.empty(0), requires_grad=False)
+    owned = is_owned(weight)
+    for begin in range(0, len(weight), count):
+        rows = slice(begin, begin + count)
+        block = nn.Linear(1, 1, bias=linear.bias is not None)
+        block.weight = nn.Parameter(weight[rows], requires_grad=False)
+        if linear.bias is not None:
+            block.bias = nn.Parameter(linear.bias[rows], requires_grad=False)
+        yield product_graph(block)
+        if owned:
+            give_back(weight[rows])
+
+
+def bits_of(linear: nn.Linear | TiedHead) -> int:
+    return linear.bits if isinstance(linear, GroupedLinear) else 32
 
 
 @lru_cache
@@ -88,25 +114,26 @@ def fewest_rows(bits: int) -> int:
     Raises CheckpointError where they compute something else.
     """
     generator, (numbers, rows) = torch.Generator().manual_seed(0), (1056, COMPANIES[-1])
-    linear = (Int8Linear if bits == 8 else QuantLinear)(numbers, numbers, bias=False)
-    codes = torch.randint(256, linear.codes.shape, generator=generator, dtype=torch.uint8)
-    codes[:8], codes[8:16] = 0x7F, 0x81  # the largest sums, which narrow registers do not hold
-    linear.codes = codes.view(linear.codes.dtype)
-    linear.scales.uniform_(0.5, 1, generator=generator)
+    linear = {4: QuantLinear, 8: Int8Linear, 32: nn.Linear}[bits](numbers, numbers, bias=False).requires_grad_(False)
+    if isinstance(linear, GroupedLinear):
+        codes = torch.randint(256, linear.codes.shape, generator=generator, dtype=torch.uint8)
+        codes[:8], codes[8:16] = 0x7F, 0x81  # the largest sums, which narrow registers do not hold
+        linear.codes = codes.view(linear.codes.dtype)
+        linear.scales.uniform_(0.5, 1, generator=generator)
     x = torch.cat([torch.randn(rows - 1, numbers, generator=generator), torch.ones(1, numbers)])
     product, expected = OnnxSession(product_graph(linear)), linear(x)
     whole = product(x[None])[0][0]
     error = float(((whole - expected).norm(dim=1) / expected.norm(dim=1)).max())
     if not error <= SCALE_ERROR:
         raise CheckpointError(
-            f"this machine multiplies weights of few bits wrongly (relative error {error:.2g}): import the model with "
-            "--weights float32"
+            f"this machine multiplies weights of {bits} bits wrongly (relative error {error:.2g}): import the model "
+            "with other --weights"
         )
     same = [torch.equal(product(x[None, :count])[0][0], whole[:count]) for count in COMPANIES]
     return next(count for i, count in enumerate(COMPANIES) if all(same[i:]))
 
 
-# Attention is torch's for every backend, and onnxruntime computes what lies between: rows of several requests then
+# Attention is torch's, and onnxruntime computes what lies between: rows of several requests then
 # share every product, and a stage of any family is the same few nodes. A whole graph takes one request at a time,
 # because each has read another length.
 class OnnxReader(PackedReader):
@@ -116,9 +143,8 @@ class OnnxReader(PackedReader):
         layers = list[AnyLayer](part.layers)
         super().__init__(part, (), layers[0].mlp_in.out_features)
         self.architecture = part.architecture
-        grouped = {each.bits for each in layers[0].modules() if isinstance(each, GroupedLinear)}
-        # the kernels of numbers in 32 bits add up one row as they add up many
-        self.least = max(map(fewest_rows, grouped), default=1)
+        bits = {bits_of(each) for each in layers[0].modules() if isinstance(each, nn.Linear)}
+        self.least = max(map(fewest_rows, bits))
         self.first = OnnxSession(before_graph(part, layers[0]))
         self.bound = dict[tuple[int, int], BoundLayers]()  # by rows and layers
         # From attention to attention: a call takes as long as a small product, so there is one a layer, and not two.
@@ -127,7 +153,7 @@ class OnnxReader(PackedReader):
             self.others.append(OnnxSession(after_graph(part, layer, following)))
             _free(layer)
 
-    def take_layers(self, x: Tensor, positions: Tensor, attend: Attend, are_kept: bool = True) -> None:
+    def take_layers(self, x: Tensor, positions: Tensor, attend: Attend) -> None:
         rows, layers = len(x), len(self.kind_of)
         if (bound := self.bound.get((rows, layers))) is None:
             bound = BoundLayers(self, rows)
@@ -147,16 +173,17 @@ class BoundLayers:
     def __init__(self, reader: OnnxReader, rows: int) -> None:
         a, kind_of = reader.architecture, reader.kind_of
         self.x, self.other = torch.empty(2, 1, rows, a.width)
-        self.mixed = torch.empty(1, rows, a.heads * a.head_dim)
-        self.qkv = torch.empty(1, rows, (a.heads + 2 * a.kv_heads) * a.head_dim)
+        mixed = torch.zeros(1, rows, a.heads * a.head_dim)
+        qkv = torch.zeros(1, rows, (a.heads + 2 * a.kv_heads) * a.head_dim)
+        self.heads = Heads(qkv[0], a.heads, a.kv_heads, mixed[0])
         self.angles = torch.empty(len(reader.kinds), 2, rows, a.head_dim // 2)
         self.tables = [kind.rotary.transpose(0, 1) for kind in reader.kinds]  # cos and sin: (2, positions, half)
-        self.first = reader.first.bound([self.x, *self.angles[kind_of[0]]], [self.qkv])
+        self.first = reader.first.bound([self.x, *self.angles[kind_of[0]]], [qkv])
         self.others, source, target = list[Callable[[], None]](), self.x, self.other
         for session, following in zip(reader.others[: len(kind_of)], reader.kinds_after, strict=False):
-            inputs, outputs = [source, self.mixed], [target]
+            inputs, outputs = [source, mixed], [target]
             if following is not None:
-                inputs, outputs = [*inputs, *self.angles[following]], [target, self.qkv]
+                inputs, outputs = [*inputs, *self.angles[following]], [target, qkv]
             self.others.append(session.bound(inputs, outputs))
             source, target = target, source
         self.result = source
@@ -167,9 +194,9 @@ class BoundLayers:
         for angles, table in zip(self.angles, self.tables, strict=True):
             torch.index_select(table, 1, positions, out=angles)
         self.first()
-        qkv, mixed = self.qkv[0], self.mixed[0]
         for number, after in enumerate(self.others):
-            mixed.copy_(attend(number, qkv))
+            if (mixed := attend(number, self.heads)) is not self.heads.mixed:
+                self.heads.mixed.copy_(mixed)
             after()
         x.copy_(self.result[0])
 
@@ -178,17 +205,9 @@ class OnnxStage(PipelineRunner):
     """Takes the stage's matrices over: each is freed when a session has it, so that memory stays near one stage."""
 
     def __init__(self, stage: PipelineStage) -> None:
-        # The head first, which is the largest matrix: little is held beside both of its layouts yet.
-        head = OnnxSession(head_graph(stage)) if stage.is_last else None
-        if stage.head is not None:
-            _free(stage.head)
-        cap = stage.architecture.logit_softcap if isinstance(stage, LlamaStage) else None
-        super().__init__(OnnxReader(stage), None if head is None else partial(_logits, head, cap))
-
-
-def _logits(head: OnnxSession, cap: float | None, x: Tensor) -> Tensor:
-    logits = head(x[None])[0][0]
-    return logits if cap is None else soft_capped(logits, cap)
+        # The head first, which is the largest matrix: little is held beside its layouts yet.
+        head = None if stage.head is None else OnnxProduct(stage.head)
+        super().__init__(OnnxReader(stage), normed_head(stage, head))
 
 
 def _free(module: nn.Module) -> None:
@@ -198,28 +217,3 @@ def _free(module: nn.Module) -> None:
                 setattr(each, name, torch.empty(0))
         elif isinstance(each, nn.Linear):
             each.weight = nn.Parameter(torch.empty(0), requires_grad=False)
-
-
-class OnnxBackend(Backend):
-    """onnxruntime on graphs made of the loaded modules, of AR models."""
-
-    name = "onnxruntime"
-
-    def block(self, block: Block) -> BlockRunner:
-        raise InputError(f"the backend {self.name} does not run blocks of noise ranges: choose --backend torch")
-
-    def stage(self, stage: PipelineStage) -> StageRunner:
-        if isinstance(stage, LlamaStage):
-            a = stage.architecture
-            if a.experts is not None or a.weights == "bfloat16":
-                what = "mixtures of experts" if a.experts else WEIGHT_WORDS[a.weights]
-                raise InputError(f"the backend {self.name} does not run {what}: choose --backend torch")
-            if a.is_grouped:
-                return checked(OnnxStage(stage), stage)
-        probe = Probe(stage)
-        runner = OnnxStage(stage)
-        probe.check(runner)
-        return checked(runner, stage)
-
-    def picture(self, part: PicturePart) -> PictureRunner:
-        raise InputError(f"the backend {self.name} does not run models that draw: choose --backend torch")

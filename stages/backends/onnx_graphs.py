@@ -9,6 +9,7 @@ import onnx
 import torch
 from onnx import TensorProto, helper, numpy_helper
 from torch import Tensor, nn
+from torch.nn import functional as F
 
 from stages.model.architecture import GROUP
 from stages.model.layers import GroupedLinear, Int8Linear, Layer, QuantLinear, TiedHead
@@ -18,6 +19,9 @@ from stages.model.pipeline import PipelineStage
 OPSET, FUSED_OPSET, IR_VERSION = 20, 1, 10
 FUSED = "com.microsoft"  # the domain of onnxruntime's own operations
 INT8_ZERO, INT4_ZERO = 128, 8  # the codes that stand for nothing
+# Groups of a row of 8 bits that a kernel multiplies at once; those that are left over take it four times as long each,
+# so rows end in groups of zeros. SmolLM2's rows of 18 groups take 0.85 of the time as 20, four of them 0.7.
+GROUPS_AT_ONCE = 4
 LARGEST_OFFSET = 7 * 16 + 7  # in two digits of 4 bits, each from -8 to 7
 # The accuracy level at which what meets the matrix is rounded to int8 as well, each group of each row by itself: no
 # row's scale depends on another row.
@@ -103,8 +107,8 @@ class Graph:
         if isinstance(linear, GroupedLinear):
             x = self._grouped(x, linear, scale)
         else:
-            weight = linear.weight.detach()
-            x = self.op("MatMul", x, self.matrix((weight if scale is None else weight * scale[:, None]).t()))
+            weight = linear.weight if scale is None else linear.weight * scale[:, None]
+            x = self.op("FusedMatMul", x, self.matrix(weight), domain=FUSED, transB=1)
         if linear.bias is None:
             return x
         return self.op("Add", x, self.constant(linear.bias if scale is None else linear.bias * scale))
@@ -114,7 +118,11 @@ class Graph:
         scales = linear.scales.float() * factor
         if isinstance(linear, Int8Linear):
             codes = (linear.codes.view(torch.uint8) ^ INT8_ZERO).unflatten(1, (-1, GROUP))
-            return self._few_bits(x, codes, scales, linear.in_features)
+            if missing := -codes.shape[1] % GROUPS_AT_ONCE:
+                x = self.op("Pad", x, self.constant(torch.tensor([0, 0, 0, 0, 0, missing * GROUP])))
+                codes = F.pad(codes, (0, 0, 0, missing), value=INT8_ZERO)
+                scales = F.pad(scales, (0, missing))
+            return self._few_bits(x, codes, scales, codes.shape[1] * GROUP)
         assert isinstance(linear, QuantLinear)
         codes = linear.neighbours()  # that share a byte here
         # A code stands for itself less INT4_ZERO. What an offset adds beyond that is the sum of a group of x, times it.
@@ -226,18 +234,8 @@ def _project(graph: Graph, part: PipelineStage, layer: AnyLayer, x: str) -> None
     graph.output(graph.op("Concat", rotated, values, axis=-1), "qkv")
 
 
-def head_graph(stage: PipelineStage) -> Graph:
-    """The last stage's head: x (1, rows, width) -> logits (1, rows, vocabulary)."""
-    assert stage.norm is not None, "only the last stage has a head"
-    assert stage.head is not None
-    graph = Graph()
-    x = graph.input("x", 1, "rows", stage.architecture.width)
-    graph.output(graph.linear(graph.norm(x, stage.norm), stage.head), "logits")
-    return graph
-
-
-def product_graph(linear: nn.Linear) -> Graph:
+def product_graph(linear: nn.Linear | TiedHead) -> Graph:
     """A linear map: x (1, rows, in) -> (1, rows, out)."""
     graph = Graph()
-    graph.output(graph.linear(graph.input("x", 1, "rows", linear.in_features), linear), "out")
+    graph.output(graph.linear(graph.input("x", 1, "rows", "numbers"), linear), "out")
     return graph

@@ -1,4 +1,4 @@
-"""The torch backend: pieces of several requests share every operation that works on rows."""
+"""Parts of a model by torch: pieces of several requests share every operation that works on rows."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from torch.nn import functional as F
 
 from stages.backends.attention import (
     GrowingCache,
+    Heads,
     attend_branches,
     attend_clean,
     attend_growing,
@@ -60,8 +61,8 @@ class GrowingPiece:
 
 
 Angles = tuple[Tensor, Tensor]
-# A layer's number, and its queries, keys and values (rows, all heads' numbers) -> (rows, heads x head_dim).
-Attend = Callable[[int, Tensor], Tensor]
+# A layer's number, and its queries, keys and values -> (rows, heads x head_dim).
+Attend = Callable[[int, Heads], Tensor]
 
 
 class PipelineLayer(ABC):
@@ -77,10 +78,6 @@ class PipelineLayer(ABC):
     @abstractmethod
     def finish(self, x: Tensor, mixed: Tensor) -> None:
         """Add what attention made of the rows, and what follows it, in place."""
-
-    def finish_branches(self, x: Tensor, mixed: Tensor) -> None:
-        """The same for continuations that are not kept."""
-        self.finish(x, mixed)
 
 
 class PackedNorm:
@@ -121,11 +118,6 @@ class PackedLayer(PipelineLayer):
         hidden = multiplied(self.mlp_norm(x), self.mlp_in)
         # of a transposed view: torch hands contiguous tensors to oneDNN, whose call costs 5 us more
         add_product(x, F.gelu(hidden.t()).t() if x.is_cpu else F.gelu(hidden), self.mlp_out)
-
-    def finish_branches(self, x: Tensor, mixed: Tensor) -> None:
-        add_product(x, mixed, self.attention_out)
-        # not of the view, whose last bits are others: candidates of many rows keep the scores that they always had
-        add_product(x, F.gelu(multiplied(self.mlp_norm(x), self.mlp_in)), self.mlp_out)
 
     def noisy(self, x: Tensor, rows: Rows, angles: Angles, caches: Sequence[LayerCache], modulation: Tensor) -> None:
         """Noisy slots, in place. modulation: (6, rows or 1, width) of `modulate`."""
@@ -187,7 +179,7 @@ class PackedReader:
         self.embedding = None if part.embedding is None else _lookup(part.embedding)
         self.layers, self.hidden = layers, hidden
         self.kinds, self.kind_of = kinds_of(part)
-        self.shapes = list(map(attention_shape, part.layers))
+        self.shapes, self.kv_heads = list(map(attention_shape, part.layers)), part.architecture.kv_heads
         self.device = part.rotary.device
 
     def shortened(self) -> PackedReader:
@@ -210,19 +202,16 @@ class PackedReader:
         seen = [[] if rows.single else [sight(piece, kind.window) for piece in pieces] for kind in self.kinds]
         held = list(zip(*(piece.caches for piece in pieces), strict=True))
         self.take_layers(
-            x, positions, lambda i, qkv: attend_clean(qkv, rows, self.shapes[i], held[i], seen[self.kind_of[i]])
+            x, positions, lambda i, heads: attend_clean(heads, rows, self.shapes[i], held[i], seen[self.kind_of[i]])
         )
         return rows.unpack(x)
 
-    def take_layers(self, x: Tensor, positions: Tensor, attend: Attend, are_kept: bool = True) -> None:
-        """Rows through all layers, in place. x: (rows, width); positions: (rows,) int64.
-
-        :param are_kept: False for continuations that are not.
-        """
+    def take_layers(self, x: Tensor, positions: Tensor, attend: Attend) -> None:
+        """Rows through all layers, in place. x: (rows, width); positions: (rows,) int64."""
         angles = self.angles_at(positions)
         for number, (layer, kind) in enumerate(zip(self.layers, self.kind_of, strict=True)):
-            mixed = attend(number, layer.project(x, angles[kind]))
-            (layer.finish if are_kept else layer.finish_branches)(x, mixed)
+            qkv = layer.project(x, angles[kind])
+            layer.finish(x, attend(number, Heads(qkv, self.shapes[number].heads, self.kv_heads)))
 
     def rows_of(self, counts: Sequence[int]) -> Rows:
         """Places of pieces of so many rows in one tensor."""
@@ -248,8 +237,7 @@ class PackedReader:
         self.take_layers(
             x,
             rows.pack(positions, fresh=False),
-            lambda i, qkv: attend_branches(qkv, rows, self.shapes[i], held[i], branches),
-            are_kept=False,
+            lambda i, heads: attend_branches(heads, rows, self.shapes[i], held[i], branches),
         )
         return [each.unflatten(0, shape) for each, shape in zip(rows.unpack(x), shapes, strict=True)]
 
@@ -263,7 +251,9 @@ class PackedReader:
         x = rows.pack([self.input(piece.source) for piece in pieces])
         positions, lengths = rows.pack([text.positions for text in texts]), [text.length for text in texts]
         held = list(zip(*(text.caches for text in texts), strict=True))
-        self.take_layers(x, positions, lambda i, qkv: attend_growing(qkv, rows, self.shapes[i], held[i], lengths))
+        self.take_layers(
+            x, positions, lambda i, heads: attend_growing(heads.qkv, rows, self.shapes[i], held[i], lengths)
+        )
         for text in texts:
             text.grown()
         return rows.unpack(x)

@@ -1,11 +1,11 @@
 """Stages of pretrained models on packed rows."""
 
+import warnings
 from collections.abc import Callable, Sequence
-from typing import Any
+from functools import partial
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
 
 from stages.backends.packed import (
     Angles,
@@ -18,89 +18,54 @@ from stages.backends.packed import (
 )
 from stages.backends.rows import Rows, in_slabs
 from stages.errors import CheckpointError
-from stages.memory import give_back, is_owned
 from stages.model.architecture import LlamaArchitecture
-from stages.model.layers import GroupedLinear, TiedHead
+from stages.model.layers import Bfloat16Linear, GroupedLinear, TiedHead
 from stages.model.llama import ACTIVATIONS, Expert, LlamaLayer, LlamaStage, Mixture
 from stages.model.pipeline import PipelineStage
 
-_ONEDNN: Any = torch.ops.mkldnn
-# oneDNN has a kernel of its own for one row, which adds in another order; from here on a row's result is the same in
-# any company, and this many rows take no longer than one: what is waited for is the matrix.
-FEWEST_ROWS = 4
-# Four rows were enough on AMD's processors and not on Intel's, where `ar-speculative` then wrote another text than
-# `ar`; so the number is measured at every load (runner_checks.py).
-USUAL_ROWS = 16  # what the layout is chosen for
-# oneDNN compiles a kernel for every shape and number of rows, and keeps it: 0.6 MB each, 2.4 for a model's four shapes.
-# So there are 16 numbers of rows: more than 128 go in slabs, within 5 % of the time of one product of all of them.
-PRODUCT_ROWS = 128
-# A larger matrix is laid out in blocks of rows, each of which is given back then. The head of SmolLM2 is 113 of its
-# stage's 184 MB: laid out whole it is there twice for a moment, 1.76 of the file, and in blocks 1.36.
-BLOCK_BYTES = 32 << 20
+_LARGEST_HALF = 65504.0
 
 
-# torch's plain product takes several times as long for four to sixteen rows as for one on some processors, and promises
-# nothing about last bits. In oneDNN's blocked layout four rows cost what one costs.
-class Product:
-    """x @ weight.T + bias, with the weight in oneDNN's blocked layout: read in order, it is there in fewer accesses.
-    With a weight in bfloat16 x and the product are rounded to it, sums are not.
+class HalfProduct:
+    """x @ weight.T + bias of weights in 16 bits, by FBGEMM: x, sums and results are of float32, so one row adds up as
+    many do. Takes the linear layer's weight over, which is empty afterwards; that of a tied head stays. The operators
+    may not be in a later torch, so its version is exact.
 
-    Takes the linear layer's weight over, which is empty afterwards; that of a tied head stays, for the embedding reads
-    it. The operators have no public name in torch, so its version is exact. On other devices the weight stays as it is.
+    A weight of bfloat16 is float16's, too, where it is not below 2^-17, and is rounded by 2^-25 at most where it is.
     """
 
-    is_packed = torch.backends.mkldnn.is_available()
-
     def __init__(self, linear: nn.Linear | TiedHead) -> None:
-        weight, bias = linear.weight.detach(), None if linear.bias is None else linear.bias.detach()
+        weight = linear.weight.detach().float()
+        if not weight.abs().max() <= _LARGEST_HALF:
+            raise CheckpointError("a matrix holds numbers beyond 65504: import the model with --weights float32")
+        self.bias = None if linear.bias is None else linear.bias.detach()
+        try:
+            with warnings.catch_warnings():
+                # That both are deprecated, torch says once. `torch.ops.quantized` has the same, whose calls take 8 us.
+                warnings.simplefilter("ignore", UserWarning)
+                self.packed = torch.fbgemm_pack_gemm_matrix_fp16(weight)
+                self(weight.new_zeros(1, weight.shape[1]))
+        except RuntimeError:  # torch has no kernels for this processor
+            raise CheckpointError(
+                "this processor has no products of 16 bits: import the model with --weights float32"
+            ) from None
         if isinstance(linear, nn.Linear):
             linear.weight = nn.Parameter(torch.empty(0), requires_grad=False)
-        self.is_packed = self.is_packed and weight.is_cpu
-        self.type = weight.dtype
-        if self.type is torch.bfloat16 and not (self.is_packed and _ONEDNN._is_mkldnn_bf16_supported()):
-            raise CheckpointError("this processor has no products in bfloat16: import the model with --weights float32")
-        count = max(1, BLOCK_BYTES // (weight.itemsize * weight.shape[1])) if self.is_packed else len(weight)
-        starts = range(0, len(weight), count)
-        self.biases = [None if bias is None else bias[start : start + count] for start in starts]
-        owned = self.is_packed and is_owned(weight)
-        self.blocks = list[Tensor]()
-        for start in starts:
-            block = weight[start : start + count]
-            self.blocks.append(_ONEDNN._reorder_linear_weight(block, USUAL_ROWS) if self.is_packed else block)
-            if owned and len(starts) > 1:
-                give_back(block)
-
-    @staticmethod
-    def rows(counts: Sequence[int], hidden: int) -> Rows:
-        """Rows such that the result of each depends on no other. hidden: numbers in a row of the widest layer."""
-        last = sum(counts) % PRODUCT_ROWS
-        times = 1 if last <= PRODUCT_ROWS // 4 else 2 if last <= PRODUCT_ROWS // 2 else 4
-        return Rows.of(counts, hidden, times * FEWEST_ROWS if Product.is_packed else 0)
 
     def __call__(self, x: Tensor) -> Tensor:
         """x: (rows, in) -> (rows, out)."""
-        if self.is_packed and len(x) > PRODUCT_ROWS:
-            return torch.cat([self(slab) for slab in x.split(PRODUCT_ROWS)])
-        results = [self._product(x, *each) for each in zip(self.blocks, self.biases, strict=True)]
-        return results[0] if len(results) == 1 else torch.cat(results, dim=1)
-
-    def _product(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-        if self.type is torch.bfloat16:
-            rounded: Tensor = _ONEDNN._linear_pointwise(x.bfloat16(), weight, None, "none", [], "").float()
-            return rounded if bias is None else rounded.add_(bias)
-        if self.is_packed:
-            result: Tensor = _ONEDNN._linear_pointwise(x, weight, bias, "none", [], "")
-            return result
-        return F.linear(x, weight, bias) if x.is_cpu else in_slabs(lambda slab: F.linear(slab, weight, bias), x)
+        return torch.fbgemm_linear_fp16_weight_fp32_activation(x, self.packed, self.bias)
 
 
 def product(linear: nn.Linear | TiedHead) -> Callable[[Tensor], Tensor]:
-    """x @ weight.T + bias, (rows, in) -> (rows, out). Takes the linear layer's numbers over."""
-    if isinstance(linear, GroupedLinear):
-        from stages.backends.onnx import FewBitsProduct
+    """x @ weight.T + bias, (rows, in) -> (rows, out). On the processor it takes the linear layer's numbers over."""
+    if isinstance(linear, Bfloat16Linear):
+        return HalfProduct(linear)
+    if isinstance(linear, GroupedLinear) or linear.weight.is_cpu:
+        from stages.backends.onnx import OnnxProduct
 
-        return FewBitsProduct(linear)
-    return Product(linear)
+        return OnnxProduct(linear)
+    return partial(in_slabs, linear)
 
 
 class PackedLlamaLayer(PipelineLayer):
@@ -181,7 +146,7 @@ class PackedMixture:
         written = x.new_empty(*chosen.shape, x.shape[1])
         for number in chosen.unique().tolist():
             at, place = (chosen == number).nonzero(as_tuple=True)
-            rows = Product.rows([len(at)], self.hidden) if x.is_cpu else Rows.in_slabs([len(at)])
+            rows = llama_rows([len(at)], self.hidden, x.device)
             written[at, place] = rows.unpack(self.experts[number](rows.pack([x[at]])))[0]
         # one after the other, best first: a sum in another order would round otherwise
         result = written[:, 0] * weights[:, :1]
@@ -198,23 +163,38 @@ class LlamaReader(PackedReader):
         super().__init__(stage, [PackedLlamaLayer(layer) for layer in stage.layers], a.mlp_width)
 
     def rows_of(self, counts: Sequence[int]) -> Rows:
-        return Product.rows(counts, self.hidden) if self.device.type == "cpu" else Rows.in_slabs(counts)
+        return llama_rows(counts, self.hidden, self.device)
 
     def spread(self, factors: Tensor) -> Angles:
         cos, sin = (_by_rotated_head(each, self.architecture) for each in factors.unbind(1))
         return cos, sin
 
 
+def llama_rows(counts: Sequence[int], hidden: int, device: torch.device) -> Rows:
+    """Rows such that the result of each depends on no other. hidden: numbers in a row of the widest layer."""
+    return Rows.of(counts, hidden, least=1) if device.type == "cpu" else Rows.in_slabs(counts)
+
+
 def packed_stage(stage: PipelineStage) -> PipelineRunner:
-    """The runner of a stage of any family. It takes a pretrained stage's matrices over: each is freed when it is laid
-    out anew, so that memory stays near one stage."""
+    """The runner of a stage of any family. It takes the stage's matrices over: each is freed when it is laid out anew,
+    so that memory stays near one stage."""
+    of_torch = isinstance(stage, LlamaStage) and (
+        stage.architecture.experts or stage.architecture.weights == "bfloat16"
+    )
+    if of_torch or not stage.rotary.is_cpu:
+        return torch_stage(stage)
+    from stages.backends.onnx import OnnxStage  # a third of a second to import, which other parts do not need
+
+    return OnnxStage(stage)
+
+
+def torch_stage(stage: PipelineStage) -> PipelineRunner:
+    """The runner of a stage on another device than the processor, and of what no graph computes."""
     if not isinstance(stage, LlamaStage):
         return PackedStage(stage)
-    if isinstance(stage.layers[0].qkv, GroupedLinear) and stage.architecture.experts is None:
-        from stages.backends.onnx import OnnxStage  # a third of a second to import, which other models do not need
-
-        return OnnxStage(stage)
-    return PipelineRunner(LlamaReader(stage), normed_head(stage, None if stage.head is None else product(stage.head)))
+    of_head = HalfProduct if stage.architecture.weights == "bfloat16" else product
+    head = None if stage.head is None else of_head(stage.head)
+    return PipelineRunner(LlamaReader(stage), normed_head(stage, head))
 
 
 def _by_rotated_head(factors: Tensor, a: LlamaArchitecture) -> Tensor:

@@ -1,5 +1,4 @@
-"""Checks of a runner where the weights are served: it computes what the loaded module computes, and a row's results do
-not depend on the rows beside it.
+"""Checks of a runner where the weights are served: a row's results do not depend on the rows beside it.
 
 Matrix libraries choose their kernels by shape and processor, and promise nothing about last bits.
 """
@@ -14,7 +13,6 @@ from torch import Tensor
 
 from stages.backends.base import BlockRunner, BranchPiece, CleanPiece, Denoised, NoisyPiece, PictureRunner, StageRunner
 from stages.backends.packed import PipelineRunner
-from stages.errors import CheckpointError
 from stages.model.block import Block
 from stages.model.layers import LayerCache
 from stages.model.pipeline import PipelineStage, new_caches
@@ -37,9 +35,6 @@ SLABS: Sizes = ((40, 0), (1, 9), (50, 3))  # for devices whose rows come in slab
 SIGMAS = (3.0, 0.5, 0.5)
 PICTURES = (1, 3, 5)  # in the pieces of a mixture
 FORKS = (3, 1, 8, 2)  # branches in the pieces of a mixture
-# Of an exported graph, beside the module that it was made of: largest difference, relative to the largest number where
-# that is over one.
-TOLERANCE = 1e-3
 
 
 class OneAtATime(BlockRunner, StageRunner, PictureRunner):
@@ -100,32 +95,6 @@ def shortened(runner: AnyRunner, layers: int) -> tuple[Any, int]:
     short = copy(runner)
     short.reader = runner.reader.shortened()
     return short, len(short.reader.kind_of)
-
-
-class Probe:
-    """Outputs of a stage as loaded, noted before a backend takes its matrices over."""
-
-    @torch.inference_mode()
-    def __init__(self, part: PipelineStage) -> None:
-        self.part = part
-        hidden = [part.read(piece.source[None], piece.caches) for piece in self._pieces()]
-        self.expected = [(part.next_byte(x) if part.is_last else x)[0] for x in hidden]
-
-    def _pieces(self) -> list[CleanPiece]:
-        generator = torch.Generator().manual_seed(0)
-        return [clean_piece(self.part, *size, generator) for size in _fitting(self.part, MIXTURES[-1])]
-
-    def check(self, runner: StageRunner) -> None:
-        """Raises CheckpointError where a runner of the stage disagrees with it."""
-        hidden = runner.read(self._pieces())
-        outputs = runner.next_byte(hidden) if self.part.is_last else hidden
-        for found, expected in zip(outputs, self.expected, strict=True):
-            error = float((found - expected).abs().max()) / max(1.0, float(expected.abs().max()))
-            if not error <= TOLERANCE:  # true for NaN too
-                raise CheckpointError(
-                    f"part {self.part.index}: an ONNX export that does not match: its numbers differ from torch's by "
-                    f"{error:.2g} (at most {TOLERANCE} is allowed); serve this checkpoint with the torch backend"
-                )
 
 
 @torch.inference_mode()

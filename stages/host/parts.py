@@ -10,7 +10,7 @@ from typing import Any, Literal, get_args
 import grpc
 import torch
 
-from stages.backends import DEFAULT_BACKEND, Backend, backend_named
+from stages.backends import Backend
 from stages.backends.base import BlockRunner, PictureRunner, StageRunner
 from stages.backends.runner_checks import OneAtATime
 from stages.backends.whole_model import WholeModel
@@ -173,19 +173,16 @@ def plan_host(checkpoint: Path, blocks: tuple[int, ...]) -> HostPlan:
     return plan
 
 
-def device_for(name: str, backend: str, plan: HostPlan) -> torch.device:
+def device_for(name: str, plan: HostPlan) -> torch.device:
     """The device of a host's plan. Raises InputError for one that is not here, or that does not compute these models.
 
     :param name: of a device, or `auto`: a GPU where there is one that computes them.
     """
-    problem = plan.cpu_only
-    if backend != DEFAULT_BACKEND:
-        problem = f"the backend {backend} computes on CPUs: choose --backend {DEFAULT_BACKEND}"
     if name == AUTO:
-        return torch.device("cuda" if not problem and torch.cuda.is_available() else "cpu")
+        return torch.device("cuda" if not plan.cpu_only and torch.cuda.is_available() else "cpu")
     device = torch.device(check_device(name))
-    if device != CPU and problem:
-        raise InputError(f"--device {name} cannot be used here: {problem}, or give --device cpu")
+    if device != CPU and plan.cpu_only:
+        raise InputError(f"--device {name} cannot be used here: {plan.cpu_only}, or give --device cpu")
     return device
 
 
@@ -195,7 +192,7 @@ def load_parts(plan: HostPlan, backend: Backend | None = None, held: Sequence[Pa
     One part after the other goes to the backend's device: in the machine's memory there is never more than one of
     them beside it. Raises CheckpointError, and InputError for models that the device does not compute.
     """
-    backend = backend or backend_named(DEFAULT_BACKEND)
+    backend = backend or Backend()
     device = backend.device
     if device != CPU and plan.cpu_only:  # a release that comes later may be of another kind than the first
         raise InputError(f"this host computes on {device.type}: {plan.cpu_only}, or start it with --device cpu")

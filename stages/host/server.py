@@ -14,7 +14,7 @@ import torch
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 
-from stages.backends import backend_named
+from stages.backends import Backend
 from stages.checkpoint.release_store import ReleaseStore
 from stages.clock import monotonic
 from stages.errors import OnesweepError, ServiceError
@@ -62,8 +62,7 @@ class StageServer:
         self.sources = Sources(settings.checkpoint, settings.blocks, self.store)
         self.first, *self.others = reversed(self.sources.start())
         self.message_bytes = max(self.first.plan.message_bytes(), MESSAGE_BYTES if self.store else 0)
-        device = device_for(settings.host.device, settings.host.backend, self.first.plan)
-        self.backend = backend_named(settings.host.backend, device)
+        self.backend = Backend(device_for(settings.host.device, self.first.plan))
         for address in settings.next:
             check_target(address, settings.security, "next address")
         if settings.security.tls is not None:

@@ -32,7 +32,6 @@ class HostSettings:
     # to four times as much beside.
     queue_mb: int = setting(256, "memory for their messages", above=0, rare=True)
     batch: int = setting(64, "hops that share a pass; 1 = none", above=0, rare=True)
-    backend: str = setting("torch", "what computes: torch, onnxruntime", metavar="B")
     # Of `device_for`; caches are there, too.
     device: str = setting(
         AUTO,

@@ -6,6 +6,7 @@ import math
 from abc import abstractmethod
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -58,11 +59,16 @@ class LayerCache:
     values: Tensor
     length: int = 0
 
-    @property
+    @cached_property
     def arrays(self) -> tuple[Numbers, Numbers]:
         """Keys and values of the first sequence as numpy sees the same memory: (heads, capacity, head_dim) each. As
         torch does on a device whose memory numpy does not see: what is assigned to a part of them is written alike."""
         return (self.keys.numpy()[0], self.values.numpy()[0]) if self.keys.is_cpu else (self.keys[0], self.values[0])
+
+    @cached_property
+    def by_head(self) -> tuple[Tensor, Tensor]:
+        """The first sequence's keys (heads, head_dim, capacity) and values (heads, capacity, head_dim)."""
+        return self.keys[0].transpose(1, 2), self.values[0]
 
     def append(self, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
         """Store new positions; return all keys and values so far."""

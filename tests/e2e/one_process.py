@@ -14,7 +14,7 @@ import torch
 from serving.modes.local_model import LocalModel
 from serving.modes.resample import ROUND
 from serving.router.request import SHAPES
-from stages.backends import DEFAULT_BACKEND, backend_named
+from stages.backends import Backend
 from stages.backends.base import BlockRunner, CleanPiece, StageRunner
 from stages.backends.whole_model import Continuations
 from stages.checkpoint.checkpoint import load_ar, load_chain
@@ -43,7 +43,7 @@ def run_unbatched(work: BlockWork, runner: BlockRunner) -> bytes:
 
 @cache
 def stages_of(directory: Path) -> tuple[list[StageRunner], Architecture]:
-    model, backend = load_ar(directory), backend_named(DEFAULT_BACKEND)
+    model, backend = load_ar(directory), Backend()
     return [backend.stage(stage) for stage in model.stages], model.architecture
 
 
@@ -64,7 +64,7 @@ class Pipeline:
 
 def chain_text(directory: Path, prompt: bytes, request: dict[str, Any], count: int) -> bytes:
     """Block after block, chunk after chunk."""
-    partition, backend = read_manifest(directory / "chain").partition, backend_named(DEFAULT_BACKEND)
+    partition, backend = read_manifest(directory / "chain").partition, Backend()
     assert partition is not None
     chain = load_chain(directory / "chain")
     runners, a = [backend.block(block) for block in chain], chain[0].architecture

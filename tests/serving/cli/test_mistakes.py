@@ -101,7 +101,6 @@ FILES = [
     ("up --checkpoint {weights} --hosts 9", 2, "choose 1 to 3 hosts"),
     ("up --checkpoint {weights} --tokens /nowhere", 2, "cannot read /nowhere"),
     ("up --checkpoint {weights} --tls-dir {tmp}/empty", 2, "ca.pem"),
-    ("up --checkpoint {weights} --backend cuda", 2, "unknown backend 'cuda'"),
     ("host nam --topology {tmp}/ring.toml", 2, "no host 'nam'"),
     ("doctor --topology {tmp}/gap.toml", 2, "neighbouring blocks, in order"),
     ("router", 2, "give either --topology FILE, or --registry URL"),

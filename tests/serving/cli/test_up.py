@@ -113,7 +113,7 @@ def test_up_with_certificates_and_tokens(
     for role, name in (("router", "router"), ("host", "host-1")):
         assert onesweep("certs", "issue", role, name, "--dir", certificates, "--address", "127.0.0.1")[0] == 0
     token = onesweep("token", "add", "ann", "--tokens", tokens)[1].strip()
-    options = ["--tls-dir", certificates, "--tokens", tokens, "--backend", "torch"]
+    options = ["--tls-dir", certificates, "--tokens", tokens, "--device", "cpu"]
     code, _, err = onesweep("up", "--detach", "--port", port, "--hosts", 1, "--checkpoint", bundles / "own", *options)
     assert code == 0, err
     try:

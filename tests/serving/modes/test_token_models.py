@@ -23,7 +23,6 @@ from tests.serving.pretrained import (
     write_model,
     written,
 )
-from tests.stages.model.tiny_llama import BFLOAT16
 
 PROMPT = "the old man said that the sea"
 COUNT = 24
@@ -209,7 +208,7 @@ def test_a_text_ends_where_the_model_ends_it(scene: Scene, tmp_path: Path, local
 # Weights in fewer bits
 
 
-@pytest.mark.parametrize("stored", ["q8", "q4", BFLOAT16])
+@pytest.mark.parametrize("stored", ["q8", "q4", "bfloat16"])
 def test_weights_in_fewer_bits_write_one_text_on_any_hosts(tmp_path: Path, local_ring: Any, stored: Any) -> None:
     write_model(tmp_path, architecture=replace(ARCHITECTURE, head_dim=16, mlp_width=64, weights=stored))
     write_model(tmp_path / "local", seed=1, architecture=DRAFTER)

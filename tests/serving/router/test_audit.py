@@ -162,7 +162,7 @@ def test_honest_hosts_stay(bundles: Path, servers: Any, references: list[bytes])
         status = client.status()
         assert status.audits.audited == status.audits.sweeps
         (machine,) = {describe(host.address).machine for host in status.hosts}
-        assert machine.startswith(f"torch, torch {torch.__version__}, onnxruntime ")
+        assert machine.startswith(f"torch {torch.__version__}, onnxruntime ")
 
 
 def test_two_that_disagree_need_a_third_opinion(bundles: Path, servers: Any, caplog: pytest.LogCaptureFixture) -> None:

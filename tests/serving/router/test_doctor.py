@@ -72,7 +72,7 @@ def hops_of(report: dict[str, Any]) -> list[tuple[str, str]]:
 
 def machine(name: str = "host-1", **changes: Any) -> Endpoint:
     system = {"version": "1", "system": "Linux", "congestion_control": "cubic", "slow_start_after_idle": "0"}
-    weights = {"backend": "torch", "chain_digest": "c", "ar_digest": "a", "scorer_digest": "s", "blocks": (0, 1)}
+    weights = {"backend": "cpu", "chain_digest": "c", "ar_digest": "a", "scorer_digest": "s", "blocks": (0, 1)}
     fields = {"address": "x:1", "clock_offset_ms": 0.0, "ready": True, **system, **weights, **changes}
     return Endpoint(name=name, **fields)
 
@@ -97,10 +97,10 @@ GOOD = {"rtt_ms": 60.0, "rtt_min_ms": 60.0, "state_ms": 62.0, "rate_mbps": 100.0
         ({}, {"congestion_control": "reno"}, "congestion control reno: set net.ipv4.tcp_congestion_control"),
         ({}, {"clock_offset_ms": -2000.0}, "its clock is -2.0 s from here"),
         ({}, {"version": "0"}, "runs onesweep 0, the router's machine 1"),
-        ({}, {"backend": "onnxruntime"}, "the hosts compute differently (host-1 torch, host-2 onnxruntime)"),
+        ({}, {"backend": "cuda"}, "the hosts compute differently (host-1 cpu, host-2 cuda)"),
         (
             {},
-            {"backend": "torch on cuda (NVIDIA H100)"},
+            {"backend": "cuda (NVIDIA H100)"},
             "they hold the same blocks (0,1) and compute differently: a text that one continues for another may change",
         ),
         ({}, {"chain_digest": "d"}, "different chain checkpoints (host-1 c, host-2 d)"),

@@ -1,4 +1,4 @@
-"""The onnxruntime backend, of AR models: a sentence says what is wrong. Parity: test_llama.py."""
+"""Graphs of AR models. Parity: test_llama.py."""
 
 from dataclasses import replace
 
@@ -6,35 +6,25 @@ import pytest
 import torch
 from torch import nn
 
-from stages.backends import backend_named
+from stages.backends import Backend, onnx
 from stages.backends.base import CleanPiece
 from stages.backends.onnx import OnnxSession
 from stages.backends.onnx_graphs import Graph, product_graph
-from stages.errors import CheckpointError, InputError
 from stages.model.architecture import Architecture
 from stages.model.layers import Int8Linear, QuantLinear
 from stages.model.pipeline import ArModel
 from tests.stages.backends.conftest import clean_piece
-from tests.stages.conftest import make_ar, make_block
-
-ONNX = backend_named("onnxruntime")
 
 
 @pytest.mark.parametrize("width", [32, 36])
 def test_guesses_are_read_as_if_they_came_byte_by_byte(width: int) -> None:
     torch.manual_seed(width)
     for stage in ArModel(Architecture(2, 1, width, 2, context_length=96)).eval().requires_grad_(False).stages:
-        runner = ONNX.stage(stage)
+        runner = Backend().stage(stage)
         together, alone, company = (clean_piece(stage, 5, 9), clean_piece(stage, 5, 9), clean_piece(stage, 1, 20))
         hidden, _ = runner.read([replace(together, one_by_one=5), company])
         one_by_one = [runner.read([CleanPiece(x, alone.caches)])[0] for x in alone.source.split(1)]
         assert torch.equal(hidden, torch.cat(one_by_one))
-
-
-def test_an_export_that_does_not_match_is_refused(monkeypatch) -> None:
-    monkeypatch.setattr("stages.backends.onnx_graphs.Graph.norm", lambda self, x, norm: x)
-    with pytest.raises(CheckpointError, match=r"an ONNX export that does not match.*with the torch backend"):
-        ONNX.stage(make_ar().stages[1])
 
 
 def added(width: int) -> Graph:
@@ -58,6 +48,21 @@ def test_a_session_reads_nothing_of_what_its_matrices_were_made_of(kind: type[nn
     assert all(torch.equal(session(x[:, : y.shape[1]])[0], y) for y in before)
 
 
-def test_blocks_are_refused() -> None:
-    with pytest.raises(InputError, match="onnxruntime does not run blocks of noise ranges: choose --backend torch"):
-        ONNX.block(make_block())
+@pytest.mark.parametrize("is_shared", [True, False])
+def test_a_large_matrix_is_laid_out_in_blocks(monkeypatch: pytest.MonkeyPatch, is_shared: bool) -> None:
+    """To the last bit the same. What others hold of it stays; what nobody holds is given back on the way."""
+    torch.manual_seed(0)
+    x, weight, given = torch.randn(9, 64), torch.randn(3000, 64), list[int]()
+
+    def linear() -> nn.Linear:
+        made = nn.Linear(64, 3000).requires_grad_(False)
+        made.bias.copy_(torch.arange(3000) / 1000)
+        made.weight = nn.Parameter(weight if is_shared else weight.clone(), requires_grad=False)
+        return made
+
+    whole, before = onnx.OnnxProduct(linear())(x), weight.clone()
+    monkeypatch.setattr(onnx, "BLOCK_BYTES", 1 << 18)
+    monkeypatch.setattr(onnx, "give_back", lambda block: given.append(len(block)))
+    assert onnx.OnnxProduct(linear())(x).equal(whole)
+    assert given == ([] if is_shared else [1024, 1024, 952])
+    assert weight.equal(before)

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from stages.backends import TorchBackend
+from stages.backends import Backend
 from stages.backends.base import BlockRunner, CleanPiece, NoisyPiece, StageRunner
 from stages.backends.packed import PackedBlock, PackedStage
 from stages.backends.runner_checks import OneAtATime, check_rows, checked
@@ -42,8 +42,8 @@ def random_parts(width: int, heads: int) -> tuple[Block, ArStage]:
 def runners(shape: tuple[int, int]) -> tuple[tuple[Block, BlockRunner], tuple[ArStage, StageRunner]]:
     """What a host would use."""
     block, stage = PARTS[shape]
-    backend = TorchBackend()
-    return (block, backend.block(block)), (stage, backend.stage(stage))
+    backend = Backend()
+    return (block, backend.block(block)), (stage, backend.stage(copy.deepcopy(stage)))
 
 
 PARTS = {shape: random_parts(*shape) for shape in SHAPES}

@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from stages.backends import DEFAULT_BACKEND, backend_named
+from stages.backends import Backend
 from stages.errors import CodecError
 from stages.host.work.sweep import BlockWork, SweepPlan
 from stages.model.block import Block
@@ -31,7 +31,7 @@ class Sequence:
     """One block with the caches of one request."""
 
     def __init__(self, block: Block, partition: NoisePartition, capacity: int = 96) -> None:
-        self.block, self.partition, self.runner = block, partition, backend_named(DEFAULT_BACKEND).block(block)
+        self.block, self.partition, self.runner = block, partition, Backend().block(block)
         self.caches = new_caches(block.architecture.layers, block.architecture, capacity)
 
     @property

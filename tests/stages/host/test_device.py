@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from serving.router.session import ELSEWHERE
-from stages.backends import DeviceRunner, TorchBackend, backend_named
+from stages.backends import Backend, DeviceRunner
 from stages.backends.base import BranchPiece, CleanPiece
 from stages.errors import InputError
 from stages.host.loading import warm_up
@@ -60,7 +60,7 @@ def numbers_of(stage: PipelineStage, device: torch.device) -> list[Tensor]:
             return torch.randint(a.vocabulary, shape, generator=generator)
         return torch.randn(*shape, a.width, generator=generator)
 
-    runner = TorchBackend(device).stage(stage.to(device))
+    runner = Backend(device).stage(stage.to(device))
     assert isinstance(runner, DeviceRunner) == (device.type != "cpu")
     caches = [new_caches(len(stage.layers), a, 60, device=device) for _ in range(2)]
     found: list[Tensor] = []
@@ -84,7 +84,7 @@ def on_the_device(bundle: Path, report: Path) -> int:
                 for found, due in zip(numbers_of(stage, pretend), expected, strict=True):
                     torch.testing.assert_close(found, due, atol=NEAR, rtol=NEAR, msg=f"{model} {stage.index}")
         plan = plan_host(bundle, (0, 1, 2))
-        parts = load_parts(plan, backend_named("torch", pretend))
+        parts = load_parts(plan, Backend(pretend))
         assert all(
             isinstance(x, DeviceRunner) for x in (*parts.runners["chain"].values(), *parts.runners["ar"].values())
         )
@@ -127,18 +127,16 @@ def small(directory: Path, weights: Literal["float32", "q4"] = "float32") -> Hos
 def test_a_gpu_is_taken_where_it_computes_the_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     float32, four_bits = small(tmp_path / "float32"), small(tmp_path / "q4", "q4")
     gpus(monkeypatch, 1)
-    assert device_for("auto", "torch", float32).type == "cuda"
-    assert device_for("auto", "torch", four_bits).type == device_for("auto", "onnxruntime", float32).type == "cpu"
-    assert device_for("cuda:0", "torch", float32) == torch.device("cuda:0")
-    assert device_for("cpu", "torch", float32).type == "cpu"
-    with pytest.raises(InputError, match="onnxruntime computes on CPUs: choose --backend torch, or give --device cpu"):
-        device_for("cuda", "onnxruntime", float32)
+    assert device_for("auto", float32).type == "cuda"
+    assert device_for("auto", four_bits).type == "cpu"
+    assert device_for("cuda:0", float32) == torch.device("cuda:0")
+    assert device_for("cpu", float32).type == "cpu"
     with pytest.raises(InputError, match=r"weights of 4 bits \(ar\) compute on CPUs: import the model with --weights"):
-        device_for("cuda", "torch", four_bits)
+        device_for("cuda", four_bits)
     gpus(monkeypatch, 0)
-    assert device_for("auto", "torch", float32).type == "cpu"
+    assert device_for("auto", float32).type == "cpu"
     with pytest.raises(InputError, match=r"there is no device cuda here: PyTorch .* sees no GPU"):
-        device_for("cuda", "torch", float32)
+        device_for("cuda", float32)
 
 
 def test_a_release_that_a_device_does_not_compute_is_refused_unread(tmp_path: Path) -> None:
@@ -146,7 +144,7 @@ def test_a_release_that_a_device_does_not_compute_is_refused_unread(tmp_path: Pa
     for path in (tmp_path / "q4").glob("*.safetensors"):
         path.unlink()
     with pytest.raises(InputError, match="this host computes on meta: weights of 4 bits"):
-        load_parts(plan, TorchBackend(torch.device("meta")))
+        load_parts(plan, Backend(torch.device("meta")))
 
 
 def full(least: int) -> Callable[[str, Sequence[Any]], bool]:

@@ -11,7 +11,7 @@ from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from stages.backends import backend_named
+from stages.backends import Backend
 from stages.backends.base import CleanPiece, StageRunner
 from stages.host.parts import load_parts, plan_host
 from stages.model.architecture import Architecture
@@ -82,7 +82,7 @@ def stage_of(family: str) -> ArStage | LlamaStage:
 @pytest.fixture(scope="module", params=["llama", "bytes", "capped window", "two kinds of layers", "experts"])
 def stage(request: pytest.FixtureRequest) -> tuple[ArStage | LlamaStage, StageRunner]:
     made = stage_of(request.param)
-    return made, backend_named("torch").stage(copy.deepcopy(made))
+    return made, Backend().stage(copy.deepcopy(made))
 
 
 def opened(stage: ArStage | LlamaStage, runner: StageRunner, known: Tensor) -> list[LayerCache]:

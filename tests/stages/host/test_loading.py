@@ -10,7 +10,7 @@ from typing import Any
 import grpc
 import pytest
 
-from stages.backends import backend_named
+from stages.backends import Backend
 from stages.checkpoint.release_store import ReleaseStore, read_release_manifest
 from stages.host.host import Host, HostSettings
 from stages.host.loading import Loader, Sources, warm_up
@@ -36,7 +36,7 @@ def held_by(bundles: Path, tmp_path: Path) -> HeldBy:
         sources = Sources(bundles / "own", (0, 1, 2), store)
         (first,) = sources.start()
         host = Host(first, HostSettings("h"), NextHosts(lambda *_: "", 0, 1 << 20, 1.0, 0.0))
-        loader = Loader(host, sources, backend_named("torch"), message_bytes)
+        loader = Loader(host, sources, Backend(), message_bytes)
         await loader.begin()
         async with listening(host):
             yield host, loader

@@ -19,7 +19,6 @@ from tests.stages.raw_client import Peer
         (["--blocks", "0", "--listen", "here"], 2, "'here' must be HOST:PORT"),
         (["--blocks", "0", "--next", "there"], 2, "next address 'there' must be HOST:PORT"),
         (["a/b", "--blocks", "0"], 2, "host name 'a/b' must be"),
-        (["--blocks", "0", "--backend", "magic"], 2, "unknown backend 'magic'; choose from torch"),
         (["--blocks", "0", "--device", "tpu"], 2, "--device must be cpu, cuda or cuda:N, not 'tpu'"),
         (["--blocks", "0", "--device", "cuda:99"], 2, "there is no device cuda:99 here"),
         (["--blocks", "0", "--set", "keep_warm_s=90"], 2, "keep_warm_s must be from 0 to 60, not 90"),

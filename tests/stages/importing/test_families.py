@@ -11,7 +11,7 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor
 
-from stages.backends import backend_named
+from stages.backends import Backend
 from stages.backends.base import CleanPiece, StageRunner
 from stages.checkpoint.checkpoint import load_stage
 from stages.checkpoint.manifest import read_manifest
@@ -109,7 +109,7 @@ class Made:
 
     def runners(self) -> list[StageRunner]:
         """Its stages as a host runs them."""
-        return [backend_named("torch").stage(load_stage(self.out, i)) for i in range(self.architecture.parts)]
+        return [Backend().stage(load_stage(self.out, i)) for i in range(self.architecture.parts)]
 
     @property
     def architecture(self) -> LlamaArchitecture:

@@ -6,7 +6,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import pytest
 import torch
 
 from stages.checkpoint.checkpoint import save_part, write_manifest
@@ -16,10 +15,6 @@ from stages.model.architecture import SlidingWindow as Window
 from stages.model.layers import GroupedLinear, QuantLinear, quantised, rounded
 from stages.model.llama import LlamaStage
 
-needs_bfloat16 = pytest.mark.skipif(
-    not torch.ops.mkldnn._is_mkldnn_bf16_supported(), reason="this processor has no products in bfloat16"
-)
-BFLOAT16 = pytest.param("bfloat16", marks=needs_bfloat16)
 TINY = LlamaArchitecture(
     layers=(2, 1, 1), width=32, heads=4, kv_heads=2, head_dim=12, mlp_width=48, positions=128, vocabulary=300
 )

@@ -8,7 +8,7 @@ from typing import Any
 from torch import Tensor
 
 from serving.cli.ports import free_port_block
-from stages.backends import backend_named
+from stages.backends import Backend
 from stages.model.codec import FEATURE_LIMIT, codec_named, hidden_codec
 from stages.pictures.part import PictureKind, PicturePart
 from stages.pictures.trajectory import DrawPlan, PicturePiece, Trajectory, block_sigmas, range_sigmas
@@ -77,7 +77,7 @@ def open_line(servers: Any, bundle: Path, *blocks: tuple[int, ...], **host: Any)
 
 def undivided(parts: Sequence[PicturePart], plan: DrawPlan, codec: str = "fp32") -> Tensor:
     """Pixels of a net that evaluates all of its parts at every level."""
-    partition, (first, *others) = tiny_partition("steps"), [backend_named("torch").picture(part) for part in parts]
+    partition, (first, *others) = tiny_partition("steps"), [Backend().picture(part) for part in parts]
     sigmas = range_sigmas(*partition.range(0), plan.levels)
     trajectory = Trajectory(TINY, plan, partition.sigma_max, sigmas, is_last=True)
     while not trajectory.done:
@@ -94,7 +94,7 @@ def drawn_here(kind: PictureKind, plan: DrawPlan = PLAN, codec: str = "int8") ->
     """Pixels after each block of the tiny chain, or those of its undivided net, in this process and without hops."""
     if kind == "steps":
         return [undivided(tiny_parts(kind), plan, codec)]
-    runners = [backend_named("torch").picture(part) for part in tiny_parts(kind)]
+    runners = [Backend().picture(part) for part in tiny_parts(kind)]
     partition, shape = tiny_partition(kind), (plan.pictures, TINY.tokens, TINY.patch_dim)
     estimate, shown = None, []
     for block, runner in enumerate(runners):

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from stages.backends import TorchBackend
+from stages.backends import Backend
 from stages.backends.base import PictureRunner
 from stages.backends.pictures import PackedPictures
 from stages.backends.runner_checks import checked
@@ -33,14 +33,14 @@ def test_a_runner_computes_what_the_part_does(architecture: Any, kind: Any, inde
     part = tiny_part(index, kind, architecture)
     given = piece(part, 5, 0.4)
     expected = part(given.x, torch.full((5,), 0.4), given.classes)
-    (found,) = TorchBackend().picture(part).evaluate([given])
+    (found,) = Backend().picture(part).evaluate([given])
     assert float((found - expected).abs().max()) <= 1e-5 * float(expected.abs().max())
 
 
 @pytest.mark.parametrize("architecture", [TINY, LARGER], ids=["tiny", "larger"])
 def test_a_picture_is_the_same_in_any_company(architecture: Any) -> None:
     for kind, index in PARTS:
-        runner = TorchBackend().picture(part := tiny_part(index, kind, architecture))
+        runner = Backend().picture(part := tiny_part(index, kind, architecture))
         pieces = [piece(part, count, sigma, count) for count, sigma in ((1, 80.0), (40, 0.3), (2, 0.3), (7, 0.01))]
         together = runner.evaluate(pieces)
         for given, found in zip(pieces, together, strict=True):

@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch.nn import functional as F
 
-from stages.backends import DEFAULT_BACKEND, backend_named
+from stages.backends import Backend
 from stages.host.work.sweep import BlockWork, SweepPlan
 from stages.model.codec import Fp32
 from stages.model.partition import NoisePartition
@@ -79,7 +79,7 @@ def test_from_noise_is_what_a_sweep_does_at_each_position(known: torch.Tensor) -
             a, caches = block.architecture, new_caches(block.architecture.layers, block.architecture, LENGTH)
             clean = bytes(known[0, :position].tolist())
             work = BlockWork(a, block.index, partition, caches, plan, Fp32(), BYTES.decode(clean), before)
-            before = run_unbatched(work, backend_named(DEFAULT_BACKEND).block(block))
+            before = run_unbatched(work, Backend().block(block))
         losses.append(float(F.cross_entropy(work._logits, known[0, position : position + 1])))
     assert path[-1][1] == pytest.approx(sum(losses) / len(losses), rel=1e-4)
 
