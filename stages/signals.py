@@ -101,7 +101,9 @@ def run_interruptible(work: Coroutine[Any, Any, T]) -> T:
 
     with _handled_by(interrupt):
         try:
-            return asyncio.run(run())
+            result = asyncio.run(run())
+            if not interrupted:  # else the signal came when the work had ended, and the loop had not
+                return result
         except asyncio.CancelledError:
             pass
     _interrupt(interrupted or signal.SIGINT)

@@ -76,11 +76,8 @@ class MachineRing:
 
     async def _describe(self, links: Iterable[HostLink]) -> None:
         outcomes = await asyncio.gather(*map(_room, links), return_exceptions=True)
-        problems = [outcome for outcome in outcomes if isinstance(outcome, BaseException)]
-        if unforeseen := [problem for problem in problems if not isinstance(problem, StatusError)]:
-            raise unforeseen[0]
-        if problems:
-            raise ServiceError(f"{'; '.join(map(str, problems))}; each must run `onesweep join`")
+        if problems := [str(outcome) for outcome in outcomes if isinstance(outcome, StatusError)]:
+            raise ServiceError(f"{'; '.join(problems)}; each must run `onesweep join`")
         self.rooms |= {room.name: room for room in outcomes if isinstance(room, StageHost)}
 
     async def _measure(self, link: HostLink, names: Iterable[str]) -> None:

@@ -139,7 +139,7 @@ def add_join(join: argparse.ArgumentParser) -> None:
     join.add_argument("ticket", metavar="TICKET", nargs="?", help="of `onesweep serve` or `invite`, once; - reads it")
     join.add_argument("--name", metavar="NAME", help="what to call this machine (its own name)")
     join.add_argument("--listen", metavar="HOST:PORT", help="where others may dial it (any address, a free port)")
-    join.add_argument("--model", type=Path, metavar="FILE", help="a copy of what is served: nothing is sent (none)")
+    join.add_argument("--model", type=Path, metavar="FILE", help="a copy of what is served: layers come from it (none)")
     join.add_argument("--threads", type=int, metavar="N", help="processor threads (all cores)")
     add_device(join)
 

@@ -73,3 +73,20 @@ def test_a_signal_before_the_work_begins_ends_it_too(monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(asyncio.events, "new_event_loop", interrupted)
     with pytest.raises(KeyboardInterrupt):
         run_interruptible(asyncio.sleep(600))
+
+
+def test_a_signal_after_the_work_is_not_lost() -> None:
+    async def left() -> None:
+        try:
+            await asyncio.sleep(600)
+        finally:
+            os.kill(os.getpid(), signal.SIGTERM)
+            await asyncio.sleep(0)
+
+    async def work() -> None:
+        tasks.append(asyncio.create_task(left()))
+        await asyncio.sleep(0)
+
+    tasks = list[asyncio.Task[None]]()
+    with ends_cleanly(), pytest.raises(KeyboardInterrupt):
+        run_interruptible(work())
