@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import argparse
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Literal
@@ -27,7 +27,7 @@ class TextTraining:
     block: int | None = setting(None, "of a chain only this block (all that are not done yet)")
 
 
-add_text = partial(add_own_and_shared, own=TextTraining, shared="config data tokenizer steps threads")
+add_text = partial(add_own_and_shared, own=TextTraining, shared="config data tokenizer steps threads device")
 
 
 def run_text(options: argparse.Namespace) -> int:
@@ -134,11 +134,12 @@ class PictureTraining:
     block: int | None = setting(None, "only this block")
 
 
-add_pictures = partial(add_own_and_shared, own=PictureTraining, shared="config steps threads")
+add_pictures = partial(add_own_and_shared, own=PictureTraining, shared="config steps threads device")
 
 
 def run_pictures(options: argparse.Namespace) -> int:
     """Train nets that draw."""
+    from stages.device import check_device
     from stages.errors import InputError
     from trainer.pictures.data import load_pictures
     from trainer.pictures.training import PictureConfig, train_picture_blocks, train_undivided
@@ -147,7 +148,8 @@ def run_pictures(options: argparse.Namespace) -> int:
     asked = from_flags(PictureTraining, options)
     config = from_toml(PictureConfig, read_toml(options.config) if options.config else {}, str(options.config))
     config = from_toml(PictureConfig, {} if options.steps is None else {"steps": options.steps}, "flags", config)
-    pictures, out = load_pictures(asked.data), asked.out or Path("runs/pictures") / asked.kind
+    pictures = replace(load_pictures(asked.data), device=check_device(options.device or "cpu"))
+    out = asked.out or Path("runs/pictures") / asked.kind
     if asked.kind == "chain":
         manifest = train_picture_blocks(config, pictures, out, asked.block, asked.start)
     elif asked.block is not None:

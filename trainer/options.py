@@ -6,7 +6,7 @@ import argparse
 import json
 import os
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -31,6 +31,7 @@ class SharedFlags:
     tokenizer: Path | None = setting(None, "tokenizer.json: train on its tokens (bytes without it)")
     steps: int | None = setting(None, "steps of each part, or of each worker")
     threads: int | None = setting(None, "processor threads (all cores)")
+    device: str = setting("cpu", "where to train", metavar="cpu|cuda[:N]")
     json: bool = setting(False, "print JSON")
 
 
@@ -49,11 +50,13 @@ def config_of(options: argparse.Namespace) -> TrainingConfig:
 
 
 def corpus_of(options: argparse.Namespace) -> Corpus:
-    """The text that the options name. Raises DataError."""
+    """The text that the options name, and the device of its batches. Raises ConfigError, DataError."""
+    from stages.device import check_device
     from trainer.blocks.data import load_corpus
 
     set_threads(options)
-    return load_corpus(options.data, getattr(options, "tokenizer", None))
+    device = check_device(getattr(options, "device", None) or "cpu")
+    return replace(load_corpus(options.data, getattr(options, "tokenizer", None)), device=device)
 
 
 def set_threads(options: argparse.Namespace) -> None:

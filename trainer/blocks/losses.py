@@ -110,18 +110,19 @@ def from_noise_path(
     (batch, length), dim = known.shape, blocks[0].architecture.code_dim
     ranges = [partition.range(block.index) for block in blocks]
     memories = [block.read(known)[1] for block in blocks]
-    mask = ChunkLayout(length, 1).mask()
+    mask = ChunkLayout(length, 1).mask().to(known.device)
     spans = [(place, *step) for place, span in enumerate(ranges) for step in pairwise(step_sigmas(*span, steps))]
     ode = Ode(0, row * length, batch * length, dim, ranges[0][0], 1.0)
     estimate, points = torch.zeros(batch * length, dim), []
     for i, (place, sigma, sigma_next) in enumerate([*spans, (len(ranges) - 1, ranges[-1][1], None)]):
         block = blocks[place]
-        z, before = (x.view(batch, length, dim) for x in (ode.state(estimate, sigma, i), estimate))
-        logits = block.denoise(z, before, torch.full((1, 1), sigma), memories[place], 0, mask).float()
+        z, before = (x.view(batch, length, dim).to(known.device) for x in (ode.state(estimate, sigma, i), estimate))
+        level = torch.full((1, 1), sigma, device=known.device)
+        logits = block.denoise(z, before, level, memories[place], 0, mask).float()
         nats = logits.log_softmax(-1).gather(2, known[..., None])[:, skip:, 0]
         points.append((sigma, -float(nats.mean())))
         if sigma_next is not None:
-            estimate = ode.advance(estimate, block.point(logits).flatten(0, 1), sigma, sigma_next)
+            estimate = ode.advance(estimate, block.point(logits).flatten(0, 1).cpu(), sigma, sigma_next)
     return points
 
 

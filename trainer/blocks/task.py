@@ -28,7 +28,7 @@ class BlockTask:
 
     def __init__(self, block: Block, partition: NoisePartition, corpus: Corpus, config: TrainingConfig) -> None:
         self.name = f"block-{block.index}"
-        self.module, self.partition = block, partition
+        self.module, self.partition = block.to(corpus.device), partition
         self.corpus, self.config = corpus, config
         self.length = block.architecture.context_length
         self.trained = [block]
@@ -64,7 +64,7 @@ class ArTask:
     """An AR model, all of its stages at once."""
 
     def __init__(self, name: str, model: ArModel, corpus: Corpus, config: TrainingConfig) -> None:
-        self.name, self.module, self.corpus, self.config = name, model, corpus, config
+        self.name, self.module, self.corpus, self.config = name, model.to(corpus.device), corpus, config
         self.length = model.architecture.context_length
         self.trained = [model]
 
@@ -160,7 +160,7 @@ class ScorerTask:
     """All workers of a scorer in one process. They share batches, and nothing else but the copies."""
 
     def __init__(self, name: str, workers: StagesInOneProcess, corpus: Corpus, config: TrainingConfig) -> None:
-        self.name, self.module, self.corpus, self.config = name, workers, corpus, config
+        self.name, self.module, self.corpus, self.config = name, workers.to(corpus.device), corpus, config
         self.trained = [nn.ModuleList([stage, *workers.heads[i : i + 1]]) for i, stage in enumerate(workers.stages)]
         self.length = workers.stages[0].architecture.context_length
 

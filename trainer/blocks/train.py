@@ -96,6 +96,7 @@ def train_part(
     """
     run = Run(task, config, out / RUN_FOLDER, identity(manifest))
     losses = run.train()
+    task.module.cpu()  # where the checkpoint measures its parts
     # Measurements first: after a kill in between, a part without them would count as done.
     add_metrics(out, {name: losses})
     save()
@@ -108,7 +109,7 @@ def train_part(
 def diagnose(config: TrainingConfig, corpus: Corpus, out: Path, manifest: Manifest) -> Manifest:
     """Measure a whole chain on validation text, into `chain.jsonl` and the manifest; returns the manifest."""
     assert manifest.partition is not None
-    text = corpus.valid_batch(config.valid_windows, config.architecture.context_length + 1)
+    text = corpus.valid_batch(config.valid_windows, config.architecture.context_length + 1).cpu()
     losses = chain_diagnostics(load_chain(out), manifest.partition, text, STEPS_PER_BLOCK)
     log = StepLog(out / RUN_FOLDER / "chain.jsonl")
     # A measurement before a kill is replaced.

@@ -50,6 +50,7 @@ class PictureSet:
     train: LabelledPictures
     valid: LabelledPictures
     test: LabelledPictures
+    device: str = "cpu"  # where they are learned from
 
     @cached_property
     def digest(self) -> str:

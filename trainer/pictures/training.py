@@ -103,7 +103,7 @@ class PictureTask:
         config: PictureConfig,
     ) -> None:
         """:param block: the noise range of `partition` that the net learns."""
-        self.name, self.module, self.trained = name, net, [net]
+        self.name, self.module, self.trained = name, net.to(pictures.device), [net]
         self.architecture, self.partition, self.block = architecture, partition, block
         self.pictures, self.config = pictures, config
 
@@ -125,7 +125,8 @@ class PictureTask:
         self, pictures: LabelledPictures, chosen: Tensor, generator: torch.Generator, drop_class: float
     ) -> Tensor:
         """mean (F - F*)^2 with F* = (y - c_skip z) / c_out (EDM, arXiv 2206.00364, section 5)."""
-        y, z, levels, classes = self._noised(pictures.take(chosen), generator, drop_class)
+        noised = self._noised(pictures.take(chosen), generator, drop_class)
+        y, z, levels, classes = (x.to(self.pictures.device) for x in noised)
         sigma = levels[:, None, None]
         variance = sigma**2 + DATA_STD**2
         wanted = (y - DATA_STD**2 / variance * z) * variance.sqrt() / (sigma * DATA_STD)

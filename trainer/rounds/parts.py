@@ -60,11 +60,11 @@ class StagePart:
         head = module[HEAD] if HEAD in module else None  # noqa: SIM401 - a ModuleDict has no get
         assert isinstance(stage, ArStage)
         assert head is None or isinstance(head, OwnHead)
-        self.stage, self.head, self.module = stage, head, module
+        self.stage, self.head, self.module = stage, head, module.to(corpus.device)
         self.name = stage_name(stage.index)
         self.before = [copy.requires_grad_(False) for copy in copies if copy.index < stage.index]
         self.later = [copy.requires_grad_(False) for copy in copies if copy.index > stage.index]
-        self.copies: Mapping[str, nn.Module] = {stage_name(copy.index): copy for copy in copies}
+        self.copies: Mapping[str, nn.Module] = {stage_name(copy.index): copy.to(corpus.device) for copy in copies}
         self.neighbours = Neighbours()
         self.corpus, self.config, self.trained = corpus, config, [module]
         self.length = stage.architecture.context_length
@@ -103,13 +103,6 @@ def see(part: PartTask, published: Mapping[str, Tensors]) -> None:
     """Give a part newer weights of all that it has copies of."""
     for name, copy in part.copies.items():
         share(copy, stage_weights(published[name]))
-
-
-def place_on(part: PartTask, device: str) -> PartTask:
-    """Move a part and its frozen copies, before its optimizer is made."""
-    for module in (part.module, *part.copies.values()):
-        module.to(device)
-    return part
 
 
 def block_name(index: int) -> str:

@@ -39,7 +39,6 @@ from trainer.rounds.parts import (
     StagePart,
     block_name,
     is_fed,
-    place_on,
     stage_name,
     stage_weights,
 )
@@ -243,8 +242,7 @@ class RunSpec:
     def learner(self, place: rounds_pb2.JoinResponse, corpus: Corpus, settings: WorkerSettings) -> Learner:
         """The part of a place, to be trained here."""
         seed = replica_seed(self.config.seed, place.replica, settings.machine)
-        placed = replace(corpus, device=settings.device)
-        return Learner(place_on(self.task(place.part, placed, seed), settings.device), self.config)
+        return Learner(self.task(place.part, replace(corpus, device=settings.device), seed), self.config)
 
     def evaluate(self, published: Mapping[str, Tensors], corpus: Corpus) -> dict[str, float]:
         """Validation losses in nats of what was published: "next_byte" at its end; of a chain also "PART next_byte" of

@@ -44,6 +44,8 @@ def test_flags_win_over_the_file(tmp_path: Path) -> None:
         ("[architecture]\nwidth = 30", "even multiple of heads"),
         (f"steps = 0x{'f' * 5000}", "is not TOML"),
         ("steps = ", "is not TOML"),
+        ("[lookahead]\nrefresh_every = 0", "refresh_every must be a whole number from 1"),
+        ('[lookahead]\ncopies = "fp8"', "copies must be one of fp32, int8"),
     ],
 )
 def test_a_bad_setting_is_named(tmp_path: Path, text: str, message: str) -> None:

@@ -4,6 +4,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -13,6 +14,8 @@ from serving.cli.__main__ import main
 from stages.checkpoint.checkpoint import load_picture_part
 from stages.checkpoint.manifest import Manifest, read_manifest
 from stages.errors import CheckpointError, ConfigError, Interrupted
+from stages.model.partition import equal_probability
+from stages.pictures.part import PicturePart, out_scale, skip_scale
 from tests.trainer.pictures.test_data import LABELS, write_npz
 from trainer.pictures.data import PictureSet, load_pictures
 from trainer.pictures.training import PictureConfig, PictureTask, train_picture_blocks, train_undivided
@@ -72,6 +75,31 @@ def test_blocks_branch_from_one_net(tmp_path: Path, pictures: PictureSet) -> Non
         train_picture_blocks(replace(CONFIG, layers=2), pictures, tmp_path / "other", start=local)
 
 
+def test_the_loss_is_edms_weighted_error_of_the_denoised_picture(pictures: PictureSet) -> None:
+    """lambda |c_skip z + c_out F - y|^2 in float64 (EDM, arXiv 2206.00364, equations 7 and 8)."""
+    architecture = CONFIG.architecture(pictures)
+    partition = equal_probability(2, CONFIG.sigma_min, CONFIG.sigma_max, overlap=CONFIG.overlap)
+    pictures, seen = replace(pictures, valid=pictures.train), list[np.ndarray]()
+    for block in range(2):
+        net: Any = PicturePart(architecture, block, "chain")
+        torch.nn.init.normal_(net.head.weight)  # else F is 0
+        net.register_forward_hook(lambda _, given, f: seen.extend(x.double().numpy() for x in (*given, f)))
+        with torch.inference_mode():
+            losses = PictureTask("", net, architecture, partition, block, pictures, CONFIG).evaluate()
+        scaled, sigma, f = seen[-4], seen[-3][:, None, None], seen[-1]
+        y, total = architecture.to_rows(pictures.valid.pixels).double().numpy(), np.hypot(sigma, 0.5)
+        z, c_skip, c_out, weight = scaled * total, (0.5 / total) ** 2, sigma / 2 / total, (2 * total / sigma) ** 2
+        expected = (weight * (c_skip * z + c_out * f - y) ** 2).mean()
+        assert losses["valid_denoise_loss"] == pytest.approx(expected, rel=1e-4)
+        assert ((z - y) / sigma).std() == pytest.approx(1, abs=0.1)
+        high, low = partition.widened(block)
+        assert low <= sigma.min() < sigma.max() <= high
+    net, far = PicturePart(architecture, 0, "chain"), replace(pictures, device="meta")
+    assert PictureTask("", net, architecture, partition, 0, far, CONFIG).loss(0).total.is_meta
+    # At sigma_min the net has next to no say: the picture is z.
+    assert (skip_scale(0.002), out_scale(0.002)) == pytest.approx((1, 0.002), rel=1e-4)
+
+
 def test_training_lowers_the_loss_of_each_block(tmp_path: Path) -> None:
     even = np.where(LABELS == 0, 30, 220).astype(np.uint8)[:, None, None, None] * np.ones((1, 1, 8, 8), np.uint8)
     pictures = load_pictures(write_npz(tmp_path / "even.npz", train_x=even, test_x=even[:4]))
@@ -99,6 +127,7 @@ def test_the_command_trains_and_refuses_in_sentences(
         (["steps", *new, "--config", str(uneven)], "not whole patches of 3"),
         (["steps", *new, "--steps", "-1"], "steps must be"),
         (["steps", *new, "--start", str(tmp_path)], "no checkpoint in"),
+        (["steps", *new, "--device", "tpu"], "--device must be cpu, cuda or cuda:N, not 'tpu'"),
     ):
         assert main(["train", "pictures", *arguments]) in (1, 2)
         assert message in capsys.readouterr().err

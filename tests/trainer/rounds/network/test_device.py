@@ -13,7 +13,7 @@ from stages.errors import ConfigError
 from tests.conftest import PATIENCE_S, until
 from tests.trainer.small import corpus, rounds_config
 from trainer.rounds.codecs import norm, subtract
-from trainer.rounds.parts import place_on, see
+from trainer.rounds.parts import see
 from trainer.rounds.simulation import SimulatedWorkers, Simulation
 from trainer.rounds.spec import RunSpec
 
@@ -43,7 +43,7 @@ def test_nothing_of_a_lesson_stays_behind(part: int, rounds: dict[str, Any]) -> 
     """On a device without numbers, arithmetic with a tensor of the CPU fails; reading a number is what comes last."""
     config = replace(rounds_config, rounds=replace(rounds_config.rounds, **rounds))
     spec = RunSpec.of(config, corpus)
-    task = place_on(spec.task(part, replace(corpus, device="meta"), 0), "meta")
+    task = spec.task(part, replace(corpus, device="meta"), 0)
     see(task, spec.initial())
     with pytest.raises(RuntimeError, match=r"item\(\) cannot be called on meta tensors"):
         task.loss(0)
