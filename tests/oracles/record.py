@@ -182,7 +182,6 @@ def training(directory: Path) -> dict[str, Any]:
         "nesterov": ({}, {"outer": "nesterov", "codec": "int8", "down_codec": "int8", "deadline": "lockstep"}),
         "scorer": ({}, {"model": "scorer", "context_by": "copies", "codec": "int8", "deadline": "lockstep"}),
         "late": (late, {"model": "ar", "deadline": "adaptive", "codec": "e3m0", "down_codec": "int8", "rounds": 4}),
-        "eager": ({}, {"model": "ar", "overlap": "eager", "codec": "e3m0"}),
         "fragments": ({}, {"fragments": 2, "steps_per_round": 4}),
     }
     for name, (fleet, settings) in ways.items():

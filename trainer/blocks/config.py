@@ -41,8 +41,6 @@ class RoundSettings:
     # In 30 rounds of 16 steps on tiny batches, rate 1 with momentum 0.3 was 0.03 nats better than a mean.
     outer_rate: float = field(default=1.0, metadata=limits(least=1e-6, most=10))
     outer_momentum: float = field(default=0.3, metadata=limits(least=0, most=1))
-    # While its update travels, a worker waits, or continues from the last version and its own update.
-    overlap: Literal["none", "eager"] = "none"
     deadline: Literal["lockstep", "fixed", "adaptive"] = "adaptive"
     # Seconds after which a round is closed with what has come, if anything has; `lockstep` has no deadline.
     deadline_s: float = field(default=600.0, metadata=limits(least=1e-3, most=MAX_SECONDS))
@@ -86,7 +84,7 @@ class RoundSettings:
         if self.context_by == "features" and not self._may_read_features:
             raise ConfigError(
                 "context_by = features is for stages that go through their rounds together and whole: give model = "
-                '"scorer", fragments = 1 and overlap = "none"; or context_by = "copies"'
+                '"scorer" and fragments = 1; or context_by = "copies"'
             )
         if self.fragments > 1 and {self.codec, self.down_codec} & set(SPARSE):
             raise ConfigError(f"codecs {' and '.join(SPARSE)} are for whole parts: give fragments = 1")
@@ -98,7 +96,7 @@ class RoundSettings:
 
     @property
     def _may_read_features(self) -> bool:
-        return self.model == "scorer" and self.fragments == 1 and self.overlap == "none"
+        return self.model == "scorer" and self.fragments == 1
 
     def up_codec(self, round_: int) -> CodecName:
         """The codec of a round's updates: the last ones send all that a sparse codec had left out."""
@@ -107,11 +105,6 @@ class RoundSettings:
     def version_codec(self, version: int) -> CodecName:
         """The codec of a version: the last one is whole, where a sparse codec would leave out most of it."""
         return "fp32" if self.down_codec in SPARSE and version == self.rounds else self.down_codec
-
-    @property
-    def ahead(self) -> int:
-        """Rounds that a worker may begin before they are open."""
-        return int(self.overlap == "eager")
 
     def count(self, steps: int) -> int:
         """Rounds of a run whose workers make `steps` local steps each; the last may have fewer."""

@@ -25,7 +25,6 @@ T = TypeVar("T")
 A = TypeVar("A")
 Wanted = Callable[[], bool]
 
-NEXT = "/trainer.v1.RoundsService/Next"
 CALL_S = 30.0
 TRANSFER_S = 24 * 3600.0
 LONG_POLL_S = 20.0
@@ -98,22 +97,14 @@ class RoundsClient:
 
         return self._patiently(attempt, () if wait or request.stands_by else (grpc.StatusCode.RESOURCE_EXHAUSTED,))
 
-    def next(
-        self, request: rounds_pb2.NextRequest, asked: Callable[[], None] = lambda: None
-    ) -> rounds_pb2.NextResponse:
-        """The next order. Raises ServiceError, LeaseLostError, Interrupted.
-
-        :param asked: called when the coordinator has the question, whether or not it has an answer yet.
-        """
+    def next(self, request: rounds_pb2.NextRequest) -> rounds_pb2.NextResponse:
+        """The next order. Raises ServiceError, LeaseLostError, Interrupted."""
         request.wait_seconds = LONG_POLL_S
         timeout = LONG_POLL_S + CALL_S
 
         def attempt() -> rounds_pb2.NextResponse:
-            with self._stoppable(self._next(request, timeout=timeout, metadata=self._metadata)) as call:
-                call.initial_metadata()
-                asked()
-                (answer,) = call
-                return answer
+            with self._stoppable(self._stub.Next.future(request, timeout=timeout, metadata=self._metadata)) as call:
+                return call.result()
 
         return self._patiently(attempt)
 
@@ -345,12 +336,6 @@ class RoundsClient:
     def _open(self) -> None:
         self._channel = open_blocking_channel(self.address, security=self.security)
         self._stub: Any = rounds_pb2_grpc.RoundsServiceStub(self._channel)
-        # as a stream of one answer, which is the same on the wire: a unary call tells its metadata with the answer only
-        self._next: Any = self._channel.unary_stream(
-            NEXT,
-            request_serializer=rounds_pb2.NextRequest.SerializeToString,
-            response_deserializer=rounds_pb2.NextResponse.FromString,
-        )
 
 
 def _said(error: Any) -> tuple[grpc.StatusCode, str]:  # noqa: ANN401 - that an RpcError has these the stubs do not say

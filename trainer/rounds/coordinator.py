@@ -7,7 +7,7 @@ import contextlib
 import json
 import logging
 import math
-from collections.abc import AsyncGenerator, Awaitable, Callable
+from collections.abc import AsyncGenerator, Callable
 from dataclasses import asdict
 from mmap import mmap
 from pathlib import Path
@@ -125,13 +125,8 @@ class Coordinator:
             protocol=PROTOCOL,
         )
 
-    async def next(
-        self, request: rounds_pb2.NextRequest, waiting: Callable[[], Awaitable[None]]
-    ) -> rounds_pb2.NextResponse:
-        """A worker's next order; waits for it. Raises StatusError.
-
-        :param waiting: called once nothing that comes later can change the answer.
-        """
+    async def next(self, request: rounds_pb2.NextRequest) -> rounds_pb2.NextResponse:
+        """A worker's next order; waits for it. Raises StatusError."""
         if not math.isfinite(request.wait_seconds):
             raise invalid("wait_seconds must be a finite number")
         member = self.called(request.worker, request.lease)
@@ -142,7 +137,6 @@ class Coordinator:
             if not self.schedule.is_answered(fragment, done):
                 self._asked[fragment].append(done)
                 stack.callback(self._asked[fragment].remove, done)
-                await waiting()
             while True:
                 changed = self._changed
                 if (answer := await self._answer(member, fragment, done, request, deadline)) is not None:

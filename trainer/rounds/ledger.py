@@ -183,7 +183,7 @@ class Ledger:
         if sum(number == update.round for _, number in fragment.handed_in) >= self.settings.replicas:
             many = f"round {update.round} of {fragment.name} has the updates of its {self.settings.replicas} workers"
             return UpdateVerdict("refused", f"{many}: somebody else has handed in for your place")
-        staleness = max(fragment.round - update.round, 0)
+        staleness = fragment.round - update.round
         worth = late_worth(self.settings, staleness)
         record = {
             **{name: value for name, value in vars(update).items() if name != "delta"},
@@ -332,7 +332,7 @@ class _Fragment:
 
     def ready(self) -> list[Record]:
         """Updates that the open round merges, in an order that does not depend on arrival."""
-        return sorted((r for r in self.pending.values() if r["round"] <= self.round), key=lambda r: r["id"])
+        return sorted(self.pending.values(), key=lambda record: record["id"])
 
     def take(self, record: Record) -> None:
         version = record["round"] + record["staleness"] + 1 if record["kind"] == "accepted" else 0
@@ -362,8 +362,7 @@ class _Fragment:
         self.round = record["round"] + 1
         self.beside = {name: other.round for name, other in every.items()}
         self.past.extend(self.arrivals)
-        # what came ahead of its round was there when it began
-        self.arrivals = [0.0 for r in self.pending.values() if r["round"] == self.round]
+        self.arrivals = []
         self.public_digest, self.digests[self.round] = record["weights"], record["sha256"]
         self.digests.pop(self.round - KEPT_VERSIONS, None)
         # older ones are refused as stale

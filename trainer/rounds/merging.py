@@ -1,4 +1,4 @@
-"""Merging: which updates count, votes, the outer step, and what a worker that does not wait repeats of it."""
+"""Merging: which updates count, votes, the outer step."""
 
 import math
 from collections.abc import Sequence
@@ -17,16 +17,14 @@ STEPS_A_LENGTH = 100
 
 def wrong_round(update: Update, open_round: int, settings: RoundSettings) -> str | None:
     """A sentence about the round or version of an update; None where they are right."""
-    newest = open_round + settings.ahead
-    if not 0 <= update.round <= newest:
+    if not 0 <= update.round <= open_round:
         return f"round {update.round} of {update.fragment} is not open; the open one is {open_round}"
-    if not 0 <= update.base_version <= min(update.round, open_round):
+    if not 0 <= update.base_version <= update.round:
         return (
             f"an update of round {update.round} of {update.fragment} cannot start from version {update.base_version}; "
             f"the newest is {open_round}"
         )
-    # who goes ahead starts from one version before
-    if min(update.round, update.base_version + settings.ahead) < open_round - settings.max_staleness:
+    if update.base_version < open_round - settings.max_staleness:
         return (
             f"this update starts from version {update.base_version} of {update.fragment}, and the newest is "
             f"{open_round}: it is more than {settings.max_staleness} rounds old; fetch the newest and go on from there"
@@ -89,26 +87,3 @@ def outer_step(
     # m <- b m + g, theta <- theta - rate (g + b m); torch.optim.SGD(nesterov=True) does the same.
     momentum = add(gradient, momentum, settings.outer_momentum) if momentum else gradient
     return add(theta, add(gradient, momentum, settings.outer_momentum), -settings.outer_rate), momentum
-
-
-def round_start(
-    settings: RoundSettings, weights: Tensors, own: Tensors, merged: bool, momentum: Tensors
-) -> tuple[Tensors, Tensors]:
-    """Weights with which a worker's next round begins, once a round, and the momentum of its own updates then.
-
-    With overlap `none` it has waited for the version that its update went into; with `eager` it continues at once, its
-    own part of the merge applied. weights: the newest version that has arrived; own: the worker's pseudo-gradient of
-    the round that it has just finished, empty before the first; merged: whether it is in `weights`.
-    """
-    # `eager` (arXiv 2502.12996): it applies its own part of the merge before the others' arrive. In the paper every
-    # worker has weights of its own, stepped with (own now + sum of the others' before) / M, and corrected one round
-    # later. The outer step is linear in what it is given, so those weights are the newest common version plus the
-    # response of the optimizer to the worker's own pseudo-gradients alone: with Nesterov, rate (own + b m) / M, where m
-    # is the momentum of its own. So a worker needs nothing from the others but the common version, which may skip
-    # rounds.
-    if not own or not settings.ahead:
-        return weights, momentum
-    nesterov = settings.outer == "nesterov"
-    rate, share = (settings.outer_rate, settings.outer_momentum) if nesterov else (1.0, 0.0)
-    momentum = add(own, momentum, share) if momentum else own
-    return weights if merged else add(weights, add(own, momentum, share), -rate / settings.replicas), momentum

@@ -29,12 +29,12 @@ class RoundSchedule:
 
     def may_begin(self, member: Member, fragment: str, round_: int) -> bool:
         """True if a worker need not wait any more for a round that it is to make."""
-        return round_ <= self._furthest(fragment) and self.features.may_begin(member.place, round_)
+        return round_ <= self.ledger.round(fragment) and self.features.may_begin(member.place, round_)
 
     def wanted_round(self, member: Member, fragment: str, done: int) -> int | None:
         """The round that a worker is to make: the open one again where it was given up, else the next."""
         wanted, again = self.next_round(fragment, done), self.ledger.round(fragment)
-        if wanted is None or wanted <= self._furthest(fragment):
+        if wanted is None or wanted <= self.ledger.round(fragment):
             return wanted
         is_made_again = self._is_given_up(fragment) and self.is_at_rest(member)
         if not is_made_again or self.features.is_missed(member.place, again):  # it could not be made now either
@@ -53,7 +53,7 @@ class RoundSchedule:
     def is_answered(self, fragment: str, done: int) -> bool:
         """True if a worker that has done this round need not wait."""
         wanted = self.next_round(fragment, done)
-        return wanted is None or wanted <= self._furthest(fragment)
+        return wanted is None or wanted <= self.ledger.round(fragment)
 
     def is_last(self, fragment: str) -> bool:
         """True if a round of its part ends with it."""
@@ -61,12 +61,12 @@ class RoundSchedule:
 
     def is_at_rest(self, member: Member) -> bool:
         """True if a worker that asks for a round has nothing on its way, and trains nothing meanwhile."""
-        return self.spec.config.rounds.overlap == "none" and len(self.spec.fragments_of(member.place.part)) == 1
+        return len(self.spec.fragments_of(member.place.part)) == 1
 
     def check_known(self, fragment: str, done: int, version: int) -> None:
         """Raise StatusError where a worker knows more than this coordinator, which never goes back by itself."""
         open_round = self.ledger.round(fragment)
-        if done > self._furthest(fragment) or version > open_round:
+        if done > self.ledger.round(fragment) or version > open_round:
             said = f"you know round {max(done, version)} of {fragment}, and here round {open_round} is open"
             raise put_back(f"{said}: the coordinator's directory is an older one")
 
@@ -90,10 +90,6 @@ class RoundSchedule:
         now, round_ = self.clock(), self.ledger.round(fragment)
         here = [m for m in self.trainers(fragment) if self.members.is_here(m, now)]
         return self.ledger.due_at(fragment) is None and all(m.has_passed(fragment, round_) for m in here)
-
-    def _furthest(self, fragment: str) -> int:
-        """The last round that may be begun: with some overlaps, one that is not open yet."""
-        return self.ledger.round(fragment) + self.spec.config.rounds.ahead
 
 
 def put_back(said: str) -> StatusError:

@@ -4,7 +4,6 @@ import asyncio
 import logging
 from collections.abc import AsyncIterator, Callable, Hashable, Iterator
 from contextlib import aclosing, asynccontextmanager, contextmanager
-from functools import partial
 from typing import Any
 
 import grpc
@@ -120,7 +119,7 @@ class RoundsService(rounds_pb2_grpc.RoundsServiceServicer):
     async def Next(self, request: rounds_pb2.NextRequest, context: Context) -> rounds_pb2.NextResponse:
         async with self._statuses():
             self.access.check_worker(context, request.worker)
-            return await self.coordinator.next(request, partial(context.send_initial_metadata, ()))
+            return await self.coordinator.next(request)
 
     async def Fetch(self, request: rounds_pb2.FetchRequest, context: Context) -> AsyncIterator[rounds_pb2.Piece]:
         async with self._statuses():

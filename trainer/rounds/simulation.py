@@ -16,7 +16,7 @@ from stages.settings import check, limits
 from trainer.blocks.config import TrainingConfig
 from trainer.blocks.data import Corpus
 from trainer.rounds.codecs import CODECS, Tensors, route, scale, whole_size
-from trainer.rounds.ledger import Ledger, Merged
+from trainer.rounds.ledger import Ledger
 from trainer.rounds.parts import FeatureFormat, Learner, is_fed, passes_on, see
 from trainer.rounds.scoring import HeldOut
 from trainer.rounds.spec import RunSpec, boundaries, replica_seed
@@ -161,8 +161,6 @@ class Simulation:
             self.traffic.seconds = max(self.traffic.seconds, now)
             self.traffic.updates.update(["left out"] * len(merged.left_out))
             self.ledger.expect(part, self.settings.replicas - len(self.expelled(part)))
-            for worker in self.workers:
-                worker.hear(merged)
             waiting, self.waiting = self.waiting, []
             for worker in waiting:
                 worker.go_on(now)
@@ -278,21 +276,13 @@ class VirtualWorker:
             engine.traffic.updates["lost"] += 1
         else:
             engine.at(there, partial(engine.arrive, update))
-        if self.settings.ahead:
-            self.go_on(now)
-        else:
-            engine.at(there, self.go_on)
-
-    def hear(self, merged: Merged) -> None:
-        for fragment in self.fragments:
-            if self.sent.get(fragment.name) in merged.updates:
-                fragment.progress.own_in = merged.version
+        engine.at(there, self.go_on)
 
     def go_on(self, now: float) -> None:
         """Begin the next round of the fragment, or wait until there is one to begin."""
         engine, fragment = self.engine, self.fragments[self.turn]
         newest, progress = engine.ledger.round(fragment.name), fragment.progress
-        if progress.finished + 1 > newest + self.settings.ahead or not engine.may_begin(self.index, newest):
+        if progress.finished + 1 > newest or not engine.may_begin(self.index, newest):
             engine.waiting.append(self)
             return
         missed = newest - progress.base_version
@@ -300,7 +290,7 @@ class VirtualWorker:
         self.learner.load(fragment.begin(max(progress.finished + 1, newest), newest, weights))
         size = self._count_down(fragment, whole=missed > 1) if missed else 0
         self.turn = (self.turn + 1) % len(self.fragments)
-        engine.at(now + (0.0 if self.settings.ahead else engine.fleet.down_s(size)), self.train)
+        engine.at(now + engine.fleet.down_s(size), self.train)
 
     def try_again(self, now: float) -> None:
         """Train the open round once more, unless this worker's update of it has come."""

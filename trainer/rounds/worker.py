@@ -8,7 +8,6 @@ from __future__ import annotations
 import hashlib
 import logging
 import time
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import replace
 from functools import partial
@@ -96,8 +95,7 @@ class Worker:
         self.joined_s, self.busy_s = time.monotonic(), 0.0
         self.trained = 0
         self._saved_at = time.monotonic()
-        self._sender, self.closing = ThreadPoolExecutor(1, "sender"), ExitStack()
-        self.closing.callback(self._sender.shutdown, wait=False, cancel_futures=True)
+        self.closing = ExitStack()
         # before the model is built: on a busy machine that can take longer than a lease
         self.heartbeat = Heartbeat(client, place.lease_seconds, self._report)
         self.closing.callback(self.heartbeat.stop)
@@ -179,16 +177,13 @@ class Worker:
             elif self._train(fragment):
                 self._finish_round(fragment)
         for fragment in self.fragments:
-            self._submit_pending(fragment)  # of a worker that was stopped after its last order
-            self._await_verdict(fragment)
+            self._hand_in(fragment)  # of a worker that was stopped after its last order
         self.leave()
 
     def _next_round(self, fragment: Fragment) -> None:
         """Hand in a pending update, and begin the fragment's next round or resume the one that it is in."""
         progress = fragment.progress
-        if not self.rounds.ahead:
-            self._submit_pending(fragment)
-            self._await_verdict(fragment)
+        self._hand_in(fragment)
         while not fragment.has_order or (progress.round is None and not progress.over):
             self.doing = rounds_pb2.DOING_WAITING
             request = rounds_pb2.NextRequest(
@@ -198,8 +193,7 @@ class Worker:
                 after=progress.finished if progress.finished >= 0 else None,
                 held=self.cache.summary(),
             )
-            # without waiting, the next round is made of what was there before our own update comes
-            answer = self.client.next(request, partial(self._submit_pending, fragment))
+            answer = self.client.next(request)
             if answer.WhichOneof("next") != "pause":
                 fragment.has_order = self._follow(fragment, answer)
 
@@ -230,8 +224,6 @@ class Worker:
         if due:
             self.features.begin(order.round)
         weights = self.cache.fetch(order.base, self.rounds.down_codec)
-        if fragment.verdict is not None and fragment.verdict.done():
-            self._await_verdict(fragment)  # sent while the order was awaited: these weights may have it
         self.learner.load(fragment.begin(order.round, order.base.version, weights))
         if fragment.index == self.progress.turn:
             self.progress.steps = 0
@@ -310,7 +302,6 @@ class Worker:
 
     def _finish_round(self, fragment: Fragment) -> None:
         """Save a round's update before it is sent; then it is the next fragment's turn."""
-        self._await_verdict(fragment)
         author = f"{self.run} {self.settings.name}"
         fragment.finish(self.learner.weights(), self.losses, author)
         self.trained += fragment is self.fragments[-1]
@@ -322,31 +313,12 @@ class Worker:
 
     # Handing in
 
-    def _submit_pending(self, fragment: Fragment) -> None:
-        """Begin to send a pending update."""
-        if fragment.progress.pending is None or fragment.verdict is not None:
+    def _hand_in(self, fragment: Fragment) -> None:
+        """Send a pending update until it was judged. Raises LeaseLostError, Interrupted, ServiceError."""
+        pending, payload = fragment.progress.pending, fragment.payload
+        if pending is None:
             return
         self.doing = rounds_pb2.DOING_SENDING
-        fragment.verdict = self._sender.submit(self._submit, fragment)
-
-    def _await_verdict(self, fragment: Fragment) -> None:
-        """Wait until the update that is being sent was judged. Raises LeaseLostError, Interrupted, ServiceError."""
-        if fragment.verdict is None:
-            return
-        try:
-            verdict = fragment.verdict.result()
-        finally:
-            fragment.verdict = None
-        pending, fragment.progress.pending, fragment.payload = fragment.progress.pending, None, b""
-        assert pending is not None
-        if verdict.outcome == rounds_pb2.OUTCOME_REFUSED:
-            log.warning("round %d of %s was not taken: %s", pending["round"], fragment.name, verdict.reason)
-        else:
-            log.info("round %d of %s is handed in", pending["round"], fragment.name)
-            fragment.progress.own_in = verdict.version or None
-
-    def _submit(self, fragment: Fragment) -> rounds_pb2.Verdict:
-        pending, payload = fragment.progress.pending or {}, fragment.payload
         submission = rounds_pb2.Submission(
             worker=self.settings.name,
             lease=self.place.lease,
@@ -356,7 +328,12 @@ class Worker:
             sha256=hashlib.sha256(payload).digest(),
             **pending,
         )
-        return self.client.submit(submission, payload)
+        verdict = self.client.submit(submission, payload)
+        fragment.progress.pending, fragment.payload = None, b""
+        if verdict.outcome == rounds_pb2.OUTCOME_REFUSED:
+            log.warning("round %d of %s was not taken: %s", pending["round"], fragment.name, verdict.reason)
+        else:
+            log.info("round %d of %s is handed in", pending["round"], fragment.name)
 
     def _report(self) -> rounds_pb2.BeatRequest:
         fragment = self.progress.fragments[self.progress.turn]  # the first beats come before the model is built

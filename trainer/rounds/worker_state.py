@@ -2,7 +2,6 @@
 
 import hashlib
 from collections.abc import Mapping
-from concurrent.futures import Future
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -13,14 +12,11 @@ from stages.errors import ConfigError, ResumeError
 from trainer.blocks.config import SPARSE, RoundSettings
 from trainer.blocks.state import load_state, save_state
 from trainer.rounds.cache import CachedWeights
-from trainer.rounds.codecs import CODECS, Shapes, Tensors, norm, subtract, with_feedback
-from trainer.rounds.merging import round_start
-from trainer.v1 import rounds_pb2
+from trainer.rounds.codecs import Shapes, Tensors, norm, subtract, with_feedback
 
 STATE_NAME = "worker.safetensors"
-# Groups of tensors: the begin of a round, the version held, the last pseudo-gradient, what the codec rounded away, the
-# state of the overlap, and what is to be sent.
-BASE, HELD, OWN, CARRIED, OVERLAP, PAYLOAD = "base", "held", "own", "carried", "overlap", "payload"
+# Groups of tensors: the begin of a round, the version held, what the codec rounded away, and what is to be sent.
+BASE, HELD, CARRIED, PAYLOAD = "base", "held", "carried", "payload"
 
 
 @dataclass
@@ -33,7 +29,6 @@ class FragmentProgress:
     steps: int = 0  # done in this round
     sequences: int = 0  # that these steps have read
     held_version: int = 0  # of the fragment, among the tensors
-    own_in: int | None = None  # the version that has our last update in it; None while that is not known
     over: bool = False  # whether its last round is made
     # Fields of the submission of an update that the coordinator has not judged yet; its payload is among the tensors.
     pending: dict[str, Any] | None = None
@@ -58,9 +53,7 @@ class Fragment:
         self.index, self.name, self.like, self.settings = index, name, like, settings
         self.progress = FragmentProgress()
         self.base = Tensors()
-        self.own, self.momentum = Tensors(), Tensors()  # of a worker that does not wait
         self.carried, self.payload = Tensors(), b""  # what the codec left out of updates; the pending one
-        self.verdict: Future[rounds_pb2.Verdict] | None = None
         # True if this process has an order for the round that it is in.
         self.has_order = False
 
@@ -78,10 +71,7 @@ class Fragment:
 
     def begin(self, round_: int, version: int, weights: Tensors) -> Tensors:
         """The weights that are trained in this round, made of the newest version."""
-        progress = self.progress
-        merged = progress.own_in is not None and version >= progress.own_in
-        self.base, self.momentum = round_start(self.settings, weights, self.own, merged, self.momentum)
-        self.own = {}  # each of our rounds counts once, whether or not this one is finished
+        progress, self.base = self.progress, weights
         progress.round, progress.base_version, progress.steps, progress.sequences = round_, version, 0, 0
         stays = self.settings.codec in SPARSE and self.carried
         return subtract(self.base, self.carried) if stays else self.base
@@ -113,14 +103,11 @@ class Fragment:
             "sequences": progress.sequences * steps // max(progress.steps, 1),
             "losses": losses,
         }
-        if self.settings.ahead:  # as the others get it
-            self.own = CODECS[self.settings.up_codec(progress.round)].decode(self.payload, self.like)
-        progress.own_in = None
         progress.finished, progress.round = progress.round, None
 
     def state(self, held: CachedWeights | None) -> dict[str, Tensors]:
         """Tensors by group; :param held: the version that is held of it."""
-        groups = {OWN: self.own, CARRIED: self.carried, OVERLAP: self.momentum}
+        groups = {CARRIED: self.carried}
         if self.progress.pending is not None:
             groups[PAYLOAD] = {self.name: torch.frombuffer(bytearray(self.payload), dtype=torch.uint8)}
         if held is not None:
@@ -137,9 +124,7 @@ class Fragment:
         if progress.pending is not None:
             self.payload = groups[PAYLOAD][self.name].numpy().tobytes()
         held = mine.get(HELD) or None
-        self.base, self.own = mine.get(BASE) or held or {}, mine.get(OWN, {})
-        self.carried = mine.get(CARRIED, {})
-        self.momentum = mine.get(OVERLAP, {})
+        self.base, self.carried = mine.get(BASE) or held or {}, mine.get(CARRIED, {})
         return CachedWeights(progress.held_version, held) if held else None
 
 

@@ -74,10 +74,10 @@ def test_what_cannot_be_varied_is_said(vary: str, message: str) -> None:
 
 
 def test_one_place_reads_what_all_replicas_read() -> None:
-    config = replace(tiny, rounds=RoundSettings(replicas=3, codec="int8", overlap="eager"))
+    config = replace(tiny, rounds=RoundSettings(replicas=3, codec="int8"))
     alone, rounds = variants(config, [], one_place=True)
     assert (alone.name, alone.pooled, alone.config.sequences) == ("one place", 3, 3 * tiny.sequences)
-    assert (alone.config.rounds.replicas, alone.config.rounds.codec, alone.config.rounds.overlap) == (1, "fp32", "none")
+    assert (alone.config.rounds.replicas, alone.config.rounds.codec) == (1, "fp32")
     assert rounds.config == config
 
 

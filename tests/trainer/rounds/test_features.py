@@ -77,7 +77,7 @@ def test_a_stage_that_is_fed_has_no_copies_of_those_before_it() -> None:
     assert held == [["stage-1", "stage-2"], ["stage-2"], []]
 
 
-@pytest.mark.parametrize("changes", [{"model": "ar"}, {"model": "chain"}, {"fragments": 2}, {"overlap": "eager"}])
+@pytest.mark.parametrize("changes", [{"model": "ar"}, {"model": "chain"}, {"fragments": 2}])
 def test_only_parts_that_go_whole_and_together_get_features(changes: dict[str, Any]) -> None:
     with pytest.raises(ConfigError, match="context_by = features is for stages that go through their rounds together"):
         RoundSettings(**{"model": "scorer", "context_by": "features", **changes})

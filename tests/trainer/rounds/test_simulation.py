@@ -84,19 +84,6 @@ def test_every_model_is_trained_and_measured(model: str) -> None:
     assert (engine.traffic.copies_bytes > 0) == (model == "scorer")
 
 
-def test_overlap_hides_the_links() -> None:
-    share = {}
-    for overlap in ("none", "eager"):
-        engine = make(
-            small, corpus, SimulatedWorkers(up_mbps=0.5, down_mbps=0.5), overlap=overlap, rounds=4, model="ar"
-        )
-        traffic = engine.run()
-        assert engine.ledger.round("ar") == 4
-        share[overlap] = traffic.busy_s / (traffic.seconds * len(engine.workers))
-    assert share["none"] < 0.9 * share["eager"]
-    assert share["eager"] <= 1
-
-
 def test_replicas_read_other_text_and_one_place_reads_all_of_it() -> None:
     assert replica_seed(5, 0) == 5
     assert len({replica_seed(5, i) for i in range(50)} | {replica_seed(6, i) for i in range(1, 50)}) == 99

@@ -1,16 +1,14 @@
 """Outer optimizers against torch's own, closed forms and the papers' algorithms written out."""
 
-from dataclasses import replace
-
 import pytest
 import torch
 
 from tests.trainer.small import tensors
-from trainer.blocks.config import OuterName, RoundSettings
+from trainer.blocks.config import RoundSettings
 from trainer.blocks.state import digest
-from trainer.rounds.codecs import Tensors, add, scale
+from trainer.rounds.codecs import Tensors
 from trainer.rounds.ledger import closes_at
-from trainer.rounds.merging import outer_step, round_start, votes
+from trainer.rounds.merging import outer_step, votes
 from trainer.rounds.store import Share
 
 
@@ -30,30 +28,6 @@ def test_nesterov_is_torchs() -> None:
     before = digest(theta), digest(momentum)
     outer_step(settings, theta, [Share(1.0, tensors(1)), Share(2.0, tensors(51))], momentum)
     assert (digest(theta), digest(momentum), digest(tensors(1))) == (*before, begun)  # what is given is not changed
-
-
-@pytest.mark.parametrize(("outer", "rate", "momentum"), [("nesterov", 0.7, 0.9), ("mean", 1.0, 0.0)])
-def test_eager_is_the_papers_algorithm(outer: OuterName, rate: float, momentum: float) -> None:
-    """Each worker of the paper steps weights of its own with (own now + the others' before) / M."""
-    workers, settings = 3, RoundSettings(outer=outer, outer_rate=rate, outer_momentum=momentum)
-    eager = replace(settings, overlap="eager", replicas=workers)
-    version, common, chains, theirs = tensors(0), Tensors(), [tensors(0)] * workers, [Tensors()] * workers
-    ours, before = [Tensors()] * workers, None
-    for step in range(5):
-        deltas = [tensors(10 * step + worker + 1) for worker in range(workers)]
-        if before is not None:  # the round before arrives, at all
-            version, common = outer_step(settings, version, [Share(1.0, delta) for delta in before], common)
-        for worker, own in enumerate(deltas):
-            mixed = scale(own, 1 / workers)
-            for other in range(workers):
-                if other != worker and before is not None:
-                    mixed = add(mixed, before[other], 1 / workers)
-            mine = [Share(1.0, mixed)]
-            chains[worker], theirs[worker] = outer_step(settings, chains[worker], mine, theirs[worker])
-            start, ours[worker] = round_start(eager, version, own, False, ours[worker])
-            for name in start:
-                torch.testing.assert_close(start[name], chains[worker][name], rtol=1e-4, atol=1e-4)
-        before = deltas
 
 
 # Deadlines, votes: closed forms.

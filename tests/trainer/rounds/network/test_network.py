@@ -24,9 +24,9 @@ from trainer.rounds.store import audit
         {"codec": "top32", "down_codec": "top7"},
         {"outer": "mean", "outer_rate": 1.0},
         {"fragments": 2, "steps_per_round": 3},
-        {"fragments": 2, "overlap": "eager", "codec": "e3m0"},
+        {"fragments": 2, "codec": "e3m0"},
     ],
-    ids=["plain", "int8 both ways", "sparse both ways", "mean", "fragments", "eager fragments"],
+    ids=["plain", "int8 both ways", "sparse both ways", "mean", "fragments", "sparse fragments"],
 )
 def test_four_workers_make_the_weights_of_one_process(network: Start, rounds: dict[str, Any]) -> None:
     net = network(**rounds)
@@ -53,7 +53,6 @@ def test_four_workers_make_the_weights_of_one_process(network: Start, rounds: di
         {"model": "scorer", "context_by": "copies", "down_codec": "e3m0"},
         {"model": "scorer", "fragments": 2},
         {"model": "ar"},
-        {"overlap": "eager"},
     ],
 )
 def test_every_kind_of_run_comes_to_its_end(network: Start, rounds: dict[str, Any]) -> None:

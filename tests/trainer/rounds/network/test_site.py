@@ -67,7 +67,7 @@ def machine(tmp_path: Path, unused_port: int) -> Iterator[Machine]:
         stop.set()
 
 
-@pytest.mark.parametrize("rounds", [{"model": "ar"}, {"model": "ar", "fragments": 2, "overlap": "eager"}])
+@pytest.mark.parametrize("rounds", [{"model": "ar"}, {"model": "ar", "fragments": 2}])
 def test_a_whole_site_makes_the_weights_of_one_worker_with_all_its_text(
     network: Start, machine: Machine, rounds: dict[str, Any]
 ) -> None:

@@ -28,13 +28,11 @@ from trainer.rounds.worker_state import (
 Start = Callable[..., Any]
 
 
-@pytest.mark.parametrize(
-    ("overlap", "call"), [("none", "judge"), ("eager", "judge"), ("none", "read"), ("none", "join")]
-)
+@pytest.mark.parametrize("call", ["judge", "read", "join"])
 def test_who_is_told_to_stop_does_not_wait_for_a_frozen_coordinator(
-    network: Start, monkeypatch: pytest.MonkeyPatch, overlap: str, call: str
+    network: Start, monkeypatch: pytest.MonkeyPatch, call: str
 ) -> None:
-    net = network(replicas=1, rounds=2, model="ar", overlap=overlap)
+    net = network(replicas=1, rounds=2, model="ar")
     called, real = list[str](), getattr(net.coordinator, call)
 
     async def frozen(*args: Any) -> Any:
@@ -60,11 +58,10 @@ def test_who_is_told_to_stop_does_not_wait_for_a_frozen_coordinator(
     assert (found.problems, found.accepted, found.merged) == ([], 2, 2)
 
 
-@pytest.mark.parametrize("overlap", ["none", "eager"])
 def test_who_is_stopped_between_two_fragments_goes_on_from_its_state(
-    network: Start, monkeypatch: pytest.MonkeyPatch, overlap: str
+    network: Start, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    net = network(replicas=1, model="ar", fragments=3, steps_per_round=4, overlap=overlap)
+    net = network(replicas=1, model="ar", fragments=3, steps_per_round=4)
     judge, stops = net.coordinator.judge, [2, 4, 7]  # after so many updates; a round has three
 
     async def judge_and_stop(*args: Any) -> Any:
@@ -111,12 +108,12 @@ def test_a_worker_whose_disk_is_full_says_so_and_has_its_last_state(
     assert (found.problems, found.accepted, found.merged) == ([], 3, 3)
 
 
-# A worker's fragment: what its overlap is told.
+# A worker's fragment
 
 
 def test_a_state_comes_back_whole(tmp_path: Path) -> None:
     pending = {"id": "r4-x", "round": 4, "base_version": 3, "steps": 2, "losses": {"denoise_nats": 2.5}}
-    piece = FragmentProgress(finished=4, round=5, base_version=4, steps=1, held_version=4, own_in=5)
+    piece = FragmentProgress(finished=4, round=5, base_version=4, steps=1, held_version=4)
     standing = WorkerProgress("block-1", turn=1, steps=1, fragments=[FragmentProgress(over=True), piece])
     groups = {"module": {"a.weight": torch.randn(3, 2), "b": torch.randn(())}, "own": {"b": torch.ones(2)}}
     for pending_ in (pending, None):
