@@ -72,7 +72,7 @@ class Heads:
 
     @cached_property
     def singles(self) -> list[tuple[Tensor, Numbers, Tensor]]:
-        """Of each row: queries, keys and values, and room."""
+        """Queries, keys and values, and room, of each row."""
         return list(zip(self.q.unbind(0), self.numbers, self.results.unbind(0), strict=True))
 
 

@@ -83,7 +83,7 @@ class OnnxProduct:
 
 
 def _block_graphs(linear: nn.Linear | TiedHead) -> Iterator[Graph]:
-    """Of a matrix of float32, blocks of rows; each is given back when the next one is asked for."""
+    """Graphs of blocks of rows of a matrix of float32. A block is given back when the next one is asked for."""
     if isinstance(linear, GroupedLinear) or linear.weight.nbytes <= BLOCK_BYTES:
         yield product_graph(linear)
         return
