@@ -17,7 +17,7 @@ from serving.client.client import Client, Result, RouterError
 from serving.router.active_release import ActiveRelease
 from serving.router.paths import ONE_AT_A_TIME
 from serving.router.ring import Ring
-from serving.router.server import SERVICE, _first
+from serving.router.server import SERVICE, first_release
 from serving.router.settings import RouterSettings
 from serving.router.topology import local_topology
 from stages.backends import runner_checks
@@ -129,7 +129,7 @@ def test_a_damaged_release_in_its_store_does_not_keep_it_from_starting(
     async def first() -> ActiveRelease:
         ring = Ring(topology.hosts, settings.ring)
         try:
-            return _first(settings, ring, store)
+            return first_release(ring, store, settings.checkpoint)
         finally:
             await ring.close()
 
