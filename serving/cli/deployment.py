@@ -348,7 +348,7 @@ def check_free(topology: Topology, http: str | None, hosts: Sequence[HostEntry])
         if not port_free(*parse_address(address)):
             raise ServiceError(
                 f"{address}, where {name} should listen, is in use: `onesweep down` ends a deployment of ours, "
-                "another topology or --port avoids it"
+                "another topology, --port or --http avoids it"
             )
 
 

@@ -262,11 +262,11 @@ class MachineRing:
                 new = [link for link in links if not _has(link, name)]
                 # No machine changes its stage before all have their files: a failure leaves what was served.
                 await asyncio.gather(*map(brought, new))
-                await asyncio.gather(*(load(link, name, (), given[link]) for link in new))
+                await asyncio.gather(*(_loading(link, name, given[link]) for link in new))
                 self.progress.at(f"waiting until {name} is loaded")
                 await asyncio.gather(*(_waited(link, LOAD_S, is_loaded) for link in links))
                 moved = [link for link in links if {*link.onward} != {*given[link].next}]
-                await asyncio.gather(*(load(link, "", (), given[link]) for link in moved))
+                await asyncio.gather(*(_loading(link, "", given[link]) for link in moved))
             except StatusError as refusal:
                 raise ServiceError(refusal.message) from None
 
@@ -311,6 +311,18 @@ def _has(link: HostLink, release: str) -> bool:
     """True if a machine has loaded its blocks of a release, or is about to."""
     info = link.info
     return info is not None and (*info.blocks,) == link.entry.blocks and release in {r.name for r in info.releases}
+
+
+async def _loading(link: HostLink, release: str, given: stage_pb2.Assignment) -> None:
+    """Have a machine take its stage or its next hosts, though it may be between two servers. Raises StatusError."""
+    deadline = monotonic() + ANSWER_S
+    while True:
+        try:
+            return await load(link, release, (), given)
+        except StatusError as refusal:
+            if refusal.code is not grpc.StatusCode.UNAVAILABLE or monotonic() > deadline:
+                raise
+        await asyncio.sleep(POLL_S)
 
 
 async def _waited(

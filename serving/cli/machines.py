@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING
 
 from serving.cli.admin import check_installed
 from serving.cli.ports import port_free
+from stages.device import AUTO, check_device
 from stages.errors import InputError, ServiceError
 from stages.host.commands import add_device, check_positive
 from stages.settings import from_flags
@@ -84,7 +85,7 @@ def run_invite(options: argparse.Namespace) -> int:
     if not (run_directory() / ADDRESSES_NAME).exists():
         raise InputError("nothing is served from here yet: start with `onesweep serve MODEL`")
     run = RunDirectory(run_directory())
-    if options.revoke:
+    if options.revoke is not None:
         run.invitations.revoke(options.revoke)
         print(f"{options.revoke}: revoked; machines that joined with it stay")
     else:
@@ -150,8 +151,15 @@ def run_join(options: argparse.Namespace) -> int:
     from stages.wire.channel import parse_address
     from stages.wire.tickets import Ticket
 
+    # what would be refused later is refused while the ticket is unused
+    if options.device not in (None, AUTO):
+        check_device(options.device)
+    if options.model is not None:
+        from stages.importing.importing import open_source
+
+        open_source(options.model).check()
     text = sys.stdin.readline() if options.ticket == "-" else options.ticket
-    ticket = Ticket.parse(text) if text else None
+    ticket = Ticket.parse(text.strip().rpartition(" ")[2]) if text else None  # `invite` prints the whole command
     if options.listen and parse_address(options.listen, "--listen")[1] == 0:
         raise InputError("--listen needs a port: others are told it")
     with contextlib.ExitStack() as stack:

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 
 from serving.cli.admin import check_installed
 from serving.cli.machines import ADDRESSES_NAME, locked, run_directory
-from serving.cli.run import add_import_options, find_checkpoint
+from serving.cli.run import add_import_options, check_model, find_checkpoint
 from serving.gateway.settings import DEFAULT_LISTEN
 from stages.errors import InputError
 from stages.host.commands import check_positive
@@ -67,6 +67,7 @@ def _serve(options: argparse.Namespace, progress: ProgressLine) -> None:
     from stages.wire.rendezvous import RunDirectory
     from stages.wire.tokens import read_tokens
 
+    check_model(options.model)  # before anybody joins
     if options.tokens is not None:
         read_tokens(options.tokens)
     run = RunDirectory(run_directory())

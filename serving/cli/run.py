@@ -98,12 +98,22 @@ def find_checkpoint(
                 f"{model} draws pictures: `onesweep draw CLASS --checkpoint {model} --out FILE` asks for some"
             )
         return model.resolve(), parts
-    if not model.is_file() and not (model / "config.json").is_file():
-        there = "is none of these" if model.exists() else "is not there"
-        raise InputError(f"{model} {there}: give a .gguf file, a Hugging Face folder, a checkpoint or a bundle")
+    check_model(model)
     cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "onesweep"
     checkpoint = import_once(cache, model, blocks, options.context, progress, hosts)
     return checkpoint.resolve(), parts_of(checkpoint)
+
+
+def check_model(model: Path) -> None:
+    """Raise InputError or CheckpointError for a MODEL that is neither a checkpoint nor can be imported."""
+    if manifest_record(model):
+        return
+    if not model.is_file() and not (model / "config.json").is_file():
+        there = "is none of these" if model.exists() else "is not there"
+        raise InputError(f"{model} {there}: give a .gguf file, a Hugging Face folder, a checkpoint or a bundle")
+    from stages.importing.importing import open_source  # which needs torch
+
+    open_source(model).check()
 
 
 # The checkpoint's own reader imports torch, which takes longer than all the rest of a second start; hosts read the
