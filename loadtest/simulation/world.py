@@ -75,7 +75,7 @@ CASES = tuple(
 
 
 QUIET_S = SUSPECT_S + 0.5  # until no link is avoided for what happened on it
-AFTER = tuple(Asked(case, 0.0) for case in (0, 8))  # asked once all is well again
+AFTER = Asked(0, 0.0), Asked(8, 0.0)  # of each router, once all is well again
 
 
 class Weights:
@@ -370,9 +370,8 @@ async def _run(world: World, schedule: Schedule, said: list[str]) -> ScheduleRun
     for fault in schedule.faults:
         loop.call_at(begin_s + fault.at_s, world.begin, fault)
     clients = zip(CLIENT_NAMES, schedule.routers, schedule.requests, strict=False)
-    jobs = [world.client(*each) for each in clients]
     deployed = asyncio.ensure_future(_deployed(world, schedule.deploy_at_s))
-    found = await asyncio.gather(*jobs)
+    found = await asyncio.gather(*(world.client(*each) for each in clients))
     failure = await deployed
     world.end_all()
     left = await world.settled()
@@ -381,7 +380,8 @@ async def _run(world: World, schedule: Schedule, said: list[str]) -> ScheduleRun
     await world.whole()
     if failure is not None and (again := await world.deploy()):
         left.append(f"it cannot be deployed once all is well: {again}; before: {failure}")
-    after = [await world.client(f"after-{name}", [name], AFTER) for name in ROUTER_NAMES]
+    pairs = zip(ROUTER_NAMES, AFTER, strict=True)
+    after = [await world.client(f"after-{name}", [name], [asked]) for name, asked in pairs]
     outcomes, later = ([each for of_client in some for each in of_client] for some in (found, after))
     return ScheduleRun(outcomes, later, passes, failure, [*loop.problems, *said, *left], world.network.events, taken_s)
 
