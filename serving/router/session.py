@@ -261,10 +261,11 @@ class Session:
 
     def _hedge(self) -> None:
         """Overtake a slow try by a second one, on other hosts where that can be."""
-        self._tries, self._tried_at = self._tries + 1, monotonic()
+        self._tried_at = monotonic()
         current = {link.entry.address for attempt in self.attempts for link in attempt.path}
         path = self._choose(self._blamed | self.ring.auditor.apart() | current)
         if path and not any(path == attempt.path for attempt in self.attempts) and self.ring.hedging.may_hedge():
+            self._tries += 1  # only here: what takes long, and has no other way, has not failed
             self._begin(path)
 
     async def _fail(self, attempt: Attempt, fault: stage_pb2.Fault) -> None:
