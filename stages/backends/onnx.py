@@ -23,7 +23,7 @@ class OnnxSession:
     """A graph with as many threads as torch uses. It holds its matrices in a layout of its own, and nothing of those
     that it was made of."""
 
-    def __init__(self, graph: Graph) -> None:
+    def __init__(self, graph: Graph, keeps_scales: bool = False) -> None:
         options = onnxruntime.SessionOptions()
         options.intra_op_num_threads = torch.get_num_threads()
         options.inter_op_num_threads = 1
@@ -32,13 +32,20 @@ class OnnxSession:
         options.add_session_config_entry("session.intra_op.allow_spinning", "0")
         # buffers that a session keeps for itself would add up: there is a session for each layer
         options.enable_cpu_mem_arena = False
-        matrices = [onnxruntime.OrtValue.ortvalue_from_numpy(x.numpy()) for x in graph.matrices.values()]
-        options.add_external_initializers(list(graph.matrices), matrices)
+        values = {name: onnxruntime.OrtValue.ortvalue_from_numpy(x.numpy()) for name, x in graph.matrices.items()}
+        options.add_external_initializers(list(values), list(values.values()))
+        # A session copies what it does not lay out anew. These it takes as they are: they must outlive it.
+        self.scales = {name: graph.matrices[name] for name in graph.scales}
+        for name in self.scales:
+            options.add_initializer(name, values[name])
         self.session = onnxruntime.InferenceSession(
             graph.model().SerializeToString(), options, providers=["CPUExecutionProvider"]
         )
         self.inputs = [each.name for each in self.session.get_inputs()]
         self.outputs = [each.name for each in self.session.get_outputs()]
+        if not keeps_scales and not reads_scales():
+            for scales in self.scales.values():
+                give_back(scales)
 
     def __call__(self, *inputs: Tensor) -> list[Tensor]:
         """The outputs, of contiguous inputs, both in the graph's order."""
@@ -83,24 +90,27 @@ class OnnxProduct:
 
 
 def _block_graphs(linear: nn.Linear | TiedHead) -> Iterator[Graph]:
-    """Graphs of blocks of rows of a matrix of float32. A block is given back when the next one is asked for."""
-    if isinstance(linear, GroupedLinear) or linear.weight.nbytes <= BLOCK_BYTES:
+    """Graphs of blocks of rows. What nobody else holds of a block is given back when the next one is asked for."""
+    is_grouped = isinstance(linear, GroupedLinear)
+    tensors = dict(linear.named_buffers()) if is_grouped else {"weight": linear.weight.detach()}
+    numbers, bias = tensors["codes" if is_grouped else "weight"], linear.bias
+    if numbers.nbytes <= BLOCK_BYTES:
         yield product_graph(linear)
         return
-    weight = linear.weight.detach()
-    count = BLOCK_BYTES // (weight.itemsize * weight.shape[1])
-    if isinstance(linear, nn.Linear):
-        linear.weight = nn.Parameter(torch.empty(0), requires_grad=False)
-    owned = is_owned(weight)
-    for begin in range(0, len(weight), count):
+    count = BLOCK_BYTES // (numbers.nbytes // len(numbers))
+    _free(linear)
+    owned = is_owned(numbers)
+    for begin in range(0, len(numbers), count):
         rows = slice(begin, begin + count)
-        block = nn.Linear(1, 1, bias=linear.bias is not None)
-        block.weight = nn.Parameter(weight[rows], requires_grad=False)
-        if linear.bias is not None:
-            block.bias = nn.Parameter(linear.bias[rows], requires_grad=False)
+        with torch.device("meta"):
+            block = type(linear)(linear.in_features, 1, False) if isinstance(linear, GroupedLinear) else nn.Linear(1, 1)
+        block.out_features = len(numbers[rows])
+        for name, tensor in tensors.items():
+            setattr(block, name, tensor[rows] if is_grouped else nn.Parameter(tensor[rows], requires_grad=False))
+        block.register_parameter("bias", None if bias is None else nn.Parameter(bias[rows], requires_grad=False))
         yield product_graph(block)
         if owned:
-            give_back(weight[rows])
+            give_back(numbers[rows])
 
 
 def bits_of(linear: nn.Linear | TiedHead) -> int:
@@ -131,6 +141,25 @@ def fewest_rows(bits: int) -> int:
         )
     same = [torch.equal(product(x[None, :count])[0][0], whole[:count]) for count in COMPANIES]
     return next(count for i, count in enumerate(COMPANIES) if all(same[i:]))
+
+
+@lru_cache
+def reads_scales() -> bool:
+    """Whether products of few bits need their scales after a session has laid out the codes, with scales of its own.
+
+    They are an eighth of a byte for each number."""
+    for kind in (QuantLinear, Int8Linear):
+        linear = kind(1024, 64, bias=False)
+        linear.codes.random_(100)
+        linear.scales.uniform_(0.5, 1)
+        session = OnnxSession(product_graph(linear), keeps_scales=True)
+        rows = [torch.ones(1, count, 1024) for count in COMPANIES]
+        before = [session(x)[0] for x in rows]
+        for scales in session.scales.values():
+            scales.zero_()
+        if not all(session(x)[0].equal(y) for x, y in zip(rows, before, strict=True)):
+            return True
+    return False
 
 
 # Attention is torch's, and onnxruntime computes what lies between: rows of several requests then

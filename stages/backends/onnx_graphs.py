@@ -58,6 +58,7 @@ class Graph:
         self.constants: list[onnx.TensorProto] = []
         # Constants that the model names and does not contain: a message of protobuf ends at 2 GB.
         self.matrices: dict[str, Tensor] = {}
+        self.scales: list[str] = []  # those of them that scale another one's codes
         self.inputs: list[onnx.ValueInfoProto] = []
         self.outputs: list[onnx.ValueInfoProto] = []
 
@@ -138,9 +139,11 @@ class Graph:
 
     def _few_bits(self, x: str, codes: Tensor, scales: Tensor, numbers: int) -> str:
         """codes: (out, groups, bytes) uint8; scales: (out, groups) float32; numbers: in a row of x."""
+        named = [self.matrix(codes), self.matrix(scales.flatten())]
+        self.scales.append(named[1])
         return self.op(
             "MatMulNBits",
-            *(x, self.matrix(codes), self.matrix(scales.flatten())),
+            *(x, *named),
             domain=FUSED,
             K=numbers,
             N=len(codes),

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from stages import memory as allocator
-from stages.memory import give_back, is_owned, keep_trimmed
+from stages.memory import give_back, is_owned, keep_trimmed, use_large_pages
 
 MB = 1 << 20
 
@@ -35,6 +35,16 @@ def test_a_tensor_that_is_given_back_takes_nothing() -> None:
     assert process.memory_info().rss < before - 40 * MB
     assert float(tensor[-1]) == 1.0
     give_back(torch.ones(3))
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="pages are given back on Linux only")
+def test_large_pages_fill_no_holes() -> None:
+    tensor, process = torch.ones(64 * MB // 4), psutil.Process()
+    give_back(tensor[: 48 * MB // 4])
+    before = process.memory_info().rss
+    use_large_pages()
+    assert process.memory_info().rss < before + 8 * MB
+    assert tensor[-16 * MB // 4 :].min() == 1
 
 
 def test_a_tensor_is_owned_by_one_name() -> None:

@@ -10,7 +10,7 @@ from stages.backends import Backend, onnx
 from stages.backends.base import CleanPiece
 from stages.backends.onnx import OnnxSession
 from stages.backends.onnx_graphs import Graph, product_graph
-from stages.model.architecture import Architecture
+from stages.model.architecture import GROUP, Architecture
 from stages.model.layers import Int8Linear, QuantLinear
 from stages.model.pipeline import ArModel
 from tests.stages.backends.conftest import clean_piece
@@ -46,6 +46,33 @@ def test_a_session_reads_nothing_of_what_its_matrices_were_made_of(kind: type[nn
     for matrix in graph.matrices.values():
         matrix.fill_(1)
     assert all(torch.equal(session(x[:, : y.shape[1]])[0], y) for y in before)
+
+
+def test_scales_that_are_not_read_again_are_given_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A machine's kernels that read them keep them: results are the same either way."""
+    given, x = list[int](), torch.randn(1, 3, 512)
+    linear = Int8Linear(512, 64, bias=False)
+    linear.codes.random_(-100, 100)
+    linear.scales.uniform_(0.5, 1)
+    expected = linear(x)
+    monkeypatch.setattr(onnx, "give_back", lambda scales: given.append(len(scales)))
+    for is_read, taken in ((True, []), (False, [64 * 512 // GROUP])):
+        monkeypatch.setattr(onnx, "reads_scales", lambda is_read=is_read: is_read)
+        assert torch.allclose(OnnxSession(product_graph(linear))(x)[0], expected, rtol=0.02, atol=50)
+        assert given == taken
+
+
+def test_a_large_matrix_of_8_bits_is_laid_out_in_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
+    linears, x = [Int8Linear(64, 3000, bias=True) for _ in range(2)], torch.randn(9, 64)
+    linears[0].codes.random_(-100, 100)
+    linears[0].scales.uniform_(0.5, 1)
+    linears[0].bias.data.copy_(torch.arange(3000))
+    linears[1].load_state_dict(linears[0].state_dict())
+    whole = onnx.OnnxProduct(linears[0])(x)
+    monkeypatch.setattr(onnx, "BLOCK_BYTES", 1 << 16)
+    product = onnx.OnnxProduct(linears[1])
+    assert len(product.sessions) == 3
+    assert product(x).equal(whole)
 
 
 @pytest.mark.parametrize("is_shared", [True, False])

@@ -19,11 +19,12 @@ SHAPES = {
 
 def write_large(path: Path, a: LlamaArchitecture) -> Path:
     """Matrices are in Q4_K, norms of ones. Each word of the probe text is a token, so it has as few as elsewhere: a
-    text cut as Llama 3's takes a word that is a token, without merges."""
+    text cut as Llama 3's takes a word that is a token, without merges. llama.cpp
+    refuses a file that has none."""
     words = (word.replace(" ", "Ġ") for word in re.findall(r" ?[A-Za-z]+", PROBE_TEXT))
     tokens = list(dict.fromkeys([*letters()[:256], *words]))
     tokens += [f"[{i}]" for i in range(len(tokens), a.vocabulary)]
-    said = {"tokenizer_model": "gpt2", "tokenizer_pre": "llama-bpe", "token_list": tokens, "token_merges": []}
+    said = {"tokenizer_model": "gpt2", "tokenizer_pre": "llama-bpe", "token_list": tokens, "token_merges": ["Ġ a"]}
     said |= {"token_types": [1] * a.vocabulary, "chat_template": "{{ messages }}"}
     tensors = {
         name: torch.ones(x) if len(x) == 1 else torch.empty(x, device="meta") for name, x in expected_shapes(a).items()
