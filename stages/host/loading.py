@@ -122,7 +122,8 @@ class Loader:
         return []
 
     async def load_rest(self) -> None:
-        """Load the others that the host begins with, while it works."""
+        """Finish the start while the host works: large pages, and the other releases that it begins with."""
+        await in_low_priority_thread(use_large_pages)  # seconds for each gigabyte
         for release in self.host.releases.all[-2::-1]:
             async with self._busy:
                 if release.parts is not None or release not in self.host.releases.all:
@@ -203,6 +204,7 @@ class Loader:
                 self.sources.store.use(names)
                 self.sources.store.remove_others(names)
             trim()
+            use_large_pages()
 
         await in_low_priority_thread(tidy)
 
@@ -218,7 +220,6 @@ class Loader:
         for other in held:
             parts.quick_rows.update({digest: n for digest, n in other.quick_rows.items() if digest in plan.weights})
         trim()
-        use_large_pages()
         return parts
 
 
