@@ -19,7 +19,7 @@ STEPS, ROUNDS = 2, 2
 
 
 SETTINGS = RoundSettings(
-    rounds=ROUNDS, steps_per_round=STEPS, replicas=1, outer="mean", deadline="lockstep", codec="fp32",
+    rounds=ROUNDS, steps_per_round=STEPS, replicas=1, deadline_s=0, codec="fp32",
     down_codec="fp32", model="scorer", context_by="features",
 )  # fmt: skip
 # Three stages, the last two of which get features.
