@@ -6,8 +6,6 @@ from dataclasses import asdict, dataclass, field, fields
 from io import BytesIO
 from typing import TYPE_CHECKING, Any
 
-from google.protobuf.message import Message
-
 from serving.v1 import router_pb2
 
 # The command line imports this module, and a request for text needs neither of these.
@@ -26,21 +24,6 @@ class PromptLogprobs(Logprobs):
 
 # Decimals that are kept, where that is not 3.
 DIGITS = {"divergence_bits": 4, "distance_bound": 4}
-
-
-def record_of(message: Message) -> dict[str, Any]:
-    """A message as JSON values, under its own names. Protobuf's JSON would have 64-bit numbers as strings."""
-    record: dict[str, Any] = {}
-    for described in message.DESCRIPTOR.fields:
-        value, kind = getattr(message, described.name), described.message_type
-        nested = kind is not None
-        if kind is not None and kind.GetOptions().map_entry:
-            record[described.name] = dict(value)
-        elif described.is_repeated:
-            record[described.name] = [record_of(each) if nested else each for each in value]
-        elif not described.has_presence or message.HasField(described.name):
-            record[described.name] = record_of(value) if nested else value
-    return record
 
 
 @dataclass(frozen=True)

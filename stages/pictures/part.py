@@ -13,7 +13,7 @@ from torch.nn import functional as F
 
 from stages.errors import ShapeError
 from stages.model.architecture import MAX_LAYERS, check_whole
-from stages.model.layers import FOURIER_FEATURES, noise_frequencies
+from stages.model.block import FOURIER_FEATURES, noise_frequencies
 
 FAMILY = "picture"
 # Standard deviation of what the net sees: c_skip, c_out and the usual noise prior are made for it (EDM, arXiv
