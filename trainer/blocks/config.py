@@ -55,7 +55,7 @@ class RoundSettings:
     # How stages of a scorer get what they read: from copies of the stages before, which they run, or as the features
     # that the workers of these stages make, step by step. Copies are older, by a round: a scorer learns much less from
     # them, so `auto` has it read features, where its settings allow that.
-    context_by: Literal["auto", "copies", "features"] = "auto"
+    context_by: Literal["auto", "copies"] = "auto"
     # Fragments of a part that are exchanged in turn within a round; 1 is the whole at its end.
     fragments: int = field(default=1, metadata=limits(least=1, most=256))
     # `scored`: an update must lower the loss on held-out text; `none` merges all that is not absurd; `auto` scores
@@ -74,22 +74,14 @@ class RoundSettings:
                 f"{self.fragments} fragments do not find room in a round of {self.steps_per_round} steps; "
                 "give fewer fragments, or more steps_per_round"
             )
-        if self.context_by == "features" and not self._may_read_features:
-            raise ConfigError(
-                "context_by = features is for stages that go through their rounds together and whole: give model = "
-                '"scorer" and fragments = 1; or context_by = "copies"'
-            )
         if self.fragments > 1 and {self.codec, self.down_codec} & set(SPARSE):
             raise ConfigError(f"codecs {' and '.join(SPARSE)} are for whole parts: give fragments = 1")
 
     @property
     def by_features(self) -> bool:
-        """True if parts read what the workers of the parts before make while the round lasts."""
-        return self.context_by != "copies" and self._may_read_features
-
-    @property
-    def _may_read_features(self) -> bool:
-        return self.model == "scorer" and self.fragments == 1
+        """True if parts read what the workers of the parts before make while the round lasts: stages that go through
+        their rounds together and whole."""
+        return self.context_by == "auto" and self.model == "scorer" and self.fragments == 1
 
     def up_codec(self, round_: int) -> CodecName:
         """The codec of a round's updates: the last ones send all that a sparse codec had left out."""
