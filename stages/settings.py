@@ -192,12 +192,12 @@ def from_toml(
         raise error(f"{where}: {trouble}") from None
 
 
-def check(settings: DataclassInstance) -> None:
-    """Raise ConfigError for a field whose value its annotation or its bounds do not allow."""
+def check(settings: DataclassInstance, error: type[InputError] = ConfigError, where: str = "") -> None:
+    """Raise `error` for a field whose value its annotation or its bounds do not allow; `where` is before its name."""
     for f in dataclasses.fields(settings):
         value = getattr(settings, f.name)
         if expected := _expected(type(settings), f, value):
-            raise ConfigError(f"{f.name} must be {expected}, not {value!r}")
+            raise error(f"{where}{f.name} must be {expected}, not {value!r}")
 
 
 def check_destination(path: Path, flag: str = "--json") -> None:
