@@ -110,8 +110,8 @@ async def _picture_lane(
         while (before := await shown.get()) is not None:
             yield {"lane": mode, "preview": {"block": before.block, **_picture(before)}}
         drawn = task.result()
-        host_seconds = sum(host.compute_ms for host in drawn.hosts) / 1000
-        yield {"lane": mode, "picture": _picture(drawn), "result": {**drawn.as_json(), "host_seconds": host_seconds}}
+        result = {**drawn.as_json(), "host_seconds": drawn.host_seconds}
+        yield {"lane": mode, "picture": _picture(drawn), "result": result}
     except OnesweepError as error:
         yield {"lane": mode, "error": str(error), "status": api_error_of(error).status_code}
     finally:
