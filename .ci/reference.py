@@ -151,7 +151,7 @@ def page() -> str:
 
 def keys() -> list[str]:
     """A row for each field of a result, with the comment above it."""
-    source = Path(result.__file__).read_text(encoding="utf-8").partition("class Result:")[2]
+    source = Path(result.__file__).read_text(encoding="utf-8").partition("class Cost:")[2]
     rows = ["| key | meaning |", "|---|---|"]
     for field in fields(result.Result):
         name = "output_hex" if field.name == "output" else field.name

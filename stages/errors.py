@@ -109,3 +109,15 @@ def library_errors(made: Callable[[str], Exception]) -> Iterator[None]:
         if not isinstance(error, Exception) and type(error).__name__ != "PanicException":
             raise
         raise made(str(error)) from None
+
+
+@contextmanager
+def file_errors(kind: type[OnesweepError], what: str, advice: str = "") -> Iterator[None]:
+    """A block whose OSErrors become such as "cannot write PATH: No space left on device; free some space".
+
+    :param what: the words before the system's; advice: those after them.
+    """
+    try:
+        yield
+    except OSError as error:
+        raise kind(f"{what}: {error.strerror or error}{advice and f'; {advice}'}") from None

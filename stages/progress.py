@@ -4,7 +4,7 @@ import shutil
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing, contextmanager
 from typing import TextIO
 
@@ -12,6 +12,17 @@ TERMINAL_PAUSE_S, PAUSE_S, TICK_S = 0.1, 3.0, 1.0
 # Before this share and time, the time left would be a guess.
 LEAST_SHARE, LEAST_S = 0.03, 1.0
 CLEAR = "\r\x1b[K"
+
+
+def aligned(rows: Sequence[Sequence[str]], ruled: bool = False) -> list[str]:
+    """Lines of a table for a terminal; a row of fewer cells than the first says something in place of figures.
+
+    :param ruled: a line below the head.
+    """
+    widths = [max(map(len, column)) for column in zip(*(r for r in rows if len(r) == len(rows[0])), strict=True)]
+    if ruled:
+        rows = [rows[0], ["-" * width for width in widths], *rows[1:]]
+    return ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=False)).rstrip() for row in rows]
 
 
 class WorkProgress:

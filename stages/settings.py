@@ -39,7 +39,7 @@ from pathlib import Path
 from types import NoneType, UnionType
 from typing import TYPE_CHECKING, Any, Literal, TypeVar, Union, get_args, get_origin
 
-from stages.errors import ConfigError, InputError, OnesweepError, one_of
+from stages.errors import ConfigError, InputError, OnesweepError, file_errors, one_of
 
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance
@@ -192,31 +192,27 @@ def from_toml(
         raise error(f"{where}: {trouble}") from None
 
 
-def check(settings: DataclassInstance) -> None:
-    """Raise ConfigError for a field whose value its annotation or its bounds do not allow."""
+def check(settings: DataclassInstance, error: type[InputError] = ConfigError, where: str = "") -> None:
+    """Raise `error` for a field whose value its annotation or its bounds do not allow; `where` is before its name."""
     for f in dataclasses.fields(settings):
         value = getattr(settings, f.name)
         if expected := _expected(type(settings), f, value):
-            raise ConfigError(f"{f.name} must be {expected}, not {value!r}")
+            raise error(f"{where}{f.name} must be {expected}, not {value!r}")
 
 
 def check_destination(path: Path, flag: str = "--json") -> None:
     """Raise InputError when a flag's file cannot be written: before a run, not after it. Leaves no file behind."""
-    try:
+    with file_errors(InputError, f"cannot write {path}", f"choose another {flag} FILE"):
         if path.exists():
             path.open("ab").close()
         else:
             tempfile.TemporaryFile(dir=path.parent).close()
-    except OSError as error:
-        raise InputError(f"cannot write {path}: {error.strerror}; choose another {flag} FILE") from None
 
 
 def write_destination(path: Path, text: str) -> None:
     """Raises OnesweepError when the disk is full or the folder has gone meanwhile."""
-    try:
+    with file_errors(OnesweepError, f"cannot write {path}", "the figures above are complete"):
         path.write_text(text, encoding="utf-8")
-    except OSError as error:
-        raise OnesweepError(f"cannot write {path}: {error.strerror}; the figures above are complete") from None
 
 
 class SetAction(argparse.Action):

@@ -41,9 +41,7 @@ PATIENCE_S = 120.0  # in which any run must end: the longest fault takes 20 s
 CONFIG = TrainingConfig(
     architecture=Architecture(parts=2, layers=1, width=8, heads=2, context_length=16, code_dim=8, condition_dim=8),
     steps=ROUNDS,
-    rounds=RoundSettings(
-        steps_per_round=1, rounds=ROUNDS, replicas=2, robust="none", deadline="fixed", deadline_s=2.0, late="stale"
-    ),
+    rounds=RoundSettings(steps_per_round=1, rounds=ROUNDS, replicas=2, robust="none", quorum=1.0, deadline_s=2.0),
 )
 
 

@@ -19,10 +19,10 @@ from typing import Any
 
 import psutil
 
-from serving.cli.ports import port_free
+from serving.cli.ports import check_free, port_free
 from serving.client.client import Client, RequestRefused, RouterError
 from serving.router.request import DEFAULT_ROUTER
-from serving.router.topology import HostEntry, Topology, read_topology
+from serving.router.topology import Topology, read_topology
 from stages.errors import InputError, OnesweepError, ServiceError
 from stages.progress import ProgressLine
 from stages.signals import ASKED_TO_END, LIFELINE_VARIABLE, deferred
@@ -80,7 +80,9 @@ class Deployment:
         """
         make_state_directory(directory)
         if place is None:
-            check_free(topology, options.get("http"), () if options.get("hosts_run") else topology.hosts)
+            hosts = () if options.get("hosts_run") else topology.hosts
+            http = {HTTP: options["http"]} if options.get("http") else {}
+            check_free({ROUTER: topology.router, **{host.name: host.listen for host in hosts}, **http})
         # after the checks: it replaces the tokens of what ran at these addresses before
         servers = server_arguments(topology, checkpoint, directory, threads, **options)
         # all of it is read by processes that share this machine
@@ -143,8 +145,7 @@ class Deployment:
 
     def kill(self, name: str) -> None:
         """End a process at once, as a power cut would; returns when it has ended."""
-        process = self._process(name)
-        if process is not None:
+        if (process := self._process(name)) is not None:
             process.kill()
             psutil.wait_procs([process], timeout=STOP_S)
 
@@ -216,9 +217,8 @@ def find_deployment(directory: Path) -> Deployment | None:
     Raises ServiceError when somebody else could have written the record.
     """
     check_private(directory)
-    record_path = directory / RECORD
     try:
-        record = json.loads(record_path.read_text(encoding="utf-8"))
+        record = json.loads((directory / RECORD).read_text(encoding="utf-8"))
         processes = {str(name): int(pid) for name, pid in record["processes"].items()}
         topology = read_topology(directory / TOPOLOGY)
     except (OSError, ValueError, TypeError, KeyError, AttributeError, OnesweepError):
@@ -334,22 +334,6 @@ def watch(deployment: Deployment, tend: Callable[[Deployment], object]) -> None:
             deployment.check_alive()
             tend(deployment)
     deployment.stop()
-
-
-def check_free(topology: Topology, http: str | None, hosts: Sequence[HostEntry]) -> None:
-    """Raise ServiceError where the router, the gateway or one of `hosts` could not listen on this machine."""
-    listeners = {ROUTER: topology.router} | {host.name: host.listen for host in hosts}
-    for name, address in (listeners | ({HTTP: http} if http else {})).items():
-        if not is_loopback(address):
-            raise ServiceError(
-                f"{name} listens on {address}, which is not loopback: `up` starts processes of this machine only; "
-                "start that one there with `onesweep host`, `onesweep router` or `onesweep http`"
-            )
-        if not port_free(*parse_address(address)):
-            raise ServiceError(
-                f"{address}, where {name} should listen, is in use: `onesweep down` ends a deployment of ours, "
-                "another topology, --port or --http avoids it"
-            )
 
 
 def _end(processes: list[psutil.Process | None]) -> None:

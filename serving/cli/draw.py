@@ -12,12 +12,11 @@ from typing import TYPE_CHECKING
 
 from serving.cli.generate import add_router_options, add_wait, client_of, wait_ready
 from serving.cli.run import HOSTS, draws, parts_of
-from serving.client.comparison import aligned
 from serving.drawing import DRAWING_MODES
 from serving.drawing.request import DrawingRequest
 from serving.router.request import DEFAULT_TIMEOUT_S
-from stages.errors import InputError, OnesweepError
-from stages.progress import ProgressLine
+from stages.errors import InputError, OnesweepError, file_errors
+from stages.progress import ProgressLine, aligned
 from stages.settings import add_flags, check_destination
 from stages.signals import ends_cleanly
 
@@ -108,7 +107,7 @@ def _table(results: list[DrawnPictures]) -> str:
         )
         for result in results
     ]
-    return "\n".join(aligned(rows, [max(map(len, column)) for column in zip(*rows, strict=True)]))
+    return "\n".join(aligned(rows))
 
 
 def _counted(count: int, noun: str) -> str:
@@ -152,8 +151,5 @@ def _write(path: Path, rows: list[DrawnPictures], columns: int) -> None:
 
     pixels = np.concatenate([row.pixels for row in rows])
     scale = SCALE if max(pixels.shape[2:]) < SMALL else 1
-    try:
-        with path.open("xb") as file:
-            DrawnPictures(pixels).sheet(columns, scale).save(file, "PNG")
-    except OSError as error:
-        raise OnesweepError(f"cannot write {path}: {error.strerror or error}") from None
+    with file_errors(OnesweepError, f"cannot write {path}"), path.open("xb") as file:
+        DrawnPictures(pixels).sheet(columns, scale).save(file, "PNG")

@@ -4,8 +4,10 @@ import contextlib
 import secrets
 import socket
 from collections import deque
+from collections.abc import Mapping
 
 from stages.errors import ServiceError
+from stages.wire.channel import is_loopback, parse_address
 
 # Below those that systems give to outgoing connections, above most that services are known by.
 PORTS = range(20_000, 32_000)
@@ -42,3 +44,18 @@ def port_free(host: str, port: int) -> bool:
         except OSError:
             return False
     return True
+
+
+def check_free(listeners: Mapping[str, str]) -> None:
+    """Raise ServiceError where one of these, by its name, could not listen at its address on this machine."""
+    for name, address in listeners.items():
+        if not is_loopback(address):
+            raise ServiceError(
+                f"{name} listens on {address}, which is not loopback: `up` starts processes of this machine only; "
+                "start that one there with `onesweep host`, `onesweep router` or `onesweep http`"
+            )
+        if not port_free(*parse_address(address)):
+            raise ServiceError(
+                f"{address}, where {name} should listen, is in use: `onesweep down` ends a deployment of ours, "
+                "another topology, --port or --http avoids it"
+            )

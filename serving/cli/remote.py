@@ -62,8 +62,9 @@ def run_serve(options: argparse.Namespace) -> int:
 
 
 def _serve(options: argparse.Namespace, progress: ProgressLine) -> None:
-    from serving.cli.deployment import Deployment, check_free, new_directory, present
+    from serving.cli.deployment import HTTP, ROUTER, Deployment, new_directory, present
     from serving.cli.machine_ring import MachineRing, nobody
+    from serving.cli.ports import check_free
     from stages.wire.rendezvous import RunDirectory
     from stages.wire.tokens import read_tokens
 
@@ -74,7 +75,7 @@ def _serve(options: argparse.Namespace, progress: ProgressLine) -> None:
     # Before machines are asked for anything: a router that runs here may be using them.
     empty = nobody(f"127.0.0.1:{options.port}", run.directory)
     directory = new_directory(empty)
-    check_free(empty, options.http, ())
+    check_free({ROUTER: empty.router, HTTP: options.http})
     with _rendezvous(run, options, progress.say) as rendezvous:
         ring = MachineRing(rendezvous, empty, progress)
         names = run_interruptible(ring.ordered(_wait(rendezvous, run, options, progress)))

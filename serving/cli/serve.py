@@ -11,7 +11,6 @@ from pathlib import Path
 
 from serving.cli.deployment import Deployment, NothingUp, deployment_here, new_directory, present, router_here
 from serving.cli.generate import add_router_options, async_client_of, client_of
-from serving.client.result import record_of
 from serving.gateway.settings import DEFAULT_LISTEN, HttpSettings
 from serving.router.request import DEFAULT_ROUTER
 from serving.router.settings import RouterSettings
@@ -26,6 +25,7 @@ from stages.signals import ends_cleanly
 from stages.telemetry.observability import ObservabilitySettings, start_log
 from stages.wire.flags import add_registry_flags, add_server_options
 from stages.wire.registry import registry_settings
+from stages.wire.status import record_of
 from stages.wire.tls import security_of
 from stages.wire.tokens import read_tokens
 from stages.wire.web_access import check_framework

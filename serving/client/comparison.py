@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from serving.client.result import Result
 from serving.modes import COPY, MODES, SCORERS
 from stages.errors import InputError, OnesweepError, one_of, printable
-from stages.progress import ticking
+from stages.progress import aligned, ticking
 
 if TYPE_CHECKING:
     from serving.client.client import Client
@@ -95,12 +95,8 @@ _COLUMNS = ("mode", "latency", "first byte", "tokens/s", "sweeps", "hops", "wire
 
 def comparison(prompt: str, outcomes: dict[str, Result | str]) -> str:
     """A table of what each mode cost, and its text; a mode that failed has its error in place of figures."""
-    rows: list[tuple[str, ...]] = [_COLUMNS, ("",) * len(_COLUMNS)]
-    for mode, outcome in outcomes.items():
-        rows.append(_row(mode, outcome) if isinstance(outcome, Result) else (mode, outcome))
-    widths = [max(len(row[i]) for row in rows if len(row) == len(_COLUMNS)) for i in range(len(_COLUMNS))]
-    rows[1] = tuple("-" * width for width in widths)
-    lines = aligned(rows, widths)
+    told = [_row(mode, each) if isinstance(each, Result) else (mode, each) for mode, each in outcomes.items()]
+    lines = aligned([_COLUMNS, *told], ruled=True)
     if COPY in outcomes:
         lines += ["", f"How near {COPY} is to the model: onesweep bench quality --modes ar,{COPY}"]
     for mode, outcome in outcomes.items():
@@ -109,11 +105,6 @@ def comparison(prompt: str, outcomes: dict[str, Result | str]) -> str:
             wrapped = "\n".join(textwrap.wrap(shown, TEXT_WIDTH, drop_whitespace=False))
             lines += ["", f"{mode}:", textwrap.indent(wrapped, "  ")]
     return "\n".join(lines)
-
-
-def aligned(rows: Sequence[Sequence[str]], widths: Sequence[int]) -> list[str]:
-    """Lines of a table."""
-    return ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=False)).rstrip() for row in rows]
 
 
 def _row(mode: str, result: Result) -> tuple[str, ...]:

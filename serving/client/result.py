@@ -6,8 +6,6 @@ from dataclasses import asdict, dataclass, field, fields
 from io import BytesIO
 from typing import TYPE_CHECKING, Any
 
-from google.protobuf.message import Message
-
 from serving.v1 import router_pb2
 
 # The command line imports this module, and a request for text needs neither of these.
@@ -28,21 +26,6 @@ class PromptLogprobs(Logprobs):
 DIGITS = {"divergence_bits": 4, "distance_bound": 4}
 
 
-def record_of(message: Message) -> dict[str, Any]:
-    """A message as JSON values, under its own names. Protobuf's JSON would have 64-bit numbers as strings."""
-    record: dict[str, Any] = {}
-    for described in message.DESCRIPTOR.fields:
-        value, kind = getattr(message, described.name), described.message_type
-        nested = kind is not None
-        if kind is not None and kind.GetOptions().map_entry:
-            record[described.name] = dict(value)
-        elif described.is_repeated:
-            record[described.name] = [record_of(each) if nested else each for each in value]
-        elif not described.has_presence or message.HasField(described.name):
-            record[described.name] = record_of(value) if nested else value
-    return record
-
-
 @dataclass(frozen=True)
 class HostShare:
     """One host's share in a request."""
@@ -53,15 +36,45 @@ class HostShare:
     queue_ms: float
 
 
+@dataclass(frozen=True, kw_only=True)
+class Cost:
+    """Mode, seed and cost of any request, as the servers booked them."""
+
+    # The mode that ran.
+    mode: str = ""
+    # Of pictures that of the first; the next one has the next seed.
+    seed: int = 0
+    # Trips along the hosts.
+    sweeps: int = 0
+    # Messages from machine to machine, over all sweeps.
+    hops: int = 0
+    # Payload of each hop of a sweep, in its order; where sweeps differ, the largest.
+    wire_bytes: list[int] = field(default_factory=list)
+    # Payload of all hops, in bytes.
+    wire_bytes_total: int = 0
+    # At the router, from admission to the last byte.
+    latency_ms: float = 0.0
+    # Arithmetic on the hosts and the router.
+    compute_ms: float = 0.0
+    # Of each: `name`, `blocks`, `compute_ms` (its share of passes) and `queue_ms` (waiting).
+    hosts: list[HostShare] = field(default_factory=list)
+    # Moves to other hosts or routers, because one failed or was late.
+    replays: int = 0
+    # What the router's and the hosts' logs call this request.
+    request: str = ""
+
+    @property
+    def host_seconds(self) -> float:
+        """Seconds of arithmetic on the hosts."""
+        return sum(host.compute_ms for host in self.hosts) / 1000
+
+
 @dataclass(frozen=True)
-class Result:
-    """A generated text and what it cost, as the servers booked it."""
+class Result(Cost):
+    """A generated text."""
 
     # The output. Control characters are printed as U+FFFD without `--json`.
     text: str
-    # The mode that ran.
-    mode: str
-    seed: int
     # Of UTF-8.
     prompt_bytes: int
     output_bytes: int
@@ -71,22 +84,8 @@ class Result:
     output_tokens: int
     # Whether a stop string or the model itself ended the text, before it had the length asked for.
     stopped: bool
-    # Trips along the hosts.
-    sweeps: int
-    # Messages from machine to machine, over all sweeps.
-    hops: int
-    # Payload of each hop of a sweep, in its order; where sweeps differ, the largest.
-    wire_bytes: list[int]
-    # Payload of all hops, in bytes.
-    wire_bytes_total: int
-    # At the router, from admission to the last byte.
-    latency_ms: float
     # From admission to the first byte.
     first_byte_ms: float
-    # Arithmetic on the hosts and the router.
-    compute_ms: float
-    # Of each: `name`, `blocks`, `compute_ms` (its share of passes) and `queue_ms` (waiting).
-    hosts: list[HostShare]
     # Tokens guessed by a drafter, and how many of them were right.
     drafted: int
     accepted: int
@@ -114,20 +113,11 @@ class Result:
     cached_tokens: int = 0
     # Why mode `auto` picked this mode; empty where the request named it.
     reason: str = ""
-    # Moves to other hosts or routers, because one failed or was late.
-    replays: int = 0
-    # What the router's and the hosts' logs call this request.
-    request: str = ""
 
     @property
     def acceptance(self) -> float | None:
         """Share of the guesses that counted which were right; None where nothing was guessed."""
         return self.accepted / self.reached if self.reached else None
-
-    @property
-    def host_seconds(self) -> float:
-        """Seconds of arithmetic on the hosts."""
-        return sum(host.compute_ms for host in self.hosts) / 1000
 
     def as_json(self) -> dict[str, Any]:
         record = asdict(self)
@@ -136,8 +126,8 @@ class Result:
 
 
 @dataclass(frozen=True, eq=False)
-class DrawnPictures:
-    """Pictures, and what they cost, as the servers booked it. Of a preview only the pixels and the block are known."""
+class DrawnPictures(Cost):
+    """Pictures. Of a preview only the pixels and the block are known."""
 
     # (pictures, channels, height, width) uint8.
     pixels: NDArray[np.uint8]
@@ -145,22 +135,9 @@ class DrawnPictures:
     block: int | None = None
     # Of each picture; "" for one of no class.
     classes: list[str] = field(default_factory=list)
-    mode: str = ""
-    # Of the first picture; the next one has the next seed.
-    seed: int = 0
     levels: int = 0
     solver: str = ""
     guidance: float = 1.0
-    # Trips along the hosts, messages from machine to machine, and the payload of each hop of a sweep.
-    sweeps: int = 0
-    hops: int = 0
-    wire_bytes: list[int] = field(default_factory=list)
-    wire_bytes_total: int = 0
-    latency_ms: float = 0.0
-    compute_ms: float = 0.0
-    hosts: list[HostShare] = field(default_factory=list)
-    replays: int = 0
-    request: str = ""
 
     def __len__(self) -> int:
         return len(self.pixels)

@@ -12,7 +12,6 @@ from fastapi import APIRouter, Response
 
 from serving.client.client import DrawnPictures, RequestRefused, Result, RouterError, TextDecoder
 from serving.client.comparison import Entrant, all_entrants, entrant_settings, named_entrants
-from serving.client.result import record_of
 from serving.gateway.access import Router, RouterAccess, RouterClient, StrictRoute
 from serving.gateway.completions import costs_of
 from serving.gateway.errors import OF_ROUTER, ApiError, api_error_of, json_response
@@ -20,6 +19,7 @@ from serving.gateway.fields import PictureRaceRequest, RaceRequest
 from serving.gateway.streams import DONE, event_stream, merged, sse
 from serving.v1 import router_pb2
 from stages.errors import OnesweepError
+from stages.wire.status import record_of
 
 PREVIEWED = "chain"  # the mode in which hosts tell what the picture looks like so far
 _TYPES = {"html": "text/html", "css": "text/css", "js": "text/javascript", "svg": "image/svg+xml"}
@@ -110,8 +110,8 @@ async def _picture_lane(
         while (before := await shown.get()) is not None:
             yield {"lane": mode, "preview": {"block": before.block, **_picture(before)}}
         drawn = task.result()
-        host_seconds = sum(host.compute_ms for host in drawn.hosts) / 1000
-        yield {"lane": mode, "picture": _picture(drawn), "result": {**drawn.as_json(), "host_seconds": host_seconds}}
+        result = {**drawn.as_json(), "host_seconds": drawn.host_seconds}
+        yield {"lane": mode, "picture": _picture(drawn), "result": result}
     except OnesweepError as error:
         yield {"lane": mode, "error": str(error), "status": api_error_of(error).status_code}
     finally:

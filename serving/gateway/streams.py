@@ -13,6 +13,7 @@ from starlette.types import Receive, Scope, Send
 
 from serving.gateway.errors import api_error_of, named
 from stages.errors import OnesweepError
+from stages.threads import cancelled
 
 # Proxies and clients give up on a stream that says nothing: so long may its beginning take, and later each event.
 FIRST_SILENCE_S, SILENCE_S = 2.0, 10.0
@@ -102,9 +103,7 @@ async def merged(sources: Sequence[AsyncGenerator[T, None]]) -> AsyncGenerator[T
             else:
                 yield item
     finally:
-        for pump in pumps:
-            pump.cancel()
-        await asyncio.gather(*pumps, return_exceptions=True)
+        await cancelled(pumps)
 
 
 async def _pump(source: AsyncGenerator[T, None], queue: asyncio.Queue[T | Exception | None]) -> None:

@@ -206,7 +206,7 @@ def _compiled(source: str) -> Template:
     environment = ImmutableSandboxedEnvironment(
         trim_blocks=True, lstrip_blocks=True, extensions=[_Generation, "jinja2.ext.loopcontrols"]
     )
-    environment.globals.update(raise_exception=_unfit, strftime_now=_now)
+    environment.globals.update(raise_exception=_unfit, strftime_now=lambda form: datetime.now(UTC).strftime(form))
     environment.filters["tojson"] = _json
     return environment.from_string(source)
 
@@ -250,10 +250,6 @@ def _unfit(message: object) -> NoReturn:
 def _json(value: object, ensure_ascii: bool = False, **options: Any) -> str:  # noqa: ANN401
     """Jinja's own spells `<`, `>`, `&` and `'` in numbers, for pages."""
     return json.dumps(value, ensure_ascii=ensure_ascii, **options)
-
-
-def _now(form: str) -> str:
-    return datetime.now(UTC).strftime(form)
 
 
 if __name__ == "__main__":

@@ -6,14 +6,9 @@ from serving.modes.base import DEFAULT_CHUNK, DEFAULT_TOKEN_CHUNK, Generation, P
 from serving.router.accounting import Account
 from serving.router.session import Session
 from stages.model.scoring import MAX_LOGITS
-from stages.model.vocabulary import BYTES, Vocabulary
+from stages.model.vocabulary import BYTES
 from stages.v1 import stage_pb2
 from stages.wire.status import internal, invalid
-
-
-def usual_chunk(vocabulary: Vocabulary) -> int:
-    """Tokens a sweep where a request does not say."""
-    return DEFAULT_CHUNK if vocabulary == BYTES else DEFAULT_TOKEN_CHUNK
 
 
 class ChunkedMode(PipelineMode):
@@ -68,7 +63,8 @@ class ChunkedMode(PipelineMode):
                 text += piece
 
     def _chunk(self, request: Generation) -> int:
-        return min(request.chunk or usual_chunk(self.tokenizer.vocabulary), request.max_tokens)
+        usual = DEFAULT_CHUNK if self.tokenizer.vocabulary == BYTES else DEFAULT_TOKEN_CHUNK
+        return min(request.chunk or usual, request.max_tokens)
 
 
 class SweepMode(ChunkedMode):

@@ -39,22 +39,30 @@ DEFAULT_TIMEOUT_S, MAX_TIMEOUT_S = 120.0, 3600.0
 PRIORITIES = ("interactive", "batch")
 
 
-def _setting(own: dict[str, Any], help: str, **more: Any) -> Any:  # noqa: ANN401 - a field of any type
-    """A field that is None where it is not given, for `--set`, and metadata of its own."""
-    return field(default=None, metadata={**flag(help, **{"rare": True, **more}), **own})
+AS_HELP = object()
 
 
-def _count(help: str, http: str = "", least: int = 1, most: int = MAX_COUNT, **more: Any) -> Any:  # noqa: ANN401
-    return _setting({"http": http}, help, least=least, most=most, **more)
+def _setting(help: str, http: object = AS_HELP, own: Mapping[str, Any] | None = None, **more: Any) -> Any:  # noqa: ANN401
+    """A field that is None where it is not given, for `--set`.
+
+    http: what HTTP says of it, by default `help` without its end in brackets; empty: HTTP has none, or its own.
+    own: further metadata.
+    """
+    told = help.rpartition(" (")[0] if http is AS_HELP else http
+    return field(default=None, metadata={**flag(help, **{"rare": True, **more}), "http": told, **(own or {})})
 
 
-def _name(help: str, http: str) -> Any:  # noqa: ANN401
-    return _setting({"http": http, "name": True}, help)
+def _count(help: str, http: object = AS_HELP, most: int = MAX_COUNT, **more: Any) -> Any:  # noqa: ANN401
+    return _setting(help, http, least=1, most=most, **more)
 
 
-def _shape(help: str, neutral: float, http: str = "", **bounds: Any) -> Any:  # noqa: ANN401
+def _name(help: str, http: object = AS_HELP) -> Any:  # noqa: ANN401
+    return _setting(help, http, {"name": True})
+
+
+def _shape(help: str, neutral: float, http: object = AS_HELP, **bounds: Any) -> Any:  # noqa: ANN401
     """A number that shapes what is sampled. `neutral`: the value that changes nothing."""
-    return _setting({"http": http, "neutral": neutral}, help, **bounds)
+    return _setting(help, http, {"neutral": neutral}, **bounds)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -63,75 +71,39 @@ class Request:
 
     prompt: str | bytes = b""
     mode: str = field(default="auto", metadata={"name": True})
-    max_bytes: int | None = _count("most bytes to generate (128)", rare=False)
+    max_bytes: int | None = _count("most bytes to generate (128)", "", rare=False)
     # With max_bytes, the nearer limit counts; 128 bytes where neither is given.
-    max_tokens: int | None = _count("most tokens; a byte model's tokens are bytes", rare=False)
+    max_tokens: int | None = _count("most tokens; a byte model's tokens are bytes", "", rare=False)
     seed: int = setting(0, "the same seed gives the same text (0)", shown="", least=0, most=MAX_SEED, metavar="S")
     chunk: int | None = _count("tokens a sweep: chunked (32 bytes, 8 tokens), resample (all)", "tokens a sweep")
     temperature: float | None = setting(None, "0 = most likely (0.8)", metavar="T", least=0, most=MAX_TEMPERATURE)
     top_p: float | None = _shape(
-        "draw from the most likely tokens that have this share together (1)", 1.0, above=0, most=1
+        "draw from the most likely tokens that have this share together (1)", 1.0, "", above=0, most=1
     )
-    top_k: int | None = _shape(
-        "draw from so many of the likeliest tokens (0 = all)",
-        0,
-        "draw from so many tokens, the most likely ones; 0 = all",
-        least=0,
-        most=MAX_COUNT,
-    )
+    top_k: int | None = _shape("draw from so many of the likeliest tokens, 0: from all (0)", 0, least=0, most=MAX_COUNT)
     min_p: float | None = _shape(
-        "draw from tokens at least so likely, as a share of the most likely one (0)",
-        0.0,
-        "draw from tokens at least so likely, as a share of the most likely one",
-        least=0,
-        most=1,
+        "draw from tokens at least so likely, as a share of the most likely one (0)", 0.0, least=0, most=1
     )
     frequency_penalty: float | None = _shape(
-        "taken from a token's logit each time it was written (0)", 0.0, least=-MAX_PENALTY, most=MAX_PENALTY
+        "taken from a token's logit each time it was written (0)", 0.0, "", least=-MAX_PENALTY, most=MAX_PENALTY
     )
     presence_penalty: float | None = _shape(
-        "taken from it once if it was (0)", 0.0, least=-MAX_PENALTY, most=MAX_PENALTY
+        "taken from it once if it was (0)", 0.0, "", least=-MAX_PENALTY, most=MAX_PENALTY
     )
     repetition_penalty: float | None = _shape(
-        "divides logits of tokens in prompt or text (1)",
-        1.0,
-        "divides the logits of tokens in prompt or text; 1 = none",
-        above=0,
-        most=MAX_REPETITION_PENALTY,
+        "divides logits of tokens in prompt or text (1)", 1.0, above=0, most=MAX_REPETITION_PENALTY
     )
-    steps: int | None = _count(
-        "Euler steps in each block: sweep, chunked (8)", "Euler steps in each block: sweep, chunked", most=MAX_STEPS
-    )
-    codec: str | None = _name(
-        "what travels: fp32, int8, int4 (int8; AR modes: fp32, int8)",
-        "of what travels between hosts: fp32, int8, int4",
-    )
-    sampler: str | None = _name("stochastic, ode: sweep, chunked (stochastic)", "stochastic, ode: sweep, chunked")
-    draft: int | None = _count(
-        "draft tokens a sweep: ar-speculative (what pays)",
-        "draft tokens a sweep: ar-speculative",
-        most=MAX_DRAFT,
-    )
-    branches: int | None = _count(
-        "alternatives drafted at a place: ar-speculative (what pays)",
-        "alternatives drafted at a place: ar-speculative",
-        most=MAX_BRANCHES,
-    )
-    scorer: str | None = _name("scorer, ar: resample (what is there)", "scorer, ar: resample")
-    candidates: int | None = _count(
-        "continuations scored in a sweep: resample (16)",
-        "continuations scored in a sweep: resample",
-        most=MAX_CANDIDATES,
-    )
+    steps: int | None = _count("Euler steps in each block: sweep, chunked (8)", most=MAX_STEPS)
+    codec: str | None = _name("what travels: fp32, int8, int4 (int8; AR modes: fp32, int8)")
+    sampler: str | None = _name("stochastic, ode: sweep, chunked (stochastic)")
+    draft: int | None = _count("draft tokens a sweep: ar-speculative (what pays)", most=MAX_DRAFT)
+    branches: int | None = _count("alternatives drafted at a place: ar-speculative (what pays)", most=MAX_BRANCHES)
+    scorer: str | None = _name("scorer, ar: resample (what is there)")
+    candidates: int | None = _count("continuations scored in a sweep: resample (16)", most=MAX_CANDIDATES)
     max_distance: float | None = _setting(
-        {"http": "most distance_bound: resample; above it ar-speculative writes"},
-        "most distance_bound: resample; above it ar-speculative writes (1)",
-        least=0,
-        most=1,
+        "most distance_bound: resample; above it ar-speculative writes (1)", least=0, most=1
     )
-    budget_ms: int | None = _count(
-        "latency to keep to, mode auto (the best text)", "latency to keep to: auto", metavar="MS", rare=False
-    )
+    budget_ms: int | None = _count("latency to keep to: auto (the best text)", metavar="MS", rare=False)
     priority: str | None = _name("interactive, batch (interactive)", "interactive, batch: gives way to others")
     # Added to the logits of tokens, by their numbers in the model's vocabulary.
     logit_bias: Mapping[int, float] = field(default_factory=dict)

@@ -21,6 +21,7 @@ from stages.clock import monotonic
 from stages.host.next_hosts import MOST_TOGETHER
 from stages.host.parts import MODEL_KINDS, ModelKind
 from stages.host.prefixes import KEY_BYTES
+from stages.threads import cancelled
 from stages.v1 import stage_pb2
 from stages.wire.hop_stream import LinkObserver
 from stages.wire.status import NoMessageError, StatusError, internal, unavailable
@@ -129,10 +130,7 @@ class Ring:
                 self._keepers[link.entry.address] = self.spawn(self._keep_linked(link))
 
     async def close(self) -> None:
-        tasks = list(self._tasks)
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        await cancelled(self._tasks)
         for link in self.links:
             await link.relay.close()
 

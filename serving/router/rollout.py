@@ -20,7 +20,7 @@ from stages.checkpoint.release_transfer import ReleaseTransfer, manifest_of, rec
 from stages.errors import CheckpointError, OnesweepError
 from stages.host.parts import plan_host
 from stages.memory import trim
-from stages.threads import in_thread, to_its_end
+from stages.threads import cancelled, in_thread, to_its_end
 from stages.v1 import stage_pb2
 from stages.wire.status import StatusError, failed_precondition, internal, invalid, unavailable
 
@@ -98,7 +98,9 @@ class Rollout:
                 raise failed_precondition("there is no release to go back to: nothing was deployed here")
             previous = self._previous or await self._revived(name)
             contents = await asyncio.to_thread(_contents, previous.directory, name)
-            await self._stop_bringing()
+            # No host gets the current release any more: it would take the place of what it is to load.
+            await cancelled(self._bringing.values())
+            self._bringing.clear()  # one that had not begun did not take itself away
             # The weights are not tried again, and hosts that are down are no obstacle: a rollback is for trouble, and
             # these weights were served before.
             outcomes = await asyncio.gather(
@@ -165,10 +167,8 @@ class Rollout:
         await served.view.usable(self.ring.settings.hop_timeout_s)
         if not tried:
             await smoke_test(served, directory, say)
-        if lost := {*self.current.served_modes, *self.current.drawing_modes} - {
-            *served.served_modes,
-            *served.drawing_modes,
-        }:
+        had, has = ({*each.served_modes, *each.drawing_modes} for each in (self.current, served))
+        if lost := had - has:
             say(f"it does not serve {', '.join(sorted(lost))}, which the release before does")
         return served
 
@@ -214,14 +214,6 @@ class Rollout:
         if not was_pinned:
             self.current.view.unpin()
             self.current.name = ""
-
-    async def _stop_bringing(self) -> None:
-        """No host gets the current release any more: it would take the place of what it is to load."""
-        tasks = [*self._bringing.values()]
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
-        self._bringing.clear()  # one that had not begun did not take itself away
 
     async def _quiet(self) -> None:
         """Return when nothing needs the release before the last any more. Raises StatusError."""
@@ -294,20 +286,14 @@ def _name_at(link: HostLink, served: ActiveRelease) -> str:
 
 def find_release(name: str, store: ReleaseStore | None, checkpoint: Path | None) -> Path | None:
     """Path of a release on the router's machine: in its store, or the bundle it was started with."""
-    path = store.path(name) if store else None
-    if path is None and checkpoint is not None:
-        with contextlib.suppress(CheckpointError):
-            path = checkpoint if read_release_manifest(checkpoint).name == name else None
-    return path
+    return (store.path(name) if store else None) or (checkpoint if _contents(checkpoint, name) else None)
 
 
 def _contents(directory: Path | None, name: str) -> ReleaseManifest | None:
     """The files to send of a release; None where they are another one's by now."""
-    if directory is None:
-        return None
     with contextlib.suppress(CheckpointError):
-        contents = read_release_manifest(directory)
-        return contents if contents.name == name else None
+        if directory is not None and (contents := read_release_manifest(directory)).name == name:
+            return contents
     return None
 
 
@@ -329,9 +315,7 @@ async def _all(jobs: Sequence[Coroutine[Any, Any, Any]]) -> list[Any]:
             await done
         return [task.result() for task in tasks]
     finally:
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        await cancelled(tasks)
 
 
 # Bringing a release to one host: its files into the host's store, its weights into the host's memory.
@@ -406,16 +390,9 @@ def _refusals(link: HostLink) -> Iterator[None]:
         yield
     except grpc.aio.AioRpcError as error:
         raise link.relay.refusal(error, begin) from None
-    except grpc.aio.UsageError:
-        raise _taken_out(link) from None
-    except asyncio.CancelledError:
+    except (grpc.aio.UsageError, asyncio.CancelledError) as error:
+        # the channel was closed before a call, or under it, which gRPC calls a cancellation
         task = asyncio.current_task()
-        if task is not None and task.cancelling():
+        if isinstance(error, asyncio.CancelledError) and task is not None and task.cancelling():
             raise
-        raise _taken_out(link) from None
-
-
-def _taken_out(link: HostLink) -> StatusError:
-    """The channel was closed before a call, or under it, which gRPC calls a cancellation."""
-    message = f"{link.relay.host} was taken out of the ring meanwhile: deploy again"
-    return unavailable(message)
+        raise unavailable(f"{link.relay.host} was taken out of the ring meanwhile: deploy again") from None

@@ -4,12 +4,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from serving.router.topology import Topology
-from stages.limits import MAX_THREADS
+from stages.host.settings import ServerSettings
 from stages.settings import setting
-from stages.telemetry.observability import ObservabilitySettings
-from stages.wire.channel import DRAIN_S, KEEP_WARM_S
+from stages.wire.channel import KEEP_WARM_S
 from stages.wire.registry import RegistrySettings
-from stages.wire.tls import LOOPBACK_ONLY, Security
 
 
 @dataclass(frozen=True)
@@ -36,7 +34,7 @@ class RingSettings:
 
 
 @dataclass(frozen=True)
-class RouterSettings:
+class RouterSettings(ServerSettings):
     """Settings of `onesweep router`."""
 
     topology: Topology
@@ -45,21 +43,11 @@ class RouterSettings:
     checkpoint: Path | None = setting(None, "bundle with the local model, for mode `local`", metavar="DIR")
     admission: AdmissionSettings = field(default_factory=AdmissionSettings)
     ring: RingSettings = field(default_factory=RingSettings)
-    threads: int | None = setting(None, "processor threads (all cores)", above=0, most=MAX_THREADS)
-    security: Security = LOOPBACK_ONLY
     # None = anybody may ask, on a loopback address or with `anybody`.
     tokens: Path | None = setting(None, "who may ask, from `onesweep token`")
     routers: int = setting(1, "routers for these tokens: each grants its share of a quota", above=0, rare=True)
     anybody: bool = setting(False, "serve other machines without tokens: they may all ask")
-    # None = nothing can be deployed.
-    releases: Path | None = setting(None, "keep what is deployed there (none: takes nothing)", metavar="DIR")
-    signers: Path | None = setting(None, "file: take only what a public key in it signed (any)", rare=True)
     frontier: Path | None = setting(None, "file: what mode `auto` chooses from (the bundle's frontier.json)", rare=True)
-    # For probes, which have no certificate.
-    health: str | None = setting(None, "answer health checks there too, in plain text", metavar="HOST:PORT")
     # Where hosts register; None = they are those of the topology.
     registry: RegistrySettings | None = None
     topology_file: Path | None = None  # is read again when it changes
-    seeing: ObservabilitySettings = field(default_factory=ObservabilitySettings)
-    # Time for requests under way.
-    drain_s: float = setting(DRAIN_S, "time for running requests to end", above=0, rare=True)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import pairwise, permutations
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 from serving.router.request import DEFAULT_ROUTER
 from stages.device import AUTO, is_device_name
 from stages.errors import InputError, TopologyError, one_of
-from stages.settings import read_toml
+from stages.settings import from_toml, limits, read_toml
 from stages.wire.channel import check_name, parse_address
 from stages.wire.tls import Tls
 
@@ -30,7 +30,7 @@ class HostEntry:
 
     name: str
     address: str
-    blocks: tuple[int, ...]
+    blocks: tuple[int, ...] = field(metadata=limits(least=0))
     listen: str
     device: str | None = None  # what it computes on, unless its command says so; None = `auto`
 
@@ -198,21 +198,16 @@ def _parse(table: dict[str, Any], base: Path) -> Topology:
 
 
 def _host(entry: dict[str, Any], index: int) -> HostEntry:
-    where = f"host {index + 1}"
-    _only(entry, {"name", "address", "listen", "blocks", "device"}, where)
-    name, address = _text(entry, "name", where.replace(" ", "-"), where), _text(entry, "address", "", where)
-    if not address:
-        raise TopologyError(f'{where} ({name}) has no address = "HOST:PORT"')
-    listen = _text(entry, "listen", address, where)
-    for what, value in (("address", address), ("listen", listen)):
-        parse_address(value, f"{where} ({name}): {what}")
-    blocks = entry.get("blocks")
-    if not isinstance(blocks, list) or any(not isinstance(b, int) or isinstance(b, bool) or b < 0 for b in blocks):
-        raise TopologyError(f"{where} ({name}): blocks must be a list of numbers such as [0]")
-    device = _text(entry, "device", "", where) if "device" in entry else None
-    if device not in (None, AUTO) and not is_device_name(device):
-        raise TopologyError(f"{where} ({name}): device must be auto, cpu, cuda or cuda:N, not {device[:40]!r}")
-    return HostEntry(name, address, tuple(blocks), listen, device)
+    where, given = f"host {index + 1}", entry
+    if isinstance(entry, dict):
+        given = {"name": f"host-{index + 1}", "listen": entry.get("address", ""), **entry}
+    host = from_toml(HostEntry, given, where, error=TopologyError)
+    for what, value in (("address", host.address), ("listen", host.listen)):
+        parse_address(value, f"{where} ({host.name}): {what}")
+    if host.device not in (None, AUTO) and not is_device_name(host.device):
+        device = host.device[:40]
+        raise TopologyError(f"{where} ({host.name}): device must be auto, cpu, cuda or cuda:N, not {device!r}")
+    return host
 
 
 def _text(table: dict[str, Any], key: str, default: str, where: str) -> str:

@@ -207,6 +207,35 @@ class GrowingCache:
         self._hold(chosen)
 
 
+class Growing:
+    """Continuations of one text that grow together through one stage: all are at the same position."""
+
+    def __init__(self, shared: Sequence[LayerCache], room: int, count: int) -> None:
+        """`count` of them, of `room` positions at most, after the text in `shared`, which is not changed."""
+        self.caches, self.length = [GrowingCache(cache, room, count) for cache in shared], 0
+        self.positions = torch.full((count,), shared[0].length)
+
+    def grown(self) -> None:
+        """They have one more position."""
+        self.length += 1
+        self.positions.add_(1)
+
+    def select(self, branches: Tensor) -> None:
+        """Go on with these: any of them, any number of times. branches: indices."""
+        for cache in self.caches:
+            cache.select(branches, self.length)
+        self.positions = self.positions.index_select(0, branches)
+
+
+@dataclass(frozen=True)
+class GrowingPiece:
+    """One more position of each of a text's continuations."""
+
+    # Tokens (continuations,) int64 where the part reads such, else hidden states (continuations, width).
+    source: Tensor
+    grown: Growing
+
+
 def attend_growing(
     qkv: Tensor, rows: Rows, shape: AttentionShape, caches: Sequence[GrowingCache], lengths: Sequence[int]
 ) -> Tensor:

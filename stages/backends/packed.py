@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from stages.backends.attention import (
-    GrowingCache,
+    GrowingPiece,
     Heads,
     attend_branches,
     attend_clean,
@@ -26,39 +26,9 @@ from stages.backends.attention import (
 from stages.backends.base import BlockRunner, BranchPiece, CleanPiece, Denoised, NoisyPiece, StageRunner
 from stages.backends.rows import Rows, add_product, groups, multiplied
 from stages.model.block import Block
-from stages.model.layers import Int8Embedding, Layer, LayerCache, soft_capped
+from stages.model.layers import Layer, LayerCache, soft_capped
 from stages.model.llama import LlamaStage
 from stages.model.pipeline import ArStage, PipelineStage
-
-
-class Growing:
-    """Continuations of one text that grow together through one stage: all are at the same position."""
-
-    def __init__(self, shared: Sequence[LayerCache], room: int, count: int) -> None:
-        """`count` of them, of `room` positions at most, after the text in `shared`, which is not changed."""
-        self.caches, self.length = [GrowingCache(cache, room, count) for cache in shared], 0
-        self.positions = torch.full((count,), shared[0].length)
-
-    def grown(self) -> None:
-        """They have one more position."""
-        self.length += 1
-        self.positions.add_(1)
-
-    def select(self, branches: Tensor) -> None:
-        """Go on with these: any of them, any number of times. branches: indices."""
-        for cache in self.caches:
-            cache.select(branches, self.length)
-        self.positions = self.positions.index_select(0, branches)
-
-
-@dataclass(frozen=True)
-class GrowingPiece:
-    """One more position of each of a text's continuations."""
-
-    # Tokens (continuations,) int64 where the part reads such, else hidden states (continuations, width).
-    source: Tensor
-    grown: Growing
-
 
 Angles = tuple[Tensor, Tensor]
 # A layer's number, and its queries, keys and values -> (rows, heads x head_dim).
@@ -176,7 +146,10 @@ class PackedReader:
     """
 
     def __init__(self, part: Block | PipelineStage, layers: Sequence[PipelineLayer], hidden: int) -> None:
-        self.embedding = None if part.embedding is None else _lookup(part.embedding)
+        table = part.embedding
+        self.embedding: Callable[[Tensor], Tensor] | None = table  # tokens (rows,) -> (rows, width)
+        if isinstance(table, nn.Embedding):
+            self.embedding = partial(table.weight.detach().index_select, 0)
         self.layers, self.hidden = layers, hidden
         self.kinds, self.kind_of = kinds_of(part)
         self.shapes, self.kv_heads = list(map(attention_shape, part.layers)), part.architecture.kv_heads
@@ -275,11 +248,6 @@ class PackedReader:
     def input(self, source: Tensor) -> Tensor:
         """Input of the first layer. source: tokens (rows,) or hidden states (rows, width)."""
         return source if self.embedding is None else self.embedding(source)
-
-
-def _lookup(embedding: nn.Embedding | Int8Embedding) -> Callable[[Tensor], Tensor]:
-    """Tokens (rows,) -> (rows, width)."""
-    return embedding if isinstance(embedding, Int8Embedding) else partial(embedding.weight.detach().index_select, 0)
 
 
 def kinds_of(part: Block | PipelineStage) -> tuple[list[LayerKind], list[int]]:

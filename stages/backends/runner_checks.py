@@ -112,7 +112,8 @@ def _outputs(
     if isinstance(part, PicturePart):
         pictures = [_picture_piece(part, *each, generator) for each in zip(PICTURES, SIGMAS, strict=True)]
         return list(runner.evaluate(pictures))
-    sizes = _fitting(part, mixture)
+    room = part.architecture.positions
+    sizes = [(new, min(past, room - new)) for new, past in mixture if new <= room]  # those that fit its context
     clean = [clean_piece(part, *size, generator, layers=layers) for size in sizes]
     found = [*runner.read(clean)]
     found += [tensor for piece in clean for cache in piece.caches for tensor in cache.stored()]
@@ -139,12 +140,6 @@ def _picture_piece(part: PicturePart, count: int, sigma: float, generator: torch
 
 def _single(piece: PicturePiece) -> Iterator[PicturePiece]:
     return (PicturePiece(piece.x[i : i + 1], piece.sigma, piece.classes[i : i + 1]) for i in range(len(piece.x)))
-
-
-def _fitting(part: Block | PipelineStage, mixture: Sizes) -> Sizes:
-    """Pieces of which there is room in the part's context."""
-    room = part.architecture.positions
-    return [(new, min(past, room - new)) for new, past in mixture if new <= room]
 
 
 def clean_piece(

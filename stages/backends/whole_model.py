@@ -12,8 +12,9 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from stages.backends.attention import Growing, GrowingPiece
 from stages.backends.base import CleanPiece
-from stages.backends.packed import Growing, GrowingPiece, PipelineRunner
+from stages.backends.packed import PipelineRunner
 from stages.backends.packed_llama import packed_stage
 from stages.checkpoint.checkpoint import load_stage
 from stages.checkpoint.manifest import read_manifest

@@ -19,7 +19,7 @@ from torch import Tensor
 from stages.checkpoint.gate import PROBE_INPUT, PROBE_OUTPUT, Measures, measured, probe_shapes, probe_tokens
 from stages.checkpoint.manifest import MANIFEST_NAME, Manifest, Part, read_manifest
 from stages.checkpoint.weights import read_weights, write_weights
-from stages.errors import CheckpointError, InputError, regular
+from stages.errors import CheckpointError, InputError, file_errors, regular
 from stages.memory import require_memory
 from stages.model.block import Block
 from stages.model.layers import CausalStage
@@ -94,10 +94,8 @@ def load_chain(directory: Path) -> list[Block]:
 
 def write_manifest(directory: Path, manifest: Manifest) -> None:
     """Create or replace the manifest, atomically. Raises CheckpointError when it cannot be written."""
-    try:
+    with file_errors(CheckpointError, f"cannot make the directory {directory}"):
         directory.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise CheckpointError(f"cannot make the directory {directory}: {error.strerror}") from None
     replace_file(directory / MANIFEST_NAME, lambda path: path.write_text(manifest.to_json(), encoding="utf-8"))
 
 
@@ -191,10 +189,8 @@ def sync(path: Path) -> None:
 
 def require_new(out: Path) -> None:
     """Raise InputError where something is at `out` already, other than an empty directory."""
-    try:
+    with file_errors(InputError, f"{out} cannot become a directory"):
         is_taken = out.is_symlink() or (out.exists() and (not out.is_dir() or any(out.iterdir())))
-    except OSError as error:
-        raise InputError(f"{out} cannot become a directory: {error.strerror}") from None
     if is_taken:
         raise InputError(f"{out} is there already: name a new directory")
 
@@ -202,11 +198,9 @@ def require_new(out: Path) -> None:
 @contextmanager
 def new_directory(out: Path) -> Iterator[Path]:
     """A directory that becomes `out` at the end, or is gone. Raises CheckpointError."""
-    try:
+    with file_errors(CheckpointError, f"cannot make a directory beside {out}"):
         out.parent.mkdir(parents=True, exist_ok=True)
         directory = Path(tempfile.mkdtemp(dir=out.parent, prefix=f".{out.name}."))
-    except OSError as error:
-        raise CheckpointError(f"cannot make a directory beside {out}: {error.strerror}") from None
     try:
         yield directory
         directory.chmod(0o755)
@@ -325,11 +319,9 @@ MAX_FILE_BYTES = 64 << 20
 def read_companion(directory: Path, manifest: Manifest, name: str) -> bytes:
     """A file that the manifest names. Raises CheckpointError where it is not there, too large or another one."""
     path = directory / name
-    try:
+    with file_errors(CheckpointError, f"cannot read {path}"):
         if path.stat().st_size > MAX_FILE_BYTES:
             raise CheckpointError(f"{path} has more than {MAX_FILE_BYTES} bytes")
         if file_digest(path) != manifest.files[name]:
             raise CheckpointError(f"{path} does not have its manifest's SHA-256: it is damaged")
         return path.read_bytes()
-    except OSError as error:
-        raise CheckpointError(f"cannot read {path}: {error.strerror}") from None

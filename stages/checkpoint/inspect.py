@@ -13,6 +13,7 @@ from stages.checkpoint.checkpoint import check_size, load_part, new_part, read_c
 from stages.checkpoint.manifest import Manifest, read_manifest
 from stages.errors import CheckpointError
 from stages.model.layers import GroupedLinear
+from stages.progress import aligned
 
 SHORT = 12  # hexadecimal digits of a digest that are shown to people: as many as in a file's name
 INDENT = 14
@@ -106,7 +107,7 @@ def _describe(name: str, model: dict[str, Any]) -> str:
         "complete": f"no: {noun} {untrained} not trained yet" if untrained else "yes",
         "architecture": _wrap(_pairs(model["architecture"])),
         "parameters": f"{model['parameters']:,}",
-        noun: _table(["", "parameters", "bytes", "sha256", "file", "on the probe"], _part_rows(model)),
+        noun: "\n".join(aligned([["", "parameters", "bytes", "sha256", "file", "on the probe"], *_part_rows(model)])),
     }
     if "codes" in model and model["kind"] == "chain":
         codes = model["codes"]
@@ -116,7 +117,8 @@ def _describe(name: str, model: dict[str, Any]) -> str:
         sigmas = [[str(i), f"{boundaries[i]:.4g}", f"{boundaries[i + 1]:.4g}"] for i in range(len(boundaries) - 1)]
         prior = f", prior {_pairs(partition['prior'])}" if partition["kind"] == "equal_probability" else ""
         rows["noise"] = f"{partition['kind']}, overlap {partition['overlap']}{prior}"
-        rows["ranges"] = _table([noun[:-1] if len(sigmas) > 1 else "", "sigma high", "sigma low"], sigmas)
+        head = [noun[:-1] if len(sigmas) > 1 else "", "sigma high", "sigma low"]
+        rows["ranges"] = "\n".join(aligned([head, *sigmas]))
     if "tokenizer" in model:
         rows["tokenizer"] = model["tokenizer"]
     rows |= {
@@ -153,11 +155,3 @@ def _pairs(value: object) -> str:
 
 def _wrap(text: str) -> str:
     return textwrap.fill(text, 100, subsequent_indent="  ", break_long_words=False, break_on_hyphens=False)
-
-
-def _table(head: list[str], rows: list[list[str]]) -> str:
-    rows = [head, *rows]
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    return "\n".join(
-        "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows
-    )

@@ -23,7 +23,7 @@ from pathlib import Path
 from stages.checkpoint.bundle import FRONTIER_NAME, Bundle, find_bundle
 from stages.checkpoint.checkpoint import file_digest, replace_file, sync
 from stages.checkpoint.manifest import MANIFEST_NAME, MAX_MANIFEST_BYTES, Part, read_json, read_manifest
-from stages.errors import CheckpointError, InputError, ServiceError, StalePart, regular
+from stages.errors import CheckpointError, InputError, ServiceError, StalePart, file_errors, regular
 
 log = logging.getLogger(__name__)
 
@@ -236,7 +236,7 @@ class ReleaseStore:
         contents.check()
         self._check_signature(contents)
         coming = self.directory / (COMING + contents.name)
-        try:
+        with _writing(coming):
             if sum(_is_name(path.name) for path in self.directory.iterdir()) > MOST_STORED:
                 self.remove_others([*self.in_use, contents.name])
             for other in self.directory.glob(COMING + "*"):
@@ -253,8 +253,6 @@ class ReleaseStore:
             begun = {path: _begun(coming / path, part) for path, part in wanted.items()}
             need = sum(part.bytes - begun[path] for path, part in wanted.items())
             free = shutil.disk_usage(coming).free
-        except OSError as error:
-            raise _trouble(coming, error) from None
         if need + SPARE_BYTES > free:
             raise ServiceError(f"no room on {self.directory}: {need} bytes needed, {free} free; free some space")
         return IncomingRelease(coming, self.directory / contents.name, wanted, begun)
@@ -317,7 +315,7 @@ class IncomingRelease:
         if self._written > (part.bytes or MOST_BESIDE_BYTES):
             most = f"the {part.bytes} bytes that its manifest says" if part.bytes else f"{MOST_BESIDE_BYTES} bytes"
             raise CheckpointError(f"{path} has more than {most}")
-        try:
+        with _writing(target):
             if shutil.disk_usage(self.coming).free < SPARE_BYTES:  # the sizes of those beside weights are told nowhere
                 raise ServiceError(f"no room on {self.coming.parent}: free some space")
             with target.open(mode) as file:
@@ -325,8 +323,6 @@ class IncomingRelease:
                 if self._written == part.bytes:
                     file.flush()
                     os.fsync(file.fileno())
-        except OSError as error:
-            raise _trouble(target, error) from None
         if self._written == part.bytes:
             self._end_file()
 
@@ -336,15 +332,13 @@ class IncomingRelease:
             self._end_file()
         if self._left:
             raise self._short()
-        try:
+        with _writing(self.place):
             for path in [*self.coming.rglob("*"), self.coming]:
                 sync(path)
             if self.place.exists():  # the same release, with a damaged file maybe
                 shutil.rmtree(self.place)
             self.coming.rename(self.place)
             sync(self.place.parent)
-        except OSError as error:
-            raise _trouble(self.place, error) from None
 
     def _end_file(self) -> None:
         """Check the file that ended. Raises CheckpointError."""
@@ -383,5 +377,5 @@ def _is_part(path: Path, part: Part) -> bool:
     return has_size(path, part) and file_digest(path) == part.sha256
 
 
-def _trouble(path: Path, error: OSError) -> ServiceError:
-    return ServiceError(f"cannot write {path}: {error.strerror}; see to that disk and deploy again")
+def _writing(path: Path) -> contextlib.AbstractContextManager[None]:
+    return file_errors(ServiceError, f"cannot write {path}", "see to that disk and deploy again")

@@ -71,7 +71,7 @@ class Host:
         except StatusError as refusal:
             self.counters.refused += 1
             if self.meter is not None:
-                self.meter.refused(refusal)
+                self.meter.refusals[refusal.code.name] += 1
             raise
 
     def take(self, batch: stage_pb2.HopBatch, sender: Callable[[stage_pb2.Hop], str] | None = None) -> stage_pb2.Ack:
@@ -298,7 +298,7 @@ class Host:
         """Tell the router that a request ends here. `lost`: the host that did not take it over."""
         self.counters.faults += 1
         if self.meter is not None:
-            self.meter.faulted(refusal)
+            self.meter.faults[refusal.code.name] += 1
         names = {"request": hop.request, "session": hop.session, "code": refusal.code.name}
         log.warning("request %s ends here: %s", hop.request or "without a name", refusal.message, extra=names)
         self.sessions.release(hop.session)

@@ -118,12 +118,6 @@ class HostCounters:
         if isinstance(event, stage_pb2.Event):
             figures.result_bytes += event.ByteSize()
 
-    def refused(self, refusal: StatusError) -> None:
-        self.refusals[refusal.code.name] += 1
-
-    def faulted(self, refusal: StatusError) -> None:
-        self.faults[refusal.code.name] += 1
-
     def reader(
         self, describe: Callable[[], stage_pb2.DescribeResponse], tls: Tls | None = None
     ) -> Callable[[], MetricValues]:

@@ -6,6 +6,7 @@ from collections.abc import AsyncGenerator, Callable, Sequence
 
 from stages.clock import monotonic
 from stages.errors import InputError
+from stages.threads import cancelled
 from stages.v1 import stage_pb2
 from stages.wire.hop_stream import WARM_TIMEOUT_S, LinkObserver, Relay
 from stages.wire.status import StatusError, failed_precondition
@@ -107,9 +108,8 @@ class NextHosts:
     async def close(self) -> None:
         if self._again is not None:
             self._again.cancel()
-        for keeper in self._keepers.values():
-            keeper.cancel()
-        await asyncio.gather(*self._keepers.values(), *self._closing, return_exceptions=True)
+        await cancelled(self._keepers.values())
+        await asyncio.gather(*self._closing, return_exceptions=True)
         await asyncio.gather(*(relay.close() for relay in self._relays.values()))
 
     async def _keep(self, relay: Relay) -> None:

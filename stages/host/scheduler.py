@@ -237,13 +237,9 @@ class Scheduler:
             self._steps_ms = (monotonic() - begin) * 1000
         if others:
             _advance(others)
-        ended, jobs, self._jobs = list[ScheduledHop](), self._jobs, []
-        now = monotonic()
-        for job in jobs:
-            if job.result is None:
-                self._jobs.append(job)
-                continue
-            ended.append(job)
+        ended, now = [job for job in self._jobs if job.result is not None], monotonic()
+        self._jobs = [job for job in self._jobs if job.result is None]
+        for job in ended:
             begin = max(job.accepted_at, job.session.free_at)  # behind others, not behind pieces of the same step
             job.queue_ms = max((now - begin) * 1000 - job.compute_ms, 0.0)
             job.session.free_at = now
@@ -298,12 +294,8 @@ class Scheduler:
 
     def _first_in_line(self) -> tuple[list[ScheduledHop], list[ScheduledHop]]:
         """AR steps for a pass, and other work: the oldest of each, until their pieces fill it; one at least."""
-        able, urgent = list[ScheduledHop](), list[ScheduledHop]()
-        for job in self._jobs:
-            if job.result is None:
-                able.append(job)
-                if not job.hop.batch:
-                    urgent.append(job)
+        able = [job for job in self._jobs if job.result is None]
+        urgent = [job for job in able if not job.hop.batch]
         # hops of batch requests are left out while there are others, or in their turn all take part
         yields = 0 < len(urgent) < len(able) and self._yields < MOST_YIELDS
         self._yields = self._yields + 1 if yields else 0

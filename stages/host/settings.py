@@ -48,8 +48,24 @@ class HostSettings:
         check_name(self.name, "host name")
 
 
+@dataclass(frozen=True, kw_only=True)
+class ServerSettings:
+    """Settings that hosts and routers have."""
+
+    threads: int | None = setting(None, "processor threads (all cores)", above=0, most=MAX_THREADS)
+    security: Security = LOOPBACK_ONLY
+    # Where releases are kept that are deployed to this server; None: nothing can be.
+    releases: Path | None = setting(None, "keep what is deployed there (none: takes nothing)", metavar="DIR")
+    # For probes, which have no certificate.
+    health: str | None = setting(None, "answer health checks there too, in plain text", metavar="HOST:PORT")
+    seeing: ObservabilitySettings = field(default_factory=ObservabilitySettings)
+    # How long a server that was told to stop continues with what it has begun.
+    drain_s: float = setting(DRAIN_S, "time for running requests to end", above=0, rare=True)
+    signers: Path | None = setting(None, "file: take only what a public key in it signed (any)", rare=True)
+
+
 @dataclass(frozen=True)
-class StageSettings:
+class StageSettings(ServerSettings):
     """Settings of `onesweep host`."""
 
     checkpoint: Path
@@ -57,19 +73,9 @@ class StageSettings:
     listen: str
     next: tuple[str, ...]  # addresses of the hosts that may come after this one
     host: HostSettings
-    threads: int | None = setting(None, "processor threads (all cores)", above=0, most=MAX_THREADS)
-    security: Security = LOOPBACK_ONLY
     # None = who may dial it, or has a certificate.
     tokens: Path | None = setting(None, "who may use it on loopback: `up` makes them")
-    # Where releases are kept that are deployed to this host.
-    releases: Path | None = setting(None, "keep what is deployed there (none: takes nothing)", metavar="DIR")
     registry: "EtcdRegistry | None" = None
     model: Path | None = None  # a copy of what is served, on this machine: it takes its stage from there
     pipes: "AwaitedPipes | None" = None  # of a machine that joined: others open them to this server
     advertise: str | None = None  # what others dial, where that is not what it listens on: for the registry
-    # For probes, which have no certificate.
-    health: str | None = setting(None, "answer health checks there too, in plain text", metavar="HOST:PORT")
-    seeing: ObservabilitySettings = field(default_factory=ObservabilitySettings)
-    # How long a server that was told to stop continues with the sessions it has.
-    drain_s: float = setting(DRAIN_S, "time for running requests to end", above=0, rare=True)
-    signers: Path | None = setting(None, "file: take only what a public key in it signed (any)", rare=True)

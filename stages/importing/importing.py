@@ -111,23 +111,20 @@ def cut(architecture: LlamaArchitecture, hosts: Sequence[StageHost]) -> tuple[in
 def _too_large(a: LlamaArchitecture, hosts: Sequence[StageHost]) -> str:
     needed = stage_cost(a, sum(a.layers), first=True, last=True).held / MEGABYTE
     room = sum(host.memory_bytes for host in hosts) / MEGABYTE
+    named = ", ".join(f"{host.name} {host.memory_bytes / MEGABYTE:,.1f} MB" for host in hosts if host.name)
+    rooms = named and f" (room: {named})"
     if needed > room:
         return (
             f"the weights take {needed:,.0f} MB, the hosts have room for {room:,.0f}: "
-            f"{needed - room:,.0f} MB are missing; add memory or hosts{_rooms(hosts)}"
+            f"{needed - room:,.0f} MB are missing; add memory or hosts{rooms}"
         )
     layer, first, last = (
         stage_cost(a, 1, *ends).held / MEGABYTE for ends in ((False, False), (True, False), (False, True))
     )
     return (
         f"the weights fit these hosts together, but no cut between layers fits each: a layer takes {layer:,.1f} MB, "
-        f"with the embedding {first:,.1f} MB on the first host, with the head {last:,.1f} MB on the last{_rooms(hosts)}"
+        f"with the embedding {first:,.1f} MB on the first host, with the head {last:,.1f} MB on the last{rooms}"
     )
-
-
-def _rooms(hosts: Sequence[StageHost]) -> str:
-    rooms = ", ".join(f"{host.name} {host.memory_bytes / MEGABYTE:,.1f} MB" for host in hosts if host.name)
-    return rooms and f" (room: {rooms})"
 
 
 CHAT_TEMPLATE_NAME, TOOL_TEMPLATE_NAME = "chat_template.jinja", "chat_template_tool_use.jinja"

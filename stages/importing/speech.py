@@ -9,7 +9,7 @@ from typing import Any
 from tokenizers import Tokenizer
 
 from stages.checkpoint.manifest import MAX_PROBE_TOKENS
-from stages.errors import CheckpointError, library_errors, printable, regular
+from stages.errors import CheckpointError, file_errors, library_errors, printable, regular
 from stages.limits import MAX_COUNT, MAX_REPETITION_PENALTY, MAX_TEMPERATURE
 from stages.model.architecture import LlamaArchitecture
 
@@ -169,11 +169,8 @@ def first_bytes(path: Path) -> bytes:
     """First bytes of a file; none where there is no file. Raises CheckpointError."""
     if not path.is_file():
         return b""
-    try:
-        with path.open("rb") as file:
-            return file.read(512)
-    except OSError as error:
-        raise CheckpointError(f"cannot read {path}: {error.strerror}") from None
+    with file_errors(CheckpointError, f"cannot read {path}"), path.open("rb") as file:
+        return file.read(512)
 
 
 # The texts that a model may not travel without.

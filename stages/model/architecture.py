@@ -3,19 +3,24 @@ decoders, Llama's with the options in which other families differ from it."""
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 from functools import cached_property
 from typing import Any, Literal, get_args
 
 from stages.errors import ShapeError
+from stages.settings import check, limits
 
 # Of a model of bytes. There is no padding and no start token: a prompt has at least one token.
 VOCABULARY = 256
+SHAPE = "architecture: "
 MAX_LAYERS = 1024  # every layer is built before its tensors are compared with their file: that takes time
 
 CONTEXT = "own"  # what a block's clean stream reads, in manifests: the text. There is no other.
+
+_SIZE, _LAYERS = limits(least=1, most=1 << 20), limits(least=1, most=MAX_LAYERS)
+_SEVERAL = limits(least=2, most=1 << 20)  # one alone has no next one to learn from
+_WIDTH = limits(least=1, most=1 << 16)  # a place in a row takes 16 bits on the wire
 
 
 @dataclass(frozen=True)
@@ -25,21 +30,17 @@ class Architecture:
     `parts` counts blocks (chain) or stages (AR); `layers` counts transformer layers in *one* part.
     """
 
-    parts: int = 3
-    layers: int = 2
-    width: int = 128
-    heads: int = 4
-    context_length: int = 512
-    code_dim: int = 32
-    condition_dim: int = 64
-    vocabulary: int = VOCABULARY
+    parts: int = field(default=3, metadata=_SIZE)
+    layers: int = field(default=2, metadata=_LAYERS)
+    width: int = field(default=128, metadata=_WIDTH)
+    heads: int = field(default=4, metadata=_SIZE)
+    context_length: int = field(default=512, metadata=_SEVERAL)
+    code_dim: int = field(default=32, metadata=_SIZE)
+    condition_dim: int = field(default=64, metadata=_SIZE)
+    vocabulary: int = field(default=VOCABULARY, metadata=_SEVERAL)
 
     def __post_init__(self) -> None:
-        for name in ("parts", "layers", "width", "heads", "context_length", "code_dim", "condition_dim", "vocabulary"):
-            least = 2 if name in ("context_length", "vocabulary") else 1  # one alone has no next one to learn from
-            # a place in a row takes 16 bits on the wire
-            most = {"width": 1 << 16, "layers": MAX_LAYERS}.get(name, 1 << 20)
-            check_whole(name, getattr(self, name), least, most)
+        check(self, ShapeError, SHAPE)
         if self.parts * self.layers > MAX_LAYERS:
             raise ShapeError(f"architecture: {self.parts * self.layers} layers; at most {MAX_LAYERS} are read")
         if self.width % (2 * self.heads):
@@ -92,6 +93,8 @@ WEIGHT_WORDS: dict[str, str] = {
 MAX_POSITIONS = 1 << 22
 MAX_EXPERTS = 1 << 15  # in all layers together
 GROUP = 32  # weights of 4 or 8 bits that share a scale
+_POSITIONS, _THETA = limits(least=2, most=MAX_POSITIONS), limits(least=1.0, most=1e12)
+_FACTOR, _SCALE = limits(least=0.01, most=1e4), limits(least=1e-3, most=1e6)
 
 
 @dataclass(frozen=True)
@@ -99,15 +102,13 @@ class RopeScaling:
     """Llama 3's longer rotary wavelengths (`rope_type` llama3): those past the original context are stretched by
     `factor`, those well within it are left alone, and what is between goes over smoothly."""
 
-    factor: float
-    low_frequency_factor: float
-    high_frequency_factor: float
-    original_positions: int
+    factor: float = field(metadata=_FACTOR)
+    low_frequency_factor: float = field(metadata=_FACTOR)
+    high_frequency_factor: float = field(metadata=_FACTOR)
+    original_positions: int = field(metadata=_POSITIONS)
 
     def __post_init__(self) -> None:
-        for name in ("factor", "low_frequency_factor", "high_frequency_factor"):
-            check_number(f"rope_scaling.{name}", getattr(self, name), 0.01, 1e4)
-        check_whole("rope_scaling.original_positions", self.original_positions, 2, MAX_POSITIONS)
+        check(self, ShapeError, f"{SHAPE}rope_scaling.")
         if self.low_frequency_factor >= self.high_frequency_factor:
             raise ShapeError(
                 f"architecture: rope_scaling.low_frequency_factor {self.low_frequency_factor} must be below "
@@ -119,63 +120,37 @@ class RopeScaling:
 class LinearScaling:
     """All rotary wavelengths stretched by `factor` (`rope_type` linear)."""
 
-    factor: float
+    factor: float = field(metadata=_FACTOR)
 
     def __post_init__(self) -> None:
-        check_number("rope_scaling.factor", self.factor, 0.01, 1e4)
+        check(self, ShapeError, f"{SHAPE}rope_scaling.")
 
 
 @dataclass(frozen=True)
 class SlidingWindow:
     """Sliding attention: in these layers a position sees itself and the `size` - 1 before it."""
 
-    size: int
-    layers: tuple[int, ...]  # their numbers in the whole model, in order
-    rope_theta: float | None = None  # theirs, unscaled, where it is not the model's
+    size: int = field(metadata=limits(least=1, most=MAX_POSITIONS))
+    layers: tuple[int, ...] = field(metadata=limits(least=0, most=MAX_LAYERS - 1))  # in the whole model, in order
+    rope_theta: float | None = field(default=None, metadata=_THETA)  # theirs, unscaled, where it is not the model's
 
     def __post_init__(self) -> None:
-        check_whole("window.size", self.size, 1, MAX_POSITIONS)
-        if not isinstance(self.layers, tuple) or not self.layers:
-            raise ShapeError(f"architecture: window.layers must list the layers that slide, not {self.layers!r}")
-        for number in self.layers:
-            check_whole("window.layers", number, 0, MAX_LAYERS - 1)
-        if list(self.layers) != sorted(set(self.layers)):
-            raise ShapeError("architecture: window.layers must name each layer once, in order")
-        if self.rope_theta is not None:
-            check_number("window.rope_theta", self.rope_theta, 1.0, 1e12)
+        check(self, ShapeError, f"{SHAPE}window.")
+        if not self.layers or list(self.layers) != sorted(set(self.layers)):
+            raise ShapeError("architecture: window.layers must name each layer that slides once, in order")
 
 
 @dataclass(frozen=True)
 class Experts:
     """A mixture of MLPs: a router chooses `used` of `count` for each position, and adds them up by its weights."""
 
-    count: int
+    count: int = field(metadata=limits(least=2, most=MAX_EXPERTS))
     used: int
     normalised: bool  # the weights of those that are used add up to one
 
     def __post_init__(self) -> None:
-        check_whole("experts.count", self.count, 2, MAX_EXPERTS)
+        check(self, ShapeError, f"{SHAPE}experts.")
         check_whole("experts.used", self.used, 1, self.count)
-        if type(self.normalised) is not bool:
-            raise ShapeError(f"architecture: experts.normalised must be true or false, not {self.normalised!r}")
-
-
-def check_number(name: str, value: object, least: float, most: float) -> None:
-    """Raises ShapeError for what is no number from `least` to `most`."""
-    if type(value) not in (int, float) or not math.isfinite(value) or not least <= value <= most:  # type: ignore[arg-type,operator]
-        raise ShapeError(f"architecture: {name} must be a number from {least:g} to {most:g}, not {value!r}")
-
-
-_BOUNDS = {
-    "width": (2, 1 << 16),
-    "heads": (1, 1 << 12),
-    "kv_heads": (1, 1 << 12),
-    "head_dim": (2, 1 << 12),
-    "mlp_width": (1, 1 << 20),
-    "positions": (2, MAX_POSITIONS),
-    "vocabulary": (2, 1 << 22),
-}
-_CHOICES = {"attention_bias": Bias, "qk_norm": QkNorm, "norms": Norms, "activation": Activation, "weights": Weights}
 
 
 @dataclass(frozen=True)
@@ -186,16 +161,17 @@ class LlamaArchitecture:
     that matrix once; of several stages the last has a copy of it, for a host holds its own stage only.
     """
 
-    layers: tuple[int, ...]  # transformer layers of each stage: stages are cut by cost, the head's too
-    width: int
-    heads: int
-    kv_heads: int
-    head_dim: int
-    mlp_width: int  # of each expert, where there are several
-    positions: int
-    vocabulary: int
-    norm_epsilon: float = 1e-5
-    rope_theta: float = 10000.0
+    # Transformer layers of each stage: stages are cut by cost, the head's too.
+    layers: tuple[int, ...] = field(metadata=_LAYERS)
+    width: int = field(metadata=limits(least=2, most=1 << 16))
+    heads: int = field(metadata=limits(least=1, most=1 << 12))
+    kv_heads: int = field(metadata=limits(least=1, most=1 << 12))
+    head_dim: int = field(metadata=limits(least=2, most=1 << 12))
+    mlp_width: int = field(metadata=_SIZE)  # of each expert, where there are several
+    positions: int = field(metadata=_POSITIONS)
+    vocabulary: int = field(metadata=limits(least=2, most=1 << 22))
+    norm_epsilon: float = field(default=1e-5, metadata=limits(least=1e-12, most=0.1))
+    rope_theta: float = field(default=10000.0, metadata=_THETA)
     rope_scaling: RopeScaling | LinearScaling | None = None
     tied_head: bool = False
     attention_bias: Bias = "none"
@@ -205,40 +181,28 @@ class LlamaArchitecture:
     norms: Norms = "before"
     activation: Activation = "silu"
     rotary_dim: int | None = None  # numbers of a head that are rotated; None for all
-    query_scalar: float | None = None  # attention's scores are divided by its root; None for head_dim
-    attention_softcap: float | None = None
-    logit_softcap: float | None = None
+    # Attention's scores are divided by its root; None for head_dim.
+    query_scalar: float | None = field(default=None, metadata=_SCALE)
+    attention_softcap: float | None = field(default=None, metadata=_SCALE)
+    logit_softcap: float | None = field(default=None, metadata=_SCALE)
     window: SlidingWindow | None = None
     experts: Experts | None = None
     weights: Weights = "float32"
     eight_bits: tuple[Matrix, ...] = ()  # those that have 8 bits where the weights have 4
 
     def __post_init__(self) -> None:
-        for name, (least, most) in _BOUNDS.items():
-            check_whole(name, getattr(self, name), least, most)
-        if not isinstance(self.layers, tuple) or not self.layers:
-            raise ShapeError(f"architecture: layers must list the layers of each stage, not {self.layers!r}")
-        for count in self.layers:
-            check_whole("layers of a stage", count, 1, MAX_LAYERS)
+        check(self, ShapeError, SHAPE)
+        if not self.layers:
+            raise ShapeError("architecture: layers must list the layers of each stage")
         if self.total_layers > MAX_LAYERS:
             raise ShapeError(f"architecture: {self.total_layers} layers; at most {MAX_LAYERS} are read")
         if self.heads % self.kv_heads:
             raise ShapeError(f"architecture: heads {self.heads} must be a multiple of kv_heads {self.kv_heads}")
         if self.head_dim % 2:
             raise ShapeError(f"architecture: head_dim {self.head_dim} must be even (rotary pairs)")
-        check_number("norm_epsilon", self.norm_epsilon, 1e-12, 0.1)
-        check_number("rope_theta", self.rope_theta, 1.0, 1e12)
-        if type(self.tied_head) is not bool:
-            raise ShapeError(f"architecture: tied_head must be true or false, not {self.tied_head!r}")
-        for name, kind in _CHOICES.items():
-            if (value := getattr(self, name)) not in get_args(kind):
-                raise ShapeError(f"architecture: {name} must be one of {', '.join(get_args(kind))}, not {value!r}")
         self._check_options()
 
     def _check_options(self) -> None:
-        for name in ("query_scalar", "attention_softcap", "logit_softcap"):
-            if getattr(self, name) is not None:
-                check_number(name, getattr(self, name), 1e-3, 1e6)
         if self.rotary_dim is not None:
             check_whole("rotary_dim", self.rotary_dim, 2, self.head_dim)
             if self.rotary_dim % 2:

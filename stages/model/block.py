@@ -8,11 +8,35 @@ from typing import cast
 import numpy as np
 import torch
 from torch import Tensor, nn
+from torch.nn import functional as F
 
 from stages.model.architecture import VOCABULARY, Architecture
-from stages.model.layers import Layer, LayerCache, NoiseCondition, initialise, noise_frequencies, rotary_table
+from stages.model.layers import Layer, LayerCache, initialise, rotary_table
 from stages.model.randomness import Purpose, raw_words
 from stages.model.samplers import input_scale
+
+FOURIER_FEATURES = 16
+
+
+def noise_frequencies() -> Tensor:
+    """Angular frequencies of the Fourier features of c_noise: (16,) float32."""
+    with torch.device("cpu"):  # powers without memory would import torch's compiler
+        return 2.0 ** torch.linspace(-1, 5, FOURIER_FEATURES)
+
+
+class NoiseCondition(nn.Module):
+    """Embeds c_noise = ln(sigma)/4 for AdaLN: sigma (batch, positions) -> (batch, positions, condition_dim)."""
+
+    frequencies: Tensor
+
+    def __init__(self, condition_dim: int) -> None:
+        super().__init__()
+        self.register_buffer("frequencies", noise_frequencies(), persistent=False)
+        self.project = nn.Linear(2 * FOURIER_FEATURES, condition_dim)
+
+    def forward(self, sigma: Tensor) -> Tensor:
+        angle = (sigma.log() / 4)[..., None] * self.frequencies
+        return F.silu(self.project(torch.cat([angle.cos(), angle.sin()], dim=-1)))
 
 
 # Codes are integers of 16 bits divided by an integer norm: IEEE arithmetic alone, so every machine computes the digest

@@ -16,8 +16,6 @@ from torch.nn import functional as F
 
 from stages.model.architecture import GROUP
 
-FOURIER_FEATURES = 16
-
 Numbers = Any  # NDArray[np.float32] in the processor's memory, a Tensor on another device: both are assigned to alike
 
 
@@ -80,27 +78,6 @@ class LayerCache:
 
     def stored(self) -> tuple[Tensor, Tensor]:
         return self.keys[:, :, : self.length], self.values[:, :, : self.length]
-
-
-def noise_frequencies() -> Tensor:
-    """Angular frequencies of the Fourier features of c_noise: (16,) float32."""
-    with torch.device("cpu"):  # powers without memory would import torch's compiler
-        return 2.0 ** torch.linspace(-1, 5, FOURIER_FEATURES)
-
-
-class NoiseCondition(nn.Module):
-    """Embeds c_noise = ln(sigma)/4 for AdaLN: sigma (batch, positions) -> (batch, positions, condition_dim)."""
-
-    frequencies: Tensor
-
-    def __init__(self, condition_dim: int) -> None:
-        super().__init__()
-        self.register_buffer("frequencies", noise_frequencies(), persistent=False)
-        self.project = nn.Linear(2 * FOURIER_FEATURES, condition_dim)
-
-    def forward(self, sigma: Tensor) -> Tensor:
-        angle = (sigma.log() / 4)[..., None] * self.frequencies
-        return F.silu(self.project(torch.cat([angle.cos(), angle.sin()], dim=-1)))
 
 
 class CausalLayer(nn.Module):

@@ -8,7 +8,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from stages.limits import MAX_BIAS, MAX_BIASES
+from stages.limits import MAX_BIAS, MAX_BIASES, MAX_PENALTY, MAX_REPETITION_PENALTY
+from stages.settings import limits
 
 # Candidates travel as a list, not as a tree of shared beginnings: they part within a few tokens, so a tree would save
 # next to nothing and cost a mask.
@@ -136,15 +137,15 @@ class Shaping:
     # The most likely tokens, so many; 0: all. Of equally likely ones those with the lower numbers.
     top_k: int = 0
     # Of these, the most likely that have this share together (Holtzman et al. 2019, arXiv 1904.09751).
-    top_p: float = 1.0
+    top_p: float = field(default=1.0, metadata=limits(above=0, most=1))
     # Of these, those at least so likely, as a share of the most likely one (Nguyen et al. 2024, arXiv 2407.01082).
-    min_p: float = 0.0
+    min_p: float = field(default=0.0, metadata=limits(least=0, most=1))
     # Taken from the logit of a token for each time that it was written, and once if it was.
-    frequency_penalty: float = 0.0
-    presence_penalty: float = 0.0
+    frequency_penalty: float = field(default=0.0, metadata=limits(least=-MAX_PENALTY, most=MAX_PENALTY))
+    presence_penalty: float = field(default=0.0, metadata=limits(least=-MAX_PENALTY, most=MAX_PENALTY))
     # What the logit of a token that was read or written is divided by, or multiplied where it is negative (Keskar et
     # al. 2019, arXiv 1909.05858).
-    repetition_penalty: float = 1.0
+    repetition_penalty: float = field(default=1.0, metadata=limits(above=0, most=MAX_REPETITION_PENALTY))
     logit_bias: Mapping[int, float] = field(default_factory=dict)  # added to the logits of tokens, after the penalties
     prompt: int = 0  # number of tokens that were given: those after them were written
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Literal, cast
 
 import torch
@@ -12,8 +12,9 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from stages.errors import ShapeError
-from stages.model.architecture import MAX_LAYERS, check_whole
-from stages.model.layers import FOURIER_FEATURES, noise_frequencies
+from stages.model.architecture import MAX_LAYERS, SHAPE
+from stages.model.block import FOURIER_FEATURES, noise_frequencies
+from stages.settings import check, limits
 
 FAMILY = "picture"
 # Standard deviation of what the net sees: c_skip, c_out and the usual noise prior are made for it (EDM, arXiv
@@ -21,6 +22,7 @@ FAMILY = "picture"
 DATA_STD = 0.5
 MAX_SIDE, MAX_CHANNELS, MAX_TOKENS, MAX_CLASSES = 1024, 4, 4096, 10_000
 MAX_CLASS_NAME = 64
+_SIDE, _COUNT, _WIDTH = (limits(least=1, most=most) for most in (MAX_SIDE, 1 << 10, 1 << 14))
 
 
 @dataclass(frozen=True)
@@ -30,38 +32,27 @@ class PictureArchitecture:
     `parts` counts blocks or stages, `layers` transformer layers in *one* of them; `features` is the net's width.
     """
 
-    height: int
-    width: int
-    channels: int
+    height: int = field(metadata=_SIDE)
+    width: int = field(metadata=_SIDE)
+    channels: int = field(metadata=limits(least=1, most=MAX_CHANNELS))
     classes: tuple[str, ...]
     # A patch is a row on the wire, with a scale of its own: larger ones cost fewer bytes and see less detail.
-    patch: int = 4
-    parts: int = 3
-    layers: int = 2
-    features: int = 96
-    heads: int = 4
-    condition_dim: int = 96
+    patch: int = field(default=4, metadata=_SIDE)
+    parts: int = field(default=3, metadata=_COUNT)
+    layers: int = field(default=2, metadata=_COUNT)
+    features: int = field(default=96, metadata=_WIDTH)
+    heads: int = field(default=4, metadata=_COUNT)
+    condition_dim: int = field(default=96, metadata=_WIDTH)
     # Of the training pixels, which are 0 to 1: the net sees pixels of mean 0 and standard deviation DATA_STD.
-    mean: float = 0.5
-    deviation: float = 0.25
+    mean: float = field(default=0.5, metadata=limits(least=0, most=1))
+    deviation: float = field(default=0.25, metadata=limits(least=1e-3, most=1))
     # The other architectures of a manifest are told apart by it.
     family: str = FAMILY  # what a manifest says of its kind of model
 
     def __post_init__(self) -> None:
         if self.family != FAMILY:
             raise ShapeError(f"architecture: family {self.family!r} is not {FAMILY!r}")
-        for name, most in (
-            ("height", MAX_SIDE),
-            ("width", MAX_SIDE),
-            ("channels", MAX_CHANNELS),
-            ("patch", MAX_SIDE),
-            ("parts", 1 << 10),
-            ("layers", 1 << 10),
-            ("features", 1 << 14),
-            ("heads", 1 << 10),
-            ("condition_dim", 1 << 14),
-        ):
-            check_whole(name, getattr(self, name), 1, most)
+        check(self, ShapeError, SHAPE)
         if self.parts * self.layers > MAX_LAYERS:
             raise ShapeError(f"architecture: {self.parts * self.layers} layers; at most {MAX_LAYERS} are read")
         if self.height % self.patch or self.width % self.patch:
@@ -73,10 +64,8 @@ class PictureArchitecture:
         if not 1 <= len(self.classes) <= MAX_CLASSES or len(set(self.classes)) != len(self.classes):
             raise ShapeError(f"architecture: needs 1 to {MAX_CLASSES} classes of different names")
         for name in self.classes:
-            if not isinstance(name, str) or not 0 < len(name) <= MAX_CLASS_NAME or not name.isprintable():
+            if not 0 < len(name) <= MAX_CLASS_NAME or not name.isprintable():
                 raise ShapeError(f"architecture: a class needs a printable name of at most {MAX_CLASS_NAME} characters")
-        if not 0 <= self.mean <= 1 or not 1e-3 <= self.deviation <= 1:
-            raise ShapeError("architecture: mean must be from 0 to 1, and deviation from 0.001 to 1")
 
     @staticmethod
     def from_record(record: Mapping[str, Any]) -> PictureArchitecture:

@@ -30,6 +30,7 @@ import psutil
 
 from stages.clock import monotonic
 from stages.errors import InputError
+from stages.threads import cancelled
 from stages.v1 import join_pb2, join_pb2_grpc
 from stages.wire.channel import LINK_DOMAIN, LINKS_VARIABLE, open_channel, parse_address
 from stages.wire.pipes import PIECE_BYTES, CalledPipe, Pipe, ServedPipe, SocketPipe, splice
@@ -283,9 +284,7 @@ class MachineLinks:
         return False
 
     async def close(self) -> None:
-        for task in self._tasks:
-            task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await cancelled(self._tasks)
         for channel in self._channels.values():
             await channel.close()
 
@@ -340,9 +339,7 @@ class MachineLinks:
         except TimeoutError:
             pass
         finally:
-            for task in probes:
-                task.cancel()
-            await asyncio.gather(*probes, return_exceptions=True)
+            await cancelled(probes)
         return None
 
     async def _shows(self, address: str, name: str) -> str:

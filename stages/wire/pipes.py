@@ -9,6 +9,7 @@ from typing import Any, Protocol
 
 import grpc.aio
 
+from stages.threads import cancelled
 from stages.v1 import join_pb2
 from stages.wire.status import Context, ignoring_ended_call
 
@@ -98,6 +99,4 @@ async def splice(first: Pipe, second: Pipe) -> None:
     try:
         await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
     finally:
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        await cancelled(tasks)

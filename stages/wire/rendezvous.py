@@ -37,7 +37,7 @@ from stages.wire.links import (
 from stages.wire.messages import PROTOCOL, hops_refusal
 from stages.wire.pipes import Pipe, ServedPipe, splice
 from stages.wire.secret_files import make_private_directory, read_file, write_file
-from stages.wire.status import Context, StatusError, exhausted, invalid
+from stages.wire.status import Context, StatusError, exhausted, invalid, unavailable
 from stages.wire.tickets import Invitations, secret_hash
 from stages.wire.tls import Security, Tls
 from stages.wire.tokens import HEADER, SCHEME
@@ -261,12 +261,9 @@ class Rendezvous(join_pb2_grpc.JoinServiceServicer):
             own = ServedPipe(requests, context)
             if TO_KEY in metadata:
                 target = self._reachable(machine, str(metadata[TO_KEY]))
-                other, done = await self._opened(target, machine.name)
-                try:
+                async with self._opened(target, machine.name) as other:
                     await context.write(join_pb2.Chunk())
                     await splice(own, other)
-                finally:
-                    done.set()
                 return
             waiting = self._waiting.get(str(metadata.get(PIPE_KEY, "")))
             if waiting is None or waiting.machine != machine.name or waiting.found.done():
@@ -280,24 +277,26 @@ class Rendezvous(join_pb2_grpc.JoinServiceServicer):
 
     async def dial(self, name: str, local: Pipe) -> None:
         """Join a connection of this machine's router to a machine's stage server. Raises StatusError."""
-        other, done = await self._opened(self._present(name), ROUTER_NAME)
-        try:
+        async with self._opened(self._present(name), ROUTER_NAME) as other:
             await splice(local, other)
-        finally:
-            done.set()
 
-    async def _opened(self, target: Machine, caller: str) -> tuple[Pipe, asyncio.Event]:
-        """The end of a pipe that `target` was asked to open here, and what to set when it is not needed any more."""
+    @asynccontextmanager
+    async def _opened(self, target: Machine, caller: str) -> AsyncIterator[Pipe]:
+        """The end of a pipe that `target` was asked to open here, for as long as it is needed. Raises StatusError."""
         pipe, waiting = secrets.token_hex(16), _Waiting(target.name)
         self._waiting[pipe] = waiting
         try:
             self._notify(target, join_pb2.Notice(pipe=pipe, caller=caller))
             async with asyncio.timeout(NOTICE_S):
-                return await waiting.found, waiting.done
+                other = await waiting.found
         except TimeoutError:
-            raise StatusError(grpc.StatusCode.UNAVAILABLE, f"machine {target.name} does not answer") from None
+            raise unavailable(f"machine {target.name} does not answer") from None
         finally:
             del self._waiting[pipe]
+        try:
+            yield other
+        finally:
+            waiting.done.set()
 
     def _notify(self, target: Machine, notice: join_pb2.Notice) -> None:
         if target.notices is None or target.notices.full():

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from stages.errors import InputError, ServiceError
+from stages.errors import InputError, ServiceError, file_errors
 
 SECRET, PUBLIC = 0o600, 0o644
 SECRET_MODE = 0o027  # permissions that no secret's file may have: its group may read it, others nothing
@@ -18,10 +18,8 @@ GROUP_READS = 0o040  # the one permission that a replaced file keeps beyond its 
 
 def read_file(path: Path) -> bytes:
     """Read a file. Raises InputError."""
-    try:
+    with file_errors(InputError, f"cannot read {path}"):
         return path.read_bytes()
-    except OSError as error:
-        raise InputError(f"cannot read {path}: {error.strerror}") from None
 
 
 def check_secret(path: Path) -> None:
@@ -60,20 +58,16 @@ def check_private(directory: Path) -> None:
 
 def make_state_directory(directory: Path) -> None:
     """Make a directory that is this user's alone, or check one. Raises ServiceError."""
-    try:
+    with file_errors(ServiceError, f"cannot make {directory}", "name another in ONESWEEP_STATE"):
         directory.mkdir(mode=0o700, parents=True, exist_ok=True)
-    except OSError as error:
-        raise ServiceError(f"cannot make {directory}: {error.strerror}; name another in ONESWEEP_STATE") from None
     check_private(directory)
 
 
 def make_private_directory(directory: Path) -> None:
     """Make a directory that only its owner can enter, or check one. Raises InputError."""
-    try:
+    with file_errors(InputError, f"cannot make the directory {directory}"):
         directory.mkdir(mode=0o700, parents=True, exist_ok=True)
         mode = stat.S_IMODE(directory.stat().st_mode)
-    except OSError as error:
-        raise InputError(f"cannot make the directory {directory}: {error.strerror}") from None
     if mode & 0o077:
         raise InputError(f"{directory} holds keys and others can enter it: chmod 700 {directory}")
 
@@ -84,24 +78,20 @@ def write_file(path: Path, raw: bytes, mode: int = SECRET) -> None:
     At no moment can anyone read it but those whom `mode` allows, and the old group. Raises InputError.
     """
     part = path.with_name(f".{path.name}.part")
-    try:
+    with file_errors(InputError, f"cannot write {path}"):
         part.unlink(missing_ok=True)
         with open(part, "xb", opener=lambda name, flags: os.open(name, flags, mode)) as file:
             file.write(raw)
             if path.exists():
                 _be_like(file.fileno(), path, mode)
         part.replace(path)
-    except OSError as error:
-        raise InputError(f"cannot write {path}: {error.strerror}") from None
 
 
 @contextmanager
 def lock_beside(path: Path) -> Iterator[None]:
     """Keep other commands from changing the files beside `path` between reading and writing. Raises InputError."""
-    try:
+    with file_errors(InputError, f"cannot write {path}"):
         handle = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    except OSError as error:
-        raise InputError(f"cannot write {path}: {error.strerror}") from None
     try:
         fcntl.flock(handle, fcntl.LOCK_EX)
         yield

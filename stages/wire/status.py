@@ -122,6 +122,22 @@ def made_printable(message: M) -> M:
     return message
 
 
+def record_of(message: Message) -> dict[str, Any]:
+    """A message as JSON values, under its own names. Protobuf's JSON would have 64-bit numbers as strings."""
+    record: dict[str, Any] = {}
+    for described in message.DESCRIPTOR.fields:
+        value, kind = getattr(message, described.name), described.message_type
+        if kind is not None and kind.GetOptions().map_entry:
+            record[described.name] = dict(value)
+        elif described.is_repeated:
+            record[described.name] = [record_of(each) if kind else each for each in value]
+        elif described.enum_type is not None:
+            record[described.name] = described.enum_type.values_by_number[value].name
+        elif not described.has_presence or message.HasField(described.name):
+            record[described.name] = record_of(value) if kind else value
+    return record
+
+
 def invalid(message: str) -> StatusError:
     return StatusError(grpc.StatusCode.INVALID_ARGUMENT, message)
 

@@ -21,7 +21,7 @@ import pytest
 pytestmark = pytest.mark.slow
 
 ROOT = Path(__file__).resolve().parents[2]
-PAGES = ["README.md", "docs/deploy.md", "docs/http.md", "docs/pretrained.md", "docs/security.md"]
+PAGES = ["README.md", "docs/deploy.md", "docs/http.md", "docs/pretrained.md", "docs/security.md", "docs/train.md"]
 FENCE = re.compile(r"(?:<!-- (?P<note>[^>]*) -->\n)?```(?P<language>\w+)\n(?P<body>.*?)```", re.DOTALL)
 SET_UP = re.compile(r"(git clone|make demo|pip install|\. \.venv/bin/activate)\b")  # the fixture has done it
 SERVER = re.compile(r"onesweep (host|stage|router|http|train coordinate)\b|onesweep up\b(?!.*--detach)")

@@ -178,10 +178,10 @@ def training(directory: Path) -> dict[str, Any]:
         assert rig.trained(what, fresh(), stop_at=(run, 5)) == found[what], "a stop changes nothing"
     late = {"in_time": 0.6, "lost": 0.2, "slowness": (1.0, 3.0)}
     ways: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
-        "mean": ({}, {"outer": "mean", "codec": "fp32", "down_codec": "fp32", "deadline": "lockstep"}),
-        "nesterov": ({}, {"outer": "nesterov", "codec": "int8", "down_codec": "int8", "deadline": "lockstep"}),
-        "scorer": ({}, {"model": "scorer", "context_by": "copies", "codec": "int8", "deadline": "lockstep"}),
-        "late": (late, {"model": "ar", "deadline": "adaptive", "codec": "e3m0", "down_codec": "int8", "rounds": 4}),
+        "mean": ({}, {"codec": "fp32", "down_codec": "fp32", "deadline_s": 0}),
+        "nesterov": ({}, {"outer_momentum": 0.3, "codec": "int8", "down_codec": "int8", "deadline_s": 0}),
+        "scorer": ({}, {"model": "scorer", "context_by": "copies", "codec": "int8", "deadline_s": 0}),
+        "late": (late, {"model": "ar", "codec": "e3m0", "down_codec": "int8", "rounds": 4}),
         "fragments": ({}, {"fragments": 2, "steps_per_round": 4}),
     }
     for name, (fleet, settings) in ways.items():

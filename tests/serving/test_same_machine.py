@@ -69,7 +69,7 @@ def test_without_the_token_a_router_and_a_host_refuse_every_call(
     tokens = {name: Path(words[words.index("--tokens") + 1]) for name, words in arguments.items()}
     (host,) = topology.hosts
     settings = StageSettings(
-        bundle, host.blocks, host.listen, (), HostSettings(host.name), 1, tokens=tokens[host.name], drain_s=5.0
+        bundle, host.blocks, host.listen, (), HostSettings(host.name), threads=1, tokens=tokens[host.name], drain_s=5.0
     )
     servers.run(StageServer(settings).run)
     servers.router(topology, bundle, tokens=tokens["router"])

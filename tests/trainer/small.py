@@ -44,7 +44,7 @@ tiny = TrainingConfig(
 rounds_config = replace(
     tiny,
     architecture=replace(tiny.architecture, layers=1),
-    rounds=RoundSettings(steps_per_round=2, rounds=3, replicas=2, deadline="lockstep", codec="fp32", down_codec="fp32"),
+    rounds=RoundSettings(steps_per_round=2, rounds=3, replicas=2, deadline_s=0, codec="fp32", down_codec="fp32"),
 )
 partition = equal_probability(2, 0.15, 10.0)
 

@@ -12,7 +12,7 @@ from torch import Tensor
 from stages.checkpoint.checkpoint import replace_file, update_manifest, write_manifest
 from stages.checkpoint.gate import PROBE_TEXT
 from stages.checkpoint.manifest import MANIFEST_NAME, MAX_PROBE_TOKENS, TOKENIZER_NAME, Manifest, read_manifest
-from stages.errors import CheckpointError, ConfigError
+from stages.errors import CheckpointError, ConfigError, file_errors
 from stages.model.architecture import Architecture
 from stages.model.block import Codes
 from stages.model.partition import NoisePartition, equal_entropy, equal_probability
@@ -100,10 +100,8 @@ def open_checkpoint_dir(out: Path, new: Manifest, tokenizer: TextTokenizer | Non
 
     Raises CheckpointError for another run's, ConfigError for a directory that cannot be made.
     """
-    try:
+    with file_errors(ConfigError, f"cannot train into {out}", "give another --out"):
         (out / RUN_FOLDER).mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise ConfigError(f"cannot train into {out}: {error.strerror}; give another --out") from None
     with lock_beside(out / MANIFEST_NAME):  # two blocks' trainings may be the first at once
         if not (out / MANIFEST_NAME).exists():
             if tokenizer is not None:

@@ -18,8 +18,6 @@ if TYPE_CHECKING:
 MAX_COUNT = 2**31
 MAX_SECONDS = 1e7
 
-OuterName = Literal["mean", "nesterov"]
-LateName = Literal["drop", "stale", "keep"]
 CodecName = Literal["fp32", "int8", "e3m0", "top7", "top32"]
 SPARSE: tuple[CodecName, ...] = ("top7", "top32")  # codecs that leave most numbers out
 
@@ -35,25 +33,20 @@ class RoundSettings:
     # H: local steps of a worker between two merges.
     steps_per_round: int = field(default=30, metadata=limits(least=1, most=MAX_COUNT))
     replicas: int = field(default=2, metadata=limits(least=1, most=1024))  # M: workers a part
-    # In 45 rounds of 30 steps a plain mean ends nearest to one place. DiLoCo's momentum of 0.9 is far worse in short
-    # runs, and worst where updates are late or workers do not wait; docs/research/rounds.md has the tables.
-    outer: OuterName = "mean"
-    # In 30 rounds of 16 steps on tiny batches, rate 1 with momentum 0.3 was 0.03 nats better than a mean.
+    # Of the outer optimizer: 1 and 0 are a plain mean, which in 45 rounds of 30 steps ends nearest to one place.
+    # DiLoCo's momentum of 0.9 is far worse in short runs, and worst where updates are late; docs/research/rounds.md has
+    # the tables. In 30 rounds of 16 steps on tiny batches, rate 1 with momentum 0.3 was 0.03 nats better than a mean.
     outer_rate: float = field(default=1.0, metadata=limits(least=1e-6, most=10))
-    outer_momentum: float = field(default=0.3, metadata=limits(least=0, most=1))
-    deadline: Literal["lockstep", "fixed", "adaptive"] = "adaptive"
-    # Seconds after which a round is closed with what has come, if anything has; `lockstep` has no deadline.
-    deadline_s: float = field(default=600.0, metadata=limits(least=1e-3, most=MAX_SECONDS))
-    # `adaptive`: share of the expected workers that is waited for.
+    outer_momentum: float = field(default=0.0, metadata=limits(least=0, most=1))
+    # Seconds after which a round is closed with what has come, if anything has; 0: it waits for all that are there.
+    deadline_s: float = field(default=600.0, metadata=limits(least=0, most=MAX_SECONDS))
+    # Share of the expected workers after which the others have a while yet: so many times the median arrival.
     quorum: float = field(default=0.5, metadata=limits(least=0, most=1))
-    # `adaptive`: times the median arrival that the others are given.
     grace: float = field(default=1.5, metadata=limits(least=1, most=1000))
-    # With a mean, and with rate 1 and momentum 0.3, late work at half weight is better than none; with DiLoCo's
-    # momentum of 0.9 it is not.
-    late: LateName = "stale"
-    # `stale`: weight lost with each round that an update is late.
+    # What is left of an update's weight with each round that it is late: 0 drops it. With a mean, and with rate 1 and
+    # momentum 0.3, late work at half weight is better than none; with DiLoCo's momentum of 0.9 it is not.
     stale_discount: float = field(default=0.5, metadata=limits(least=0, most=1))
-    # Rounds after which an update is refused, whatever `late` says.
+    # Rounds after which a late update is refused.
     max_staleness: int = field(default=8, metadata=limits(least=0, most=1024))
     # int8 cost no loss against fp32; on a 20 Mbit/s uplink a worker with steps of 0.4 s trains 93 % of the time with
     # int8 and 87 % with fp32.
@@ -62,7 +55,7 @@ class RoundSettings:
     # How stages of a scorer get what they read: from copies of the stages before, which they run, or as the features
     # that the workers of these stages make, step by step. Copies are older, by a round: a scorer learns much less from
     # them, so `auto` has it read features, where its settings allow that.
-    context_by: Literal["auto", "copies", "features"] = "auto"
+    context_by: Literal["auto", "copies"] = "auto"
     # Fragments of a part that are exchanged in turn within a round; 1 is the whole at its end.
     fragments: int = field(default=1, metadata=limits(least=1, most=256))
     # `scored`: an update must lower the loss on held-out text; `none` merges all that is not absurd; `auto` scores
@@ -81,22 +74,14 @@ class RoundSettings:
                 f"{self.fragments} fragments do not find room in a round of {self.steps_per_round} steps; "
                 "give fewer fragments, or more steps_per_round"
             )
-        if self.context_by == "features" and not self._may_read_features:
-            raise ConfigError(
-                "context_by = features is for stages that go through their rounds together and whole: give model = "
-                '"scorer" and fragments = 1; or context_by = "copies"'
-            )
         if self.fragments > 1 and {self.codec, self.down_codec} & set(SPARSE):
             raise ConfigError(f"codecs {' and '.join(SPARSE)} are for whole parts: give fragments = 1")
 
     @property
     def by_features(self) -> bool:
-        """True if parts read what the workers of the parts before make while the round lasts."""
-        return self.context_by != "copies" and self._may_read_features
-
-    @property
-    def _may_read_features(self) -> bool:
-        return self.model == "scorer" and self.fragments == 1
+        """True if parts read what the workers of the parts before make while the round lasts: stages that go through
+        their rounds together and whole."""
+        return self.context_by == "auto" and self.model == "scorer" and self.fragments == 1
 
     def up_codec(self, round_: int) -> CodecName:
         """The codec of a round's updates: the last ones send all that a sparse codec had left out."""

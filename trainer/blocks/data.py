@@ -156,12 +156,9 @@ def _checked(name: str, train: bytes, valid: bytes) -> Corpus:
 
 def precision(bfloat16: bool, device: str) -> torch.autocast:
     """Products in bfloat16 within it, if that is asked for and `device` is quick at it; else in float32."""
-    return torch.autocast(device, dtype=torch.bfloat16, enabled=bfloat16 and quick_bfloat16(device))
-
-
-def quick_bfloat16(device: str) -> bool:
-    """False on processors that compute bfloat16 in software: with AVX2 alone a product takes 65 times as long."""
-    return device != "cpu" or torch.backends.cpu.get_cpu_capability().startswith(("AVX512", "AVX10", "AMX"))
+    # with AVX2 alone, a processor computes bfloat16 in software, and a product takes 65 times as long
+    quick = device != "cpu" or torch.backends.cpu.get_cpu_capability().startswith(("AVX512", "AVX10", "AMX"))
+    return torch.autocast(device, dtype=torch.bfloat16, enabled=bfloat16 and quick)
 
 
 PIECE_BYTES = 1 << 20

@@ -48,9 +48,9 @@ class OptimizerSet:
             first = torch.optim.AdamW(matrices, lr=self.peaks[0], betas=BETAS, weight_decay=config.weight_decay)
         self.optimizers = [first, torch.optim.AdamW(rest, lr=self.peaks[1], betas=BETAS, weight_decay=0.0)]
 
-    def step(self, step: int, done: float | None = None) -> float:
+    def step(self, step: int) -> float:
         """One update at the rates of `step`; returns the share of the peak rates."""
-        share = schedule(step, self.config, done)
+        share = schedule(step, self.config)
         for optimizer, peak in zip(self.optimizers, self.peaks, strict=True):
             for group in optimizer.param_groups:
                 group["lr"] = peak * share
@@ -78,13 +78,10 @@ class OptimizerSet:
             optimizer.load_state_dict({"state": state, "param_groups": optimizer.state_dict()["param_groups"]})
 
 
-def schedule(step: int, config: RunConfig, done: float | None = None) -> float:
-    """Share of the peak learning rates: linear warm-up, then a cosine down to 5 % at the last step.
-
-    done: share of the run that is over, if not that of its steps.
-    """
+def schedule(step: int, config: RunConfig) -> float:
+    """Share of the peak learning rates: linear warm-up, then a cosine down to 5 % at the last step."""
     warmup = min(1.0, (step + 1) / max(config.warmup_steps, 1))
-    progress = step / max(config.steps, 1) if done is None else done
+    progress = step / max(config.steps, 1)
     decay = FINAL_LEARNING_RATE + (1 - FINAL_LEARNING_RATE) * 0.5 * (1 + math.cos(math.pi * progress))
     return warmup * decay
 
@@ -130,29 +127,15 @@ def state_path(directory: Path, name: str) -> Path:
 class Run:
     """Trains one task in `directory`: NAME.jsonl, one line a log step; NAME.state.safetensors, to resume."""
 
-    def __init__(
-        self,
-        task: Task,
-        config: RunConfig,
-        directory: Path,
-        identity: str,
-        *,
-        budget_s: float = math.inf,
-        evaluate_every_s: float = math.inf,
-        evaluated: Callable[[Run, dict[str, float]], None] = lambda run, losses: None,
-    ) -> None:
-        """:param identity: digest of config and data; a state of another identity is not resumed.
-        :param budget_s: the run ends then, resumed runs counted together; the learning rates fall with it.
-        :param evaluated: called with the losses of each evaluation but the final one."""
+    def __init__(self, task: Task, config: RunConfig, directory: Path, identity: str) -> None:
+        """:param identity: digest of config and data; a state of another identity is not resumed."""
         self.task, self.config, self.identity = task, config, identity
-        self.budget_s, self.evaluate_every_s, self.evaluated = budget_s, evaluate_every_s, evaluated
         directory.mkdir(parents=True, exist_ok=True)
         self.state_path = state_path(directory, task.name)
         self.lock_path = directory / f"{task.name}.lock"
         self.log = StepLog(directory / f"{task.name}.jsonl")
         self.optimizers = OptimizerSet(task.module, config)
         self.step = 0
-        self.spent_s = 0.0  # time in this run's loop and in the runs that it resumed
         self.asked_to_stop = False
 
     def train(self) -> dict[str, float]:
@@ -172,40 +155,24 @@ class Run:
         """Drop the state once the weights are in their checkpoint."""
         self.state_path.unlink(missing_ok=True)
 
-    @property
-    def done(self) -> float:
-        """Share of the run that is over, by steps or by its time, whichever is further."""
-        return max(self.step / max(self.config.steps, 1), self.spent_s / self.budget_s)
-
     def _loop(self) -> dict[str, float]:
-        saved_at = evaluated_at = time.monotonic()
-        began = saved_at - self.spent_s
-        total = None if math.isfinite(self.budget_s) else self.config.steps
+        saved_at, steps = time.monotonic(), self.config.steps
         # A log file gets a line every half minute, not one a second.
         often_s = 1.0 if sys.stderr.isatty() else 30.0
-        with tqdm(total=total, initial=self.step, desc=self.task.name, unit="step", mininterval=often_s) as bar:
-            last = self.done >= 1 or self.config.steps == 0
-            while not last:
-                record = train_step(self.task, self.optimizers, self.config, self.step, self.done)
-                now = time.monotonic()
-                self.step, self.spent_s = self.step + 1, now - began
+        with tqdm(total=steps, initial=self.step, desc=self.task.name, unit="step", mininterval=often_s) as bar:
+            while self.step < steps:
+                record = train_step(self.task, self.optimizers, self.config, self.step)
+                now, self.step = time.monotonic(), self.step + 1
                 bar.update()
-                last = self.done >= 1
-                # A run with a time budget cannot say in steps when to evaluate.
-                is_due = now - evaluated_at > self.evaluate_every_s
-                evaluate = (self.step % self.config.evaluate_every == 0 or is_due) and not last
+                last = self.step == steps
+                evaluate = self.step % self.config.evaluate_every == 0 and not last
                 if self.step % self.config.log_every == 0 or evaluate or last:
-                    if evaluate:
-                        losses, evaluated_at = self._evaluate(), now
-                        record |= losses
-                    self._log(record)
+                    self._log(record | (self._evaluate() if evaluate else {}))
                     shown = {key: f"{value:.3f}" for key, value in record.items() if key.endswith("nats")}
                     bar.set_postfix(shown, refresh=False)
                 if last or self.asked_to_stop or now - saved_at > self.config.save_every_s:
                     self._save()
                     saved_at = now
-                if evaluate:
-                    self.evaluated(self, losses)
                 if self.asked_to_stop and not last:
                     raise Interrupted(f"{self.task.name}: stopped and saved at step {self.step}; run again to go on")
         final = self._evaluate()
@@ -223,7 +190,7 @@ class Run:
     def _save(self) -> None:
         # The log first: after a crash in between, steps are repeated, but no line of a finished step is missing.
         self.log.flush()
-        record = {"step": self.step, "spent_s": self.spent_s, "identity": self.identity}
+        record = {"step": self.step, "identity": self.identity}
         weights = {MODULE + name: tensor for name, tensor in self.task.module.state_dict().items()}
         save_state(self.state_path, record, weights | self.optimizers.tensors())
 
@@ -243,7 +210,7 @@ class Run:
                 weights = {name.removeprefix(MODULE): t for name, t in tensors.items() if name.startswith(MODULE)}
                 self.task.module.load_state_dict(weights)
                 self.optimizers.restore(tensors)
-                self.step, self.spent_s = int(record["step"]), float(record["spent_s"])
+                self.step = int(record["step"])
             except (KeyError, ValueError, RuntimeError) as error:
                 raise ResumeError(
                     f"{self.state_path} does not fit this run ({error}); delete it to start anew"
@@ -262,12 +229,11 @@ def train_step(
     optimizers: OptimizerSet,
     config: RunConfig,
     step: int,
-    done: float | None = None,
     exchange: Callable[[nn.Module], None] = lambda module: None,
 ) -> dict[str, Any]:
     """One local step; returns what is logged. Raises ConfigError for a gradient that is not finite.
 
-    done: share of the run that is over, for a run that has a time budget; exchange: may change the module's gradients.
+    :param exchange: may change the module's gradients.
     """
     task.module.train()
     device = next(task.module.parameters()).device.type
@@ -283,5 +249,4 @@ def train_step(
             "matrix_learning_rate, or set bfloat16 = false"
         )
     parts = {name: value.item() if isinstance(value, Tensor) else value for name, value in loss.parts.items()}
-    share = optimizers.step(step, done)
-    return {**parts, "gradient_norm": norm, "rate_share": share}
+    return {**parts, "gradient_norm": norm, "rate_share": optimizers.step(step)}

@@ -13,7 +13,7 @@ from safetensors.torch import save_file
 from torch import Tensor, uint8
 
 from stages.checkpoint.checkpoint import replace_file, sync
-from stages.errors import CheckpointError, ResumeError
+from stages.errors import CheckpointError, ResumeError, file_errors
 
 
 def save_state(path: Path, record: dict[str, Any], tensors: Mapping[str, Tensor]) -> None:
@@ -70,13 +70,11 @@ class StepLog:
 
     def append(self, record: dict[str, Any]) -> None:
         """Add one line. Raises CheckpointError when it cannot be written."""
-        try:
-            with self.path.open("a", encoding="utf-8") as log:
-                log.write(json.dumps(record) + "\n")
-        except OSError as error:
-            raise CheckpointError(
-                f"cannot write {self.path}: {error.strerror}; free some space and run again to go on"
-            ) from None
+        with (
+            file_errors(CheckpointError, f"cannot write {self.path}", "free some space and run again to go on"),
+            self.path.open("a", encoding="utf-8") as log,
+        ):
+            log.write(json.dumps(record) + "\n")
 
     def flush(self) -> None:
         """Flush to disk, so that a state saved afterwards never lacks its log lines."""

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from PIL import Image, UnidentifiedImageError
 from torch import Tensor
 
-from stages.errors import DataError
+from stages.errors import DataError, file_errors
 from stages.model.randomness import Purpose, uniforms
 from stages.pictures.part import MAX_CLASSES, MAX_SIDE
 
@@ -76,10 +76,8 @@ def load_pictures(path: Path) -> PictureSet:
 
     A part of the training pictures is cut off for validation. Raises DataError.
     """
-    try:
+    with file_errors(DataError, f"cannot read {path}"):
         classes, train, test = _read_folders(path) if path.is_dir() else _read_npz(path)
-    except OSError as error:
-        raise DataError(f"cannot read {path}: {error.strerror or error}") from None
     _check_classes(path, classes, train)
     # Cut at random but always alike: many sets are sorted by class, and a later training must not see these pictures.
     order = torch.from_numpy(uniforms(0, Purpose.WINDOWS, 0, len(train), 1)[:, 0].argsort())

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from torch import Tensor
 
-from stages.errors import CheckpointError, CodecError, InputError
+from stages.errors import CheckpointError, CodecError, InputError, file_errors
 from trainer.blocks.config import CodecName
 from trainer.blocks.state import digest
 from trainer.rounds.client import FileGoneError, RoundsClient
@@ -153,21 +153,18 @@ class FeatureClient:
     def _read(self, step: int) -> Tensor:
         """(sequences, positions, width) float32. Raises CheckpointError, CodecError."""
         size, path = self._format.step_bytes, self._path(self._round, "read")
-        try:
-            with path.open("rb") as file:
-                file.seek(self._end(step) - size)
-                return self._format.decode(file.read(size))
-        except OSError as error:
-            raise CheckpointError(f"cannot read {path}: {error.strerror}") from None
+        with file_errors(CheckpointError, f"cannot read {path}"), path.open("rb") as file:
+            file.seek(self._end(step) - size)
+            return self._format.decode(file.read(size))
 
     def _write(self, step: int, made: Tensor) -> None:
         payload, end, path = self._format.encode(made), self._end(step), self._path(self._round, "made")
-        try:
-            with path.open("r+b" if path.exists() else "wb") as file:
-                file.seek(end - len(payload))
-                file.write(payload)
-        except OSError as error:
-            raise CheckpointError(f"cannot write {path}: {error.strerror}; free some space") from None
+        with (
+            file_errors(CheckpointError, f"cannot write {path}", "free some space"),
+            path.open("r+b" if path.exists() else "wb") as file,
+        ):
+            file.seek(end - len(payload))
+            file.write(payload)
         with self._changed:
             self._made = end
             self._changed.notify_all()

@@ -24,6 +24,7 @@ log = logging.getLogger(__name__)
 T = TypeVar("T")
 A = TypeVar("A")
 Wanted = Callable[[], bool]
+Codes = tuple[grpc.StatusCode, ...]
 
 CALL_S = 30.0
 TRANSFER_S = 24 * 3600.0
@@ -90,23 +91,21 @@ class RoundsClient:
 
     def join(self, request: rounds_pb2.JoinRequest, wait: bool = False) -> rounds_pb2.JoinResponse:
         """:param wait: whether to wait for a place. Raises ServiceError."""
-
-        def attempt() -> rounds_pb2.JoinResponse:
-            with self._stoppable(self._stub.Join.future(request, timeout=CALL_S, metadata=self._metadata)) as call:
-                return call.result()
-
-        return self._patiently(attempt, () if wait or request.stands_by else (grpc.StatusCode.RESOURCE_EXHAUSTED,))
+        final = () if wait or request.stands_by else (grpc.StatusCode.RESOURCE_EXHAUSTED,)
+        return self._answer("Join", request, CALL_S, final)
 
     def next(self, request: rounds_pb2.NextRequest) -> rounds_pb2.NextResponse:
         """The next order. Raises ServiceError, LeaseLostError, Interrupted."""
         request.wait_seconds = LONG_POLL_S
-        timeout = LONG_POLL_S + CALL_S
+        return self._answer("Next", request, LONG_POLL_S + CALL_S)
 
-        def attempt() -> rounds_pb2.NextResponse:
-            with self._stoppable(self._stub.Next.future(request, timeout=timeout, metadata=self._metadata)) as call:
+    def _answer(self, method: str, request: object, timeout_s: float, final: Codes = ()) -> Any:  # noqa: ANN401
+        def attempt() -> Any:  # noqa: ANN401
+            ask = getattr(self._stub, method)
+            with self._stoppable(ask.future(request, timeout=timeout_s, metadata=self._metadata)) as call:
                 return call.result()
 
-        return self._patiently(attempt)
+        return self._patiently(attempt, final)
 
     def beat(self, request: rounds_pb2.BeatRequest) -> rounds_pb2.BeatResponse:
         """One try. Raises grpc.RpcError."""
@@ -260,9 +259,7 @@ class RoundsClient:
             call.cancel()
             looking.join()
 
-    def _patiently(
-        self, attempt: Callable[[], T], final: tuple[grpc.StatusCode, ...] = (), wanted: Wanted = lambda: True
-    ) -> T:
+    def _patiently(self, attempt: Callable[[], T], final: Codes = (), wanted: Wanted = lambda: True) -> T:
         """Try until it succeeds. Bytes that moved in between make the patience begin anew."""
         begin, said, delay, moved = time.monotonic(), -SAY_EVERY_S, FIRST_DELAY_S, self._moved()
         while True:
@@ -288,7 +285,7 @@ class RoundsClient:
             delay = min(2 * delay, LAST_DELAY_S)
             self._renew()
 
-    def _problem(self, error: Exception, final: tuple[grpc.StatusCode, ...]) -> str:
+    def _problem(self, error: Exception, final: Codes) -> str:
         """A sentence for a passing problem. Raises for a lasting one."""
         if not isinstance(error, grpc.RpcError):
             return str(error)

@@ -115,7 +115,8 @@ def run_status(options: argparse.Namespace) -> int:
     import io
     import json
 
-    from trainer.rounds.view import lines_of, show, snapshot
+    from stages.wire.status import record_of
+    from trainer.rounds.view import lines_of, show
 
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="replace")  # a terminal without Unicode has no bars
@@ -123,7 +124,7 @@ def run_status(options: argparse.Namespace) -> int:
     link = _link(options, settings, threading.Event())
     for update in link.watch(settings.interval_s):
         if settings.json:
-            print(json.dumps(snapshot(update)), flush=True)
+            print(json.dumps(record_of(update)), flush=True)
         else:
             show(lines_of(update), in_place=sys.stdout.isatty() and not settings.once)
         if settings.once:

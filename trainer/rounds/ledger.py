@@ -51,23 +51,14 @@ def closes_at(settings: RoundSettings, arrivals: Sequence[float], expected: int,
     arrivals: of this round, in time, ascending; expected: workers; past: arrivals of earlier rounds, in time. A round
     in which all that are expected have come ends at once, whatever this says; one to which nothing came does not end.
     """
-    match settings.deadline:
-        case "lockstep":
-            # The coordinator expects nothing of a worker whose lease ran out, so this waits for nobody for ever.
-            return None
-        case "fixed":
-            return settings.deadline_s
-        case "adaptive":
-            needed = max(1, math.ceil(settings.quorum * expected))
-            if len(arrivals) < needed:
-                return settings.deadline_s
-            # A quorum, then a grace: the others have until so many times the median of the arrivals seen so far.
-            return min(settings.deadline_s, max(arrivals[needed - 1], settings.grace * median((*past, *arrivals))))
-
-
-def late_worth(settings: RoundSettings, staleness: int) -> float:
-    """Factor of the weight of an update that comes so many rounds after its own; 0: it is dropped."""
-    return {"drop": 0.0, "stale": settings.stale_discount, "keep": 1.0}[settings.late] ** staleness
+    if not settings.deadline_s:
+        # The coordinator expects nothing of a worker whose lease ran out, so this waits for nobody for ever.
+        return None
+    needed = max(1, math.ceil(settings.quorum * expected))
+    if len(arrivals) < needed:
+        return settings.deadline_s
+    # A quorum, then a grace: the others have until so many times the median of the arrivals seen so far.
+    return min(settings.deadline_s, max(arrivals[needed - 1], settings.grace * median((*past, *arrivals))))
 
 
 REMEMBERED = 64  # arrivals and norms of the past by which new ones are judged
@@ -184,7 +175,7 @@ class Ledger:
             many = f"round {update.round} of {fragment.name} has the updates of its {self.settings.replicas} workers"
             return UpdateVerdict("refused", f"{many}: somebody else has handed in for your place")
         staleness = fragment.round - update.round
-        worth = late_worth(self.settings, staleness)
+        worth = self.settings.stale_discount**staleness
         record = {
             **{name: value for name, value in vars(update).items() if name != "delta"},
             "kind": "accepted" if worth else "dropped",
@@ -238,7 +229,7 @@ class Ledger:
         shares = votes(sent, self.settings.steps_per_round)
         # the last updates of a sparse codec bring the rest of many rounds: with momentum they would go too far
         is_rest = self.settings.up_codec(p.round) != self.settings.codec
-        settings = replace(self.settings, outer="mean") if is_rest else self.settings
+        settings = replace(self.settings, outer_rate=1.0, outer_momentum=0.0) if is_rest else self.settings
         scores = dict[str, UpdateScore]()
 
         def step(found: Sequence[Share]) -> Tensors:

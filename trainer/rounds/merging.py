@@ -7,7 +7,7 @@ from statistics import median
 import torch
 
 from trainer.blocks.config import RoundSettings
-from trainer.rounds.codecs import Tensors, add, subtract
+from trainer.rounds.codecs import Tensors, add
 from trainer.rounds.store import Share, Update
 
 MIN_NORMS = 3  # updates without which nobody can say which norm is usual
@@ -82,8 +82,8 @@ def outer_step(
     momentum on the mean pseudo-gradient: DiLoCo (arXiv 2311.08105, algorithm 1).
     """
     gradient = weighted_mean(shares)
-    if settings.outer == "mean":
-        return subtract(theta, gradient), {}
+    if not settings.outer_momentum:
+        return add(theta, gradient, -settings.outer_rate), {}
     # m <- b m + g, theta <- theta - rate (g + b m); torch.optim.SGD(nesterov=True) does the same.
     momentum = add(gradient, momentum, settings.outer_momentum) if momentum else gradient
     return add(theta, add(gradient, momentum, settings.outer_momentum), -settings.outer_rate), momentum

@@ -10,7 +10,7 @@ from typing import Protocol
 import torch
 from torch import Tensor, nn
 
-from stages.errors import CheckpointError
+from stages.errors import CheckpointError, file_errors
 from stages.model.codec import FEATURE_LIMIT, Int8
 from stages.model.pipeline import ArStage
 from trainer.blocks.config import TrainingConfig
@@ -195,10 +195,8 @@ def passes_on(config: TrainingConfig, index: int) -> bool:
 
 def tidy(directory: Path, names: str, oldest: int) -> None:
     """Make a directory of such files, and remove those called so of rounds before `oldest`. Raises CheckpointError."""
-    try:
+    with file_errors(CheckpointError, f"cannot write {directory}"):
         directory.mkdir(exist_ok=True)
         for path in directory.glob(names):
             if int(path.name.rpartition("-")[2]) < oldest:
                 path.unlink(missing_ok=True)
-    except OSError as error:
-        raise CheckpointError(f"cannot write {directory}: {error.strerror}") from None

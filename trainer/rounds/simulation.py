@@ -54,11 +54,11 @@ class SimulatedWorkers:
 
     def check_run(self, config: TrainingConfig) -> None:
         """Raise ConfigError where such workers cannot train a run of these settings."""
-        honest, lockstep = SimulatedWorkers(), config.rounds.deadline == "lockstep"
+        honest, lockstep = SimulatedWorkers(), not config.rounds.deadline_s
         absent = any(getattr(self, name) != getattr(honest, name) for name in ABSENT)
         if config.rounds.by_features and (absent or (len(set(self.slowness)) > 1 and not lockstep)):
             raise ConfigError(
-                'virtual workers that read features are in every round: give deadline = "lockstep", '
+                "virtual workers that read features are in every round: give deadline_s = 0, "
                 f'and leave out {", ".join(ABSENT)}; or context_by = "copies"'
             )
 

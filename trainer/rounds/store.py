@@ -16,7 +16,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 
 from stages.checkpoint.checkpoint import replace_file, sync
-from stages.errors import CheckpointError, ResumeError
+from stages.errors import CheckpointError, ResumeError, file_errors
 from trainer.blocks.state import digest, exclusive
 from trainer.rounds.codecs import Tensors, under
 
@@ -190,7 +190,7 @@ class Store:
         if self._held is not None:
             self._held[path] = tensors
             return digest(tensors)
-        try:
+        with file_errors(CheckpointError, f"cannot save {path}", "free some space"):
             folder.mkdir(parents=True, exist_ok=True)
             replace_file(path, lambda temporary: save_file(tensors, temporary))
             sync(folder)
@@ -198,8 +198,6 @@ class Store:
                 for above in (folder.parent, self.directory):
                     sync(above)
                 self._lasting.add(folder)
-        except OSError as error:
-            raise CheckpointError(f"cannot save {path}: {error.strerror}; free some space") from None
         return digest(tensors)
 
     def _load(self, path: Path, sha256: str) -> Tensors:
@@ -220,12 +218,10 @@ def open_store(directory: Path) -> Iterator[Store]:
 
     Raises ResumeError while another has it, or where it is damaged; CheckpointError without access.
     """
-    try:
+    with file_errors(CheckpointError, f"cannot keep rounds in {directory}"):
         directory.mkdir(parents=True, exist_ok=True)
         sync(directory.parent)
         (directory / LOCK).open("a").close()
-    except OSError as error:
-        raise CheckpointError(f"cannot keep rounds in {directory}: {error.strerror}") from None
     with exclusive(directory / LOCK, f"another process keeps the rounds in {directory}"):
         store = Store(directory)
         try:

@@ -11,7 +11,7 @@ from mmap import mmap
 from pathlib import Path
 
 from stages.checkpoint.checkpoint import sync
-from stages.errors import CheckpointError, RequestError
+from stages.errors import CheckpointError, RequestError, file_errors
 from trainer.v1 import rounds_pb2
 
 PIECE_BYTES = 256 << 10
@@ -88,20 +88,18 @@ class IncomingFile:
             raise RequestError(f"pieces beyond the announced size of {self.file.size} bytes")
         if zlib.crc32(piece.data) != piece.crc32:
             raise RequestError(f"the piece at offset {piece.offset} does not have its checksum: send it again")
-        try:
-            with self.path.open("r+b" if self.offset else "wb") as file:
-                file.seek(self.offset)
-                file.write(piece.data)
-        except OSError as error:
-            raise CheckpointError(f"cannot write {self.path}: {error.strerror}; free some space") from None
+        with (
+            file_errors(CheckpointError, f"cannot write {self.path}", "free some space"),
+            self.path.open("r+b" if self.offset else "wb") as file,
+        ):
+            file.seek(self.offset)
+            file.write(piece.data)
         self.offset += len(piece.data)
 
     def read(self) -> bytes:
         """The whole file. Raises DamagedError when it is not what was announced; then it is dropped."""
-        try:
+        with file_errors(CheckpointError, f"cannot read {self.path}"):
             data = self.path.read_bytes()
-        except OSError as error:
-            raise CheckpointError(f"cannot read {self.path}: {error.strerror}") from None
         if (len(data), hashlib.sha256(data).digest()) != (self.file.size, self.file.sha256):
             self.drop()
             raise DamagedError("what has come does not have the announced SHA-256: send it anew")
@@ -109,11 +107,9 @@ class IncomingFile:
 
     def sync(self) -> None:
         """Force what has come to the disk. Raises CheckpointError."""
-        try:
+        with file_errors(CheckpointError, f"cannot write {self.path}"):
             sync(self.path)
             sync(self.path.parent)
-        except OSError as error:
-            raise CheckpointError(f"cannot write {self.path}: {error.strerror}") from None
 
     def drop(self) -> None:
         """It is not needed any more."""

@@ -4,10 +4,8 @@ import os
 import shutil
 from collections.abc import Sequence
 from itertools import pairwise
-from typing import Any
 
-from google.protobuf.message import Message
-
+from stages.progress import aligned
 from trainer.v1 import rounds_pb2
 
 BARS = "▁▂▃▄▅▆▇█"
@@ -40,9 +38,9 @@ def lines_of(update: rounds_pb2.WatchUpdate) -> list[str]:
     return [
         *_head(update),
         "",
-        *_table(PART_HEAD, [_part(part, update.rounds) for part in update.parts]),
+        *aligned([PART_HEAD, *(_part(part, update.rounds) for part in update.parts)]),
         "",
-        *_table(WORKER_HEAD, [_worker(worker, parts.get(worker.part)) for worker in update.workers]),
+        *aligned([WORKER_HEAD, *(_worker(worker, parts.get(worker.part)) for worker in update.workers)]),
     ]
 
 
@@ -103,13 +101,6 @@ def _worker(worker: rounds_pb2.WorkerStatus, part: rounds_pb2.PartStatus | None)
     )
 
 
-def _table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
-    widths = [max(len(row[i]) for row in (head, *rows)) for i in range(len(head))]
-    return [
-        "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in (head, *rows)
-    ]
-
-
 def _plain(text: str) -> str:
     """Nothing that a terminal would take for a command."""
     return "".join(character if character.isprintable() else "?" for character in text[:MAX_TEXT])
@@ -147,21 +138,3 @@ def framed(lines: Sequence[str], size: os.terminal_size) -> str:
     if len(lines) > room:
         lines = [*lines[: room - 1], f"... {len(lines) - room + 1} more lines"]
     return HOME + "".join(f"{line[: size.columns]}{END_OF_LINE}\n" for line in lines) + END_OF_SCREEN
-
-
-def snapshot(message: Message) -> dict[str, Any]:
-    """A message as a dict by field names. (Protobuf's own JSON has texts for 64-bit numbers, and leaves out zeros.)"""
-    return {field.name: _value(message, field) for field in message.DESCRIPTOR.fields}
-
-
-def _value(message: Message, field: Any) -> Any:  # noqa: ANN401 - a descriptor has two types, a value any
-    if field.has_presence and not message.HasField(field.name):
-        return None
-    value = getattr(message, field.name)
-    if field.enum_type is not None:
-        return field.enum_type.values_by_number[value].name
-    if field.message_type is None:
-        return list(value) if field.is_repeated else value
-    if field.message_type.GetOptions().map_entry:
-        return dict(value)
-    return [snapshot(each) for each in value] if field.is_repeated else snapshot(value)

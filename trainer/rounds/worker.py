@@ -1,7 +1,6 @@
 """A worker: trains one part, round after round, and hands in an update at the end of each round."""
 
-# Its main thread trains, one sends heartbeats, and where the settings let it train while its update travels, one sends.
-# All that it needs to resume after a kill is in one file; see trainer/rounds/worker_state.py.
+# Its main thread trains, another sends heartbeats. All that it needs to resume after a kill is in one file.
 
 from __future__ import annotations
 
@@ -14,7 +13,7 @@ from functools import partial
 from importlib.metadata import version
 from typing import TYPE_CHECKING
 
-from stages.errors import CodecError, ConfigError, Interrupted, ResumeError, ServiceError
+from stages.errors import CodecError, ConfigError, Interrupted, ResumeError, ServiceError, file_errors
 from stages.wire.status import protocol_refusal
 from trainer.blocks.data import Corpus
 from trainer.blocks.state import exclusive
@@ -43,10 +42,8 @@ def work(client: RoundsClient, corpus: Corpus, settings: WorkerSettings, site: S
 
     :param site: whose first machine this is.
     """
-    try:
+    with file_errors(ConfigError, f"cannot keep a worker's state in {settings.state}"):
         settings.state.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise ConfigError(f"cannot keep a worker's state in {settings.state}: {error.strerror}") from None
     with exclusive(
         settings.state / LOCK_NAME, f"another worker has its state in {settings.state}: give another --state"
     ):

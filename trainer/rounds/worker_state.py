@@ -67,7 +67,7 @@ class Fragment:
         if self.progress.round is None:
             return False
         behind = open_round - self.progress.round
-        return behind <= 0 or (self.settings.late != "drop" and behind <= self.settings.max_staleness)
+        return behind <= (self.settings.max_staleness if self.settings.stale_discount else 0)
 
     def begin(self, round_: int, version: int, weights: Tensors) -> Tensors:
         """The weights that are trained in this round, made of the newest version."""

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from functools import lru_cache
 
 from stages.checkpoint.manifest import TOKENIZER_NAME
 from stages.host.grammar import MAX_ENDS, GrammarSettings
 from stages.host.parts import ModelSource
 from stages.host.schema_check import MAX_SCHEMA_BYTES, grammar_absent
-from stages.limits import MAX_LOGPROBS, MAX_PENALTY, MAX_REPETITION_PENALTY, MAX_TEMPERATURE
+from stages.limits import MAX_LOGPROBS, MAX_TEMPERATURE
 from stages.model.scoring import Shaping, bias_problem
 from stages.model.vocabulary import BYTES
 from stages.v1 import stage_pb2
@@ -115,18 +115,10 @@ def _parse_shaping(told: stage_pb2.Shaping, vocabulary: int) -> Shaping:
     )
     if shaping.top_k > vocabulary:
         raise invalid(f"top_k must be 0 to {vocabulary}, not {shaping.top_k}")
-    if not 0 < shaping.top_p <= 1:  # false for NaN, too
-        raise invalid(f"top_p must be above 0 and at most 1, not {shaping.top_p}")
-    if not 0 <= shaping.min_p <= 1:
-        raise invalid(f"min_p must be 0 to 1, not {shaping.min_p}")
-    for name in ("frequency_penalty", "presence_penalty"):
-        if not abs(getattr(shaping, name)) <= MAX_PENALTY:
-            raise invalid(f"{name} must be -{MAX_PENALTY:g} to {MAX_PENALTY:g}, not {getattr(shaping, name)}")
-    if not 0 < shaping.repetition_penalty <= MAX_REPETITION_PENALTY:
-        raise invalid(
-            f"repetition_penalty must be above 0 and at most {MAX_REPETITION_PENALTY:g}, not "
-            f"{shaping.repetition_penalty}"
-        )
+    for f in fields(shaping):
+        value, bounds = getattr(shaping, f.name), f.metadata.get("bounds")
+        if bounds is not None and not bounds.hold(value):
+            raise invalid(f"{f.name} must be {bounds.words(value)}, not {value}")
     if problem := bias_problem(shaping.logit_bias, vocabulary):
         raise invalid(problem)
     return shaping

@@ -11,8 +11,9 @@ from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from stages.backends import Backend, attention
+from stages.backends.attention import Growing, GrowingPiece
 from stages.backends.base import CleanPiece, StageRunner
-from stages.backends.packed import Growing, GrowingPiece, PipelineRunner
+from stages.backends.packed import PipelineRunner
 from stages.backends.packed_llama import HalfProduct, torch_stage
 from stages.backends.runner_checks import OneAtATime
 from stages.model.architecture import LlamaArchitecture, Weights

@@ -64,7 +64,7 @@ def test_a_session_takes_hops_of_its_own_router_path_and_host(bundles: Path, new
     pki, address = new_pki("a"), f"127.0.0.1:{free_port_block(1)}"
     host = HostSettings("alone")
     own = Security(pki.issue(HOST, "alone"))
-    servers.run(StageServer(StageSettings(bundles / "own", (0, 1, 2), address, (), host, 1, own)).run)
+    servers.run(StageServer(StageSettings(bundles / "own", (0, 1, 2), address, (), host, threads=1, security=own)).run)
     with ExitStack() as stack:
 
         def caller(role: str, name: str, *addresses: str) -> Peer:

@@ -24,7 +24,7 @@ def test_a_file_sets_them(tmp_path: Path) -> None:
         ({"steps_per_round": 0}, "steps_per_round must be a whole number from 1 to 2147483648, not 0"),
         ({"replicas": 2.0}, "replicas must be a whole number from 1 to 1024, not 2.0"),
         ({"rounds": True}, "rounds must be a whole number"),
-        ({"outer": "adam"}, "outer must be one of mean, nesterov, not 'adam'"),
+        ({"context_by": "mail"}, "context_by must be one of auto, copies, not 'mail'"),
         ({"codec": "int4"}, "codec must be one of fp32, int8, e3m0, top7, top32, not 'int4'"),
         ({"quorum": 1.5}, "quorum must be a number from 0 to 1, not 1.5"),
         ({"deadline_s": float("nan")}, "deadline_s must be a number"),

@@ -1,13 +1,10 @@
 """Resuming: after a kill, a stop, a full disk. The log has each step once and the weights are the undisturbed ones."""
 
-import itertools
 import os
 import signal
-import time
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -211,21 +208,3 @@ def test_a_killed_process_loses_and_repeats_nothing(
             assert [r["step"] for r in records if not r.get("final")] == list(range(1, STEPS + 1))
     assert not list((tmp_path / "killed" / "training").glob("*.state.safetensors"))
     assert read_manifest(tmp_path / "killed").metrics == read_manifest(tmp_path / "whole").metrics
-
-
-def test_a_budget_of_time_counts_over_resumed_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    seconds = itertools.count()
-    monkeypatch.setattr(
-        "trainer.blocks.run.time", SimpleNamespace(monotonic=lambda: float(next(seconds)), time=time.time)
-    )
-    config = replace(tiny, steps=1000, evaluate_every=1000)
-    looked = list[int]()
-    limits: Any = {"budget_s": 10, "evaluate_every_s": 3, "evaluated": lambda run, losses: looked.append(run.step)}
-    with pytest.raises(Interrupted):
-        Run(Line(1, lambda: os.kill(os.getpid(), signal.SIGINT)), config, tmp_path, "run", **limits).train()
-    run = Run(Line(), config, tmp_path, "run", **limits)
-    run.train()
-    assert (run.step, run.spent_s) == (10, 10)
-    assert looked == [6], "two steps before the stop, then four"
-    shares = [record["rate_share"] for record in read_records(tmp_path / "line.jsonl") if not record.get("final")]
-    assert shares[-1] < 0.1 < shares[2], "the rates have fallen with the time"

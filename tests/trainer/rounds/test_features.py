@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from stages.errors import CodecError, ConfigError
+from stages.errors import CodecError
 from tests.trainer.small import corpus, tiny
 from trainer.blocks.config import RoundSettings
 from trainer.rounds.codecs import subtract
@@ -19,8 +19,8 @@ STEPS, ROUNDS = 2, 2
 
 
 SETTINGS = RoundSettings(
-    rounds=ROUNDS, steps_per_round=STEPS, replicas=1, outer="mean", deadline="lockstep", codec="fp32",
-    down_codec="fp32", model="scorer", context_by="features",
+    rounds=ROUNDS, steps_per_round=STEPS, replicas=1, deadline_s=0, codec="fp32",
+    down_codec="fp32", model="scorer",
 )  # fmt: skip
 # Three stages, the last two of which get features.
 fed = replace(tiny, architecture=replace(tiny.architecture, parts=3, layers=1), rounds=SETTINGS, valid_windows=2)
@@ -79,5 +79,5 @@ def test_a_stage_that_is_fed_has_no_copies_of_those_before_it() -> None:
 
 @pytest.mark.parametrize("changes", [{"model": "ar"}, {"model": "chain"}, {"fragments": 2}])
 def test_only_parts_that_go_whole_and_together_get_features(changes: dict[str, Any]) -> None:
-    with pytest.raises(ConfigError, match="context_by = features is for stages that go through their rounds together"):
-        RoundSettings(**{"model": "scorer", "context_by": "features", **changes})
+    assert RoundSettings(model="scorer").by_features
+    assert not RoundSettings(**{"model": "scorer", **changes}).by_features

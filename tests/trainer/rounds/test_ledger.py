@@ -17,7 +17,7 @@ from trainer.rounds.store import Store, open_store
 
 def ledger(**settings: Any) -> Ledger:
     return Ledger(
-        RoundSettings(**{"deadline": "lockstep", "codec": "fp32", "down_codec": "fp32", **settings}),
+        RoundSettings(**{"deadline_s": 0, "codec": "fp32", "down_codec": "fp32", **settings}),
         {"p": tensors(0)},
         Store(),
         "run",
@@ -25,7 +25,7 @@ def ledger(**settings: Any) -> Ledger:
 
 
 def test_a_round_merges_what_came_and_opens_the_next() -> None:
-    ours = ledger(outer="mean")
+    ours = ledger()
     assert ours.accept(update(0, 0, steps=3), 1.0).kind == "accepted"
     assert not ours.due("p", 1e9)
     assert ours.accept(update(0, 1, steps=1), 2.0).kind == "accepted"
@@ -76,7 +76,7 @@ def test_no_update_goes_further_than_its_part_is_long() -> None:
 
     assert [sent(ledger(), 0, 0, begun * factor) for factor in (9.9, 10.1)] == ["accepted", "refused"]
     assert sent(ledger(steps_per_round=300), 0, 0, 29.0 * begun) == "accepted", "long rounds go further"
-    ours, length = ledger(outer="mean"), 1.0
+    ours, length = ledger(), 1.0
     for number in range(REMEMBERED):  # one of two, who is longer from round to round
         assert sent(ours, number, 0, 1.0) == "accepted"
         if sent(ours, number, 1, length) == "accepted":
@@ -86,8 +86,8 @@ def test_no_update_goes_further_than_its_part_is_long() -> None:
 
 
 def test_new_names_fill_neither_a_round_nor_the_disk() -> None:
-    for late in ("drop", "stale"):
-        ours = ledger(late=late)
+    for kept in (0.0, 0.5):
+        ours = ledger(stale_discount=kept)
         found = [ours.accept(update(0, worker), 1.0) for worker in range(4)]
         assert [verdict.kind for verdict in found] == ["accepted"] * 2 + ["refused"] * 2
         assert found[2].reason.startswith("round 0 of p has the updates of its 2 workers")
@@ -97,8 +97,8 @@ def test_new_names_fill_neither_a_round_nor_the_disk() -> None:
         assert len(ours.store.records()) == 4
 
 
-def late_ledger(late: str, closed: int = 1) -> Ledger:
-    ours = ledger(late=late, deadline="fixed", deadline_s=5.0, outer="mean")
+def late_ledger(kept: float, closed: int = 1) -> Ledger:
+    ours = ledger(stale_discount=kept, quorum=1.0, deadline_s=5.0)
     for number in range(closed):
         ours.accept(update(number, 0), 10.0 * number + 1)
         ours.close("p", 10.0 * number + 5)
@@ -106,13 +106,13 @@ def late_ledger(late: str, closed: int = 1) -> Ledger:
 
 
 def test_late_work_is_dropped_discounted_or_kept() -> None:
-    dropped = late_ledger("drop")
+    dropped = late_ledger(0.0)
     verdict = dropped.accept(update(0, 1), 6.0)
     assert (verdict.kind, verdict.reason) == ("dropped", "round 0 of p was closed, and late work is dropped")
     assert dropped.accept(update(0, 1), 7.0).kind == "duplicate"
     assert dropped.due_at("p") is None
-    for late, weight in (("stale", 0.25), ("keep", 1.0)):
-        ours = late_ledger(late, closed=2)
+    for kept, weight in ((0.5, 0.25), (1.0, 1.0)):
+        ours = late_ledger(kept, closed=2)
         before = ours.weights("p")
         assert ours.accept(update(0, 1), 16.0).kind == "accepted"
         assert ours.accept(update(2, 0), 16.0).kind == "accepted"
@@ -124,7 +124,7 @@ def test_late_work_is_dropped_discounted_or_kept() -> None:
 
 def test_who_keeps_rounds_back_has_one_vote() -> None:
     """Two rounds' updates are kept until a third, under three names of one voter: three of five values."""
-    ours = ledger(replicas=3, late="keep", deadline="fixed", deadline_s=9.0, steps_per_round=4)
+    ours = ledger(replicas=3, stale_discount=1.0, quorum=1.0, deadline_s=9.0, steps_per_round=4)
     honest = tensors(1, 0.1)
     for number in range(2):
         for worker in (1, 2):
@@ -142,7 +142,7 @@ def test_who_keeps_rounds_back_has_one_vote() -> None:
 
 
 def test_a_round_is_due_after_its_deadline_if_anything_came() -> None:
-    ours = ledger(deadline="fixed", deadline_s=5.0)
+    ours = ledger(quorum=1.0, deadline_s=5.0)
     assert ours.due_at("p") is None
     assert not ours.due("p", 100.0)
     ours.accept(update(), 2.0)
@@ -157,7 +157,7 @@ def test_a_round_is_due_after_its_deadline_if_anything_came() -> None:
 
 @pytest.mark.parametrize("codec", ["fp32", "int8", "e3m0"])
 def test_workers_that_follow_the_differences_have_what_was_published(codec: str) -> None:
-    ours = ledger(down_codec=codec, replicas=1, outer="mean")
+    ours = ledger(down_codec=codec, replicas=1)
     mine = ours.weights("p")
     for number in range(6):
         ours.accept(update(number), 1.0)
@@ -170,7 +170,7 @@ def test_workers_that_follow_the_differences_have_what_was_published(codec: str)
     assert sum(float((exact[n] - mine[n]).norm()) for n in exact) < 0.2
 
 
-SETTINGS = RoundSettings(outer="mean", late="keep")
+SETTINGS = RoundSettings(stale_discount=1.0)
 
 
 def test_a_restart_does_not_cut_it(tmp_path: Path) -> None:

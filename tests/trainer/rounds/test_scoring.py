@@ -31,7 +31,7 @@ def distance(weights: Tensors) -> list[float]:
 
 
 def ledger(store: Store | None = None, **settings: Any) -> Ledger:
-    told = {"replicas": 3, "deadline": "lockstep", "down_codec": "fp32", "robust": "scored", **settings}
+    told = {"replicas": 3, "deadline_s": 0, "down_codec": "fp32", "robust": "scored", **settings}
     return Ledger(RoundSettings(**told), {"p": tensors(0)}, store or Store(), "run")
 
 
@@ -149,7 +149,7 @@ def test_one_process_leaves_a_liar_out_and_goes_on_without_it() -> None:
 
 
 def test_a_stage_is_scored_beside_what_its_workers_began_with() -> None:
-    rounds = RoundSettings(model="scorer", replicas=1, deadline="lockstep", robust="scored")
+    rounds = RoundSettings(model="scorer", replicas=1, deadline_s=0, robust="scored")
     spec, store = RunSpec.of(replace(tiny, rounds=rounds), corpus), Store()
     parts = spec.fragments.split(spec.initial())
     ours, (first, second) = Ledger(rounds, parts, store, "run"), spec.parts[:2]

@@ -22,7 +22,7 @@ from trainer.blocks.state import digest
 from trainer.rounds.ledger import Ledger
 from trainer.rounds.store import DATABASE, UPDATES, VERSIONS, Store, audit, open_store
 
-SETTINGS = RoundSettings(deadline="fixed", down_codec="int8", late="keep")
+SETTINGS = RoundSettings(quorum=1.0, down_codec="int8", stale_discount=1.0)
 
 RUN = """
 import os, signal, sys
@@ -36,7 +36,7 @@ from trainer.blocks.state import digest
 from trainer.rounds.codecs import norm
 
 directory = Path(sys.argv[1])
-settings = RoundSettings(deadline="fixed", down_codec="int8", late="keep", robust="scored")
+settings = RoundSettings(quorum=1.0, down_codec="int8", stale_discount=1.0, robust="scored")
 
 
 def loss(weights):

@@ -13,7 +13,7 @@ from trainer.rounds.store import Share
 
 
 def test_nesterov_is_torchs() -> None:
-    settings, momentum = RoundSettings(outer="nesterov", outer_rate=0.7, outer_momentum=0.9), Tensors()
+    settings, momentum = RoundSettings(outer_rate=0.7, outer_momentum=0.9), Tensors()
     theta, begun = tensors(0), digest(tensors(1))
     theirs = {name: tensor.clone().requires_grad_() for name, tensor in theta.items()}
     optimizer = torch.optim.SGD(theirs.values(), lr=0.7, momentum=0.9, nesterov=True)

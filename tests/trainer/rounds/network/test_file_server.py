@@ -19,7 +19,7 @@ from trainer.v1 import rounds_pb2
 
 @pytest.fixture
 def ledger() -> Ledger:
-    return Ledger(RoundSettings(replicas=1, outer="mean"), {"p": tensors(0)}, Store(), "run")
+    return Ledger(RoundSettings(replicas=1), {"p": tensors(0)}, Store(), "run")
 
 
 def close(ledger: Ledger, number: int) -> None:

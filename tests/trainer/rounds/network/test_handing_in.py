@@ -22,7 +22,7 @@ from trainer.v1 import rounds_pb2
 
 
 def test_late_work_is_judged_by_rule(network: Start) -> None:
-    net = network(late="drop", deadline="fixed", deadline_s=0.05)
+    net = network(stale_discount=0.0, quorum=1.0, deadline_s=0.05)
     slow, quick = net.join("slow", part=0), net.join("quick", part=0)
     payload = net.payload("block-0")
     submit(net, net.submission(quick, payload, worker="quick"), payload)

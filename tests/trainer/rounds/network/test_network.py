@@ -22,11 +22,11 @@ from trainer.rounds.store import audit
         {},
         {"codec": "int8", "down_codec": "int8"},
         {"codec": "top32", "down_codec": "top7"},
-        {"outer": "mean", "outer_rate": 1.0},
+        {"outer_rate": 0.7, "outer_momentum": 0.9},
         {"fragments": 2, "steps_per_round": 3},
         {"fragments": 2, "codec": "e3m0"},
     ],
-    ids=["plain", "int8 both ways", "sparse both ways", "mean", "fragments", "sparse fragments"],
+    ids=["plain", "int8 both ways", "sparse both ways", "nesterov", "fragments", "sparse fragments"],
 )
 def test_four_workers_make_the_weights_of_one_process(network: Start, rounds: dict[str, Any]) -> None:
     net = network(**rounds)

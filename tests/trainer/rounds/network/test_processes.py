@@ -26,7 +26,7 @@ SETTINGS = f"""
 [rounds]
 rounds = {ROUNDS}
 steps_per_round = 3
-deadline = "lockstep"
+deadline_s = 0
 """
 WITHIN_S = 200.0
 

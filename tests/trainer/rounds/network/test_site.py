@@ -101,7 +101,7 @@ def test_a_machine_that_is_killed_costs_its_share_until_it_is_back(tmp_path: Pat
     toml, out = tmp_path / "run.toml", tmp_path / "out"
     toml.write_text(
         "sequences = 2\nbfloat16 = false\n[architecture]\nparts = 1\nlayers = 1\nwidth = 16\nheads = 2\n"
-        'context_length = 32\n[rounds]\nmodel = "ar"\nrounds = 1000\ndeadline = "lockstep"\n'
+        'context_length = 32\n[rounds]\nmodel = "ar"\nrounds = 1000\ndeadline_s = 0\n'
         f"steps_per_round = {STEPS}\n"
     )
     with temporary_lab(Profile("near", "", Link(delay_ms=1)), 2) as lab, contextlib.ExitStack() as stack:
