@@ -9,7 +9,7 @@ import logging
 import secrets
 import time
 from collections import Counter
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -18,6 +18,7 @@ from typing import Any
 import grpc
 import grpc.aio
 
+from stages.clock import monotonic
 from stages.errors import InputError
 from stages.v1 import join_pb2, join_pb2_grpc
 from stages.wire.auth import HOST, ROUTER, Identity
@@ -36,7 +37,7 @@ from stages.wire.links import (
 )
 from stages.wire.messages import PROTOCOL, hops_refusal
 from stages.wire.pipes import Pipe, ServedPipe, splice
-from stages.wire.secret_files import make_private_directory, read_file, write_file
+from stages.wire.secret_files import lock_beside, make_private_directory, read_file, write_file
 from stages.wire.status import Context, StatusError, exhausted, invalid
 from stages.wire.tickets import Invitations, secret_hash
 from stages.wire.tls import Security, Tls
@@ -46,7 +47,7 @@ log = logging.getLogger(__name__)
 
 SERVICE = join_pb2.DESCRIPTOR.services_by_name["JoinService"].full_name
 LEAF_DAYS, AUTHORITY_DAYS = 30, 5 * 365
-RENEW_S = 5 * 86400.0
+RENEW_S, LOOK_S = 5 * 86400.0, 1.0  # between renewals of the own certificate, and looks at who was let go
 STOP_S = 0.5  # for calls to end by themselves
 CLOCK_S = 240.0  # that a machine's clock may be wrong: certificates are valid since five minutes before
 MOST_MACHINES, MOST_PIPES = 64, 256  # of a run; of one machine at once
@@ -63,6 +64,12 @@ class Machine:
     notices: asyncio.Queue[join_pb2.Notice] | None = None  # while it is there
     pipes: int = 0
     leaving: bool = False  # it ends: others are to hold its stage
+
+    def dismiss(self) -> None:
+        """End the call by which it is there, if one does."""
+        if (notices := self.notices) is not None and not notices.full():
+            self.notices = None
+            notices.put_nowait(join_pb2.Notice())  # the last
 
 
 @dataclass
@@ -109,10 +116,12 @@ class RunDirectory:
         except (ValueError, AttributeError):
             raise InputError(f"{self._machines} is damaged: put back what was there, or remove it") from None
 
-    def write(self, machines: Mapping[str, Machine]) -> None:
-        """Keep them. Raises InputError."""
-        record = {machine.name: machine.sha256 for machine in machines.values()}
-        write_file(self._machines, json.dumps(record, indent=1).encode())
+    def keep(self, name: str, machine: Machine | None) -> None:
+        """Note a machine that joined, or (None) let one go. Raises InputError."""
+        with lock_beside(self._machines):
+            there = self.machines() | ({name: machine} if machine else {})
+            record = {each.name: each.sha256 for each in there.values() if machine or each.name != name}
+            write_file(self._machines, json.dumps(record, indent=1).encode())
 
 
 class Rendezvous(join_pb2_grpc.JoinServiceServicer):
@@ -159,18 +168,26 @@ class Rendezvous(join_pb2_grpc.JoinServiceServicer):
         finally:
             renewing.cancel()
             for machine in self.machines.values():
-                if (notices := machine.notices) is not None and not notices.full():
-                    machine.notices = None
-                    notices.put_nowait(join_pb2.Notice())  # the last: it ends the call
+                machine.dismiss()
             await server.stop(STOP_S)
 
     async def _renew(self) -> None:
+        renewed_at = monotonic()
         while True:
-            await asyncio.sleep(RENEW_S)
+            await asyncio.sleep(LOOK_S)
             try:
-                self.run.renew()
+                self.let_go(self.machines.keys() - self.run.machines().keys())
+                if monotonic() - renewed_at > RENEW_S:
+                    renewed_at = monotonic()
+                    self.run.renew()
             except InputError as error:
-                log.warning("the router's certificate is not renewed: %s", error)
+                log.warning("the run's files cannot be looked after: %s", error)
+
+    def let_go(self, names: Iterable[str]) -> None:
+        """Know machines no more that `onesweep invite --revoke` took out of the run."""
+        for name in names:
+            self.machines.pop(name).dismiss()
+            self._say(f"{name} is let go")
 
     def tell(self) -> None:
         """Leave for commands on this machine how machines are dialled, and what links they have. Raises InputError."""
@@ -197,6 +214,9 @@ class Rendezvous(join_pb2_grpc.JoinServiceServicer):
             if invitation is None or problem:
                 raise self._refusal("Enrol", f"{problem}: ask for another, of `onesweep invite`")
             name = check_machine(invitation.name or request.name)
+            if request.insists and name != request.name:
+                said = f"this ticket is for a machine called {name}: leave --name out, or ask for another ticket"
+                raise invalid(said)
             if name in self.machines or name == ROUTER_NAME:
                 said = f"a machine called {name} has joined already: take another name, with --name"
                 raise StatusError(grpc.StatusCode.ALREADY_EXISTS, said)
@@ -205,8 +225,8 @@ class Rendezvous(join_pb2_grpc.JoinServiceServicer):
             own = secrets.token_urlsafe(32)
             response = self._certified(request, name, own)
             self.run.invitations.use(invitation)
-            self.machines[name] = Machine(name, secret_hash(own))
-            self.run.write(self.machines)
+            self.run.keep(name, machine := Machine(name, secret_hash(own)))
+            self.machines[name] = machine
         except InputError as error:
             raise invalid(str(error)) from None
         self._say(f"{name} joined")
@@ -219,8 +239,7 @@ class Rendezvous(join_pb2_grpc.JoinServiceServicer):
             self._say(f"{machine.name} leaves")
             return
         machine.addresses = _checked(request.addresses)
-        if (former := machine.notices) is not None and not former.full():
-            former.put_nowait(join_pb2.Notice())  # the last: it ends the call that this one takes over from
+        machine.dismiss()  # the call that this one takes over from
         machine.notices = notices = asyncio.Queue[join_pb2.Notice](MOST_NOTICES)
         self._say(f"{machine.name} is there")
         try:
@@ -340,7 +359,7 @@ class Rendezvous(join_pb2_grpc.JoinServiceServicer):
     ) -> StatusError:
         self.refused[method] += 1
         if self.refused[method] & (self.refused[method] - 1) == 0:  # the first, second, fourth ...: guesses are many
-            log.warning("%s refused, for the %d. time: %s", method, self.refused[method], message)
+            log.warning("%s refused, %d so far: %s", method, self.refused[method], message)
         return StatusError(code, message)
 
 
