@@ -29,14 +29,13 @@ from stages.wire.links import (
     KINDS,
     MOST_TOLD,
     NOTICE_S,
-    PIPE_KEY,
     ROUTER_NAME,
     TO_KEY,
     check_machine,
     link_name,
 )
 from stages.wire.messages import PROTOCOL, hops_refusal
-from stages.wire.pipes import Pipe, ServedPipe, splice
+from stages.wire.pipes import PIECE_BYTES, PIPE_KEY, WINDOW_OPTIONS, Pipe, RelayBudget, ServedPipe, splice
 from stages.wire.secret_files import lock_beside, make_private_directory, read_file, write_file
 from stages.wire.status import Context, StatusError, exhausted, invalid
 from stages.wire.tickets import Invitations, secret_hash
@@ -50,7 +49,7 @@ LEAF_DAYS, AUTHORITY_DAYS = 30, 5 * 365
 RENEW_S, LOOK_S = 5 * 86400.0, 1.0  # between renewals of the own certificate, and looks at who was let go
 STOP_S = 0.5  # for calls to end by themselves
 CLOCK_S = 240.0  # that a machine's clock may be wrong: certificates are valid since five minutes before
-MOST_MACHINES, MOST_PIPES = 64, 256  # of a run; of one machine at once
+MOST_MACHINES, MOST_CALLS = 64, 256  # of a run; of one machine that are not whole at once
 MOST_NOTICES = 256  # that a machine has not taken yet
 
 
@@ -62,7 +61,6 @@ class Machine:
     sha256: str  # of its secret
     addresses: tuple[str, ...] = ()  # where its stage server listens, as it says
     notices: asyncio.Queue[join_pb2.Notice] | None = None  # while it is there
-    pipes: int = 0
     leaving: bool = False  # it ends: others are to hold its stage
 
     def dismiss(self) -> None:
@@ -133,7 +131,7 @@ class Rendezvous(join_pb2_grpc.JoinServiceServicer):
         self.machines = run.machines()
         self.neighbours: dict[str, set[str]] = {}  # whom each machine may reach, by its place in the ring
         self.refused = Counter[str]()  # calls, by method
-        self._waiting = dict[str, _Waiting]()
+        self._waiting, self.budget = dict[str, _Waiting](), RelayBudget()
         self.kinds = {**LinkRecord.read(run.directory).kinds}  # of links that were made, some before this start
         self.proxy = ""  # that commands on this machine dial machines over
         self.advice = list[str]()  # for people, in `status`
@@ -158,7 +156,8 @@ class Rendezvous(join_pb2_grpc.JoinServiceServicer):
             found = self._machine_of(dict(metadata))
             return found.name if found else ""
 
-        server = new_server(interceptors=[CallBounds(caller, MOST_PIPES)], streams=2 * MOST_PIPES)
+        bounds = [CallBounds(caller, MOST_CALLS)]
+        server = new_server(2 * PIECE_BYTES, bounds, streams=2 * MOST_CALLS, options=WINDOW_OPTIONS)
         join_pb2_grpc.add_JoinServiceServicer_to_server(self, server)
         port = bind(server, address, Security(self.run.tls))
         await server.start()
@@ -273,50 +272,44 @@ class Rendezvous(join_pb2_grpc.JoinServiceServicer):
         self, requests: AsyncIterator[join_pb2.Chunk], context: Context
     ) -> None:
         machine, metadata = self._caller("Carry", context), dict(context.invocation_metadata() or ())
-        if machine.pipes >= MOST_PIPES:
-            raise exhausted(f"{MOST_PIPES} pipes of {machine.name} are open already", 1000)
-        machine.pipes += 1
-        try:
-            own = ServedPipe(requests, context)
-            if TO_KEY in metadata:
-                target = self._reachable(machine, str(metadata[TO_KEY]))
-                other, done = await self._opened(target, machine.name)
-                try:
-                    await context.write(join_pb2.Chunk())
-                    await splice(own, other)
-                finally:
-                    done.set()
-                return
-            waiting = self._waiting.get(str(metadata.get(PIPE_KEY, "")))
-            if waiting is None or waiting.machine != machine.name or waiting.found.done():
-                raise self._refusal("Carry", "nobody waits for this pipe", grpc.StatusCode.NOT_FOUND)
-            waiting.found.set_result(own)
-            await waiting.done.wait()
-        finally:
-            machine.pipes -= 1
+        own = ServedPipe(requests, context)
+        if TO_KEY in metadata:
+            target = self._reachable(machine, str(metadata[TO_KEY]))
+            async with self._opened(target, machine.name) as (other, count):
+                await context.write(join_pb2.Chunk())
+                await splice(own, other, count)
+            return
+        waiting = self._waiting.get(str(metadata.get(PIPE_KEY, "")))
+        if waiting is None or waiting.machine != machine.name or waiting.found.done():
+            raise self._refusal("Carry", "nobody waits for this pipe", grpc.StatusCode.NOT_FOUND)
+        waiting.found.set_result(own)
+        await waiting.done.wait()
 
     # The router's own way
 
     async def dial(self, name: str, local: Pipe) -> None:
         """Join a connection of this machine's router to a machine's stage server. Raises StatusError."""
-        other, done = await self._opened(self._present(name), ROUTER_NAME)
-        try:
-            await splice(local, other)
-        finally:
-            done.set()
+        async with self._opened(self._present(name), ROUTER_NAME) as (other, count):
+            await splice(local, other, count)
 
-    async def _opened(self, target: Machine, caller: str) -> tuple[Pipe, asyncio.Event]:
-        """The end of a pipe that `target` was asked to open here, and what to set when it is not needed any more."""
+    @asynccontextmanager
+    async def _opened(self, target: Machine, caller: str) -> AsyncIterator[tuple[Pipe, Callable[[int], None]]]:
+        """The end of a pipe that `target` was asked to open here, and what counts its bytes. Raises StatusError."""
         pipe, waiting = secrets.token_hex(16), _Waiting(target.name)
-        self._waiting[pipe] = waiting
-        try:
-            self._notify(target, join_pb2.Notice(pipe=pipe, caller=caller))
-            async with asyncio.timeout(NOTICE_S):
-                return await waiting.found, waiting.done
-        except TimeoutError:
-            raise StatusError(grpc.StatusCode.UNAVAILABLE, f"machine {target.name} does not answer") from None
-        finally:
-            del self._waiting[pipe]
+        with self.budget.pipe(caller, target.name) as count:
+            self._waiting[pipe] = waiting
+            try:
+                self._notify(target, join_pb2.Notice(pipe=pipe, caller=caller))
+                async with asyncio.timeout(NOTICE_S):
+                    other = await waiting.found
+            except TimeoutError:
+                raise StatusError(grpc.StatusCode.UNAVAILABLE, f"machine {target.name} does not answer") from None
+            finally:
+                del self._waiting[pipe]
+            try:
+                yield other, count
+            finally:
+                waiting.done.set()
 
     def _notify(self, target: Machine, notice: join_pb2.Notice) -> None:
         if target.notices is None or target.notices.full():
