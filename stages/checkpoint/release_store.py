@@ -46,6 +46,7 @@ OTHERS_WRITE = 0o022  # a user who can write to the store chooses the weights th
 # True for a part of a folder that a machine needs; BESIDE stands for a token model's files beside its parts.
 Wants = Callable[[str, int], bool]
 BESIDE = -1
+Digests = dict[str, str]  # of tensors, by their names
 
 
 @dataclass(frozen=True)
@@ -184,7 +185,7 @@ class ReleaseStore:
         # Writes the beginning of a part's file, from a folder with its manifest, by what this machine has of the model.
         self.own_copy: Callable[[Path, int, Path], object] | None = None
         # Parts that were begun so, by digest: once, for the copy may be another model's. Then the tensors that it made.
-        self._own = dict[str, dict[str, str]]()
+        self._own = dict[str, Digests]()
         try:
             directory.mkdir(mode=0o700, parents=True, exist_ok=True)
             status = directory.stat()
@@ -291,12 +292,7 @@ class IncomingRelease:
     """A release that is being stored. Its methods block."""
 
     def __init__(
-        self,
-        coming: Path,
-        place: Path,
-        wanted: dict[str, Part],
-        begun: Mapping[str, int],
-        own: dict[str, dict[str, str]],
+        self, coming: Path, place: Path, wanted: dict[str, Part], begun: Mapping[str, int], own: dict[str, Digests]
     ) -> None:
         """:param wanted: missing files by their path in the release; no other file is written.
         :param begun: bytes of each that a transfer before brought, or this machine's own copy.

@@ -7,7 +7,7 @@ import contextlib
 import logging
 import secrets
 from collections import Counter
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from typing import Any, Protocol
 
 import grpc
@@ -19,6 +19,7 @@ from stages.wire.status import Context, StatusError, exhausted, ignoring_ended_c
 log = logging.getLogger(__name__)
 
 PIPE_KEY = "onesweep-pipe"  # metadata of Carry: which pipe this is
+NOBODY_WAITS = "nobody waits for this pipe"
 PIECE_BYTES = 64 << 10  # of a connection's bytes, in one message
 # What a relay holds of a pipe whose readers do not read: of each end what gRPC took in (its window, which grew to 4 MB
 # where it measured the link), a piece that is handed on, and one that gRPC writes.
@@ -95,33 +96,39 @@ class ServedPipe:
 
 
 class AwaitedPipes(join_pb2_grpc.JoinServiceServicer):  # its other methods are UNIMPLEMENTED
-    """`Carry` of a stage server, for pipes that this machine asked others to open. The rest of the service is the
-    rendezvous' own."""
+    """Pipes that others were asked to open to this process; with `Carry` of a stage server, which takes them.
+
+    The rest of the service is the rendezvous' own."""
 
     def __init__(self) -> None:
-        self._awaited = dict[str, tuple[asyncio.Future[Pipe], asyncio.Event]]()
+        self._awaited = dict[str, tuple[str, asyncio.Future[Pipe], asyncio.Event]]()
 
     @contextlib.asynccontextmanager
-    async def awaited(self) -> AsyncIterator[tuple[str, asyncio.Future[Pipe]]]:
-        """A new pipe, and its other end once it is opened."""
+    async def awaited(self, opener: str = "") -> AsyncIterator[tuple[str, asyncio.Future[Pipe]]]:
+        """A new pipe, and its other end once it is opened. :param opener: who alone may; empty: who is let in here."""
         pipe, done = secrets.token_hex(16), asyncio.Event()
         found: asyncio.Future[Pipe] = asyncio.get_running_loop().create_future()
-        self._awaited[pipe] = found, done
+        self._awaited[pipe] = opener, found, done
         try:
             yield pipe, found
         finally:
             del self._awaited[pipe]
             done.set()
 
+    async def open(self, metadata: Mapping[str, object], opener: str, own: Pipe) -> bool:
+        """Hand an end of the pipe over to who awaits it, until it is not needed; False if nobody does."""
+        who, found, done = self._awaited.get(str(metadata.get(PIPE_KEY)), ("", None, None))
+        if found is None or done is None or who != opener or found.done():
+            return False
+        found.set_result(own)
+        await done.wait()
+        return True
+
     async def Carry(  # type: ignore[override]  # it writes as it goes
         self, requests: AsyncIterator[join_pb2.Chunk], context: Context
     ) -> None:
-        pipe = str(dict(context.invocation_metadata() or ()).get(PIPE_KEY, ""))
-        found, done = self._awaited.get(pipe, (None, None))
-        if found is None or done is None or found.done():
-            raise StatusError(grpc.StatusCode.NOT_FOUND, "nobody waits for this pipe")
-        found.set_result(ServedPipe(requests, context))
-        await done.wait()
+        if not await self.open(dict(context.invocation_metadata() or ()), "", ServedPipe(requests, context)):
+            raise StatusError(grpc.StatusCode.NOT_FOUND, NOBODY_WAITS)
 
 
 class RelayBudget:

@@ -11,7 +11,7 @@ import time
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Iterable, Mapping
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -25,17 +25,18 @@ from stages.wire.auth import HOST, ROUTER, Identity
 from stages.wire.certificates import AUTHORITY, Authority, key_fingerprint
 from stages.wire.channel import CallBounds, bind, new_server, parse_address
 from stages.wire.link_quality import LINKS_NAME, LinkRecord
-from stages.wire.links import (
-    KINDS,
-    MOST_TOLD,
-    NOTICE_S,
-    ROUTER_NAME,
-    TO_KEY,
-    check_machine,
-    link_name,
-)
+from stages.wire.links import KINDS, MOST_TOLD, NOTICE_S, ROUTER_NAME, TO_KEY, check_machine, link_name
 from stages.wire.messages import PROTOCOL, hops_refusal
-from stages.wire.pipes import PIECE_BYTES, PIPE_KEY, WINDOW_OPTIONS, Pipe, RelayBudget, ServedPipe, splice
+from stages.wire.pipes import (
+    NOBODY_WAITS,
+    PIECE_BYTES,
+    WINDOW_OPTIONS,
+    AwaitedPipes,
+    Pipe,
+    RelayBudget,
+    ServedPipe,
+    splice,
+)
 from stages.wire.secret_files import lock_beside, make_private_directory, read_file, write_file
 from stages.wire.status import Context, StatusError, exhausted, invalid
 from stages.wire.tickets import Invitations, secret_hash
@@ -68,15 +69,6 @@ class Machine:
         if (notices := self.notices) is not None and not notices.full():
             self.notices = None
             notices.put_nowait(join_pb2.Notice())  # the last
-
-
-@dataclass
-class _Waiting:
-    """A pipe that was opened at one end."""
-
-    machine: str  # that is to open the other
-    found: asyncio.Future[Pipe] = field(default_factory=lambda: asyncio.get_running_loop().create_future())
-    done: asyncio.Event = field(default_factory=asyncio.Event)
 
 
 class RunDirectory:
@@ -131,7 +123,7 @@ class Rendezvous(join_pb2_grpc.JoinServiceServicer):
         self.machines = run.machines()
         self.neighbours: dict[str, set[str]] = {}  # whom each machine may reach, by its place in the ring
         self.refused = Counter[str]()  # calls, by method
-        self._waiting, self.budget = dict[str, _Waiting](), RelayBudget()
+        self._awaited, self.budget = AwaitedPipes(), RelayBudget()  # type: ignore[abstract]
         self.kinds = {**LinkRecord.read(run.directory).kinds}  # of links that were made, some before this start
         self.proxy = ""  # that commands on this machine dial machines over
         self.advice = list[str]()  # for people, in `status`
@@ -279,11 +271,8 @@ class Rendezvous(join_pb2_grpc.JoinServiceServicer):
                 await context.write(join_pb2.Chunk())
                 await splice(own, other, count)
             return
-        waiting = self._waiting.get(str(metadata.get(PIPE_KEY, "")))
-        if waiting is None or waiting.machine != machine.name or waiting.found.done():
-            raise self._refusal("Carry", "nobody waits for this pipe", grpc.StatusCode.NOT_FOUND)
-        waiting.found.set_result(own)
-        await waiting.done.wait()
+        if not await self._awaited.open(metadata, machine.name, own):
+            raise self._refusal("Carry", NOBODY_WAITS, grpc.StatusCode.NOT_FOUND)
 
     # The router's own way
 
@@ -295,21 +284,15 @@ class Rendezvous(join_pb2_grpc.JoinServiceServicer):
     @asynccontextmanager
     async def _opened(self, target: Machine, caller: str) -> AsyncIterator[tuple[Pipe, Callable[[int], None]]]:
         """The end of a pipe that `target` was asked to open here, and what counts its bytes. Raises StatusError."""
-        pipe, waiting = secrets.token_hex(16), _Waiting(target.name)
         with self.budget.pipe(caller, target.name) as count:
-            self._waiting[pipe] = waiting
-            try:
+            async with self._awaited.awaited(target.name) as (pipe, found):
                 self._notify(target, join_pb2.Notice(pipe=pipe, caller=caller))
-                async with asyncio.timeout(NOTICE_S):
-                    other = await waiting.found
-            except TimeoutError:
-                raise StatusError(grpc.StatusCode.UNAVAILABLE, f"machine {target.name} does not answer") from None
-            finally:
-                del self._waiting[pipe]
-            try:
+                try:
+                    async with asyncio.timeout(NOTICE_S):
+                        other = await asyncio.shield(found)
+                except TimeoutError:
+                    raise StatusError(grpc.StatusCode.UNAVAILABLE, f"machine {target.name} does not answer") from None
                 yield other, count
-            finally:
-                waiting.done.set()
 
     def _notify(self, target: Machine, notice: join_pb2.Notice) -> None:
         if target.notices is None or target.notices.full():
