@@ -16,8 +16,9 @@ from serving.cli.deploy import read_release
 from serving.cli.deployment import RELEASES, ROUTER, TOPOLOGY, Deployment
 from serving.cli.run import manifest_record
 from serving.router.paths import HostLink
+from serving.router.placement import ROUTER_END, Span, placed, ring_order
 from serving.router.rollout import LOAD_S, load, send
-from serving.router.topology import ROUTER_END, HostEntry, Span, Topology, local_topology, placed, ring_order
+from serving.router.topology import HostEntry, Topology, local_topology
 from stages.checkpoint.checkpoint import replace_file
 from stages.checkpoint.release_store import CURRENT_NAME, ReleaseManifest, release_files
 from stages.clock import monotonic

@@ -48,6 +48,7 @@ log = logging.getLogger(__name__)
 SERVICE = join_pb2.DESCRIPTOR.services_by_name["JoinService"].full_name
 LEAF_DAYS, AUTHORITY_DAYS = 30, 5 * 365
 RENEW_S, LOOK_S = 5 * 86400.0, 1.0  # between renewals of the own certificate, and looks at who was let go
+TROUBLE_S = 3600.0  # until files are looked at again that were damaged
 STOP_S = 0.5  # for calls to end by themselves
 CLOCK_S = 240.0  # that a machine's clock may be wrong: certificates are valid since five minutes before
 MOST_MACHINES, MOST_CALLS = 64, 256  # of a run; of one machine that are not whole at once
@@ -173,6 +174,7 @@ class Rendezvous(join_pb2_grpc.JoinServiceServicer):
                     self.run.renew()
             except InputError as error:
                 log.warning("the run's files cannot be looked after: %s", error)
+                await asyncio.sleep(TROUBLE_S)
 
     def let_go(self, names: Iterable[str]) -> None:
         """Know machines no more that `onesweep invite --revoke` took out of the run."""

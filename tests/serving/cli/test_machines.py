@@ -136,28 +136,15 @@ def test_a_damaged_place_and_no_place_have_a_sentence(tmp_path: Path, monkeypatc
         pass
 
 
-class Told(ProgressLine):
-    """Hears what people are told, and lets time pass meanwhile."""
-
-    def __init__(self, passes: Callable[[str], object]) -> None:
-        super().__init__()
-        self.passes = passes
-
-    def at(self, what: str, share: float | None = None) -> None:
-        self.passes(what)
-
-
 def test_who_is_awaited_and_how_one_is_let_go(rendezvous: Rendezvous, monkeypatch: pytest.MonkeyPatch) -> None:
     now, said, run = 0.0, list[str](), rendezvous.run
     monkeypatch.setattr(remote, "monotonic", lambda: now)
     monkeypatch.setattr(remote, "POLL_S", 0)
 
     def waited(passes: Callable[[], object], wait: int | None = None) -> list[str]:
-        def hear(line: str) -> None:
-            said.append(line)
-            passes()
-
-        return remote._wait(rendezvous, run, argparse.Namespace(wait=wait), Told(hear))
+        progress = ProgressLine()
+        monkeypatch.setattr(progress, "at", lambda line: (said.append(line), passes()))
+        return remote._wait(rendezvous, run, argparse.Namespace(wait=wait), progress)
 
     def come(name: str) -> None:
         rendezvous.machines[name].notices = asyncio.Queue()
