@@ -8,7 +8,7 @@ import signal
 import struct
 import subprocess
 import time
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from pathlib import Path
 
 from loadtest.lab.profile import MTU
@@ -23,6 +23,10 @@ DEVICE = "wan"
 DEVICE_QUEUE = 10_000
 END_S = 5.0  # how long what runs in namespaces may take to die
 SUBNET = "10.77.0.0/24"
+GATEWAY_ADDRESS, HOME_ADDRESS = "192.168.1.1", "192.168.1.10"  # in every home
+IP, NFT = ["ip", "-batch", "-"], ["nft", "-f", "-"]
+ESTABLISHED = "ct state established,related accept;"
+INPUT = f"chain input {{ type filter hook input priority 0; iif lo accept; {ESTABLISHED}"
 
 _libc = ctypes.CDLL(None, use_errno=True)
 
@@ -65,17 +69,55 @@ def open_tun() -> int:
     return tun
 
 
-def set_network(address: str) -> None:
-    """Give the node of this namespace its address and the way to the others. Raises LabError with what `ip` said."""
-    lines = [
+def set_network(address: str, closed: Collection[str] = ()) -> None:
+    """Give the node of this namespace its address and the way to the others. Raises LabError with what `ip` said.
+
+    :param closed: addresses of others whose connections it does not let in."""
+    _told(
+        IP,
         "link set lo up",
         f"address add {address}/32 dev lo",
         f"link set {DEVICE} mtu {MTU} txqueuelen {DEVICE_QUEUE} addrgenmode none up",
         f"route add {SUBNET} dev {DEVICE} src {address}",
-    ]
-    done = subprocess.run(["ip", "-batch", "-"], input="\n".join(lines) + "\n", capture_output=True, text=True)
+    )
+    if closed:
+        _told(NFT, "table inet lab {", f"{INPUT} ip saddr {{ {', '.join(closed)} }} drop; }}", "}")
+
+
+def make_home() -> int:
+    """A namespace behind that of this thread, which is its gateway from now on: that masquerades what comes from there
+    and lets nothing in. Returns its descriptor. Raises LabError."""
+    with own_namespace() as home:
+        pass
+    path = f"/proc/{os.getpid()}/fd/{home}"
+    _told(
+        IP,
+        f"link add home type veth peer name eth0 netns {path}",
+        f"address add {GATEWAY_ADDRESS}/24 dev home",
+        "link set home up",
+    )
+    _told(
+        ["nsenter", f"--net={path}", "--", *IP],
+        "link set lo up",
+        f"address add {HOME_ADDRESS}/24 dev eth0",
+        "link set eth0 up",
+        f"route add default via {GATEWAY_ADDRESS}",
+    )
+    Path("/proc/sys/net/ipv4/ip_forward").write_text("1", encoding="ascii")  # of this thread's namespace
+    forward = f'chain forward {{ type filter hook forward priority 0; {ESTABLISHED} iifname != "home" drop; }}'
+    after = f'chain after {{ type nat hook postrouting priority 100; oifname "{DEVICE}" masquerade random; }}'
+    _told(NFT, "table inet lab {", f"{INPUT} drop; }}", forward, "}", "table ip lab {", after, "}")
+    return home
+
+
+def _told(command: list[str], *lines: str) -> None:
+    """Give a program its orders. Raises LabError with what it said."""
+    try:
+        done = subprocess.run(command, input="\n".join(lines) + "\n", capture_output=True, text=True)
+    except FileNotFoundError:
+        raise LabError(f"the program {command[0]} is missing: install the package nftables") from None
     if done.returncode:
-        raise LabError(f"ip could not set the lab's network: {' '.join(done.stderr.split())}")
+        raise LabError(f"{command[0]} could not set the lab's network: {' '.join(done.stderr.split())}")
 
 
 def processes_in(inodes: set[int]) -> list[int]:

@@ -16,9 +16,11 @@ from typing import NoReturn
 from loadtest.lab.forwarder import Channel, Forwarder, open_orders
 from loadtest.lab.lab import Lab, Node
 from loadtest.lab.namespaces import (
+    HOME_ADDRESS,
     PR_SET_PDEATHSIG,
     LabError,
     end_processes,
+    make_home,
     node_address,
     open_tun,
     own_namespace,
@@ -49,26 +51,32 @@ class LabProcess:
         self.profile = profile
         self.names = node_names(hosts)
         self.addresses = [node_address(i) for i in range(len(self.names))]
-        self.namespaces: list[int] = []
+        self.namespaces = dict[str, int]()
         self.tuns: list[int] = []
         self.keeper = 0
         try:
-            for address in self.addresses:
+            for name, address in zip(self.names, self.addresses, strict=True):
                 with own_namespace() as namespace:
-                    self.namespaces.append(namespace)
                     self.tuns.append(open_tun())
-                    set_network(address)
+                    closed = profile.closed.get(name, ())
+                    set_network(address, [self.addresses[self.names.index(other)] for other in closed])
+                    if name in profile.gateways:
+                        self.namespaces[name.replace("host", "gateway")], namespace = namespace, make_home()
+                    self.namespaces[name] = namespace
         except OSError as error:
             raise LabError(f"no network namespace could be made here: {error.strerror}") from None
-        self.inodes = {os.fstat(namespace).st_ino for namespace in self.namespaces}
+        self.inodes = {os.fstat(namespace).st_ino for namespace in self.namespaces.values()}
         self.orders = open_orders(os.getpid())
 
     def made(self) -> Lab:
         """The values that another process needs to find the lab and to run programs in it."""
         own = f"/proc/{os.getpid()}/fd"
+        addresses = dict(zip(self.names, self.addresses, strict=True))
+        for name in self.profile.gateways:
+            addresses[name.replace("host", "gateway")], addresses[name] = addresses[name], HOME_ADDRESS
         places = {
-            name: Node(address, f"{own}/{held}", os.fstat(held).st_ino)
-            for name, address, held in zip(self.names, self.addresses, self.namespaces, strict=True)
+            name: Node(addresses[name], f"{own}/{held}", os.fstat(held).st_ino)
+            for name, held in self.namespaces.items()
         }
         processes = {name: (pid, start_ticks(pid)) for name, pid in (("lab", os.getpid()), ("keeper", self.keeper))}
         return Lab(self.profile, places, processes)

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, fields
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -71,6 +74,8 @@ class Profile:
     description: str
     default: Link
     links: dict[str, Link] = field(default_factory=dict)  # others than the default, by their ends: "router host-2"
+    gateways: Sequence[str] = ()  # hosts behind one, which masquerades them and lets nothing in
+    closed: Mapping[str, Sequence[str]] = field(default_factory=dict)  # nodes that let in no connection of these others
 
     def link(self, source: str, destination: str) -> Link:
         """The link from one node to another."""
@@ -80,11 +85,11 @@ class Profile:
         """Raises ProfileError unless a lab of `hosts` hosts has every node that the profile names."""
         if not 1 <= hosts <= MAX_HOSTS:
             raise ProfileError(f"a lab has 1 to {MAX_HOSTS} hosts, not {hosts}")
-        nodes = node_names(hosts)
-        for name in " ".join(self.links).split():
+        nodes, others = node_names(hosts), chain(*self.closed.values())
+        for name in (*" ".join(self.links).split(), *self.gateways, *self.closed, *others):
             if name not in nodes:
                 raise ProfileError(
-                    f"profile {self.name!r} has a link of {name}, which a lab of {hosts} hosts does not have: "
+                    f"profile {self.name!r} speaks of {name}, which a lab of {hosts} hosts does not have: "
                     f"take {name.removeprefix('host-')} hosts or more, or another profile"
                 )
 
@@ -151,6 +156,7 @@ def _profile(name: str, table: object, where: str) -> Profile:
         raise ProfileError(f"{where} must be a section")
     rest = {**table}
     entries, description = rest.pop("links", []), rest.pop("description", "")
+    gateways, closed = rest.pop("gateways", []), rest.pop("closed", {})
     if not isinstance(entries, list):
         raise ProfileError(f"{where}: links must be sections [[{name}.links]]")
     if not isinstance(description, str):
@@ -163,4 +169,7 @@ def _profile(name: str, table: object, where: str) -> Profile:
         found = from_toml(_Entry, entry, place, _Entry(**vars(default)), ProfileError)
         link = Link(**{f.name: getattr(found, f.name) for f in fields(Link)})
         links |= {" ".join(pair): link for pair in found.pairs(place)}
-    return Profile(name, description, default, links)
+    with suppress(TypeError, AttributeError):
+        if {*gateways, *closed, *chain(*closed.values())} <= {*node_names(MAX_HOSTS)} and ROUTER not in gateways:
+            return Profile(name, description, default, links, gateways, closed)
+    raise ProfileError(f'{where}: write gateways = ["host-1"], and closed = {{ host-2 = ["router", "host-1"] }}')

@@ -9,6 +9,7 @@ import statistics
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,7 @@ from loadtest.latency.settings import LEVELS, Length, WanSettings
 from loadtest.report.record import settings_record
 from loadtest.report.table import Column, number_column, open_meter, percentile, table, text_column
 from loadtest.workload.prompts import BUILT_IN, NOVEL, Prompts
-from loadtest.workload.testbed import Testbed, check_network, deployed, open_network
+from loadtest.workload.testbed import Testbed, check_network, deployed, joined, open_network
 from loadtest.workload.texts import LOCAL_COLUMNS, local_distance, served_copy
 from loadtest.workload.variants import ModeVariant
 from serving.drawing import DEFAULT_LEVELS, DRAWING_MODES
@@ -26,6 +27,7 @@ from serving.modes import WITHOUT_HOSTS
 from stages.checkpoint.bundle import bundle_draws, find_bundle
 from stages.checkpoint.manifest import read_manifest
 from stages.errors import InputError, OnesweepError
+from stages.wire.links import KINDS
 
 NOTHING = Floor(0.0, 0.0, 0.0)  # of a request that failed
 
@@ -104,8 +106,9 @@ def settled(settings: WanSettings) -> WanSettings:
     s = settings
     check_names("--text", s.texts, BUILT_IN)
     check_names("--profile", s.profiles)
+    check_names("--links", s.links, KINDS)
     for name in s.profiles:
-        check_network(name, s.host_count, s.checkpoint, s.profiles_file)
+        check_network(name, s.host_count, s.checkpoint, s.profiles_file, s.links)
     if not bundle_draws(s.checkpoint):
         lengths = s.lengths or (Length(32), Length(128))
         prompts = tuple(BUILT_IN[name] for name in s.texts or (NOVEL.name,))
@@ -143,12 +146,12 @@ def series_of(settings: WanSettings) -> list[RequestSeries]:
 def measure_wan(settings: WanSettings) -> BenchReport:
     """Measure every profile. One that cannot be measured gets failed rows with the reason; the others are measured."""
     rows, samples = list[Row](), list[dict[str, Any]]()
-    for name in settings.profiles:
+    for name, links in product(settings.profiles, settings.links or ("",)):
         taken: Taken = {series: [] for series in series_of(settings)}
-        say(f"{name}: {len(taken)} variants x {settings.requests * settings.at_once} requests ...")
+        say(f"{name} {links}: {len(taken)} variants x {settings.requests * settings.at_once} requests ...")
         problem = ""
         try:
-            _measure_profile(settings, name, taken)
+            _measure_profile(settings, name, links, taken)
         except OnesweepError as error:
             problem = str(error)
         for series, found in taken.items():
@@ -156,7 +159,7 @@ def measure_wan(settings: WanSettings) -> BenchReport:
             missing = range(len(found), settings.requests * settings.at_once)
             found += [Sample(settings.seed + number, number, error=problem) for number in missing]
             samples += [_sample_record(name, series, sample) for sample in found]
-        rows += [row_of(name, series, found) | same_as_ar(series, taken) for series, found in taken.items()]
+        rows += [row_of(name, series, found, links) | same_as_ar(series, taken) for series, found in taken.items()]
         for row, (series, found) in zip(rows[-len(taken) :], taken.items(), strict=True):
             if series.variant.mode in WITHOUT_HOSTS and not series.length.draws:
                 good = [(series.prompts.text(each.number), each.account) for each in found if not each.error]
@@ -176,11 +179,11 @@ def measure_wan(settings: WanSettings) -> BenchReport:
     return BenchReport(wan_table(rows), record, holds=not any(row["failures"] for row in rows))
 
 
-def _measure_profile(settings: WanSettings, profile: str, taken: Taken) -> None:
+def _measure_profile(settings: WanSettings, profile: str, links: str, taken: Taken) -> None:
     s = settings
     with (
-        open_network(profile, s.host_count, s.profiles_file) as network,
-        deployed(network, s.checkpoint) as testbed,
+        open_network(profile, s.host_count, s.profiles_file, links) as network,
+        joined(network, s.checkpoint) if links else deployed(network, s.checkpoint) as testbed,
         open_meter(network.profile, len(taken) * s.requests, "turn") as count,
     ):
         for series, samples in take_turns(testbed, list(taken), s.requests, s.at_once, s.seed):
@@ -204,7 +207,7 @@ def _sample_record(profile: str, series: RequestSeries, sample: Sample) -> dict[
 # Rows of the table, one for each series of requests on each profile
 
 
-def row_of(profile: str, series: RequestSeries, samples: Sequence[Sample]) -> Row:
+def row_of(profile: str, series: RequestSeries, samples: Sequence[Sample], links: str = "") -> Row:
     """Medians over the requests that ended well; failures are counted, and the most frequent one is quoted."""
     good = [sample for sample in samples if not sample.error]
     errors = Counter(sample.error for sample in samples if sample.error).most_common(1)
@@ -219,6 +222,8 @@ def row_of(profile: str, series: RequestSeries, samples: Sequence[Sample]) -> Ro
 
     row = {
         "profile": profile,
+        "links": links or None,
+        "hop_ms": median(lambda s: s.latency_ms / s.account["hops"]) if links else None,
         "mode": series.variant.label,
         "text": series.prompts.name,
         "length": series.length.count,
@@ -287,7 +292,7 @@ WAN: tuple[Column[Row], ...] = (
     number_column("first s", "first_byte_ms", 3, scale=1e-3),
     number_column("p50 s", "p50_ms", 3, scale=1e-3),
     number_column("floor s", "floor_ms", 3, scale=1e-3),
-    number_column("x floor", "ratio", 2),
+    number_column("x floor", "ratio", 3),
     number_column("sweeps", "sweeps", 0),
     number_column("tokens/s", "tokens_per_s"),
     number_column("accepted", "acceptance", 2),
@@ -297,6 +302,9 @@ WAN: tuple[Column[Row], ...] = (
     *LOCAL_COLUMNS,
     text_column("failed", "failures"),
 )
+
+# Of machines that joined.
+LINKED: tuple[Column[Row], ...] = (text_column("links", "links"), number_column("ms a hop", "hop_ms", 2))
 
 # Of pictures: no figure of texts, and what a picture takes of the hosts.
 PICTURES: tuple[Column[Row], ...] = (
@@ -324,4 +332,5 @@ def wan_table(rows: Sequence[Row]) -> str:
         for row in rows
         if row["failures"]
     ]
-    return "\n".join([table(PICTURES if draws else WAN, rows), *failures])
+    linked = LINKED if any(row["links"] for row in rows) else ()
+    return "\n".join([table((*linked, *(PICTURES if draws else WAN)), rows), *failures])

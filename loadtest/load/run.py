@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from typing import IO, Any
 
-from loadtest.lab.child import Child
+from loadtest.lab.lab import Child
 from loadtest.load.plan import OK, LoadPlan, LoadSample, LoadSettings, Outcome, Recording, Window, outcome_of
 from loadtest.report.table import Column, number, number_column, percentile, text_column
 from loadtest.workload.testbed import Testbed

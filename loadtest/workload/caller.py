@@ -21,7 +21,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Self
 
-from loadtest.lab.child import Child
+from loadtest.lab.lab import Child
 from serving.client.client import Client, DrawnPictures, RequestRefused, Result, RouterError
 from stages.errors import InputError, OnesweepError, ServiceError
 from stages.wire.channel import check_target

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from serving.cli.generate import add_router_options, add_wait, async_client_of, wait_ready
+from serving.cli.generate import add_router_options, add_wait, async_client_of, check_request, wait_ready
 from serving.client.result import Result
 from serving.drawing import PICTURES_SERVED
 from serving.router.request import MAX_TIMEOUT_S
@@ -52,6 +52,11 @@ class ChatSettings:
     temperature: float | None = setting(None, "0 = most likely", shown="0.8", metavar="T")
     seed: int = setting(0, "another one gives other answers", metavar="S")
 
+    @property
+    def request(self) -> dict[str, Any]:
+        """Fields of each request that they settle."""
+        return {name: value for name, value in vars(self).items() if name != "system"}
+
 
 def add_chat(chat: argparse.ArgumentParser) -> None:
     add_chat_options(chat)
@@ -80,6 +85,7 @@ def given_prompt(options: argparse.Namespace) -> str | None:
 
 def run_chat(options: argparse.Namespace) -> int:
     settings, prompt = from_flags(ChatSettings, options), given_prompt(options)
+    check_request(**settings.request)
     with ends_cleanly():
         wait_ready(options, settings.mode)
         return talk(partial(async_client_of, options), settings, prompt)
@@ -170,7 +176,7 @@ class Chat:
         s = self.settings
         asked: dict[str, Any] = {"messages": messages} if self.has_template else {"prompt": s.system + text}
         # No deadline but the longest: a person who waits too long has Ctrl-C.
-        asked |= {"mode": self.mode, "max_tokens": s.max_tokens, "temperature": s.temperature, "seed": s.seed}
+        asked |= s.request | {"mode": self.mode}
         decoder, result = TextDecoder(), None
 
         def show(piece: str) -> None:

@@ -105,17 +105,9 @@ _TRAIN = _family(
         "give out a model's parts to workers, and merge what they learn",
         "--config run.toml --data corpus/ --listen 10.8.0.9:7800",
     ),
-    (
-        "work",
-        "train one part of a model for a coordinator",
-        "--coordinator 10.8.0.9:7800 --data corpus/",
-    ),
+    ("work", "train one part of a model for a coordinator", "--coordinator 10.8.0.9:7800 --data corpus/"),
     ("status", "watch a coordinator's run: parts, workers, who is late", "10.8.0.9:7800"),
-    (
-        "simulate",
-        "compare ways of merging, with workers on this machine",
-        "--vary steps_per_round=10,100",
-    ),
+    ("simulate", "compare ways of merging, with workers on this machine", "--vary steps_per_round=10,100"),
     ("audit", "check that no update of a run was lost or merged twice", "runs/rounds"),
 )
 _BENCH = Family(
@@ -178,18 +170,10 @@ ROOT = Family(
             "serving.cli.demo:",
             ("demo", "start three hosts here, run one prompt in every mode, stop", ""),
             "serving.cli.host:",
-            (
-                "host",
-                "run one host: of a topology, or by itself",
-                "host-1 --topology topology.toml",
-            ),
+            ("host", "run one host: of a topology, or by itself", "host-1 --topology topology.toml"),
             "serving.cli.serve:",
             ("router", "run the router of a topology", "--topology topology.toml"),
-            (
-                "http",
-                "serve an OpenAI-compatible API and a page, in front of a router",
-                "--listen 127.0.0.1:7780",
-            ),
+            ("http", "serve an OpenAI-compatible API and a page, in front of a router", "--listen 127.0.0.1:7780"),
         ),
         "ask": _commands(
             "serving.cli.generate:",

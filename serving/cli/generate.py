@@ -13,7 +13,7 @@ from serving.client.comparison import all_entrants, comparison, named_entrants, 
 from serving.client.result import Result
 from serving.modes import COPY, MODES, NO_COPY, WITHOUT_HOSTS
 from serving.router.request import DEFAULT_TIMEOUT_S, ROUTER_HELP, SETTINGS, Request
-from stages.errors import InputError, ServiceError, printable
+from stages.errors import InputError, ServiceError, one_of, printable
 from stages.progress import ProgressLine
 from stages.settings import add_flags
 from stages.signals import run_interruptible
@@ -105,7 +105,15 @@ def _add_request(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--timeout-s", type=float, default=DEFAULT_TIMEOUT_S, metavar="S", help="deadline (120)")
 
 
+def check_request(mode: str | None, **settings: Any) -> None:  # noqa: ANN401 - those of a request
+    """Raise InputError for what no router takes, before anything is started or waited for."""
+    if mode is not None and mode not in MODES:
+        raise InputError(f"unknown mode {mode!r}{one_of(mode, MODES)}")
+    Request(**settings).message()
+
+
 def run_generate(options: argparse.Namespace) -> int:
+    check_request(options.mode, prompt=options.prompt, **_request_settings(options))
     wait_ready(options, options.mode)
     # not by the blocking client: left by an exception while it starts a call, it waits at its end for that call's
     # deadline
@@ -115,7 +123,7 @@ def run_generate(options: argparse.Namespace) -> int:
 async def _generate(options: argparse.Namespace) -> int:
     from serving.client.client import TextDecoder
 
-    settings = _request_settings(options)
+    settings = _request_settings(options) | {"timeout_s": options.timeout_s}
     async with async_client_of(options) as client:
         if options.json:
             print(json.dumps((await client.generate(options.prompt, mode=options.mode, **settings)).as_json()))
@@ -133,7 +141,7 @@ async def _generate(options: argparse.Namespace) -> int:
 def run_compare(options: argparse.Namespace) -> int:
     entrants = None if options.modes is None else named_entrants(options.modes)
     settings = _request_settings(options)
-    Request(prompt=options.prompt).message()
+    check_request(None, prompt=options.prompt, **settings)
     wait_ready(options, *(entrant.mode for entrant in entrants or ()))
     with client_of(options) as client:
         if entrants is None:
@@ -146,7 +154,7 @@ def run_compare(options: argparse.Namespace) -> int:
             entrants = all_entrants(status, options.scorer)
             if COPY not in status.modes:
                 print(f"{COPY} is left out: {NO_COPY}", file=sys.stderr)
-        outcomes = run_entrants(client, options.prompt, entrants, settings)
+        outcomes = run_entrants(client, options.prompt, entrants, settings | {"timeout_s": options.timeout_s})
     if options.json:
         rows = {m: {"mode": m, "error": o} if isinstance(o, str) else o.as_json() for m, o in outcomes.items()}
         print(json.dumps(list(rows.values())))
@@ -156,8 +164,7 @@ def run_compare(options: argparse.Namespace) -> int:
 
 
 def _request_settings(options: argparse.Namespace) -> dict[str, Any]:
-    names = [f.name for f in SETTINGS if "flag" in f.metadata]
-    return {name: getattr(options, name) for name in (*names, "timeout_s")}
+    return {f.name: getattr(options, f.name) for f in SETTINGS if "flag" in f.metadata}
 
 
 def _print_cost(result: Result) -> None:

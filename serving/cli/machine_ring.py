@@ -16,8 +16,9 @@ from serving.cli.deploy import read_release
 from serving.cli.deployment import RELEASES, ROUTER, TOPOLOGY, Deployment
 from serving.cli.run import manifest_record
 from serving.router.paths import HostLink
+from serving.router.placement import ROUTER_END, Span, placed, ring_order
 from serving.router.rollout import LOAD_S, load, send
-from serving.router.topology import ROUTER_END, HostEntry, Span, Topology, local_topology, placed, ring_order
+from serving.router.topology import HostEntry, Topology, local_topology
 from stages.checkpoint.checkpoint import replace_file
 from stages.checkpoint.release_store import CURRENT_NAME, ReleaseManifest, release_files
 from stages.clock import monotonic
@@ -28,7 +29,7 @@ from stages.signals import run_interruptible
 from stages.v1 import stage_pb2
 from stages.wire.link_quality import EXCHANGES, PROBE_TIMEOUT_S
 from stages.wire.links import link_address
-from stages.wire.rendezvous import Rendezvous
+from stages.wire.rendezvous import Rendezvous, RunDirectory
 from stages.wire.status import StatusError, failed_precondition, unavailable
 from stages.wire.tls import Security
 
@@ -60,10 +61,8 @@ class MachineRing:
         """Machines in the order of the ring, by the delays that they measure. Raises ServiceError that names those that
         do not answer, or take no stage."""
         self.progress.at(f"asking {len(names)} machines for their memory, speed and delays")
-        path = self.rendezvous.run.directory / ORDER_NAME
-        with suppress(OSError, ValueError):
-            before = json.loads(path.read_text(encoding="utf-8"))
-            names = before if sorted(before) == sorted(names) else names
+        before = last_order(self.rendezvous.run)
+        names = before if sorted(before) == sorted(names) else names
         self.rendezvous.neighbours = {name: {*names} - {name} for name in names}
         self.rendezvous.announces = False  # most of these links are for measuring only
         async with _links(map(_entry, names), self.security) as links:
@@ -71,7 +70,7 @@ class MachineRing:
             await asyncio.gather(*(self._measure(link, names) for link in links))
         self.rendezvous.announces = True
         order = ring_order(names, self.trips_ms)
-        path.write_text(json.dumps(order), encoding="utf-8")
+        (self.rendezvous.run.directory / ORDER_NAME).write_text(json.dumps(order), encoding="utf-8")
         return order
 
     async def _describe(self, links: Iterable[HostLink]) -> None:
@@ -273,6 +272,13 @@ class MachineRing:
 
 def _entry(name: str) -> HostEntry:
     return HostEntry(name, link_address(name), (0,), link_address(name))
+
+
+def last_order(run: RunDirectory) -> list[str]:
+    """The machines of a run's last ring; none where it had no ring yet."""
+    with suppress(OSError, ValueError):
+        return list(json.loads((run.directory / ORDER_NAME).read_text(encoding="utf-8")))
+    return []
 
 
 def nobody(router: str, run: Path) -> Topology:

@@ -74,7 +74,7 @@ def add_invite(invite: argparse.ArgumentParser) -> None:
     invite.add_argument("name", metavar="NAME", nargs="?", default="", help="the machine's (it says its own)")
     invite.add_argument("--uses", type=int, default=1, metavar="N", help="machines that may join with it (1)")
     invite.add_argument("--days", type=float, default=1.0, metavar="D", help="how long it is good for (1)")
-    invite.add_argument("--revoke", metavar="ID", help="let nobody join with a ticket any more")
+    invite.add_argument("--revoke", metavar="ID", help="let nobody join with a ticket any more, or let a machine go")
 
 
 def run_invite(options: argparse.Namespace) -> int:
@@ -85,7 +85,10 @@ def run_invite(options: argparse.Namespace) -> int:
     if not (run_directory() / ADDRESSES_NAME).exists():
         raise InputError("nothing is served from here yet: start with `onesweep serve MODEL`")
     run = RunDirectory(run_directory())
-    if options.revoke is not None:
+    if options.revoke in run.machines():
+        run.keep(options.revoke, None)
+        print(f"{options.revoke}: let go; what it has opens nothing here any more (a certificate: within 30 days)")
+    elif options.revoke is not None:
         run.invitations.revoke(options.revoke)
         print(f"{options.revoke}: revoked; machines that joined with it stay")
     else:
@@ -233,7 +236,8 @@ def _enrolled(ticket: Ticket, directory: Path, name: str, is_given: bool) -> Joi
     from stages.wire.tls import LOOPBACK_ONLY, handshake_problem
 
     address, certificate = _found(ticket)
-    request = join_pb2.EnrolRequest(name=name, request=make_request(directory / "machine.key", name))
+    key = make_request(directory / "machine.key", name)
+    request = join_pb2.EnrolRequest(name=name, request=key, insists=is_given)
     try:
         response = asyncio.run(_enrol(address, certificate, request, ticket.secret))
     except grpc.RpcError as error:

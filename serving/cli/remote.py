@@ -18,6 +18,7 @@ from serving.cli.admin import check_installed
 from serving.cli.machines import ADDRESSES_NAME, locked, run_directory
 from serving.cli.run import add_import_options, check_model, find_checkpoint
 from serving.gateway.settings import DEFAULT_LISTEN
+from stages.clock import monotonic
 from stages.errors import InputError
 from stages.host.commands import check_positive
 from stages.progress import ProgressLine
@@ -29,7 +30,7 @@ if TYPE_CHECKING:
 
 # Modules that need gRPC or torch are imported when the command runs.
 
-POLL_S = 0.2
+POLL_S, OTHERS_S = 0.2, 30.0  # OTHERS_S: then machines of no ring may stand in for those of the last one
 DEFAULT_RENDEZVOUS = "0.0.0.0:7790"
 TICKET_DAYS = 1.0
 
@@ -37,7 +38,7 @@ TICKET_DAYS = 1.0
 def add_serve(serve: argparse.ArgumentParser) -> None:
     add = serve.add_argument
     add("model", type=Path, metavar="MODEL", help="a .gguf file, a Hugging Face folder or a checkpoint")
-    add("--wait", type=int, metavar="N", help="machines that share the model (those that joined before, at least 1)")
+    add("--wait", type=int, metavar="N", help="machines that share the model (as many as before, at least 1)")
     add("--listen", default=DEFAULT_RENDEZVOUS, metavar="HOST:PORT", help=f"where they join ({DEFAULT_RENDEZVOUS})")
     add("--address", metavar="HOST:PORT[,...]", help="what they dial, where it is not this machine's own address")
     add("--port", type=int, default=7700, metavar="P", help="the router's, on loopback (7700)")
@@ -68,7 +69,7 @@ def _serve(options: argparse.Namespace, progress: ProgressLine) -> None:
     from stages.wire.rendezvous import RunDirectory
     from stages.wire.tokens import read_tokens
 
-    check_model(options.model)  # before anybody joins
+    check_model(options)  # before anybody joins
     if options.tokens is not None:
         read_tokens(options.tokens)
     run = RunDirectory(run_directory())
@@ -142,19 +143,27 @@ def _rendezvous(run: RunDirectory, options: argparse.Namespace, say: Callable[[s
 
 
 def _wait(rendezvous: Rendezvous, run: RunDirectory, options: argparse.Namespace, progress: ProgressLine) -> list[str]:
-    """Names of the machines that are to share the model, once they are there. Prints a ticket where some must join."""
+    """Names of the machines that are to share the model, once they are there: N of `--wait`, else those of the last
+    ring, or soon as many others. Prints a ticket where some must join."""
+    from serving.cli.machine_ring import last_order
     from serving.cli.machines import ticket_of
 
-    known = len(rendezvous.machines)
-    count = options.wait or max(1, known)
-    if (missing := count - known) > 0:
+    last, begin = last_order(run), monotonic()
+    if (missing := (options.wait or 1) - len(rendezvous.machines)) > 0:
         _, secret = run.invitations.add(missing, TICKET_DAYS)
         uses = f"{missing} machines" if missing > 1 else "a machine"
         progress.say(f"on each machine, for {uses} and a day:\n\n    onesweep join {ticket_of(run, secret)}\n")
-    while len(present := rendezvous.present) < count:
+    while True:
+        known = list(rendezvous.machines)
+        awaited = [name for name in last if name in known] or known
+        present = sorted(rendezvous.present, key=lambda name: name not in last)
+        count, absent = options.wait or max(1, len(awaited)), [name for name in awaited if name not in present]
+        # others in their places would be sent all anew: only where those stay away
+        if len(present) >= count and (options.wait or not absent or monotonic() - begin > OTHERS_S):
+            return present[:count]
         names = f" ({', '.join(present)})" if present else ""
-        absent = [name for name in list(rendezvous.machines) if name not in present]
-        away = f"; not there: {', '.join(absent)} (--wait {len(present)} does without)" if absent and present else ""
+        remedies = [f"`onesweep invite --revoke {absent[0]}` lets it go"] if absent else []
+        remedies += [f"--wait {len(present)} does without"] if absent and present else []
+        away = f"; not there: {', '.join(absent)} ({', '.join(remedies)})" if absent else ""
         progress.at(f"waiting for machines: {len(present)} of {count}{names}{away}")
         time.sleep(POLL_S)
-    return present[:count]

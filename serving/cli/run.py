@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from serving.cli.chat import ChatSettings, add_chat_options, given_prompt, talk
+from serving.cli.generate import check_request
 from stages.errors import InputError, ServiceError
 from stages.host.commands import check_positive
 from stages.progress import ProgressLine
@@ -61,6 +62,9 @@ def run_run(options: argparse.Namespace) -> int:
 
     check_positive(options, "hosts", "blocks", "context", "threads")
     settings, prompt = from_flags(ChatSettings, options), given_prompt(options)
+    check_request(**settings.request)
+    if options.hosts and options.blocks:
+        local_topology(options.hosts, options.blocks, options.model)
     progress = ProgressLine()
     with ends_cleanly(), closing(progress):
         checkpoint, parts = find_checkpoint(options, options.blocks or options.hosts or HOSTS, progress)
@@ -89,24 +93,27 @@ def find_checkpoint(
     :param blocks: to cut it into, if it is imported.
     :param hosts: of each stage, if they are known; the cut of an earlier import for hosts of these names stays.
     """
+    check_model(options)
     model: Path = options.model
     if manifest_record(model):
-        if not (parts := parts_of(model)):
-            raise InputError(f"{model} holds nothing that hosts could share: no chain/, ar/ or scorer/")
-        if draws(model):
-            raise InputError(
-                f"{model} draws pictures: `onesweep draw CLASS --checkpoint {model} --out FILE` asks for some"
-            )
-        return model.resolve(), parts
-    check_model(model)
+        return model.resolve(), parts_of(model)
     cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "onesweep"
     checkpoint = import_once(cache, model, blocks, options.context, progress, hosts)
     return checkpoint.resolve(), parts_of(checkpoint)
 
 
-def check_model(model: Path) -> None:
-    """Raise InputError or CheckpointError for a MODEL that is neither a checkpoint nor can be imported."""
+def check_model(options: argparse.Namespace) -> None:
+    """Raise InputError or CheckpointError for a MODEL that is neither a checkpoint to write by nor can be imported."""
+    model: Path = options.model
     if manifest_record(model):
+        if not parts_of(model):
+            raise InputError(f"{model} holds nothing that hosts could share: no chain/, ar/ or scorer/")
+        if draws(model):
+            raise InputError(
+                f"{model} draws pictures: `onesweep draw CLASS --checkpoint {model} --out FILE` asks for some"
+            )
+        if options.context is not None:
+            raise InputError(f"{model} is a checkpoint, which keeps its context: leave --context out, or import anew")
         return
     if not model.is_file() and not (model / "config.json").is_file():
         there = "is none of these" if model.exists() else "is not there"
@@ -172,14 +179,13 @@ def import_once(
             shutil.rmtree(entry, ignore_errors=True)
         if not entry.exists():
             progress.say(f"importing {source} once, into {directory}")
-            from stages.importing.importing import ImportSettings, add_drafter, import_model
+            from stages.importing.importing import ImportSettings, import_model
             from stages.memory import trim
 
             # In this process: a mistake in the source ends the command with its own sentence and exit code.
-            settings = ImportSettings(source, entry, blocks, context, hosts=hosts)
-            import_model(settings, progress)
-            if hosts:  # on one machine a trip costs less than a draft by a copy
-                add_drafter(settings, None, progress)
+            # on one machine a trip costs less than a draft by a copy
+            drafter = None if hosts else "none"
+            import_model(ImportSettings(source, entry, blocks, context, hosts=hosts, drafter=drafter), progress)
             trim()
         progress.say(f"{source.name}, cut into {blocks}, is in {entry}")
     return entry

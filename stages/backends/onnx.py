@@ -145,7 +145,7 @@ def fewest_rows(bits: int) -> int:
 
 @lru_cache
 def reads_scales() -> bool:
-    """Whether products of few bits need their scales after a session has laid out the codes, with scales of its own.
+    """True if products of few bits need their scales after a session has laid out the codes, with scales of its own.
 
     They are an eighth of a byte for each number."""
     for kind in (QuantLinear, Int8Linear):

@@ -58,7 +58,7 @@ def add_inspect(inspect: argparse.ArgumentParser) -> None:
 def run_import(options: argparse.Namespace) -> int:
     progress = ProgressLine()
     progress.at(f"reading {options.source}", 0.0)  # torch takes seconds to import
-    from stages.importing.importing import ImportSettings, add_drafter, host_shares, import_model, summary
+    from stages.importing.importing import ImportSettings, host_shares, import_model, summary
 
     check_positive(options, "context")
     settings = ImportSettings(
@@ -69,10 +69,10 @@ def run_import(options: argparse.Namespace) -> int:
         is_untrained=options.untrained,
         hosts=host_shares(options.blocks, options.speeds, options.memory_mb),
         weights=options.weights,
+        drafter=options.drafter,
     )
     try:
         imported = import_model(settings, progress)
-        add_drafter(settings, options.drafter, progress)
     finally:
         progress.close()
     print(summary(imported))

@@ -13,7 +13,7 @@ from stages.wire.tls import LOOPBACK_ONLY, Security
 
 if TYPE_CHECKING:
     from stages.wire.etcd import EtcdRegistry
-    from stages.wire.links import AwaitedPipes
+    from stages.wire.pipes import AwaitedPipes
 
 
 @dataclass(frozen=True)

@@ -149,6 +149,9 @@ class ImportSettings:
     weights: Weights = "float32"  # of the matrices in layers
     loss_nats: float | None = None  # on the probe, where this source was read before
     is_drafter: bool = False  # small rather than exact
+    # What the last host drafts by: one of COPIES, the path of a smaller model of the same tokens, or `none`. None for
+    # the largest copy that the last host has room for.
+    drafter: str | None = "none"
 
 
 def open_source(path: Path) -> Source:
@@ -166,7 +169,8 @@ def open_source(path: Path) -> Source:
 # tensors, then stage by stage to write. Memory stays near one stage, and a mis-mapped model is refused before anything
 # is written, with its cause.
 def import_model(settings: ImportSettings, progress: WorkProgress | None = None) -> Manifest:
-    """Make the checkpoint. Raises InputError or CheckpointError, and leaves nothing behind then."""
+    """Make the checkpoint. Raises InputError or CheckpointError, and leaves nothing behind then, or what is whole where
+    only the drafter cannot be made."""
     progress = progress or WorkProgress()
     return_large_buffers()  # each layer's tensors are as large as the last one's
     require_new(settings.out)
@@ -175,6 +179,7 @@ def import_model(settings: ImportSettings, progress: WorkProgress | None = None)
     source.check()
     wide = source.wide_matrices() if settings.weights == "q4" and not settings.is_drafter else ()
     architecture = _cut(replace(source.architecture, eight_bits=wide), settings)
+    drafter = _checked_drafter(source, architecture, settings)
     tokens = probe_tokens(source.speech.tokenizer, source.architecture, PROBE_TEXT)  # a short context tells too little
     memory, disk = _needed(architecture), sum(cost.held for cost in _costs(architecture))
     layers = sum(architecture.layers)
@@ -211,69 +216,73 @@ def import_model(settings: ImportSettings, progress: WorkProgress | None = None)
                 hidden = save_part(directory, stage, hidden)
             del stage
         progress.close()
-        return read_manifest(directory)
-
-
-def add_drafter(settings: ImportSettings, drafter: str | None, progress: WorkProgress | None = None) -> None:
-    """Put what the last host drafts by beside an imported checkpoint.
-
-    :param drafter: `copy:q8` or `copy:q4` for the model itself in so many bits, `none`, or the path of a smaller model
-        of the same tokens. None for the largest copy that the last host has room for.
-
-    Raises InputError or CheckpointError; the checkpoint stays, without it.
-    """
-    progress = progress or WorkProgress()
-    if drafter is None:
-        drafter = _fitting_copy(settings)
+    if settings.drafter is None:
         progress.say(f"the last host drafts by: {drafter} (another: --drafter)")
-    try:
-        if drafter.startswith("copy:") and drafter not in COPIES:
-            raise InputError(f"unknown --drafter {drafter}{one_of(drafter, COPIES)}")
-        if drafter in COPIES and (missing := _missing_bytes(settings, drafter)) > 0:
+    if drafter != "none":
+        try:
+            _add_near_model(replace(settings, loss_nats=nats), drafter, progress)
+        except (InputError, CheckpointError) as error:
+            raise type(error)(f"{error}; {settings.out} is imported without a drafter") from None
+    return read_manifest(settings.out)
+
+
+def _checked_drafter(source: Source, architecture: LlamaArchitecture, settings: ImportSettings) -> str:
+    """The last host's drafter. Raises InputError or CheckpointError, before any weights are read.
+
+    :param architecture: cut."""
+    if (drafter := settings.drafter) is None:
+        return _fitting_copy(architecture, settings)
+    if drafter.startswith("copy:") and drafter not in COPIES:
+        raise InputError(f"unknown --drafter {drafter}{one_of(drafter, COPIES)}")
+    if drafter in COPIES and (missing := _missing_bytes(architecture, settings, drafter)) > 0:
+        raise InputError(
+            f"{drafter} does not fit the last host beside its stage: {missing / MEGABYTE:,.1f} MB are missing"
+        )
+    if drafter not in COPIES and drafter != "none":
+        near = open_source(Path(drafter))
+        near.check()
+        _cut(near.architecture, replace(settings, blocks=1, hosts=(), weights="q8"))
+        if (theirs := _tokens(near)) != (ours := _tokens(source)):
             raise InputError(
-                f"{drafter} does not fit the last host beside its stage: {missing / MEGABYTE:,.1f} MB are missing"
+                f"--drafter {drafter} has other tokens ({theirs}; the model {ours}): give a model of the same family"
             )
-        if drafter != "none":
-            _add_near_model(settings, drafter, progress)
-    except (InputError, CheckpointError) as error:
-        raise type(error)(f"{error}; {settings.out} is imported without a drafter") from None
+    return drafter
 
 
-def _missing_bytes(settings: ImportSettings, drafter: str) -> float:
+def _tokens(source: Source) -> str:
+    """Number and tokenizer of a model's tokens, for people: alike where they are the same."""
+    digest = hashlib.sha256(source.speech.tokenizer.encode()).hexdigest()
+    return f"{source.architecture.vocabulary} of tokenizer {digest[:12]}"
+
+
+def _missing_bytes(a: LlamaArchitecture, settings: ImportSettings, drafter: str) -> float:
     """Bytes that the last host's room lacks for a copy beside its stage.
 
     Raises ShapeError where rows are no whole groups.
     """
-    a = read_manifest(settings.out).text_architecture
-    assert isinstance(a, LlamaArchitecture)
     copy = replace(a, weights=COPIES[drafter], eight_bits=(), layers=(a.total_layers,))
     room = settings.hosts[-1].memory_bytes if settings.hosts else math.inf
     return _costs(a)[-1].held + _costs(copy)[0].held - room
 
 
-def _fitting_copy(settings: ImportSettings) -> str:
+def _fitting_copy(architecture: LlamaArchitecture, settings: ImportSettings) -> str:
     """The first of COPIES that the last host has room for; `none` where there is none."""
     # of a model in 4 bits, one in 8 would be slower than the model and another one
     for name in ("copy:q4",) if settings.weights == "q4" else COPIES:
         with suppress(ShapeError):
-            if _missing_bytes(settings, name) <= 0:
+            if _missing_bytes(architecture, settings, name) <= 0:
                 return name
     return "none"
 
 
 def _add_near_model(settings: ImportSettings, drafter: str, progress: WorkProgress) -> None:
-    own, out = read_manifest(settings.out), settings.out / "local"
-    near = replace(settings, source=Path(drafter), out=out, blocks=1, hosts=(), weights="q8", is_drafter=True)
+    out = settings.out / "local"
+    near = replace(settings, out=out, blocks=1, hosts=(), weights="q8", is_drafter=True, drafter="none")
     if drafter in COPIES:
-        nats = own.metrics["probe"]["next_token_nats"]
-        near = replace(near, source=settings.source, weights=COPIES[drafter], loss_nats=nats)
-    made = import_model(near, progress)
-    if own.tokens != made.tokens:
-        shutil.rmtree(out)
-        theirs, ours = (f"{n} of tokenizer {str(digest)[:12]}" for _, n, digest in (made.tokens, own.tokens))
-        raise InputError(
-            f"--drafter {drafter} has other tokens ({theirs}; the model {ours}): give a model of the same family"
-        )
+        near = replace(near, weights=COPIES[drafter])
+    else:
+        near = replace(near, source=Path(drafter), loss_nats=None)
+    import_model(near, progress)
 
 
 @torch.inference_mode()
@@ -297,7 +306,12 @@ def write_own_part(source: Path, directory: Path, index: int, path: Path) -> Non
     manifest = read_manifest(directory)
     architecture = manifest.text_architecture
     assert isinstance(architecture, LlamaArchitecture)
-    stage = build_stage(open_source(source), architecture, index)
+    own, served = open_source(source), expected_shapes(architecture)
+    found = own.shapes()
+    if others := [name for name, shape in served.items() if found.get(name) != shape]:
+        said = f"{len(others)} of {len(served)} tensors of {source} are missing or of another shape, {others[0]} first"
+        raise InputError(f"{said}: it is another model than what is served")
+    stage = build_stage(own, architecture, index)
     shapes = probe_shapes(stage, stored_probe(manifest).shape[1])
     probe = {name: torch.zeros(shape) for name, shape in shapes.items()}
     write_weights(path, stage.state_dict() | probe)

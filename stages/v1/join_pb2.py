@@ -24,7 +24,7 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x14stages/v1/join.proto\x12\tstages.v1\"O\n\x0c\x45nrolRequest\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x0f\n\x07request\x18\x02 \x01(\x0c\x12\x10\n\x08protocol\x18\x03 \x01(\r\x12\x0e\n\x06unix_s\x18\x04 \x01(\x03\"U\n\rEnrolResponse\x12\x11\n\tauthority\x18\x01 \x01(\x0c\x12\x13\n\x0b\x63\x65rtificate\x18\x02 \x01(\x0c\x12\x0e\n\x06secret\x18\x03 \x01(\t\x12\x0c\n\x04name\x18\x04 \x01(\t\"3\n\rAttendRequest\x12\x11\n\taddresses\x18\x01 \x03(\t\x12\x0f\n\x07leaving\x18\x02 \x01(\x08\"9\n\x06Notice\x12\x0c\n\x04pipe\x18\x01 \x01(\t\x12\x11\n\taddresses\x18\x02 \x03(\t\x12\x0e\n\x06\x63\x61ller\x18\x03 \x01(\t\"I\n\x0cReachRequest\x12\n\n\x02to\x18\x01 \x01(\t\x12\x0c\n\x04pipe\x18\x02 \x01(\t\x12\x11\n\taddresses\x18\x03 \x03(\t\x12\x0c\n\x04kind\x18\x04 \x01(\t\"\"\n\rReachResponse\x12\x11\n\taddresses\x18\x01 \x03(\t\"\x15\n\x05\x43hunk\x12\x0c\n\x04\x64\x61ta\x18\x01 \x01(\x0c\x32\xef\x01\n\x0bJoinService\x12:\n\x05\x45nrol\x12\x17.stages.v1.EnrolRequest\x1a\x18.stages.v1.EnrolResponse\x12\x37\n\x06\x41ttend\x12\x18.stages.v1.AttendRequest\x1a\x11.stages.v1.Notice0\x01\x12:\n\x05Reach\x12\x17.stages.v1.ReachRequest\x1a\x18.stages.v1.ReachResponse\x12/\n\x05\x43\x61rry\x12\x10.stages.v1.Chunk\x1a\x10.stages.v1.Chunk(\x01\x30\x01\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x14stages/v1/join.proto\x12\tstages.v1\"`\n\x0c\x45nrolRequest\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x0f\n\x07request\x18\x02 \x01(\x0c\x12\x10\n\x08protocol\x18\x03 \x01(\r\x12\x0e\n\x06unix_s\x18\x04 \x01(\x03\x12\x0f\n\x07insists\x18\x05 \x01(\x08\"U\n\rEnrolResponse\x12\x11\n\tauthority\x18\x01 \x01(\x0c\x12\x13\n\x0b\x63\x65rtificate\x18\x02 \x01(\x0c\x12\x0e\n\x06secret\x18\x03 \x01(\t\x12\x0c\n\x04name\x18\x04 \x01(\t\"3\n\rAttendRequest\x12\x11\n\taddresses\x18\x01 \x03(\t\x12\x0f\n\x07leaving\x18\x02 \x01(\x08\"9\n\x06Notice\x12\x0c\n\x04pipe\x18\x01 \x01(\t\x12\x11\n\taddresses\x18\x02 \x03(\t\x12\x0e\n\x06\x63\x61ller\x18\x03 \x01(\t\"I\n\x0cReachRequest\x12\n\n\x02to\x18\x01 \x01(\t\x12\x0c\n\x04pipe\x18\x02 \x01(\t\x12\x11\n\taddresses\x18\x03 \x03(\t\x12\x0c\n\x04kind\x18\x04 \x01(\t\"\"\n\rReachResponse\x12\x11\n\taddresses\x18\x01 \x03(\t\"\x15\n\x05\x43hunk\x12\x0c\n\x04\x64\x61ta\x18\x01 \x01(\x0c\x32\xef\x01\n\x0bJoinService\x12:\n\x05\x45nrol\x12\x17.stages.v1.EnrolRequest\x1a\x18.stages.v1.EnrolResponse\x12\x37\n\x06\x41ttend\x12\x18.stages.v1.AttendRequest\x1a\x11.stages.v1.Notice0\x01\x12:\n\x05Reach\x12\x17.stages.v1.ReachRequest\x1a\x18.stages.v1.ReachResponse\x12/\n\x05\x43\x61rry\x12\x10.stages.v1.Chunk\x1a\x10.stages.v1.Chunk(\x01\x30\x01\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -32,19 +32,19 @@ _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'stages.v1.join_pb2', _globa
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
   _globals['_ENROLREQUEST']._serialized_start=35
-  _globals['_ENROLREQUEST']._serialized_end=114
-  _globals['_ENROLRESPONSE']._serialized_start=116
-  _globals['_ENROLRESPONSE']._serialized_end=201
-  _globals['_ATTENDREQUEST']._serialized_start=203
-  _globals['_ATTENDREQUEST']._serialized_end=254
-  _globals['_NOTICE']._serialized_start=256
-  _globals['_NOTICE']._serialized_end=313
-  _globals['_REACHREQUEST']._serialized_start=315
-  _globals['_REACHREQUEST']._serialized_end=388
-  _globals['_REACHRESPONSE']._serialized_start=390
-  _globals['_REACHRESPONSE']._serialized_end=424
-  _globals['_CHUNK']._serialized_start=426
-  _globals['_CHUNK']._serialized_end=447
-  _globals['_JOINSERVICE']._serialized_start=450
-  _globals['_JOINSERVICE']._serialized_end=689
+  _globals['_ENROLREQUEST']._serialized_end=131
+  _globals['_ENROLRESPONSE']._serialized_start=133
+  _globals['_ENROLRESPONSE']._serialized_end=218
+  _globals['_ATTENDREQUEST']._serialized_start=220
+  _globals['_ATTENDREQUEST']._serialized_end=271
+  _globals['_NOTICE']._serialized_start=273
+  _globals['_NOTICE']._serialized_end=330
+  _globals['_REACHREQUEST']._serialized_start=332
+  _globals['_REACHREQUEST']._serialized_end=405
+  _globals['_REACHRESPONSE']._serialized_start=407
+  _globals['_REACHRESPONSE']._serialized_end=441
+  _globals['_CHUNK']._serialized_start=443
+  _globals['_CHUNK']._serialized_end=464
+  _globals['_JOINSERVICE']._serialized_start=467
+  _globals['_JOINSERVICE']._serialized_end=706
 # @@protoc_insertion_point(module_scope)

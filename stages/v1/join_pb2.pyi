@@ -30,6 +30,7 @@ class EnrolRequest(_message.Message):
     REQUEST_FIELD_NUMBER: _builtins.int
     PROTOCOL_FIELD_NUMBER: _builtins.int
     UNIX_S_FIELD_NUMBER: _builtins.int
+    INSISTS_FIELD_NUMBER: _builtins.int
     name: _builtins.str
     """of the machine: small letters, digits and dashes"""
     request: _builtins.bytes
@@ -38,6 +39,8 @@ class EnrolRequest(_message.Message):
     """of hops"""
     unix_s: _builtins.int
     """the machine's clock"""
+    insists: _builtins.bool
+    """on its name: a person gave it"""
     def __init__(
         self,
         *,
@@ -45,10 +48,11 @@ class EnrolRequest(_message.Message):
         request: _builtins.bytes = ...,
         protocol: _builtins.int = ...,
         unix_s: _builtins.int = ...,
+        insists: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["name", b"name", "protocol", b"protocol", "request", b"request", "unix_s", b"unix_s"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["insists", b"insists", "name", b"name", "protocol", b"protocol", "request", b"request", "unix_s", b"unix_s"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -238,12 +238,13 @@ def new_server(
     message_bytes: int = DEFAULT_MESSAGE_BYTES,
     interceptors: Sequence[grpc.aio.ServerInterceptor] = (),
     streams: int = MOST_STREAMS,
+    options: Options = (),
 ) -> grpc.aio.Server:
     """A server that accepts messages up to `message_bytes`; larger ones get RESOURCE_EXHAUSTED unread.
 
-    :param streams: most calls under way on one connection.
+    :param streams: most calls under way on one connection. :param options: further ones of gRPC.
     """
-    options = [*_message_options(message_bytes), ("grpc.max_concurrent_streams", streams)]
+    options = [*_message_options(message_bytes, options), ("grpc.max_concurrent_streams", streams)]
     # without SO_REUSEPORT a second server on the same port is refused instead of sharing it silently
     options += [("grpc.so_reuseport", 0), ("grpc.server_handshake_timeout_ms", HANDSHAKE_MS)]
     options += [("grpc.http2.settings_timeout", HANDSHAKE_MS), ("grpc.http2.ping_timeout_ms", PING_MS)]

@@ -33,8 +33,8 @@ from stages.errors import InputError
 from stages.threads import cancelled
 from stages.v1 import join_pb2, join_pb2_grpc
 from stages.wire.channel import LINK_DOMAIN, LINKS_VARIABLE, open_channel, parse_address
-from stages.wire.pipes import PIECE_BYTES, CalledPipe, Pipe, ServedPipe, SocketPipe, splice
-from stages.wire.status import Context, StatusError
+from stages.wire.pipes import PIECE_BYTES, PIPE_KEY, AwaitedPipes, CalledPipe, Pipe, SocketPipe, splice
+from stages.wire.status import StatusError
 from stages.wire.tls import Security, Tls
 from stages.wire.tokens import token_metadata
 
@@ -42,7 +42,7 @@ log = logging.getLogger(__name__)
 
 DOMAIN, LINK_PORT = LINK_DOMAIN, 7701
 ROUTER_NAME = "router"
-TO_KEY, PIPE_KEY = "onesweep-to", "onesweep-pipe"  # metadata of Carry: whom a new pipe leads to, or which one this is
+TO_KEY = "onesweep-to"  # metadata of Carry: whom a new pipe leads to; PIPE_KEY has which one this is
 KINDS = DIRECT, REVERSED, RELAYED = "direct", "reversed", "relayed"
 MOST_TOLD = 16  # addresses of one machine
 PROXY_S, MOST_UNKNOWN = 5.0, 64  # for a connection to the proxy to say what it wants; such connections at once
@@ -50,6 +50,9 @@ PROXY_S, MOST_UNKNOWN = 5.0, 64  # for a connection to the proxy to say what it 
 PROBE_S, REVERSE_S, NOTICE_S = 1.0, 2.0, 4.0
 BETWEEN_S = 3.0  # that a machine may take to listen again, before another kind of way than a direct one is looked for
 CHOSEN_S = 300.0  # a way that was found is taken again for so long; then a better one is looked for
+# Without bytes on a connection, it rests: an idle one has a message every 2 s, one in use every 0.15 s. One that is
+# always in use is ended without a rest, and its requests are replayed.
+REST_S, MOST_REST_S = 1.0, 60.0
 RETRY_S, MOST_RETRY_S = 0.2, 2.0
 # A gateway that forgot a connection says nothing: it is missed after so long, not after gRPC's usual 15 s.
 KEEPALIVE = (("grpc.keepalive_time_ms", 2000), ("grpc.keepalive_timeout_ms", 2000))
@@ -158,36 +161,6 @@ class _Answered(SocketPipe):
         return await super().read()
 
 
-class AwaitedPipes(join_pb2_grpc.JoinServiceServicer):  # its other methods are UNIMPLEMENTED
-    """`Carry` of a stage server, for pipes that this machine asked others to open. The rest of the service is the
-    rendezvous' own."""
-
-    def __init__(self) -> None:
-        self._awaited = dict[str, tuple[asyncio.Future[Pipe], asyncio.Event]]()
-
-    @contextlib.asynccontextmanager
-    async def awaited(self) -> AsyncIterator[tuple[str, asyncio.Future[Pipe]]]:
-        """A new pipe, and its other end once it is opened."""
-        pipe, done = secrets.token_hex(16), asyncio.Event()
-        found: asyncio.Future[Pipe] = asyncio.get_running_loop().create_future()
-        self._awaited[pipe] = found, done
-        try:
-            yield pipe, found
-        finally:
-            del self._awaited[pipe]
-            done.set()
-
-    async def Carry(  # type: ignore[override]  # it writes as it goes
-        self, requests: AsyncIterator[join_pb2.Chunk], context: Context
-    ) -> None:
-        pipe = str(dict(context.invocation_metadata() or ()).get(PIPE_KEY, ""))
-        found, done = self._awaited.get(pipe, (None, None))
-        if found is None or done is None or found.done():
-            raise StatusError(grpc.StatusCode.NOT_FOUND, "nobody waits for this pipe")
-        found.set_result(ServedPipe(requests, context))
-        await done.wait()
-
-
 class MachineLinks:
     """A joined machine's ways to others, and theirs to it. Lives on one event loop."""
 
@@ -259,12 +232,15 @@ class MachineLinks:
                 if last == DIRECT and monotonic() - self._lost_at.setdefault(name, monotonic()) < BETWEEN_S:
                     self._ways[name] = last, address, chosen_at
                     raise StatusError(grpc.StatusCode.UNAVAILABLE, f"machine {name} does not answer where it did")
-            if kind != RELAYED and self.told and await self._reversed(stub, name, local):
-                return
+            async with self._reversed(stub, name if kind != RELAYED else "") as other:
+                if other is not None:
+                    self._choose(stub, name, REVERSED)
+                    await splice(local, other)
+                    return
             self._choose(stub, name, RELAYED)
             call = stub.Carry(metadata=((TO_KEY, name), *self._shown))
             await call.read()  # an empty chunk: the other end is open
-            await splice(local, CalledPipe(call))
+            await self._relay(stub, name, local, CalledPipe(call))
             call.cancel()
         except grpc.aio.AioRpcError as error:
             raise StatusError(error.code(), error.details() or error.code().name) from None
@@ -297,18 +273,52 @@ class MachineLinks:
         except OSError:
             return None
 
-    async def _reversed(self, stub: join_pb2_grpc.JoinServiceAsyncStub, name: str, local: SocketPipe) -> bool:
-        """Carry a connection over a pipe that the machine opens to this one; False if it does not."""
+    @contextlib.asynccontextmanager
+    async def _reversed(self, stub: join_pb2_grpc.JoinServiceAsyncStub, name: str) -> AsyncIterator[Pipe | None]:
+        """A pipe that the machine opens to this one; None if it does not. :param name: empty: nobody is asked."""
+        if not name or not self.told:
+            yield None
+            return
         async with self.awaited.awaited() as (pipe, found):
             await stub.Reach(join_pb2.ReachRequest(to=name, pipe=pipe, addresses=self.told), timeout=NOTICE_S)
-            try:
+            other = None
+            with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(REVERSE_S):
                     other = await asyncio.shield(found)
-            except TimeoutError:
-                return False
-            self._choose(stub, name, REVERSED)
-            await splice(local, other)
+            yield other
+
+    async def _relay(self, stub: join_pb2_grpc.JoinServiceAsyncStub, name: str, local: SocketPipe, other: Pipe) -> None:
+        """Carry a connection over the rendezvous until it ends, or another way appears that costs less.
+
+        The connection is then ended where it rests, and is made anew that other way."""
+        used_at = monotonic()
+
+        def use(_: int) -> None:
+            nonlocal used_at
+            used_at = monotonic()
+
+        carrying = asyncio.create_task(splice(local, other, use))
+        try:
+            while not (await asyncio.wait([carrying], timeout=CHOSEN_S))[0]:
+                with contextlib.suppress(grpc.aio.AioRpcError):
+                    if not await self._is_near(stub, name):
+                        continue
+                    until = monotonic() + MOST_REST_S
+                    while monotonic() < until and monotonic() - used_at < REST_S:
+                        await asyncio.sleep(REST_S / 4)
+                    self._ways.pop(name, None)
+                    return
+        finally:
+            carrying.cancel()
+            await asyncio.gather(carrying, return_exceptions=True)
+
+    async def _is_near(self, stub: join_pb2_grpc.JoinServiceAsyncStub, name: str) -> bool:
+        """True if a machine can be reached without the rendezvous now."""
+        there = await stub.Reach(join_pb2.ReachRequest(to=name), timeout=NOTICE_S)
+        if await self._answering(there.addresses, name):
             return True
+        async with self._reversed(stub, name) as other:
+            return other is not None
 
     async def _answer(self, stub: join_pb2_grpc.JoinServiceAsyncStub, notice: join_pb2.Notice) -> None:
         """Open the pipe that a notice asks for, to the own stage server."""

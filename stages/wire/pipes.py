@@ -4,16 +4,30 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator
+import logging
+import secrets
+from collections import Counter
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from typing import Any, Protocol
 
+import grpc
 import grpc.aio
 
 from stages.threads import cancelled
-from stages.v1 import join_pb2
-from stages.wire.status import Context, ignoring_ended_call
+from stages.v1 import join_pb2, join_pb2_grpc
+from stages.wire.status import Context, StatusError, exhausted, ignoring_ended_call
 
+log = logging.getLogger(__name__)
+
+PIPE_KEY = "onesweep-pipe"  # metadata of Carry: which pipe this is
+NOBODY_WAITS = "nobody waits for this pipe"
 PIECE_BYTES = 64 << 10  # of a connection's bytes, in one message
+# What a relay holds of a pipe whose readers do not read: of each end what gRPC took in (its window, which grew to 4 MB
+# where it measured the link), a piece that is handed on, and one that gRPC writes.
+WINDOW_BYTES = 512 << 10
+PIPE_BYTES = 2 * (WINDOW_BYTES + 2 * PIECE_BYTES)
+WINDOW_OPTIONS = (("grpc.http2.bdp_probe", 0), ("grpc.http2.lookahead_bytes", WINDOW_BYTES))
+PAIR_BYTES, RELAY_BYTES = 32 * PIPE_BYTES, 400 * PIPE_BYTES  # between two machines, and in all
 
 
 class Pipe(Protocol):
@@ -82,8 +96,67 @@ class ServedPipe:
         """A server's stream ends with its call."""
 
 
-async def splice(first: Pipe, second: Pipe) -> None:
-    """Carry bytes both ways until one side has ended.
+class AwaitedPipes(join_pb2_grpc.JoinServiceServicer):  # its other methods are UNIMPLEMENTED
+    """Pipes that others were asked to open to this process; with `Carry` of a stage server, which takes them.
+
+    The rest of the service is the rendezvous' own."""
+
+    def __init__(self) -> None:
+        self._awaited = dict[str, tuple[str, asyncio.Future[Pipe], asyncio.Event]]()
+
+    @contextlib.asynccontextmanager
+    async def awaited(self, opener: str = "") -> AsyncIterator[tuple[str, asyncio.Future[Pipe]]]:
+        """A new pipe, and its other end once it is opened. :param opener: who alone may; empty: who is let in here."""
+        pipe, done = secrets.token_hex(16), asyncio.Event()
+        found: asyncio.Future[Pipe] = asyncio.get_running_loop().create_future()
+        self._awaited[pipe] = opener, found, done
+        try:
+            yield pipe, found
+        finally:
+            del self._awaited[pipe]
+            done.set()
+
+    async def open(self, metadata: Mapping[str, object], opener: str, own: Pipe) -> bool:
+        """Hand an end of the pipe over to who awaits it, until it is not needed; False if nobody does."""
+        who, found, done = self._awaited.get(str(metadata.get(PIPE_KEY)), ("", None, None))
+        if found is None or done is None or who != opener or found.done():
+            return False
+        found.set_result(own)
+        await done.wait()
+        return True
+
+    async def Carry(  # type: ignore[override]  # it writes as it goes
+        self, requests: AsyncIterator[join_pb2.Chunk], context: Context
+    ) -> None:
+        if not await self.open(dict(context.invocation_metadata() or ()), "", ServedPipe(requests, context)):
+            raise StatusError(grpc.StatusCode.NOT_FOUND, NOBODY_WAITS)
+
+
+class RelayBudget:
+    """Bytes that a relay may hold. Each pipe has its share until it ends, so that none waits for another's readers."""
+
+    def __init__(self) -> None:
+        self.held = Counter[frozenset[str]]()  # by the two machines of a pipe
+        self.carried = Counter[frozenset[str]]()
+
+    @contextlib.contextmanager
+    def pipe(self, *ends: str) -> Iterator[Callable[[int], None]]:
+        """A pipe's share, for the length of a `with` block; what it yields counts bytes. Raises StatusError."""
+        pair = frozenset(ends)
+        for held, most in ((self.held[pair], PAIR_BYTES), (self.held.total(), RELAY_BYTES)):
+            if held + PIPE_BYTES > most:
+                said = f"the router may hold no more than {most >> 20} MB for {' and '.join(ends)}, or for all together"
+                raise exhausted(f"{said}: too many connections are open", 1000)
+        self.held[pair] += PIPE_BYTES
+        try:
+            yield lambda size: self.carried.update({pair: size})
+        finally:
+            self.held[pair] -= PIPE_BYTES
+            log.info("%s: %d bytes were relayed by now", " and ".join(ends), self.carried[pair])
+
+
+async def splice(first: Pipe, second: Pipe, count: Callable[[int], object] = lambda size: None) -> None:
+    """Carry bytes both ways until one side has ended. :param count: hears how many, piece by piece.
 
     TLS says itself when a side is done, so a pipe that is half closed has nothing to say any more.
     """
@@ -92,6 +165,7 @@ async def splice(first: Pipe, second: Pipe) -> None:
         with contextlib.suppress(OSError, grpc.RpcError, asyncio.IncompleteReadError):
             while data := await source.read():
                 await target.write(data)
+                count(len(data))
         with contextlib.suppress(OSError, grpc.RpcError, asyncio.InvalidStateError):
             await target.end()
 

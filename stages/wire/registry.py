@@ -152,10 +152,7 @@ def successors(registrations: Iterable[Registration], own: Registration, parts: 
 
 
 async def follow_successors(
-    registry: EtcdRegistry,
-    own: Registration,
-    parts: int,
-    set_addresses: Callable[[Sequence[str]], None],
+    registry: EtcdRegistry, own: Registration, parts: int, set_addresses: Callable[[Sequence[str]], None]
 ) -> None:
     """Call `set_addresses` with the next hosts of `own`, now and after each change, for ever."""
     known: list[str] | None = None

@@ -9,35 +9,36 @@ import logging
 import secrets
 import time
 from collections import Counter
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import grpc
 import grpc.aio
 
+from stages.clock import monotonic
 from stages.errors import InputError
 from stages.v1 import join_pb2, join_pb2_grpc
 from stages.wire.auth import HOST, ROUTER, Identity
 from stages.wire.certificates import AUTHORITY, Authority, key_fingerprint
 from stages.wire.channel import CallBounds, bind, new_server, parse_address
 from stages.wire.link_quality import LINKS_NAME, LinkRecord
-from stages.wire.links import (
-    KINDS,
-    MOST_TOLD,
-    NOTICE_S,
-    PIPE_KEY,
-    ROUTER_NAME,
-    TO_KEY,
-    check_machine,
-    link_name,
-)
+from stages.wire.links import KINDS, MOST_TOLD, NOTICE_S, ROUTER_NAME, TO_KEY, check_machine, link_name
 from stages.wire.messages import PROTOCOL, hops_refusal
-from stages.wire.pipes import Pipe, ServedPipe, splice
-from stages.wire.secret_files import make_private_directory, read_file, write_file
-from stages.wire.status import Context, StatusError, exhausted, invalid, unavailable
+from stages.wire.pipes import (
+    NOBODY_WAITS,
+    PIECE_BYTES,
+    WINDOW_OPTIONS,
+    AwaitedPipes,
+    Pipe,
+    RelayBudget,
+    ServedPipe,
+    splice,
+)
+from stages.wire.secret_files import lock_beside, make_private_directory, read_file, write_file
+from stages.wire.status import Context, StatusError, exhausted, invalid
 from stages.wire.tickets import Invitations, secret_hash
 from stages.wire.tls import Security, Tls
 from stages.wire.tokens import HEADER, SCHEME
@@ -46,10 +47,11 @@ log = logging.getLogger(__name__)
 
 SERVICE = join_pb2.DESCRIPTOR.services_by_name["JoinService"].full_name
 LEAF_DAYS, AUTHORITY_DAYS = 30, 5 * 365
-RENEW_S = 5 * 86400.0
+RENEW_S, LOOK_S = 5 * 86400.0, 1.0  # between renewals of the own certificate, and looks at who was let go
+TROUBLE_S = 3600.0  # until files are looked at again that were damaged
 STOP_S = 0.5  # for calls to end by themselves
 CLOCK_S = 240.0  # that a machine's clock may be wrong: certificates are valid since five minutes before
-MOST_MACHINES, MOST_PIPES = 64, 256  # of a run; of one machine at once
+MOST_MACHINES, MOST_CALLS = 64, 256  # of a run; of one machine that are not whole at once
 MOST_NOTICES = 256  # that a machine has not taken yet
 
 
@@ -61,17 +63,13 @@ class Machine:
     sha256: str  # of its secret
     addresses: tuple[str, ...] = ()  # where its stage server listens, as it says
     notices: asyncio.Queue[join_pb2.Notice] | None = None  # while it is there
-    pipes: int = 0
     leaving: bool = False  # it ends: others are to hold its stage
 
-
-@dataclass
-class _Waiting:
-    """A pipe that was opened at one end."""
-
-    machine: str  # that is to open the other
-    found: asyncio.Future[Pipe] = field(default_factory=lambda: asyncio.get_running_loop().create_future())
-    done: asyncio.Event = field(default_factory=asyncio.Event)
+    def dismiss(self) -> None:
+        """End the call by which it is there, if one does."""
+        if (notices := self.notices) is not None and not notices.full():
+            self.notices = None
+            notices.put_nowait(join_pb2.Notice())  # the last
 
 
 class RunDirectory:
@@ -109,10 +107,12 @@ class RunDirectory:
         except (ValueError, AttributeError):
             raise InputError(f"{self._machines} is damaged: put back what was there, or remove it") from None
 
-    def write(self, machines: Mapping[str, Machine]) -> None:
-        """Keep them. Raises InputError."""
-        record = {machine.name: machine.sha256 for machine in machines.values()}
-        write_file(self._machines, json.dumps(record, indent=1).encode())
+    def keep(self, name: str, machine: Machine | None) -> None:
+        """Note a machine that joined, or (None) let one go. Raises InputError."""
+        with lock_beside(self._machines):
+            there = self.machines() | ({name: machine} if machine else {})
+            record = {each.name: each.sha256 for each in there.values() if machine or each.name != name}
+            write_file(self._machines, json.dumps(record, indent=1).encode())
 
 
 class Rendezvous(join_pb2_grpc.JoinServiceServicer):
@@ -124,7 +124,7 @@ class Rendezvous(join_pb2_grpc.JoinServiceServicer):
         self.machines = run.machines()
         self.neighbours: dict[str, set[str]] = {}  # whom each machine may reach, by its place in the ring
         self.refused = Counter[str]()  # calls, by method
-        self._waiting = dict[str, _Waiting]()
+        self._awaited, self.budget = AwaitedPipes(), RelayBudget()  # type: ignore[abstract]
         self.kinds = {**LinkRecord.read(run.directory).kinds}  # of links that were made, some before this start
         self.proxy = ""  # that commands on this machine dial machines over
         self.advice = list[str]()  # for people, in `status`
@@ -149,7 +149,8 @@ class Rendezvous(join_pb2_grpc.JoinServiceServicer):
             found = self._machine_of(dict(metadata))
             return found.name if found else ""
 
-        server = new_server(interceptors=[CallBounds(caller, MOST_PIPES)], streams=2 * MOST_PIPES)
+        bounds = [CallBounds(caller, MOST_CALLS)]
+        server = new_server(2 * PIECE_BYTES, bounds, streams=2 * MOST_CALLS, options=WINDOW_OPTIONS)
         join_pb2_grpc.add_JoinServiceServicer_to_server(self, server)
         port = bind(server, address, Security(self.run.tls))
         await server.start()
@@ -159,18 +160,27 @@ class Rendezvous(join_pb2_grpc.JoinServiceServicer):
         finally:
             renewing.cancel()
             for machine in self.machines.values():
-                if (notices := machine.notices) is not None and not notices.full():
-                    machine.notices = None
-                    notices.put_nowait(join_pb2.Notice())  # the last: it ends the call
+                machine.dismiss()
             await server.stop(STOP_S)
 
     async def _renew(self) -> None:
+        renewed_at = monotonic()
         while True:
-            await asyncio.sleep(RENEW_S)
+            await asyncio.sleep(LOOK_S)
             try:
-                self.run.renew()
+                self.let_go(self.machines.keys() - self.run.machines().keys())
+                if monotonic() - renewed_at > RENEW_S:
+                    renewed_at = monotonic()
+                    self.run.renew()
             except InputError as error:
-                log.warning("the router's certificate is not renewed: %s", error)
+                log.warning("the run's files cannot be looked after: %s", error)
+                await asyncio.sleep(TROUBLE_S)
+
+    def let_go(self, names: Iterable[str]) -> None:
+        """Know machines no more that `onesweep invite --revoke` took out of the run."""
+        for name in names:
+            self.machines.pop(name).dismiss()
+            self._say(f"{name} is let go")
 
     def tell(self) -> None:
         """Leave for commands on this machine how machines are dialled, and what links they have. Raises InputError."""
@@ -197,6 +207,9 @@ class Rendezvous(join_pb2_grpc.JoinServiceServicer):
             if invitation is None or problem:
                 raise self._refusal("Enrol", f"{problem}: ask for another, of `onesweep invite`")
             name = check_machine(invitation.name or request.name)
+            if request.insists and name != request.name:
+                said = f"this ticket is for a machine called {name}: leave --name out, or ask for another ticket"
+                raise invalid(said)
             if name in self.machines or name == ROUTER_NAME:
                 said = f"a machine called {name} has joined already: take another name, with --name"
                 raise StatusError(grpc.StatusCode.ALREADY_EXISTS, said)
@@ -205,8 +218,8 @@ class Rendezvous(join_pb2_grpc.JoinServiceServicer):
             own = secrets.token_urlsafe(32)
             response = self._certified(request, name, own)
             self.run.invitations.use(invitation)
-            self.machines[name] = Machine(name, secret_hash(own))
-            self.run.write(self.machines)
+            self.run.keep(name, machine := Machine(name, secret_hash(own)))
+            self.machines[name] = machine
         except InputError as error:
             raise invalid(str(error)) from None
         self._say(f"{name} joined")
@@ -219,8 +232,7 @@ class Rendezvous(join_pb2_grpc.JoinServiceServicer):
             self._say(f"{machine.name} leaves")
             return
         machine.addresses = _checked(request.addresses)
-        if (former := machine.notices) is not None and not former.full():
-            former.put_nowait(join_pb2.Notice())  # the last: it ends the call that this one takes over from
+        machine.dismiss()  # the call that this one takes over from
         machine.notices = notices = asyncio.Queue[join_pb2.Notice](MOST_NOTICES)
         self._say(f"{machine.name} is there")
         try:
@@ -254,49 +266,35 @@ class Rendezvous(join_pb2_grpc.JoinServiceServicer):
         self, requests: AsyncIterator[join_pb2.Chunk], context: Context
     ) -> None:
         machine, metadata = self._caller("Carry", context), dict(context.invocation_metadata() or ())
-        if machine.pipes >= MOST_PIPES:
-            raise exhausted(f"{MOST_PIPES} pipes of {machine.name} are open already", 1000)
-        machine.pipes += 1
-        try:
-            own = ServedPipe(requests, context)
-            if TO_KEY in metadata:
-                target = self._reachable(machine, str(metadata[TO_KEY]))
-                async with self._opened(target, machine.name) as other:
-                    await context.write(join_pb2.Chunk())
-                    await splice(own, other)
-                return
-            waiting = self._waiting.get(str(metadata.get(PIPE_KEY, "")))
-            if waiting is None or waiting.machine != machine.name or waiting.found.done():
-                raise self._refusal("Carry", "nobody waits for this pipe", grpc.StatusCode.NOT_FOUND)
-            waiting.found.set_result(own)
-            await waiting.done.wait()
-        finally:
-            machine.pipes -= 1
+        own = ServedPipe(requests, context)
+        if TO_KEY in metadata:
+            target = self._reachable(machine, str(metadata[TO_KEY]))
+            async with self._opened(target, machine.name) as (other, count):
+                await context.write(join_pb2.Chunk())
+                await splice(own, other, count)
+            return
+        if not await self._awaited.open(metadata, machine.name, own):
+            raise self._refusal("Carry", NOBODY_WAITS, grpc.StatusCode.NOT_FOUND)
 
     # The router's own way
 
     async def dial(self, name: str, local: Pipe) -> None:
         """Join a connection of this machine's router to a machine's stage server. Raises StatusError."""
-        async with self._opened(self._present(name), ROUTER_NAME) as other:
-            await splice(local, other)
+        async with self._opened(self._present(name), ROUTER_NAME) as (other, count):
+            await splice(local, other, count)
 
     @asynccontextmanager
-    async def _opened(self, target: Machine, caller: str) -> AsyncIterator[Pipe]:
-        """The end of a pipe that `target` was asked to open here, for as long as it is needed. Raises StatusError."""
-        pipe, waiting = secrets.token_hex(16), _Waiting(target.name)
-        self._waiting[pipe] = waiting
-        try:
-            self._notify(target, join_pb2.Notice(pipe=pipe, caller=caller))
-            async with asyncio.timeout(NOTICE_S):
-                other = await waiting.found
-        except TimeoutError:
-            raise unavailable(f"machine {target.name} does not answer") from None
-        finally:
-            del self._waiting[pipe]
-        try:
-            yield other
-        finally:
-            waiting.done.set()
+    async def _opened(self, target: Machine, caller: str) -> AsyncIterator[tuple[Pipe, Callable[[int], None]]]:
+        """The end of a pipe that `target` was asked to open here, and what counts its bytes. Raises StatusError."""
+        with self.budget.pipe(caller, target.name) as count:
+            async with self._awaited.awaited(target.name) as (pipe, found):
+                self._notify(target, join_pb2.Notice(pipe=pipe, caller=caller))
+                try:
+                    async with asyncio.timeout(NOTICE_S):
+                        other = await asyncio.shield(found)
+                except TimeoutError:
+                    raise StatusError(grpc.StatusCode.UNAVAILABLE, f"machine {target.name} does not answer") from None
+                yield other, count
 
     def _notify(self, target: Machine, notice: join_pb2.Notice) -> None:
         if target.notices is None or target.notices.full():
@@ -339,7 +337,7 @@ class Rendezvous(join_pb2_grpc.JoinServiceServicer):
     ) -> StatusError:
         self.refused[method] += 1
         if self.refused[method] & (self.refused[method] - 1) == 0:  # the first, second, fourth ...: guesses are many
-            log.warning("%s refused, for the %d. time: %s", method, self.refused[method], message)
+            log.warning("%s refused, %d so far: %s", method, self.refused[method], message)
         return StatusError(code, message)
 
 

@@ -127,7 +127,7 @@ class Invitations:
         with lock_beside(self.path):
             there = self.all()
             if id not in (known := [each.id for each in there]):
-                raise InputError(f"there is no ticket {id!r}{one_of(id, known) if known else ''}")
+                raise InputError(f"there is no ticket and no machine {id!r}{one_of(id, known) if known else ''}")
             self._write([replace(each, revoked=each.revoked or each.id == id) for each in there])
 
     def find(self, secret: str) -> Invitation | None:

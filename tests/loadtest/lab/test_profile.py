@@ -8,7 +8,7 @@ import pytest
 
 from loadtest.lab.profile import Link, Profile, ProfileError, profile_named, read_profiles
 
-SHIPPED = ["consumer", "lan", "links-150", "links-20", "links-60", "three-regions"]
+SHIPPED = ["consumer", "lan", "links-150", "links-20", "links-60", "nat", "three-regions"]
 
 
 def read(tmp_path: Path, text: str) -> dict[str, Profile]:
@@ -67,6 +67,8 @@ def test_a_file_adds_to_the_shipped_profiles_and_replaces_them(tmp_path: Path) -
         ("[[p.links]]\nbetween = ['router', 'router']", "a link has two different ends"),
         ("[[p.links]]\nbetween = ['router', 'host-1']\nloss = 3", "profile 'p', link 1: loss is a probability"),
         ("[[p.links]]\nbetween = ['router', 'host-1']\nfar = 3", "link 1: unknown setting 'far'"),
+        ("gateways = ['router']", 'write gateways = ["host-1"], and closed = { host-2 = ["router", "host-1"] }'),
+        ("closed = { host-1 = 1 }", 'and closed = { host-2 = ["router", "host-1"] }'),
         ("delay_ms = ", "mine.toml is not TOML: "),
     ],
 )

@@ -128,7 +128,7 @@ def test_a_model_of_bytes_continues(local_ring: Any, bundles: Path) -> None:
     ("arguments", "says"),
     [
         (["  "], "the prompt is empty: give some text"),
-        (["x", "--mode", "are"], "mode 'are' is not served here (did you mean ar"),
+        (["x", "--mode", "are"], "unknown mode 'are' (did you mean ar"),
         (["x", "--max-tokens", 0], "--max-tokens must be at least 1, not 0"),
         (["x", "--max-tokens", 9000], "shorten one of them"),
         (["x", "--temperature", "-1"], "temperature must be from 0 to"),

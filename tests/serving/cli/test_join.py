@@ -12,10 +12,13 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from loadtest.lab.lab import lab_problem
+from loadtest.lab.lab import Lab, lab_problem, temporary_lab
+from loadtest.lab.namespaces import DEVICE, SUBNET
+from loadtest.lab.profile import profile_named
 from serving.cli.deployment import MODULE, temporary_deployment
 from serving.cli.ports import free_port_block, port_free
 from serving.client.client import Client
@@ -29,28 +32,12 @@ pytestmark = pytest.mark.slow
 Run = Callable[..., tuple[int, str, str]]
 WITHIN_S = 180.0
 ASKED = ("the sea", "--mode", "ar", "--temperature", "0", "--max-tokens", "8")
-HOMES, SHARED, PUBLIC = ("home-1", "home-2"), "office", "server"
-# A switch is the internet: a server, two gateways that masquerade homes of the same private addresses, and an office
-# whose firewall lets nothing in.
-ESTABLISHED = "ct state established,related accept"
-INPUT = f"chain input {{ type filter hook input priority 0; policy drop; {ESTABLISHED}; iif lo accept; }}"
-FORWARD = f'chain to {{ type filter hook forward priority 0; policy drop; {ESTABLISHED}; iifname "home" accept; }}'
-FIREWALL = f"table inet filter {{\n{INPUT}\n}}\n"
-MASQUERADE = f"""table inet filter {{
-{INPUT}
-{FORWARD}
-}}
-table ip nat {{
-chain after {{ type nat hook postrouting priority 100; oifname "eth0" masquerade; }}
-}}
-"""
 
 
 class Process:
-    """A command with its words in a file, in a network namespace or none."""
+    """A command with its words in a file, in a node of a lab or none."""
 
-    def __init__(self, log: Path, *arguments: object, state: Path, namespace: str = "") -> None:
-        inside = ["ip", "netns", "exec", namespace] if namespace else []
+    def __init__(self, log: Path, *arguments: object, state: Path, inside: Sequence[str] = ()) -> None:
         environment = {**os.environ, "XDG_STATE_HOME": str(state), "ONESWEEP_STATE": f"{state}-up"}
         with log.open("ab") as file:
             command = [*inside, sys.executable, *MODULE, *map(str, arguments)]
@@ -98,10 +85,10 @@ def expected(model: Path, tmp_path: Path, onesweep: Run) -> str:
 
 
 @contextlib.contextmanager
-def serving(model: Path, tmp_path: Path, port: int, *options: object, namespace: str = "") -> Iterator[Process]:
+def serving(model: Path, tmp_path: Path, port: int, *options: object, **where: Any) -> Iterator[Process]:
     """:param port: and the next two."""
     at = ["--port", port, "--http", f"127.0.0.1:{port + 1}", "--listen", f"0.0.0.0:{port + 2}", *options]
-    process = Process(tmp_path / "serve.log", "serve", model, *at, state=tmp_path / "state", namespace=namespace)
+    process = Process(tmp_path / "serve.log", "serve", model, *at, state=tmp_path / "state", **where)
     try:
         yield process
     finally:
@@ -110,12 +97,12 @@ def serving(model: Path, tmp_path: Path, port: int, *options: object, namespace:
 
 @contextlib.contextmanager
 def joined(
-    tmp_path: Path, ticket: str, *names: str, namespaces: bool = False, options: Sequence[object] = ()
+    tmp_path: Path, ticket: str, *names: str, lab: Lab | None = None, options: Sequence[object] = ()
 ) -> Iterator[list[Process]]:
     with contextlib.ExitStack() as stack:
         processes = []
         for name in names:
-            where = {"state": tmp_path / "machines", "namespace": name if namespaces else ""}
+            where: Any = {"state": tmp_path / "machines", "inside": lab.command(name, []) if lab else ()}
             own = "--name", name, "--threads", 1, *options
             one = Process(tmp_path / f"{name}.log", "join", ticket, *own, **where)
             stack.callback(one.end)
@@ -205,63 +192,23 @@ def test_the_ring_changes_while_it_serves(
         until(lambda: port_free("127.0.0.1", port), WITHIN_S)
 
 
-@contextlib.contextmanager
-def far_away() -> Iterator[None]:
-    """Namespaces `server`, `office`, `home-1`, `home-2`, and the homes' gateways."""
-    names = [PUBLIC, SHARED, *HOMES, *(f"gateway-{i + 1}" for i in range(len(HOMES))), "internet"]
-
-    def do(command: str, **more: str) -> None:
-        subprocess.run(command.split(), check=True, capture_output=True, text=True, **more)  # type: ignore[call-overload]
-
-    def filtered(name: str, rules: str) -> None:
-        do(f"ip netns exec {name} nft -f -", input=rules)
-
-    def plug(name: str, number: int) -> None:
-        do(f"ip link add eth0 netns {name} type veth peer name port{number} netns internet")
-        do(f"ip -n internet link set port{number} master wire up")
-        do(f"ip -n {name} address add 203.0.113.{number}/24 dev eth0")
-        do(f"ip -n {name} link set eth0 up")
-
-    try:
-        for name in names:
-            do(f"ip netns add {name}")
-            do(f"ip -n {name} link set lo up")
-        do("ip -n internet link add wire type bridge")
-        do("ip -n internet link set wire up")
-        plug(PUBLIC, 1)
-        plug(SHARED, 2)
-        filtered(SHARED, FIREWALL)
-        for i, home in enumerate(HOMES):
-            gateway = f"gateway-{i + 1}"
-            plug(gateway, 3 + i)
-            do(f"ip link add home netns {gateway} type veth peer name eth0 netns {home}")
-            for where, device, address in ((gateway, "home", "192.168.1.1"), (home, "eth0", "192.168.1.10")):
-                do(f"ip -n {where} address add {address}/24 dev {device}")
-                do(f"ip -n {where} link set {device} up")
-            do(f"ip -n {home} route add default via 192.168.1.1")
-            do(f"ip netns exec {gateway} sysctl -qw net.ipv4.ip_forward=1")
-            filtered(gateway, MASQUERADE)
-        yield
-    finally:
-        for name in names:
-            subprocess.run(["ip", "netns", "delete", name], capture_output=True)
-
-
 @pytest.mark.skipif(bool(lab_problem()) or shutil.which("nft") is None, reason="it takes root on Linux, and nftables")
 def test_machines_behind_gateways_and_a_firewall_write_the_same_text(
     model: Path, expected: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    with far_away(), serving(model, tmp_path, 7700, "--wait", 3, namespace=PUBLIC) as serve:
+    with contextlib.ExitStack() as stack:
+        lab = stack.enter_context(temporary_lab(profile_named("nat"), 3))
+        where = {"inside": lab.command("router", [])}
+        serve = stack.enter_context(serving(model, tmp_path, 7700, "--wait", 3, **where))
         ticket = serve.expect(r"onesweep-[\w-]+")
-        with joined(tmp_path, ticket, SHARED, *HOMES, namespaces=True):
+        with joined(tmp_path, ticket, "host-1", "host-2", "host-3", lab=lab):
             serve.expect("Ctrl-C stops them")
             assert serve.ask("generate", *ASKED) == expected
             assert (shown := serve.ask("status")).count(" relayed, ") == 3
-            assert (
-                shown.count(f"{HOMES[0]} and ") + shown.count(f" and {HOMES[0]} relay over the router: open TCP") >= 1
-            )
-            # the gateway has another address, and forgets its mappings: what was open is dead, and made anew
-            for order in ("delete 203.0.113.3/24", "add 203.0.113.9/24"):
-                subprocess.run(f"ip -n gateway-1 address {order} dev eth0".split(), check=True)
+            assert "host-1 and host-2 relay over the router: open TCP" in shown
+            # the gateway is away for a moment, and forgets its mappings: what was open is dead, and made anew
+            route = f"route add {SUBNET} dev {DEVICE} src {lab.address('gateway-1')}"
+            for order in (f"link set {DEVICE} down", f"link set {DEVICE} up", route):
+                subprocess.run(lab.command("gateway-1", ["ip", *order.split()]), check=True)
             assert serve.ask("generate", *ASKED) == expected

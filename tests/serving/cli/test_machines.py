@@ -5,14 +5,14 @@ import asyncio
 import contextlib
 import json
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from serving.cli import machine_ring, machines
+from serving.cli import machine_ring, machines, remote
 from serving.cli.machines import JoinedMachine, ticket_of
 from serving.cli.ports import free_port_block
 from serving.cli.remote import _rendezvous
@@ -78,6 +78,10 @@ def test_machines_of_one_computer_have_names_of_their_own(
         assert two.name == f"{one.name[:28]}-2"
         assert other.name == "oslo", "as the ticket says"
         monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "another computer"))
+        with pytest.raises(InputError, match="this ticket is for a machine called lyon: leave --name out"):
+            machines._place(named := ticket(rendezvous, 1, "lyon"), "rome", ExitStack())
+        with place(named, "lyon") as there:
+            assert there.name == "lyon"
         taken = "a machine called oslo has joined already"
         for given, name in ((ticket(rendezvous), "oslo"), (ticket(rendezvous, 1, "oslo"), None)):
             with pytest.raises(InputError, match=taken), place(given, name):
@@ -130,6 +134,40 @@ def test_a_damaged_place_and_no_place_have_a_sentence(tmp_path: Path, monkeypatc
         pass
     with pytest.raises(InputError, match="small letters, digits and dashes"), place(None, "Paris!"):
         pass
+
+
+def test_who_is_awaited_and_how_one_is_let_go(rendezvous: Rendezvous, monkeypatch: pytest.MonkeyPatch) -> None:
+    now, said, run = 0.0, list[str](), rendezvous.run
+    monkeypatch.setattr(remote, "monotonic", lambda: now)
+    monkeypatch.setattr(remote, "POLL_S", 0)
+
+    def waited(passes: Callable[[], object], wait: int | None = None) -> list[str]:
+        progress = ProgressLine()
+        monkeypatch.setattr(progress, "at", lambda line: (said.append(line), passes()))
+        return remote._wait(rendezvous, run, argparse.Namespace(wait=wait), progress)
+
+    def come(name: str) -> None:
+        rendezvous.machines[name].notices = asyncio.Queue()
+
+    for name in ("paris", "tokyo", "oslo", "rome"):
+        run.keep(name, machine := Machine(name, ""))
+        rendezvous.machines[name] = machine
+    (run.directory / machine_ring.ORDER_NAME).write_text('["tokyo", "paris"]')
+    come("oslo")
+    come("paris")
+    assert waited(lambda: come("tokyo")) == ["paris", "tokyo"], "the others join the ring while it serves"
+    away = "not there: tokyo (`onesweep invite --revoke tokyo` lets it go, --wait 2 does without)"
+    assert said == [f"waiting for machines: 2 of 2 (paris, oslo); {away}"]
+    rendezvous.machines["tokyo"].notices = None
+    assert waited(lambda: None, wait=2) == ["paris", "oslo"]
+
+    def pass_time() -> None:
+        nonlocal now
+        now += remote.OTHERS_S + 1
+
+    assert waited(pass_time) == ["paris", "oslo"], "as many stand in for who stays away"
+    assert machines.run_invite(argparse.Namespace(revoke="tokyo")) == 0
+    assert waited(lambda: rendezvous.let_go({"tokyo"} - run.machines().keys())) == ["paris"]
 
 
 def test_a_machine_of_the_ring_may_be_away_for_a_minute(

@@ -156,6 +156,8 @@ def test_the_demo_of_a_pretrained_model_checks_its_promise(tmp_path: Path, onesw
         (["{gguf}", "x", "--hosts", "0"], "--hosts must be above 0"),
         (["{gguf}", "x", "--blocks", "9"], "--blocks 9: the model has 3 layers"),
         (["{gguf}", "x", "--hosts", "3", "--blocks", "2"], "3 hosts cannot share 2 blocks"),
+        (["{gguf}", "x", "--mode", "swep"], "unknown mode 'swep' (did you mean sweep?); choose from"),
+        (["{own}", "x", "--context", "9"], "is a checkpoint, which keeps its context: leave --context out"),
         (["{own}", "x", "--blocks", "2"], "is cut into 3 blocks already, not 2: import it anew"),
     ],
 )

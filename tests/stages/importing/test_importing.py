@@ -3,6 +3,7 @@
 import hashlib
 import json
 import math
+import re
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -84,7 +85,9 @@ def test_shards_and_a_gguf_file_give_the_same_stages(imported: Any, weights: Wei
         open_source(folder)
 
 
-def test_a_machine_reads_its_stage_from_its_own_copy(imported: Any, folder: Path, tmp_path: Path) -> None:
+def test_a_machine_reads_its_stage_from_its_own_copy(
+    imported: Any, folder: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     manifest = imported(folder, 3)
     contents = read_release_manifest(tmp_path / "out")
     part = manifest.parts[1]
@@ -103,11 +106,16 @@ def test_a_machine_reads_its_stage_from_its_own_copy(imported: Any, folder: Path
         intake.finish()
         assert (store.path(contents.name) / path).read_bytes() == raw
     damaged = ReleaseStore(tmp_path / "damaged")
-    damaged.own_copy = lambda directory, index, path: path.write_bytes(b"of another model")
+    end = len(raw) // 2
+    damaged.own_copy = lambda directory, index, path: path.write_bytes(raw[: end - 1] + bytes([raw[end - 1] ^ 1]))
     intake = damaged.begin(contents, lambda _, index: index == 1)
     with pytest.raises(StalePart):
-        intake.write(intake.asked[0], raw[16:])
-    assert damaged.begin(contents, lambda _, index: index == 1).asked == [path], "it is sent then"
+        intake.write(intake.asked[0], raw[end:])
+    again = damaged.begin(contents, lambda _, index: index == 1)
+    assert again.asked == [path], "it is sent then"
+    again.write(path, raw)
+    assert "the copy here is of another model than what is served; it is fetched" in caplog.text
+    assert re.search("1 of [0-9]+ tensors of the copy differ: [a-z0-9_.]+\n", caplog.text)
 
 
 @pytest.mark.parametrize(

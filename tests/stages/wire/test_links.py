@@ -3,8 +3,11 @@
 import asyncio
 import base64
 import contextlib
+import gc
 import os
+import secrets
 import time
+import tracemalloc
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
@@ -18,15 +21,17 @@ from stages.v1 import join_pb2, join_pb2_grpc
 from stages.wire.certificates import make_request
 from stages.wire.channel import LINKS_VARIABLE, HealthChecks, bind, new_server, open_channel
 from stages.wire.link_quality import LinkRecord
-from stages.wire.links import BETWEEN_S, PIPE_KEY, ROUTER_NAME, TO_KEY, LinkProxy, MachineLinks, link_address, link_name
+from stages.wire.links import BETWEEN_S, ROUTER_NAME, TO_KEY, LinkProxy, MachineLinks, link_address, link_name
 from stages.wire.messages import PROTOCOL
-from stages.wire.pipes import SocketPipe
+from stages.wire.pipes import PIECE_BYTES, PIPE_BYTES, PIPE_KEY, SocketPipe
 from stages.wire.rendezvous import Rendezvous, RunDirectory
 from stages.wire.status import StatusError
 from stages.wire.tls import Security, Tls
 from stages.wire.tokens import token_metadata
 from tests.conftest import PATIENCE_S, eventually
 
+GUESSES = 10_000
+LEAST_HELD = 8 << 20  # of a connection that goes over a relay, in kernels and machines that read at once
 Dial = Callable[[str, SocketPipe], Awaitable[None]]
 
 
@@ -142,6 +147,66 @@ def test_a_machine_reaches_only_its_neighbours(tmp_path: Path) -> None:
     asyncio.run(main())
 
 
+class Flood:
+    """One end of a pipe: its bytes have no end, and their reader may be slow."""
+
+    def __init__(self) -> None:
+        self.sent_bytes = 0
+
+    async def read(self) -> bytes:
+        self.sent_bytes += PIECE_BYTES
+        return bytes(PIECE_BYTES)
+
+    async def write(self, data: bytes) -> None:
+        assert not data
+
+    async def end(self) -> None:
+        pass
+
+
+def test_a_slow_reader_makes_the_writer_wait_and_the_relay_holds_no_more_than_its_budget(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    most_held = 0
+
+    async def main() -> None:
+        nonlocal most_held
+        async with running(tmp_path, a=False, b=False) as run:
+            read, may_read = 0, asyncio.Semaphore(0)
+            flood, budget = Flood(), run.rendezvous.budget
+
+            async def slow(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+                nonlocal read, most_held
+                while True:
+                    await may_read.acquire()
+                    read += len(await reader.readexactly(PIECE_BYTES))
+                    most_held = max(most_held, flood.sent_bytes - read)
+
+            server = await asyncio.start_server(slow, "127.0.0.1", 0, limit=PIECE_BYTES)
+            run.machines["b"].own = server.sockets[0].getsockname()[:2]
+            run.rendezvous.neighbours = {"a": {"b"}, "b": {"a"}}
+            flow = asyncio.create_task(run.machines["a"].dial("b", flood))
+            pair = frozenset("ab")
+            while read < 4 * LEAST_HELD:
+                may_read.release()
+                await asyncio.sleep(0)
+            assert most_held < 2 * LEAST_HELD
+            assert budget.held[pair] == PIPE_BYTES
+            assert LEAST_HELD < budget.carried[pair] <= flood.sent_bytes
+            monkeypatch.setattr("stages.wire.pipes.PAIR_BYTES", PIPE_BYTES)
+            with pytest.raises(StatusError, match="may hold no more than 1 MB for b and a"):
+                await run.machines["b"].dial("a", Flood())
+            monkeypatch.setattr("stages.wire.pipes.RELAY_BYTES", PIPE_BYTES)
+            with pytest.raises(StatusError, match="may hold no more than 1 MB for router and a"):
+                await run.rendezvous.dial("a", Flood())
+            flow.cancel()
+            await asyncio.gather(flow, return_exceptions=True)
+            await eventually(lambda: budget.held.total() == 0)
+            server.close()
+
+    asyncio.run(main())
+
+
 def test_nobody_opens_a_pipe_that_is_not_awaited(tmp_path: Path) -> None:
     async def main() -> None:
         async with running(tmp_path, a=True, b=True) as run:
@@ -190,6 +255,44 @@ def test_a_ticket_lets_in_once_and_says_why_not(tmp_path: Path) -> None:
     asyncio.run(main())
 
 
+def test_ten_thousand_guesses_are_refused_and_counted_and_leave_nothing(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    class Stranger:
+        """A call that brings a guess."""
+
+        def invocation_metadata(self) -> tuple[tuple[str, str], ...]:
+            return token_metadata(secrets.token_urlsafe(16))
+
+    async def main() -> None:
+        async with running(tmp_path) as run:
+            rendezvous, asked = run.rendezvous, join_pb2.EnrolRequest(name="m", protocol=PROTOCOL)
+            _, secret = rendezvous.run.invitations.add(1, 1)
+            for number in range(GUESSES):
+                if number == GUESSES - 500:
+                    tracemalloc.start()
+                asked.unix_s = int(time.time())
+                with pytest.raises(StatusError, match="the router knows no such ticket"):
+                    await rendezvous.Enrol(asked, Stranger())
+            gc.collect()
+            kept_bytes, _ = tracemalloc.get_traced_memory()
+            tracemalloc.stop()
+            assert kept_bytes < 500 * 64, "nothing of each"
+            assert rendezvous.refused == {"Enrol": GUESSES}
+            assert (rendezvous.machines, [each.uses for each in rendezvous.run.invitations.all()]) == ({}, [1])
+            lines = [line.getMessage() for line in caplog.records if "refused" in line.getMessage()]
+            assert (len(lines), lines[-1][:22]) == (14, "Enrol refused, 8192 so")
+            assert secret not in caplog.text
+            # over the network, and then one who was invited
+            outcomes = await asyncio.gather(
+                *(run.enrol(tmp_path / f"m{i}", "guess", "m") for i in range(32)), return_exceptions=True
+            )
+            assert {each.code() for each in outcomes} == {grpc.StatusCode.UNAUTHENTICATED}
+            assert (await run.enrol(tmp_path / "m", secret, "m")).name == "m"
+
+    asyncio.run(main())
+
+
 def test_a_machine_says_that_it_ends_and_still_takes_what_is_under_way(tmp_path: Path) -> None:
     async def main() -> None:
         async with running(tmp_path, a=True, b=True) as run:
@@ -221,6 +324,34 @@ def test_a_machine_that_listens_again_soon_keeps_its_direct_link(
             now = BETWEEN_S
             assert await reach(links.dial, "b", links.tls) == 1
             assert links._ways["b"][0] == "reversed", "it can still be had, another way"
+
+    asyncio.run(main())
+
+
+def test_a_relayed_connection_changes_over_to_a_better_way(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("stages.wire.links.CHOSEN_S", 0.01)
+    monkeypatch.setattr("stages.wire.links.REST_S", 0.001)
+
+    async def main() -> None:
+        async with running(tmp_path, a=False, b=False, c=False) as run:
+            run.rendezvous.neighbours = {"a": {"b"}, "c": {"a"}}
+            for here, there in (("a", "b"), ("c", "a")):
+                links = run.machines[here]
+                proxy = await LinkProxy(links.dial).open()
+                async with proxy, open_channel(link_address(there), security=Security(links.tls)) as channel:
+                    check = health_pb2_grpc.HealthStub(channel).Check
+                    asked = health_pb2.HealthCheckRequest()
+                    assert (await check(asked, timeout=PATIENCE_S)).status == 1
+                    await eventually(lambda pair=(here, there): run.rendezvous.kinds.get(pair) == "relayed")
+                    # the one can be dialled from now on, the other can dial
+                    opened = run.machines["b" if here == "a" else "c"]
+                    opened.told = (f"127.0.0.1:{opened.own[1]}",)
+                    run.rendezvous.machines["b"].addresses = opened.told if here == "a" else ()
+                    due = "direct" if here == "a" else "reversed"
+                    await eventually(lambda links=links, there=there: there not in links._ways)
+                    while run.rendezvous.kinds[here, there] != due:
+                        with contextlib.suppress(grpc.aio.AioRpcError):  # in the turn in which the old one ends
+                            assert (await check(asked, timeout=PATIENCE_S, wait_for_ready=True)).status == 1
 
     asyncio.run(main())
 
@@ -274,11 +405,14 @@ def test_the_proxy_serves_this_process_alone(tmp_path: Path) -> None:
     asyncio.run(main())
 
 
-def test_a_machine_that_was_removed_ends(tmp_path: Path) -> None:
+def test_a_machine_that_was_let_go_ends(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("stages.wire.rendezvous.LOOK_S", 0.01)
+
     async def main() -> None:
         async with running(tmp_path, a=True) as run:
             there = run.machines["a"]
-            run.rendezvous.machines["a"].sha256 = "0" * 64
+            run.rendezvous.run.keep("a", None)
+            await eventually(lambda: "a is let go" in run.said)
             links = MachineLinks("a", there.tls, [run.address], there._secret, there.own, [])
             with pytest.raises(StatusError, match="this machine has not joined"):
                 await links.attend()
