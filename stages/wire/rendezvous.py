@@ -248,10 +248,10 @@ class Rendezvous(join_pb2_grpc.JoinServiceServicer):
         machine = self._caller("Reach", context)
         target = self._reachable(machine, request.to)
         if request.pipe:
-            notice = join_pb2.Notice(
-                pipe=_pipe_id(request.pipe), addresses=_checked(request.addresses), caller=machine.name
-            )
-            self._notify(target, notice)
+            if len(request.pipe) != 32 or not request.pipe.isalnum():
+                raise invalid("a pipe is called by 32 hexadecimal digits")
+            addresses = _checked(request.addresses)
+            self._notify(target, join_pb2.Notice(pipe=request.pipe, addresses=addresses, caller=machine.name))
         if (kind := request.kind) and kind not in KINDS:
             raise invalid(f"a link is {', '.join(KINDS)}")
         before = self.kinds.get((machine.name, target.name), "")
@@ -344,12 +344,6 @@ class Rendezvous(join_pb2_grpc.JoinServiceServicer):
 def _secret_of(metadata: Mapping[str, Any]) -> str:
     said = metadata.get(HEADER, "")
     return said.removeprefix(SCHEME) if isinstance(said, str) else ""
-
-
-def _pipe_id(text: str) -> str:
-    if len(text) != 32 or not text.isalnum():
-        raise invalid("a pipe is called by 32 hexadecimal digits")
-    return text
 
 
 def _checked(addresses: Any) -> tuple[str, ...]:  # noqa: ANN401 - a repeated field
