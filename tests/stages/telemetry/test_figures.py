@@ -22,6 +22,7 @@ from stages.telemetry.observability import ObservabilitySettings, Telemetry
 from stages.telemetry.prometheus import MetricsServer
 from stages.v1 import stage_pb2
 from stages.wire.messages import PROTOCOL, next_read
+from stages.wire.status import exhausted
 from stages.wire.tls import Expiry
 from tests.conftest import PATIENCE_S
 from tests.stages.hosts import event_of, open_host, send
@@ -72,7 +73,7 @@ def scrape(families: Any, read: Callable[[], Any], loop: asyncio.AbstractEventLo
 
 def test_a_server_serves_what_its_loop_counted_and_its_process_takes() -> None:
     figures = HostCounters()
-    figures.refusals["RESOURCE_EXHAUSTED"] += 1
+    figures.refusals[exhausted("full", 1).code.name] += 1
     host = stage_pb2.DescribeResponse(name="paris", blocks=[0, 1], ready=True)
     host.links.add(address="127.0.0.1:1", rtt_ms=20)
     host.links.add(address="127.0.0.1:2", problem="lost")
