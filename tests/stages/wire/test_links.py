@@ -194,10 +194,10 @@ def test_a_slow_reader_makes_the_writer_wait_and_the_relay_holds_no_more_than_it
             assert budget.held[pair] == PIPE_BYTES
             assert LEAST_HELD < budget.carried[pair] <= flood.sent_bytes
             monkeypatch.setattr("stages.wire.pipes.PAIR_BYTES", PIPE_BYTES)
-            with pytest.raises(StatusError, match="may hold no more than 1 MB for b and a"):
+            with pytest.raises(StatusError, match="may hold no more than 2 MB for b and a"):
                 await run.machines["b"].dial("a", Flood())
             monkeypatch.setattr("stages.wire.pipes.RELAY_BYTES", PIPE_BYTES)
-            with pytest.raises(StatusError, match="may hold no more than 1 MB for router and a"):
+            with pytest.raises(StatusError, match="may hold no more than 2 MB for router and a"):
                 await run.rendezvous.dial("a", Flood())
             flow.cancel()
             await asyncio.gather(flow, return_exceptions=True)
