@@ -167,6 +167,8 @@ def joined(network: Network, checkpoint: Path) -> Iterator[Testbed]:
     """A ready deployment of machines that joined with a ticket, for the length of a `with` block.
 
     Raises OnesweepError where one ends, or finds other links than those of the network."""
+    from stages.wire.link_quality import LinkRecord  # imports torch, which help can do without
+
     lab, nodes, port = network.lab, network.nodes[1:], network.first_port
     assert lab is not None, "loopback has no links"
     with contextlib.ExitStack() as stack:

@@ -149,15 +149,18 @@ def _wait(rendezvous: Rendezvous, run: RunDirectory, options: argparse.Namespace
     from serving.cli.machines import ticket_of
 
     last, begin = last_order(run), monotonic()
+
+    def place(name: str) -> bool:
+        return name not in last  # those of the last ring come first
+
     if (missing := (options.wait or 1) - len(rendezvous.machines)) > 0:
         _, secret = run.invitations.add(missing, TICKET_DAYS)
         uses = f"{missing} machines" if missing > 1 else "a machine"
         progress.say(f"on each machine, for {uses} and a day:\n\n    onesweep join {ticket_of(run, secret)}\n")
     while True:
-        known = list(rendezvous.machines)
-        awaited = [name for name in last if name in known] or known
-        present = sorted(rendezvous.present, key=lambda name: name not in last)
-        count, absent = options.wait or max(1, len(awaited)), [name for name in awaited if name not in present]
+        known, present = sorted(rendezvous.machines, key=place), sorted(rendezvous.present, key=place)
+        count = options.wait or max(1, min(len(last) or len(known), len(known)))
+        absent = [name for name in known[:count] if name not in present]
         # others in their places would be sent all anew: only where those stay away
         if len(present) >= count and (options.wait or not absent or monotonic() - begin > OTHERS_S):
             return present[:count]

@@ -219,8 +219,13 @@ def import_model(settings: ImportSettings, progress: WorkProgress | None = None)
     if settings.drafter is None:
         progress.say(f"the last host drafts by: {drafter} (another: --drafter)")
     if drafter != "none":
+        near = replace(settings, out=settings.out / "local", blocks=1, hosts=(), weights="q8", is_drafter=True)
+        if drafter in COPIES:
+            near = replace(near, weights=COPIES[drafter], loss_nats=nats)
+        else:
+            near = replace(near, source=Path(drafter))
         try:
-            _add_near_model(replace(settings, loss_nats=nats), drafter, progress)
+            import_model(replace(near, drafter="none"), progress)
         except (InputError, CheckpointError) as error:
             raise type(error)(f"{error}; {settings.out} is imported without a drafter") from None
     return read_manifest(settings.out)
@@ -273,16 +278,6 @@ def _fitting_copy(architecture: LlamaArchitecture, settings: ImportSettings) -> 
             if _missing_bytes(architecture, settings, name) <= 0:
                 return name
     return "none"
-
-
-def _add_near_model(settings: ImportSettings, drafter: str, progress: WorkProgress) -> None:
-    out = settings.out / "local"
-    near = replace(settings, out=out, blocks=1, hosts=(), weights="q8", is_drafter=True, drafter="none")
-    if drafter in COPIES:
-        near = replace(near, weights=COPIES[drafter])
-    else:
-        near = replace(near, source=Path(drafter), loss_nats=None)
-    import_model(near, progress)
 
 
 @torch.inference_mode()

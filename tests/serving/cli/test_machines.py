@@ -167,7 +167,8 @@ def test_who_is_awaited_and_how_one_is_let_go(rendezvous: Rendezvous, monkeypatc
 
     assert waited(pass_time) == ["paris", "oslo"], "as many stand in for who stays away"
     assert machines.run_invite(argparse.Namespace(revoke="tokyo")) == 0
-    assert waited(lambda: rendezvous.let_go({"tokyo"} - run.machines().keys())) == ["paris"]
+    assert waited(lambda: rendezvous.let_go({"tokyo"} - run.machines().keys())) == ["paris", "oslo"]
+    assert "not there: tokyo" in said[-1]
 
 
 def test_a_machine_of_the_ring_may_be_away_for_a_minute(
