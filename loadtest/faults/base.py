@@ -32,7 +32,6 @@ class Fault:
     length_s: tuple[float, float]  # shortest and longest
     begin: Callable[[ServingTestbed, str], End]
     targets: Callable[[ServingTestbed], Sequence[str]]  # names of what it can be done to
-    weight: int = 1  # how often it comes, beside the others
     absent: Callable[[ChaosSettings], str] = lambda settings: ""  # why it cannot be done; empty when it can
 
 
@@ -88,27 +87,16 @@ class Planned:
 def make_schedule(
     faults: Sequence[Fault], testbed: ServingTestbed, seconds: float, count: int, seed: int, length_scale: float = 1.0
 ) -> list[Planned]:
-    """`count` faults, one in each equal turn of the time, drawn beforehand from a seed.
-
-    Kinds come by their weights, and every kind at least once where `count` allows; the targets of a kind take turns
-    in a shuffled order.
-    """
+    """`count` faults, one in each equal turn of the time, drawn beforehand from a seed; kinds come equally often."""
     chance = random.Random(seed)
-    drawn = [fault.name for fault in faults][:count]
-    while len(drawn) < count:
-        # the kind that is furthest behind its weight
-        drawn.append(min(faults, key=lambda fault: (drawn.count(fault.name) / fault.weight, fault.name)).name)
+    drawn, turn_s = [faults[i % len(faults)] for i in range(count)], seconds / max(count, 1)
     chance.shuffle(drawn)
-    by_name = {fault.name: fault for fault in faults}
-    targets = {fault.name: list(fault.targets(testbed)) for fault in faults}
-    orders = {name: chance.sample(each, len(each)) for name, each in targets.items()}
-    turn_s = seconds / max(count, 1)
     plan = []
-    for i, name in enumerate(drawn):
-        orders[name].append(target := orders[name].pop(0))
-        length_s = round(length_scale * chance.uniform(*by_name[name].length_s), 2)
+    for i, fault in enumerate(drawn):
+        length_s = round(length_scale * chance.uniform(*fault.length_s), 2)
         # early in its turn, so that there is time to recover before the next one
-        plan.append(Planned(round((i + chance.uniform(0, QUIET)) * turn_s, 2), name, target, length_s))
+        at_s = round((i + chance.uniform(0, QUIET)) * turn_s, 2)
+        plan.append(Planned(at_s, fault.name, chance.choice(fault.targets(testbed)), length_s))
     return plan
 
 

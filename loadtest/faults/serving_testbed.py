@@ -104,10 +104,10 @@ _Bed = ServingTestbed
 _HOSTS, _LINKS, _ROUTERS = attrgetter("hosts"), attrgetter("links"), attrgetter("routers")
 
 _ALL: tuple[Fault, ...] = (
-    Fault("kill", (2.0, 4.0), _Bed.kill, _HOSTS, weight=2),
+    Fault("kill", (2.0, 4.0), _Bed.kill, _HOSTS),
     # connections stay open, and no answer comes
-    Fault("freeze", (2.0, 5.0), _Bed.freeze, _HOSTS, weight=2),
-    Fault("cut", (3.0, 6.0), _Bed.cut, _LINKS, weight=2, absent=no_link),
+    Fault("freeze", (2.0, 5.0), _Bed.freeze, _HOSTS),
+    Fault("cut", (3.0, 6.0), _Bed.cut, _LINKS, absent=no_link),
     # every request is cut off, and clients call again
     Fault("router", (0.5, 1.5), _Bed.kill, _ROUTERS),
     Fault("frozen-router", (2.0, 5.0), _Bed.freeze, _ROUTERS),

@@ -49,6 +49,10 @@ class Process:
 PROCESS: contextvars.ContextVar[Process | None] = contextvars.ContextVar("process", default=None)
 
 
+# Name of the machine whose call the task serves.
+CALLER: contextvars.ContextVar[str] = contextvars.ContextVar("caller", default="")
+
+
 def here() -> Process:
     """The process that runs now."""
     process = PROCESS.get()
@@ -68,10 +72,22 @@ class VirtualLoop(asyncio.BaseEventLoop):
         # Kept: what a killed process waited for is to stay as it was, and not to be cleaned up by the collector.
         self.tasks: list[asyncio.Task[Any]] = []
         self._ready: Any
-        self._scheduled: list[Any]
+        self._timers: list[tuple[float, int, asyncio.TimerHandle]] = []  # of one moment in their order
+        self._calls = 0
 
     def time(self) -> float:
         return self.now_s
+
+    def call_at(  # type: ignore[override]
+        self,
+        when: float,
+        callback: Callable[..., object],
+        *args: Any,  # noqa: ANN401
+        context: contextvars.Context | None = None,
+    ) -> asyncio.TimerHandle:
+        timer, self._calls = asyncio.TimerHandle(when, callback, args, self, context), self._calls + 1
+        heapq.heappush(self._timers, (when, self._calls, timer))
+        return timer
 
     def create_task(self, coro: Any, **how: Any) -> asyncio.Task[Any]:  # noqa: ANN401
         task: asyncio.Task[Any] = super().create_task(coro, **how)
@@ -91,18 +107,17 @@ class VirtualLoop(asyncio.BaseEventLoop):
 
     def _run_once(self) -> None:
         """All that is due, in the order in which it became so; where nothing is, time jumps to the next timer."""
-        ready, scheduled, self.turns = self._ready, self._scheduled, self.turns + 1
+        ready, timers, self.turns = self._ready, self._timers, self.turns + 1
         if self.turns > MOST_TURNS:
             raise RuntimeError("the simulation goes round and round")
         if not ready:
-            if not scheduled:
+            if not timers:
                 raise RuntimeError("the simulation waits for what nobody will do")
-            self.now_s = max(self.now_s, scheduled[0]._when)
-        while scheduled and scheduled[0]._when <= self.now_s:
-            handle = heapq.heappop(scheduled)
-            handle._scheduled = False
-            if not handle._cancelled:
-                ready.append(handle)
+            self.now_s = max(self.now_s, timers[0][0])
+        while timers and timers[0][0] <= self.now_s:
+            *_, timer = heapq.heappop(timers)
+            if not timer._cancelled:
+                ready.append(timer)
         for _ in range(len(ready)):
             handle = ready.popleft()
             if handle._cancelled:

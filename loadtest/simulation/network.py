@@ -6,18 +6,20 @@ them once it is whole, as TCP does; where that takes longer than gRPC's keepaliv
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from loadtest.simulation.loop import Process, VirtualLoop
+from loadtest.simulation.schedule import FLAP_S, HOSTS, PROCESS_KINDS, PlannedFault
 
 if TYPE_CHECKING:
     from loadtest.simulation.calls import MemoryCall, MemoryChannel
     from loadtest.simulation.served import MemoryServer, ServedCall
 
-DELAY_S, BYTES_PER_S = 0.01, 12.5e6  # one way
+DELAY_S, BYTES_PER_S = 0.03, 12.5e6  # one way
 RESEND_S = 0.2  # TCP's least time-out: a link that is whole again carries nothing sooner
 KEEPALIVE_S = 15.0  # 10 s from ping to ping, 5 s for the answer (stages/wire/channel.py)
 SMALL_BYTES = 64  # of what opens, ends or acknowledges
@@ -85,7 +87,7 @@ class MemoryNetwork:
 
     def _lose_silent(self, link: Direction, source: str, target: str) -> None:
         if link.cut:
-            self.reset(source, target, SILENT)
+            self.reset((source, target), why=SILENT)
 
     def freeze(self, process: Process) -> None:
         process.halted = True
@@ -96,11 +98,13 @@ class MemoryNetwork:
             for each in [each for each in self.connections if process in (each.client, each.server)]:
                 each.end(SILENT)
 
-    def reset(self, one: str, other: str, why: str = RESET) -> None:
-        """End every connection between two machines, as something on the way would."""
+    def reset(self, ends: Sequence[str], after_s: float = 0.0, why: str = RESET) -> None:
+        """End every connection between two machines, as something on the way would.
+
+        :param after_s: when the side that took the connection hears of it."""
         for each in list(self.connections):
-            if {each.client.place, each.server.place} == {one, other}:
-                each.end(why)
+            if {each.client.place, each.server.place} == set(ends):
+                each.end(why, after_s)
 
     def kill(self, process: Process) -> None:
         """End a process as SIGKILL would: its machine says so to those who are connected."""
@@ -139,13 +143,13 @@ class Connection:
         if self.is_open:
             call(*arguments)
 
-    def end(self, why: str) -> None:
-        """Both sides hear that it is lost."""
+    def end(self, why: str, after_s: float = 0.0) -> None:
+        """The client hears that it is lost, and the server after so many seconds."""
         if self in self.network.connections:
             self.network.connections.remove(self)
         now = self.network.loop.now_s
         self.client.call_at(now, self.lose_client, why)
-        self.server.call_at(now, self.lose_server, why)
+        self.server.call_at(now + after_s, self.lose_server, why)
 
     def lose_client(self, why: str) -> None:
         self.is_open = False
@@ -158,3 +162,98 @@ class Connection:
         self.is_open = False
         for call in list(self.served):
             call.cancel()
+
+
+class FaultyWorld(ABC):
+    """The processes of one schedule, by name, the network between their machines, and the faults that befall them."""
+
+    def __init__(self, loop: VirtualLoop) -> None:
+        self.loop, self.network = loop, MemoryNetwork(loop)
+        self.processes: dict[str, Process] = {}
+        self.lasting: dict[PlannedFault, None] = {}
+        self.hit = set[str]()  # processes that a fault has hit so far, and hosts at the end of a link that one has
+        self.is_over = False  # no fault begins any more
+
+    @abstractmethod
+    def start(self, name: str) -> None:
+        """Start a process on the machine of that name."""
+
+    @abstractmethod
+    def change(self, fault: PlannedFault, begins: bool) -> None:
+        """Let a fault of what only this world has begin or end."""
+
+    @abstractmethod
+    def close(self) -> None:
+        """Close what processes had open."""
+
+    def new_process(self, name: str) -> Process:
+        process = self.processes[name] = Process(self.loop, name)
+        return process
+
+    def begin(self, fault: PlannedFault) -> None:
+        """Let a fault begin, and end in its time; none does once it is over."""
+        if self.is_over:
+            return
+        names, network = fault.targets, self.network
+        self.lasting[fault] = None
+        self.hit |= {name for name in names if fault.kind in PROCESS_KINDS or name in HOSTS}
+        self.loop.call_later(fault.length_s, self.end, fault)
+        match fault.kind:
+            case "kill" | "replace":
+                network.kill(self.processes[names[0]])
+            case "freeze":
+                network.freeze(self.processes[names[0]])
+            case "cut":
+                network.cut(*names)
+                network.cut(*names[::-1])
+            case "one-way":
+                network.cut(*names)
+            case "reset":
+                network.reset(names)
+            case "half-open":
+                network.reset(names, fault.length_s)
+            case "flap":
+                self._flap(fault)
+            case "slow-link":
+                network.link(*names).delay_s += fault.strength
+            case _:
+                self.change(fault, begins=True)
+
+    def _flap(self, fault: PlannedFault) -> None:
+        if fault in self.lasting:
+            self.network.reset(fault.targets)
+            self.loop.call_later(FLAP_S, self._flap, fault)
+
+    def end(self, fault: PlannedFault) -> None:
+        """Let a fault end, unless it has."""
+        names, network = fault.targets, self.network
+        if fault not in self.lasting:
+            return
+        del self.lasting[fault]
+        match fault.kind:
+            case "kill" | "replace":
+                self.revive(names[0])
+            case "freeze":
+                self.processes[names[0]].resume()
+            case "cut":
+                network.mend(*names)
+                network.mend(*names[::-1])
+            case "one-way":
+                network.mend(*names)
+            case "slow-link":
+                network.link(*names).delay_s -= fault.strength
+            case "reset" | "half-open" | "flap":
+                pass
+            case _:
+                self.change(fault, begins=False)
+
+    def revive(self, name: str) -> None:
+        """Start a process again, if it was killed and none has taken its place."""
+        if self.processes[name].killed:
+            self.start(name)
+
+    def end_all(self) -> None:
+        """End what lasts; nothing begins any more."""
+        self.is_over = True
+        for fault in list(self.lasting):
+            self.end(fault)

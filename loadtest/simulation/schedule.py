@@ -1,12 +1,9 @@
-"""Fault schedules: requests, and faults that befall processes and links, drawn from a seed and done."""
+"""Fault schedules: requests, and faults that befall processes and links, drawn from a seed."""
 
 from __future__ import annotations
 
 import random
 from dataclasses import dataclass
-
-from loadtest.simulation.loop import Process, VirtualLoop
-from loadtest.simulation.network import MemoryNetwork
 
 STAGES, REPLICAS, ROUTERS, CLIENTS, REQUESTS = "abc", 2, 2, 2, 3
 HOSTS = tuple(f"{stage}-{replica + 1}" for stage in STAGES for replica in range(REPLICAS))
@@ -16,10 +13,11 @@ COORDINATOR = "coordinator"
 WORKERS = tuple(f"worker-{i + 1}" for i in range(4))  # two parts, two replicas of each
 BEGIN_S = 2.0  # within which faults begin
 MOST_FAULTS = 4
-SLOW, SLOW_LINK_S = 50.0, 0.3  # times that a slow host takes; what a slow link takes more
+SLOW = 50.0, (450.0, 520.0)  # times that a slow host takes; so many, and a second try begins beside the first
+SLOW_LINK_S, FLAP_S = 0.3, 0.75  # what a slow link takes more; from one reset to the next
 # Of so many seeds one deploys a release meanwhile, and another is a training: both take files, which are slow.
-DEPLOY_EVERY = TRAIN_EVERY = 8
-TRAIN_AT = 4
+DEPLOY_EVERY = TRAIN_EVERY = ALONE_EVERY = 8
+TRAIN_AT, ALONE_AT = 4, 2  # and in another a stage has one host only
 
 
 @dataclass(frozen=True)
@@ -34,21 +32,32 @@ class FaultKind:
 
 KINDS = {
     "kill": FaultKind(0.3, 6.0, 4, 0.6),  # a process, and another in its place
-    "freeze": FaultKind(0.3, 8.0, 3, 1.5),  # it runs nothing, and its connections stay
-    "cut": FaultKind(0.2, 20.0, 3, 1.5),  # a link, both ways
-    "one-way": FaultKind(0.2, 20.0, 2, 1.5),
+    "replace": FaultKind(0.3, 6.0, 1, 0.6),  # the same, with an empty disk
+    "freeze": FaultKind(0.3, 8.0, 3, 1.6),  # it runs nothing, and its connections stay
+    "cut": FaultKind(0.2, 20.0, 3, 1.6),  # a link, both ways
+    "one-way": FaultKind(0.2, 20.0, 2, 1.6),
     "reset": FaultKind(0.0, 0.0, 3, 0.6),  # every connection between two machines
-    "slow": FaultKind(0.5, 6.0, 1, 6.0),  # a host's arithmetic
+    "half-open": FaultKind(0.5, 15.0, 2, 0.6),  # the same, and the side that was dialled hears of it at the end
+    "flap": FaultKind(1.0, 5.0, 2, 6.0),  # reset after reset
+    "slow": FaultKind(0.5, 6.0, 2, 6.0),  # a host's arithmetic
     "slow-link": FaultKind(0.5, 6.0, 1, 6.0),
+    "full": FaultKind(0.5, 6.0, 1, 0.6),  # a host has no memory for sessions
+    "broken": FaultKind(0.5, 6.0, 1, 0.6),  # all that a host computes fails
+    "echo": FaultKind(0.5, 6.0, 1, 0.0),  # a host sends every result twice
     "leave": FaultKind(0.3, 1.0, 1, 0.0),  # a client goes before it has its texts
     "hurry": FaultKind(0.3, 2.0, 1, 0.0),  # a client's requests have a short deadline
     "write": FaultKind(0.3, 3.0, 0, 0.0),  # a coordinator is killed in the middle of what it writes
 }
-TRAINING_KINDS = ("kill", "freeze", "cut", "one-way", "reset", "slow-link", "write", "write")
+SILENT_KINDS = ("freeze", "cut", "one-way")
+PROCESS_KINDS = ("kill", "replace", "freeze", "slow", "full", "broken", "echo")
+TRAINING_KINDS = ("kill", "freeze", "cut", "one-way", "reset", "half-open", "slow-link", "write", "write")
 MOST_CHANGES = 40  # of its disk: a coordinator makes 110 in a run
 # A router that is silent is left by its clients once gRPC's keepalive says so, and another was dialled in vain.
 SILENT_ROUTER_S = 20.0
+UNACKNOWLEDGED_S = 5.7  # until a hop without a receipt has failed, where no second try overtakes it
 AGAIN_S = 1.0  # after the end of a fault: what it held up comes, what it ended is begun anew
+KNOWN_S = 6.0  # after its begin: routers go round it
+LATE_S = 2.0, 7.0  # pause before a request that comes while a fault lasts that is known
 
 
 @dataclass(frozen=True)
@@ -59,18 +68,26 @@ class PlannedFault:
     targets: tuple[str, ...]  # a process, or both ends of a link, its source first
     at_s: float
     length_s: float
-    changes: int = 0  # of the disk, until a process is killed at one
+    strength: float = 0.0  # times that it is slower, seconds that a link takes more, or changes until a kill
 
     @property
     def hits_host(self) -> bool:
         return any(name in HOSTS for name in self.targets)
 
-    def delay_s(self, begin_s: float, end_s: float) -> float:
-        """Time that a request from `begin_s` to `end_s`, since the first one, may have lost by it."""
+    def delay_s(self, begin_s: float, end_s: float, is_spent: bool = False) -> float:
+        """Time that a request from `begin_s` to `end_s`, since the first one, may have lost by it.
+
+        :param is_spent: no second try overtakes what is slow."""
         if self.at_s > end_s or self.at_s + self.length_s + AGAIN_S < begin_s:
             return 0.0
-        is_silent = self.kind in ("freeze", "cut", "one-way") and not self.hits_host
-        return min(SILENT_ROUTER_S if is_silent else KINDS[self.kind].delay_s, self.length_s + AGAIN_S)
+        delay_s = KINDS[self.kind].delay_s
+        if self.kind in SILENT_KINDS and not self.hits_host:
+            delay_s = SILENT_ROUTER_S
+        elif self.kind in SILENT_KINDS:
+            if self.at_s + KNOWN_S < begin_s and end_s < self.at_s + self.length_s:
+                return 0.0
+            delay_s = UNACKNOWLEDGED_S if is_spent else delay_s
+        return min(delay_s, self.length_s + AGAIN_S)
 
     def __str__(self) -> str:
         lasts = f" for {self.length_s:.2f} s" if self.length_s else ""
@@ -95,51 +112,76 @@ class Schedule:
     faults: tuple[PlannedFault, ...]
     deploy_at_s: float | None = None  # when the other release is deployed, if it is
     trains: bool = False  # it is a training, and no requests come
+    is_spent: bool = False  # routers have made all second tries that they may
 
 
 def make_schedule(seed: int, cases: int) -> Schedule:
     """The schedule of a seed. :param cases: texts to choose from.
 
     One host of each stage, one router and what links them are spared all but resets and slowness: there is a way
-    through at any time, so no request may be lost. A client that knows one router knows that one.
+    through at any time, so no request may be lost. A client that knows one router knows that one. Routers prefer the
+    first of equal hosts, so that is mostly not the one that is spared. Where a stage has one host, it only stands
+    still, for less time than requests wait.
     """
     chance = random.Random(seed)
     if seed % TRAIN_EVERY == TRAIN_AT:
         return _training(seed, chance)
-    spared = {f"{stage}-{chance.randint(1, REPLICAS)}" for stage in STAGES}
+    spared = {f"{stage}-{chance.choice((1, 2, 2, 2))}" for stage in STAGES}
     spared_router = chance.choice(ROUTER_NAMES)
     harmed = [name for name in (*HOSTS, *ROUTER_NAMES) if name not in spared | {spared_router}]
     links = [(router, host) for router in ROUTER_NAMES for host in HOSTS]
-    links += [(client, router) for client in CLIENT_NAMES for router in ROUTER_NAMES]
+    links += [(client, router) for client in CLIENT_NAMES for router in ROUTER_NAMES] * 2
     links += [(one, other) for one in HOSTS for other in HOSTS if _follows(one, other)]
     safe = spared | {spared_router, *CLIENT_NAMES}
     able = [ends for ends in links if not set(ends) <= safe]
+    deploy_at_s = chance.uniform(0, BEGIN_S) if seed % DEPLOY_EVERY == 0 else None
     faults = []
-    for kind in chance.choices(list(KINDS), [kind.weight for kind in KINDS.values()], k=chance.randint(1, MOST_FAULTS)):
+    if is_alone := seed % ALONE_EVERY == ALONE_AT:
+        only = chance.choice(sorted(spared))
+        other = next(name for name in harmed if name[0] == only[0])
+        faults.append(PlannedFault("kill", (other,), 0.0, 600.0))
+        faults.append(PlannedFault("freeze", (only,), chance.uniform(0.5, BEGIN_S), chance.uniform(0.5, 3.0)))
+    count = 1 if is_alone else chance.randint(1, MOST_FAULTS)
+    kinds = {name: kind.weight for name, kind in KINDS.items() if not (is_alone and name == "flap")}
+    for _ in range(count):
+        (kind,), strength = chance.choices(list(kinds), list(kinds.values())), 0.0
+        if kind == "broken":  # one in a schedule: a request has three tries where hosts say what no host may
+            del kinds[kind]
         match kind:
             case "kill" | "freeze":
                 targets: tuple[str, ...] = (chance.choice(harmed),)
+            case "replace" | "full" | "broken":
+                targets = (chance.choice([name for name in harmed if name in HOSTS]),)
             case "cut" | "one-way":
                 targets = chance.choice(able)
-            case "reset" | "slow-link":
+            case "reset" | "half-open":
                 targets = chance.choice(links)
+            case "flap":
+                targets = chance.choice([ends for ends in able if ends[1] in HOSTS])
+            case "slow-link":
+                targets, strength = chance.choice(links), SLOW_LINK_S
             case "slow":
+                targets, strength = (chance.choice(harmed[:3]),), chance.choice((SLOW[0], chance.uniform(*SLOW[1])))
+            case "echo":
                 targets = (chance.choice(HOSTS),)
             case _:
                 targets = (chance.choice(CLIENT_NAMES),)
-        if chance.random() < 0.5:  # of a link, the direction that is cut
+        if kind != "half-open" and chance.random() < 0.5:  # of a link, the direction that is cut
             targets = targets[::-1]
         at_s, length_s = chance.uniform(0, BEGIN_S), chance.uniform(KINDS[kind].least_s, KINDS[kind].most_s)
-        faults.append(PlannedFault(kind, targets, at_s, length_s))
-    requests = tuple(
-        tuple(Asked(chance.randrange(cases), chance.uniform(0, 0.5)) for _ in range(REQUESTS)) for _ in CLIENT_NAMES
-    )
+        if deploy_at_s is not None and chance.random() < 0.5:
+            at_s += deploy_at_s
+        faults.append(PlannedFault(kind, targets, at_s, length_s, strength))
+    requests = [[Asked(chance.randrange(cases), chance.uniform(0, 0.5)) for _ in range(REQUESTS)] for _ in CLIENT_NAMES]
+    if any(fault.length_s > KNOWN_S for fault in faults):
+        requests[0][-1] = Asked(requests[0][-1].case, chance.uniform(*LATE_S))
     others = tuple(name for name in ROUTER_NAMES if name != spared_router)
     known = tuple(
         chance.choice([(spared_router,), (spared_router, *others), (*others, spared_router)]) for _ in CLIENT_NAMES
     )
-    deploy_at_s = chance.uniform(0, BEGIN_S) if seed % DEPLOY_EVERY == 0 else None
-    return Schedule(seed, requests, known, tuple(sorted(faults, key=lambda fault: fault.at_s)), deploy_at_s)
+    faults.sort(key=lambda fault: fault.at_s)
+    is_spent = chance.random() < 0.5 or is_alone
+    return Schedule(seed, tuple(map(tuple, requests)), known, tuple(faults), deploy_at_s, is_spent=is_spent)
 
 
 def _training(seed: int, chance: random.Random) -> Schedule:
@@ -150,95 +192,11 @@ def _training(seed: int, chance: random.Random) -> Schedule:
         if kind in ("kill", "freeze", "write"):
             targets = (COORDINATOR if kind == "write" else chance.choice((COORDINATOR, *WORKERS)),)
         at_s, length_s = chance.uniform(0, BEGIN_S), chance.uniform(KINDS[kind].least_s, KINDS[kind].most_s)
-        changes = chance.randint(1, MOST_CHANGES) if kind == "write" else 0
-        faults.append(PlannedFault(kind, targets, at_s, length_s, changes))
+        strength = {"write": float(chance.randint(1, MOST_CHANGES)), "slow-link": SLOW_LINK_S}.get(kind, 0.0)
+        faults.append(PlannedFault(kind, targets, at_s, length_s, strength))
     return Schedule(seed, (), (), tuple(sorted(faults, key=lambda fault: fault.at_s)), trains=True)
 
 
 def _follows(one: str, other: str) -> bool:
     """True where the other host comes after the one, round the ring."""
     return STAGES[(STAGES.index(one[0]) + 1) % len(STAGES)] == other[0]
-
-
-class FaultyWorld:
-    """The processes of one schedule, by name, and the network between their machines."""
-
-    def __init__(self, loop: VirtualLoop) -> None:
-        self.loop, self.network = loop, MemoryNetwork(loop)
-        self.processes: dict[str, Process] = {}
-        self.lasting: dict[PlannedFault, None] = {}
-        self.is_over = False  # no fault begins any more
-
-    def start(self, name: str) -> None:
-        """Start a process on the machine of that name."""
-        raise NotImplementedError
-
-    def slow(self, name: str, times: float) -> None:
-        """Have a machine's arithmetic take so many times as long."""
-        raise NotImplementedError
-
-    def kill_at_change(self, name: str, changes: int) -> None:
-        """Kill a process before or after one of the changes of its disk that come; 0: do not, after all."""
-        raise NotImplementedError
-
-    def close(self) -> None:
-        """Close what processes had open."""
-
-    def new_process(self, name: str) -> Process:
-        process = self.processes[name] = Process(self.loop, name)
-        return process
-
-    def begin(self, fault: PlannedFault) -> None:
-        """Let a fault begin, and end in its time; none does once it is over."""
-        if self.is_over:
-            return
-        names, network = fault.targets, self.network
-        self.lasting[fault] = None
-        self.loop.call_later(fault.length_s, self.end, fault)
-        match fault.kind:
-            case "kill":
-                network.kill(self.processes[names[0]])
-            case "write":
-                self.kill_at_change(names[0], fault.changes)
-            case "freeze":
-                network.freeze(self.processes[names[0]])
-            case "cut":
-                network.cut(*names)
-                network.cut(*names[::-1])
-            case "one-way":
-                network.cut(*names)
-            case "reset":
-                network.reset(*names)
-            case "slow":
-                self.slow(names[0], SLOW)
-            case "slow-link":
-                network.link(*names).delay_s += SLOW_LINK_S
-
-    def end(self, fault: PlannedFault) -> None:
-        """Let a fault end, unless it has."""
-        names, network = fault.targets, self.network
-        if fault not in self.lasting:
-            return
-        del self.lasting[fault]
-        if fault.kind == "write":
-            self.kill_at_change(names[0], 0)
-        match fault.kind:
-            case "kill" | "write" if self.processes[names[0]].killed:
-                self.start(names[0])
-            case "freeze":
-                self.processes[names[0]].resume()
-            case "cut":
-                network.mend(*names)
-                network.mend(*names[::-1])
-            case "one-way":
-                network.mend(*names)
-            case "slow":
-                self.slow(names[0], 1.0)
-            case "slow-link":
-                network.link(*names).delay_s -= SLOW_LINK_S
-
-    def end_all(self) -> None:
-        """End what lasts; nothing begins any more."""
-        self.is_over = True
-        for fault in list(self.lasting):
-            self.end(fault)

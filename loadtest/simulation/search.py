@@ -2,27 +2,95 @@
 
 from __future__ import annotations
 
+import asyncio
+import logging
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass, field, replace
+from functools import cached_property, partial
 from pathlib import Path
+from typing import Any
+
+import torch
 
 from loadtest.commands import BenchReport
 from loadtest.report.table import aligned
-from loadtest.simulation.schedule import KINDS, PlannedFault, Schedule, make_schedule
-from loadtest.simulation.world import CASES, RequestOutcome, ScheduleRun, Weights, run_schedule
+from loadtest.simulation.calls import MemoryChannel
+from loadtest.simulation.loop import virtual_time
+from loadtest.simulation.processes import TinyRelease
+from loadtest.simulation.schedule import (
+    CLIENT_NAMES,
+    FLAP_S,
+    HOSTS,
+    KINDS,
+    REPLICAS,
+    ROUTER_NAMES,
+    Asked,
+    PlannedFault,
+    Schedule,
+    make_schedule,
+)
+from loadtest.simulation.training import Training, TrainingWorld, train
+from loadtest.simulation.world import CASES, RequestOutcome, World
+from serving.cli.deploy import SWITCHED
+from serving.router.paths import SUSPECT_S
+from serving.router.topology import HostEntry, Topology
+from stages.wire import channel
 
+DISKS = "/dev/shm" if Path("/dev/shm").is_dir() else None  # a tenth of the time is a real disk's
+QUIET_S = SUSPECT_S + 0.5  # until no link is avoided for what happened on it
+AFTER = Asked(0, 0.0), Asked(8, 0.0)  # of each router, once all is well again
 Answers = Sequence[Sequence[RequestOutcome]]  # of each case, by each release
 SAY_EVERY = 1000  # schedules
-FATES, BAD_FATES = ("right", "left", "hurried", "between releases"), ("lost", "wrong", "late", "slow", "moved")
+FATES = "right", "left", "hurried", "refused", "between releases"
+BAD_FATES = "lost", "wrong", "late", "slow", "moved"
 LATE_S = 0.5
-# What requests of the other client take, and the share of passes that is made ahead and thrown away.
-BUSY_S, AHEAD, MORE_PASSES = 0.1, 0.1, 4
+BUSY_S = 0.3  # that requests of the other client take
 MOST_MOVES = 2  # by one fault: to hosts that it has hit, too
 # Two faults may leave a router without a way, or hit two tries at once: a hop's time-out passes then.
 NO_WAY_S = 6.0
+
+
+@dataclass(frozen=True)
+class ScheduleRun:
+    """The outcome of one schedule."""
+
+    outcomes: list[RequestOutcome]
+    after: list[RequestOutcome]  # of requests once all faults are over
+    deploy: str | None  # why the deployment failed; empty where it did not, None where there was none
+    problems: list[str]  # what no run may have, beside texts
+    events: int  # a digest of all that was sent
+    seconds: float  # of virtual time
+
+
+class Weights:
+    """Two releases with the outcome of every case, and a training."""
+
+    def __init__(self, directory: Path) -> None:
+        """:param directory: for their files."""
+        torch.set_num_threads(1)
+        self.releases = [TinyRelease.made(directory / name, seed) for seed, name in enumerate(("before", "after"))]
+        self.training = Training.made(directory / "training")
+        self.topology = Topology(
+            tuple(
+                HostEntry(name, f"10.0.0.{i + 1}:7701", (i // REPLICAS,), f"10.0.0.{i + 1}:7701")
+                for i, name in enumerate(HOSTS)
+            )
+        )
+
+    @cached_property
+    def answers(self) -> list[tuple[RequestOutcome, ...]]:
+        """The outcome of each case by each release without faults, one request after the other."""
+        requests = (tuple(Asked(case, 0.0) for case in range(len(CASES))),)
+        plain, found = Schedule(-1, requests, (ROUTER_NAMES[:1],), ()), []
+        for release in self.releases:
+            run = run_schedule(self, plain, release)
+            assert all(each.status == "OK" and not each.replays for each in run.outcomes), run
+            found.append(run.outcomes)
+        return list(zip(*found, strict=True))
 
 
 @dataclass
@@ -50,13 +118,13 @@ class Found:
         self.trainings += schedule.trains
         self.deploys[{None: "none", "": "done"}.get(run.deploy, "given up")] += 1
         releases = None if deploys(schedule) else 1
-        self.fates.update(fate_of(each, answers[each.case][:releases], schedule.faults) for each in run.outcomes)
+        self.fates.update(fate_of(each, answers[each.case][:releases], schedule) for each in run.outcomes)
 
 
-def fate_of(outcome: RequestOutcome, answers: Sequence[RequestOutcome], faults: Sequence[PlannedFault]) -> str:
+def fate_of(outcome: RequestOutcome, answers: Sequence[RequestOutcome], schedule: Schedule) -> str:
     """right; what no request may be (wrong, late, lost; slow or moved beyond what faults explain); what its
-    client asked for (left, hurried); or between releases: the router that began it is lost and the others have
-    switched, so its client has to ask again.
+    client asked for (left, hurried); refused, where hosts that are full were in its way; or between releases: the
+    router that began it is lost and the others have switched. In both its client has to ask again.
 
     :param answers: the same request's without faults, of each release that it may have got."""
     took_s, is_whole = outcome.took_s, outcome.status == "OK"
@@ -64,17 +132,22 @@ def fate_of(outcome: RequestOutcome, answers: Sequence[RequestOutcome], faults: 
     if not begun or (is_whole and outcome.text != begun[0].text):
         return "wrong"
     answer = begun[0]
+    if is_whole and outcome.told != answer.told:
+        return "wrong"
     if took_s > outcome.patience_s + LATE_S:
         return "late"
     if outcome.status == "ABORTED" and len(answers) > 1:
         return "between releases"
+    met = faults_of(outcome, schedule)
+    if outcome.status == "RESOURCE_EXHAUSTED" and any(fault.kind == "full" for fault in met):
+        return "refused"
     if not is_whole:
         hurried = outcome.status == "DEADLINE_EXCEEDED" and took_s >= outcome.patience_s - LATE_S
         return "left" if outcome.status == "LEFT" else "hurried" if hurried else "lost"
-    met = faults_of(outcome, faults)
-    if outcome.replays > MOST_MOVES * len(met):
+    if outcome.replays > sum(map(most_moves, met)):
         return "moved"
     delay_s = sum(met.values()) + (NO_WAY_S if len(met) > 1 else 0.0)
+    delay_s += sum(answer.took_s for fault in met if not fault.hits_host)  # another router begins anew
     return "slow" if took_s > answer.took_s + BUSY_S + delay_s else "right"
 
 
@@ -82,31 +155,117 @@ def deploys(schedule: Schedule) -> bool:
     return schedule.deploy_at_s is not None
 
 
-def faults_of(outcome: RequestOutcome, faults: Sequence[PlannedFault]) -> dict[PlannedFault, float]:
-    """The faults that a request may have met, and the seconds that each may have cost it."""
-    delays_s = {fault: fault.delay_s(outcome.begun_s, outcome.begun_s + outcome.took_s) for fault in faults}
+def faults_of(outcome: RequestOutcome, schedule: Schedule) -> dict[PlannedFault, float]:
+    """The faults that a request may have met where it was, and the seconds that each may have cost it."""
+    end_s = outcome.begun_s + outcome.took_s
+    there = (fault for fault in schedule.faults if outcome.places.issuperset(fault.targets))
+    delays_s = {fault: fault.delay_s(outcome.begun_s, end_s, schedule.is_spent) for fault in there}
     return {fault: delay_s for fault, delay_s in delays_s.items() if delay_s}
+
+
+def most_moves(fault: PlannedFault) -> int:
+    """Times that a request is moved for a fault, at most."""
+    return MOST_MOVES + int(fault.length_s / FLAP_S if fault.kind == "flap" else MOST_MOVES * (fault.kind == "broken"))
 
 
 def trouble_of(schedule: Schedule, run: ScheduleRun, answers: Answers) -> tuple[str, ...]:
     """A sentence for whatever no schedule may lead to."""
     told, is_deployed = list(run.problems), deploys(schedule)
-    judged = [(each, answers[each.case][: 1 + is_deployed], schedule.faults, "") for each in run.outcomes]
-    judged += [(each, answers[each.case][is_deployed:][:1], (), " once all was well") for each in run.after]
-    for each, texts, faults, when in judged:
-        if (fate := fate_of(each, texts, faults)) in BAD_FATES:
+    well = replace(schedule, faults=())
+    judged = [(each, answers[each.case][: 1 + is_deployed], schedule, "") for each in run.outcomes]
+    judged += [(each, answers[each.case][is_deployed:][:1], well, " once all was well") for each in run.after]
+    for each, texts, meanwhile, when in judged:
+        if (fate := fate_of(each, texts, meanwhile)) in BAD_FATES:
             case, took_s = CASES[each.case], max(answer.took_s for answer in texts)
+            met, right = ", ".join(map(str, faults_of(each, meanwhile))) or "nothing", [a.text for a in texts]
             told.append(
                 f"{fate}{when}: {case.mode}, seed {case.seed}, {each.status} after {each.took_s:.2f} s ({took_s:.2f} "
-                f"without faults), moved {each.replays} times, {each.text!r} of {[a.text for a in texts]}: {each.said}"
+                f"without faults), moved {each.replays} times, it met {met}, {each.text!r} of {right}: {each.said}"
             )
-    due = 0
-    for each in run.outcomes:  # a client asks again where its connection to a router ended: that is no move of work
-        again = sum(not fault.hits_host for fault in faults_of(each, schedule.faults))
-        due += answers[each.case][0].passes * (1 + each.replays + again)
-    if not is_deployed and run.passes > due * (1 + AHEAD) + MORE_PASSES:
-        told.append(f"hosts made {run.passes} passes for requests that take {due}")
     return tuple(told)
+
+
+@contextmanager
+def _quiet() -> Iterator[list[str]]:
+    """Log nothing in the block but errors, into the list: no fault of a schedule is one."""
+    said, root, level = list[str](), logging.getLogger(), logging.root.manager.disable
+    errors = logging.Handler(logging.ERROR)
+    errors.emit = lambda record: said.append(f"{record.getMessage()} {record.exc_info or ''}")  # type: ignore[method-assign]
+    root.addHandler(errors)
+    logging.disable(logging.WARNING)
+    try:
+        yield said
+    finally:
+        logging.disable(level)
+        root.removeHandler(errors)
+
+
+def run_schedule(weights: Weights, schedule: Schedule, first: TinyRelease | None = None) -> ScheduleRun:
+    """Run a schedule from its start to its end, in virtual time. Deterministic.
+
+    :param first: what is served; the first of the weights' releases, where none is given."""
+    with ExitStack() as stack:
+        said, loop = stack.enter_context(_quiet()), stack.enter_context(virtual_time())
+        directory: Path | None = None
+        if schedule.trains or schedule.deploy_at_s is not None:
+            directory = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="onesweep-disks-", dir=DISKS)))
+        world: World | TrainingWorld
+        if schedule.trains:
+            assert directory is not None
+            world = TrainingWorld(loop, weights.training, directory)
+            job = _train(world, schedule, said)
+        else:
+            world = World(loop, weights.topology, weights.releases, first or weights.releases[0], directory)
+            world.is_spent = schedule.is_spent
+            job = _run(world, schedule, said)
+        connect: Any = partial(MemoryChannel, world.network)
+        before, channel.connect = channel.connect, connect
+        try:
+            return loop.run_until_complete(job)
+        except (RuntimeError, TimeoutError) as error:
+            return ScheduleRun([], [], None, [f"it came to no end: {error!r}"], world.network.events, loop.now_s)
+        finally:
+            channel.connect = before
+            world.close()
+
+
+async def _train(world: TrainingWorld, schedule: Schedule, said: list[str]) -> ScheduleRun:
+    begin_s, problems = world.loop.now_s, await train(world, schedule)
+    problems += [*world.loop.problems, *said]
+    return ScheduleRun([], [], None, problems, world.network.events, world.loop.now_s - begin_s)
+
+
+async def _run(world: World, schedule: Schedule, said: list[str]) -> ScheduleRun:
+    loop = world.loop
+    await world.open()
+    begin_s = world.begin_s = loop.now_s
+    for fault in schedule.faults:
+        loop.call_at(begin_s + fault.at_s, world.begin, fault)
+    clients = zip(CLIENT_NAMES, schedule.routers, schedule.requests, strict=False)
+    deployed, states = asyncio.ensure_future(_deployed(world, schedule.deploy_at_s)), world.release_states()
+    found = await asyncio.gather(*(world.client(*each) for each in clients))
+    failure = await deployed
+    world.end_all()
+    left = await world.settled()
+    taken_s = loop.now_s - begin_s
+    await asyncio.sleep(QUIET_S)
+    await world.whole()
+    if failure and SWITCHED not in failure:
+        left += world.changed_by_failure(states)
+    if failure is not None and (again := await world.deploy()):
+        left.append(f"it cannot be deployed once all is well: {again}; before: {failure}")
+    pairs = zip(ROUTER_NAMES, AFTER, strict=True)
+    after = [await world.client(f"after-{name}", [name], [asked]) for name, asked in pairs]
+    outcomes, later = ([each for of_client in some for each in of_client] for some in (found, after))
+    return ScheduleRun(outcomes, later, failure, [*loop.problems, *said, *left], world.network.events, taken_s)
+
+
+async def _deployed(world: World, at_s: float | None) -> str | None:
+    """Deploy at that time; None where nothing is to be."""
+    if at_s is None:
+        return None
+    await asyncio.sleep(at_s)
+    return await world.deploy()
 
 
 def fewest(weights: Weights, schedule: Schedule) -> Schedule:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import grpc.aio
 from grpc import StatusCode
 
-from loadtest.simulation.loop import here
+from loadtest.simulation.loop import CALLER, here
 from loadtest.simulation.network import SMALL_BYTES, Connection, MemoryNetwork
 from stages.wire.status import kind_of
 
@@ -31,7 +31,8 @@ class Stream:
 
     def __init__(self, taken: Callable[[int], object]) -> None:
         """:param taken: tells the writer of bytes that were read."""
-        self._messages, self._ended = deque[bytes](), False
+        self._messages: deque[bytes] = deque()
+        self._ended = False
         self._waiter: asyncio.Future[None] | None = None
         self._taken, self._unsaid = taken, 0
 
@@ -113,6 +114,7 @@ class ServedCall:
 
     async def _serve(self, data: bytes | None) -> None:
         code, details = StatusCode.OK, ""
+        CALLER.set(self._connection.client.place)
         try:
             await self._handle(data)
         except asyncio.CancelledError:

@@ -14,7 +14,8 @@ import grpc
 
 from loadtest.simulation.calls import MemoryChannel
 from loadtest.simulation.loop import VirtualLoop
-from loadtest.simulation.schedule import COORDINATOR, WORKERS, FaultyWorld, Schedule
+from loadtest.simulation.network import FaultyWorld
+from loadtest.simulation.schedule import COORDINATOR, WORKERS, PlannedFault, Schedule
 from loadtest.simulation.served import MemoryServer
 from stages.model.architecture import Architecture
 from stages.wire.status import DecodeErrors, with_decode_errors
@@ -100,6 +101,7 @@ class WorkerDisk:
     pending: rounds_pb2.Submission | None = None
     payload: bytes = field(default=b"", repr=False)
     accepted: set[str] = field(default_factory=set)
+    refused: set[str] = field(default_factory=set)
     ended: bool = False
 
 
@@ -120,8 +122,10 @@ class TrainingWorld(FaultyWorld):
         process = self.new_process(name)
         process.context.run(self._start_coordinator if name == COORDINATOR else self._start_worker, process, name)
 
-    def kill_at_change(self, name: str, changes: int) -> None:
-        self.changes_left = changes
+    def change(self, fault: PlannedFault, begins: bool) -> None:
+        self.changes_left = int(fault.strength) if begins else 0
+        if not begins:
+            self.revive(fault.targets[0])
 
     def _change(self) -> None:
         if self.changes_left:
@@ -187,8 +191,8 @@ class TrainingWorld(FaultyWorld):
             if disk.pending is not None:
                 disk.pending.lease = place.lease
                 verdict = await self._submit(stub, disk)
-                if verdict.outcome != rounds_pb2.OUTCOME_REFUSED:
-                    disk.accepted.add(disk.pending.id)
+                is_refused = verdict.outcome == rounds_pb2.OUTCOME_REFUSED
+                (disk.refused if is_refused else disk.accepted).add(disk.pending.id)
                 disk.done, disk.pending = max(disk.done, disk.pending.round), None
             after = disk.done if disk.done >= 0 else None
             asked = rounds_pb2.NextRequest(**called, after=after, wait_seconds=POLL_S)
@@ -248,4 +252,7 @@ async def train(world: TrainingWorld, schedule: Schedule) -> list[str]:
     known = {row[0] for row in world.store.database.execute("SELECT id FROM events WHERE kind = 'accepted'")}
     lost = [each for disk in world.disks.values() for each in sorted(disk.accepted - known)]
     wrong = [f"{part} ends at version {n}" for part, n in found.versions.items() if n != ROUNDS]
+    wrong += [
+        f"update {each} was refused, and counts" for disk in world.disks.values() for each in disk.refused & known
+    ]
     return [*found.problems, *(f"update {each} was accepted, and is not there" for each in lost), *wrong]

@@ -3,34 +3,40 @@
 from __future__ import annotations
 
 import asyncio
-import logging
-import tempfile
-from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
-from functools import cached_property, partial
+import math
+import shutil
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from itertools import product
 from pathlib import Path
 from typing import Any
 
-import torch
-
-from loadtest.simulation.calls import MemoryChannel
-from loadtest.simulation.loop import Process, VirtualLoop, virtual_time
-from loadtest.simulation.releases import TinyRelease, VirtualLoader, held
-from loadtest.simulation.schedule import CLIENT_NAMES, HOSTS, REPLICAS, ROUTER_NAMES, Asked, FaultyWorld, Schedule
+from loadtest.simulation.loop import CALLER, Process, VirtualLoop
+from loadtest.simulation.network import FaultyWorld
+from loadtest.simulation.processes import (
+    PASS_S,
+    EchoingSubscribers,
+    SimulatedHost,
+    TinyRelease,
+    Try,
+    VirtualLoader,
+    WatchedRing,
+    held,
+)
+from loadtest.simulation.schedule import HOSTS, ROUTER_NAMES, Asked, PlannedFault
 from loadtest.simulation.served import MemoryServer
-from loadtest.simulation.training import Training, TrainingWorld, train
 from serving.cli.deploy import deploying
 from serving.client.client import AsyncClient, RequestRefused, Result, RouterError
 from serving.router.active_release import ActiveRelease
 from serving.router.admission import Admission
-from serving.router.paths import SUSPECT_S, HostLink
-from serving.router.ring import Ring, RingView
+from serving.router.paths import HostLink
+from serving.router.ring import RingView
 from serving.router.rollout import Rollout
 from serving.router.server import first_release
 from serving.router.service import RouterService
 from serving.router.settings import RingSettings
-from serving.router.topology import HostEntry, Topology
+from serving.router.topology import Topology
 from serving.v1 import router_pb2_grpc
 from stages.checkpoint.release_store import ReleaseStore
 from stages.host.host import Host
@@ -41,22 +47,24 @@ from stages.host.server import RETRY_S, housekeeping
 from stages.host.service import StageService
 from stages.host.settings import HostSettings
 from stages.v1 import stage_pb2_grpc
-from stages.wire import channel
 from stages.wire.status import DecodeErrors
 from stages.wire.tls import Security
 from stages.wire.tokens import Keyring
 
-PASS_S = 0.002  # virtual time of a pass
 # Seldom enough to be cheap: each message on an idle link is real work for the machine that simulates it.
 KEEP_WARM_S = 0.5
 PATIENCE_S, HURRY_S, LEAVE_S = 60.0, 0.2, 0.15
-READY_S, SETTLE_S = 10.0, 2.0  # a lease is longer: no session may be left to it
-MODES = ("sweep", "chunked", "ar", "ar-speculative")
+READY_S, SETTLE_S = 30.0, 2.0  # a lease is longer: no session may be left to it
+MODES = ("sweep", "chunked", "ar", "ar-speculative", "resample")
 PROMPTS = ("The sea was calm. ", "Nobody saw it again, ", "A ship, ", "It was late in the year, and cold. " * 6)
 # Few steps, and several sweeps a text: most of the time of a schedule is arithmetic.
-SETTINGS = {"sweep": {"steps": 1}, "chunked": {"steps": 1, "chunk": 4}}
+SETTINGS: dict[str, dict[str, Any]] = {
+    "sweep": {"steps": 1},
+    "chunked": {"steps": 1, "chunk": 4},
+    "resample": {"candidates": 4, "chunk": 4, "codec": "fp32"},
+}
 SECURITY = Security(insecure=True)
-KNOWN_S = 0.1  # a result's usual time, as routers know it
+USUAL_S = 0.2  # a result's usual time, as routers know it
 
 
 @dataclass(frozen=True)
@@ -67,42 +75,15 @@ class Case:
     prompt: str
     seed: int
     max_bytes: int
+    settings: Mapping[str, Any] = field(default_factory=dict)
 
 
 CASES = tuple(
-    Case(mode, prompt, 100 + i, 8 + 4 * i) for mode in MODES for i, prompt in enumerate(PROMPTS)
-)  # of all modes, each text of another length
-
-
-QUIET_S = SUSPECT_S + 0.5  # until no link is avoided for what happened on it
-AFTER = Asked(0, 0.0), Asked(8, 0.0)  # of each router, once all is well again
-
-
-class Weights:
-    """Two releases with the outcome of every case, and a training."""
-
-    def __init__(self, directory: Path) -> None:
-        """:param directory: for their files."""
-        torch.set_num_threads(1)
-        self.releases = [TinyRelease.made(directory / name, seed) for seed, name in enumerate(("before", "after"))]
-        self.training = Training.made(directory / "training")
-        self.topology = Topology(
-            tuple(
-                HostEntry(name, f"10.0.0.{i + 1}:7701", (i // REPLICAS,), f"10.0.0.{i + 1}:7701")
-                for i, name in enumerate(HOSTS)
-            )
-        )
-
-    @cached_property
-    def answers(self) -> list[tuple[RequestOutcome, ...]]:
-        """The outcome of each case by each release without faults, one request after the other."""
-        requests = (tuple(Asked(case, 0.0) for case in range(len(CASES))),)
-        plain, found = Schedule(-1, requests, (ROUTER_NAMES[:1],), ()), []
-        for release in self.releases:
-            run = run_schedule(self, plain, release)
-            assert all(each.status == "OK" and not each.replays for each in run.outcomes), run
-            found.append(run.outcomes)
-        return list(zip(*found, strict=True))
+    Case(mode, prompt, 100 + i, 8 + 4 * i, SETTINGS.get(mode, {}))
+    for mode in MODES
+    for i, prompt in enumerate(PROMPTS)  # of all modes, each text of another length
+)
+CASES += tuple(Case("ar", prompt, 200, 8, {"logprobs": 1, "score_prompt": True}) for prompt in PROMPTS[2:])
 
 
 @dataclass(frozen=True)
@@ -116,53 +97,33 @@ class RequestOutcome:
     took_s: float
     patience_s: float
     replays: int  # times that the work was moved to other hosts, or to another router
-    passes: int  # that hosts made meanwhile, for whomever
+    places: frozenset[str] = frozenset()  # machines that may have had a part in it
+    told: frozenset[Any] = frozenset()  # beside the text, what may not differ
     said: str = ""
-
-
-@dataclass(frozen=True)
-class ScheduleRun:
-    """The outcome of one schedule."""
-
-    outcomes: list[RequestOutcome]
-    after: list[RequestOutcome]  # of requests once all faults are over
-    passes: int  # that hosts made
-    deploy: str | None  # why the deployment failed; empty where it did not, None where there was none
-    problems: list[str]  # what no run may have, beside texts
-    events: int  # a digest of all that was sent
-    seconds: float  # of virtual time
-
-
-class SimulatedHost(Host):
-    """A host whose passes take a fixed virtual time, on the event loop."""
-
-    pass_s, passes = PASS_S, 0
-    _has_pass = False
-
-    def _go(self) -> None:
-        if not self._has_pass and len(self.scheduler):
-            self._has_pass = True
-            asyncio.get_running_loop().call_later(self.pass_s, self._pass)
-
-    def _pass(self) -> None:
-        self._has_pass, self.passes = False, self.passes + 1
-        self._finish(self.scheduler.turn())
-        self._go()
 
 
 class World(FaultyWorld):
     """The processes of one schedule, by name."""
 
-    def __init__(self, loop: VirtualLoop, weights: Weights, first: TinyRelease, stores: Path | None) -> None:
+    def __init__(
+        self,
+        loop: VirtualLoop,
+        topology: Topology,
+        releases: Sequence[TinyRelease],
+        first: TinyRelease,
+        stores: Path | None,
+    ) -> None:
         """:param first: what is served; stores: where each process keeps releases, if any is to be deployed."""
         super().__init__(loop)
-        self.weights = weights
+        self.is_spent = False  # routers have made all second tries that they may
+        self.topology, self.releases = topology, releases
         self.first, self.stores, self.open_stores = first, stores, dict[str, ReleaseStore]()
         self.hosts: dict[str, SimulatedHost] = {}
-        self.all_hosts: list[SimulatedHost] = []  # also those that were killed
-        self.rings: dict[str, Ring] = {}
+        self.rings: dict[str, WatchedRing] = {}
+        self.all_rings: list[WatchedRing] = []
+        self.whole_tries = list[Try]()  # each the last of a request that has all its text
         self.rollouts: dict[str, Rollout] = {}
-        for entry in weights.topology.hosts:
+        for entry in topology.hosts:
             self.network.places[entry.address] = entry.name
         self.begin_s = 0.0  # of the first request
         self.addresses = {name: f"10.0.1.{i + 1}:7700" for i, name in enumerate(ROUTER_NAMES)}
@@ -173,7 +134,7 @@ class World(FaultyWorld):
         process.context.run(self._start_router if name in ROUTER_NAMES else self._start_host, process, name)
 
     def _start_host(self, process: Process, name: str) -> None:
-        entry, known = self.weights.topology.host(name), self.weights.releases
+        entry, known = self.topology.host(name), self.releases
         sources = Sources(self.first.directory, entry.blocks, self._store(name))
         starts = sources.start() if self.stores else [Release("", self.first.parts[entry.blocks[0]].plan)]
         for each in starts:
@@ -185,12 +146,12 @@ class World(FaultyWorld):
             security=SECURITY,
         )
         host = self.hosts[name] = SimulatedHost(starts[-1], settings, links)
+        host.problems, host.subscribers = self.loop.problems, EchoingSubscribers()
         host.releases.all = starts
-        self.all_hosts.append(host)
         loader = VirtualLoader(host, sources, self.first.backend, plan.message_bytes())
-        loader.known = known
+        loader.known, loader.on_load = known, self._held_on
         service = StageService(host, loader)
-        links.set_addresses(self.weights.topology.successors(entry))
+        links.set_addresses(self.topology.successors(entry))
         server: Any = MemoryServer(self.network, [DecodeErrors()], plan.message_bytes())
         stage_pb2_grpc.add_StageServiceServicer_to_server(service, server)
         server.listen(entry.address)
@@ -198,11 +159,14 @@ class World(FaultyWorld):
         process.start(housekeeping(host))
 
     def _start_router(self, process: Process, name: str) -> None:
-        ring = self.rings[name] = Ring(
-            self.weights.topology.hosts, RingSettings(keep_warm_s=KEEP_WARM_S), security=SECURITY
-        )
-        for kind in MODEL_KINDS:  # it has served: one that knows no usual time waits longer for the first result
-            ring.hedging.record(kind, KNOWN_S)
+        hosts, settings = self.topology.hosts, RingSettings(keep_warm_s=KEEP_WARM_S)
+        ring = WatchedRing(name, self.hit, self.loop.problems, hosts=hosts, settings=settings, security=SECURITY)
+        self.rings[name] = ring
+        self.all_rings.append(ring)
+        for kind, what in product(MODEL_KINDS, ("", " candidates", " more candidates")):
+            ring.hedging.record(kind + what, USUAL_S)  # it has served: one that knows no usual time waits longer
+        while self.is_spent and ring.hedging.may_hedge():
+            pass
         store = self._store(name)
         active = first_release(ring, store, self.first.directory) if store and store.in_use else None
         active = active or ActiveRelease.over(RingView(ring), self.first.router)
@@ -237,8 +201,41 @@ class World(FaultyWorld):
     async def whole(self) -> None:
         """Return once every router reaches every host, and those each other. Raises TimeoutError."""
         async with asyncio.timeout(READY_S):
-            while not all(ring.links and not any(map(_problem_of, ring.links)) for ring in self.rings.values()):
+            while not all(map(self._is_whole, self.rings)):
                 await asyncio.sleep(RETRY_S)
+
+    def _is_whole(self, name: str) -> bool:
+        """True where a router reaches every host, each has what it serves, and its disk says that it serves it."""
+        links, current, store = self.rings[name].links, self.rollouts[name].current, self.open_stores.get(name)
+        if not links or any(map(_problem_of, links)) or any(current.view.weights not in link.held for link in links):
+            return False
+        return store is None or not store.in_use or store.in_use[-1] == current.release
+
+    def _held_on(self) -> None:
+        """Note where a router has a host load a release, and its disk does not say yet which one it serves."""
+        if not self.open_stores[CALLER.get()].in_use:
+            self.loop.problems.append(f"{CALLER.get()} would not know what it served, if it started anew")
+
+    def release_states(self) -> dict[str, tuple[Any, ...]]:
+        """Releases that each process serves, and has on its disk."""
+        new, states = self.releases[-1].contents.name, dict[str, tuple[Any, ...]]()
+        for name, store in self.open_stores.items():
+            held: tuple[Any, ...] = ()
+            if (rollout := self.rollouts.get(name)) is not None:
+                current = rollout.current
+                held = current.release, current.view.pinned, rollout.previous_name, tuple(store.in_use)
+            else:
+                held = tuple(each.name for each in self.hosts[name].releases.all)
+            states[name] = *held, store.path(new)
+        return states
+
+    def changed_by_failure(self, before: dict[str, tuple[Any, ...]]) -> list[str]:
+        """Traces of a deployment that failed, on processes that no fault has hit."""
+        after = self.release_states()
+        # nobody tidies up after a router that is lost: what it had hosts load stays until the next deployment
+        sound = before.keys() - self.hit if self.hit.isdisjoint(ROUTER_NAMES) else set(ROUTER_NAMES) - self.hit
+        changed = [name for name in before if name in sound and before[name] != after[name]]
+        return [f"{name} was {before[name]}, and after a deployment failed {after[name]}" for name in changed]
 
     async def settled(self) -> list[str]:
         """Wait until no session is open; what is left after a while is a problem each."""
@@ -247,15 +244,31 @@ class World(FaultyWorld):
             if self.loop.now_s > due:
                 return [f"{name} still holds sessions" for name in left]
             await asyncio.sleep(RETRY_S)
-        return []
+        beyond = [each for each in self.whole_tries if each.beyond]
+        return [f"{' - '.join(each.path)} wrote beyond the end of a request" for each in beyond]
 
-    def slow(self, name: str, times: float) -> None:
-        self.hosts[name].pass_s = PASS_S * times
+    def change(self, fault: PlannedFault, begins: bool) -> None:
+        if fault.kind in ("leave", "hurry"):
+            return
+        host = self.hosts[fault.targets[0]]
+        match fault.kind:
+            case "slow":
+                host.pass_s = PASS_S * (fault.strength if begins else 1.0)
+            case "broken":
+                host.is_broken = begins
+                self.hit.update(HOSTS)  # who sends nonsense is not known: all of a path are avoided
+            case "full":
+                host.sessions.budget_bytes = 0 if begins else host.settings.session_mb << 20
+            case "echo" if isinstance(host.subscribers, EchoingSubscribers):
+                host.subscribers.times = 1 + begins
+            case "replace" if (store := self.open_stores.pop(fault.targets[0], None)) is not None:
+                store.close()
+                shutil.rmtree(store.directory)
 
     async def deploy(self) -> str:
         """Have all routers exchange the release that they serve for the other; why that failed, or nothing."""
         process = self.new_process("operator")
-        addresses, contents = ",".join(self.addresses.values()), self.weights.releases[-1].contents
+        addresses, contents = ",".join(self.addresses.values()), self.releases[-1].contents
         client = partial(AsyncClient, addresses, token="", insecure=True)
         try:
             await process.start(deploying(client, contents, (), lambda line: None, PATIENCE_S))
@@ -272,34 +285,44 @@ class World(FaultyWorld):
         for asked in requests:
             await asyncio.sleep(asked.pause_s)
             lasting = {fault.kind for fault in self.lasting if fault.targets == (name,)}
-            task = process.start(self._ask(client, asked.case, HURRY_S if "hurry" in lasting else PATIENCE_S))
+            patience_s = HURRY_S if "hurry" in lasting else PATIENCE_S
+            task = process.start(self._ask(name, routers, client, asked.case, patience_s))
             if "leave" in lasting:
                 self.loop.call_later(LEAVE_S, task.cancel)
             outcomes.append(await task)
         return outcomes
 
-    async def _ask(self, client: AsyncClient, number: int, patience_s: float) -> RequestOutcome:
+    async def _ask(
+        self, name: str, routers: Sequence[str], client: AsyncClient, number: int, patience_s: float
+    ) -> RequestOutcome:
         case, text, status, said, replays = CASES[number], b"", "OK", "", 0
-        begin_s, passes = self.loop.now_s, self.passes
-        settings: dict[str, Any] = {"mode": case.mode, "seed": case.seed, "max_bytes": case.max_bytes}
-        settings |= SETTINGS.get(case.mode, {})
+        begin_s = self.loop.now_s
+        settings = {"mode": case.mode, "seed": case.seed, "max_bytes": case.max_bytes, **case.settings}
+        told = list[Any]()
         try:
-            async for item in client.stream(case.prompt, timeout_s=patience_s, **settings):
+            async for item in client.events(case.prompt, timeout_s=patience_s, **settings):
                 if isinstance(item, Result):
                     replays = item.replays
-                else:
+                    told += [item.prompt_tokens, item.output_tokens, item.effective_samples, item.divergence_bits]
+                elif isinstance(item, bytes):
                     text += item
+                elif isinstance(item, list):  # of a prompt the first token has no probability
+                    told += [(each.text, each.logprob) for each in item if not math.isnan(each.logprob)]
         except asyncio.CancelledError:
             status = "LEFT"
         except (RequestRefused, RouterError) as error:
             status, said = error.code.name, str(error)
-        took_s, passes = self.loop.now_s - begin_s, self.passes - passes
-        return RequestOutcome(number, status, text, begin_s - self.begin_s, took_s, patience_s, replays, passes, said)
-
-    @property
-    def passes(self) -> int:
-        """Passes that all hosts made."""
-        return sum(host.passes for host in self.all_hosts)
+        took_s = self.loop.now_s - begin_s
+        tries = [each for ring in self.all_rings for each in ring.tries.values()]
+        tries = [each for each in tries if each.client == name and each.begun_s >= begin_s]
+        if status == "OK":
+            answered = max(tries, key=lambda each: each.begun_s).router
+            own = [each for each in tries if each.router == answered]
+            self.whole_tries.append(max(own, key=lambda each: each.heard_s))
+            told += [score for each in own for score in each.scores.items()]
+        places = frozenset({name, *routers, *(host for each in tries for host in each.path)})
+        begun_s = begin_s - self.begin_s
+        return RequestOutcome(number, status, text, begun_s, took_s, patience_s, replays, places, frozenset(told), said)
 
 
 def _problem_of(link: HostLink) -> str:
@@ -312,83 +335,3 @@ async def _keep_ready(host: Host, service: StageService) -> None:
     while True:
         service.not_ready_reason = host.next_hosts.problem
         await asyncio.sleep(RETRY_S)
-
-
-@contextmanager
-def _quiet() -> Iterator[list[str]]:
-    """Log nothing in the block but errors, into the list: no fault of a schedule is one."""
-    said, root, level = list[str](), logging.getLogger(), logging.root.manager.disable
-    errors = logging.Handler(logging.ERROR)
-    errors.emit = lambda record: said.append(f"{record.getMessage()} {record.exc_info or ''}")  # type: ignore[method-assign]
-    root.addHandler(errors)
-    logging.disable(logging.WARNING)
-    try:
-        yield said
-    finally:
-        logging.disable(level)
-        root.removeHandler(errors)
-
-
-def run_schedule(weights: Weights, schedule: Schedule, first: TinyRelease | None = None) -> ScheduleRun:
-    """Run a schedule from its start to its end, in virtual time. Deterministic.
-
-    :param first: what is served; the first of the weights' releases, where none is given."""
-    with ExitStack() as stack:
-        said, loop = stack.enter_context(_quiet()), stack.enter_context(virtual_time())
-        directory: Path | None = None
-        if schedule.trains or schedule.deploy_at_s is not None:
-            directory = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="onesweep-disks-")))
-        world: World | TrainingWorld
-        if schedule.trains:
-            assert directory is not None
-            world = TrainingWorld(loop, weights.training, directory)
-            job = _train(world, schedule, said)
-        else:
-            world = World(loop, weights, first or weights.releases[0], directory)
-            job = _run(world, schedule, said)
-        connect: Any = partial(MemoryChannel, world.network)
-        before, channel.connect = channel.connect, connect
-        try:
-            return loop.run_until_complete(job)
-        except (RuntimeError, TimeoutError) as error:
-            return ScheduleRun([], [], 0, None, [f"it came to no end: {error!r}"], world.network.events, loop.now_s)
-        finally:
-            channel.connect = before
-            world.close()
-
-
-async def _train(world: TrainingWorld, schedule: Schedule, said: list[str]) -> ScheduleRun:
-    begin_s, problems = world.loop.now_s, await train(world, schedule)
-    problems += [*world.loop.problems, *said]
-    return ScheduleRun([], [], 0, None, problems, world.network.events, world.loop.now_s - begin_s)
-
-
-async def _run(world: World, schedule: Schedule, said: list[str]) -> ScheduleRun:
-    loop = world.loop
-    await world.open()
-    begin_s = world.begin_s = loop.now_s
-    for fault in schedule.faults:
-        loop.call_at(begin_s + fault.at_s, world.begin, fault)
-    clients = zip(CLIENT_NAMES, schedule.routers, schedule.requests, strict=False)
-    deployed = asyncio.ensure_future(_deployed(world, schedule.deploy_at_s))
-    found = await asyncio.gather(*(world.client(*each) for each in clients))
-    failure = await deployed
-    world.end_all()
-    left = await world.settled()
-    passes, taken_s = world.passes, loop.now_s - begin_s
-    await asyncio.sleep(QUIET_S)
-    await world.whole()
-    if failure is not None and (again := await world.deploy()):
-        left.append(f"it cannot be deployed once all is well: {again}; before: {failure}")
-    pairs = zip(ROUTER_NAMES, AFTER, strict=True)
-    after = [await world.client(f"after-{name}", [name], [asked]) for name, asked in pairs]
-    outcomes, later = ([each for of_client in some for each in of_client] for some in (found, after))
-    return ScheduleRun(outcomes, later, passes, failure, [*loop.problems, *said, *left], world.network.events, taken_s)
-
-
-async def _deployed(world: World, at_s: float | None) -> str | None:
-    """Deploy at that time; None where nothing is to be."""
-    if at_s is None:
-        return None
-    await asyncio.sleep(at_s)
-    return await world.deploy()

@@ -17,6 +17,7 @@ from stages.errors import CheckpointError, InputError
 Show = Callable[[str], object]
 OpenClient = Callable[[], AsyncClient]
 _Told = AsyncGenerator[router_pb2.DeployProgress, None]
+SWITCHED = "some routers may serve the release already: deploy it again"
 
 
 def read_release(checkpoint: Path) -> ReleaseManifest:
@@ -72,7 +73,10 @@ async def deploying(
         ready = [await _switch(show, *each) for each in begun]
         for *_, go in begun:
             go.set()
-        return [a if a.release else await _switch(show, *each) for a, each in zip(ready, begun, strict=True)][-1]
+        try:
+            return [a if a.release else await _switch(show, *each) for a, each in zip(ready, begun, strict=True)][-1]
+        except RouterError as error:
+            raise RouterError(f"{error}; {SWITCHED}", error.code) from None
 
 
 def roll_back(open_client: OpenClient, show: Show, timeout_s: float) -> router_pb2.Switch:

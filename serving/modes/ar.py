@@ -41,7 +41,8 @@ class ArMode(PipelineMode):
             # the last host's next is the first host, not the router: a byte costs H trips instead of H + 1
             await session.push(
                 stage_pb2.Read(
-                    prompt=request.given_tokens,
+                    # what was scored was read as if it were written, which rounds otherwise: other hosts read it so
+                    prompt=1 if request.score_prompt else request.given_tokens,
                     codec=request.codec,
                     sample=stage_pb2.Sample(
                         sampling=request.sampling, remaining=left, drafting=drafting if self.drafts else None

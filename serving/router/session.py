@@ -83,7 +83,7 @@ class Session:
         self._inbox: asyncio.Queue[tuple[Attempt, stage_pb2.Event]] = asyncio.Queue()
         self._blamed = set[str]()  # addresses of hosts that failed this session
         self._failed_on = dict[HostPath, float]()  # paths on which the work under way failed, and when
-        self._tries = 0
+        self._tries = self._nonsense = 0  # of the work under way; and those that ended in nonsense
         self._waiting_since = self._tried_at = 0.0
         # Hosts that had a part in what was delivered, on which path last.
         self._helpers = set[HostLink]()
@@ -119,7 +119,7 @@ class Session:
             self._text, self._drafts, self._start, self._kept = text, drafts, start, 0
             work.number, work.start, work.clean = self._number, start, self.vocabulary.cut(text, start) + drafts
         self._work, self._written, self._steps = work, b"", 0
-        self._failed_on, self._tries, self._waiting_since = {}, 0, monotonic()
+        self._failed_on, self._tries, self._nonsense, self._waiting_since = {}, 0, 0, monotonic()
         if self.ring.auditor.share:
             self._works.append(work)
         if self.attempts:
@@ -225,7 +225,7 @@ class Session:
                 self._reads.append(known - self._start)
                 self._start = known
             self._written, self._steps = self._written + event.text, self._steps + 1
-            self._failed_on, self._tries, self._waiting_since = {}, 0, monotonic()
+            self._failed_on, self._tries, self._nonsense, self._waiting_since = {}, 0, 0, monotonic()
 
     async def _next(self) -> tuple[Attempt, stage_pb2.Event] | None:
         """The next event; None when it is time for a second try."""
@@ -276,7 +276,8 @@ class Session:
         self._tries += 1
         self._failed_on.setdefault(attempt.path, monotonic())
         patient = monotonic() < min(self._failed_on.values()) + self.ring.settings.hop_timeout_s
-        if late or (refusal.code not in ELSEWHERE and self._tries >= NONSENSE_TRIES):
+        self._nonsense += refusal.code not in ELSEWHERE
+        if late or (refusal.code not in ELSEWHERE and self._nonsense >= NONSENSE_TRIES):
             raise refusal
         if not patient or refusal.code is _Code.RESOURCE_EXHAUSTED:
             # that nobody takes a hop is noticed when patience is over: a way that was not tried is tried all the same

@@ -4,21 +4,19 @@ from collections import Counter
 from itertools import pairwise
 from typing import Any
 
-import pytest
-
 from loadtest.faults.base import QUIET, Fault, make_schedule
 
 BED: Any = None  # a testbed: these kinds do nothing to it
 
 
-def kind(name: str, weight: int, length_s: tuple[float, float], *targets: str) -> Fault:
-    return Fault(name, length_s, lambda *_: lambda: None, lambda testbed: targets, weight)
+def kind(name: str, length_s: tuple[float, float], *targets: str) -> Fault:
+    return Fault(name, length_s, lambda *_: lambda: None, lambda testbed: targets)
 
 
 KINDS = [
-    kind("kill", 4, (2.0, 4.0), "a-1", "a-2", "b-1", "b-2"),
-    kind("cut", 2, (3.0, 6.0), "router - a-1", "a-1 - b-1"),
-    kind("router", 1, (0.5, 1.5), "router"),
+    kind("kill", (2.0, 4.0), "a-1", "a-2", "b-1", "b-2"),
+    kind("cut", (3.0, 6.0), "router - a-1", "a-1 - b-1"),
+    kind("router", (0.5, 1.5), "router"),
 ]
 
 
@@ -27,13 +25,9 @@ def test_a_seed_decides_everything() -> None:
     assert make_schedule(KINDS, BED, 600, 24, 7) != make_schedule(KINDS, BED, 600, 24, 8)
 
 
-@pytest.mark.parametrize("seed", range(20))
-def test_every_kind_comes_by_its_weight_and_every_target_has_its_turn(seed: int) -> None:
-    schedule = make_schedule(KINDS, BED, 600, 14, seed)
-    assert Counter(planned.kind for planned in schedule) == {"kill": 8, "cut": 4, "router": 2}
-    assert Counter(planned.target for planned in schedule if planned.kind == "kill") == dict.fromkeys(
-        KINDS[0].targets(BED), 2
-    )
+def test_all_kinds_come_equally_often() -> None:
+    drawn = Counter(planned.kind for planned in make_schedule(KINDS, BED, 600, 14, 1))
+    assert drawn == {"kill": 5, "cut": 5, "router": 4}
 
 
 def test_one_fault_a_turn() -> None:

@@ -13,6 +13,8 @@ import pytest
 from loadtest.simulation import search as searching
 from loadtest.simulation.loop import BEGIN_S, Process, virtual_time
 from loadtest.simulation.schedule import (
+    ALONE_AT,
+    ALONE_EVERY,
     COORDINATOR,
     HOSTS,
     KINDS,
@@ -22,11 +24,13 @@ from loadtest.simulation.schedule import (
     Schedule,
     make_schedule,
 )
-from loadtest.simulation.search import fate_of, fewest, search, trouble_of
+from loadtest.simulation.search import Weights, fate_of, fewest, run_schedule, search, trouble_of
 from loadtest.simulation.training import BreakableStore
-from loadtest.simulation.world import CASES, PATIENCE_S, RequestOutcome, Weights, run_schedule
+from loadtest.simulation.world import CASES, PATIENCE_S, RequestOutcome
+from serving.router.paths import Suspects
 from serving.router.session import Session
 from stages.clock import monotonic
+from stages.host.sessions import SessionStore
 
 SCHEDULES = 12
 EACH_ONCE = (tuple(Asked(case, 0.0) for case in range(0, len(CASES), 3)),)
@@ -85,16 +89,12 @@ def test_a_seed_decides_a_schedule_that_leaves_a_way_through() -> None:
         kinds.update(fault.kind for fault in schedule.faults)
         if schedule.trains:
             continue
-        killed = {fault.targets[0] for fault in schedule.faults if fault.kind in ("kill", "freeze")}
+        gone = [fault for fault in schedule.faults if fault.kind in ("kill", "replace", "freeze")]
+        killed = {fault.targets[0] for fault in gone}
         assert not killed & {name for known in schedule.routers if len(known) == 1 for name in known}
-        assert all({f"{stage}-1", f"{stage}-2"} - killed for stage in "abc")
+        is_alone = seed % ALONE_EVERY == ALONE_AT  # a stage has one host, which only stands still
+        assert is_alone or all({f"{stage}-1", f"{stage}-2"} - killed for stage in "abc")
     assert kinds.keys() == KINDS.keys()
-
-
-@pytest.mark.parametrize("seed", [43, 679])
-def test_seeds_that_failed_once(weights: Weights, seed: int) -> None:
-    """43: a reset between a client and its only router; 679: a quicker link brought all at one moment, in any order."""
-    assert trouble(weights, make_schedule(seed, len(CASES))) == ()
 
 
 def test_the_same_seed_gives_the_same_events(weights: Weights) -> None:
@@ -110,13 +110,15 @@ def test_the_same_seed_gives_the_same_events(weights: Weights) -> None:
 @pytest.mark.parametrize(
     "faults",
     [
-        [PlannedFault("kill", ("b-1",), 0.1, 60.0), PlannedFault("kill", ("b-2",), 0.9, 0.5)],
+        [PlannedFault("kill", ("b-1",), 0.6, 60.0), PlannedFault("kill", ("b-2",), 0.9, 0.5)],
         [PlannedFault("freeze", ("a-1",), 0.1, 6.0), PlannedFault("freeze", ("c-1",), 0.2, 6.0)],
         [PlannedFault("cut", ("a-1", "b-1"), 0.1, 20.0), PlannedFault("cut", ("router-1", "c-1"), 0.2, 20.0)],
         [PlannedFault("freeze", ("router-1",), 0.1, 30.0), PlannedFault("kill", ("a-1",), 0.2, 1.0)],
         [PlannedFault("reset", (one, other), 0.4, 0.0) for one in ROUTER_NAMES for other in HOSTS],
         [PlannedFault("freeze", ("a-1",), 0.1, 6.0), PlannedFault("kill", ("a-1",), 0.5, 0.1)],
-        [PlannedFault("slow", ("b-1",), 0.0, 60.0), PlannedFault("one-way", ("c-1", "router-1"), 0.5, 9.0)],
+        [PlannedFault("slow", ("b-1",), 0.0, 60.0, 50.0), PlannedFault("one-way", ("c-1", "router-1"), 0.5, 9.0)],
+        [PlannedFault("freeze", ("b-1",), 1.0, 2.3), PlannedFault("broken", ("a-2",), 0.0, 60.0)],
+        [PlannedFault("kill", ("b-1",), 5.4, 9.0)],
     ],
     ids=[
         "both replicas",
@@ -126,6 +128,8 @@ def test_the_same_seed_gives_the_same_events(weights: Weights) -> None:
         "all is reset",
         "dead while it stands still",
         "results get lost",
+        "a host is lost, and another computes nothing",
+        "a scored prompt is read again",
     ],
 )
 def test_what_users_are_promised(weights: Weights, faults: list[PlannedFault]) -> None:
@@ -177,9 +181,11 @@ def test_a_training_whose_updates_are_taken_before_they_are_stored_is_found(
         ({"text": b"", "status": "DEADLINE_EXCEEDED", "took_s": PATIENCE_S}, "hurried"),
         ({"text": b"", "status": "DEADLINE_EXCEEDED", "took_s": 1.0}, "lost"),
         ({"took_s": PATIENCE_S + 1.0}, "late"),
-        ({"took_s": 1.7}, "right"),
-        ({"took_s": 1.8}, "slow"),
-        ({"begun_s": 7.0, "took_s": 1.2}, "slow"),
+        ({"took_s": 1.8}, "right"),
+        ({"took_s": 2.0}, "slow"),
+        ({"took_s": 1.8, "places": frozenset({"b-2"})}, "slow"),
+        ({"begun_s": 7.0, "took_s": 1.4}, "slow"),
+        ({"told": frozenset({0.5})}, "wrong"),
         ({"replays": 2}, "right"),
         ({"replays": 3}, "moved"),
         ({"begun_s": 7.0, "replays": 1}, "moved"),
@@ -189,9 +195,9 @@ def test_a_training_whose_updates_are_taken_before_they_are_stored_is_found(
 )
 def test_fates(changes: dict[str, Any], fate: str) -> None:
     """Host b-1 died after 0.5 s, for 5 s; a release that says something else was deployed meanwhile."""
-    outcome = RequestOutcome(0, "OK", b"calm sea", 0.0, 1.0, PATIENCE_S, 0, 8)
+    outcome = RequestOutcome(0, "OK", b"calm sea", 0.0, 1.0, PATIENCE_S, 0, frozenset({"b-1"}))
     answers = (outcome, replace(outcome, text=b"rough"))
-    assert fate_of(replace(outcome, **changes), answers, [PlannedFault("kill", ("b-1",), 0.5, 5.0)]) == fate
+    assert fate_of(replace(outcome, **changes), answers, faulty(PlannedFault("kill", ("b-1",), 0.5, 5.0))) == fate
 
 
 def test_a_deployment_is_whole_or_not_at_all(weights: Weights) -> None:
@@ -220,6 +226,27 @@ def test_a_planted_fault_is_found_and_shrunk(weights: Weights, monkeypatch: pyte
     monkeypatch.setattr(Session, "_replay", forgetful)
     assert trouble(weights, schedule)
     assert fewest(weights, schedule).faults == (kill,)
+
+
+@pytest.mark.parametrize(
+    ("where", "name", "instead", "found"),
+    [
+        (Suspects, "add", lambda *_: None, "takes a link that lost work a moment ago"),
+        (
+            Session,
+            "_blame",
+            lambda self, attempt, _: self._blamed.update(e.entry.address for e in attempt.path),
+            "avoids",
+        ),
+        (SessionStore, "release", lambda *_: False, "keeps a session that it said is over"),
+    ],
+)
+def test_what_must_hold_of_every_try(
+    weights: Weights, monkeypatch: pytest.MonkeyPatch, where: Any, name: str, instead: Any, found: str
+) -> None:
+    schedule = faulty(PlannedFault("full", ("c-1",), 0.0, 9.0))
+    monkeypatch.setattr(where, name, instead)
+    assert found in " ".join(trouble(weights, schedule))
 
 
 def test_the_report_names_the_seed_that_fails(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -225,6 +225,20 @@ async def test_an_audits_time_is_not_the_hosts() -> None:
 # How long a result is waited for
 
 
+async def test_what_is_slow_and_has_no_other_way_is_waited_for() -> None:
+    """However often it is looked at: no try is made, and none is counted."""
+    ring = RecordingRing()
+    ring.hedging.wait_s = lambda kind, left_s: 0.0  # type: ignore[method-assign]
+    session = opened(ring)
+    await session.push(step(remaining=1), b"a")
+    waiting = asyncio.create_task(session.event())
+    while len(ring.avoided) < 1100:  # pauses that grow with each try would be too long for a number
+        await asyncio.sleep(0)
+    deliver(session.attempts[0], stage_pb2.Event(text=b"b"))
+    await waiting
+    assert (len(session.attempts), session.account.replays, session._tries) == (1, 0, 0)
+
+
 def taught(times_s: list[float]) -> Hedging:
     patience = Hedging()
     for time_s in times_s:

@@ -1,0 +1,233 @@
+"""The real parts of hosts and routers, as schedules have them: tiny models, virtual time, rules for every try."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from loadtest.simulation.loop import CALLER
+from serving.router.active_release import RouterParts
+from serving.router.paths import SUSPECT_S, Attempt, HostLink, HostPath
+from serving.router.ring import Ring
+from serving.router.session import Session
+from stages.backends import Backend
+from stages.checkpoint.checkpoint import save_ar, save_part, write_manifest
+from stages.checkpoint.gate import PROBE_TEXT
+from stages.checkpoint.manifest import Manifest
+from stages.checkpoint.release_store import ReleaseManifest, read_release_manifest
+from stages.clock import monotonic
+from stages.host.drafter import Drafter
+from stages.host.host import Host
+from stages.host.loading import Loader
+from stages.host.next_hosts import Subscribers
+from stages.host.parts import HostPlan, Parts, load_parts, plan_host
+from stages.model.architecture import Architecture
+from stages.model.block import Block, Codes
+from stages.model.partition import NoisePartition
+from stages.model.pipeline import ArModel
+from stages.v1 import stage_pb2
+from stages.wire.status import StatusError, internal
+
+PASS_S, LOAD_S = 0.002, 0.3  # virtual time of a pass, and in which a host reads a release
+ARCHITECTURE = Architecture(parts=3, layers=1, width=32, heads=2, context_length=512, code_dim=32, condition_dim=16)
+
+
+@dataclass(frozen=True)
+class TinyRelease:
+    """A tiny model with random weights: its files, and what hosts and routers have of it in memory."""
+
+    contents: ReleaseManifest
+    directory: Path
+    backend: Backend
+    parts: Sequence[Parts]  # of each host of a ring
+    router: RouterParts
+
+    @classmethod
+    def made(cls, directory: Path, seed: int) -> TinyRelease:
+        """:param directory: for its files."""
+        a, generator = ARCHITECTURE, torch.Generator().manual_seed(seed)
+        codes, partition = Codes(0, a.code_dim), NoisePartition("uniform", (8.0, 1.5, 0.6, 0.2))
+        write_manifest(directory / "chain", Manifest("chain", a, (None,) * a.parts, codes, partition, PROBE_TEXT))
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(seed)
+            for index in range(a.parts):
+                save_part(directory / "chain", _shaken(Block(a, index, codes), generator))
+            for name, parts in (("ar", a.parts), ("local", 1)):
+                model = _shaken(ArModel(replace(a, parts=parts)), generator)
+                manifest = Manifest("ar", model.architecture, (None,) * parts, probe_text=PROBE_TEXT)
+                write_manifest(directory / name, manifest)
+                save_ar(directory / name, model)
+        backend = Backend()
+        parts_of = [load_parts(plan_host(directory, (block,)), backend) for block in range(a.parts)]
+        contents, router = read_release_manifest(directory), RouterParts.read(directory)
+        return cls(contents, directory, backend, parts_of, router)
+
+    def held_by(self, plan: HostPlan) -> Parts:
+        """The parts that a host with this plan holds, with a drafter of its own."""
+        parts = self.parts[plan.blocks[0]]
+        if (drafter := parts.ar_drafter) is not None:  # it learns how long its drafts should be
+            parts = replace(parts, ar_drafter=Drafter(drafter.vocabulary, drafter.model))
+        return parts
+
+
+class VirtualLoader(Loader):
+    """A loader that takes what is in memory already, in a fixed virtual time."""
+
+    known: Sequence[TinyRelease] = ()
+    on_load: Callable[[], None]
+
+    async def _load_beside(self, plan: HostPlan) -> Parts:
+        self.on_load()
+        await asyncio.sleep(LOAD_S)
+        return held(self.known, plan)
+
+
+def held(known: Sequence[TinyRelease], plan: HostPlan) -> Parts:
+    """The parts that a host with this plan holds, of whichever release it is."""
+    return next(each for each in known if each.parts[plan.blocks[0]].plan.weights == plan.weights).held_by(plan)
+
+
+def _shaken(module: Any, generator: torch.Generator) -> Any:  # noqa: ANN401 - a Block or an ArModel
+    """Weights so large that every byte of the context shows in the output."""
+    with torch.no_grad():
+        for parameter in module.parameters():
+            parameter.add_(0.2 * torch.randn(parameter.shape, generator=generator))
+    return module.eval()
+
+
+class SimulatedHost(Host):
+    """A host whose passes take a fixed virtual time, on the event loop."""
+
+    pass_s, is_broken = PASS_S, False
+    problems: list[str]
+    _has_pass = False
+
+    def _go(self) -> None:
+        if not self._has_pass and len(self.scheduler):
+            self._has_pass = True
+            asyncio.get_running_loop().call_later(self.pass_s, self._pass)
+
+    def _pass(self) -> None:
+        self._has_pass = False
+        ended = self.scheduler.turn()
+        for job in ended if self.is_broken else ():
+            job.result = internal("a hop failed")
+        self._finish(ended)
+        self._go()
+
+    def _fault(self, hop: stage_pb2.Hop, refusal: StatusError, lost: str = "") -> None:
+        super()._fault(hop, refusal, lost)
+        if hop.session in self.sessions.sessions:
+            self.problems.append(f"{self.settings.name} keeps a session that it said is over")
+
+
+class EchoingSubscribers(Subscribers):
+    """The routers that listen on a host, which may send them everything more than once."""
+
+    times = 1
+
+    def publish(self, router: str, event: stage_pb2.Event) -> None:
+        for _ in range(self.times):
+            super().publish(router, event)
+
+
+Pair = tuple[str, str]  # addresses: one host, and the one after it
+
+
+@dataclass(eq=False)
+class Try:
+    """One try of a request, on the hosts of one path."""
+
+    session: Session
+    client: str
+    router: str
+    path: tuple[str, ...]
+    begun_s: float
+    heard_s: float = 0.0  # when its last result came
+    number: int = -1  # of that result
+    scores: dict[tuple[int, int], bytes] = field(default_factory=dict)  # by result and batch
+    beyond: int = 0  # results and faults after its end, of steps after that one
+
+
+class WatchedRing(Ring):
+    """A ring that notes every try, and says what is wrong with one.
+
+    No host is avoided that no fault has hit. A request has two tries at a time at most, and one that is moved because
+    a host was silent goes elsewhere. A link that lost work a moment ago is taken only beside another try, or where
+    there is no other way.
+    """
+
+    def __init__(self, place: str, hit: Collection[str], problems: list[str], **how: Any) -> None:  # noqa: ANN401
+        """:param place: the router's name. :param hit: what faults have hit so far. :param problems: is added to."""
+        super().__init__(**how)
+        self.place, self.hit, self.problems = place, hit, problems
+        self.tries = dict[str, Try]()  # by the session's name on the hosts
+        self._lost_until = dict[Pair, float]()
+        self._unread = dict[Session, dict[Pair, float]]()  # the same, until the session has read of it
+        self._is_silent = False  # the router leaves a host that says nothing
+        self._left = dict[Session, HostPath]()  # the path that a request left because a host on it was silent
+
+    def begin(self, path: HostPath, receive: Callable[[Attempt, stage_pb2.Event], object]) -> Attempt:
+        session: Session = receive.__self__  # type: ignore[attr-defined]
+        self._check(session, path)
+
+        def heard(attempt: Attempt, event: stage_pb2.Event) -> None:
+            if self._is_silent:
+                self._left[session] = path
+            elif event.fault.lost:
+                source = next((link.entry.address for link in path if link.entry.name == event.fault.host), "")
+                self._unread.setdefault(session, {})[source, event.fault.lost] = monotonic() + SUSPECT_S
+            receive(attempt, event)
+
+        attempt = super().begin(path, heard)
+        names = tuple(link.entry.name for link in path)
+        self.tries[attempt.name] = Try(session, CALLER.get(), self.place, names, monotonic())
+        return attempt
+
+    def end(self, attempt: Attempt) -> None:
+        super().end(attempt)
+        self._check_blame(self.tries[attempt.name].session)
+
+    def _check_blame(self, session: Session) -> None:
+        avoided = {link.entry.name for link in self.links if link.entry.address in session._blamed}
+        if self.place not in self.hit and (innocent := avoided - set(self.hit)):
+            self.problems.append(f"{self.place} avoids {', '.join(sorted(innocent))}, which no fault has hit")
+
+    def _check(self, session: Session, path: HostPath) -> None:
+        self._check_blame(session)
+        names = " - ".join(link.entry.name for link in path)
+        if len(session.attempts) > 1:
+            self.problems.append(f"{self.place} begins a third try at once, on {names}")
+        if self._left.pop(session, ()) == path:
+            self.problems.append(f"{self.place} moves a request from silent hosts to the same ones, {names}")
+        self._lost_until |= self._unread.pop(session, {})
+        if not session.attempts and (bad := self._suspicious(path)):
+            other = self.choose(session.weights, {*session._blamed, *(target for _, target in bad)})
+            addresses = {link.entry.address for link in other or path}
+            if not addresses & {target for _, target in bad} and not addresses & session._blamed:
+                self.problems.append(f"{self.place} takes a link that lost work a moment ago, on {names}")
+
+    def _suspicious(self, path: HostPath) -> list[Pair]:
+        addresses = [link.entry.address for link in path]
+        pairs = zip(addresses, addresses[1:] + addresses[:1], strict=True)
+        return [pair for pair in pairs if self._lost_until.get(pair, 0.0) > monotonic()]
+
+    def _deliver(self, event: stage_pb2.Event) -> None:
+        seen = self.tries.get(event.session)
+        if seen is not None and event.session not in self._attempts:
+            seen.beyond += event.number > seen.number
+        elif seen is not None and not event.HasField("fault"):
+            seen.number, seen.heard_s = max(seen.number, event.number), monotonic()
+            if event.scores.nats:
+                seen.scores[event.number, event.scores.batch] = event.scores.nats
+        super()._deliver(event)
+
+    def _lose(self, link: HostLink, reason: str, is_gone: bool = True) -> None:
+        self._is_silent = not is_gone
+        super()._lose(link, reason, is_gone)
+        self._is_silent = False
