@@ -5,11 +5,12 @@ Times are seconds of the machine's monotonic clock.
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import threading
 import time
 from collections import Counter
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from dataclasses import asdict, dataclass, field
@@ -17,16 +18,15 @@ from enum import StrEnum
 from typing import Any
 
 from loadtest.commands import BenchReport
-from loadtest.faults.base import (
-    POLL_S,
-    FaultRecord,
+from loadtest.faults.serving_testbed import (
+    FAULTS,
+    MOST_HOSTS,
     Planned,
-    Say,
-    inflict,
+    ServingTestbed,
     make_schedule,
-    select,
+    open_serving_testbed,
+    targets_of,
 )
-from loadtest.faults.serving_testbed import MOST_HOSTS, SERVING_FAULTS, ServingTestbed, open_serving_testbed
 from loadtest.faults.settings import ChaosSettings
 from loadtest.report.record import settings_record
 from loadtest.workload.caller import COMMAND, Access, Caller, RouterState
@@ -36,7 +36,8 @@ from stages.checkpoint.shipped import SHIPPED
 from stages.errors import ServiceError
 from stages.host.parts import plan_host
 
-FAULTS_A_MINUTE = 2.4
+Say = Callable[[str], None]
+POLL_S = 0.1
 SOUND_S = 60.0  # how long the next fault waits for the deployment to be whole again
 NOTICED_S = 1.5  # after a fault's end: its effects are known to the router by then
 OK = "OK"
@@ -164,6 +165,16 @@ class Clients:
         return Answer(number, begin_s, time.monotonic(), status, outputs, failures, replays)
 
 
+@dataclass(frozen=True)
+class FaultRecord:
+    """A fault that was done. Times are seconds of the monotonic clock."""
+
+    kind: str
+    target: str
+    begin_s: float
+    end_s: float
+
+
 @dataclass(frozen=True, kw_only=True)
 class ChaosResult:
     """A run's answers, faults and processes. Times are seconds of the monotonic clock."""
@@ -174,7 +185,6 @@ class ChaosResult:
     answers: list[Answer]
     faults: list[FaultRecord]
     last_state: RouterState  # when every request had ended
-    left_out: tuple[str, ...]  # what this run cannot have, and why
     ended: dict[str, str]  # processes that had ended without a fault's doing, and their last words
     begin_s: float
     end_s: float
@@ -182,12 +192,6 @@ class ChaosResult:
     @property
     def seconds(self) -> float:
         return self.end_s - self.begin_s
-
-    @property
-    def remarks(self) -> list[str]:
-        """A sentence for whatever was left out, and for each process that had ended."""
-        left_out = [f"left out: {reason}" for reason in self.left_out]
-        return left_out + [f"{name} had ended: {last}" for name, last in self.ended.items()]
 
     def times_of(self, fault: FaultRecord) -> dict[str, Any]:
         """A fault with its times since the run began."""
@@ -208,17 +212,13 @@ def chaos(settings: ChaosSettings, say: Say) -> ChaosResult:
     """Raises OnesweepError when there is no deployment, or no text to compare with."""
     checkpoint = (settings.checkpoint or SHIPPED).resolve()
     plan_host(checkpoint, (0,))  # what can be refused before anything is started
-    selection = select(SERVING_FAULTS, settings, FAULTS_A_MINUTE)
     check_links(settings.profile, MOST_HOSTS, settings.profiles)
     with open_serving_testbed(settings, checkpoint) as testbed:
         facts = testbed.opened.caller.facts()
         cases = seeded_requests(facts.modes, settings.seed, facts.context_length)
         if not cases:
             raise ServiceError("nothing here writes text: give --checkpoint a bundle that does")
-        faulty_s = settings.seconds - settings.warm_up_s
-        schedule = make_schedule(
-            selection.able, testbed, faulty_s, selection.count, settings.seed, settings.length_scale
-        )
+        schedule = make_schedule(targets_of(testbed, settings), settings)
         say(f"the texts of {len(cases)} requests, before anything happens ...")
         texts = _texts(testbed, cases)
         say(f"{settings.requests_at_once} requests at once for {settings.minutes:g} min, {len(schedule)} faults ...")
@@ -237,7 +237,6 @@ def chaos(settings: ChaosSettings, say: Say) -> ChaosResult:
             last_state=last_state,
             begin_s=begin_s,
             end_s=end_s,
-            left_out=tuple(selection.left_out),
             ended=testbed.deployment.ended() | ended,
         )
 
@@ -274,9 +273,16 @@ def _go_through(
         clients.wait_sound()
         ended = testbed.deployment.ended() | ended
         say(f"  {time.monotonic() - begin_s:6.1f} s  {planned.kind} {planned.target}, {planned.length_s:.1f} s")
-        fault = SERVING_FAULTS[planned.kind]
-        tick = lambda: clients.wait(time.monotonic() + POLL_S)  # noqa: E731 - shorter than a function here
-        done.append(inflict(fault, testbed, planned.target, planned.length_s, tick))
+        # One at a time: with two hosts for each block, two at once may leave no way through, and then a request that
+        # fails is right to fail.
+        fault_s = time.monotonic()
+        end = FAULTS[planned.kind].begin(testbed, planned.target)
+        try:
+            clients.wait(fault_s + planned.length_s)
+        finally:
+            with contextlib.suppress(ProcessLookupError):  # it may have ended by itself
+                end()
+        done.append(FaultRecord(planned.kind, planned.target, fault_s, time.monotonic()))
     return done, ended
 
 
@@ -306,7 +312,7 @@ def verdict(result: ChaosResult) -> list[str]:
         f"{', '.join(f'{result.fates[fate]} {fate}' for fate in Fate)}; "
         f"{sum(each.replays for each in result.answers)} replays on other hosts, "
         f"{sum(len(each.failures) for each in result.answers)} calls that failed",
-        *result.remarks,
+        *(f"{name} had ended: {last}" for name, last in result.ended.items()),
         *(f"not usable at the end: {name}: {problem}" for name, problem in result.last_state.problems.items()),
     ]
     if sessions := result.last_state.sessions:

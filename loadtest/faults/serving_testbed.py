@@ -1,8 +1,9 @@
-"""A deployment to break, with every block on two hosts, in a lab or on loopback; and the faults it knows."""
+"""A deployment to break, with every block on two hosts behind two routers; the faults it knows, and when each comes."""
 
 import contextlib
+import random
 import signal
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from operator import attrgetter
@@ -10,10 +11,9 @@ from pathlib import Path
 
 import psutil
 
-from loadtest.faults.base import End, Fault, no_link
 from loadtest.faults.settings import ChaosSettings
 from loadtest.lab.profile import ROUTER
-from loadtest.workload.testbed import Testbed, deployed, open_network
+from loadtest.workload.testbed import LOOPBACK, Testbed, deployed, open_network
 from serving.cli.deployment import Deployment
 from serving.router.topology import HostEntry, Topology
 from stages.host.parts import plan_host
@@ -21,6 +21,7 @@ from stages.host.parts import plan_host
 REPLICAS = 2
 LETTERS = "ab"
 MOST_HOSTS = REPLICAS * len(LETTERS)
+End = Callable[[], object]  # of a fault
 
 
 @dataclass
@@ -94,22 +95,64 @@ def open_serving_testbed(settings: ChaosSettings, checkpoint: Path) -> Iterator[
         addresses = [network.address(node) for node in network.nodes]
         topology = replicated(checkpoint, addresses[1:], addresses[0])
         host, port = addresses[0].rpartition(":")[0], network.first_port + MOST_HOSTS + 1
-        second = f"{host}:{port}" if settings.routers > 1 else None
-        with deployed(network, checkpoint, topology, second=second) as opened:
+        with deployed(network, checkpoint, topology, second=f"{host}:{port}") as opened:
             assert opened.deployment is not None
             yield ServingTestbed(opened, opened.deployment)
 
 
-_Bed = ServingTestbed
-_HOSTS, _LINKS, _ROUTERS = attrgetter("hosts"), attrgetter("links"), attrgetter("routers")
+@dataclass(frozen=True)
+class Fault:
+    """A kind of fault, done to a testbed: it begins, lasts, and ends."""
 
-_ALL: tuple[Fault, ...] = (
-    Fault("kill", (2.0, 4.0), _Bed.kill, _HOSTS),
+    length_s: tuple[float, float]  # shortest and longest
+    begin: Callable[[ServingTestbed, str], End]
+    targets: Callable[[ServingTestbed], Sequence[str]]  # names of what it can be done to
+
+
+_Bed, _HOSTS, _ROUTERS = ServingTestbed, attrgetter("hosts"), attrgetter("routers")
+FAULTS: Mapping[str, Fault] = {
+    "kill": Fault((2.0, 4.0), _Bed.kill, _HOSTS),
     # connections stay open, and no answer comes
-    Fault("freeze", (2.0, 5.0), _Bed.freeze, _HOSTS),
-    Fault("cut", (3.0, 6.0), _Bed.cut, _LINKS, absent=no_link),
-    # every request is cut off, and clients call again
-    Fault("router", (0.5, 1.5), _Bed.kill, _ROUTERS),
-    Fault("frozen-router", (2.0, 5.0), _Bed.freeze, _ROUTERS),
-)
-SERVING_FAULTS: Mapping[str, Fault] = {fault.name: fault for fault in _ALL}
+    "freeze": Fault((2.0, 5.0), _Bed.freeze, _HOSTS),
+    "cut": Fault((3.0, 6.0), _Bed.cut, attrgetter("links")),
+    "router": Fault((0.5, 1.5), _Bed.kill, _ROUTERS),
+    "frozen-router": Fault((2.0, 5.0), _Bed.freeze, _ROUTERS),
+}
+FAULTS_A_MINUTE = 2.4
+QUIET = 0.2  # share of a turn within which its fault begins
+
+
+@dataclass(frozen=True)
+class Planned:
+    """One fault that is to come."""
+
+    at_s: float  # since the run began
+    kind: str
+    target: str
+    length_s: float
+
+
+def make_schedule(targets: Mapping[str, Sequence[str]], settings: ChaosSettings) -> list[Planned]:
+    """Faults, one in each equal turn of the time, drawn from a seed: every kind equally often, its targets in turns.
+
+    :param targets: names by kind of fault.
+    """
+    chance = random.Random(settings.seed)
+    drawn = [*targets] * max(1, round(settings.minutes * FAULTS_A_MINUTE / len(targets)))
+    chance.shuffle(drawn)
+    orders = {name: chance.sample(each, len(each)) for name, each in targets.items()}
+    turn_s = (settings.seconds - settings.warm_up_s) / len(drawn)
+    plan = []
+    for i, name in enumerate(drawn):
+        orders[name].append(target := orders[name].pop(0))
+        length_s = round(settings.length_scale * chance.uniform(*FAULTS[name].length_s), 2)
+        # early in its turn, so that there is time to recover before the next one
+        plan.append(Planned(round((i + chance.uniform(0, QUIET)) * turn_s, 2), name, target, length_s))
+    return plan
+
+
+def targets_of(testbed: ServingTestbed, settings: ChaosSettings) -> dict[str, Sequence[str]]:
+    """What each kind of fault can be done to: loopback has no link to cut."""
+    return {
+        name: fault.targets(testbed) for name, fault in FAULTS.items() if (name, settings.profile) != ("cut", LOOPBACK)
+    }

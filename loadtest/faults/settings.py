@@ -18,17 +18,10 @@ class ChaosSettings:
     )
     profiles: Path | None = setting(None, "file with more profiles")
     seed: int = setting(0, "Seed for the fault schedule and the prompts", metavar="S", least=0, most=(1 << 32) - 1)
-    faults: tuple[str, ...] | None = setting(
-        None, "Kinds, such as kill,freeze", shown="all that can be done", metavar="F[,F]"
-    )
-    count: int | None = setting(
-        None, "Number of faults", shown="some each minute, each kind at least once", metavar="N", above=0, most=10_000
-    )
     length_scale: float = 1.0  # of every fault's length: below 1 a test takes less time
     checkpoint: Path | None = setting(None, "Bundle to serve", shown="the shipped weights", metavar="DIR")
-    requests_at_once: int = setting(4, "Requests under way at any time", above=0, most=1000)
+    requests_at_once: int = 4
     patience_s: float = 60.0  # after which a client gives a request up
-    routers: int = setting(1, "Routers in front of the hosts; clients of two continue at the other", least=1, most=2)
     warm_up_s: float = 5.0  # of load before the first fault
     simulate: bool = setting(False, "A tiny model in virtual time: schedules of faults, drawn from --seed and after")
     schedules: int = setting(1000, "With --simulate: how many", least=1, most=10_000_000)

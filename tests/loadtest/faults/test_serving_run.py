@@ -5,13 +5,13 @@ from pathlib import Path
 
 import pytest
 
-from loadtest.faults.base import FaultRecord
 from loadtest.faults.serving_run import (
     LATE,
     OK,
     Answer,
     ChaosResult,
     Fate,
+    FaultRecord,
     SeededRequest,
     chaos,
     serving_report,
@@ -28,7 +28,7 @@ GOOD = Answer(0, 10.0, 12.0, OK, [TEXT])
 AGAIN = replace(GOOD, outputs=[TEXT[:4], TEXT], failures=["UNAVAILABLE: gone"])
 KILL = FaultRecord("kill", "a-1", 10.6, 14.0)
 RESULT = ChaosResult(
-    settings=ChaosSettings(profile=LOOPBACK, minutes=1.0, requests_at_once=2, faults=()),
+    settings=ChaosSettings(profile=LOOPBACK, minutes=1.0),
     cases=(SeededRequest("ar", "The", 3),),
     texts=[TEXT],
     answers=[GOOD, AGAIN],
@@ -36,7 +36,6 @@ RESULT = ChaosResult(
     last_state=RouterState(20.0, {}),
     begin_s=5.0,
     end_s=20.0,
-    left_out=(),
     ended={},
 )
 
@@ -93,10 +92,8 @@ def test_faults_cost_no_text(bundles: Path) -> None:
         length_scale=0.25,
         warm_up_s=1.0,
         requests_at_once=2,
-        routers=2,
         seed=1,
         patience_s=120.0,
-        faults=kinds,
     )
     result = chaos(settings, lambda words: None)
     assert sorted(fault.kind for fault in result.faults) == sorted(kinds)
