@@ -136,8 +136,8 @@ MEASUREMENTS: dict[str, Measurement] = {
     "quality": Measurement("onesweep bench quality --prompts $TEXT --count 60", _quality),
     "chaos": Measurement("onesweep bench chaos --minutes 5", _chaos),
     "load": Measurement(
-        "onesweep bench loadtest --find-knee --mode sweep,ar-speculative --profile links-60 --bytes 64 --seconds 8"
-        " --users 64",
+        "onesweep bench loadtest --mode sweep,ar-speculative --profile links-60 --bytes 64 --seconds 8"
+        " --users 1,2,4,8,16,32,64",
         _load,
     ),
     "pretrained": Measurement(

@@ -103,20 +103,14 @@ class LoadSettings:
     """Settings of `bench loadtest`."""
 
     target: TestbedSettings = field(default_factory=TestbedSettings)
-    mode: str = setting("sweep", "mode, more than one with --find-knee", metavar="M[,M]")
-    users: int = setting(
-        8, "users; with --find-knee the most that are tried", metavar="U", shown="8; 256", least=1, most=MOST
-    )
+    modes: tuple[str, ...] = setting(("sweep",), "a run of each", name="--mode", metavar="M[,M]")
+    users: tuple[int, ...] = setting((8,), "users of a run; a run of each number", metavar="U[,U]", least=1, most=MOST)
     seconds: float = setting(30.0, "length of the measurement", metavar="S", above=0, most=MOST)
     max_bytes: int = setting(128, "bytes to generate", name="--bytes", least=1, most=MOST)
     first_seed: int = setting(0, "first seed", name="--seed", metavar="S", least=0, most=MOST_SEED)
     cases: int = setting(64, "distinct texts that users request", name="--texts", least=1, most=MOST)
     warm_up_s: float = 3.0  # under load before the measurement
     timeout_s: float = 60.0  # deadline of a request
-    find_knee: bool = setting(False, "1, 2, 4, 8 ... users until latency gives way")
-    over_knee: float | None = setting(
-        None, "find the knee, then this many times its users", metavar="X", shown="no", above=1, most=1000
-    )
     html: Path | None = setting(None, "write locust's own report there, too")
 
     def plan(self, access: Access, cases: tuple[SeededPrompt, ...], mode: str, users: int) -> LoadPlan:

@@ -6,8 +6,9 @@ import contextlib
 import sys
 import tempfile
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass
+from itertools import pairwise
 from typing import IO, Any
 
 from loadtest.lab.lab import Child
@@ -28,10 +29,6 @@ class LoadResult:
     figures: LoadFigures
     wrong: str = ""  # the first wrong text beside the right one
     interrupted: bool = False
-
-    def goodput(self, knee: LoadResult) -> float:
-        """Right answers a second, in those of the knee."""
-        return self.figures.throughput_rps / knee.figures.throughput_rps
 
 
 def run_load(settings: LoadSettings, texts: Texts, mode: str, users: int) -> LoadResult:
@@ -117,66 +114,6 @@ def start_generator(target: Testbed, plan: LoadPlan) -> Iterator[Generator]:
             generator.end(END_S)
 
 
-# Over the knee, p95 is more than DOUBLED times that of one user, or twice the users bring less than GROWTH times the
-# throughput.
-DOUBLED, GROWTH = 2.0, 1.05
-
-
-@dataclass(frozen=True)
-class Climb:
-    """One mode with more and more users, and why it ended."""
-
-    mode: str
-    results: list[LoadResult]
-    knee: int | None  # most users that the mode was seen to carry; None when not even one was answered
-    ended: str  # what the next number of users did, in words; empty where the knee lies beyond the most that were tried
-
-    @property
-    def knee_result(self) -> LoadResult | None:
-        return next((result for result in self.results if result.users == self.knee), None)
-
-
-def climb(mode: str, most_users: int, measure: Callable[[str, int], LoadResult]) -> Climb:
-    """Double the users until p95 has doubled or throughput grows no more.
-
-    :param measure: one load run of a mode with a number of users.
-    """
-    results: list[LoadResult] = []
-    for users in levels(most_users):
-        results.append(measure(mode, users))
-        reason = over_the_knee(results)
-        if reason:
-            before = results[-2].users if len(results) > 1 else None
-            return Climb(mode, results, before, reason)
-    return Climb(mode, results, results[-1].users, "")
-
-
-def levels(most_users: int) -> Iterable[int]:
-    """1, 2, 4, 8 ... and `most_users` at the end."""
-    users = 1
-    while users < most_users:
-        yield users
-        users *= 2
-    yield most_users
-
-
-def over_the_knee(results: list[LoadResult]) -> str:
-    """Why the last of these runs, each with more users than the one before, is over the knee; empty when it is not."""
-    first, last = results[0].figures, results[-1].figures
-    if results[-1].interrupted:
-        return "it was interrupted"
-    if last.p95_ms is None or first.p95_ms is None:
-        return "no request was answered"
-    if len(results) == 1:
-        return ""
-    if last.p95_ms > DOUBLED * first.p95_ms:
-        return f"p95 is {last.p95_ms / first.p95_ms:.1f} x that of one user"
-    growth = last.throughput_rps / results[-2].figures.throughput_rps if results[-2].figures.throughput_rps else 0.0
-    if growth < GROWTH:
-        return f"throughput grew by a factor of {growth:.2f} only"
-    return ""
-
-
 # The table, notes below it, and records for JSON
 
 
@@ -212,25 +149,25 @@ def run_line(result: LoadResult) -> str:
     return f"{result.mode}, {_figures(result)}" + (f", {trouble} failed, lost or wrong" if trouble else "")
 
 
-def knee_note(climb: Climb) -> str:
-    """The end of a climb in a sentence."""
-    result = climb.knee_result
-    if result is None:
-        return f"{climb.mode}: no knee: {climb.ended}"
-    found = "knee at" if climb.ended else "no knee up to"
-    end = f"; with {climb.results[-1].users}: {climb.ended}" if climb.ended else ""
-    return f"{climb.mode}: {found} {_figures(result)}{end}"
+# Over the knee, p95 is more than DOUBLED times that of the fewest users, or more users bring less than GROWTH times the
+# throughput.
+DOUBLED, GROWTH = 2.0, 1.05
 
 
-def over_note(knee: LoadResult, over: LoadResult) -> str:
-    """The share of the knee's right answers with many more users, in a sentence."""
-    f = over.figures
-    refused = (
-        f"{f.counts.refused} refusals, p95 {number(f.refusal_p95_ms)} ms"
-        if f.counts.refused
-        else "nobody was refused: the router takes as many requests at once (its --max-requests)"
-    )
-    return f"{over.mode}: {over.users} users get {100 * over.goodput(knee):.0f} % of that; {refused}"
+def find_knee(results: Sequence[LoadResult]) -> tuple[LoadResult, bool]:
+    """The run at the knee, and whether one is over it; results: of one mode, with more and more users."""
+    first_ms = results[0].figures.p95_ms
+    for before, after in pairwise(results):
+        f = after.figures
+        is_slow = f.p95_ms is None or first_ms is None or f.p95_ms > DOUBLED * first_ms
+        if is_slow or f.throughput_rps < GROWTH * before.figures.throughput_rps:
+            return before, True
+    return results[-1], False
+
+
+def knee_note(result: LoadResult, found: bool) -> str:
+    """The knee in a sentence."""
+    return f"{result.mode}: {'knee at' if found else 'no knee up to'} {_figures(result)}"
 
 
 def _figures(result: LoadResult) -> str:
