@@ -38,7 +38,7 @@ def sentence(err: str) -> str:
         ([""], "prompt is empty: give at least one byte"),
         (["x" * 500, "--max-bytes", 13], r"prompt \(500 bytes\) and output \(13\).*context is 512: shorten"),
         (["x" * (1 << 20) + "x"], "at most 1048576 can be sent: shorten it"),
-        (["x", "--mode", "magic"], "unknown mode 'magic'; served here: sweep, chunked, resample, ar"),
+        (["x", "--mode", "magic"], "unknown mode 'magic'; choose from sweep, chunked, resample, ar"),
         (["x", "--set", "chunk=8"], "mode auto chooses chunk itself: leave it out, or name a mode"),
         (["x", "--mode", "chunked", "--set", "chunk=0"], "chunk must be a whole number from 1"),
         (["x", "--temperature", -1], "temperature must be from 0 to 100, not -1"),
@@ -101,7 +101,7 @@ GOOD: dict[str, Any] = {"prompt": b"x", "mode": "sweep", "max_bytes": 4}
     [
         ({"prompt": b""}, "prompt is empty"),
         ({"prompt": b"caf\xe9"}, r"not UTF-8 \(byte 3\)"),
-        ({"mode": ""}, "unknown mode ''"),
+        ({"mode": ""}, "unknown mode ''; served here: sweep, chunked, resample, ar"),
         ({"max_bytes": 0}, "max_bytes or max_tokens must be at least 1"),
         ({"chunk": 0}, "chunk must be a whole number from 1"),
         ({"steps": 0}, "steps must be a whole number from 1 to 64"),
