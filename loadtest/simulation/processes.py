@@ -157,8 +157,8 @@ class Try:
 class WatchedRing(Ring):
     """A ring that notes every try, and says what is wrong with one.
 
-    No host is avoided that no fault has hit. A request has two tries at a time at most, and one that is moved because
-    a host was silent goes elsewhere. A link that lost work a moment ago is taken only beside another try, or where
+    No host is avoided that no fault has hit. A second try at a time is for slow ones, and one that is moved because a
+    host was silent goes elsewhere. A link that lost work a moment ago is taken only beside another try, or where
     there is no other way.
     """
 
@@ -201,8 +201,9 @@ class WatchedRing(Ring):
     def _check(self, session: Session, path: HostPath) -> None:
         self._check_blame(session)
         names = " - ".join(link.entry.name for link in path)
-        if len(session.attempts) > 1:
-            self.problems.append(f"{self.place} begins a third try at once, on {names}")
+        begun_s = [self.tries[each.name].begun_s for each in session.attempts]
+        if begun_s and (len(begun_s) > 1 or max(session._failed_on.values(), default=0.0) > max(begun_s)):
+            self.problems.append(f"{self.place} begins another try beside one that has not failed, on {names}")
         if self._left.pop(session, ()) == path:
             self.problems.append(f"{self.place} moves a request from silent hosts to the same ones, {names}")
         self._lost_until |= self._unread.pop(session, {})
