@@ -32,7 +32,7 @@ def arrivals(programs: Any, lab: Lab, count: int, burst: int, pause_s: float, si
     return list(programs.result(collector))
 
 
-@pytest.mark.parametrize("name", sorted(read_profiles(SHIPPED)))
+@pytest.mark.parametrize("name", sorted(set(read_profiles(SHIPPED)) - {"nat"}))  # whose machines nobody can reach
 def test_a_round_trip_takes_what_the_profile_says(lab_of: Callable[..., Lab], programs: Any, name: str) -> None:
     profile = read_profiles()[name]
     lab = lab_of(profile, 3)
