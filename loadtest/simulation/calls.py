@@ -224,17 +224,16 @@ class MemoryChannel:
             self._failed(self._attempt, REFUSED)
             return
         there, back = self.network.link(self.process.place, place), self.network.link(place, self.process.place)
-        found = self.network.servers.get(self.address)
-        listener = found[0] if found is not None else self.process  # the machine itself refuses
-        self.network.send(there, SMALL_BYTES, listener, self._reached, (self._attempt, back))
+        self.network.send(there, SMALL_BYTES, self.process, self._knocked, (self._attempt, back))
         self.process.call_at(self.network.loop.now_s + CONNECT_S, self._failed, self._attempt, TIMED_OUT)
 
-    def _reached(self, attempt: int, back: Direction) -> None:
-        found = self.network.servers.get(self.address)
-        if found is None or found[0] is not here():
+    def _knocked(self, attempt: int, back: Direction) -> None:
+        """At the other machine, which refuses by itself where nobody listens, or not any more."""
+        if (found := self.network.servers.get(self.address)) is None:
             self.network.send(back, SMALL_BYTES, self.process, self._failed, (attempt, REFUSED))
         else:
-            self.network.send(back, SMALL_BYTES, self.process, self._made, (attempt, found))
+            answer = back, SMALL_BYTES, self.process, self._made, (attempt, found)
+            found[0].call_at(self.network.loop.now_s, self.network.send, *answer)
 
     def _made(self, attempt: int, found: tuple[Process, MemoryServer]) -> None:
         if attempt != self._attempt or not self._dialling:
