@@ -75,7 +75,7 @@ def test_a_grammar_tells_hosts_most_of_a_text(client: Client) -> None:
     for temperature in (0.0, 1.2):
         settings["temperature"] = temperature
         expected = client.generate(PROMPT, mode="ar", **settings)
-        result = client.generate(PROMPT, **settings, **BY_HOSTS)
+        result = client.generate(PROMPT, draft=8, **settings, **BY_HOSTS)  # how many pay is a matter of time
         assert result.output == expected.output
         assert b"old ship" in result.output
         assert result.sweeps < expected.sweeps / 2
