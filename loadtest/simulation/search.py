@@ -144,9 +144,11 @@ def fate_of(outcome: RequestOutcome, answers: Sequence[RequestOutcome], schedule
     if not is_whole:
         hurried = outcome.status == "DEADLINE_EXCEEDED" and took_s >= outcome.patience_s - LATE_S
         return "left" if outcome.status == "LEFT" else "hurried" if hurried else "lost"
-    if outcome.replays > sum(map(most_moves, met)):
+    # a router looks for a way until a hop's time-out, and its client asks the other one
+    has_waited = any(outcome.idle.intersection(fault.targets) for fault in schedule.faults)
+    if outcome.replays > sum(map(most_moves, met)) + has_waited:
         return "moved"
-    delay_s = sum(met.values()) + (NO_WAY_S if len(met) > 1 else 0.0)
+    delay_s = sum(met.values()) + (NO_WAY_S if len(met) > 1 or (has_waited and outcome.replays) else 0.0)
     delay_s += sum(answer.took_s for fault in met if not fault.hits_host)  # another router begins anew
     return "slow" if took_s > answer.took_s + BUSY_S + delay_s else "right"
 

@@ -98,6 +98,7 @@ class RequestOutcome:
     patience_s: float
     replays: int  # times that the work was moved to other hosts, or to another router
     places: frozenset[str] = frozenset()  # machines that may have had a part in it
+    idle: frozenset[str] = frozenset()  # routers, of those that its client knew, that began nothing for it
     told: frozenset[Any] = frozenset()  # beside the text, what may not differ
     said: str = ""
 
@@ -321,8 +322,9 @@ class World(FaultyWorld):
             self.whole_tries.append(max(own, key=lambda each: each.heard_s))
             told += [score for each in own for score in each.scores.items()]
         places = frozenset({name, *routers, *(host for each in tries for host in each.path)})
-        begun_s = begin_s - self.begin_s
-        return RequestOutcome(number, status, text, begun_s, took_s, patience_s, replays, places, frozenset(told), said)
+        idle = frozenset({*routers} - {each.router for each in tries})
+        begun_s, other = begin_s - self.begin_s, frozenset(told)
+        return RequestOutcome(number, status, text, begun_s, took_s, patience_s, replays, places, idle, other, said)
 
 
 def _problem_of(link: HostLink) -> str:
