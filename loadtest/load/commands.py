@@ -70,7 +70,7 @@ def _measure(settings: LoadSettings, results: list[LoadResult]) -> BenchReport:
         cases = seeded_prompts(s.cases, s.first_seed, s.max_bytes, facts.context_length)
         texts, modes = Texts(target, cases, s.max_bytes), _served(s.modes, facts)
         for mode, users in product(modes, sorted({*s.users})):
-            say(f"{users} users of mode {mode}: {s.seconds:g} s after {s.warm_up_s:g} s of warm-up ...")
+            say(f"{mode}, users: {users}; {s.seconds:g} s after {s.warm_up_s:g} s of warm-up ...")
             results.append(run_load(s, texts, mode, users))
             say(run_line(results[-1]))
             if results[-1].interrupted:

@@ -74,7 +74,7 @@ def add_invite(invite: argparse.ArgumentParser) -> None:
     invite.add_argument("name", metavar="NAME", nargs="?", default="", help="the machine's (it says its own)")
     invite.add_argument("--uses", type=int, default=1, metavar="N", help="machines that may join with it (1)")
     invite.add_argument("--days", type=float, default=1.0, metavar="D", help="how long it is good for (1)")
-    invite.add_argument("--revoke", metavar="ID", help="let nobody join with a ticket any more, or let a machine go")
+    invite.add_argument("--revoke", metavar="ID", help="nobody joins with that ticket any more; or let machine ID go")
 
 
 def run_invite(options: argparse.Namespace) -> int:
@@ -85,6 +85,8 @@ def run_invite(options: argparse.Namespace) -> int:
     if not (run_directory() / ADDRESSES_NAME).exists():
         raise InputError("nothing is served from here yet: start with `onesweep serve MODEL`")
     run = RunDirectory(run_directory())
+    if options.name and options.revoke is not None:
+        raise InputError(f"--revoke makes no ticket: leave out {options.name}, or --revoke")
     if options.revoke in run.machines():
         run.keep(options.revoke, None)
         print(f"{options.revoke}: let go; what it has opens nothing here any more (a certificate: within 30 days)")

@@ -269,6 +269,8 @@ class ReleaseStore:
                 try:
                     self.own_copy((coming / path).parent, int(numbered[1]), coming / path)
                     log.info("%s: %d of %d bytes from the copy here", path, (coming / path).stat().st_size, part.bytes)
+                    if has_size(coming / path, part) and file_digest(coming / path) != part.sha256:
+                        self._own[part.sha256] = tensor_digests(coming / path)
                 except Exception as error:  # of a file that anybody may have made: then the part is sent
                     log.warning("%s is not read from the copy here: %s", path, error)
 

@@ -217,7 +217,7 @@ def import_model(settings: ImportSettings, progress: WorkProgress | None = None)
             del stage
         progress.close()
     if settings.drafter is None:
-        progress.say(f"the last host drafts by: {drafter} (another: --drafter)")
+        progress.say(f"the last host drafts by: {drafter} (another: `onesweep import --drafter`)")
     if drafter != "none":
         near = replace(settings, out=settings.out / "local", blocks=1, hosts=(), weights="q8", is_drafter=True)
         if drafter in COPIES:

@@ -166,7 +166,7 @@ def test_who_is_awaited_and_how_one_is_let_go(rendezvous: Rendezvous, monkeypatc
         now += remote.OTHERS_S + 1
 
     assert waited(pass_time) == ["paris", "oslo"], "as many stand in for who stays away"
-    assert machines.run_invite(argparse.Namespace(revoke="tokyo")) == 0
+    assert machines.run_invite(argparse.Namespace(name="", revoke="tokyo")) == 0
     assert waited(lambda: rendezvous.let_go({"tokyo"} - run.machines().keys())) == ["paris", "oslo"]
     assert "not there: tokyo" in said[-1]
 
