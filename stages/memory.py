@@ -1,6 +1,7 @@
 """Memory of the process: room for weights, checked before they are read; and memory given back."""
 
 import asyncio
+import contextlib
 import ctypes
 import mmap
 import sys
@@ -79,10 +80,8 @@ def use_large_pages() -> None:
     A token reads all weights, and to look up a page for every 4 KB of them takes a tenth of its time. What is not held
     wholly stays as it is: a large page would fill its holes, too, such as those of each thread's stack.
     """
-    if not _PAGES.exists():
-        return
     madvise, small = ctypes.CDLL(None).madvise, LARGE_PAGE_BYTES // mmap.PAGESIZE
-    with _PAGES.open("rb") as pages:
+    with contextlib.suppress(OSError), _PAGES.open("rb") as pages:  # other systems have no such file, or hide it
         for line in Path("/proc/self/maps").read_text().splitlines():
             place, rights, _, _, inode, *name = line.split()
             if rights != "rw-p" or inode != "0" or name not in ([], ["[heap]"]):

@@ -204,8 +204,6 @@ def joined(network: Network, checkpoint: Path) -> Iterator[Testbed]:
         access = Access(f"127.0.0.1:{port}", str(run / "ca.pem"))
         caller = stack.enter_context(contextlib.closing(Caller(network.command(ROUTER, COMMAND), access)))
         caller.facts()
-        from stages.wire.link_quality import LinkRecord  # which needs torch
-
         kinds = LinkRecord.read(run).kinds
         if {kinds.get(pair) for pair in zip(nodes, (*nodes[1:], nodes[0]), strict=True)} != {network.links}:
             raise ServiceError(f"not all links are {network.links}, but {kinds}")
