@@ -150,7 +150,7 @@ class MachineRing:
         """Machines that are there, and those that count: the ring's own may be away for a while."""
         there, leaving, now = frozenset(self.rendezvous.present), self.rendezvous.leaving, monotonic()
         self._seen |= dict.fromkeys(there, now)
-        held = {host.name for host in self.topology.hosts} - leaving
+        held = {host.name for host in self.topology.hosts} & self.rendezvous.machines.keys() - leaving  # of those known
         return there, there | {name for name in held if now - self._seen.get(name, now) < GONE_S}
 
     async def _while_same(self, situation: object, job: Coroutine[None, None, None]) -> bool:

@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING
 from serving.cli.admin import check_installed
 from serving.cli.ports import port_free
 from stages.device import AUTO, check_device
-from stages.errors import InputError, ServiceError
+from stages.errors import InputError, ServiceError, one_of
 from stages.host.commands import add_device, check_positive
 from stages.settings import from_flags
 from stages.telemetry.observability import start_log
@@ -67,6 +67,17 @@ def locked(directory: Path) -> Iterator[None]:
         os.close(handle)
 
 
+def is_serving() -> bool:
+    """True while a model is served from here, or waits for its machines."""
+    if not (run_directory() / "lock").exists():
+        return False
+    try:
+        with locked(run_directory()):
+            return False
+    except ServiceError:
+        return True
+
+
 # `onesweep invite`
 
 
@@ -91,7 +102,9 @@ def run_invite(options: argparse.Namespace) -> int:
         run.keep(options.revoke, None)
         print(f"{options.revoke}: let go; what it has opens nothing here any more (a certificate: within 30 days)")
     elif options.revoke is not None:
-        run.invitations.revoke(options.revoke)
+        if (given := options.revoke) not in (known := [*run.machines(), *(each.id for each in run.invitations.all())]):
+            raise InputError(f"there is no ticket and no machine {given!r}{one_of(given, known) if known else ''}")
+        run.invitations.revoke(given)
         print(f"{options.revoke}: revoked; machines that joined with it stay")
     else:
         invitation, secret = run.invitations.add(
@@ -189,10 +202,12 @@ def _place(ticket: Ticket | None, name: str | None, stack: contextlib.ExitStack)
             raise InputError(f"{what}: give the ticket that `onesweep serve` printed")
         run = runs[0]
     own = check_machine(name) if name else _own_name()
-    names = [own] if name else [own, *(f"{own[:28]}-{i}" for i in range(2, MOST_NAMESAKES))]
-    if ticket is None:
-        there = sorted(path.parent.name for path in run.glob(f"*/{MACHINE_NAME}"))
-        names = [each for each in there if each == own or not name]
+    there = [JoinedMachine.read(path.parent) for path in sorted(run.glob(f"*/{MACHINE_NAME}"))]
+    folders = {place.name: place.directory.name for place in there if place}  # a ticket may have named a machine
+    if name:
+        names = [folders[own]] if own in folders else [own] if ticket else []
+    else:
+        names = [own, *(f"{own[:28]}-{i}" for i in range(2, MOST_NAMESAKES))] if ticket else [*folders.values()]
     for each in names:
         try:
             stack.enter_context(locked(run / each))
@@ -203,7 +218,7 @@ def _place(ticket: Ticket | None, name: str | None, stack: contextlib.ExitStack)
         if (place := JoinedMachine.read(run / each)) and (ticket is None or _is_known(place)):
             return place
         assert ticket is not None
-        if place := _enrolled(ticket, run / each, each, is_given=bool(name)):
+        if place := _enrolled(ticket, run / each, name or each, is_given=bool(name)):
             return place
     raise InputError(f"no machine {own!r} of this computer has joined: give the ticket that `onesweep serve` printed")
 
@@ -353,7 +368,7 @@ def _serve_stages(place: JoinedMachine, options: argparse.Namespace) -> None:
         except StatusError as refusal:
             raise ServiceError(f"the router lets this machine in no more: {refusal.message}") from None
 
-    print(f"{place.name} has joined the run at {place.rendezvous[0]}; Ctrl-C ends it", flush=True)
+    print(f"{place.name} is a machine of the run at {place.rendezvous[0]}; Ctrl-C ends it", flush=True)
     with contextlib.suppress(KeyboardInterrupt):
         run_until_signal(run)
 

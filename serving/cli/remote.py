@@ -160,13 +160,13 @@ def _wait(rendezvous: Rendezvous, run: RunDirectory, options: argparse.Namespace
     while True:
         known, present = sorted(rendezvous.machines, key=place), sorted(rendezvous.present, key=place)
         count = options.wait or max(1, min(len(last) or len(known), len(known)))
-        absent = [name for name in known[:count] if name not in present]
+        absent = [name for name in known[:count] if name not in present and (name in last or not last)]
         # others in their places would be sent all anew: only where those stay away
         if len(present) >= count and (options.wait or not absent or monotonic() - begin > OTHERS_S):
             return present[:count]
         names = f" ({', '.join(present)})" if present else ""
         remedies = [f"`onesweep invite --revoke {absent[0]}` lets it go"] if absent else []
-        remedies += [f"--wait {len(present)} does without"] if absent and present else []
-        away = f"; not there: {', '.join(absent)} ({', '.join(remedies)})" if absent else ""
-        progress.at(f"waiting for machines: {len(present)} of {count}{names}{away}")
+        remedies += [f"--wait {len(present)} does without"] if present and (absent or not options.wait) else []
+        away, how = (f"; not there: {', '.join(absent)}" if absent else ""), f" ({', '.join(remedies)})"
+        progress.at(f"waiting for machines: {len(present)} of {count}{names}{away}{how if remedies else ''}")
         time.sleep(POLL_S)

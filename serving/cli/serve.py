@@ -11,6 +11,8 @@ from pathlib import Path
 
 from serving.cli.deployment import Deployment, NothingUp, deployment_here, new_directory, present, router_here
 from serving.cli.generate import add_router_options, async_client_of, client_of
+from serving.cli.machines import is_serving
+from serving.client.client import RouterError
 from serving.gateway.settings import DEFAULT_LISTEN, HttpSettings
 from serving.router.request import DEFAULT_ROUTER
 from serving.router.settings import RouterSettings
@@ -228,8 +230,13 @@ def run_deploy(options: argparse.Namespace) -> int:
 
 
 def run_status(options: argparse.Namespace) -> int:
-    with client_of(options) as client:
-        status = client.status()
+    try:
+        with client_of(options) as client:
+            status = client.status()
+    except RouterError as error:
+        if error.reached or options.router is not None or not is_serving():
+            raise
+        raise NothingUp("`onesweep serve` is here, and waits for machines: its own lines say for which") from None
     if options.json:
         print(json.dumps(record_of(status)))
         return 0
@@ -246,7 +253,9 @@ def run_status(options: argparse.Namespace) -> int:
         state += f"; {host.warning}" if host.warning else ""
         print(f"{host.name:10} {host.address:22} blocks {blocks:6} {state}")
         for link in host.links if any(link.kind for link in host.links) else ():
-            print(f"{'':10} to {link.to:19} {link.problem or f'{link.kind}, {link.rtt_ms:.1f} ms'}")
+            carried = f", {link.relayed_bytes / 1e6:,.1f} MB by now" if link.relayed_bytes else ""
+            kind = f"{link.kind or 'no link yet'}, {link.rtt_ms:.1f} ms{carried}"
+            print(f"{'':10} to {link.to:19} {link.problem or kind}")
     release = f"release {status.release}" if status.release else "no release yet"
     print(f"{release}; before: {status.previous}" if status.previous else release)
     if status.audits.audited:

@@ -164,6 +164,7 @@ class RouterService(router_pb2_grpc.RouterServiceServicer):
                             rtt_ms=each.rtt_ms,
                             problem=each.problem,
                             kind=record.kinds.get((link.entry.name, to), ""),
+                            relayed_bytes=record.relayed_bytes.get(frozenset((link.entry.name, to)), 0),
                         )
                         for each in info.links
                     ],

@@ -1150,6 +1150,7 @@ class LinkStatus(_message.Message):
     RTT_MS_FIELD_NUMBER: _builtins.int
     PROBLEM_FIELD_NUMBER: _builtins.int
     KIND_FIELD_NUMBER: _builtins.int
+    RELAYED_BYTES_FIELD_NUMBER: _builtins.int
     to: _builtins.str
     """name of the other host"""
     rtt_ms: _builtins.float
@@ -1157,6 +1158,8 @@ class LinkStatus(_message.Message):
     """why it cannot be used; empty when it can"""
     kind: _builtins.str
     """between machines that joined: direct, reversed or relayed"""
+    relayed_bytes: _builtins.int
+    """that the router carried between the two, both ways, since it began"""
     def __init__(
         self,
         *,
@@ -1164,10 +1167,11 @@ class LinkStatus(_message.Message):
         rtt_ms: _builtins.float = ...,
         problem: _builtins.str = ...,
         kind: _builtins.str = ...,
+        relayed_bytes: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["kind", b"kind", "problem", b"problem", "rtt_ms", b"rtt_ms", "to", b"to"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["kind", b"kind", "problem", b"problem", "relayed_bytes", b"relayed_bytes", "rtt_ms", b"rtt_ms", "to", b"to"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

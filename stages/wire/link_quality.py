@@ -30,6 +30,7 @@ class LinkRecord:
     kinds: Mapping[tuple[str, str], str] = field(default_factory=dict)  # by the two machines of a link
     ports: Mapping[str, str] = field(default_factory=dict)  # an address where each machine listens
     advice: tuple[str, ...] = ()
+    relayed_bytes: Mapping[frozenset[str], int] = field(default_factory=dict)  # by the two machines of a link
 
     @classmethod
     def read(cls, directory: Path | None) -> LinkRecord:
@@ -37,7 +38,9 @@ class LinkRecord:
         try:
             record = json.loads((directory / LINKS_NAME).read_text(encoding="utf-8")) if directory else {}
             kinds = {(here, there): kind for here, there, kind in record.get("links", ())}
-            return cls(record.get("proxy", ""), kinds, record.get("ports", {}), tuple(record.get("advice", ())))
+            relayed_bytes = {frozenset(pair): size for *pair, size in record.get("relayed_bytes", ())}
+            advice = tuple(record.get("advice", ()))
+            return cls(record.get("proxy", ""), kinds, record.get("ports", {}), advice, relayed_bytes)
         except (OSError, ValueError):
             return cls()
 

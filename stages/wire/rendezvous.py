@@ -25,7 +25,7 @@ from stages.wire.auth import HOST, ROUTER, Identity
 from stages.wire.certificates import AUTHORITY, Authority, key_fingerprint
 from stages.wire.channel import CallBounds, bind, new_server, parse_address
 from stages.wire.link_quality import LINKS_NAME, LinkRecord
-from stages.wire.links import KINDS, MOST_TOLD, NOTICE_S, ROUTER_NAME, TO_KEY, check_machine, link_name
+from stages.wire.links import KINDS, MOST_TOLD, NOTICE_S, RELAYED, ROUTER_NAME, TO_KEY, check_machine, link_name
 from stages.wire.messages import PROTOCOL, hops_refusal
 from stages.wire.pipes import (
     NOBODY_WAITS,
@@ -47,7 +47,8 @@ log = logging.getLogger(__name__)
 
 SERVICE = join_pb2.DESCRIPTOR.services_by_name["JoinService"].full_name
 LEAF_DAYS, AUTHORITY_DAYS = 30, 5 * 365
-RENEW_S, LOOK_S = 5 * 86400.0, 1.0  # between renewals of the own certificate, and looks at who was let go
+# Between renewals of the own certificate, looks at who was let go, and accounts of what is relayed.
+RENEW_S, LOOK_S, TOLD_S = 5 * 86400.0, 1.0, 5.0
 TROUBLE_S = 3600.0  # until files are looked at again that were damaged
 STOP_S = 0.5  # for calls to end by themselves
 CLOCK_S = 240.0  # that a machine's clock may be wrong: certificates are valid since five minutes before
@@ -164,7 +165,7 @@ class Rendezvous(join_pb2_grpc.JoinServiceServicer):
             await server.stop(STOP_S)
 
     async def _renew(self) -> None:
-        renewed_at = monotonic()
+        renewed_at = told_at = monotonic()
         while True:
             await asyncio.sleep(LOOK_S)
             try:
@@ -172,6 +173,9 @@ class Rendezvous(join_pb2_grpc.JoinServiceServicer):
                 if monotonic() - renewed_at > RENEW_S:
                     renewed_at = monotonic()
                     self.run.renew()
+                if RELAYED in self.kinds.values() and monotonic() - told_at > TOLD_S:
+                    told_at = monotonic()
+                    self.tell()
             except InputError as error:
                 log.warning("the run's files cannot be looked after: %s", error)
                 await asyncio.sleep(TROUBLE_S)
@@ -186,7 +190,8 @@ class Rendezvous(join_pb2_grpc.JoinServiceServicer):
         """Leave for commands on this machine how machines are dialled, and what links they have. Raises InputError."""
         kinds = [[*pair, kind] for pair, kind in self.kinds.copy().items()]
         ports = {each.name: each.addresses[0] for each in list(self.machines.values()) if each.addresses}
-        record = {"proxy": self.proxy, "links": kinds, "ports": ports, "advice": self.advice}
+        sizes = [[*pair, size] for pair, size in self.budget.carried.copy().items() if ROUTER_NAME not in pair]
+        record = {"proxy": self.proxy, "links": kinds, "ports": ports, "advice": self.advice, "relayed_bytes": sizes}
         write_file(self.run.directory / LINKS_NAME, json.dumps(record).encode())
 
     # gRPC's face
@@ -317,7 +322,7 @@ class Rendezvous(join_pb2_grpc.JoinServiceServicer):
     def _caller(self, method: str, context: Context) -> Machine:
         machine = self._machine_of(dict(context.invocation_metadata() or ()))
         if machine is None:
-            raise self._refusal(method, "this machine has not joined: `onesweep join TICKET`")
+            raise self._refusal(method, "this machine has not joined, or was let go: `onesweep join TICKET`")
         return machine
 
     def _machine_of(self, metadata: Mapping[str, Any]) -> Machine | None:

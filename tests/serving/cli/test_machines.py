@@ -80,12 +80,15 @@ def test_machines_of_one_computer_have_names_of_their_own(
         monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "another computer"))
         with pytest.raises(InputError, match="this ticket is for a machine called lyon: leave --name out"):
             machines._place(named := ticket(rendezvous, 1, "lyon"), "rome", ExitStack())
-        with place(named, "lyon") as there:
-            assert there.name == "lyon"
         taken = "a machine called oslo has joined already"
         for given, name in ((ticket(rendezvous), "oslo"), (ticket(rendezvous, 1, "oslo"), None)):
             with pytest.raises(InputError, match=taken), place(given, name):
                 pass
+        with place(named) as there:
+            assert there.name == "lyon"
+        for again in (named, None):
+            with place(again, "lyon") as found:
+                assert found == there, "by the name of its ticket, too"
 
 
 def test_nothing_is_sent_to_another_server_or_to_none(rendezvous: Rendezvous) -> None:
@@ -166,9 +169,20 @@ def test_who_is_awaited_and_how_one_is_let_go(rendezvous: Rendezvous, monkeypatc
         now += remote.OTHERS_S + 1
 
     assert waited(pass_time) == ["paris", "oslo"], "as many stand in for who stays away"
+    with pytest.raises(
+        InputError, match="no ticket and no machine 'tokio' .did you mean tokyo.*; choose from paris, to"
+    ):
+        machines.run_invite(argparse.Namespace(name="", revoke="tokio"))
     assert machines.run_invite(argparse.Namespace(name="", revoke="tokyo")) == 0
     assert waited(lambda: rendezvous.let_go({"tokyo"} - run.machines().keys())) == ["paris", "oslo"]
     assert "not there: tokyo" in said[-1]
+    rendezvous.machines["oslo"].notices = None
+    said.clear()
+    assert waited(lambda: come("oslo")) == ["paris", "oslo"]
+    assert said == ["waiting for machines: 1 of 2 (paris) (--wait 1 does without)"], "rome was in no ring"
+    assert not machines.is_serving()
+    with machines.locked(machines.run_directory()):
+        assert machines.is_serving()
 
 
 def test_a_machine_of_the_ring_may_be_away_for_a_minute(
@@ -189,5 +203,9 @@ def test_a_machine_of_the_ring_may_be_away_for_a_minute(
     assert ring._situation() == ({"paris"}, {"paris", "tokyo"})
     now += 2
     assert ring._situation() == ({"paris"}, {"paris"})
+    ring.topology, rendezvous.machines["tokyo"].notices = ring._topology({"tokyo": (0,)}), asyncio.Queue()
+    ring._situation()
+    rendezvous.let_go(["tokyo"])
+    assert ring._situation() == ({"paris"}, {"paris"}), "who is let go is not waited for"
     rendezvous.machines["paris"].leaving = True
     assert ring._situation() == (set(), set()), "one that says so goes at once"
