@@ -197,7 +197,8 @@ def check(settings: DataclassInstance, error: type[InputError] = ConfigError, wh
     for f in dataclasses.fields(settings):
         value = getattr(settings, f.name)
         if expected := _expected(type(settings), f, value):
-            raise error(f"{where}{f.name} must be {expected}, not {value!r}")
+            said = ",".join(map(str, value)) if isinstance(value, tuple) else repr(value)
+            raise error(f"{where}{f.name} must be {expected}, not {said}")
 
 
 def check_destination(path: Path, flag: str = "--json") -> None:

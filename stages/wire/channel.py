@@ -260,6 +260,17 @@ def new_server(
     return server
 
 
+def check_listen(address: str, security: Security) -> tuple[str, int]:
+    """Host and port of an address to listen on. Raises InputError for plain text that others can reach."""
+    where = parse_address(address, "listen address")
+    if security.tls is None and not security.insecure and not is_loopback(address):
+        raise InputError(
+            f"{address} can be reached from other machines and traffic is not encrypted: "
+            "give --tls-cert, listen on a loopback or tunnel address, or accept it with --insecure"
+        )
+    return where
+
+
 def bind(server: grpc.aio.Server, address: str, security: Security = LOOPBACK_ONLY, mutual: bool = False) -> int:
     """Listen on `address`; return the port.
 
@@ -268,12 +279,7 @@ def bind(server: grpc.aio.Server, address: str, security: Security = LOOPBACK_ON
     Raises InputError for plain text on an address that others can reach, unless `insecure`; ServiceError for one that
     is in use.
     """
-    host, port = parse_address(address, "listen address")
-    if security.tls is None and not security.insecure and not is_loopback(address):
-        raise InputError(
-            f"{address} can be reached from other machines and traffic is not encrypted: "
-            "give --tls-cert, listen on a loopback or tunnel address, or accept it with --insecure"
-        )
+    host, port = check_listen(address, security)
     try:
         if security.tls is None:
             bound = server.add_insecure_port(address)

@@ -15,7 +15,7 @@ from stages.errors import CheckpointError, Interrupted, RequestError
 from stages.signals import stop_on_signals
 from stages.threads import in_thread
 from stages.wire.auth import CLIENT, HOST, ROUTER, identity_of
-from stages.wire.channel import bind, new_server
+from stages.wire.channel import bind, check_listen, new_server
 from stages.wire.status import StatusError, exhausted, invalid
 from stages.wire.tokens import STATUS, WORK, Keyring
 from trainer.blocks.config import TrainingConfig
@@ -313,6 +313,7 @@ def coordinate(config: TrainingConfig, corpus: Corpus, settings: CoordinatorSett
     """
     raise_descriptor_limit()
     keyring, out = Keyring(settings.tokens), settings.out
+    check_listen(settings.listen, settings.security)  # before anything is written
     if settings.security.tls is not None:
         settings.security.tls.own(HOST, ROUTER)
     spec = RunSpec.begin(config, corpus, out)

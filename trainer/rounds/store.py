@@ -16,7 +16,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 
 from stages.checkpoint.checkpoint import replace_file, sync
-from stages.errors import CheckpointError, ResumeError, file_errors
+from stages.errors import CheckpointError, InputError, ResumeError, file_errors
 from trainer.blocks.state import digest, exclusive
 from trainer.rounds.codecs import Tensors, under
 
@@ -329,10 +329,11 @@ class Audit:
 
 
 def audit(directory: Path) -> Audit:
-    """Check the events of a store against each other and the files; a coordinator may have it open."""
+    """Check the events of a store against each other and the files; a coordinator may have it open. Raises InputError
+    where there is none."""
     path = directory / DATABASE
     if not path.exists():
-        return Audit(problems=[f"{directory} has no {DATABASE}: give the folder `rounds` of a coordinator's --out"])
+        raise InputError(f"{directory} has no {DATABASE}: give the folder `rounds` of a coordinator's --out")
     try:
         with closing(connect(path)) as database:
             while True:

@@ -86,7 +86,7 @@ def test_ctrl_c_prints_the_results_so_far_and_takes_everything_down(bundle: Path
     [
         (["--mode", "swap"], "--mode has no 'swap' (did you mean sweep?); choose from sweep, chunked, "),
         (["--profile", "moon"], "no profile 'moon'; there are "),
-        (["--users", "0"], "--users must be a list, each a whole number from 1 to 1000000, not (0,)"),
+        (["--users", "0"], "--users must be a list, each a whole number from 1 to 1000000, not 0"),
         (["--hosts", "3"], "3 hosts cannot share 2 blocks: choose 1 to 2 hosts"),
         (["--json", "no/such/folder.json"], "cannot write no/such/folder.json: No such file or directory"),
         (["--html", "no/such/folder.html"], "No such file or directory; choose another --html FILE"),

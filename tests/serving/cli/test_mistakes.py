@@ -120,6 +120,7 @@ FILES = [
 SERVERS = [
     ("down", 1, "nothing is up; start a deployment with `onesweep up --detach`"),
     ("doctor", 1, "name the hosts with --topology FILE or --registry URL"),
+    ("compare x --modes ar,swep", 2, "unknown mode 'swep' (did you mean sweep"),
     ("generate x --router {nobody}", 1, "no router answers at {nobody}; start one with `onesweep up`"),
     ("generate x --router {host}", 1, "{host} is no router; give the router's address"),
     ("generate x --router no-such-host.invalid:7700", 2, "--insecure"),

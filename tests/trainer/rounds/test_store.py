@@ -15,7 +15,7 @@ import pytest
 from safetensors.numpy import load_file
 
 import trainer.rounds.store
-from stages.errors import CheckpointError, ResumeError
+from stages.errors import CheckpointError, InputError, ResumeError
 from tests.trainer.small import tensors, update
 from trainer.blocks.config import RoundSettings
 from trainer.blocks.state import digest
@@ -269,7 +269,8 @@ def test_a_damaged_database_or_file_is_noticed(tmp_path: Path) -> None:
     assert "is damaged" in audit(tmp_path).problems[0]
     with pytest.raises(ResumeError, match="is damaged"), open_store(tmp_path):
         pass
-    assert "give the folder `rounds` of a coordinator's --out" in audit(tmp_path / "nowhere").problems[0]
+    with pytest.raises(InputError, match="give the folder `rounds` of a coordinator's --out"):
+        audit(tmp_path / "nowhere")
 
 
 def test_the_database_takes_nothing_twice(tmp_path: Path) -> None:
