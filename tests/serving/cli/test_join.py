@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 
 from loadtest.lab.lab import Lab, lab_problem, temporary_lab
-from loadtest.lab.namespaces import DEVICE, SUBNET
+from loadtest.lab.namespaces import DEVICE, GATEWAY_ADDRESS, SUBNET
 from loadtest.lab.profile import profile_named
 from serving.cli.deployment import MODULE, temporary_deployment
 from serving.cli.ports import free_port_block, port_free
@@ -209,6 +209,11 @@ def test_machines_behind_gateways_and_a_firewall_write_the_same_text(
             assert "host-1 and host-2 relay over the router: open TCP" in shown
             # the gateway is away for a moment, and forgets its mappings: what was open is dead, and made anew
             route = f"route add {SUBNET} dev {DEVICE} src {lab.address('gateway-1')}"
-            for order in (f"link set {DEVICE} down", f"link set {DEVICE} up", route):
-                subprocess.run(lab.command("gateway-1", ["ip", *order.split()]), check=True)
-            assert serve.ask("generate", *ASKED) == expected
+            away = "gateway-1", [f"link set {DEVICE} down", f"link set {DEVICE} up", route]
+            # a machine gets another address at home
+            home = ["address flush dev eth0", "address add 192.168.1.99/24 dev eth0"]
+            moved = "host-2", [*home, f"route add default via {GATEWAY_ADDRESS}"]
+            for node, orders in (away, moved):
+                for order in orders:
+                    subprocess.run(lab.command(node, ["ip", *order.split()]), check=True)
+                assert serve.ask("generate", *ASKED) == expected
