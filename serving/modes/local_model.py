@@ -9,7 +9,6 @@ from concurrent.futures import ThreadPoolExecutor
 from functools import cached_property
 from pathlib import Path
 
-import grpc
 import numpy as np
 
 from serving.modes.tokenizer import BYTE_TOKENIZER, Tokenizer, tokenizer_id
@@ -22,7 +21,7 @@ from stages.limits import MAX_CANDIDATES
 from stages.model.randomness import sample_tokens
 from stages.model.resampling import Candidates
 from stages.model.scoring import MAX_LOGITS, PLAIN, Shaping
-from stages.wire.status import StatusError
+from stages.wire.status import StatusError, deadline_exceeded, failed_precondition
 
 # Written before other requests get a turn.
 TOKENS_PER_TURN = 8
@@ -49,7 +48,7 @@ class LocalModel(WholeModel):
             return super().stages
         except CheckpointError as error:
             words = f"the router cannot load its own model: {error}"
-            raise StatusError(grpc.StatusCode.FAILED_PRECONDITION, words) from None
+            raise failed_precondition(words) from None
 
     def most_branches(self, length: int) -> int:
         """Continuations of `length` tokens that a request may have written together."""
@@ -99,7 +98,7 @@ class LocalModel(WholeModel):
 
 
 def late() -> StatusError:
-    return StatusError(grpc.StatusCode.DEADLINE_EXCEEDED, "the deadline of this request has passed")
+    return deadline_exceeded("the deadline of this request has passed")
 
 
 def drafter_problem(model: LocalModel | None, tokenizer: Tokenizer) -> str:

@@ -22,8 +22,6 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import grpc
-
 from serving.router.answer import AuditedAnswer, ReferenceVerifier, same_results
 from serving.router.paths import Attempt, HostLink, HostPath
 from stages.checkpoint.checkpoint import replace_file
@@ -33,7 +31,7 @@ from stages.host.prefixes import MOST_FAULTY
 from stages.host.validation import check_timings
 from stages.v1 import stage_pb2
 from stages.wire.messages import seconds_until
-from stages.wire.status import StatusError, unavailable
+from stages.wire.status import StatusError, data_loss, deadline_exceeded, unavailable
 
 if TYPE_CHECKING:
     from serving.modes.base import Generation, Mode
@@ -233,7 +231,7 @@ class Auditor:
                 self.counters.hops += len(hops) * len(path)
                 results += whole
         except TimeoutError:
-            raise StatusError(grpc.StatusCode.DEADLINE_EXCEEDED, "an audited answer did not come back") from None
+            raise deadline_exceeded("an audited answer did not come back") from None
         finally:
             self.ring.end(attempt)
         return answer.told(results)
@@ -292,7 +290,7 @@ async def retry_after_audit(
                     written += piece
                     if not (written.startswith(sent) or sent.startswith(written)):
                         if not whole:
-                            raise StatusError(grpc.StatusCode.DATA_LOSS, WRONG_SO_FAR)
+                            raise data_loss(WRONG_SO_FAR)
                         sent = b""
                         yield None
                     if len(written) > len(sent):

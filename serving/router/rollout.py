@@ -22,7 +22,7 @@ from stages.host.parts import plan_host
 from stages.memory import trim
 from stages.threads import cancelled, in_thread, to_its_end
 from stages.v1 import stage_pb2
-from stages.wire.status import StatusError, failed_precondition, internal, invalid, unavailable
+from stages.wire.status import StatusError, aborted, failed_precondition, internal, invalid, unavailable
 
 log = logging.getLogger(__name__)
 
@@ -80,7 +80,7 @@ class Rollout:
                 if first.together:
                     tell(router_pb2.DeployProgress(prepared=True))
                     if await anext(requests, None) is None:
-                        raise StatusError(grpc.StatusCode.ABORTED, "not all routers were ready to switch")
+                        raise aborted("not all routers were ready to switch")
                 await self._note(served)
             except BaseException as error:
                 loaded = [link for link in joining if link.entry.address not in had]
@@ -223,10 +223,9 @@ class Rollout:
                 return
             await asyncio.sleep(POLL_S)
         busy = self._previous.requests if self._previous else 0
-        raise StatusError(
-            grpc.StatusCode.ABORTED,
+        raise aborted(
             f"{busy} requests still run on release {self.previous_name}, which would have to go, and "
-            f"{len(self._bringing)} hosts are being brought up to date: deploy again when these are done",
+            f"{len(self._bringing)} hosts are being brought up to date: deploy again when these are done"
         )
 
     async def _revived(self, name: str) -> ActiveRelease:
@@ -270,7 +269,7 @@ class Rollout:
     @contextlib.contextmanager
     def _alone(self) -> Iterator[None]:
         if self._busy:
-            raise StatusError(grpc.StatusCode.ABORTED, "another deployment is under way: try again when it is done")
+            raise aborted("another deployment is under way: try again when it is done")
         self._busy = True
         try:
             yield

@@ -43,7 +43,7 @@ from stages.checkpoint.release_transfer import drain_requests
 from stages.clock import monotonic
 from stages.v1 import stage_pb2
 from stages.wire.link_quality import LinkRecord
-from stages.wire.status import StatusError, check_caller, failed_precondition, ignoring_ended_call
+from stages.wire.status import StatusError, check_caller, data_loss, failed_precondition, ignoring_ended_call
 from stages.wire.tokens import ADMIN, GENERATE, STATUS, Key, Keyring
 
 Context = grpc.aio.ServicerContext[Any, Any]
@@ -329,7 +329,7 @@ class RouterService(router_pb2_grpc.RouterServiceServicer):
                 if reading.over:
                     break
         if not all([await audit for audit in account.audits]):
-            raise StatusError(grpc.StatusCode.DATA_LOSS, WRONG_SO_FAR)
+            raise data_loss(WRONG_SO_FAR)
         rest = reading.end()
         account.output_bytes += len(rest)
         if (text := held + rest) or told:

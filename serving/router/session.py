@@ -29,7 +29,7 @@ from stages.model.scoring import batch_rows
 from stages.model.vocabulary import BYTES, Vocabulary
 from stages.v1 import stage_pb2
 from stages.wire.messages import PictureMessage, Work, after_prefix, copy_of, merged, put_work, seconds_until, step_hops
-from stages.wire.status import StatusError, internal, invalid, unavailable
+from stages.wire.status import StatusError, deadline_exceeded, internal, invalid, unavailable
 
 # Raises StatusError for a result that cannot be one.
 Check = Callable[[stage_pb2.Event], object]
@@ -240,7 +240,7 @@ class Session:
         except TimeoutError:
             if monotonic() < self.due_at:
                 return None
-            raise StatusError(_Code.DEADLINE_EXCEEDED, "the deadline passed before the hosts sent a result") from None
+            raise deadline_exceeded("the deadline passed before the hosts sent a result") from None
 
     def _hedge(self) -> None:
         """Overtake a slow try by a second one, on other hosts where that can be."""

@@ -7,8 +7,6 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from typing import ParamSpec, TypeVar
 
-import grpc
-
 from serving.modes import MODES, SCORERS, SCORING, SHAPED, TELLING
 from serving.modes.base import Generation, Mode
 from serving.modes.tokenizer import BYTE_TOKENIZER, ChatPrompt, Message, Tokenizer
@@ -33,7 +31,7 @@ from stages.host.schema_check import CHECKS_AT_ONCE, schema_problem
 from stages.model.samplers import SAMPLERS
 from stages.model.scoring import bias_problem
 from stages.threads import FairPool
-from stages.wire.status import StatusError, exhausted, failed_precondition, invalid
+from stages.wire.status import deadline_exceeded, exhausted, failed_precondition, invalid
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -106,7 +104,7 @@ def check_request(request: router_pb2.GenerateRequest, mode: Mode, due_at: float
         if name in settings and settings[name] not in known:
             raise invalid(f"unknown {name} {settings[name]!r}{one_of(settings[name], known)}")
     if due_at <= monotonic():
-        raise StatusError(grpc.StatusCode.DEADLINE_EXCEEDED, "the deadline of this request has passed")
+        raise deadline_exceeded("the deadline of this request has passed")
     return Generation(
         **settings | {"max_tokens": min(limits)},
         mode=mode.name,

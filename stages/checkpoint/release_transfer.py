@@ -6,8 +6,6 @@ import re
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 
-import grpc
-
 from stages.checkpoint.manifest import read_manifest
 from stages.checkpoint.release_store import (
     FOLDERS,
@@ -20,7 +18,7 @@ from stages.checkpoint.release_store import (
 from stages.errors import CheckpointError, InputError, OnesweepError, StalePart, regular
 from stages.threads import in_thread
 from stages.v1 import stage_pb2
-from stages.wire.status import StatusError, failed_precondition, invalid
+from stages.wire.status import StatusError, data_loss, failed_precondition, internal, invalid
 
 PIECE_BYTES = 256 << 10
 STOP_S = 5.0
@@ -149,7 +147,7 @@ def transfer_error(error: OnesweepError) -> StatusError:
     """The status of a failed transfer: FAILED_PRECONDITION for bad files, INTERNAL for this machine, DATA_LOSS for a
     beginning that was damaged here, without which the next try can be whole."""
     if isinstance(error, StalePart):
-        return StatusError(grpc.StatusCode.DATA_LOSS, str(error))
+        return data_loss(str(error))
     if isinstance(error, CheckpointError | InputError):
         return failed_precondition(str(error))
-    return StatusError(grpc.StatusCode.INTERNAL, str(error))
+    return internal(str(error))

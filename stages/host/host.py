@@ -8,8 +8,6 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 
-import grpc
-
 from stages.clock import monotonic
 from stages.host.metrics import HostCounters
 from stages.host.next_hosts import NextHosts, Subscribers
@@ -24,7 +22,7 @@ from stages.host.work.read import ReadWork
 from stages.model.prefill import MAX_PREFILL_CHUNKS, prefix_root
 from stages.v1 import stage_pb2
 from stages.wire.messages import PROTOCOL, Outcome, forward, hops_refusal, seconds_until, summed, work_of
-from stages.wire.status import StatusError, exhausted, failed_precondition, invalid
+from stages.wire.status import StatusError, exhausted, failed_precondition, invalid, permission_denied, unavailable
 
 __all__ = ["Host", "HostSettings"]
 
@@ -181,7 +179,7 @@ class Host:
 
     def _open(self, hop: stage_pb2.Hop, work: HopWork, parts: Parts, capacity: int) -> HostSession:
         if self.stopping:
-            raise StatusError(grpc.StatusCode.UNAVAILABLE, f"{self.settings.name} is stopping")
+            raise unavailable(f"{self.settings.name} is stopping")
         beginning, memory = None, hop.memory
         if hop.HasField("memory"):
             vouched = is_vouched(hop, self.subscribers.key(hop.router))
@@ -310,6 +308,6 @@ class Host:
 def _check_origin(hop: stage_pb2.Hop, session: HostSession, sender: str) -> None:
     """Raise StatusError for a hop of another router, path or host than its session's."""
     if (session.router, session.path) != (hop.router, tuple(hop.path)):
-        raise StatusError(grpc.StatusCode.PERMISSION_DENIED, "this session is of another router, or another path")
+        raise permission_denied("this session is of another router, or another path")
     if sender and session.sender not in ("", sender):
-        raise StatusError(grpc.StatusCode.PERMISSION_DENIED, f"this session's hops come from {session.sender}")
+        raise permission_denied(f"this session's hops come from {session.sender}")

@@ -6,7 +6,6 @@ import logging
 from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 
-import grpc
 import torch
 
 from stages.backends import Backend
@@ -35,7 +34,7 @@ from stages.model.prefill import READ_POSITIONS, split_reads
 from stages.model.scoring import MAX_LOGITS, branch_pieces
 from stages.pictures.trajectory import PicturePiece
 from stages.threads import in_low_priority_thread
-from stages.wire.status import StatusError, failed_precondition
+from stages.wire.status import StatusError, aborted, failed_precondition, not_found
 
 log = logging.getLogger(__name__)
 
@@ -70,12 +69,12 @@ class Sources:
             with contextlib.suppress(CheckpointError):
                 path = self.checkpoint if read_release_manifest(self.checkpoint).name == name else None
         if path is None:
-            raise StatusError(grpc.StatusCode.NOT_FOUND, f"release {name[:40]!r} is not here: store it first")
+            raise not_found(f"release {name[:40]!r} is not here: store it first")
         plan = plan_host(path, self.blocks)
         for source in plan.models.values():
             for block in plan.blocks:
                 if (part := source.manifest.parts[block]) is None or not has_size(source.directory / part.file, part):
-                    raise StatusError(grpc.StatusCode.NOT_FOUND, f"release {name} is not whole here: store it again")
+                    raise not_found(f"release {name} is not whole here: store it again")
         return plan
 
 
@@ -138,7 +137,7 @@ class Loader:
         """Make a release the newest one, and let go of all but those in `keep`. Raises StatusError."""
         self.require_store()
         if self._busy.locked():
-            raise StatusError(grpc.StatusCode.ABORTED, f"{self.host.settings.name} is loading a release already")
+            raise aborted(f"{self.host.settings.name} is loading a release already")
         async with self._busy:
             try:
                 await self._make_newest(name, keep)

@@ -7,7 +7,6 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal, get_args
 
-import grpc
 import torch
 
 from stages.backends import Backend
@@ -28,7 +27,7 @@ from stages.model.vocabulary import Vocabulary
 from stages.pictures.part import PictureArchitecture
 from stages.pictures.trajectory import evaluations, most_pictures
 from stages.v1 import stage_pb2
-from stages.wire.status import StatusError
+from stages.wire.status import unavailable
 
 log = logging.getLogger(__name__)
 
@@ -296,7 +295,7 @@ class Releases:
         """
         loaded = self.loaded
         if not loaded:
-            raise StatusError(grpc.StatusCode.UNAVAILABLE, "this host is still loading its weights")
+            raise unavailable("this host is still loading its weights")
         return next((parts for parts in reversed(loaded) if digest in parts.plan.weights), loaded[-1])
 
 

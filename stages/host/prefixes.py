@@ -16,7 +16,6 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 
-import grpc
 import numpy as np
 import torch
 from numpy.typing import NDArray
@@ -26,7 +25,7 @@ from stages.model.layers import LayerCache
 from stages.model.prefill import ATTEND_POSITIONS, prefix_digests
 from stages.model.vocabulary import Vocabulary
 from stages.v1 import stage_pb2
-from stages.wire.status import StatusError
+from stages.wire.status import not_found
 
 MOST_LISTED = 4096  # pieces that a host tells routers of: 32 KB, once a second at most and only after a change
 LISTED_BYTES = 8  # of a key: a router that takes one for another is refused, and reads anew
@@ -132,10 +131,7 @@ class PrefixStore:
             pieces.append(piece)
             at = piece.last
         if at != beginning.root or len(digests) * ATTEND_POSITIONS != positions:
-            raise StatusError(
-                grpc.StatusCode.NOT_FOUND,
-                f"the first {positions} tokens are not in memory here any more; send the whole text",
-            )
+            raise not_found(f"the first {positions} tokens are not in memory here any more; send the whole text")
         beginning.digests, beginning.recalled = digests[::-1], pieces[::-1]
         self._touch([piece_key(each, beginning.path) for each in beginning.digests])
         self.hits += 1

@@ -31,7 +31,7 @@ from stages.host.sessions import HostSession
 from stages.pictures.trajectory import PicturePiece
 from stages.v1 import stage_pb2
 from stages.wire.messages import Outcome
-from stages.wire.status import StatusError, exhausted
+from stages.wire.status import StatusError, deadline_exceeded, exhausted, internal
 
 log = logging.getLogger(__name__)
 
@@ -288,9 +288,7 @@ class Scheduler:
         if job.session.released:
             job.result = StatusError(grpc.StatusCode.CANCELLED, "the session was released")
         elif job.due_at <= monotonic():
-            job.result = StatusError(
-                grpc.StatusCode.DEADLINE_EXCEEDED, "the deadline passed while the work was waiting"
-            )
+            job.result = deadline_exceeded("the deadline passed while the work was waiting")
 
     def _first_in_line(self) -> tuple[list[ScheduledHop], list[ScheduledHop]]:
         """AR steps for a pass, and other work: the oldest of each, until their pieces fill it; one at least."""
@@ -328,7 +326,7 @@ def _fail(jobs: Sequence[ScheduledHop]) -> None:
     requests, sessions = (", ".join(getattr(job.hop, name) for job in jobs) for name in ("request", "session"))
     log.exception("session %s: a hop failed", sessions, extra={"request": requests, "session": sessions})
     for job in jobs:
-        job.result = StatusError(grpc.StatusCode.INTERNAL, "a hop failed; the host's log says why")
+        job.result = internal("a hop failed; the host's log says why")
 
 
 # A job, its next call, and how long the caches of its piece are before that.

@@ -32,7 +32,7 @@ from stages.wire.channel import check_target
 from stages.wire.hop_stream import Relay
 from stages.wire.link_quality import MAX_PROBE_BYTES, PROBE_TIMEOUT_S, kernel_now, measure_link
 from stages.wire.messages import PROTOCOL
-from stages.wire.status import StatusError, exhausted, failed_precondition, invalid
+from stages.wire.status import StatusError, aborted, exhausted, failed_precondition, invalid
 from stages.wire.tls import Security, Tls
 
 Context = grpc.aio.ServicerContext[Any, Any]
@@ -158,7 +158,7 @@ async def _stored(
     try:
         there = store()
         if storing.locked():
-            raise StatusError(grpc.StatusCode.ABORTED, "another release is being stored: try again when it is done")
+            raise aborted("another release is being stored: try again when it is done")
         async with storing:
             async for response in receive_release(there, requests, wants):
                 yield response

@@ -4,7 +4,6 @@ from collections import OrderedDict
 from dataclasses import dataclass, field
 from functools import cached_property
 
-import grpc
 import numpy as np
 import torch
 from numpy.typing import NDArray
@@ -21,7 +20,7 @@ from stages.model.resampling import Candidates
 from stages.model.vocabulary import Vocabulary
 from stages.v1 import stage_pb2
 from stages.wire.messages import summed
-from stages.wire.status import StatusError, exhausted, failed_precondition, invalid
+from stages.wire.status import StatusError, already_exists, exhausted, failed_precondition, invalid, not_found
 
 REMEMBERED = 4096  # names of released sessions that are kept: work for one of them may still be on its way
 
@@ -109,9 +108,9 @@ class SessionStore:
         :param drafts: with the memory that a drafter takes.
         """
         if name in self.sessions:
-            raise StatusError(grpc.StatusCode.ALREADY_EXISTS, f"session {name!r} is open already")
+            raise already_exists(f"session {name!r} is open already")
         if name in self._released:
-            raise StatusError(grpc.StatusCode.NOT_FOUND, f"session {name!r} was released")
+            raise not_found(f"session {name!r} was released")
         manifest, held = parts.plan.models[kind].manifest, parts.plan.blocks
         need = session_bytes(manifest, held, capacity)
         if drafts and (drafter := parts.drafter(kind)) is not None:
@@ -165,27 +164,24 @@ class SessionStore:
         """
         session = self.sessions.get(name)
         if session is None:
-            raise StatusError(
-                grpc.StatusCode.NOT_FOUND,
+            raise not_found(
                 f"unknown session {name!r}: its lease ran out or this host was restarted; start the request again",
             )
         if session.kind != kind:
             raise invalid(f"session {name!r} is of the {session.kind} model, not of {kind}")
         if number < session.next_number:
-            raise StatusError(grpc.StatusCode.ALREADY_EXISTS, f"sweep {number} of session {name!r} was accepted before")
+            raise already_exists(f"sweep {number} of session {name!r} was accepted before")
         if number > session.next_number:
             raise failed_precondition(f"sweep {number} of session {name!r} came before sweep {session.next_number}")
         if batch < session.batches:
-            message = f"batch {batch} of step {number} of session {name!r} was accepted before"
-            raise StatusError(grpc.StatusCode.ALREADY_EXISTS, message)
+            raise already_exists(f"batch {batch} of step {number} of session {name!r} was accepted before")
         if batch > session.batches or (batch and start < session.length):
             raise failed_precondition(
                 f"batch {batch} of step {number} of session {name!r} at {start} came where batch {session.batches} at "
                 f"{session.length} is due"
             )
         if session.prefills and start < session.length:
-            message = f"the piece of sweep {number} of session {name!r} at {start} was accepted before"
-            raise StatusError(grpc.StatusCode.ALREADY_EXISTS, message)
+            raise already_exists(f"the piece of sweep {number} of session {name!r} at {start} was accepted before")
         # a step may go back behind draft tokens that turned out wrong
         if start > session.length or (start < session.length and kind == "chain"):
             raise failed_precondition(

@@ -5,8 +5,6 @@ Every field is checked here and nowhere else, and every payload is decoded once:
 
 from collections.abc import Sequence
 
-import grpc
-
 from stages.errors import CodecError
 from stages.host.parts import HostPlan, ModelKind, ModelSource
 from stages.host.prefixes import VOUCHER_BYTES
@@ -21,7 +19,7 @@ from stages.model.prefill import ATTEND_POSITIONS
 from stages.v1 import stage_pb2
 from stages.wire.channel import MAX_NAME
 from stages.wire.messages import AnyWork
-from stages.wire.status import StatusError, failed_precondition, invalid
+from stages.wire.status import deadline_exceeded, failed_precondition, invalid
 
 MAX_TIMINGS = 64
 MAX_TIMING_MS = 1e11
@@ -75,7 +73,7 @@ def parse_hop(hop: stage_pb2.Hop, plan: HostPlan, is_open: bool = False) -> HopW
     except CodecError as error:  # of its payloads
         raise invalid(str(error)) from None
     if not hop.left_s > 0:  # true for NaN too
-        raise StatusError(grpc.StatusCode.DEADLINE_EXCEEDED, "the deadline of this request has passed")
+        raise deadline_exceeded("the deadline of this request has passed")
     return work
 
 

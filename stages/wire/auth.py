@@ -12,7 +12,7 @@ import grpc
 import grpc.aio
 
 from stages.v1 import stage_pb2
-from stages.wire.status import Context, Interceptor, StatusError, checked_handler
+from stages.wire.status import Context, Interceptor, StatusError, checked_handler, permission_denied
 
 log = logging.getLogger(__name__)
 
@@ -124,4 +124,4 @@ class CallerGuard(Interceptor):
 
 
 def _denied(message: str) -> StatusError:
-    return StatusError(grpc.StatusCode.PERMISSION_DENIED, message)
+    return permission_denied(message)

@@ -31,6 +31,7 @@ from stages.wire.status import (
     ignoring_ended_call,
     invalid,
     kind_of,
+    not_found,
     with_decode_errors,
 )
 from stages.wire.tls import LOOPBACK_ONLY, Security, ServerCertificate, channel_credentials
@@ -343,7 +344,7 @@ class HealthChecks(health_pb2_grpc.HealthServicer):
 
     async def Check(self, request: health_pb2.HealthCheckRequest, context: Context) -> health_pb2.HealthCheckResponse:
         if (status := self._status.get(request.service)) is None:
-            raise StatusError(grpc.StatusCode.NOT_FOUND, f"there is no service {request.service[:80]!r} here")
+            raise not_found(f"there is no service {request.service[:80]!r} here")
         return Status(status=status)
 
     async def Watch(self, request: health_pb2.HealthCheckRequest, context: Context) -> None:

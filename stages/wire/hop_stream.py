@@ -19,7 +19,15 @@ from stages.errors import InputError, printable
 from stages.v1 import stage_pb2, stage_pb2_grpc
 from stages.wire.channel import DEFAULT_MESSAGE_BYTES, KEEP_WARM_S, open_channel
 from stages.wire.messages import PROTOCOL, hops_refusal, seconds_until
-from stages.wire.status import STATUS_MARK, StatusError, made_printable, retry_after_ms, trailing_metadata
+from stages.wire.status import (
+    STATUS_MARK,
+    StatusError,
+    deadline_exceeded,
+    made_printable,
+    retry_after_ms,
+    trailing_metadata,
+    unavailable,
+)
 from stages.wire.tls import LOOPBACK_ONLY, Security, handshake_problem
 from stages.wire.tokens import own_token, token_metadata
 
@@ -221,7 +229,7 @@ class Relay:
     async def _stream(self) -> None:
         """One stream, from its first batch to its end; hops that it leaves unacknowledged have failed."""
         begin = monotonic()
-        refusal = StatusError(grpc.StatusCode.UNAVAILABLE, f"{self.host} closed the connection; see that it runs")
+        refusal = unavailable(f"{self.host} closed the connection; see that it runs")
         wake = self._wake = asyncio.Event()
         wake.set()  # for what is in the outbox already
         try:
@@ -284,20 +292,17 @@ class Relay:
     def _expire(self, handover: _Handover, left_s: float) -> None:
         if left_s < self.hop_timeout_s:
             message = f"the deadline passed while {self.host} did not answer"
-            handover.settle(StatusError(grpc.StatusCode.DEADLINE_EXCEEDED, message))
+            handover.settle(deadline_exceeded(message))
         else:
             handover.settle(self._silent(handover.begin))
 
     def _closed(self) -> StatusError:
-        return StatusError(grpc.StatusCode.UNAVAILABLE, f"the link to {self.host} was closed")
+        return unavailable(f"the link to {self.host} was closed")
 
     def _silent(self, begin: float) -> StatusError:
         self._renew()
         waited_s = monotonic() - begin
-        return StatusError(
-            grpc.StatusCode.UNAVAILABLE,
-            f"{self.host} did not answer within {waited_s:.1f} s; see that it runs and can be reached",
-        )
+        return unavailable(f"{self.host} did not answer within {waited_s:.1f} s; see that it runs and can be reached")
 
     def loss(self, error: grpc.aio.AioRpcError) -> str:
         """Why a call that was to last for ever ended."""

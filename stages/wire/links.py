@@ -34,7 +34,7 @@ from stages.threads import cancelled
 from stages.v1 import join_pb2, join_pb2_grpc
 from stages.wire.channel import LINK_DOMAIN, LINKS_VARIABLE, open_channel, parse_address
 from stages.wire.pipes import PIECE_BYTES, PIPE_KEY, AwaitedPipes, CalledPipe, Pipe, SocketPipe, splice
-from stages.wire.status import StatusError
+from stages.wire.status import StatusError, unavailable
 from stages.wire.tls import Security, Tls
 from stages.wire.tokens import token_metadata
 
@@ -215,7 +215,7 @@ class MachineLinks:
     async def dial(self, name: str, local: SocketPipe) -> None:
         """Carry a connection to a machine, by the first way that there is. Raises StatusError."""
         if (stub := self._stub) is None:
-            raise StatusError(grpc.StatusCode.UNAVAILABLE, "the rendezvous was not reached yet")
+            raise unavailable("the rendezvous was not reached yet")
         last, address, chosen_at = self._ways.pop(name, ("", "", 0.0))
         kind = last if monotonic() - chosen_at <= CHOSEN_S else ""
         try:
@@ -231,7 +231,7 @@ class MachineLinks:
                     return
                 if last == DIRECT and monotonic() - self._lost_at.setdefault(name, monotonic()) < BETWEEN_S:
                     self._ways[name] = last, address, chosen_at
-                    raise StatusError(grpc.StatusCode.UNAVAILABLE, f"machine {name} does not answer where it did")
+                    raise unavailable(f"machine {name} does not answer where it did")
             async with self._reversed(stub, name if kind != RELAYED else "") as other:
                 if other is not None:
                     self._choose(stub, name, REVERSED)

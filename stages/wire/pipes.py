@@ -15,7 +15,7 @@ import grpc.aio
 
 from stages.threads import cancelled
 from stages.v1 import join_pb2, join_pb2_grpc
-from stages.wire.status import Context, StatusError, exhausted, ignoring_ended_call
+from stages.wire.status import Context, exhausted, ignoring_ended_call, not_found
 
 log = logging.getLogger(__name__)
 
@@ -130,7 +130,7 @@ class AwaitedPipes(join_pb2_grpc.JoinServiceServicer):  # its other methods are 
         self, requests: AsyncIterator[join_pb2.Chunk], context: Context
     ) -> None:
         if not await self.open(dict(context.invocation_metadata() or ()), "", ServedPipe(requests, context)):
-            raise StatusError(grpc.StatusCode.NOT_FOUND, NOBODY_WAITS)
+            raise not_found(NOBODY_WAITS)
 
 
 class RelayBudget:

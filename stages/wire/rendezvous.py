@@ -38,7 +38,7 @@ from stages.wire.pipes import (
     splice,
 )
 from stages.wire.secret_files import lock_beside, make_private_directory, read_file, write_file
-from stages.wire.status import Context, StatusError, exhausted, invalid
+from stages.wire.status import Context, StatusError, already_exists, exhausted, invalid, not_found, unavailable
 from stages.wire.tickets import Invitations, secret_hash
 from stages.wire.tls import Security, Tls
 from stages.wire.tokens import HEADER, SCHEME
@@ -217,7 +217,7 @@ class Rendezvous(join_pb2_grpc.JoinServiceServicer):
                 raise invalid(said)
             if name in self.machines or name == ROUTER_NAME:
                 said = f"a machine called {name} has joined already: take another name, with --name"
-                raise StatusError(grpc.StatusCode.ALREADY_EXISTS, said)
+                raise already_exists(said)
             if len(self.machines) >= MOST_MACHINES:
                 raise exhausted(f"{MOST_MACHINES} machines have joined, and no more can", 60_000)
             own = secrets.token_urlsafe(32)
@@ -298,12 +298,12 @@ class Rendezvous(join_pb2_grpc.JoinServiceServicer):
                     async with asyncio.timeout(NOTICE_S):
                         other = await asyncio.shield(found)
                 except TimeoutError:
-                    raise StatusError(grpc.StatusCode.UNAVAILABLE, f"machine {target.name} does not answer") from None
+                    raise unavailable(f"machine {target.name} does not answer") from None
                 yield other, count
 
     def _notify(self, target: Machine, notice: join_pb2.Notice) -> None:
         if target.notices is None or target.notices.full():
-            raise StatusError(grpc.StatusCode.UNAVAILABLE, f"machine {target.name} does not read its notices")
+            raise unavailable(f"machine {target.name} does not read its notices")
         target.notices.put_nowait(notice)
 
     def _reachable(self, machine: Machine, name: str) -> Machine:
@@ -316,7 +316,7 @@ class Rendezvous(join_pb2_grpc.JoinServiceServicer):
     def _present(self, name: str) -> Machine:
         machine = self.machines.get(name)
         if machine is None or machine.notices is None:
-            raise StatusError(grpc.StatusCode.NOT_FOUND, f"machine {name[:40]} is not there")
+            raise not_found(f"machine {name[:40]} is not there")
         return machine
 
     def _caller(self, method: str, context: Context) -> Machine:

@@ -77,6 +77,20 @@ class StatusError(Exception):
             error.__traceback__ = error.__context__ = None
 
 
+# The errors that servers of ours end calls with, each of its sentence.
+aborted = partial(StatusError, grpc.StatusCode.ABORTED)
+already_exists = partial(StatusError, grpc.StatusCode.ALREADY_EXISTS)
+data_loss = partial(StatusError, grpc.StatusCode.DATA_LOSS)
+deadline_exceeded = partial(StatusError, grpc.StatusCode.DEADLINE_EXCEEDED)
+exhausted = partial(StatusError, grpc.StatusCode.RESOURCE_EXHAUSTED)
+failed_precondition = partial(StatusError, grpc.StatusCode.FAILED_PRECONDITION)
+internal = partial(StatusError, grpc.StatusCode.INTERNAL)
+invalid = partial(StatusError, grpc.StatusCode.INVALID_ARGUMENT)
+not_found = partial(StatusError, grpc.StatusCode.NOT_FOUND)
+permission_denied = partial(StatusError, grpc.StatusCode.PERMISSION_DENIED)
+unavailable = partial(StatusError, grpc.StatusCode.UNAVAILABLE)
+
+
 @contextmanager
 def ignoring_ended_call() -> Iterator[None]:
     """Guard for sending to a call whose deadline may pass at this moment, which is no failure.
@@ -138,18 +152,6 @@ def record_of(message: Message) -> dict[str, Any]:
     return record
 
 
-def invalid(message: str) -> StatusError:
-    return StatusError(grpc.StatusCode.INVALID_ARGUMENT, message)
-
-
-def exhausted(message: str, retry_after_ms: int) -> StatusError:
-    return StatusError(grpc.StatusCode.RESOURCE_EXHAUSTED, message, retry_after_ms)
-
-
-def failed_precondition(message: str) -> StatusError:
-    return StatusError(grpc.StatusCode.FAILED_PRECONDITION, message)
-
-
 def protocol_refusal(theirs: int, sender: str, receiver: str, ours: int, subject: str) -> StatusError:
     """The refusal where two processes speak different protocols: it names the one to upgrade."""
     older = sender if theirs < ours else receiver
@@ -162,14 +164,6 @@ def check_caller(protocol: int, receiver: str) -> None:
     """Raise StatusError for a caller of a router or a training that speaks another protocol."""
     if (protocol or 1) != CALLS:
         raise protocol_refusal(protocol, "the caller", receiver, CALLS, "calls")
-
-
-def internal(message: str) -> StatusError:
-    return StatusError(grpc.StatusCode.INTERNAL, message)
-
-
-def unavailable(message: str) -> StatusError:
-    return StatusError(grpc.StatusCode.UNAVAILABLE, message)
 
 
 # A deserializer that never fails stands before gRPC's parsing, a check behind it: gRPC offers no hook between.

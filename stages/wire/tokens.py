@@ -29,7 +29,7 @@ from stages.wire.secret_files import (
     state_directory,
     write_file,
 )
-from stages.wire.status import Metadata, StatusError
+from stages.wire.status import Metadata, StatusError, permission_denied
 from stages.wire.tls import Tls
 
 log = logging.getLogger(__name__)
@@ -124,7 +124,7 @@ class Keyring:
             raise _unauthenticated("unknown token: it was mistyped or removed; ask the operator of this server for one")
         if not found.may(scope):
             said = f"key {found.name} may {', '.join(found.scopes)} only, not {scope}"
-            raise StatusError(grpc.StatusCode.PERMISSION_DENIED, said)
+            raise permission_denied(said)
         return found
 
     def _shares(self, path: Path) -> dict[str, Key]:

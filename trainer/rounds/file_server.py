@@ -9,12 +9,10 @@ from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
 
-import grpc
-
 from stages.clock import monotonic
 from stages.errors import CodecError, InputError, RequestError
 from stages.wire.channel import check_name
-from stages.wire.status import StatusError, invalid
+from stages.wire.status import StatusError, invalid, not_found
 from trainer.rounds.codecs import CODECS, WHOLE, route
 from trainer.rounds.ledger import KEPT_VERSIONS, Ledger
 from trainer.rounds.members import Member, Members, Place
@@ -79,7 +77,7 @@ class WeightServer:
 
 
 def _gone(name: str) -> StatusError:
-    return StatusError(grpc.StatusCode.NOT_FOUND, f"there is no file {name[:80]!r} any more: ask for the next order")
+    return not_found(f"there is no file {name[:80]!r} any more: ask for the next order")
 
 
 class FeatureRelay:

@@ -5,9 +5,7 @@ from collections.abc import Callable, Iterator, Sequence
 from copy import copy
 from dataclasses import asdict, dataclass, field
 
-import grpc
-
-from stages.wire.status import StatusError
+from stages.wire.status import aborted, already_exists, exhausted, not_found
 from trainer.rounds.store import Record, Store
 from trainer.v1 import rounds_pb2
 
@@ -113,18 +111,18 @@ class Members:
         """
         if part is not None and not 0 <= part < self.parts:
             span = f"parts 0 to {self.parts - 1}" if self.parts > 1 else "one part, 0"
-            raise StatusError(grpc.StatusCode.NOT_FOUND, f"there is no part {part}: this run has {span}")
+            raise not_found(f"there is no part {part}: this run has {span}")
         same = [m for m in self._members.values() if m.key == key and (key or m.worker == worker)]
         for other in same:
             if self.is_here(other, now_s) and (stands_by or other.worker != worker):
                 taken = f"{key} has a place already, as {other.worker}: a key has one place, and one vote in a merge"
                 said = ANOTHER.format(worker) if other.worker == worker else f"{taken}; get a key for each worker"
-                raise StatusError(grpc.StatusCode.RESOURCE_EXHAUSTED, said, RETRY_MS)
+                raise exhausted(said, RETRY_MS)
         place = self._own(same, worker, part) or self._free(part, now_s)
         if place is None:
             where = f"part {part}" if part is not None else "every part"
             said = f"{where} has its {self.replicas} workers, as many as the run's settings plan"
-            raise StatusError(grpc.StatusCode.RESOURCE_EXHAUSTED, f"{said}; --wait waits until one is gone", RETRY_MS)
+            raise exhausted(f"{said}; --wait waits until one is gone", RETRY_MS)
         before = self._members.get(place)
         for other in [m for m in same if m.place != place]:
             self.leave(other)
@@ -142,9 +140,9 @@ class Members:
                     member.heard_s = now_s
                     return member
                 if self.is_here(member, now_s):
-                    raise StatusError(grpc.StatusCode.ALREADY_EXISTS, ANOTHER.format(worker))
+                    raise already_exists(ANOTHER.format(worker))
         said = f"{worker} has no such lease: its place went to another, or the coordinator's directory is a new one"
-        raise StatusError(grpc.StatusCode.ABORTED, f"{said}; it joins again")
+        raise aborted(f"{said}; it joins again")
 
     def remember(self, worker: str, part: int, fragment: str, round_: int) -> None:
         """Something of `worker` was accepted for this round, before this process began."""

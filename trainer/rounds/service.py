@@ -16,7 +16,7 @@ from stages.signals import stop_on_signals
 from stages.threads import in_thread
 from stages.wire.auth import CLIENT, HOST, ROUTER, identity_of
 from stages.wire.channel import bind, check_listen, new_server
-from stages.wire.status import StatusError, exhausted, invalid
+from stages.wire.status import data_loss, exhausted, invalid, permission_denied, unavailable
 from stages.wire.tokens import STATUS, WORK, Keyring
 from trainer.blocks.config import TrainingConfig
 from trainer.blocks.data import Corpus
@@ -62,7 +62,7 @@ class WorkerAccess:
             said = (
                 f"your certificate is {shown}: a worker needs one of role client (`onesweep certs issue client NAME`)"
             )
-            raise StatusError(grpc.StatusCode.PERMISSION_DENIED, said)
+            raise permission_denied(said)
         return identity.name
 
     def check_worker(self, context: Context, worker: str) -> str:
@@ -70,7 +70,7 @@ class WorkerAccess:
         name = self.check_scope(context, WORK)
         if name is not None and worker != name and not worker.startswith(f"{name}."):
             said = f"you are {name}: you may work as {name} or {name}.SOMETHING only, not as {worker[:80]!r}"
-            raise StatusError(grpc.StatusCode.PERMISSION_DENIED, said)
+            raise permission_denied(said)
         return name or ""
 
 
@@ -93,7 +93,7 @@ class NewestCalls:
 
         def check() -> None:
             if alike[-1] is not mine:
-                raise StatusError(grpc.StatusCode.UNAVAILABLE, "the same was begun anew: the older call ends")
+                raise unavailable("the same was begun anew: the older call ends")
 
         try:
             yield check
@@ -207,7 +207,7 @@ class RoundsService(rounds_pb2_grpc.RoundsServiceServicer):
         try:
             yield
         except DamagedError as error:
-            raise StatusError(grpc.StatusCode.DATA_LOSS, str(error)) from None
+            raise data_loss(str(error)) from None
         except RequestError as error:
             raise invalid(str(error)) from None
         except CheckpointError as error:
