@@ -26,6 +26,14 @@ NAMELESS = {"utils.py", "helpers.py"}
 TOP_FOLDERS = {"deploy", "docs", "proto", "tests", "weights", *PACKAGES}
 
 MATCHERS = {f"re.{name}" for name in ("compile", "match", "fullmatch", "search", "sub", "split", "findall", "finditer")}
+# Logic that is told events and the time: it runs in tests and in virtual time as it does over a network.
+LOGIC = {
+    *("serving.router.answer", "serving.router.paths", "serving.router.placement", "serving.router.request"),
+    *("stages.host.grammar", "stages.host.prefixes", "stages.host.sessions"),
+    *("trainer.rounds.ledger", "trainer.rounds.members", "trainer.rounds.merging", "trainer.rounds.schedule"),
+    *("trainer.rounds.scoring", "trainer.rounds.spec"),
+}
+OUTSIDE = {"asyncio", "grpc", "socket", "ssl", "subprocess", "threading", "time", "stages.clock", "stages.threads"}
 BANNED_OPENINGS = re.compile(r"(What|Who|Whoever|Whether|Those|Of|How|Where)\b")
 BANNED_PHRASES = re.compile(r"\b(whoever|what came of|goes on|is told)\b", re.IGNORECASE)
 
@@ -110,6 +118,19 @@ def mannered_prose(root: Path) -> list[str]:
     return broken
 
 
+def logic_with_io(root: Path) -> list[str]:
+    """Modules of LOGIC that reach for the network, a thread or a clock themselves."""
+    modules = {module.name: module for module in find_modules(root)}
+    found = [f"{name}: LOGIC names it, and it is not there" for name in sorted(LOGIC - modules.keys())]
+    for name in sorted(LOGIC & modules.keys()):
+        for node in ast.walk(modules[name].tree):
+            names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
+            names += [node.module or ""] if isinstance(node, ast.ImportFrom) else []
+            reached = [each for each in names if each in OUTSIDE or each.partition(".")[0] in OUTSIDE]
+            found += [f"{name} is logic, and imports {each}: have it told what it needs" for each in reached]
+    return found
+
+
 def slow_patterns(root: Path) -> list[str]:
     """Regular expressions that may take more than linear time: a repeat of unbounded length in another one, unless a
     character that it cannot match stands before it each time."""
@@ -179,6 +200,7 @@ RULES: tuple[Callable[[Path], list[str]], ...] = (
     stray_folders,
     silent_tests,
     mannered_prose,
+    logic_with_io,
     slow_patterns,
 )
 

@@ -12,7 +12,8 @@ import torch
 
 from loadtest.simulation.loop import CALLER
 from serving.router.active_release import RouterParts
-from serving.router.paths import SUSPECT_S, Attempt, HostLink, HostPath
+from serving.router.host_link import Attempt, HostLink, HostPath
+from serving.router.paths import SUSPECT_S
 from serving.router.ring import Ring
 from serving.router.session import Session
 from stages.backends import Backend

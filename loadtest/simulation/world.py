@@ -30,7 +30,7 @@ from serving.cli.deploy import deploying
 from serving.client.client import AsyncClient, RequestRefused, Result, RouterError
 from serving.router.active_release import ActiveRelease
 from serving.router.admission import Admission
-from serving.router.paths import HostLink
+from serving.router.host_link import HostLink
 from serving.router.ring import RingView
 from serving.router.rollout import Rollout
 from serving.router.server import first_release

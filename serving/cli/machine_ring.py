@@ -15,7 +15,7 @@ import grpc.aio
 from serving.cli.deploy import read_release
 from serving.cli.deployment import RELEASES, ROUTER, TOPOLOGY, Deployment
 from serving.cli.run import manifest_record
-from serving.router.paths import HostLink
+from serving.router.host_link import HostLink
 from serving.router.placement import ROUTER_END, Span, placed, ring_order
 from serving.router.rollout import LOAD_S, load, send
 from serving.router.topology import HostEntry, Topology, local_topology

@@ -6,7 +6,7 @@ from itertools import starmap, zip_longest
 
 import numpy as np
 
-from serving.router.paths import HostLink
+from serving.router.host_link import HostLink
 from serving.router.topology import HostEntry
 from serving.v1 import router_pb2
 from stages.clock import monotonic

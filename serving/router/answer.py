@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from serving.router.paths import Attempt, HostLink, HostPath
+from serving.router.host_link import Attempt, HostLink, HostPath
 from stages.host.parts import HostPlan, Parts, load_parts, plan_host
 from stages.host.sessions import HostSession, SessionStore
 from stages.host.validation import parse_hop
@@ -196,7 +196,7 @@ class ReferenceVerifier:
         self._loaded[path] = parts
         kind = parse_hop(first, plan).kind
         session = SessionStore(MOST_BYTES, lease_s=MOST_BYTES).open(
-            first.session, first.router, kind, first.capacity, parts
+            first.session, first.router, kind, first.capacity, parts, now_s=0.0
         )
         results = list[stage_pb2.Event]()
         for hops in steps:

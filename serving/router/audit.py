@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from serving.router.answer import AuditedAnswer, ReferenceVerifier, same_results
-from serving.router.paths import Attempt, HostLink, HostPath
+from serving.router.host_link import Attempt, HostLink, HostPath
 from stages.checkpoint.checkpoint import replace_file
 from stages.clock import monotonic
 from stages.errors import OnesweepError

@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 import grpc
 import grpc.aio
 
-from serving.router.paths import clock_warning
+from serving.router.host_link import clock_warning
 from serving.router.topology import HostEntry, Topology
 from stages.v1 import stage_pb2
 from stages.wire.hop_stream import Relay

@@ -14,7 +14,8 @@ import grpc.aio
 
 from serving.router.answer import ReferenceVerifier
 from serving.router.audit import Auditor, Quarantine
-from serving.router.paths import Attempt, HostLink, HostPath, Suspects, Weights, best_path
+from serving.router.host_link import Attempt, HostLink, HostPath, Weights
+from serving.router.paths import Hedging, Suspects, best_path
 from serving.router.settings import RingSettings
 from serving.router.topology import HostEntry
 from stages.clock import monotonic
@@ -29,48 +30,10 @@ from stages.wire.tls import LOOPBACK_ONLY, Security
 
 T = TypeVar("T")
 
-# Hedging: a result that takes longer than nearly all others is tried again on other hosts.
-
-# A fixed time would be too long for a byte and too short for a long sweep on a busy host.
-# Less is not waited while the deadline leaves time: a machine that stalls a moment shall not get twice the work.
-LEAST_S = 1.0
-HEDGES = 10.0  # Second tries that may be made at once, after a quiet time.
-MOST_REPLAYS = 8  # Replays under way at once, on all hosts; further ones wait for those to bring a result.
-HEDGE_SHARE = 0.05  # Of all results, how many may need one: when everything is slow, more work would make it slower.
-
-
-class Hedging:
-    """Mean and deviation of waiting times, as TCP keeps them for its retransmissions (RFC 6298), by kind of work."""
-
-    def __init__(self) -> None:
-        self._seen: dict[str, tuple[float, float]] = {}
-        self._hedges = HEDGES
-
-    def record(self, kind: str, took_s: float) -> None:
-        """Book how long a result took that came of the first try."""
-        mean_s, deviation_s = self._seen.get(kind, (took_s, took_s / 2))
-        deviation_s += (abs(took_s - mean_s) - deviation_s) / 4
-        self._seen[kind] = (mean_s + (took_s - mean_s) / 8, deviation_s)
-        self._hedges = min(self._hedges + HEDGE_SHARE, HEDGES)
-
-    def wait_s(self, kind: str, left_s: float) -> float:
-        """Time to wait for a result. `left_s`: until the deadline."""
-        mean_s, deviation_s = self._seen.get(kind, (LEAST_S, LEAST_S))
-        usual_s = max(mean_s + 4 * deviation_s, LEAST_S)
-        # a second try must end before the deadline
-        return max(min(usual_s, left_s - 2 * mean_s), mean_s + 2 * deviation_s)
-
-    def may_hedge(self) -> bool:
-        """True where a second try is within bounds; counts it."""
-        if self._hedges < 1:
-            return False
-        self._hedges -= 1
-        return True
-
-
 log = logging.getLogger(__name__)
 
 RETRY_S = 0.2
+MOST_REPLAYS = 8  # Replays under way at once, on all hosts; further ones wait for those to bring a result.
 DESCRIBE_S, IDLE_DESCRIBE_S = 1.0, 3.0  # Pause between two descriptions of a host, and of one that no request uses.
 WATCH_S = 0.2
 # Beyond the longest that an audit waits: what asks a host that is taken out is to hear its answer.
@@ -153,7 +116,8 @@ class Ring:
     def choose(self, weights: Weights, avoid: Collection[str] = (), prefixes: Sequence[bytes] = ()) -> HostPath | None:
         """The quickest way through hosts with `weights`, or one about as quick that keeps more of `prefixes`, the
         digests of a text's beginnings, the shortest first. None where there is none."""
-        return best_path(self.links, weights, self.suspects, avoid, prefixes) if self.links else None
+        suspects = self.suspects.now(monotonic())
+        return best_path(self.links, weights, suspects, avoid, prefixes) if self.links else None
 
     def begin(self, path: HostPath, receive: Callable[[Attempt, stage_pb2.Event], object]) -> Attempt:
         """A session on the hosts of `path`, until `end`; `receive` gets its results, and faults of lost hosts."""

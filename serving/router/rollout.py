@@ -12,7 +12,7 @@ import grpc
 import grpc.aio
 
 from serving.router.active_release import ActiveRelease, RouterParts, smoke_test
-from serving.router.paths import HostLink
+from serving.router.host_link import HostLink
 from serving.router.ring import Ring, RingView
 from serving.v1 import router_pb2
 from stages.checkpoint.release_store import ReleaseManifest, ReleaseStore, read_release_manifest

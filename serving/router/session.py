@@ -18,7 +18,8 @@ import grpc
 from serving.router.accounting import JITTER_S, Account
 from serving.router.answer import AuditedAnswer
 from serving.router.audit import AuditFailed
-from serving.router.paths import Attempt, HostLink, HostPath, kept_by
+from serving.router.host_link import Attempt, HostLink, HostPath
+from serving.router.paths import kept_by
 from serving.router.ring import RingView
 from stages.clock import monotonic
 from stages.host.parts import MODEL_KINDS, ModelKind
@@ -380,7 +381,7 @@ class Session:
         source = next((link.entry.address for name, link in names if name == fault.host), "")
         guilty = fault.lost or source
         if fault.lost and source:
-            self.ring.suspects.add(source, fault.lost)
+            self.ring.suspects.add(source, fault.lost, monotonic())
         if StatusError.numbered(fault.code, fault.message).code not in ELSEWHERE:
             # the sender of nonsense cannot be identified, so every host on the path is suspected
             self._blamed.update(link.entry.address for link in attempt.path)

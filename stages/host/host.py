@@ -166,7 +166,7 @@ class Host:
             extra_bytes = work.extra_bytes(parts, hop.capacity if session is None else session.capacity)
             opens = work.start == 0 or bool(hop.memory.prefix)
             session = self._open(hop, work, parts, hop.capacity) if opens else self._due(hop, work)
-            self.sessions.book(hop.session, extra_bytes)
+            self.sessions.book(hop.session, extra_bytes, monotonic())
             session.length = work.start + work.remembered
         if sender:  # one host alone forwards to this one
             session.sender = sender
@@ -189,7 +189,7 @@ class Host:
                 # what nobody vouched for has no place: such a prefix is not there
                 self.prefixes.find(memory.prefix if vouched else b"", kept, hop.read.start)
             beginning = kept if vouched else None
-        session = self.sessions.open(hop.session, hop.router, work.kind, capacity, parts, work.drafts)
+        session = self.sessions.open(hop.session, hop.router, work.kind, capacity, parts, monotonic(), work.drafts)
         session.next_number = work.number  # a replay starts where another host's session ended
         session.beginning, session.path = beginning, tuple(hop.path)
         return session
@@ -253,7 +253,7 @@ class Host:
             job.session.add_up(outcome, job.work.is_prefill)
         if result is not None:
             job.session.add_up(result, is_prefill=False)
-        self.sessions.renew(job.session)
+        self.sessions.renew(job.session, monotonic())
         if job.session.released:
             return
         if isinstance(outcome, stage_pb2.Hop):

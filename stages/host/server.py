@@ -295,7 +295,7 @@ async def housekeeping(host: Host) -> None:
         begin = monotonic()
         await asyncio.sleep(HOUSEKEEPING_S)
         host.stall_s = max(monotonic() - begin - HOUSEKEEPING_S, STALL_FADES * host.stall_s)
-        host.sessions.expire()
+        host.sessions.expire(monotonic())
 
 
 def serve(settings: StageSettings) -> None:

@@ -19,6 +19,7 @@ from google.protobuf import json_format
 from stages.checkpoint.checkpoint import replace_file
 from stages.checkpoint.release_store import BESIDE, ReleaseStore, Wants
 from stages.checkpoint.release_transfer import drain_requests, receive_release, transfer_error
+from stages.clock import monotonic
 from stages.errors import InputError, OnesweepError
 from stages.host.host import Host
 from stages.host.loading import Loader, Sources
@@ -211,7 +212,7 @@ class StageService(stage_pb2_grpc.StageServiceServicer):
     async def Describe(self, request: stage_pb2.DescribeRequest, context: Context) -> stage_pb2.DescribeResponse:
         for name in self._own(request.sessions, context):
             if (session := self.host.sessions.sessions.get(name)) is not None:
-                self.host.sessions.renew(session)
+                self.host.sessions.renew(session, monotonic())
         if len(request.faulty) > MOST_FAULTY:
             raise invalid(f"at most {MOST_FAULTY} faulty hosts can be named at once")
         if (peer := identity_of(context)) is None or peer.role == ROUTER:

@@ -9,7 +9,6 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from stages.clock import monotonic
 from stages.host.drafter import DraftState
 from stages.host.grammar import Grammar
 from stages.host.parts import ModelKind, Parts, session_bytes
@@ -100,7 +99,7 @@ class SessionStore:
         self._released: OrderedDict[str, None] = OrderedDict()
 
     def open(
-        self, name: str, router: str, kind: ModelKind, capacity: int, parts: Parts, drafts: bool = False
+        self, name: str, router: str, kind: ModelKind, capacity: int, parts: Parts, now_s: float, drafts: bool = False
     ) -> HostSession:
         """Make a session's caches. Raises StatusError when the budget does not allow them.
 
@@ -115,8 +114,8 @@ class SessionStore:
         need = session_bytes(manifest, held, capacity)
         if drafts and (drafter := parts.drafter(kind)) is not None:
             need += drafter.session_bytes(capacity)
-        self._check_room(need)
-        session = HostSession(router, kind, capacity, need, monotonic() + self.lease_s, parts)
+        self._check_room(need, now_s)
+        session = HostSession(router, kind, capacity, need, now_s + self.lease_s, parts)
         if not manifest.draws:
             a = manifest.text_architecture
             try:
@@ -134,21 +133,21 @@ class SessionStore:
         self.bytes += need
         return session
 
-    def book(self, name: str, extra_bytes: int) -> None:
+    def book(self, name: str, extra_bytes: int, now_s: float) -> None:
         """Book what a session's work takes beside its caches, once. Raises StatusError where the budget has no room:
         the session is then freed."""
         session = self.sessions[name]
         if (more := extra_bytes - session.extra_bytes) > 0:
             try:
-                self._check_room(more)
+                self._check_room(more, now_s)
             except StatusError:
                 self.release(name)
                 raise
             session.extra_bytes = extra_bytes
             session.bytes, self.bytes = session.bytes + more, self.bytes + more
 
-    def _check_room(self, need: int) -> None:
-        self.expire()
+    def _check_room(self, need: int, now_s: float) -> None:
+        self.expire(now_s)
         if self.bytes + need > self.budget_bytes:
             raise exhausted(
                 f"no memory for another session: {need} bytes needed, {self.budget_bytes - self.bytes} of "
@@ -189,9 +188,9 @@ class SessionStore:
             )
         return session
 
-    def renew(self, session: HostSession) -> None:
+    def renew(self, session: HostSession, now_s: float) -> None:
         """Begin a session's lease again."""
-        session.expires_at = monotonic() + self.lease_s
+        session.expires_at = now_s + self.lease_s
 
     def release(self, name: str) -> bool:
         """Free a session; False when there was none. Either way it cannot be opened any more."""
@@ -210,10 +209,9 @@ class SessionStore:
         for name in [name for name, session in self.sessions.items() if session.router == router]:
             self.release(name)
 
-    def expire(self) -> None:
+    def expire(self, now_s: float) -> None:
         """Free the sessions whose lease ran out."""
-        now = monotonic()
         for name in [
-            name for name, session in self.sessions.items() if session.expires_at <= now and not session.pending
+            name for name, session in self.sessions.items() if session.expires_at <= now_s and not session.pending
         ]:
             self.release(name)

@@ -11,7 +11,7 @@ import grpc.aio
 import pytest
 
 from serving.client.client import RouterError, _DrawnAnswer
-from serving.router.paths import HostLink
+from serving.router.host_link import HostLink
 from serving.router.topology import HostEntry, local_topology, read_topology
 from serving.v1 import router_pb2
 from stages.errors import InputError

@@ -125,7 +125,7 @@ def trip(ring: Ring, kind: str, number: int = 0, **work: Any) -> tuple[list[byte
     for plan in plans:
         parts = load_parts(plan)
         sessions = SessionStore(1 << 28, lease_s=PATIENT_S)
-        session = sessions.open(hop.session, hop.router, model, hop.capacity, parts)
+        session = sessions.open(hop.session, hop.router, model, hop.capacity, parts, 0.0)
         begun = parse_hop(copy_of(hop), plan)
         begun.begin(session, plan.blocks[-1] + 1)
         while begun.outcome is None:

@@ -46,7 +46,7 @@ class Paced(Scheduler):
     def _arrive(self, name: str, hops: Hops, hop: stage_pb2.Hop, at: int) -> ScheduledHop:
         kind, session = hop.router, self.store.sessions.get(hop.session)
         if session is None:
-            session = self.store.open(hop.session, "r", kind, hop.capacity, self.parts)
+            session = self.store.open(hop.session, "r", kind, hop.capacity, self.parts, 0.0)
         sent = stage_pb2.Hop()
         sent.CopyFrom(hop)
         sent.digest = self.parts.plan.models[kind].digest

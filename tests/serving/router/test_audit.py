@@ -18,7 +18,7 @@ import torch
 from serving.client.client import Client, RouterError
 from serving.router.answer import AuditedAnswer, same_result, same_results
 from serving.router.audit import CLEARED_AFTER, Auditor, Suspicion, alike
-from serving.router.paths import Attempt, HostLink
+from serving.router.host_link import Attempt, HostLink
 from serving.router.ring import Ring
 from serving.router.topology import HostEntry
 from stages.host.host import Host

@@ -1,5 +1,6 @@
 """Which hosts a request goes through."""
 
+from collections.abc import Collection
 from itertools import product
 from typing import Any
 
@@ -7,9 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from serving.router.paths import SUSPECT_S, HostLink, Suspects, best_path
+from serving.router.host_link import HostLink
+from serving.router.paths import SUSPECT_S, Suspects, best_path
 from serving.router.topology import HostEntry
-from stages import clock
 from stages.host.parts import weights_of
 from stages.host.prefixes import MOST_LISTED, path_digest, piece_key
 from stages.v1 import stage_pb2
@@ -40,8 +41,8 @@ def release(ar: str, parts: int = 2, loading: bool = False) -> stage_pb2.Release
     return stage_pb2.Release(name=ar, chain=chain, ar=stage_pb2.ModelInfo(digest=ar), loading=loading)
 
 
-def names(links: list[HostLink], avoid: tuple[str, ...] = (), suspects: Suspects | None = None) -> str | None:
-    path = best_path(links, weights_of(release("a")), suspects or Suspects(), avoid)
+def names(links: list[HostLink], avoid: tuple[str, ...] = (), suspects: Collection[tuple[str, str]] = ()) -> str | None:
+    path = best_path(links, weights_of(release("a")), suspects, avoid)
     return None if path is None else " ".join(link.entry.name for link in path)
 
 
@@ -73,7 +74,7 @@ def keeping(links: list[HostLink], after: str = "", **counts: int) -> str:
         kept = PREFIXES[: counts.get(name, 0)]
         digests = b"".join(piece_key(digest, path_digest(before))[:8] for digest in kept)
         link.hear_prefixes(stage_pb2.PrefixList(version=link.prefix_version + 1, digests=digests))
-    path: Any = best_path(links, weights_of(release("a")), Suspects(), (), PREFIXES)
+    path: Any = best_path(links, weights_of(release("a")), (), (), PREFIXES)
     return " ".join(link.entry.name for link in path)
 
 
@@ -119,13 +120,10 @@ def test_those_to_avoid_are_taken_where_there_is_no_other() -> None:
 
 
 def test_a_link_that_failed_is_gone_round() -> None:
-    now = [100.0]
-    with clock.replaced(lambda: now[0]):
-        suspects = Suspects()
-        suspects.add("a", "x")
-        assert names(square(), suspects=suspects) == "b y"
-        now[0] += SUSPECT_S
-        assert names(square(), suspects=suspects) == "a x", "by then its hosts say what is wrong"
+    suspects = Suspects()
+    suspects.add("a", "x", now_s=100.0)
+    assert names(square(), suspects=suspects.now(100.0)) == "b y"
+    assert names(square(), suspects=suspects.now(100.0 + SUSPECT_S)) == "a x", "by then its hosts say what is wrong"
 
 
 def test_a_host_takes_part_with_each_release_that_it_has_loaded() -> None:
@@ -133,10 +131,10 @@ def test_a_host_takes_part_with_each_release_that_it_has_loaded() -> None:
     exchange(links[0], release("a"), release("other"))
     exchange(links[2], release("a"), release("other", loading=True))
     assert names(links) == "a x"
-    assert best_path(links, weights_of(release("other")), Suspects()) is None
+    assert best_path(links, weights_of(release("other")), ()) is None
     exchange(links[2], release("other"))
     assert names(links) == "b y"
-    path: Any = best_path(links, weights_of(release("other")), Suspects())
+    path: Any = best_path(links, weights_of(release("other")), ())
     assert [link.entry.name for link in path] == ["a", "x"]
 
 

@@ -11,7 +11,7 @@ import grpc.aio
 import pytest
 
 from serving.router import rollout as bearer
-from serving.router.paths import HostLink
+from serving.router.host_link import HostLink
 from serving.router.rollout import drop, load, send
 from serving.router.topology import HostEntry
 from stages.checkpoint.release_store import ReleaseManifest, read_release_manifest

@@ -11,8 +11,8 @@ import pytest
 from serving.cli.ports import free_port_block
 from serving.client.client import Client, Result, RouterError
 from serving.modes.local_model import TOKENS_PER_TURN
-from serving.router import paths as links
-from serving.router.paths import HostLink
+from serving.router import host_link as links
+from serving.router.host_link import HostLink
 from serving.router.topology import HostEntry, local_topology
 from stages.v1 import stage_pb2
 from tests.conftest import wait_ready

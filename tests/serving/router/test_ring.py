@@ -14,7 +14,7 @@ import pytest
 
 from serving.cli.ports import free_port_block
 from serving.router.accounting import Account
-from serving.router.paths import HostLink
+from serving.router.host_link import HostLink
 from serving.router.ring import Ring, RingView
 from serving.router.session import Session
 from serving.router.topology import HostEntry, Topology, local_topology
@@ -63,7 +63,7 @@ async def write(ring: Ring) -> bytes:
 async def test_hosts_hold_a_session_while_others_work(topology: Topology, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its lease begins again without a hop."""
     renewed = list[str]()
-    monkeypatch.setattr(SessionStore, "renew", lambda store, session: renewed.append(session.router))
+    monkeypatch.setattr(SessionStore, "renew", lambda store, session, now_s: renewed.append(session.router))
     async with opened(topology) as ring:
         with Session(RingView(ring), "ar", 8, 2**42, Account()) as session:
             await session.push(step(remaining=1, codec="fp32"), b"The sea")

@@ -15,7 +15,7 @@ from serving.cli.deployment import Deployment
 from serving.cli.ports import free_port_block
 from serving.client.client import Client, Result, RouterError
 from serving.router.active_release import ActiveRelease
-from serving.router.paths import ONE_AT_A_TIME
+from serving.router.host_link import ONE_AT_A_TIME
 from serving.router.ring import Ring
 from serving.router.server import SERVICE, first_release
 from serving.router.settings import RouterSettings

@@ -12,8 +12,9 @@ import pytest
 from serving.router.accounting import Account
 from serving.router.answer import AuditedAnswer
 from serving.router.audit import Auditor
-from serving.router.paths import Attempt, HostLink, HostPath
-from serving.router.ring import HEDGE_SHARE, HEDGES, LEAST_S, MOST_REPLAYS, Hedging, Ring, RingView
+from serving.router.host_link import Attempt, HostLink, HostPath
+from serving.router.paths import HEDGE_SHARE, HEDGES, LEAST_S, Hedging
+from serving.router.ring import MOST_REPLAYS, Ring, RingView
 from serving.router.session import Check, Session
 from serving.router.settings import RingSettings
 from serving.router.topology import HostEntry

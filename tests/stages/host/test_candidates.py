@@ -84,7 +84,7 @@ class Line:
             session = store.sessions.get("s")
             if session is None:
                 parts.plan.models[work.kind]
-                session = store.open("s", "r", work.kind, hop.capacity, parts)
+                session = store.open("s", "r", work.kind, hop.capacity, parts, 0.0)
             work.begin(session, parts.plan.blocks[-1] + 1)
             while work.outcome is None:
                 call = work.next_op()
@@ -204,7 +204,7 @@ def drawing(parts: Parts) -> stage_pb2.Hop:
 
 def test_candidates_that_come_back_are_those_that_were_written(hosts: dict[tuple[int, ...], Parts]) -> None:
     parts = hosts[0, 1, 2]
-    session = SessionStore(1 << 30, 60.0).open("s", "r", "ar", 150, parts)
+    session = SessionStore(1 << 30, 60.0).open("s", "r", "ar", 150, parts, 0.0)
 
     def computed(hop: stage_pb2.Hop) -> HopWork:
         work = parse_hop(copy_of(hop), parts.plan)

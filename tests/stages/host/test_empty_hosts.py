@@ -11,7 +11,7 @@ import grpc
 import pytest
 
 from serving.cli.ports import free_port_block
-from serving.router.paths import HostLink
+from serving.router.host_link import HostLink
 from serving.router.rollout import send
 from serving.router.topology import HostEntry
 from stages.checkpoint.release_store import read_release_manifest

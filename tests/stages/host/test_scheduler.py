@@ -138,7 +138,7 @@ def test_shares_of_passes_add_up_to_no_more_than_the_time_there_was(parts: Parts
 def job_of(engine: Scheduler, parts: Parts, hops: Hops) -> ScheduledHop:
     """A request's first hop, submitted."""
     hop = next(hops)
-    session = SessionStore(1 << 30, 60.0).open("s", "r", hop.router, hop.capacity, parts)
+    session = SessionStore(1 << 30, 60.0).open("s", "r", hop.router, hop.capacity, parts, 0.0)
     hop.digest = parts.plan.models[hop.router].digest
     job = ScheduledHop(hop, parse_hop(hop, parts.plan), session, 0, time.monotonic() + PATIENCE_S)
     engine.submit(job)

@@ -1,12 +1,10 @@
 """Sessions: leases, order, and the byte budget."""
 
-from collections.abc import Iterator
 from pathlib import Path
 
 import grpc
 import pytest
 
-from stages import clock
 from stages.host.grammar import GRAMMAR_BYTES
 from stages.host.parts import Parts, load_parts, plan_host, session_bytes
 from stages.host.sessions import REMEMBERED, HostSession, SessionStore
@@ -29,14 +27,12 @@ class Fixture:
         self.store = SessionStore(2 * self.need, lease_s=10.0)
 
     def open(self, name: str, kind: str = "chain", capacity: int = CAPACITY) -> HostSession:
-        return self.store.open(name, "r", kind, capacity, self.parts)
+        return self.store.open(name, "r", kind, capacity, self.parts, self.now)
 
 
 @pytest.fixture
-def held(parts: Parts) -> Iterator[Fixture]:
-    fixture = Fixture(parts)
-    with clock.replaced(lambda: fixture.now):
-        yield fixture
+def held(parts: Parts) -> Fixture:
+    return Fixture(parts)
 
 
 def test_a_session_takes_what_was_calculated(held: Fixture) -> None:
@@ -70,12 +66,12 @@ def test_the_budget_holds(held: Fixture) -> None:
 def test_a_schema_counts_once_in_its_session(held: Fixture) -> None:
     held.open("a")
     with pytest.raises(StatusError, match="no memory for another session"):
-        held.store.book("a", GRAMMAR_BYTES)
+        held.store.book("a", GRAMMAR_BYTES, held.now)
     assert held.store.bytes == 0
     held.store.budget_bytes += GRAMMAR_BYTES
     held.open("b")
     for _ in range(2):
-        held.store.book("b", GRAMMAR_BYTES)
+        held.store.book("b", GRAMMAR_BYTES, held.now)
     assert held.store.bytes == held.need + GRAMMAR_BYTES
     held.store.release("b")
     assert held.store.bytes == 0
@@ -85,13 +81,13 @@ def test_a_lease_can_be_renewed_and_work_under_way_holds_it(held: Fixture) -> No
     renewed, busy, idle = held.open("renewed", capacity=8), held.open("busy", capacity=8), held.open("idle", capacity=8)
     busy.pending = 1
     held.now = 6.0
-    held.store.renew(renewed)
+    held.store.renew(renewed, held.now)
     held.now = 11.0
-    held.store.expire()
+    held.store.expire(held.now)
     assert list(held.store.sessions) == ["renewed", "busy"]
     assert idle.expires_at == 10.0
     held.now, busy.pending = 16.0, 0
-    held.store.expire()
+    held.store.expire(held.now)
     assert (held.store.sessions, held.store.bytes) == ({}, 0)
 
 

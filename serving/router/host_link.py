@@ -1,0 +1,231 @@
+"""The router's link to a host, and a request's session on the hosts of one path."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import secrets
+import time
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+
+import grpc
+import grpc.aio
+
+from serving.router.topology import HostEntry
+from stages.clock import monotonic
+from stages.host.next_hosts import EVENTS_BYTES
+from stages.host.parts import MODEL_KINDS, MOST_RELEASES, weights_of
+from stages.host.prefixes import LISTED_BYTES, MOST_LISTED, path_digest, piece_key, voucher
+from stages.v1 import stage_pb2
+from stages.wire.hop_stream import Relay
+from stages.wire.messages import results_of
+from stages.wire.status import StatusError, internal
+from stages.wire.tls import LOOPBACK_ONLY, Security
+
+RELEASE_TIMEOUT_S = 5.0
+RELEASE_AFTER_S = 0.005  # Pause before sessions are freed: the answer goes out first.
+MOST_OWED = 4096  # Sessions that a lost host is still to free; older ones end there with their leases.
+MESSAGE_BYTES = 64 << 20
+# A host whose answer to a keep-warm message is so late, by three round trips and by twice what its answers took lately,
+# or what it says that it stood still, is taken for lost. gRPC's own keepalive takes 15 s with the least settings that
+# servers accept.
+SILENT_S = 1.0
+# Of what a host may say of itself.
+MOST_BLOCKS, MOST_HOSTS = 1024, 64
+CLOCK_LIMIT_S = 0.5  # Clocks that differ by more are named: certificates and logs go by them.
+ONE_AT_A_TIME = "it computes requests one at a time: on its processor a result would depend on those beside it"
+NEW_SHARE = 0.1  # Weight of a new time in the running mean of a host's times.
+
+# Digests of the models that a host holds, in the order of KINDS: hosts with the same can share a request.
+Weights = tuple[str, ...]
+
+
+class HostLink:
+    """One host as the router sees it."""
+
+    def __init__(
+        self,
+        entry: HostEntry,
+        hop_timeout_s: float,
+        security: Security = LOOPBACK_ONLY,
+    ) -> None:
+        self.entry = entry
+        self.relay = Relay(entry.address, MESSAGE_BYTES, hop_timeout_s, entry.name, security, EVENTS_BYTES)
+        self.info: stage_pb2.DescribeResponse | None = None
+        # Blocks of a whole model, as it says; 0 while that is not known.
+        self.parts = 0
+        # What it has loaded, the newest last.
+        self.held: dict[Weights, stage_pb2.Release] = {}
+        # Why no request can use this host; empty when one can.
+        self.problem = f"host {entry.name} at {entry.address} was not reached yet"
+        # Something to mend, though requests can use it; empty where nothing is known.
+        self.warning = ""
+        # What an audit found against it: it gets no work until then, by the clock.
+        self.quarantined, self.quarantined_until = "", 0.0
+        # Of this router, under way.
+        self.sessions = 0
+        # Running mean of what a hop takes here, waiting included.
+        self.hop_ms = 0.0
+        # For vouchers, another one with each subscription.
+        self.key = b""
+        # What it keeps of earlier texts, and which version of its list that is.
+        self.prefixes = frozenset[bytes]()
+        self.prefix_version = 0
+        # Its own links, by the address that they lead to.
+        self.onward: dict[str, stage_pb2.LinkInfo] = {}
+        # Sessions to be freed there.
+        self._owed: list[str] = []
+        self._releasing = False
+
+    @property
+    def instance(self) -> str:
+        """Name of the host's process, as it says."""
+        return self.info.instance if self.info else ""
+
+    def silent_s(self) -> float | None:
+        """Seconds without an answer to a keep-warm message, if those are too many."""
+        if self.relay.asked_at is None:
+            return None
+        quiet_s = monotonic() - self.relay.asked_at
+        usual_s = SILENT_S + 3 * (self.relay.least_rtt_ms or 0.0) / 1000
+        late_s = max(self.relay.late_ms, self.info.stall_ms if self.info else 0) / 1000
+        # No longer than a description is waited for, whatever the host says of itself.
+        return quiet_s if quiet_s > max(usual_s, min(usual_s + 2 * late_s, self.relay.hop_timeout_s)) else None
+
+    def record(self, timing: stage_pb2.HopTiming) -> None:
+        """Book what a hop took."""
+        took_ms = timing.queue_ms + timing.compute_ms
+        self.hop_ms += NEW_SHARE * (took_ms - self.hop_ms) if self.hop_ms else took_ms
+
+    def hear(self, info: stage_pb2.DescribeResponse) -> None:
+        """Take note of what the host says of itself. Raises StatusError for what no sound host says."""
+        sizes = len(info.blocks), len(info.links), len(info.releases)
+        if any(size > most for size, most in zip(sizes, (MOST_BLOCKS, MOST_HOSTS, MOST_RELEASES), strict=True)):
+            raise internal("it names {} blocks, {} links and {} releases".format(*sizes))
+        self.info = info
+        self.parts = max((getattr(each, kind).parts for each in info.releases for kind in MODEL_KINDS), default=0)
+        self.onward = {link.address: link for link in info.links}
+        self.held = {weights_of(release): release for release in info.releases if not release.loading}
+
+    def hear_prefixes(self, told: stage_pb2.PrefixList) -> None:
+        """Take note of what the host keeps of earlier texts."""
+        if told.version != self.prefix_version:
+            keys = told.digests[: MOST_LISTED * LISTED_BYTES]  # once: each look at the field copies it
+            self.prefixes = frozenset(keys[at : at + LISTED_BYTES] for at in range(0, len(keys), LISTED_BYTES))
+            self.prefix_version = told.version
+
+    def forget_prefixes(self) -> None:
+        """Take the host for one that keeps nothing, until it sends its list again."""
+        self.prefixes, self.prefix_version = frozenset(), 0
+
+    def kept(self, prefixes: Sequence[bytes], before: Sequence[str] = ()) -> int:
+        """Number of `prefixes`, the digests of a text's beginnings, the shortest first, that the host keeps.
+
+        :param before: instances of the hosts before it on the path."""
+        path = path_digest(before)
+        lacking = (i for i, each in enumerate(prefixes) if piece_key(each, path)[:LISTED_BYTES] not in self.prefixes)
+        return next(lacking, len(prefixes))
+
+    async def describe(self, sessions: Iterable[str] = (), faulty: Iterable[str] = ()) -> None:
+        """Refresh `info` and `problem`, and the leases of `sessions`. Raises StatusError where it does not answer."""
+        begin = time.time()
+        info = await self.relay.describe(self.relay.hop_timeout_s, self.prefix_version, sessions, faulty)
+        self.hear(info)
+        slow = ONE_AT_A_TIME if info.one_at_a_time else ""
+        self.warning = (clock_warning(info.unix_us / 1e6, begin, time.time()) if info.unix_us else "") or slow
+        self.hear_prefixes(info.prefixes)
+        if monotonic() >= self.quarantined_until:
+            self.quarantined = ""
+        if self.quarantined:
+            self.problem = f"host {self.entry.name} at {self.entry.address} is quarantined: {self.quarantined}"
+        elif tuple(info.blocks) != self.entry.blocks:
+            self.problem = (
+                f"host {self.entry.name} at {self.entry.address} holds blocks {list(info.blocks)}, "
+                f"the topology says {list(self.entry.blocks)}"
+            )
+        elif not info.ready:
+            self.problem = f"host {self.entry.name} is not ready: {info.not_ready_reason}"
+        elif not all(0 <= link.rtt_ms < math.inf for link in info.links):
+            self.problem = f"host {self.entry.name} measured round trips that cannot be: see what runs there"
+        else:
+            self.problem = ""
+
+    async def release(self, session: str | None = None) -> None:
+        """Free a session, together with others that end at about the same time or could not be freed before."""
+        if session is not None:
+            self._owed = [*self._owed, session][-MOST_OWED:]
+        if self._releasing:
+            return
+        self._releasing = True
+        try:
+            while self._owed:
+                await asyncio.sleep(RELEASE_AFTER_S)
+                owed, self._owed = self._owed, []
+                try:
+                    request = stage_pb2.ReleaseRequest(sessions=owed, prefixes=self.prefix_version)
+                    released = await self.relay.stub.Release(request, timeout=RELEASE_TIMEOUT_S)
+                    self.hear_prefixes(released.prefixes)  # the next turn of a chat may come before a description does
+                except (grpc.aio.AioRpcError, grpc.aio.UsageError):  # it is lost, maybe for a while, or taken out
+                    self._owed = [*owed, *self._owed][-MOST_OWED:]
+                    return
+        finally:
+            self._releasing = False
+
+
+def clock_warning(clock_s: float, begin_s: float, end_s: float) -> str:
+    """A sentence about a clock that told `clock_s` between two moments of this machine's, Unix seconds; empty where
+    they agree."""
+    off_s = clock_s - (begin_s + end_s) / 2
+    if abs(off_s) - (end_s - begin_s) / 2 <= CLOCK_LIMIT_S:
+        return ""
+    return (
+        f"its clock is {off_s:+.1f} s from here: logs do not match, and certificates may be refused; "
+        "run NTP (timedatectl set-ntp true)"
+    )
+
+
+HostPath = tuple[HostLink, ...]
+
+
+@dataclass(eq=False)
+class Attempt:
+    """A session on the hosts of one path: work goes to the first, `receive` gets what comes back from any of them."""
+
+    path: HostPath
+    receive: Callable[[Attempt, stage_pb2.Event], object]
+    # The session's name on the hosts.
+    name: str = field(default_factory=lambda: secrets.token_hex(16))
+    # Events that came and were not looked at yet.
+    unread: int = 0
+    # Results that the step under way has, and those of its batches that came.
+    results: int = 1
+    batches: list[stage_pb2.Event] = field(default_factory=list)
+    # Tokens that the hosts are to have in memory, until the first result shows that they had.
+    recalled: int = 0
+    # It reads again what other hosts had read, and brought no result yet.
+    replays: bool = False
+
+    def memory(self, space: bytes, prefix: bytes = b"") -> stage_pb2.Memory | None:
+        """The place of its text in the hosts' memory, vouched for to each host; None where a host names no instance.
+
+        :param prefix: digest of the tokens that they keep."""
+        hosts = [link.instance for link in self.path]
+        if not all(hosts):
+            return None
+        vouchers = (voucher(link.key, self.name, space, hosts[:at]) for at, link in enumerate(self.path))
+        return stage_pb2.Memory(space=space, prefix=prefix, hosts=hosts[:-1], vouchers=b"".join(vouchers))
+
+    def send(self, hops: Sequence[stage_pb2.Hop]) -> None:
+        """Put the hops of a sweep or step on their way; one that the first host does not take is a fault."""
+        first, self.results, self.batches = self.path[0], results_of(hops), []
+
+        def settled(error: StatusError | None) -> None:
+            if error is not None:
+                self.fail(stage_pb2.Fault(code=error.number, message=error.message, lost=first.entry.address))
+
+        for hop in hops:
+            first.relay.send(hop, settled)
+
+    def fail(self, fault: stage_pb2.Fault) -> None:
+        self.receive(self, stage_pb2.Event(session=self.name, fault=fault))
