@@ -28,10 +28,16 @@ TOP_FOLDERS = {"deploy", "docs", "proto", "tests", "weights", *PACKAGES}
 MATCHERS = {f"re.{name}" for name in ("compile", "match", "fullmatch", "search", "sub", "split", "findall", "finditer")}
 # Logic that is told events and the time: it runs in tests and in virtual time as it does over a network.
 LOGIC = {
-    *("serving.router.answer", "serving.router.paths", "serving.router.placement", "serving.router.request"),
+    *(
+        "serving.router.answer",
+        "serving.router.journal",
+        "serving.router.paths",
+        "serving.router.placement",
+        "serving.router.request",
+    ),
     *("stages.host.grammar", "stages.host.prefixes", "stages.host.sessions"),
     *("trainer.rounds.ledger", "trainer.rounds.members", "trainer.rounds.merging", "trainer.rounds.schedule"),
-    *("trainer.rounds.scoring", "trainer.rounds.spec"),
+    *("trainer.rounds.scoring", "trainer.rounds.spec", "serving.router.request"),
 }
 OUTSIDE = {"asyncio", "grpc", "socket", "ssl", "subprocess", "threading", "time", "stages.clock", "stages.threads"}
 BANNED_OPENINGS = re.compile(r"(What|Who|Whoever|Whether|Those|Of|How|Where)\b")

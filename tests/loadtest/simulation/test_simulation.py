@@ -27,6 +27,7 @@ from loadtest.simulation.schedule import (
 from loadtest.simulation.search import Weights, fate_of, fewest, run_schedule, search, trouble_of
 from loadtest.simulation.training import BreakableStore
 from loadtest.simulation.world import CASES, PATIENCE_S, RequestOutcome
+from serving.router.journal import Journal
 from serving.router.paths import Suspects
 from serving.router.session import Session
 from stages.clock import monotonic
@@ -213,17 +214,17 @@ def test_a_deployment_is_whole_or_not_at_all(weights: Weights) -> None:
 
 
 def test_a_planted_fault_is_found_and_shrunk(weights: Weights, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A session that forgets, when it is moved, the last byte that hosts wrote."""
-    replay = Session._replay
+    """A journal that forgets, when its request is moved, the last byte that hosts wrote."""
+    replay = Journal.replay
 
-    def forgetful(session: Session) -> Any:
-        session._written = session._written[:-1]
-        return replay(session)
+    def forgetful(journal: Journal) -> Any:
+        journal._written = journal._written[:-1]
+        return replay(journal)
 
     kill, slow = PlannedFault("kill", ("b-1",), 0.3, 9.0), PlannedFault("slow", ("c-1",), 0.0, 0.1)
     schedule = replace(faulty(slow, kill, PlannedFault("kill", ("b-2",), 5.0, 0.1)), requests=((Asked(11, 0.0),),) * 1)
     assert trouble(weights, schedule) == ()
-    monkeypatch.setattr(Session, "_replay", forgetful)
+    monkeypatch.setattr(Journal, "replay", forgetful)
     assert trouble(weights, schedule)
     assert fewest(weights, schedule).faults == (kill,)
 

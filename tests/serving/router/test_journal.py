@@ -1,0 +1,74 @@
+"""What other hosts are sent that go on with a text: the same bytes, in the same pieces."""
+
+from collections.abc import Sequence
+from typing import Any
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from serving.router.journal import Journal
+from stages.model.vocabulary import BYTES, Vocabulary
+from stages.v1 import stage_pb2
+from tests.stages.hops import step
+
+
+def after(*begun: tuple[Any, bytes, Sequence[bytes]]) -> Journal:
+    """A journal in which each work began with its text, and brought results."""
+    journal = Journal(BYTES)
+    for work, text, results in begun:
+        journal.begin(work, text, b"")
+        for result in results:
+            journal.settle(stage_pb2.Event(number=journal.due, text=result))
+    return journal
+
+
+@given(st.lists(st.binary(min_size=1, max_size=9), min_size=2, max_size=8))
+def test_sweeps_keep_their_pieces(chunks: list[bytes]) -> None:
+    works = [stage_pb2.Sweep(slots=4) for _ in chunks]
+    texts = [b"".join(chunks[: number + 1]) for number in range(len(chunks))]
+    results = [[b"abcd"]] * (len(chunks) - 1) + [[]]
+    again: Any = after(*zip(works, texts, results, strict=True)).replay()
+    assert (again.number, again.start, again.slots) == (works[-1].number, 0, 4) == (len(chunks) - 1, 0, 4)
+    assert again.clean == b"".join(chunks)
+    assert list(again.reads) == [len(chunk) for chunk in chunks[:-1]]
+    assert works[-1].clean == chunks[-1], "what was pushed has what hosts had not read"
+
+
+@given(prompt=st.binary(min_size=1, max_size=200), written=st.lists(st.binary(min_size=1, max_size=4), min_size=1))
+def test_steps_that_hosts_make_by_themselves(prompt: bytes, written: list[bytes]) -> None:
+    """They bring several tokens each where the last host drafts."""
+    journal = after((step(prompt=len(prompt), remaining=400), prompt, written))
+    whole = b"".join(written)
+    for again in (journal.replay(), journal.replay()):
+        assert isinstance(again, stage_pb2.Read)
+        assert (again.number, again.start, again.prompt) == (len(written), 0, len(prompt))
+        assert again.clean == prompt + whole
+        assert again.sample.remaining == 400 - len(whole)
+
+
+def test_candidates_keep_every_read() -> None:
+    works = [step(candidates=[b"x"]) for _ in range(3)]
+    texts = (b"prompt", b"promptone", b"promptonetwo")
+    again = after(*zip(works, texts, ([b""], [b""], []), strict=True)).replay()
+    assert isinstance(again, stage_pb2.Read)
+    assert list(again.reads) == [6, 3]
+
+
+TOKENS = Vocabulary(300)
+tokens = st.lists(st.integers(0, 299), min_size=1, max_size=90)
+
+
+@given(prompt=tokens, written=tokens, wrong=st.lists(st.integers(0, 299), max_size=5))
+def test_tokens_are_counted_and_only_accepted_drafts_are_kept(
+    prompt: list[int], written: list[int], wrong: list[int]
+) -> None:
+    journal, first, second = Journal(TOKENS), step(draft=len(written) - 1 + len(wrong)), step()
+    journal.begin(first, TOKENS.encode(prompt), TOKENS.encode([*written[:-1], *wrong]))
+    journal.settle(stage_pb2.Event(text=TOKENS.encode(written)))
+    journal.kept = len(written) - 1
+    journal.begin(second, TOKENS.encode(prompt + written), b"")
+    again: Any = journal.replay()
+    assert TOKENS.tokens(first.clean) == [*prompt, *written[:-1], *wrong]
+    assert (second.number, second.start) == (1, len(prompt) + len(written) - 1)
+    assert TOKENS.tokens(second.clean) == written[-1:]
+    assert TOKENS.tokens(again.clean) == prompt + written
