@@ -53,6 +53,8 @@ class ProgressLine(WorkProgress):
 
     def at(self, what: str, share: float | None = None) -> None:
         now = self._clock()
+        if share == 0.0:  # what was waited for before the work says nothing of what is left of it
+            self._begin = now
         if now - self._last < (TERMINAL_PAUSE_S if self._in_place else PAUSE_S):
             return
         self._last = now

@@ -23,7 +23,7 @@ from stages.checkpoint.checkpoint import replace_file
 from stages.checkpoint.release_store import CURRENT_NAME, ReleaseManifest, release_files
 from stages.clock import monotonic
 from stages.errors import InputError, OnesweepError, ServiceError
-from stages.importing.importing import StageHost
+from stages.importing.cut import StageHost
 from stages.progress import ProgressLine
 from stages.signals import run_interruptible
 from stages.v1 import stage_pb2

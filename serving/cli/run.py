@@ -27,7 +27,7 @@ from stages.settings import from_flags
 from stages.signals import ends_cleanly
 
 if TYPE_CHECKING:
-    from stages.importing.importing import StageHost
+    from stages.importing.cut import StageHost
 
 # Modules that need gRPC are imported when a command runs.
 

@@ -7,7 +7,7 @@ from itertools import pairwise, permutations
 from typing import TYPE_CHECKING, TypeAlias
 
 if TYPE_CHECKING:
-    from stages.importing.importing import StageHost
+    from stages.importing.cut import StageHost
 
 Span: TypeAlias = tuple[int, ...]
 ROUTER_END = "router"  # no host is called so

@@ -35,7 +35,7 @@ class AttentionShape:
 
     def weights(self, scores: Tensor) -> Tensor:
         """Scores of queries, all keys' of each in the last dimension -> weights."""
-        return (scores if self.softcap is None else soft_capped(scores, self.softcap)).softmax(-1)
+        return soft_capped(scores, self.softcap).softmax(-1)
 
 
 def attention_shape(layer: Layer | LlamaLayer) -> AttentionShape:
@@ -173,8 +173,7 @@ def _attend_some(shape: AttentionShape, q: Tensor, start: int, k: Tensor, v: Ten
     past, rows = cache.length, q.flatten(1, 3)
     hidden = ~seen_keys(k.shape[2], past, shape.window, q.device)[start : start + q.shape[3]]
     old, own = rows @ keys.transpose(1, 2), q @ k.unsqueeze(1).transpose(3, 4)
-    if shape.softcap is not None:
-        old, own = soft_capped(old, shape.softcap), soft_capped(own, shape.softcap)
+    old, own = soft_capped(old, shape.softcap), soft_capped(own, shape.softcap)
     own.masked_fill_(hidden[:, past:], UNSEEN)
     if shape.window is not None:
         old.unflatten(1, q.shape[1:4]).masked_fill_(hidden[:, :past], UNSEEN)

@@ -373,4 +373,4 @@ def normed_head(stage: PipelineStage, head: Callable[[Tensor], Tensor] | None) -
     if stage.norm is None or head is None:
         return None
     norm, cap = PackedNorm(stage.norm), stage.architecture.logit_softcap if isinstance(stage, LlamaStage) else None
-    return lambda x: head(norm(x)) if cap is None else soft_capped(head(norm(x)), cap)
+    return lambda x: soft_capped(head(norm(x)), cap)

@@ -6,6 +6,7 @@ import argparse
 import json
 import math
 import sys
+from contextlib import closing
 from pathlib import Path
 from shlex import quote
 
@@ -56,25 +57,15 @@ def add_inspect(inspect: argparse.ArgumentParser) -> None:
 
 
 def run_import(options: argparse.Namespace) -> int:
-    progress = ProgressLine()
-    progress.at(f"reading {options.source}", 0.0)  # torch takes seconds to import
-    from stages.importing.importing import ImportSettings, host_shares, import_model, summary
+    with closing(ProgressLine()) as progress:
+        progress.at(f"reading {options.source}", 0.0)  # torch takes seconds to import
+        from stages.importing.cut import host_shares
+        from stages.importing.importing import ImportSettings, import_model, summary
 
-    check_positive(options, "context")
-    settings = ImportSettings(
-        options.source,
-        options.out,
-        options.blocks,
-        options.context,
-        is_untrained=options.untrained,
-        hosts=host_shares(options.blocks, options.speeds, options.memory_mb),
-        weights=options.weights,
-        drafter=options.drafter,
-    )
-    try:
-        imported = import_model(settings, progress)
-    finally:
-        progress.close()
+        check_positive(options, "context")
+        hosts = host_shares(options.blocks, options.speeds, options.memory_mb)
+        given = (options.source, options.out, options.blocks, options.context, options.untrained, hosts)
+        imported = import_model(ImportSettings(*given, options.weights, drafter=options.drafter), progress)
     print(summary(imported))
     print(f"chat with it: onesweep run {quote(str(options.out))}")
     return 0

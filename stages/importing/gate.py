@@ -1,31 +1,35 @@
 """The gate of an import: the model must read the probe text as such a model does, or is refused with a reason."""
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import lru_cache, partial
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn import functional as F
 
 from stages.errors import CheckpointError
-from stages.importing.gguf_file import half_split, interleaved
+from stages.importing.gguf_file import LLAMA3_SCALINGS, half_split, interleaved
 from stages.importing.source import EMBEDDING, HEAD, NORM, Source, expected_shapes
-from stages.model.architecture import LlamaArchitecture, RopeScaling
+from stages.model.architecture import MAX_LAYERS, LlamaArchitecture
 from stages.model.layers import soft_capped
 from stages.model.llama import LlamaLayer, llama_rotary
 
-# Readings of the same weights that differ in one thing: what a mis-mapped model most likely got wrong.
+# Readings of the same weights that differ in one thing: what a mis-mapped model most likely got wrong. Where the rows
+# of a matrix are in another order, so are the numbers of its product: all readings share the matrices as they are.
 Tensors = dict[str, Tensor]  # of one layer, by their names within it
-Change = Callable[[Tensors, LlamaArchitecture], Tensors]
+# What leaves a module instead, of the layer's tensors, what entered and what left.
+Change = Callable[[Tensors, Tensor, Tensor], Tensor]
 
 THETAS = (1e4, 1e5, 5e5, 1e6)
 EPSILONS = (1e-6, 1e-5)
-MAX_THREADS = 4  # each may hold a layer of its own
-SCALINGS = (None, RopeScaling(8.0, 1.0, 4.0, 8192), RopeScaling(32.0, 1.0, 4.0, 8192))
+MAX_THREADS = 4
+AT_ONCE = 4  # readings in one product: one alone takes 1.4 times as long for each, as a text is short
+TABLE_ROWS = 512  # of the head, in one product
+SCALINGS = (None, *LLAMA3_SCALINGS)
 
 
 @dataclass(frozen=True)
@@ -34,25 +38,14 @@ class Variant:
 
     what: str  # the difference from the source's own settings, worded to follow "with"
     architecture: LlamaArchitecture
-    change: Change | None = None  # none: the weights as they are
-    only: int | None = None  # the layer that the change is for; None for all
-
-    def layer(self, tensors: Tensors, index: int, unchanged: Tensors) -> LlamaLayer:
-        """A layer of this reading. tensors: the source's, of that layer; unchanged: the same, `joined`."""
-        if self.change is not None and self.only in (None, index):
-            unchanged = joined(self.change(tensors, self.architecture))
-        with torch.device("meta"):
-            layer = LlamaLayer(self.architecture, index)
-        layer.load_state_dict(unchanged, assign=True)
-        return layer.eval().requires_grad_(False)
+    changes: Mapping[str, Change] = field(default_factory=dict)  # by the module within a layer
+    layers: range = range(MAX_LAYERS)  # that differ from the source's own reading
 
 
 def settings(source: Source) -> Iterator[Variant]:
     """The source's own reading, then those that change one thing in all layers that no shape betrays."""
     a = source.architecture
     yield Variant("", a)
-    yield Variant("the rows of each query and key head de-interleaved (head layout)", a, partial(_heads, half_split))
-    yield Variant("the rows of each query and key head interleaved (head layout)", a, partial(_heads, interleaved))
     for theta in THETAS:
         if theta != a.rope_theta:
             yield Variant(f"rotary theta {theta:g} instead of {a.rope_theta:g}", replace(a, rope_theta=theta))
@@ -60,51 +53,89 @@ def settings(source: Source) -> Iterator[Variant]:
         if scaling != a.rope_scaling:
             shown = f"Llama 3's by {scaling.factor:g}" if scaling else "none"
             yield Variant(f"another rotary scaling ({shown})", replace(a, rope_scaling=scaling))
-    for epsilon in EPSILONS:
-        if epsilon != a.norm_epsilon:
-            changed = replace(a, norm_epsilon=epsilon)
-            yield Variant(f"norm epsilon {epsilon:g} instead of {a.norm_epsilon:g}", changed)
+    none = range(MAX_LAYERS, MAX_LAYERS)
     if not a.tied_head:
-        yield Variant("the head tied to the embedding", replace(a, tied_head=True))
+        yield Variant("the head tied to the embedding", replace(a, tied_head=True), layers=none)
     elif HEAD in source.shapes():
-        yield Variant(f"the head's own tensor {HEAD} instead of the tied embedding", replace(a, tied_head=False))
+        what = f"the head's own tensor {HEAD} instead of the tied embedding"
+        yield Variant(what, replace(a, tied_head=False), layers=none)
     yield from _kinds(a)
 
 
 def omissions(source: Source) -> Iterator[Variant]:
     """Readings that leave one half of one layer out: where a tensor is damaged, that does less harm."""
+    halves = {"attention_after": "q, k, v, attention_out, attention_norm", "mlp_after": "gate, up, mlp_out, mlp_norm"}
     a = source.architecture
-    for i in range(sum(a.layers)):
-        for name in ("attention_out.weight", "mlp_out.weight"):
-            half = "q, k, v, attention_out, attention_norm" if name.startswith("att") else "gate, up, mlp_out, mlp_norm"
+    for i in range(a.total_layers):
+        for module, half in halves.items():
             what = f"one half of layer {i} left out (its tensors {half})"
-            yield Variant(what, a, partial(_mend, name, torch.zeros_like), only=i)
+            yield Variant(what, a, {module: lambda *found: torch.zeros_like(found[2])}, range(i, i + 1))
 
 
 def _kinds(a: LlamaArchitecture) -> Iterator[Variant]:
-    """Two kinds of tensors of one shape exchanged, or square ones transposed."""
+    """Another order within heads, another norm epsilon, two kinds of tensors of one shape exchanged, or square ones
+    transposed."""
     prefix = "layers.0."
     shapes = {name.removeprefix(prefix): s for name, s in expected_shapes(a).items() if name.startswith(prefix)}
-    for one, other in (("gate", "up"), ("k", "v"), ("attention_norm", "mlp_norm")):
-        names = f"{one}.weight", f"{other}.weight"
-        if all(name in shapes for name in names):
-            yield Variant(
-                f"the tensors layers.*.{names[0]} and layers.*.{names[1]} exchanged", a, partial(_exchange, *names)
-            )
+    q, k, v = torch.arange(a.qkv_width).split([a.query_width, *[a.kv_heads * a.head_dim] * 2])
+    for rearranged, shown in ((half_split, "de-interleaved"), (interleaved, "interleaved")):
+        order = torch.cat([rearranged(q, a.heads), rearranged(k, a.kv_heads), v])
+        what = f"the rows of each query and key head {shown} (head layout)"
+        yield Variant(what, a, {"qkv": partial(_in_order, order)})
+    norms = [name.removesuffix(".weight") for name in shapes if name.endswith(("norm.weight", "after.weight"))]
+    for epsilon in EPSILONS:
+        if epsilon != a.norm_epsilon:
+            what = f"norm epsilon {epsilon:g} instead of {a.norm_epsilon:g}"
+            by_it = {name: partial(_normed, name, epsilon) for name in norms}
+            yield Variant(what, replace(a, norm_epsilon=epsilon), by_it)
+    gate, up = torch.arange(2 * a.mlp_width).chunk(2)
+    exchanges: dict[tuple[str, str], dict[str, Change]] = {
+        ("gate", "up"): {"mlp_in": partial(_in_order, torch.cat([up, gate]))},
+        ("k", "v"): {"qkv": partial(_in_order, torch.cat([q, v, k]))},
+        ("attention_norm", "mlp_norm"): {
+            "attention_norm": partial(_normed, "mlp_norm", a.norm_epsilon),
+            "mlp_norm": partial(_normed, "attention_norm", a.norm_epsilon),
+        },
+    }
+    for (one, other), changes in exchanges.items():
+        if f"{one}.weight" in shapes and f"{other}.weight" in shapes:
+            yield Variant(f"the tensors layers.*.{one}.weight and layers.*.{other}.weight exchanged", a, changes)
+    firsts = {"q": ("qkv", q), "k": ("qkv", k), "v": ("qkv", v), "gate": ("mlp_in", gate), "up": ("mlp_in", up)}
     for name, shape in shapes.items():
         if len(shape) == 2 and shape[0] == shape[1] and not name.startswith("experts."):
-            yield Variant(
-                f"the tensors layers.*.{name} transposed", a, partial(_mend, name, lambda x: x.t().contiguous())
-            )
+            module, rows = firsts.get(kind := name.removesuffix(".weight"), (kind, torch.zeros(1).int()))
+            change = partial(_transposed, module, int(rows[0]))
+            yield Variant(f"the tensors layers.*.{name} transposed", a, {module: change})
+
+
+def _in_order(order: Tensor, _tensors: Tensors, _: Tensor, left: Tensor) -> Tensor:
+    return left[..., order]
+
+
+def _normed(name: str, epsilon: float, tensors: Tensors, entered: Tensor, _: Tensor) -> Tensor:
+    """By the weight of the norm `name`."""
+    return F.rms_norm(entered, entered.shape[-1:], tensors[f"{name}.weight"], epsilon)
+
+
+def _transposed(name: str, begin: int, tensors: Tensors, entered: Tensor, left: Tensor) -> Tensor:
+    """:param begin: of the square matrix among the rows of the module `name`."""
+    rows = slice(begin, begin + entered.shape[-1])
+    bias = tensors.get(f"{name}.bias")
+    left[..., rows] = F.linear(entered, tensors[f"{name}.weight"][rows].t(), None if bias is None else bias[rows])
+    return left
 
 
 # The first tensor of each that is stored as one -> its name, and all of them.
 JOINED = {"q": ("qkv", ("q", "k", "v")), "gate": ("mlp_in", ("gate", "up"))}
 
 
-def joined(tensors: Tensors) -> Tensors:
-    """A layer's tensors as `LlamaLayer` has them: queries, keys and values in one, gate and up in one."""
-    whole: Tensors = {}
+def layer_tensors(source: Source, index: int, threads: ThreadPoolExecutor, cut: LlamaArchitecture) -> Tensors:
+    """The tensors of one layer as `LlamaLayer` has them, by their names within it: queries, keys and values in one,
+    gate and up in one. :param cut: says in how many bits."""
+    prefix, whole = f"layers.{index}.", Tensors()
+    names = [name for name in source.shapes() if name.startswith(prefix)]
+    found = threads.map(partial(source.parts, cut=cut), names)
+    tensors = {name.removeprefix(prefix): tensor for each in found for name, tensor in each.items()}
     for name, tensor in tensors.items():
         *expert, kind, end = name.split(".")
         apart = "".join(f"{each}." for each in expert)
@@ -117,24 +148,8 @@ def joined(tensors: Tensors) -> Tensors:
     return whole
 
 
-def _heads(rearranged: Callable[[Tensor, int], Tensor], tensors: Tensors, a: LlamaArchitecture) -> Tensors:
-    counts = {"q": a.heads, "k": a.kv_heads}
-    kinds = ((name, name.partition(".")[0], x) for name, x in tensors.items())
-    return {name: rearranged(x, counts[kind]) if kind in counts else x for name, kind, x in kinds}
-
-
-def _exchange(one: str, other: str, tensors: Tensors, _: LlamaArchitecture) -> Tensors:
-    if tensors[one].shape != tensors[other].shape:
-        return tensors
-    return {**tensors, one: tensors[other], other: tensors[one]}
-
-
-def _mend(name: str, mended: Callable[[Tensor], Tensor], tensors: Tensors, _: LlamaArchitecture) -> Tensors:
-    return {each: mended(x) if each.endswith(name) else x for each, x in tensors.items()}
-
-
 # One way through a model's layers, for many readings of them at once. A layer is read, run for every reading, and let
-# go: memory holds one layer, however large the model is.
+# go: memory holds one layer, however large the model is. A reading is run from the first layer on that differs.
 @torch.inference_mode()
 def losses(
     source: Source,
@@ -144,28 +159,48 @@ def losses(
 ) -> list[float]:
     """Cross-entropy (nats a token) of the probe's tokens in each reading.
 
+    :param variants: the first is the source's own reading.
     :param done: called before each layer with the number of those that were run.
     """
+    a, numbers = source.architecture, range(len(variants))
     rotary = lru_cache(None)(lambda a, slides: llama_rotary(replace(a, positions=len(tokens)), slides))
     embedded = torch.cat([source.tensor(EMBEDDING, slice(token, token + 1)) for token in tokens])
-    hidden = [embedded[None]] * len(variants)
+    hidden = embedded.repeat(len(variants), 1, 1)
     with one_thread_each() as threads:
 
-        def through(i: int) -> list[Tensor]:
-            tensors = layer_tensors(source, i, threads, source.architecture)
-            whole = joined(tensors)
+        def through(i: int) -> None:
+            tensors = layer_tensors(source, i, threads, a)
 
             @torch.inference_mode()
-            def run(variant: Variant, x: Tensor) -> Tensor:
-                a = variant.architecture
-                return variant.layer(tensors, i, whole).clean(x, rotary(a, a.slides(i)))[0]
+            def run(group: list[int]) -> None:
+                these = [variants[number] for number in group]
+                tables = torch.stack([rotary(each.architecture, a.slides(i)) for each in these], dim=1)
+                hidden[group] = _changed_layer(a, i, tensors, these).clean(hidden[group], tables[:, :, None])[0]
 
-            return list(threads.map(run, variants, hidden))
+            read = [number for number in numbers if variants[number].layers.start <= i]
+            count = math.ceil(len(read) / AT_ONCE)
+            list(threads.map(run, [read[first::count] for first in range(count)]))
+            hidden[[number for number in numbers if number not in read]] = hidden[0].clone()
 
-        for i in range(sum(source.architecture.layers)):
+        for i in range(a.total_layers):
             done(i)
-            hidden = through(i)
-    return _nats(source, torch.tensor(tokens), variants, hidden)
+            through(i)
+        return _nats(source, torch.tensor(tokens), variants, hidden, threads)
+
+
+def _changed_layer(a: LlamaArchitecture, index: int, tensors: Tensors, variants: Sequence[Variant]) -> LlamaLayer:
+    """A layer of which each sequence of a batch is another reading. tensors: of `layer_tensors`."""
+    with torch.device("meta"):
+        layer = LlamaLayer(a, index)
+    layer.load_state_dict(tensors, assign=True)
+
+    def change(number: int, changed: Change, _: nn.Module, entered: tuple[Tensor, ...], left: Tensor) -> None:
+        left[number] = changed(tensors, entered[0][number], left[number])
+
+    for number, variant in enumerate(variants):
+        for name, changed in variant.changes.items() if index in variant.layers else ():
+            layer.get_submodule(name).register_forward_hook(partial(change, number, changed))
+    return layer.eval().requires_grad_(False)
 
 
 # Products of a short text are so small that threads within one mostly wait for each other, and beside other processes
@@ -182,28 +217,26 @@ def one_thread_each() -> Iterator[ThreadPoolExecutor]:
         torch.set_num_threads(count)
 
 
-def layer_tensors(source: Source, index: int, threads: ThreadPoolExecutor, cut: LlamaArchitecture) -> Tensors:
-    """The tensors of one layer as those of `cut` hold them, by their names within it."""
-    prefix = f"layers.{index}."
-    names = [name for name in source.shapes() if name.startswith(prefix)]
-    found = threads.map(partial(source.parts, cut=cut), names)
-    return {name.removeprefix(prefix): tensor for each in found for name, tensor in each.items()}
-
-
-def _nats(source: Source, known: Tensor, variants: Sequence[Variant], hidden: Sequence[Tensor]) -> list[float]:
-    weight, found = source.tensor(NORM), [0.0] * len(variants)
-    for tied in {variant.architecture.tied_head for variant in variants}:
-        these = [i for i, variant in enumerate(variants) if variant.architecture.tied_head == tied]
+def _nats(
+    source: Source, known: Tensor, variants: Sequence[Variant], hidden: Tensor, threads: ThreadPoolExecutor
+) -> list[float]:
+    """:param hidden: of each reading, (variants, tokens, width)."""
+    norm, cap, found = source.tensor(NORM), source.architecture.logit_softcap, torch.empty(len(variants))
+    tables = [EMBEDDING if variant.architecture.tied_head else HEAD for variant in variants]
+    for table in set(tables):
+        these = [i for i, each in enumerate(tables) if each == table]
         epsilons = ((i, variants[i].architecture.norm_epsilon) for i in these)
-        x = torch.cat([F.rms_norm(hidden[i][0, :-1], weight.shape, weight, epsilon) for i, epsilon in epsilons])
-        logits = torch.empty(len(x), source.architecture.vocabulary)
-        for rows, piece in source.pieces(EMBEDDING if tied else HEAD):
-            logits[:, rows] = x @ piece.t()
-        if (cap := source.architecture.logit_softcap) is not None:
-            logits = soft_capped(logits, cap)
-        for i, each in zip(these, logits.split(len(known) - 1), strict=True):
-            found[i] = float(F.cross_entropy(each, known[1:]))
-    return found
+        x = torch.stack([F.rms_norm(hidden[i, :-1], norm.shape, norm, epsilon) for i, epsilon in epsilons])
+
+        @torch.inference_mode()
+        def part(begin: int, x: Tensor = x, table: str = table) -> Tensor:
+            rows = source.tensor(table, slice(begin, begin + TABLE_ROWS))
+            return soft_capped(x @ rows.t(), cap).logsumexp(2)
+
+        parts = threads.map(part, range(0, source.architecture.vocabulary, TABLE_ROWS))
+        rows = torch.cat([source.tensor(table, slice(token, token + 1)) for token in known[1:].tolist()])
+        found[these] = (torch.stack(list(parts)).logsumexp(0) - soft_capped((x * rows).sum(2), cap)).mean(1)
+    return found.tolist()
 
 
 # From this share of ln(V) on, weights say no more of plain English than random ones: trained models are far below.
@@ -224,22 +257,17 @@ def check_loss(
     but mis-mapped. :param is_untrained: the weights are known to be random, and say nothing.
     :param done: as of `losses`.
     """
-    variants = list(settings(source))
-    if is_untrained:
-        (nats,) = losses(source, tokens, variants[:1], done)
-        if not math.isfinite(nats):
-            raise CheckpointError("these weights give no finite loss on the probe text: they are damaged")
-        return nats
-    limit = math.log(source.architecture.vocabulary)
-    found = losses(source, tokens, variants, done)
+    variants = list(settings(source))[: 1 if is_untrained else None]
+    found, limit = losses(source, tokens, variants, done), math.log(source.architecture.vocabulary)
     own = found[0] if math.isfinite(found[0]) else math.inf
-    is_trained = own < NEAR_UNTRAINED * limit
+    if is_untrained and own == math.inf:
+        raise CheckpointError("these weights give no finite loss on the probe text: they are damaged")
     best, cause = _best(found, variants)
     mended = min(own - CLEAR_NATS, NEAR_UNTRAINED * limit)
-    if is_trained and best > mended:
+    if is_untrained or (own < NEAR_UNTRAINED * limit and best > mended):
         return own
     if best > mended:
-        others = list(omissions(source))
+        others = [variants[0], *omissions(source)]
         best, cause = _best(losses(source, tokens, others, done), others)
     untrained = f"ln({source.architecture.vocabulary}) = {limit:.2f} is what untrained weights give"
     said = f"weights loaded but mis-mapped: {own:.2f} nats a token on the probe text, where {untrained}"

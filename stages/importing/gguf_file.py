@@ -113,7 +113,7 @@ def _read(path: Path) -> tuple[dict[str, Any], dict[str, Any]]:
 
 ROPE_FACTORS = "rope_freqs.weight"
 LONG_ROPE = ("rope_factors_long.weight", "rope_factors_short.weight")
-LLAMA3_FACTORS = (8.0, 32.0)
+LLAMA3_SCALINGS = (RopeScaling(8.0, 1.0, 4.0, 8192), RopeScaling(32.0, 1.0, 4.0, 8192))
 FLOATS, FOUR_BITS = ("F32", "F16", "BF16"), ("Q4_0", "Q4_1", "Q4_K")
 _TOP = {"token_embd.weight": "embedding.weight", "output_norm.weight": "norm.weight", "output.weight": "head.weight"}
 # Metadata by their names in config.json; the first group must be there.
@@ -267,8 +267,7 @@ class GgufSource(Source):
         assert self._factors is not None
         found = torch.from_numpy(np.array(self._factors.data, dtype=np.float64).flatten())
         frequency = plain.rope_theta ** (-torch.arange(0, plain.head_dim, 2, dtype=torch.float64) / plain.head_dim)
-        for factor in LLAMA3_FACTORS:
-            scaling = RopeScaling(factor, 1.0, 4.0, 8192)
+        for scaling in LLAMA3_SCALINGS:
             if found.shape == frequency.shape and torch.allclose(stretch(frequency, scaling), found, rtol=1e-4):
                 return replace(plain, rope_scaling=scaling)
         raise CheckpointError(f"{ROPE_FACTORS} holds rotary scaling that is none of Llama 3's")

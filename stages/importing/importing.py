@@ -8,7 +8,6 @@ import shutil
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from functools import lru_cache
 from pathlib import Path
 
 import torch
@@ -20,120 +19,23 @@ from stages.checkpoint.gate import probe_tokens as stored_probe
 from stages.checkpoint.manifest import TOKENIZER_NAME, Manifest, read_manifest
 from stages.checkpoint.weights import write_weights
 from stages.errors import CheckpointError, InputError, ShapeError, one_of
-from stages.importing.gate import MAX_THREADS, check_loss, joined, layer_tensors, one_thread_each
+from stages.importing.cut import MEGABYTE, NUMBER_BYTES, StageHost, cut, stage_cost, stage_costs, stage_lines
+from stages.importing.gate import check_loss, layer_tensors, one_thread_each
 from stages.importing.gguf_file import GgufSource
 from stages.importing.huggingface import HuggingFaceSource
 from stages.importing.source import EMBEDDING, HEAD, NORM, Source, expected_shapes, is_matrix
 from stages.importing.speech import Speech, first_bytes, probe_tokens, require_file
 from stages.memory import require_memory, return_large_buffers, trim
-from stages.model.architecture import WEIGHT_WORDS, LlamaArchitecture, Matrix, Weights
-from stages.model.layers import BYTES_EACH, INT8_BYTES_EACH
+from stages.model.architecture import WEIGHT_WORDS, LlamaArchitecture, Weights
 from stages.model.llama import LlamaStage
 from stages.model.pipeline import without_memory
 from stages.progress import WorkProgress
 
-
-# A model is cut into contiguous stages of about equal cost. The cost of a layer, and of the head, is the numbers in its
-# matrices: each is read from memory once for a token and multiplied once, whether the step waits for memory or for
-# arithmetic. Counting them gives the same cut on every machine, which timing them does not. The embedding costs a step
-# nothing, for one row of it is read, but memory: among equally fast cuts, the one whose largest stage is smallest wins.
-# Of a mixture, a step reads the experts that it uses.
-@dataclass(frozen=True)
-class StageCost:
-    """Cost of a stage to its host."""
-
-    layers: int
-    step: int  # numbers that each token's step reads
-    held: int  # bytes in memory, and in the file
-
-
-def stage_cost(architecture: LlamaArchitecture, layers: int, first: bool, last: bool) -> StageCost:
-    """Cost of a stage of so many layers, with the embedding if it is the first and the head if it is the last."""
-    a = architecture
-    attention: dict[Matrix, int] = {"qkv": a.width * a.qkv_width, "attention_out": a.width * a.query_width}
-    mlp: dict[Matrix, int] = {"mlp_in": 2 * a.width * a.mlp_width, "mlp_out": a.width * a.mlp_width}
-    used, count, router = (a.experts.used, a.experts.count, a.experts.count * a.width) if a.experts else (1, 1, 0)
-    table = a.vocabulary * a.width
-    step = layers * (sum(attention.values()) + used * sum(mlp.values()) + router) + last * table
-    each = {"float32": NUMBER_BYTES, "bfloat16": 2, "q8": INT8_BYTES_EACH, "q4": BYTES_EACH}
-    in_table = INT8_BYTES_EACH if a.is_grouped else NUMBER_BYTES
-    stored = attention | {matrix: count * numbers for matrix, numbers in mlp.items()}
-    in_layer = sum(each[a.weights_of(name)] * numbers for name, numbers in stored.items()) + NUMBER_BYTES * router
-    return StageCost(layers, step, int(layers * in_layer + in_table * (first + last) * table))
-
-
-@dataclass(frozen=True)
-class StageHost:
-    """A host that will hold a stage: how fast it is beside the others, and its room for weights."""
-
-    speed: float = 1.0
-    memory_bytes: float = math.inf
-    name: str = ""  # for the sentence that refuses a model which is too large
-
-
-def host_shares(count: int, speeds: Sequence[float] | None, memory_mb: Sequence[float] | None) -> tuple[StageHost, ...]:
-    """Hosts of `count` stages; none where nothing is said of them. Raises InputError for too few or many numbers."""
-    for flag, given in (("--speeds", speeds), ("--memory-mb", memory_mb)):
-        if given is not None and len(given) != count:
-            raise InputError(f"{flag} has {len(given)} numbers for {count} stages: give one for each host")
-    if speeds is None and memory_mb is None:
-        return ()
-    rooms = [mb * MEGABYTE for mb in memory_mb] if memory_mb else [math.inf] * count
-    return tuple(map(StageHost, speeds or [1.0] * count, rooms))
-
-
-def cut(architecture: LlamaArchitecture, hosts: Sequence[StageHost]) -> tuple[int, ...]:
-    """Layers of each host's stage, such that the slowest is as fast as can be. architecture: uncut.
-
-    :param hosts: at most as many as there are layers. Raises InputError for hosts that cannot hold the model.
-    """
-    total, stages = sum(architecture.layers), len(hosts)
-
-    @lru_cache(None)
-    def best(begin: int, left: int) -> tuple[float, int, int, tuple[int, ...]] | None:
-        """Best cut of the layers from `begin` on into `left` stages: worst step, most held, layers moved, the cut."""
-        ways: list[tuple[float, int, int, tuple[int, ...]]] = []
-        host = hosts[stages - left]
-        for count in range(1, total - begin - left + 2) if left > 1 else [total - begin]:
-            cost = stage_cost(architecture, count, begin == 0, left == 1)
-            after = best(begin + count, left - 1) if left > 1 else (0.0, 0, 0, ())
-            if after is None or cost.held > host.memory_bytes:
-                continue
-            step, held, spread, rest = after
-            ways.append((max(step, cost.step / host.speed), max(held, cost.held), spread + count**2, (count, *rest)))
-        return min(ways, default=None)
-
-    if (found := best(0, stages)) is None:
-        raise InputError(_too_large(architecture, hosts))
-    return found[3]
-
-
-def _too_large(a: LlamaArchitecture, hosts: Sequence[StageHost]) -> str:
-    needed = stage_cost(a, sum(a.layers), first=True, last=True).held / MEGABYTE
-    room = sum(host.memory_bytes for host in hosts) / MEGABYTE
-    named = ", ".join(f"{host.name} {host.memory_bytes / MEGABYTE:,.1f} MB" for host in hosts if host.name)
-    rooms = named and f" (room: {named})"
-    if needed > room:
-        return (
-            f"the weights take {needed:,.0f} MB, the hosts have room for {room:,.0f}: "
-            f"{needed - room:,.0f} MB are missing; add memory or hosts{rooms}"
-        )
-    layer, first, last = (
-        stage_cost(a, 1, *ends).held / MEGABYTE for ends in ((False, False), (True, False), (False, True))
-    )
-    return (
-        f"the weights fit these hosts together, but no cut between layers fits each: a layer takes {layer:,.1f} MB, "
-        f"with the embedding {first:,.1f} MB on the first host, with the head {last:,.1f} MB on the last{rooms}"
-    )
-
-
 CHAT_TEMPLATE_NAME, TOOL_TEMPLATE_NAME = "chat_template.jinja", "chat_template_tool_use.jinja"
 SPECIAL_TOKENS_NAME = "special_tokens.json"
 COPIES: dict[str, Weights] = {"copy:q8": "q8", "copy:q4": "q4"}
-NUMBER_BYTES = 4
 DEFAULT_CONTEXT = 8192  # positions that are kept of a longer context: hosts hold a rotary table of it
 TEMPORARIES = 3  # times the largest tensor that is held beside a stage while one is put together
-MEGABYTE = 1e6
 SPARE_BYTES = 64 << 20  # of the disk, for what lies beside the weights, and for others
 CHECKING = 0.55  # share of the time that the gate takes; the rest is writing
 
@@ -181,25 +83,24 @@ def import_model(settings: ImportSettings, progress: WorkProgress | None = None)
     architecture = _cut(replace(source.architecture, eight_bits=wide), settings)
     drafter = _checked_drafter(source, architecture, settings)
     tokens = probe_tokens(source.speech.tokenizer, source.architecture, PROBE_TEXT)  # a short context tells too little
-    memory, disk = _needed(architecture), sum(cost.held for cost in _costs(architecture))
-    layers = sum(architecture.layers)
+    memory, disk = _needed(architecture), sum(cost.held for cost in stage_costs(architecture))
+    layers = architecture.total_layers
     progress.say(
         f"{settings.source.name}: {layers} layers; this takes {disk / MEGABYTE:.0f} MB of disk and "
         f"{memory / MEGABYTE:.0f} MB of memory"
     )
-    for line in (*_stages(architecture), source.speech.describe_ends(), source.speech.describe_sampling()):
+    for line in (*stage_lines(architecture), source.speech.describe_ends(), source.speech.describe_sampling()):
         progress.say(line)
     if architecture.eight_bits:
         progress.say(f"{', '.join(architecture.eight_bits)} have 8 bits: the file has more than 4 of some of them")
     require_memory(memory, f"importing {settings.source}")
     _require_disk(disk, settings.out)
     if (nats := settings.loss_nats) is None:
-        nats = check_loss(
-            source,
-            tokens,
-            settings.is_untrained,
-            lambda done: progress.at(f"checking layer {done + 1} of {layers}", CHECKING * done / layers),
-        )
+
+        def checking(done: int) -> None:
+            progress.at(f"checking layer {done + 1} of {layers}", CHECKING * done / layers)
+
+        nats = check_loss(source, tokens, settings.is_untrained, checking)
     with new_directory(settings.out) as directory:
         files = _write_files(directory, source.speech)
         nothing = (None,) * architecture.parts
@@ -219,13 +120,13 @@ def import_model(settings: ImportSettings, progress: WorkProgress | None = None)
     if settings.drafter is None:
         progress.say(f"the last host drafts by: {drafter} (another: `onesweep import --drafter`)")
     if drafter != "none":
-        near = replace(settings, out=settings.out / "local", blocks=1, hosts=(), weights="q8", is_drafter=True)
+        near = replace(settings, out=settings.out / "local", blocks=1, hosts=(), is_drafter=True, drafter="none")
         if drafter in COPIES:
             near = replace(near, weights=COPIES[drafter], loss_nats=nats)
         else:
-            near = replace(near, source=Path(drafter))
+            near = replace(near, weights="q8", source=Path(drafter))
         try:
-            import_model(replace(near, drafter="none"), progress)
+            import_model(near, progress)
         except (InputError, CheckpointError) as error:
             raise type(error)(f"{error}; {settings.out} is imported without a drafter") from None
     return read_manifest(settings.out)
@@ -236,17 +137,26 @@ def _checked_drafter(source: Source, architecture: LlamaArchitecture, settings: 
 
     :param architecture: cut."""
     if (drafter := settings.drafter) is None:
-        return _fitting_copy(architecture, settings)
-    if drafter.startswith("copy:") and drafter not in COPIES:
-        raise InputError(f"unknown --drafter {drafter}{one_of(drafter, COPIES)}")
+        # of a model in 4 bits, one in 8 would be slower than the model and another one
+        for name in ("copy:q4",) if settings.weights == "q4" else COPIES:
+            with suppress(ShapeError):
+                if _missing_bytes(architecture, settings, name) <= 0:
+                    return name
+        return "none"
+    if not drafter or (drafter.startswith("copy:") and drafter not in COPIES):
+        known = one_of(drafter, [*COPIES, "none"])
+        raise InputError(f"--drafter {drafter!r} is no drafter{known}, or give a smaller MODEL of the same tokens")
     if drafter in COPIES and (missing := _missing_bytes(architecture, settings, drafter)) > 0:
         raise InputError(
             f"{drafter} does not fit the last host beside its stage: {missing / MEGABYTE:,.1f} MB are missing"
         )
     if drafter not in COPIES and drafter != "none":
-        near = open_source(Path(drafter))
-        near.check()
-        _cut(near.architecture, replace(settings, blocks=1, hosts=(), weights="q8"))
+        try:
+            near = open_source(Path(drafter))
+            near.check()
+            _cut(near.architecture, replace(settings, blocks=1, hosts=(), weights="q8"))
+        except (InputError, CheckpointError) as error:
+            raise InputError(f"--drafter {drafter} is no model that can be imported: {error}") from None
         if (theirs := _tokens(near)) != (ours := _tokens(source)):
             raise InputError(
                 f"--drafter {drafter} has other tokens ({theirs}; the model {ours}): give a model of the same family"
@@ -267,17 +177,7 @@ def _missing_bytes(a: LlamaArchitecture, settings: ImportSettings, drafter: str)
     """
     copy = replace(a, weights=COPIES[drafter], eight_bits=(), layers=(a.total_layers,))
     room = settings.hosts[-1].memory_bytes if settings.hosts else math.inf
-    return _costs(a)[-1].held + _costs(copy)[0].held - room
-
-
-def _fitting_copy(architecture: LlamaArchitecture, settings: ImportSettings) -> str:
-    """The first of COPIES that the last host has room for; `none` where there is none."""
-    # of a model in 4 bits, one in 8 would be slower than the model and another one
-    for name in ("copy:q4",) if settings.weights == "q4" else COPIES:
-        with suppress(ShapeError):
-            if _missing_bytes(architecture, settings, name) <= 0:
-                return name
-    return "none"
+    return stage_costs(a)[-1].held + stage_costs(copy)[0].held - room
 
 
 @torch.inference_mode()
@@ -320,7 +220,7 @@ def _tensors(source: Source, stage: LlamaStage) -> Iterator[tuple[str, Tensor]]:
         yield from source.parts(EMBEDDING, a).items()
     with one_thread_each() as threads:
         for i in range(a.layers_in(stage.index)):
-            for name, tensor in joined(layer_tensors(source, begin + i, threads, a)).items():
+            for name, tensor in layer_tensors(source, begin + i, threads, a).items():
                 yield f"layers.{i}.{name}", tensor
     if stage.is_last:
         yield NORM, source.tensor(NORM)
@@ -348,15 +248,10 @@ def _cut(whole: LlamaArchitecture, settings: ImportSettings) -> LlamaArchitectur
 
 
 def _needed(a: LlamaArchitecture) -> int:
-    """Bytes that an import takes: the largest stage, or the gate's copies of a layer, and a tensor's conversion."""
+    """Bytes that an import takes: the largest stage, or a layer that is put together, and a tensor's conversion."""
     layer = stage_cost(replace(a, weights="float32"), 1, False, False).held
-    checked = (min(torch.get_num_threads(), MAX_THREADS) + 2) * layer
     tensor = max(math.prod(shape) for name, shape in expected_shapes(a).items() if is_matrix(name, shape))
-    return max(checked, *(cost.held for cost in _costs(a))) + NUMBER_BYTES * TEMPORARIES * tensor
-
-
-def _costs(a: LlamaArchitecture) -> list[StageCost]:
-    return [stage_cost(a, count, i == 0, i == a.parts - 1) for i, count in enumerate(a.layers)]
+    return max(2 * layer, *(cost.held for cost in stage_costs(a))) + NUMBER_BYTES * TEMPORARIES * tensor
 
 
 def _require_disk(needed: int, out: Path) -> None:
@@ -382,18 +277,6 @@ def _write_files(directory: Path, speech: Speech) -> dict[str, str]:
     return {name: hashlib.sha256(content).hexdigest() for name, content in contents.items()}
 
 
-def _stages(a: LlamaArchitecture) -> list[str]:
-    """A line for each stage: what its host will hold, and its part of the work."""
-    costs = _costs(a)
-    whole = sum(cost.step for cost in costs)
-    ends = [" with the embedding" * (i == 0) + " with the head" * (i == a.parts - 1) for i in range(a.parts)]
-    return [
-        f"stage {i}: {cost.layers} layers{ends[i]}, {cost.step / whole:.0%} of a step's work, "
-        f"{cost.held / MEGABYTE:.0f} MB"
-        for i, cost in enumerate(costs)
-    ]
-
-
 def summary(manifest: Manifest) -> str:
     """An import for people: a line on the gate, then one for each stage."""
     a, last = manifest.architecture, manifest.parts[-1]
@@ -404,5 +287,5 @@ def summary(manifest: Manifest) -> str:
     nats = manifest.metrics["probe"]["next_token_nats"]
     no_model = f"(ln({a.vocabulary}) = {math.log(a.vocabulary):.2f} is no model)"
     lines = [f"{nats:.3f} nats a token on the probe text{as_stored} {no_model}"]
-    lines += [f"{line}, {part.file}" for line, part in zip(_stages(a), manifest.parts, strict=True) if part]
+    lines += [f"{line}, {part.file}" for line, part in zip(stage_lines(a), manifest.parts, strict=True) if part]
     return "\n".join(lines)

@@ -103,9 +103,4 @@ def _transformers(source: Path) -> Callable[[Tensor], Tensor]:
     except Exception as error:  # of any type: the package has none of its own for it
         reason = next(iter(str(error).splitlines()), "") or type(error).__name__
         raise OnesweepError(f"transformers cannot read {source}: {reason}") from None
-
-    def logits(tokens: Tensor) -> Tensor:
-        result: Tensor = model(tokens[None]).logits[0]
-        return result
-
-    return logits
+    return lambda tokens: model(tokens[None]).logits[0]

@@ -2,7 +2,7 @@
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from itertools import accumulate
 from typing import Any, cast
@@ -53,12 +53,6 @@ class Source(ABC):
             raise CheckpointError(f"tensor {name} holds NaN or infinite numbers: the weights are damaged")
         return found
 
-    def pieces(self, name: str) -> Iterator[tuple[slice, Tensor]]:
-        """The embedding or the head, some rows at a time: in float32 it may take more than a stage in 4 bits."""
-        for begin in range(0, self.places[name].shape[0], PIECE_ROWS):
-            rows = slice(begin, begin + PIECE_ROWS)
-            yield rows, self.tensor(name, rows)
-
     def parts(self, name: str, cut: LlamaArchitecture) -> dict[str, Tensor]:
         """A tensor as the layers of `cut` hold it, by name: of a matrix in `q4` or `q8` codes, scales and offsets, and
         of the embedding and the head in 8 bits. Raises CheckpointError where float16 does not hold a scale."""
@@ -74,8 +68,10 @@ class Source(ABC):
             # one place for all: pieces that are kept among what is freed would scatter what is free
             found = {"codes": torch.empty(rows, width, dtype=torch.int8)}
             found["scales"] = torch.empty(rows, width // GROUP, dtype=torch.float16)
-            for at, piece in self.pieces(name) if is_table else [(ALL, self.tensor(name))]:
-                for part, each in rounded(piece).items():
+            # a table in float32 may take more than a stage in 4 bits
+            pieces = (slice(i, i + PIECE_ROWS) for i in range(0, rows, PIECE_ROWS)) if is_table else (ALL,)
+            for at in pieces:
+                for part, each in rounded(self.tensor(name, at)).items():
                     found[part][at] = each
         if not all(each.isfinite().all() for part, each in found.items() if part != "codes"):
             raise CheckpointError(f"tensor {name} holds numbers that {bits} bits and their scales do not: use float32")

@@ -16,16 +16,8 @@ from stages.model.architecture import LlamaArchitecture
 MAX_ENDS = 64
 # Tokens that end a text or a turn, by their names in whatever vocabulary. Source: `special_eog_ids` in llama-vocab.cpp
 # of llama.cpp, but for those of families that are not read.
-TURN_ENDS = (
-    "<|im_end|>",
-    "<|eot_id|>",
-    "<|eom_id|>",
-    "<|end|>",
-    "<end_of_turn>",
-    "<end_of_utterance>",
-    "<EOT>",
-    "[EOT]",
-)
+EOT = ("<EOT>", "[EOT]")
+TURN_ENDS = ("<|im_end|>", "<|eot_id|>", "<|eom_id|>", "<|end|>", "<end_of_turn>", "<end_of_utterance>", *EOT)
 TEXT_ENDS = ("<|endoftext|>", "<|end_of_text|>", "<｜end▁of▁sentence｜>", "<eos>", "</s>", "[EOS]")
 TURN_STARTS = ("<|im_start|>", "<|start_header_id|>", "<start_of_turn>")
 DEFAULT, TOOL_USE = "default", "tool_use"  # names of chat templates: for any chat, and for one with tools

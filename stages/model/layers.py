@@ -44,9 +44,9 @@ def seen_keys(new: int, past: int, window: int | None = None, device: torch.devi
     return seen if window is None else seen.triu(past - window + 1)
 
 
-def soft_capped(x: Tensor, cap: float) -> Tensor:
-    """Numbers bent so that none is beyond `cap` (Gemma 2, arXiv 2408.00118)."""
-    return (x / cap).tanh() * cap
+def soft_capped(x: Tensor, cap: float | None) -> Tensor:
+    """Numbers bent so that none is beyond `cap`, where there is one (Gemma 2, arXiv 2408.00118)."""
+    return x if cap is None else (x / cap).tanh() * cap
 
 
 @dataclass

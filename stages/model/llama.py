@@ -224,8 +224,7 @@ class LlamaStage(CausalStage):
         return self.sliding_rotary if slides and hasattr(self, "sliding_rotary") else self.rotary
 
     def next_byte(self, hidden: Tensor) -> Tensor:
-        logits, cap = super().next_byte(hidden), self.architecture.logit_softcap
-        return logits if cap is None else soft_capped(logits, cap)
+        return soft_capped(super().next_byte(hidden), self.architecture.logit_softcap)
 
     def restore_tables(self) -> None:
         """Compute what is not stored; again for a stage that was built on the meta device."""

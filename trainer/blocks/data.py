@@ -90,7 +90,7 @@ class Corpus:
 def windows(text: Tensor, starts: np.ndarray, length: int) -> Tensor:
     """Slices of `text` at `starts`, clamped into it: (len(starts), length) int64."""
     if len(text) < length:
-        raise DataError(f"the text has {len(text)} bytes, but one window needs {length}; give more text")
+        raise DataError(f"the text has {len(text)} tokens, but one window needs {length}; give more text")
     index = torch.from_numpy(np.minimum(starts, len(text) - length))[:, None] + torch.arange(length)
     return text[index].long()
 
@@ -138,6 +138,8 @@ def read_utf8(path: Path) -> bytes:
 def _split(name: str, raw: bytes) -> Corpus:
     # The end rather than a sample: windows of validation text must not overlap training text.
     held_out = max(int(len(raw) * VALID_SHARE), MIN_BYTES // 2)
+    if len(raw) < MIN_BYTES + held_out:
+        raise DataError(f"{name}: {len(raw)} bytes of text are too few; give at least {MIN_BYTES + held_out}")
     return _checked(name, raw[:-held_out], raw[-held_out:])
 
 

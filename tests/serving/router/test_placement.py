@@ -5,7 +5,7 @@ from itertools import combinations
 import pytest
 
 from serving.router.placement import ROUTER_END, Span, placed, ring_order
-from stages.importing.importing import StageHost
+from stages.importing.cut import StageHost
 
 
 def test_a_ring_takes_the_shortest_round_and_keeps_the_last_one_where_little_is_spared() -> None:

@@ -21,8 +21,9 @@ from stages.checkpoint.inspect import record, verify
 from stages.checkpoint.manifest import Manifest, read_manifest
 from stages.errors import CheckpointError
 from stages.host.parts import load_parts, plan_host
+from stages.importing.cut import stage_cost
 from stages.importing.gguf_file import GgufSource
-from stages.importing.importing import ImportSettings, import_model, stage_cost, summary
+from stages.importing.importing import ImportSettings, import_model, summary
 from stages.importing.source import ALL, is_matrix
 from stages.model.architecture import GROUP, WEIGHT_WORDS, Weights
 from stages.model.layers import GroupedLinear, Int8Linear, QuantLinear, quantised, rounded
@@ -151,14 +152,8 @@ def test_a_near_model_is_put_beside_the_model_if_its_tokens_are_the_same(
     ends = {name: torch.cat([x, x[-1:]]) for name, x in weights.items() if name in ("embedding.weight", "head.weight")}
     padded = write_folder(tmp_path / "padded", weights | ends, replace(WIDE, vocabulary=301))
     (padded / "tokenizer.json").write_text(tokens)
-    drafters = {
-        "copy:q8": "q8",
-        "copy:q4": "q4",
-        str(source): "q8",
-        str(other): "",
-        str(padded): "",
-        "copy:q9": "",
-    }
+    drafters = {"copy:q8": "q8", "copy:q4": "q4", str(source): "q8"}
+    drafters |= dict.fromkeys((str(other), str(padded), "copy:q9", "", str(tmp_path)), "")
     for i, (drafter, stored) in enumerate(drafters.items()):
         out = tmp_path / (f"{'with' if stored else 'without'} {i}")
         command = ["import", str(source), "--blocks", "2", "--out", str(out), "--drafter", drafter]
@@ -174,7 +169,10 @@ def test_a_near_model_is_put_beside_the_model_if_its_tokens_are_the_same(
             assert last.model is not None
     said = capsys.readouterr().err
     assert file_digest(tmp_path / "with 0" / "tokenizer.json")[:12] in said
-    assert "unknown --drafter copy:q9" in said
+    choices = "copy:q8, copy:q4, none, or give a smaller MODEL of the same tokens"
+    assert f"--drafter 'copy:q9' is no drafter (did you mean copy:q8 or copy:q4?); choose from {choices}" in said
+    assert f"--drafter '' is no drafter; choose from {choices}" in said
+    assert f"--drafter {tmp_path} is no model that can be imported: {tmp_path / 'config.json'} is missing" in said
     assert "301 of tokenizer" in said
 
 

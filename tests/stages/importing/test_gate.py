@@ -16,6 +16,8 @@ from stages.model.architecture import LlamaArchitecture
 from stages.model.llama import llama_rotary
 from tests.stages.importing.published import SHAPE, write_folder, write_gguf
 
+SCALING = {"rope_type": "llama3", "factor": 32.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0}
+SCALING |= {"original_max_position_embeddings": 16}
 Weights = dict[str, Tensor]
 Break = Callable[[Weights], Weights]
 
@@ -51,19 +53,7 @@ def whole(weights: Weights) -> Weights:
     [
         (heads, {}, "query and key head de-interleaved (head layout)"),
         (whole, {"rope_theta": 100.0}, "rotary theta 10000 instead of 100"),
-        (
-            whole,
-            {
-                "rope_scaling": {
-                    "rope_type": "llama3",
-                    "factor": 32.0,
-                    "low_freq_factor": 1.0,
-                    "high_freq_factor": 4.0,
-                    "original_max_position_embeddings": 16,
-                }
-            },
-            "another rotary scaling",
-        ),
+        (whole, {"rope_scaling": SCALING}, "another rotary scaling"),
         (whole, {"rms_norm_eps": 0.1}, "norm epsilon 1e-0"),  # 1e-5 and 1e-6 are the same for these weights
         (whole, {"tie_word_embeddings": True}, "the head's own tensor head.weight instead of the tied embedding"),
         (exchanged, {}, "tensors layers.*.k.weight and layers.*.v.weight exchanged"),

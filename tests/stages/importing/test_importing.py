@@ -19,8 +19,8 @@ from stages.checkpoint.inspect import verify
 from stages.checkpoint.manifest import read_manifest
 from stages.checkpoint.release_store import ReleaseStore, read_release_manifest
 from stages.errors import CheckpointError, InputError, StalePart
-from stages.importing import importing
-from stages.importing.importing import ImportSettings, StageHost, import_model, open_source, write_own_part
+from stages.importing.cut import StageHost, cut, stage_cost
+from stages.importing.importing import ImportSettings, import_model, open_source, write_own_part
 from stages.importing.speech import USUAL_SAMPLING
 from stages.model.architecture import LlamaArchitecture
 from tests.stages.importing.published import SHAPE, write_folder, write_gguf
@@ -114,8 +114,13 @@ def test_a_machine_reads_its_stage_from_its_own_copy(
     again = damaged.begin(contents, lambda _, index: index == 1)
     assert again.asked == [path], "it is sent then"
     again.write(path, raw)
+    changed = ReleaseStore(tmp_path / "changed")
+    changed.own_copy = lambda directory, index, path: path.write_bytes(raw[:-1] + bytes([raw[-1] ^ 1]))
+    intake = changed.begin(contents, lambda _, index: index == 1)
+    assert intake.asked == [path], "all of it: a copy of the same size has no end to be sent"
+    intake.write(path, raw)
     assert "the copy here is of another model than what is served; it is fetched" in caplog.text
-    assert re.search("1 of [0-9]+ tensors of the copy differ: [a-z0-9_.]+\n", caplog.text)
+    assert len(re.findall("1 of [0-9]+ tensors of the copy differ: [a-z0-9_.]+\n", caplog.text)) == 2
 
 
 @pytest.mark.parametrize(
@@ -194,10 +199,7 @@ def test_a_tokenizer_of_another_model(imported: Any, folder: Path) -> None:
 
 @pytest.mark.parametrize(
     ("name", "content"),
-    [
-        ("tokenizer_config.json", b'{"chat_template": [5, {"name": []}]'),
-        ("tokenizer.json", b"\xff"),
-    ],
+    [("tokenizer_config.json", b'{"chat_template": [5, {"name": []}]'), ("tokenizer.json", b"\xff")],
 )
 def test_texts_that_are_damaged(imported: Any, folder: Path, name: str, content: bytes) -> None:
     (folder / name).write_bytes(content)
@@ -227,26 +229,26 @@ def alike(count: int) -> tuple[StageHost, ...]:
 
 def test_the_cut_balances_what_a_step_reads() -> None:
     whole = LlamaArchitecture((30,), 576, 9, 3, 64, 1536, 8192, 49152)
-    assert importing.cut(whole, alike(3)) == (12, 13, 5)
-    assert importing.cut(whole, alike(1)) == (30,)
-    assert sum(importing.cut(whole, alike(30))) == 30
-    assert importing.cut(SHAPE, alike(3)) == (1, 1, 1)
+    assert cut(whole, alike(3)) == (12, 13, 5)
+    assert cut(whole, alike(1)) == (30,)
+    assert sum(cut(whole, alike(30))) == 30
+    assert cut(SHAPE, alike(3)) == (1, 1, 1)
 
 
 def test_the_cut_follows_speed_and_memory_of_the_hosts() -> None:
     whole = LlamaArchitecture((30,), 576, 9, 3, 64, 1536, 8192, 49152)
-    fast = importing.cut(whole, [StageHost(4.0), StageHost(), StageHost()])
+    fast = cut(whole, [StageHost(4.0), StageHost(), StageHost()])
     assert fast[0] > 2 * max(fast[1:])
-    layer = importing.stage_cost(whole, 1, first=False, last=False).held
+    layer = stage_cost(whole, 1, first=False, last=False).held
     head = 4 * 49152 * 576
-    tight = importing.cut(whole, [StageHost(), StageHost(1.0, 5 * layer), StageHost()])
+    tight = cut(whole, [StageHost(), StageHost(1.0, 5 * layer), StageHost()])
     assert tight[1] == 5
     with pytest.raises(InputError, match=r"the weights take 651 MB, the hosts have room for 300: 351 MB are missing"):
-        importing.cut(whole, [StageHost(1.0, 100e6)] * 3)
+        cut(whole, [StageHost(1.0, 100e6)] * 3)
     with pytest.raises(
         InputError, match=r"no cut between layers fits each: a layer takes 14\.2 MB, with the embedding"
     ):
-        importing.cut(whole, [StageHost(1.0, head), StageHost(), StageHost()])
+        cut(whole, [StageHost(1.0, head), StageHost(), StageHost()])
 
 
 def test_the_command_says_how_hosts_are_filled_before_it_writes(

@@ -52,7 +52,7 @@ def test_bad_text_is_refused(tmp_path: Path) -> None:
         (tmp_path / "nowhere", "no text at .*: give a file or a folder"),
         (folder, "no .txt file under"),
         (latin, r"latin.txt is not UTF-8 \(byte 9000\); convert it"),
-        (short, "short.txt: 0 bytes of training text are too few; give at least 4096"),
+        (short, "short.txt: 5 bytes of text are too few; give at least 6144"),
         (file / "below", "no text at .*: give a file or a folder"),
     ):
         with pytest.raises(DataError, match=message):

@@ -1,0 +1,125 @@
+"""The cut of a model over hosts: layers of each stage, such that the slowest host is as fast as can be."""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+
+from stages.errors import InputError
+from stages.model.architecture import LlamaArchitecture, Matrix
+from stages.model.layers import BYTES_EACH, INT8_BYTES_EACH
+
+NUMBER_BYTES = 4
+MEGABYTE = 1e6
+
+
+# A model is cut into contiguous stages of about equal cost. The cost of a layer, and of the head, is the numbers in its
+# matrices: each is read from memory once for a token and multiplied once, whether the step waits for memory or for
+# arithmetic. Counting them gives the same cut on every machine, which timing them does not. The embedding costs a step
+# nothing, for one row of it is read, but memory: among equally fast cuts, the one whose largest stage is smallest wins.
+# Of a mixture, a step reads the experts that it uses.
+@dataclass(frozen=True)
+class StageCost:
+    """Cost of a stage to its host."""
+
+    layers: int
+    step: int  # numbers that each token's step reads
+    held: int  # bytes in memory, and in the file
+
+
+def stage_cost(architecture: LlamaArchitecture, layers: int, first: bool, last: bool) -> StageCost:
+    """Cost of a stage of so many layers, with the embedding if it is the first and the head if it is the last."""
+    a = architecture
+    attention: dict[Matrix, int] = {"qkv": a.width * a.qkv_width, "attention_out": a.width * a.query_width}
+    mlp: dict[Matrix, int] = {"mlp_in": 2 * a.width * a.mlp_width, "mlp_out": a.width * a.mlp_width}
+    used, count, router = (a.experts.used, a.experts.count, a.experts.count * a.width) if a.experts else (1, 1, 0)
+    table = a.vocabulary * a.width
+    step = layers * (sum(attention.values()) + used * sum(mlp.values()) + router) + last * table
+    each = {"float32": NUMBER_BYTES, "bfloat16": 2, "q8": INT8_BYTES_EACH, "q4": BYTES_EACH}
+    in_table = INT8_BYTES_EACH if a.is_grouped else NUMBER_BYTES
+    stored = attention | {matrix: count * numbers for matrix, numbers in mlp.items()}
+    in_layer = sum(each[a.weights_of(name)] * numbers for name, numbers in stored.items()) + NUMBER_BYTES * router
+    return StageCost(layers, step, int(layers * in_layer + in_table * (first + last) * table))
+
+
+def stage_costs(architecture: LlamaArchitecture) -> list[StageCost]:
+    """Cost of each stage. architecture: cut."""
+    a = architecture
+    return [stage_cost(a, count, i == 0, i == a.parts - 1) for i, count in enumerate(a.layers)]
+
+
+def stage_lines(a: LlamaArchitecture) -> list[str]:
+    """A line for each stage: what its host will hold, and its part of the work."""
+    costs = stage_costs(a)
+    whole = sum(cost.step for cost in costs)
+    ends = [" with the embedding" * (i == 0) + " with the head" * (i == a.parts - 1) for i in range(a.parts)]
+    return [
+        f"stage {i}: {cost.layers} layers{ends[i]}, {cost.step / whole:.0%} of a step's work, "
+        f"{cost.held / MEGABYTE:.0f} MB"
+        for i, cost in enumerate(costs)
+    ]
+
+
+@dataclass(frozen=True)
+class StageHost:
+    """A host that will hold a stage: how fast it is beside the others, and its room for weights."""
+
+    speed: float = 1.0
+    memory_bytes: float = math.inf
+    name: str = ""  # for the sentence that refuses a model which is too large
+
+
+def host_shares(count: int, speeds: Sequence[float] | None, memory_mb: Sequence[float] | None) -> tuple[StageHost, ...]:
+    """Hosts of `count` stages; none where nothing is said of them. Raises InputError for too few or many numbers."""
+    for flag, given in (("--speeds", speeds), ("--memory-mb", memory_mb)):
+        if given is not None and len(given) != count:
+            raise InputError(f"{flag} has {len(given)} numbers for {count} stages: give one for each host")
+    if speeds is None and memory_mb is None:
+        return ()
+    rooms = [mb * MEGABYTE for mb in memory_mb] if memory_mb else [math.inf] * count
+    return tuple(map(StageHost, speeds or [1.0] * count, rooms))
+
+
+def cut(architecture: LlamaArchitecture, hosts: Sequence[StageHost]) -> tuple[int, ...]:
+    """Layers of each host's stage, such that the slowest is as fast as can be. architecture: uncut.
+
+    :param hosts: at most as many as there are layers. Raises InputError for hosts that cannot hold the model.
+    """
+    total, stages = sum(architecture.layers), len(hosts)
+
+    @lru_cache(None)
+    def best(begin: int, left: int) -> tuple[float, int, int, tuple[int, ...]] | None:
+        """Best cut of the layers from `begin` on into `left` stages: worst step, most held, layers moved, the cut."""
+        ways: list[tuple[float, int, int, tuple[int, ...]]] = []
+        host = hosts[stages - left]
+        for count in range(1, total - begin - left + 2) if left > 1 else [total - begin]:
+            cost = stage_cost(architecture, count, begin == 0, left == 1)
+            after = best(begin + count, left - 1) if left > 1 else (0.0, 0, 0, ())
+            if after is None or cost.held > host.memory_bytes:
+                continue
+            step, held, spread, rest = after
+            ways.append((max(step, cost.step / host.speed), max(held, cost.held), spread + count**2, (count, *rest)))
+        return min(ways, default=None)
+
+    if (found := best(0, stages)) is None:
+        raise InputError(_too_large(architecture, hosts))
+    return found[3]
+
+
+def _too_large(a: LlamaArchitecture, hosts: Sequence[StageHost]) -> str:
+    needed = stage_cost(a, sum(a.layers), first=True, last=True).held / MEGABYTE
+    room = sum(host.memory_bytes for host in hosts) / MEGABYTE
+    named = ", ".join(f"{host.name} {host.memory_bytes / MEGABYTE:,.1f} MB" for host in hosts if host.name)
+    rooms = named and f" (room: {named})"
+    if needed > room:
+        return (
+            f"the weights take {needed:,.0f} MB, the hosts have room for {room:,.0f}: "
+            f"{needed - room:,.0f} MB are missing; add memory or hosts{rooms}"
+        )
+    layer, first, last = (
+        stage_cost(a, 1, *ends).held / MEGABYTE for ends in ((False, False), (True, False), (False, True))
+    )
+    return (
+        f"the weights fit these hosts together, but no cut between layers fits each: a layer takes {layer:,.1f} MB, "
+        f"with the embedding {first:,.1f} MB on the first host, with the head {last:,.1f} MB on the last{rooms}"
+    )
