@@ -199,7 +199,7 @@ ROOT = Family(
             "serving.cli.serve:",
             ("doctor", "measure every hop of a ring, and name a remedy for each bad one", ""),
             ("deploy", "change the weights under a running service, or take that back", "new-weights"),
-            "serving.cli.machines:",
+            "serving.cli.remote:",
             ("invite", "make and revoke tickets of what is served from here", "paris --days 7"),
             "serving.cli.admin:",
             ("sign", "sign weights before they are deployed", "new-weights --key certs/ada.key"),

@@ -1,4 +1,4 @@
-"""`onesweep join` and `invite`: a machine joins a run with a ticket, and keeps its place there."""
+"""`onesweep join`: a machine joins a run with a ticket, and keeps its place there."""
 
 from __future__ import annotations
 
@@ -23,14 +23,13 @@ from typing import TYPE_CHECKING
 from serving.cli.admin import check_installed
 from serving.cli.ports import port_free
 from stages.device import AUTO, check_device
-from stages.errors import InputError, ServiceError, one_of
+from stages.errors import InputError, ServiceError
 from stages.host.commands import add_device, check_positive
 from stages.settings import from_flags
 from stages.telemetry.observability import start_log
 
 if TYPE_CHECKING:
     from stages.v1 import join_pb2
-    from stages.wire.rendezvous import RunDirectory
     from stages.wire.tickets import Ticket
     from stages.wire.tls import Tls
 
@@ -65,65 +64,6 @@ def locked(directory: Path) -> Iterator[None]:
         yield
     finally:
         os.close(handle)
-
-
-def is_serving() -> bool:
-    """True while a model is served from here, or waits for its machines."""
-    if not (run_directory() / "lock").exists():
-        return False
-    try:
-        with locked(run_directory()):
-            return False
-    except ServiceError:
-        return True
-
-
-# `onesweep invite`
-
-
-def add_invite(invite: argparse.ArgumentParser) -> None:
-    invite.add_argument("name", metavar="NAME", nargs="?", default="", help="the machine's (it says its own)")
-    invite.add_argument("--uses", type=int, default=1, metavar="N", help="machines that may join with it (1)")
-    invite.add_argument("--days", type=float, default=1.0, metavar="D", help="how long it is good for (1)")
-    invite.add_argument("--revoke", metavar="ID", help="nobody joins with that ticket any more; or let machine ID go")
-
-
-def run_invite(options: argparse.Namespace) -> int:
-    check_installed()
-    from stages.wire.links import check_machine
-    from stages.wire.rendezvous import RunDirectory
-
-    if not (run_directory() / ADDRESSES_NAME).exists():
-        raise InputError("nothing is served from here yet: start with `onesweep serve MODEL`")
-    run = RunDirectory(run_directory())
-    if options.name and options.revoke is not None:
-        raise InputError(f"--revoke makes no ticket: leave out {options.name}, or --revoke")
-    if options.revoke in run.machines():
-        run.keep(options.revoke, None)
-        print(f"{options.revoke}: let go; what it has opens nothing here any more (a certificate: within 30 days)")
-    elif options.revoke is not None:
-        if (given := options.revoke) not in (known := [*run.machines(), *(each.id for each in run.invitations.all())]):
-            raise InputError(f"there is no ticket and no machine {given!r}{one_of(given, known) if known else ''}")
-        run.invitations.revoke(given)
-        print(f"{options.revoke}: revoked; machines that joined with it stay")
-    else:
-        invitation, secret = run.invitations.add(
-            options.uses, options.days, check_machine(options.name) if options.name else ""
-        )
-        print(f"onesweep join {ticket_of(run, secret)}")
-        print(f"ticket {invitation.id}; `onesweep invite --revoke {invitation.id}` takes it back", file=sys.stderr)
-    return 0
-
-
-def ticket_of(run: RunDirectory, secret: str) -> str:
-    """The text of a ticket to a run."""
-    from stages.wire.tickets import Ticket
-
-    addresses = json.loads((run.directory / ADDRESSES_NAME).read_text(encoding="utf-8"))
-    return Ticket(tuple(addresses), run.fingerprint, secret).text()
-
-
-# `onesweep join`
 
 
 @dataclass(frozen=True)

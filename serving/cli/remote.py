@@ -1,4 +1,4 @@
-"""`onesweep serve MODEL`: machines that join get their stages; rendezvous, router and gateway run here."""
+"""`onesweep serve MODEL` and `invite`: machines that join get their stages; rendezvous, router, gateway run here."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import argparse
 import asyncio
 import json
 import os
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -19,7 +20,7 @@ from serving.cli.machines import ADDRESSES_NAME, locked, run_directory
 from serving.cli.run import add_import_options, check_model, find_checkpoint
 from serving.gateway.settings import DEFAULT_LISTEN
 from stages.clock import monotonic
-from stages.errors import InputError
+from stages.errors import InputError, ServiceError, one_of
 from stages.host.commands import check_positive
 from stages.progress import ProgressLine
 from stages.signals import ends_cleanly, run_interruptible
@@ -146,7 +147,6 @@ def _wait(rendezvous: Rendezvous, run: RunDirectory, options: argparse.Namespace
     """Names of the machines that are to share the model, once they are there: N of `--wait`, else those of the last
     ring, or soon as many others. Prints a ticket where some must join."""
     from serving.cli.machine_ring import last_order
-    from serving.cli.machines import ticket_of
 
     last, begin = last_order(run), monotonic()
 
@@ -170,3 +170,59 @@ def _wait(rendezvous: Rendezvous, run: RunDirectory, options: argparse.Namespace
         away, how = (f"; not there: {', '.join(absent)}" if absent else ""), f" ({', '.join(remedies)})"
         progress.at(f"waiting for machines: {len(present)} of {count}{names}{away}{how if remedies else ''}")
         time.sleep(POLL_S)
+
+
+def is_serving() -> bool:
+    """True while a model is served from here, or waits for its machines."""
+    if not (run_directory() / "lock").exists():
+        return False
+    try:
+        with locked(run_directory()):
+            return False
+    except ServiceError:
+        return True
+
+
+# `onesweep invite`
+
+
+def add_invite(invite: argparse.ArgumentParser) -> None:
+    invite.add_argument("name", metavar="NAME", nargs="?", default="", help="the machine's (it says its own)")
+    invite.add_argument("--uses", type=int, default=1, metavar="N", help="machines that may join with it (1)")
+    invite.add_argument("--days", type=float, default=1.0, metavar="D", help="how long it is good for (1)")
+    invite.add_argument("--revoke", metavar="ID", help="nobody joins with that ticket any more; or let machine ID go")
+
+
+def run_invite(options: argparse.Namespace) -> int:
+    check_installed()
+    from stages.wire.links import check_machine
+    from stages.wire.rendezvous import RunDirectory
+
+    if not (run_directory() / ADDRESSES_NAME).exists():
+        raise InputError("nothing is served from here yet: start with `onesweep serve MODEL`")
+    run = RunDirectory(run_directory())
+    if options.name and options.revoke is not None:
+        raise InputError(f"--revoke makes no ticket: leave out {options.name}, or --revoke")
+    if options.revoke in run.machines():
+        run.keep(options.revoke, None)
+        print(f"{options.revoke}: let go; what it has opens nothing here any more (a certificate: within 30 days)")
+    elif options.revoke is not None:
+        if (given := options.revoke) not in (known := [*run.machines(), *(each.id for each in run.invitations.all())]):
+            raise InputError(f"there is no ticket and no machine {given!r}{one_of(given, known) if known else ''}")
+        run.invitations.revoke(given)
+        print(f"{options.revoke}: revoked; machines that joined with it stay")
+    else:
+        invitation, secret = run.invitations.add(
+            options.uses, options.days, check_machine(options.name) if options.name else ""
+        )
+        print(f"onesweep join {ticket_of(run, secret)}")
+        print(f"ticket {invitation.id}; `onesweep invite --revoke {invitation.id}` takes it back", file=sys.stderr)
+    return 0
+
+
+def ticket_of(run: RunDirectory, secret: str) -> str:
+    """The text of a ticket to a run."""
+    from stages.wire.tickets import Ticket
+
+    addresses = json.loads((run.directory / ADDRESSES_NAME).read_text(encoding="utf-8"))
+    return Ticket(tuple(addresses), run.fingerprint, secret).text()

@@ -21,13 +21,14 @@ from typing import TYPE_CHECKING, Any
 from serving.cli.chat import ChatSettings, add_chat_options, given_prompt, talk
 from serving.cli.generate import check_request
 from stages.errors import InputError, ServiceError
-from stages.host.commands import check_positive
+from stages.host.commands import add_weights, check_positive
 from stages.progress import ProgressLine
 from stages.settings import from_flags
 from stages.signals import ends_cleanly
 
 if TYPE_CHECKING:
     from stages.importing.cut import StageHost
+    from stages.model.architecture import Weights
 
 # Modules that need gRPC are imported when a command runs.
 
@@ -52,6 +53,7 @@ def add_run(run: argparse.ArgumentParser) -> None:
 def add_import_options(parser: argparse.ArgumentParser) -> None:
     """The options of every command that takes a MODEL."""
     parser.add_argument("--context", type=int, metavar="N", help="positions to keep (the model's, up to 8192)")
+    add_weights(parser)
 
 
 def run_run(options: argparse.Namespace) -> int:
@@ -98,7 +100,7 @@ def find_checkpoint(
     if manifest_record(model):
         return model.resolve(), parts_of(model)
     cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "onesweep"
-    checkpoint = import_once(cache, model, blocks, options.context, progress, hosts)
+    checkpoint = import_once(cache, model, blocks, options.context, options.weights, progress, hosts)
     return checkpoint.resolve(), parts_of(checkpoint)
 
 
@@ -112,8 +114,9 @@ def check_model(options: argparse.Namespace) -> None:
             raise InputError(
                 f"{model} draws pictures: `onesweep draw CLASS --checkpoint {model} --out FILE` asks for some"
             )
-        if options.context is not None:
-            raise InputError(f"{model} is a checkpoint, which keeps its context: leave --context out, or import anew")
+        for name in ("context", "weights"):
+            if getattr(options, name) is not None:
+                raise InputError(f"{model} is a checkpoint, which keeps its {name}: leave --{name} out, or import anew")
         return
     if not model.is_file() and not (model / "config.json").is_file():
         there = "is none of these" if model.exists() else "is not there"
@@ -160,6 +163,7 @@ def import_once(
     source: Path,
     blocks: int,
     context: int | None,
+    weights: Weights | None,
     progress: ProgressLine,
     hosts: Sequence[StageHost] = (),
 ) -> Path:
@@ -169,7 +173,7 @@ def import_once(
     """
     progress.at(f"reading {source}", 0.0)
     # Without their speeds, which differ from one measurement to the next: the hosts hold the cut of the first.
-    entry = directory / _key(source, blocks, context, [host.name for host in hosts])
+    entry = directory / _key(source, blocks, context, weights, [host.name for host in hosts])
     with _locked(entry, progress):
         # Only the holder of the lock makes such directories, so none of these is in use.
         for left in directory.glob(f".{entry.name}.*"):  # of an import that was killed
@@ -185,7 +189,8 @@ def import_once(
             # In this process: a mistake in the source ends the command with its own sentence and exit code.
             # on one machine a trip costs less than a draft by a copy
             drafter = None if hosts else "none"
-            import_model(ImportSettings(source, entry, blocks, context, hosts=hosts, drafter=drafter), progress)
+            settings = ImportSettings(source, entry, blocks, context, hosts=hosts, weights=weights, drafter=drafter)
+            import_model(settings, progress)
             trim()
         progress.say(f"{source.name}, cut into {blocks}, is in {entry}")
     return entry
@@ -210,7 +215,7 @@ def _locked(entry: Path, progress: ProgressLine) -> Iterator[None]:
         yield
 
 
-def _key(source: Path, blocks: int, context: int | None, hosts: Sequence[str]) -> str:
+def _key(source: Path, blocks: int, context: int | None, weights: Weights | None, hosts: Sequence[str]) -> str:
     """Raises ServiceError for a file that cannot be read."""
     if source.is_dir():
         paths = [path for pattern in PUBLISHED + BESIDE for path in source.glob(pattern)]
@@ -221,7 +226,7 @@ def _key(source: Path, blocks: int, context: int | None, hosts: Sequence[str]) -
     paths = sorted({path for path in paths if path.is_file()})
     # The version: a later one may write other files of the same source.
     files = list(zip((path.name for path in paths), _digests(paths), strict=True))
-    record = json.dumps([version("onesweep"), blocks, context, files, *hosts])
+    record = json.dumps([version("onesweep"), blocks, context, weights, files, *hosts])
     return hashlib.sha256(record.encode()).hexdigest()[:DIGITS]
 
 

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from serving.cli.deployment import Deployment, NothingUp, deployment_here, new_directory, present, router_here
 from serving.cli.generate import add_router_options, async_client_of, client_of
-from serving.cli.machines import is_serving
+from serving.cli.remote import is_serving
 from serving.client.client import RouterError
 from serving.gateway.settings import DEFAULT_LISTEN, HttpSettings
 from serving.router.request import DEFAULT_ROUTER

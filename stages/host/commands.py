@@ -25,15 +25,16 @@ def add_import(pretrained: argparse.ArgumentParser) -> None:
     add("--context", type=int, metavar="N", help="positions to keep (the model's, up to 8192)")
     add("--speeds", type=positive_numbers, metavar="X,X", help="relative speed of each stage's host (all equal)")
     add("--memory-mb", type=positive_numbers, metavar="MB,MB", help="room for weights on each host (any)")
-    add(
-        "--weights",
-        choices=["float32", "bfloat16", "q8", "q4"],
-        default="float32",
-        help="of layers: 4 bytes a number, 2 bytes, 8 bits or 4 (float32)",
-    )
+    add_weights(pretrained)
     what = "the last host drafts by it: copy:q8, copy:q4, a smaller MODEL of the same tokens or none"
     add("--drafter", metavar="MODEL", help=f"{what} (the largest copy that fits)")
     add("--untrained", action="store_true", help="the weights are random: ask for no loss")
+
+
+def add_weights(parser: argparse.ArgumentParser) -> None:
+    """The option of every command that imports a model."""
+    what = "of layers: 4 bytes a number, 2 bytes, 8 bits or 4 (those of a rounded GGUF file, else float32)"
+    parser.add_argument("--weights", choices=["float32", "bfloat16", "q8", "q4"], help=what)
 
 
 def positive_numbers(text: str) -> tuple[float, ...]:

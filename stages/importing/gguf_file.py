@@ -1,7 +1,9 @@
 """A GGUF file: weights in one of its quantisations, and the tokenizer, in one file."""
 
+import math
 import re
 import sys
+from collections import Counter
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -17,7 +19,7 @@ from stages.importing.family import FULL, SLIDING, ModelFamily, refused_with
 from stages.importing.gguf_tokenizer import METADATA, OF_ARCHITECTURE, OLDER_NAMES, gguf_speech
 from stages.importing.source import ALL, PIECE_ROWS, Shape, Source, expected_shapes, is_matrix, matrix_of, places_of
 from stages.importing.speech import require_file
-from stages.model.architecture import GROUP, LlamaArchitecture, Matrix, RopeScaling
+from stages.model.architecture import GROUP, LlamaArchitecture, Matrix, RopeScaling, Weights
 from stages.model.layers import LARGEST
 from stages.model.llama import stretch
 
@@ -195,6 +197,15 @@ class GgufSource(Source):
         blocks = torch.from_numpy(data).view(len(data), -1, size)
         found = _super_blocks(blocks) if tensor.tensor_type.name == "Q4_K" else _blocks(blocks)
         return {part: self._in_order(name, each.contiguous()) for part, each in found.items()}
+
+    def usual_weights(self) -> Weights:
+        kinds = Counter[str]()
+        for name, place in self.places.items():
+            if is_matrix(name, place.shape):
+                kinds[self._tensors[place.stored].tensor_type.name] += math.prod(place.shape)
+        if any(kind in FLOATS for kind in kinds):
+            return "float32"
+        return "q4" if 2 * sum(kinds[kind] for kind in FOUR_BITS) > kinds.total() else "q8"
 
     def wide_matrices(self) -> tuple[Matrix, ...]:
         wide = {

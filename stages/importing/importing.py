@@ -48,7 +48,7 @@ class ImportSettings:
     context: int | None = None  # positions to keep; None for the model's own, up to DEFAULT_CONTEXT
     is_untrained: bool = False
     hosts: Sequence[StageHost] = ()  # of each stage; none: equal ones, with room for any
-    weights: Weights = "float32"  # of the matrices in layers
+    weights: Weights | None = None  # of the matrices in layers; None for those of the files
     loss_nats: float | None = None  # on the probe, where this source was read before
     is_drafter: bool = False  # small rather than exact
     # What the last host drafts by: one of COPIES, the path of a smaller model of the same tokens, or `none`. None for
@@ -79,6 +79,7 @@ def import_model(settings: ImportSettings, progress: WorkProgress | None = None)
     progress.at(f"reading {settings.source}", 0.0)
     source = open_source(settings.source)
     source.check()
+    settings = replace(settings, weights=settings.weights or source.usual_weights())
     wide = source.wide_matrices() if settings.weights == "q4" and not settings.is_drafter else ()
     architecture = _cut(replace(source.architecture, eight_bits=wide), settings)
     drafter = _checked_drafter(source, architecture, settings)
@@ -243,7 +244,7 @@ def _cut(whole: LlamaArchitecture, settings: ImportSettings) -> LlamaArchitectur
             f"--blocks {settings.blocks}: the model has {total} layers, and every stage needs one at least"
         )
     hosts = settings.hosts or (StageHost(),) * settings.blocks
-    whole = replace(whole, weights=settings.weights, positions=context, window=window)
+    whole = replace(whole, weights=settings.weights or whole.weights, positions=context, window=window)
     return replace(whole, layers=cut(whole, hosts))
 
 

@@ -13,7 +13,7 @@ from torch import Tensor
 from stages.errors import CheckpointError
 from stages.importing.family import ModelFamily
 from stages.importing.speech import Speech
-from stages.model.architecture import GROUP, LlamaArchitecture, Matrix
+from stages.model.architecture import GROUP, LlamaArchitecture, Matrix, Weights
 from stages.model.layers import quantised, rounded
 from stages.model.llama import LlamaLayer
 from stages.model.pipeline import without_memory
@@ -80,6 +80,10 @@ class Source(ABC):
     def read_four_bits(self, name: str) -> dict[str, Tensor]:
         """A matrix of codes, scales and offsets, its rows as those of `read`."""
         return quantised(self.read(name))
+
+    def usual_weights(self) -> Weights:
+        """The fewest bits in which layers hold all that the files have of them."""
+        return "float32"
 
     def wide_matrices(self) -> tuple[Matrix, ...]:
         """Matrices that are rounded already, in some layer to more than 4 bits: `q4` would round them again."""

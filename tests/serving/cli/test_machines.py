@@ -13,9 +13,9 @@ from pathlib import Path
 import pytest
 
 from serving.cli import machine_ring, machines, remote
-from serving.cli.machines import JoinedMachine, ticket_of
+from serving.cli.machines import JoinedMachine
 from serving.cli.ports import free_port_block
-from serving.cli.remote import _rendezvous
+from serving.cli.remote import _rendezvous, ticket_of
 from stages.errors import InputError, ServiceError
 from stages.progress import ProgressLine
 from stages.wire.auth import HOST, Identity
@@ -170,17 +170,17 @@ def test_who_is_awaited_and_how_one_is_let_go(rendezvous: Rendezvous, monkeypatc
 
     assert waited(pass_time) == ["paris", "oslo"], "as many stand in for who stays away"
     with pytest.raises(InputError, match=r"and no machine 'tokio' \(did you mean tokyo.*; choose from paris, to"):
-        machines.run_invite(argparse.Namespace(name="", revoke="tokio"))
-    assert machines.run_invite(argparse.Namespace(name="", revoke="tokyo")) == 0
+        remote.run_invite(argparse.Namespace(name="", revoke="tokio"))
+    assert remote.run_invite(argparse.Namespace(name="", revoke="tokyo")) == 0
     assert waited(lambda: rendezvous.let_go({"tokyo"} - run.machines().keys())) == ["paris", "oslo"]
     assert "not there: tokyo" in said[-1]
     rendezvous.machines["oslo"].notices = None
     said.clear()
     assert waited(lambda: come("oslo")) == ["paris", "oslo"]
     assert said == ["waiting for machines: 1 of 2 (paris) (--wait 1 does without)"], "rome was in no ring"
-    assert not machines.is_serving()
+    assert not remote.is_serving()
     with machines.locked(machines.run_directory()):
-        assert machines.is_serving()
+        assert remote.is_serving()
 
 
 def test_a_machine_of_the_ring_may_be_away_for_a_minute(

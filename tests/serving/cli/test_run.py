@@ -41,7 +41,7 @@ class Told:
         self.directory, self._stream = directory, io.StringIO()
 
     def checkpoint(self, source: Path, blocks: int = 2) -> Path:
-        return import_once(self.directory, source, blocks, None, ProgressLine(self._stream))
+        return import_once(self.directory, source, blocks, None, None, ProgressLine(self._stream))
 
     @property
     def text(self) -> str:
