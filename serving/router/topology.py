@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import dataclass, field
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -177,6 +178,7 @@ def read_topology(path: Path) -> Topology:
         return parse_topology(path.read_bytes(), str(path), path.parent.absolute())
 
 
+@lru_cache(maxsize=1)  # hosts that follow one read the same text every second, and 64 hosts take milliseconds
 def parse_topology(data: bytes, where: str, folder: Path | None = None) -> Topology:
     """The topology of a TOML text. Raises TopologyError that names `where` it is from, and what to change.
 

@@ -5,6 +5,7 @@ import json
 import logging
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -34,6 +35,12 @@ def stack() -> Iterator[contextlib.ExitStack]:
         yield opened
 
 
+def write_whole(path: Path, text: str) -> None:
+    """As an operator's tools do: who reads meanwhile never finds a part."""
+    path.with_suffix(".new").write_text(text)
+    path.with_suffix(".new").replace(path)
+
+
 def names(topology: Topology) -> list[str]:
     return [host.name for host in topology.hosts]
 
@@ -42,7 +49,7 @@ async def test_what_is_wrong_changes_nothing_and_is_logged_once(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     path, whole, heard = tmp_path / "t.toml", local_topology(3, 3, Path("/w")), list[list[str]]()
-    path.write_text(whole.to_toml())
+    write_whole(path, whole.to_toml())
 
     def use(topology: Topology) -> None:
         if len(topology.hosts) == 2:
@@ -50,16 +57,16 @@ async def test_what_is_wrong_changes_nothing_and_is_logged_once(
         heard.append(names(topology))
 
     async with jobs(follow_topology(TopologyFile(path), whole, use)):
-        path.write_text("hosts = []")
+        write_whole(path, "hosts = []")
         await eventually(lambda: "1 to 64 hosts, not 0" in caplog.text)
         path.unlink()
         await eventually(lambda: "No such file" in caplog.text)
-        path.write_text(whole.to_toml())
+        write_whole(path, whole.to_toml())
         await eventually(lambda: "can be read again" in caplog.text)
-        path.write_text(local_topology(2, 3, Path("/w")).to_toml())
+        write_whole(path, local_topology(2, 3, Path("/w")).to_toml())
         await eventually(lambda: "two are not enough" in caplog.text)
         assert heard == []
-        path.write_text(local_topology(1, 3, Path("/w")).to_toml())
+        write_whole(path, local_topology(1, 3, Path("/w")).to_toml())
         await eventually(lambda: heard == [["host-1"]])
     assert len([line for line in caplog.messages if "stay as they were" in line]) == 3
 
@@ -98,7 +105,7 @@ def test_hosts_and_router_learn_of_a_replica(
         etcd = stack.enter_context(request.getfixturevalue("etcd_with")())
         where, write = etcd.url, etcd.put
     else:
-        where, write = str(tmp_path / "t.toml"), (tmp_path / "t.toml").write_text
+        where, write = str(tmp_path / "t.toml"), partial(write_whole, tmp_path / "t.toml")
     before = local_topology(2, 3, bundles / "own", (port := free_port_block(4)) + 1)
     write(before.to_toml())
 
