@@ -150,13 +150,19 @@ def from_flags(cls: type[S], options: argparse.Namespace, base: S | None = None,
 def read_toml(path: Path, what: str = "", error: type[InputError] = ConfigError) -> dict[str, Any]:
     """The tables of a file. Raises `error`; `what` names the file in it, such as "the topology"."""
     try:
-        table = tomllib.loads(path.read_text(encoding="utf-8"))
-        repr(table)  # fails for a hexadecimal number of over 4,300 digits, which no error about it could show
-        return table
+        return parse_toml(path.read_bytes(), str(path), error)
     except OSError as trouble:
         raise error(f"cannot read {what} {path}: {trouble.strerror}".replace("  ", " ")) from None
+
+
+def parse_toml(data: bytes, where: str, error: type[InputError] = ConfigError) -> dict[str, Any]:
+    """The tables of a text. Raises `error` that names `where` it is from."""
+    try:
+        table = tomllib.loads(data.decode())
+        repr(table)  # fails for a hexadecimal number of over 4,300 digits, which no error about it could show
+        return table
     except (ValueError, RecursionError) as trouble:  # some are no TOMLDecodeError: a number of 5,000 digits
-        raise error(f"{path} is not TOML: {trouble}") from None
+        raise error(f"{where} is not TOML: {trouble}") from None
 
 
 def from_toml(

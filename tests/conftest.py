@@ -11,7 +11,6 @@ import shutil
 import subprocess
 import threading
 import time
-import uuid
 from collections.abc import AsyncIterator, Callable, Coroutine, Generator, Iterator, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
@@ -44,7 +43,6 @@ from stages.model.partition import NoisePartition
 from stages.model.pipeline import ArModel
 from stages.wire.auth import CLIENT, Identity
 from stages.wire.certificates import Authority
-from stages.wire.registry import RegistrySettings, parse_url
 from stages.wire.tls import Tls
 from tests.stages.pictures.tiny import tiny_picture_bundle
 
@@ -312,15 +310,17 @@ def local_ring() -> Callable[..., Any]:
 class Etcd:
     """An etcd process on loopback, in a directory of its own."""
 
+    KEY = "/onesweep/topology"
+
     def __init__(self, directory: Path, options: tuple[str, ...] = (), tls: dict[str, Path] | None = None) -> None:
-        """:param tls: ca, cert and key, as a registry's settings call them: of etcd, and of who waits for it."""
+        """:param tls: ca, cert and key, as `--topology` calls them: of etcd, and of who waits for it."""
         self.directory, self.options, self.tls = directory, options, tls or {}
         self.port = free_port_block(2)
         self.process: subprocess.Popen[bytes] | None = None
 
     @property
     def url(self) -> str:
-        return f"etcd://127.0.0.1:{self.port}/onesweep/test"
+        return f"etcd://127.0.0.1:{self.port}{self.KEY}"
 
     def start(self) -> None:
         """Returns when it answers."""
@@ -341,23 +341,29 @@ class Etcd:
     def answers(self) -> bool:
         assert self.process is not None
         assert self.process.poll() is None, (self.directory / "log").read_text()
-        from stages.wire.etcd import EtcdClient, RegistryDown
+        from etcd3gw.exceptions import Etcd3Exception
 
-        endpoints, prefix = parse_url(self.url)
         try:
-            EtcdClient(RegistrySettings(endpoints, prefix, **self.tls)).snapshot()
-        except RegistryDown:
+            return bool(self._client().status())
+        except Etcd3Exception:
             return False
-        return True
 
-    def kill(self, forget: bool = False) -> None:
-        """End it at once; `forget`: with all that it knew."""
+    def put(self, topology: str) -> None:
+        self._client().put(self.KEY, topology)
+
+    def _client(self) -> Any:
+        from etcd3gw.client import Etcd3Client
+
+        files = [str(self.tls[kind]) if self.tls else None for kind in ("ca", "key", "cert")]
+        client = Etcd3Client("127.0.0.1", self.port, "https" if self.tls else "http", *files, api_path="/v3/")
+        client.session.trust_env = False
+        return client
+
+    def kill(self) -> None:
         if self.process is not None:
             self.process.kill()
             self.process.wait(PATIENCE_S)
             self.process = None
-        if forget:
-            shutil.rmtree(self.directory / "data")
 
 
 @contextlib.contextmanager
@@ -377,19 +383,6 @@ def open_etcd(directory: Path, *options: str, tls: dict[str, Path] | None = None
 def etcd_with(tmp_path: Path) -> Callable[..., Any]:
     """`with etcd_with(*options) as etcd`: one of the test's own."""
     return lambda *options, **how: open_etcd(tmp_path / "etcd", *options, **how)
-
-
-@pytest.fixture(scope="session")
-def common_etcd(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Etcd]:
-    """Not to be harmed."""
-    with open_etcd(tmp_path_factory.mktemp("etcd") / "common") as etcd:
-        yield etcd
-
-
-@pytest.fixture
-def registry_url(common_etcd: Etcd) -> str:
-    """With a prefix of this test's own."""
-    return f"{common_etcd.url}/{uuid.uuid4().hex}"
 
 
 @pytest.fixture

@@ -21,7 +21,7 @@ import pytest
 TESTS = str(Path(__file__).parent)
 FATAL = {signal.SIGKILL, signal.SIGSTOP}
 # Fixtures that need rights, programs or a kernel that a machine may lack.
-OF_THE_MACHINE = {"chromium", "common_etcd", "etcd_with", "needs_lab", "small_disk"}
+OF_THE_MACHINE = {"chromium", "etcd_with", "needs_lab", "small_disk"}
 MOST_SLEEP_S = 0.05
 
 _broken: list[str] = []

@@ -170,7 +170,7 @@ ROOT = Family(
             "serving.cli.demo:",
             ("demo", "start three hosts here, run one prompt in every mode, stop", ""),
             "serving.cli.host:",
-            ("host", "run one host: of a topology, or by itself", "host-1 --topology topology.toml"),
+            ("host", "run one host of a topology", "host-1 --topology topology.toml"),
             "serving.cli.serve:",
             ("router", "run the router of a topology", "--topology topology.toml"),
             ("http", "serve an OpenAI-compatible API and a page, in front of a router", "--listen 127.0.0.1:7780"),

@@ -1,30 +1,28 @@
-"""`onesweep host`: one block host, in its place of a topology, or by itself."""
+"""`onesweep host`: one block host, in its place of a topology."""
 
 from __future__ import annotations
 
 import argparse
+import logging
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from serving.router.topology import read_topology
+from serving.router.topology import HostEntry, Topology
+from serving.router.topology_source import TopologySource, add_topology_option, follow_topology, topology_at
 from stages.errors import InputError
-from stages.host.settings import HostSettings, StageSettings
+from stages.host.settings import FollowNext, HostSettings, StageSettings
 from stages.settings import add_flags, from_flags
 from stages.telemetry.observability import start_log
-from stages.wire.flags import add_registry_flags, add_server_options, open_registry
-from stages.wire.registry import registry_settings
+from stages.wire.flags import add_server_options
 from stages.wire.tls import security_of
+
+log = logging.getLogger(__name__)
 
 
 def add_host(host: argparse.ArgumentParser) -> None:
-    add = host.add_argument
-    add("name", metavar="NAME", nargs="?", help="its name in the topology, accounts and errors (stage- and the blocks)")
-    add("--topology", type=Path, metavar="FILE", help="the hosts: this is one of them")
-    add("--checkpoint", type=Path, metavar="DIR", help="a checkpoint or bundle (the topology's)")
-    add("--blocks", metavar="N[,N]", help="without a topology: consecutive blocks that this host holds")
-    add("--listen", metavar="HOST:PORT", help="without a topology")
-    add("--next", metavar="HOST:PORT[,...]", help="hosts that may come after this one; after the last, the first")
-    add_registry_flags(host)
-    add("--advertise", metavar="HOST:PORT", help="what others dial, for the registry (--listen)")
+    host.add_argument("name", metavar="NAME", help="its name in the topology, accounts and errors")
+    add_topology_option(host)
+    host.add_argument("--checkpoint", type=Path, metavar="DIR", help="a checkpoint or bundle (the topology's)")
     add_flags(host, HostSettings)
     add_flags(host, StageSettings)
     add_server_options(host)
@@ -33,25 +31,21 @@ def add_host(host: argparse.ArgumentParser) -> None:
 def run_host(options: argparse.Namespace) -> int:
     from stages.host.server import serve
 
-    settings = _of_topology(options) if options.topology else _alone(options)
+    settings = host_settings(options)
     start_log(settings.seeing.log_format, settings.host.name)
     serve(settings)
     return 0
 
 
-def _of_topology(options: argparse.Namespace) -> StageSettings:
-    """A host whose place a topology says. Raises OnesweepError."""
-    told = {f"--{name}": getattr(options, name) for name in ("blocks", "listen", "next", "registry", "advertise")}
-    if given := [flag for flag, value in told.items() if value is not None]:
-        raise InputError(f"the topology says where a host is: leave {given[0]} out")
-    if options.name is None:
-        raise InputError("onesweep host: NAME is missing: which host of the topology is this?")
-    topology = read_topology(options.topology)
+def host_settings(options: argparse.Namespace) -> StageSettings:
+    """A host in its place of the topology, which it follows. Raises OnesweepError."""
+    source = topology_at(options.topology, options.insecure)
+    topology = source.read()
     host = topology.host(options.name)
     checkpoint = options.checkpoint or topology.checkpoint
     if checkpoint is None:
-        raise InputError(f"{options.topology} names no checkpoint: add one, or give --checkpoint")
-    options.device = options.device or host.device
+        raise InputError(f"{source} names no checkpoint: add one, or give --checkpoint")
+    options.device = options.device or host.device or None  # empty where a script has none to name
     return from_flags(
         StageSettings,
         options,
@@ -59,47 +53,28 @@ def _of_topology(options: argparse.Namespace) -> StageSettings:
         blocks=host.blocks,
         listen=host.listen,
         next=tuple(topology.successors(host)),
-        host=_limits(options, host.name),
+        host=from_flags(HostSettings, options, name=host.name),
         security=security_of(options, topology.tls_of(host.name)),
+        follow_next=_next_hosts(source, topology, host),
     )
 
 
-def _alone(options: argparse.Namespace) -> StageSettings:
-    """A host whose place its options say. Raises InputError."""
-    needed = {"--checkpoint": options.checkpoint, "--blocks": options.blocks, "--listen": options.listen}
-    if missing := [flag for flag, value in needed.items() if value is None]:
-        raise InputError(f"onesweep host: {missing[0]} is missing; --topology says where hosts are")
-    blocks = _blocks(options.blocks)
-    registry = registry_settings(options)
-    if registry is not None and options.next is not None:
-        raise InputError("--next and --registry both say who comes next: give one of them")
-    if registry is None and options.advertise is not None:
-        raise InputError("--advertise says what a registry hands out: name one with --registry")
-    following = tuple(options.next.split(",")) if options.next else ()
-    if len(set(following)) < len(following):
-        raise InputError(f"--next {options.next!r} names a host twice: name each once")
-    name = options.name or "-".join(["stage", *sorted({str(block) for block in (*blocks[:1], *blocks[-1:])})])
-    return from_flags(
-        StageSettings,
-        options,
-        checkpoint=options.checkpoint,
-        blocks=blocks,
-        listen=options.listen,
-        next=following,
-        host=_limits(options, name),
-        security=security_of(options),
-        registry=open_registry(registry) if registry else None,
-        advertise=options.advertise,
-    )
+def _next_hosts(source: TopologySource, topology: Topology, host: HostEntry) -> FollowNext:
+    """Follow the topology for the hosts that may come after `host`, as long as it has `host` in its place."""
+    own = topology.blocks, host.blocks, host.listen
 
+    async def follow(set_addresses: Callable[[Sequence[str]], None]) -> None:
+        def use(changed: Topology) -> None:
+            places = [each for each in changed.hosts if each.name == host.name]
+            if [(changed.blocks, place.blocks, place.listen) for place in places] != [own]:
+                raise InputError(
+                    f"{source} no longer has {host.name} with blocks {host.span} of {topology.blocks} at {host.listen} "
+                    "as this process runs: start it anew, or stop it if another took its place"
+                )
+            addresses = changed.successors(places[0])
+            log.info("%s: next hosts: %s", host.name, ", ".join(addresses) or "none")
+            set_addresses(addresses)
 
-def _limits(options: argparse.Namespace, name: str) -> HostSettings:
-    device = options.device or None  # empty where a script has none to name
-    return from_flags(HostSettings, argparse.Namespace(**vars(options) | {"device": device}), name=name)
+        await follow_topology(source, topology, use)
 
-
-def _blocks(text: str) -> tuple[int, ...]:
-    try:
-        return tuple(int(part) for part in text.split(","))
-    except ValueError:
-        raise InputError(f"--blocks {text!r} must be numbers such as 0 or 0,1") from None
+    return follow

@@ -16,7 +16,8 @@ from serving.client.client import RouterError
 from serving.gateway.settings import DEFAULT_LISTEN, HttpSettings
 from serving.router.request import DEFAULT_ROUTER
 from serving.router.settings import RouterSettings
-from serving.router.topology import Topology, local_topology, read_topology
+from serving.router.topology import local_topology, read_topology
+from serving.router.topology_source import add_topology_option, topology_at
 from stages.checkpoint.shipped import SHIPPED
 from stages.device import AUTO
 from stages.errors import InputError
@@ -25,19 +26,15 @@ from stages.progress import ProgressLine, ticking
 from stages.settings import add_flags, from_flags
 from stages.signals import ends_cleanly
 from stages.telemetry.observability import ObservabilitySettings, start_log
-from stages.wire.flags import add_registry_flags, add_server_options
-from stages.wire.registry import registry_settings
+from stages.wire.flags import add_server_options
 from stages.wire.status import record_of
 from stages.wire.tls import security_of
 from stages.wire.tokens import read_tokens
 from stages.wire.web_access import check_framework
 
-REGISTERED_S = 10.0  # how long the doctor waits for hosts to register
-
 
 def add_router(router: argparse.ArgumentParser) -> None:
-    router.add_argument("--topology", type=Path, metavar="FILE", help="the hosts; or where they register: --registry")
-    add_registry_flags(router)
+    add_topology_option(router)
     router.add_argument("--listen", metavar="HOST:PORT", help=f"default: the topology's, else {DEFAULT_ROUTER}")
     add_flags(router, RouterSettings)
     add_server_options(router)
@@ -49,8 +46,7 @@ def add_http(http: argparse.ArgumentParser) -> None:
 
 
 def add_doctor(doctor: argparse.ArgumentParser) -> None:
-    doctor.add_argument("--topology", type=Path, metavar="FILE", help="the hosts (what is up here)")
-    add_registry_flags(doctor)
+    add_topology_option(doctor, required=False)
     doctor.add_argument("--json", action="store_true", help="print JSON")
     add_server_options(doctor)
 
@@ -102,29 +98,19 @@ def run_router(options: argparse.Namespace) -> int:
     from serving.router.server import serve
 
     start_log(from_flags(ObservabilitySettings, options).log_format, "router")
-    topology = _topology_of(options)
+    source = topology_at(options.topology, options.insecure)
+    topology = source.read()
     settings = from_flags(
         RouterSettings,
         options,
         topology=topology,
-        topology_file=options.topology,
+        source=source,
         listen=options.listen or topology.router,
         checkpoint=options.checkpoint or topology.checkpoint,
         security=security_of(options, topology.tls_of("router")),
-        registry=registry_settings(options),
     )
     serve(settings)
     return 0
-
-
-def _topology_of(options: argparse.Namespace, within_s: float | None = None) -> Topology:
-    """The hosts that a file names, or those that are registered. Raises OnesweepError."""
-    from serving.router.discovery import await_topology
-
-    registry = registry_settings(options)
-    if (registry is None) == (options.topology is None):
-        raise InputError("give either --topology FILE, or --registry URL where hosts register")
-    return await_topology(registry, DEFAULT_ROUTER, within_s) if registry else read_topology(options.topology)
 
 
 def run_http(options: argparse.Namespace) -> int:
@@ -143,12 +129,12 @@ def run_doctor(options: argparse.Namespace) -> int:
     from stages.wire.channel import LINKS_VARIABLE
     from stages.wire.link_quality import LinkRecord
 
-    if options.topology is None and options.registry is None:
-        if (here := deployment_here()) is None:
-            raise NothingUp("nothing is up here: name the hosts with --topology FILE or --registry URL")
+    if options.topology is not None:
+        topology = topology_at(options.topology, options.insecure).read()
+    elif (here := deployment_here()) is not None:
         topology = here.topology
     else:
-        topology = _topology_of(options, within_s=REGISTERED_S)
+        raise NothingUp("nothing is up here: say with --topology where the hosts are named")
     if proxy := LinkRecord.read(topology.certificates).proxy:  # of machines that joined
         os.environ[LINKS_VARIABLE] = proxy
     report = asyncio.run(examine(topology, security_of(options, topology.tls_of("router"))))

@@ -156,7 +156,7 @@ async def _examine_host(report: Report, topology: Topology, host: HostEntry, rel
     dialled = [link.address for link in info.links]
     if sorted(due) != sorted(dialled):
         shown = [",".join(addresses) or "(none)" for addresses in (dialled, due)]
-        report.note(host.name, f"its --next is {shown[0]}, the topology says {shown[1]}")
+        report.note(host.name, f"its next hosts are {shown[0]}, the topology says {shown[1]}")
 
 
 async def _measured(relay: Relay, measure: Callable[[], Awaitable[Measured]]) -> Measured:

@@ -39,7 +39,7 @@ class Suspects:
         return self._until.keys()
 
 
-# The router chooses, and hosts dial only where their own --next allows: nobody else knows where a request's sessions
+# The router chooses, and hosts dial only where their own topology allows: nobody else knows where a request's sessions
 # are, and a path of any addresses would let a stolen router certificate make hosts dial anything.
 def best_path(
     links: Sequence[HostLink],

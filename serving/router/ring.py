@@ -111,7 +111,7 @@ class Ring:
                 shown = ", ".join(f"{name} {digest[:12] or '(none)'}" for name, digest in digests.items())
                 return f"the hosts have different {kind} checkpoints ({shown}): give every host the same one"
         broken = [relay for link in self.links if link.info for relay in link.info.links if relay.problem]
-        return broken[0].problem if broken else "there is no way through all blocks: check every host's --next"
+        return broken[0].problem if broken else "there is no way through all blocks: check the topology that hosts have"
 
     def choose(self, weights: Weights, avoid: Collection[str] = (), prefixes: Sequence[bytes] = ()) -> HostPath | None:
         """The quickest way through hosts with `weights`, or one about as quick that keeps more of `prefixes`, the

@@ -16,12 +16,13 @@ from serving.router.active_release import ActiveRelease, RouterParts
 from serving.router.admission import Admission
 from serving.router.answer import ReferenceVerifier
 from serving.router.audit import FINDINGS_NAME
-from serving.router.discovery import follow_hosts, follow_topology
 from serving.router.records import ROUTER_METRICS, RouterCounters
 from serving.router.ring import Ring, RingView
 from serving.router.rollout import Rollout, find_release
 from serving.router.service import RouterService
 from serving.router.settings import RouterSettings
+from serving.router.topology import Topology
+from serving.router.topology_source import follow_topology
 from serving.v1 import router_pb2, router_pb2_grpc
 from stages.checkpoint.release_store import ReleaseStore
 from stages.errors import InputError, OnesweepError, ServiceError
@@ -31,7 +32,6 @@ from stages.signals import drained, run_until_signal
 from stages.telemetry.observability import Telemetry
 from stages.wire.auth import ROUTER
 from stages.wire.channel import MOST_STREAMS, CallBounds, HealthChecks, bind, is_loopback, new_server, serve_health
-from stages.wire.flags import open_registry
 from stages.wire.status import StatusError
 from stages.wire.tokens import ADMIN, GENERATE, STATUS, Keyring
 
@@ -81,10 +81,9 @@ async def run_router(settings: RouterSettings, stop: asyncio.Event) -> None:
     await ring.open()
     log.info("router: live on port %d", port)
     jobs = [ring.watch(), checks.watch(), rollout.keep_up_to_date(), keep_trimmed()]
-    if settings.registry is not None:
-        jobs.append(follow_hosts(open_registry(settings.registry), settings.topology.blocks, security, ring.set_hosts))
-    elif settings.topology_file is not None:
-        jobs.append(follow_topology(settings.topology_file, settings.topology.blocks, ring.set_hosts))
+    if settings.source is not None:
+        blocks = settings.topology.blocks
+        jobs.append(follow_topology(settings.source, settings.topology, partial(change_hosts, ring, blocks)))
     tasks = [asyncio.create_task(job) for job in jobs]
     try:
         await _told_to_stop(stop, tasks)
@@ -100,6 +99,13 @@ async def run_router(settings: RouterSettings, stop: asyncio.Event) -> None:
         if store:
             store.close()
         await lookout.close()
+
+
+def change_hosts(ring: Ring, blocks: int, topology: Topology) -> None:
+    """Give a ring the hosts of a topology. Raises InputError for one that is not of so many blocks."""
+    if topology.blocks != blocks:
+        raise InputError(f"the topology has {topology.blocks} blocks now, this router serves {blocks}: start it anew")
+    ring.set_hosts(topology.hosts)
 
 
 class Health(HealthChecks):

@@ -4,10 +4,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from serving.router.topology import Topology
+from serving.router.topology_source import TopologySource
 from stages.host.settings import ServerSettings
 from stages.settings import setting
 from stages.wire.channel import KEEP_WARM_S
-from stages.wire.registry import RegistrySettings
 
 
 @dataclass(frozen=True)
@@ -48,6 +48,4 @@ class RouterSettings(ServerSettings):
     routers: int = setting(1, "routers for these tokens: each grants its share of a quota", above=0, rare=True)
     anybody: bool = setting(False, "serve other machines without tokens: they may all ask")
     frontier: Path | None = setting(None, "file: what mode `auto` chooses from (the bundle's frontier.json)", rare=True)
-    # Where hosts register; None = they are those of the topology.
-    registry: RegistrySettings | None = None
-    topology_file: Path | None = None  # is read again when it changes
+    source: TopologySource | None = None  # of the topology, which may change there

@@ -4,18 +4,21 @@ from __future__ import annotations
 
 import json
 from dataclasses import dataclass, field
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
 from serving.router.request import DEFAULT_ROUTER
 from stages.device import AUTO, is_device_name
-from stages.errors import InputError, TopologyError, one_of
-from stages.settings import from_toml, limits, read_toml
+from stages.errors import InputError, TopologyError, file_errors, one_of
+from stages.settings import from_toml, limits, parse_toml
 from stages.wire.channel import check_name, parse_address
 from stages.wire.tls import Tls
 
 FIRST_HOST_PORT = 7701
 MAX_HOSTS = 64
+ETCD = "etcd://"  # what the place of a topology begins with that is in no file
+ETCD_SHAPE = f"{ETCD}HOST:PORT[,HOST:PORT]/KEY[?ca=FILE&cert=FILE&key=FILE]"
 
 
 @dataclass(frozen=True)
@@ -169,14 +172,26 @@ def local_topology(
 
 def read_topology(path: Path) -> Topology:
     """Read a topology file. Raises TopologyError that names the file and what to change."""
-    table = read_toml(path, "the topology", TopologyError)
+    if str(path).startswith("etcd:"):
+        raise TopologyError("this command takes a topology from a file only; `router`, `host` and `doctor` ask etcd")
+    with file_errors(TopologyError, f"cannot read the topology {path}"):
+        return parse_topology(path.read_bytes(), str(path), path.parent.absolute())
+
+
+@lru_cache(maxsize=1)  # hosts that follow one read the same text every second, and 64 hosts take milliseconds
+def parse_topology(data: bytes, where: str, folder: Path | None = None) -> Topology:
+    """The topology of a TOML text. Raises TopologyError that names `where` it is from, and what to change.
+
+    :param folder: relative paths begin there; None: there are none.
+    """
+    table = parse_toml(data, where, TopologyError)
     try:
-        return _parse(table, path.parent.absolute())
+        return _parse(table, folder)
     except InputError as error:
-        raise TopologyError(f"{path}: {error}") from None
+        raise TopologyError(f"{where}: {error}") from None
 
 
-def _parse(table: dict[str, Any], base: Path) -> Topology:
+def _parse(table: dict[str, Any], folder: Path | None) -> Topology:
     _only(table, {"router", "hosts", "checkpoint", "tls"}, "the topology")
     router, tls = table.get("router", {}), table.get("tls", {})
     _only(router, {"listen"}, "[router]")
@@ -186,8 +201,8 @@ def _parse(table: dict[str, Any], base: Path) -> Topology:
         raise TopologyError("there is no [[hosts]] entry")
     listen = _text(router, "listen", DEFAULT_ROUTER, "[router]")
     parse_address(listen, "router listen")
-    directory = base / _text(table, "checkpoint", "", "the topology") if "checkpoint" in table else None
-    certificates = base / _text(tls, "directory", "certs", "[tls]") if "tls" in table else None
+    directory = _path(table, "checkpoint", "", "the topology", folder) if "checkpoint" in table else None
+    certificates = _path(tls, "directory", "certs", "[tls]", folder) if "tls" in table else None
     return Topology(tuple(_host(entry, i) for i, entry in enumerate(hosts)), listen, directory, certificates)
 
 
@@ -209,6 +224,13 @@ def _text(table: dict[str, Any], key: str, default: str, where: str) -> str:
     if not isinstance(value, str):
         raise TopologyError(f"{where}: {key} must be text in quotes, not {value!r}")
     return value
+
+
+def _path(table: dict[str, Any], key: str, default: str, where: str, folder: Path | None) -> Path:
+    path = Path(_text(table, key, default, where))
+    if folder is None and not path.is_absolute():
+        raise TopologyError(f"{where}: {key} {str(path)!r} must be absolute: etcd has no folder that it could be in")
+    return path if folder is None else folder / path
 
 
 def _quoted(text: str) -> str:

@@ -309,7 +309,7 @@ def wiring_problem(plans: Sequence[HostPlan], address: str, other: stage_pb2.Des
     plan = plans[-1]
     due = (plan.blocks[-1] + 1) % plan.parts
     if not other.blocks or other.blocks[0] != due:
-        return f"{address} holds blocks {list(other.blocks)}, block {due} must come next: check --next and --blocks"
+        return f"{address} holds blocks {list(other.blocks)}, block {due} must come next: check the topology"
     theirs = [weights_of(release) for release in other.releases]
     if not theirs:
         return f"{other.name} at {address} says nothing of its weights: run the same version of onesweep everywhere"

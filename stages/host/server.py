@@ -31,7 +31,6 @@ from stages.telemetry.observability import Telemetry
 from stages.v1 import join_pb2_grpc, stage_pb2, stage_pb2_grpc
 from stages.wire.auth import HOST, CallerGuard
 from stages.wire.channel import HealthChecks, bind, check_target, new_server, serve_health
-from stages.wire.registry import Registration, check_dialled, follow_successors
 from stages.wire.tokens import ADMIN, Keyring
 
 log = logging.getLogger(__name__)
@@ -67,18 +66,12 @@ class StageServer:
             check_target(address, settings.security, "next address")
         if settings.security.tls is not None:
             settings.security.tls.own(HOST)
-        if settings.advertise is not None:
-            check_dialled(settings.advertise, "--advertise")
-        elif settings.registry is not None:
-            self._registration(port=1)
         self.failure: OnesweepError | None = None
 
     async def run(self, stop: asyncio.Event) -> None:
         """Serve until `stop` is set, or until the weights turn out to be unusable (OnesweepError)."""
         if self.settings.threads:
             torch.set_num_threads(self.settings.threads)
-        if self.settings.registry is not None:
-            await self.settings.registry.check()
         seeing = self.settings.seeing
         lookout = Telemetry(seeing, self.settings.security.insecure)
         figures = HostCounters() if seeing.metrics else None
@@ -91,30 +84,21 @@ class StageServer:
         vitals = await serve_health(checks, self.settings.health)
         await server.start()
         log.info("%s: live on port %d", host.settings.name, port)
-        tasks = [
-            self._begin(job, stop)
-            for job in (self._become_ready(host, loader, service, checks, stop), housekeeping(host), keep_trimmed())
-        ]
-        members = []
-        if (registry := self.settings.registry) is not None:
-            own = self._registration(port)
-            plan = self.first.plan
-            follow = follow_successors(registry, own, plan.parts, host.next_hosts.set_addresses)
-            members += [self._begin(job, stop) for job in (registry.register(own), follow)]
-        else:
-            host.next_hosts.set_addresses(self.settings.next)
+        host.next_hosts.set_addresses(self.settings.next)
+        jobs = [self._become_ready(host, loader, service, checks, stop), housekeeping(host), keep_trimmed()]
+        if self.settings.follow_next is not None:
+            jobs.append(self.settings.follow_next(host.next_hosts.set_addresses))
+        tasks = [self._begin(job, stop) for job in jobs]
         if self.seat is not None:
             self.seat.relink = host.next_hosts.set_addresses
         await stop.wait()
         host.stopping = True
         checks.stop()
         await drained(lambda: host.sessions.sessions, self.settings.drain_s)
-        for member in members:  # not before: who follows the registry cuts what runs on a host that is gone from there
-            member.cancel()
         await asyncio.gather(server.stop(grace=0), vitals.stop(grace=0))
         for task in tasks:
             task.cancel()
-        await asyncio.gather(*tasks, *members, return_exceptions=True)
+        await asyncio.gather(*tasks, return_exceptions=True)
         host.close()
         await host.next_hosts.close()
         await lookout.close()
@@ -122,11 +106,6 @@ class StageServer:
             self.store.close()
         if self.failure:
             raise self.failure
-
-    def _registration(self, port: int) -> Registration:
-        """Entry of this host in the registry. Raises InputError for an address that nobody can dial."""
-        address = self.settings.advertise or f"{self.settings.listen.rpartition(':')[0]}:{port}"
-        return Registration(self.settings.host.name, address, self.first.plan.blocks)
 
     def _begin(self, job: Coroutine[Any, Any, None], stop: asyncio.Event) -> asyncio.Task[None]:
         """A task without which this server cannot be: where it fails, the server ends, to be started anew."""
@@ -186,9 +165,7 @@ class StageServer:
         """Why no next hop can be made; empty when one can."""
         if links.relays or (self.first.plan.is_first and self.first.plan.is_last):
             return links.problem
-        if self.settings.registry is not None:
-            return "no host that comes next is registered yet"
-        return "no next host: give --next (the last host's is the first host)"
+        return "no next host: the topology has none that begins with the block after this host's last"
 
 
 class EmptyHost:

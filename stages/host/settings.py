@@ -1,8 +1,9 @@
 """Settings of a block host, from which the flags of `onesweep host` derive. Help imports them: no torch."""
 
+from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from stages.device import AUTO
 from stages.limits import MAX_THREADS
@@ -12,8 +13,10 @@ from stages.wire.channel import DRAIN_S, KEEP_WARM_S, check_name
 from stages.wire.tls import LOOPBACK_ONLY, Security
 
 if TYPE_CHECKING:
-    from stages.wire.etcd import EtcdRegistry
     from stages.wire.pipes import AwaitedPipes
+
+# Tells addresses of next hosts whenever they change; has no end.
+FollowNext = Callable[[Callable[[Sequence[str]], None]], Coroutine[Any, Any, None]]
 
 
 @dataclass(frozen=True)
@@ -75,7 +78,6 @@ class StageSettings(ServerSettings):
     host: HostSettings
     # None = who may dial it, or has a certificate.
     tokens: Path | None = setting(None, "who may use it on loopback: `up` makes them")
-    registry: "EtcdRegistry | None" = None
+    follow_next: FollowNext | None = None
     model: Path | None = None  # a copy of what is served, on this machine: it takes its stage from there
     pipes: "AwaitedPipes | None" = None  # of a machine that joined: others open them to this server
-    advertise: str | None = None  # what others dial, where that is not what it listens on: for the registry

@@ -4,13 +4,6 @@ from __future__ import annotations
 
 import argparse
 from pathlib import Path
-from typing import TYPE_CHECKING
-
-from stages.errors import InputError
-
-if TYPE_CHECKING:
-    from stages.wire.etcd import EtcdRegistry
-    from stages.wire.registry import RegistrySettings
 
 TOKEN_VARIABLE = "ONESWEEP_TOKEN"
 
@@ -31,20 +24,3 @@ def add_client_options(parser: argparse.ArgumentParser) -> None:
 def add_token_options(parser: argparse.ArgumentParser) -> None:
     """`--token-file`."""
     parser.add_argument("--token-file", type=Path, metavar="FILE", help=f"holds the token (${TOKEN_VARIABLE})")
-
-
-def add_registry_flags(parser: argparse.ArgumentParser) -> None:
-    """`--registry`."""
-    what = "where hosts register: etcd://HOST:PORT[,HOST:PORT]/PREFIX[?ca=FILE&cert=FILE&key=FILE], with files: TLS"
-    parser.add_argument("--registry", metavar="URL", help=what)
-
-
-def open_registry(settings: RegistrySettings) -> EtcdRegistry:
-    """The registry, not connected yet. Raises InputError when the client library is not installed."""
-    try:
-        from stages.wire.etcd import EtcdRegistry
-    except ImportError as error:
-        raise InputError(
-            f"--registry needs etcd3gw, which is not installed here ({error}): pip install 'onesweep[etcd]'"
-        ) from None
-    return EtcdRegistry(settings)

@@ -1,4 +1,4 @@
-"""Everything that is read from files, or a registry, which others may have written."""
+"""Everything that is read from files, which others may have written."""
 
 import hashlib
 import io
@@ -16,7 +16,6 @@ from stages.checkpoint.manifest import MANIFEST_NAME, read_manifest
 from stages.checkpoint.shipped import SHIPPED
 from stages.checkpoint.weights import read_weights
 from stages.wire.auth import HOST, Identity
-from stages.wire.registry import Registration, read_entry, write_entry
 from stages.wire.tls import Tls, check_authority
 from stages.wire.tokens import Key, read_tokens, token_hash, write_tokens
 from trainer.pictures.data import load_pictures
@@ -68,9 +67,6 @@ def readers(directory: Path) -> list[Reader]:
         Reader("topology", local_topology(2, 3, SHIPPED).to_toml().encode(), file("topology.toml", read_topology)),
         Reader("tokens", tokens.read_bytes(), file("tokens.toml", read_tokens)),
         Reader("frontier", json.dumps(FRONTIER.to_record()).encode(), file(FRONTIER_NAME, read_frontier)),
-        Reader(
-            "entry", write_entry(Registration("paris", "10.0.0.1:7701", (0, 1))), lambda data: read_entry("paris", data)
-        ),
         Reader("weights", tiny, file("w", weights)),
     ]
     for kind in ("chain", "ar", "pictures/chain", "pictures/steps"):

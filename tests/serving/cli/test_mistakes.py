@@ -40,6 +40,7 @@ def words(bundles: Path, tmp_path_factory: pytest.TempPathFactory, module_server
     module_servers.router(guarded, None, tokens=folder / "tokens.toml")
     (folder / "ring.toml").write_text(ring.to_toml())
     (folder / "no.toml").write_text("blocks = ")
+    (folder / "free.toml").write_text(lonely.to_toml())
     (folder / "gap.toml").write_text('[[hosts]]\naddress = "127.0.0.1:1"\nblocks = [0, 2]\n')
     (folder / "text.txt").write_text("The sea was calm.")
     (folder / "empty").mkdir()
@@ -49,6 +50,7 @@ def words(bundles: Path, tmp_path_factory: pytest.TempPathFactory, module_server
     harm_with("flipped", damaged)
     wait_ready(ring.router)
     with socket.create_server(("127.0.0.1", 0)) as taken, Client(lonely.router) as client:
+        (folder / "taken.toml").write_text(local_topology(1, 3, bundles / "own", taken.getsockname()[1]).to_toml())
         while not client.status().hosts[0].reason:
             pass
         yield {
@@ -103,10 +105,10 @@ FILES = [
     ("up --checkpoint {weights} --tls-dir {tmp}/empty", 2, "ca.pem"),
     ("host nam --topology {tmp}/ring.toml", 2, "no host 'nam'"),
     ("doctor --topology {tmp}/gap.toml", 2, "neighbouring blocks, in order"),
-    ("router", 2, "give either --topology FILE, or --registry URL"),
-    ("host --checkpoint {weights} --blocks a --listen 127.0.0.1:0", 2, "--blocks 'a' must be numbers"),
-    ("host --checkpoint {weights} --blocks 0,1,2 --listen {taken}", 1, "the port is in use"),
-    ("host --checkpoint {damaged} --blocks 0,1,2 --listen 127.0.0.1:0", 1, "damaged"),
+    ("router", 2, "--topology is missing"),
+    ("up --topology etcd://127.0.0.1:1/x", 2, "this command takes a topology from a file only"),
+    ("host host-1 --topology {tmp}/taken.toml --checkpoint {weights}", 1, "the port is in use"),
+    ("host host-1 --topology {tmp}/free.toml --checkpoint {damaged}", 1, "damaged"),
     ("deploy {damaged} --router {ring}", 2, "is damaged (its SHA-256 is not the manifest's): fetch it again"),
     ("import /nowhere.gguf --out {tmp}/new", 2, "/nowhere.gguf"),
     ("import {tmp}/empty --out {tmp}/full", 2, "full"),
@@ -119,7 +121,7 @@ FILES = [
 ]
 SERVERS = [
     ("down", 1, "nothing is up; start a deployment with `onesweep up --detach`"),
-    ("doctor", 1, "name the hosts with --topology FILE or --registry URL"),
+    ("doctor", 1, "say with --topology where the hosts are named"),
     ("compare x --modes ar,swep", 2, "unknown mode 'swep' (did you mean sweep"),
     ("generate x --router {nobody}", 1, "no router answers at {nobody}; start one with `onesweep up`"),
     ("generate x --router {host}", 1, "{host} is no router; give the router's address"),
@@ -207,7 +209,7 @@ def test_ctrl_c_while_a_server_does_not_answer() -> None:
     [
         ("cryptography", ["certs", "init"], "tls"),
         ("fastapi", ["http"], "http"),
-        ("etcd3gw", ["doctor", "--registry", "etcd://127.0.0.1:1/x"], "etcd"),
+        ("etcd3gw", ["doctor", "--topology", "etcd://127.0.0.1:1/x"], "etcd"),
     ],
 )
 def test_a_missing_extra(library: str, arguments: list[str], extra: str) -> None:

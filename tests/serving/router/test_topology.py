@@ -1,6 +1,5 @@
 """Topology files: what they say, and what is said about a wrong one."""
 
-import asyncio
 from collections.abc import Callable
 from pathlib import Path
 
@@ -8,10 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from serving.router import discovery
-from serving.router.topology import HostEntry, local_topology, read_topology
+from serving.router.topology import HostEntry, local_topology, parse_topology, read_topology
 from stages.errors import InputError, TopologyError
-from tests.conftest import eventually
 
 Run = Callable[..., tuple[int, str, str]]
 
@@ -87,6 +84,15 @@ def test_a_file_that_cannot_be_read(tmp_path: Path) -> None:
         read_topology(tmp_path)
 
 
+def test_outside_a_file_paths_are_absolute() -> None:
+    for text in (b'checkpoint = "weights"', b"[tls]", b'[tls]\ndirectory = "certs"'):
+        with pytest.raises(TopologyError, match=r"etcd://x: .* '(weights|certs)' must be absolute"):
+            parse_topology(text + HOSTS.encode(), "etcd://x")
+    text = b'checkpoint = "/weights"\n[tls]\ndirectory = "/certs"' + HOSTS.encode()
+    topology = parse_topology(text, "etcd://x")
+    assert (topology.checkpoint, topology.certificates) == (Path("/weights"), Path("/certs"))
+
+
 @given(name=st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\0/"), min_size=1, max_size=20))
 def test_what_is_written_is_read_again(tmp_path_factory: pytest.TempPathFactory, name: str) -> None:
     topology = local_topology(2, 3, Path("/weights") / name)
@@ -126,8 +132,6 @@ def test_a_host_of_a_topology_has_the_limits_of_a_stage(tmp_path: Path, bundles:
         assert (code, "there is no device cuda:98 here" in err) == (2, True), err
     code, _, err = onesweep("host", "host-1", "--topology", path, "--set", "prefix_mb=-1")
     assert (code, "prefix_mb must be at least 0, not -1" in err) == (2, True), err
-    code, _, err = onesweep("host", "host-1", "--topology", path, "--blocks", "0")
-    assert (code, "the topology says where a host is: leave --blocks out" in err) == (2, True), err
 
 
 def test_replicas_are_laid_out_side_by_side() -> None:
@@ -145,24 +149,3 @@ def test_replicas_are_laid_out_side_by_side() -> None:
     for replicas in (0, 40):
         with pytest.raises(InputError, match="replicas of 2 hosts: choose 1 to 32"):
             local_topology(2, 3, Path("w"), replicas=replicas)
-
-
-def test_a_router_follows_its_topology_file(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    monkeypatch.setattr(discovery, "FOLLOW_S", 0)
-    path, heard = write(tmp_path / "t.toml", HOSTS), list[tuple[str, ...]]()
-
-    async def main() -> None:
-        job = asyncio.create_task(
-            discovery.follow_topology(path, 3, lambda hosts: heard.append(tuple(host.name for host in hosts)))
-        )
-        await eventually(lambda: heard == [("host-1", "tokyo")])
-        for wrong, says in (("hosts = []", "not 0"), (HOSTS + "[[hosts]]\naddress='a:1'\nblocks=[3]", "has 4 blocks")):
-            write(path, wrong)
-            await eventually(lambda says=says: says in caplog.text)
-        write(path, HOSTS + '[[hosts]]\nname = "oslo"\naddress = "a:1"\nblocks = [2]')
-        await eventually(lambda: heard[1:] == [("host-1", "tokyo", "oslo")])
-        job.cancel()
-
-    asyncio.run(main())

@@ -63,7 +63,7 @@ def test_not_ready_before_the_weights_are(bundles: Path, servers: Any, monkeypat
     ("checkpoint", "blocks", "says"),
     [
         ("other", (2,), "give every host the same checkpoint"),
-        ("own", (0, 1), r"holds blocks \[0, 1\], block 2 must come next: check --next and --blocks"),
+        ("own", (0, 1), r"holds blocks \[0, 1\], block 2 must come next: check the topology"),
     ],
 )
 def test_a_wrong_neighbour_is_named(bundles: Path, servers, checkpoint: str, blocks, says: str) -> None:
@@ -84,7 +84,7 @@ def test_a_part_of_the_ring_alone_is_never_ready(bundles: Path, servers: Any) ->
     address = f"127.0.0.1:{free_port_block(1)}"
     servers.stage(bundles / "own", (1,), address, None)
     with peer(address) as host:
-        until(lambda: "give --next" in host.describe().not_ready_reason)
+        until(lambda: "no next host: the topology has none" in host.describe().not_ready_reason)
 
 
 def test_wiring_is_checked_for_each_model(bundles: Path) -> None:

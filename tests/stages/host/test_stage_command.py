@@ -7,36 +7,59 @@ import pytest
 from serving.cli.__main__ import main
 from tests.stages.raw_client import Peer
 
+TOPOLOGY = """
+[[hosts]]
+name = "paris"
+address = "127.0.0.1:1"
+listen = "LISTEN"
+blocks = [0, 1]
+[[hosts]]
+name = "tokyo"
+address = "NEXT"
+blocks = [2]
+[[hosts]]
+name = "lima"
+address = "127.0.0.1:2"
+blocks = [3]
+"""
+DEFAULTS = {"LISTEN": "127.0.0.1:0", "NEXT": "127.0.0.1:3"}
+
 
 @pytest.mark.parametrize(
     ("arguments", "code", "says"),
     [
-        (["--blocks", "0,2"], 2, "blocks 0,2 are not consecutive"),
-        (["--blocks", "7"], 2, "block 7 does not exist: this checkpoint has blocks 0 to 2"),
-        (["--blocks", "x"], 2, "--blocks 'x' must be numbers such as 0 or 0,1"),
-        (["--blocks", ""], 2, "--blocks '' must be numbers"),
-        (["--blocks", "0", "--listen", "0.0.0.0:0"], 2, "accept it with --insecure"),
-        (["--blocks", "0", "--listen", "here"], 2, "'here' must be HOST:PORT"),
-        (["--blocks", "0", "--next", "there"], 2, "next address 'there' must be HOST:PORT"),
-        (["a/b", "--blocks", "0"], 2, "host name 'a/b' must be"),
-        (["--blocks", "0", "--device", "tpu"], 2, "--device must be cpu, cuda or cuda:N, not 'tpu'"),
-        (["--blocks", "0", "--device", "cuda:99"], 2, "there is no device cuda:99 here"),
-        (["--blocks", "0", "--set", "keep_warm_s=90"], 2, "keep_warm_s must be from 0 to 60, not 90"),
-        (["--blocks", "0", "--set", "lease_s=nan"], 2, "lease_s must be above 0"),
-        (["--blocks", "0", "--threads", "99999"], 2, "--threads must be at most"),
-        (["--blocks", "0", "--checkpoint", "/nowhere"], 2, "no checkpoint in /nowhere"),
+        (["lima"], 2, "block 3 does not exist: this checkpoint has blocks 0 to 2"),
+        (["paris", "LISTEN=0.0.0.0:0"], 2, "accept it with --insecure"),
+        (["paris", "NEXT=10.0.0.9:1"], 2, "next address 10.0.0.9:1 is on another machine"),
+        (["pari"], 2, "no host 'pari' in the topology (did you mean paris?"),
+        ([], 2, "NAME is missing"),
+        (["paris", "--blocks", "0"], 2, "no option --blocks"),
+        (["paris", "--device", "tpu"], 2, "--device must be cpu, cuda or cuda:N, not 'tpu'"),
+        (["paris", "--set", "keep_warm_s=90"], 2, "keep_warm_s must be from 0 to 60, not 90"),
+        (["paris", "--set", "lease_s=nan"], 2, "lease_s must be above 0"),
+        (["paris", "--threads", "99999"], 2, "--threads must be at most"),
+        (["paris", "--checkpoint", "/nowhere"], 2, "no checkpoint in /nowhere"),
     ],
 )
-def test_a_wrong_option_is_explained(bundles: Path, capfd, arguments: list[str], code: int, says: str) -> None:
-    defaults = ["--checkpoint", str(bundles / "own"), "--listen", "127.0.0.1:0"]
-    assert main(["host", *defaults, *arguments]) == code
+def test_a_wrong_option_is_explained(
+    bundles: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str], arguments: list[str], code: int, says: str
+) -> None:
+    text = TOPOLOGY
+    for word, value in (DEFAULTS | dict(each.split("=") for each in arguments if each[:4] in ("LIST", "NEXT"))).items():
+        text = text.replace(word, value)
+    (tmp_path / "t.toml").write_text(text)
+    given = [each for each in arguments if "=" not in each or each[0].islower()]
+    defaults = ["--topology", str(tmp_path / "t.toml"), "--checkpoint", str(bundles / "own")]
+    assert main(["host", *defaults, *given]) == code
     _, err = capfd.readouterr()
     assert says in err
     assert "Traceback" not in err
 
 
-def test_a_port_in_use(bundles: Path, alone: Peer, capfd: pytest.CaptureFixture[str]) -> None:
-    assert main(["host", "--checkpoint", str(bundles / "own"), "--blocks", "0", "--listen", alone.address]) == 1
+def test_a_port_in_use(bundles: Path, alone: Peer, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "t.toml"
+    path.write_text(f'[[hosts]]\naddress = "{alone.address}"\nblocks = [0, 1, 2]\n')
+    assert main(["host", "host-1", "--topology", str(path), "--checkpoint", str(bundles / "own")]) == 1
     _, err = capfd.readouterr()
     assert f"onesweep: cannot listen on {alone.address}: the port is in use" in err
     assert "Traceback" not in err

@@ -1,0 +1,91 @@
+"""A place where a topology is kept, a file or a key in etcd, and how a running host or router follows it there."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+
+from serving.router.topology import ETCD, ETCD_SHAPE, Topology, read_topology
+from stages.errors import InputError, OnesweepError
+from stages.threads import in_thread
+
+log = logging.getLogger(__name__)
+
+# Between two readings: one key, or one file, of a few kilobytes. A follower of single changes would have to find out
+# that it missed one.
+FOLLOW_S = 1.0
+
+
+class TopologySource(Protocol):
+    """A place where a topology is kept; as text, its name in messages."""
+
+    def read(self) -> Topology:
+        """The topology that is there now. Raises TopologyError for a wrong one, ServiceError where there is none."""
+        ...
+
+
+@dataclass(frozen=True)
+class TopologyFile:
+    """A TOML file on this machine."""
+
+    path: Path
+
+    def __str__(self) -> str:
+        return str(self.path)
+
+    def read(self) -> Topology:
+        return read_topology(self.path)
+
+
+def add_topology_option(parser: argparse.ArgumentParser, required: bool = True) -> None:
+    """`--topology` of a command that reads a live ring's."""
+    what = f"where the hosts are named: a file, or {ETCD_SHAPE}, with files: TLS"
+    parser.add_argument("--topology", required=required, metavar="WHERE", help=what)
+
+
+def topology_at(where: str, insecure: bool = False) -> TopologySource:
+    """The source that `--topology` names; nothing is read yet. Raises InputError.
+
+    :param insecure: etcd on another machine may be asked in plain text.
+    """
+    if not where.startswith(ETCD):
+        return TopologyFile(Path(where))
+    try:
+        from serving.router.etcd import EtcdTopology
+    except ImportError as error:
+        raise InputError(
+            f"a topology in etcd needs etcd3gw, which is not installed here ({error}): pip install 'onesweep[etcd]'"
+        ) from None
+    return EtcdTopology(where, insecure)
+
+
+async def follow_topology(source: TopologySource, known: Topology, use: Callable[[Topology], None]) -> None:
+    """Call `use` with the topology of `source` whenever it differs from `known`, the last one; for ever.
+
+    One that cannot be read, or that `use` refuses (InputError), changes nothing, and the log says why, once.
+    """
+    trouble = ""
+    while True:
+        await asyncio.sleep(FOLLOW_S)
+        try:
+            topology = await in_thread(source.read)
+        except OnesweepError as error:
+            # of a wrong text, each is another trouble; of an outage, the words differ from second to second
+            before, trouble = trouble, str(error) if isinstance(error, InputError) else "outage"
+            if trouble != before:
+                log.warning("the hosts stay as they were: %s", error)
+            continue
+        if trouble:
+            log.info("the topology in %s can be read again", source)
+        trouble = ""
+        if topology != known:
+            known = topology
+            try:
+                use(topology)
+            except InputError as error:
+                log.warning("the hosts stay as they were: %s", error)
