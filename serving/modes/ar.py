@@ -12,8 +12,8 @@ from serving.router.accounting import Account, Drawn, drawn_tokens
 from serving.router.session import Session
 from stages.errors import CodecError
 from stages.model.codec import HIDDEN
+from stages.model.draft_tree import MAX_DRAFT_TREE
 from stages.model.scoring import MAX_LOGITS
-from stages.model.speculation import MAX_DRAFT_TREE
 from stages.model.vocabulary import Vocabulary
 from stages.v1 import stage_pb2
 from stages.wire.status import internal

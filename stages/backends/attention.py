@@ -10,10 +10,10 @@ from torch.nn import functional as F
 
 from stages.backends.base import CleanPiece
 from stages.backends.rows import Rows
+from stages.model.draft_tree import first_branch
 from stages.model.layers import Layer, LayerCache, Numbers, seen_keys, soft_capped
 from stages.model.llama import LlamaLayer
 from stages.model.prefill import ATTEND_POSITIONS
-from stages.model.speculation import first_branch
 
 ROUND = 16  # numbers between addresses that kernels treat alike: those of a cache line
 # Numbers that branches have of attention's weights at once: heads x rows x what they see. 64 MB, some times over.

@@ -27,7 +27,7 @@ class CleanPiece:
     # So many of the last positions give, to the last bit, what they would give one by one, as guesses must. Those
     # before attend at once, in groups that end where the grid of ATTEND_POSITIONS does, and with the last of them.
     one_by_one: int = 0
-    # Of a tree, depth first (stages/model/speculation.py), how far each is below the first new position; empty where
+    # Of a tree, depth first (stages/model/draft_tree.py), how far each is below the first new position; empty where
     # they follow each other. The first branch is appended, the others are not kept. All that part are one by one.
     depths: tuple[int, ...] = ()
 

@@ -8,8 +8,8 @@ from itertools import accumulate
 from math import exp
 
 from stages.limits import MAX_DRAFT
-from stages.model.speculation import MAX_DRAFT_TREE, first_branch
 
+MAX_DRAFT_TREE = 64  # guesses of a tree
 DEFAULT_BRANCHES = 4  # grown where a request asks for no certain number: what does not pay of them is not sent
 FORGET = 0.98  # weight of what was measured, at each further round
 RECENT = 0.1  # weight of the last sweep among those whose times are known
@@ -18,6 +18,52 @@ A_GUESS_MS = 1.0  # what a guess adds to a sweep, as long as sweeps with more an
 SPREAD = 40.0
 MOST_SURE = 0.99
 NOISE_STEP, LEAST_NOISE = 10.0, 0.01  # its logarithm grows by so much for each of the guesses tried that surprises
+
+
+# A tree is read depth first, position by position. With a mask over all rows the order in which a kernel adds would
+# depend on the tree, and a near tie could fall otherwise than in `ar`. Here the cache holds, when a draft token is
+# computed, exactly what stands before it on its branch, so the result is the same to the last bit
+# (tests/stages/host/test_draft_trees.py).
+class DraftTree:
+    """Guesses depth first: each is followed by what may come after it, as far as anything is guessed there.
+
+    `depths`: how many guesses are before each on its own branch. A chain has depths 0, 1, 2 ...
+    """
+
+    def __init__(self, tokens: Sequence[int], depths: Sequence[int]) -> None:
+        """The depths must be `in_order`."""
+        self.tokens, self.depths = tokens, depths
+        self._children = dict[tuple[int, int], int]()
+        branch = list[int]()
+        for at, (token, depth) in enumerate(zip(tokens, depths, strict=True)):
+            del branch[depth:]
+            branch.append(self._children.setdefault((branch[-1] if branch else -1, token), at))
+
+    def after(self, at: int, token: int) -> int:
+        """The guess that `token` follows guess `at`, which is -1 for what was known; -1 where nobody guessed it."""
+        return self._children.get((at, token), -1)
+
+
+def are_depths(depths: Sequence[int]) -> bool:
+    """True if these can be depths of a tree, each draft token but the first ones after another one."""
+    before = -1
+    for depth in depths:
+        if not 0 <= depth <= before + 1:
+            return False
+        before = depth
+    return True
+
+
+def tree_positions(tokens: int, depths: Sequence[int]) -> tuple[int, int]:
+    """Positions that so many new tokens take, the last of them a tree, whose branches take the same ones; and those of
+    them that are kept: its first branch's."""
+    before = tokens - len(depths)
+    return before + max(depths) + 1, before + first_branch(depths)
+
+
+def first_branch(depths: Sequence[int]) -> int:
+    """Length of the first branch, which hosts remember."""
+    return next((at for at, depth in enumerate(depths) if depth != at), len(depths))
 
 
 class SweepTime:
@@ -124,7 +170,7 @@ class DraftLength:
 
 @dataclass(frozen=True)
 class Draft:
-    """Guesses of what follows a text, a chain or a tree of them, depth first (stages/model/speculation.py)."""
+    """Guesses of what follows a text, a chain or a tree of them, depth first (`DraftTree`)."""
 
     tokens: tuple[int, ...] = ()
     depths: tuple[int, ...] = ()

@@ -23,11 +23,10 @@ from stages.host.sessions import HostSession
 from stages.host.work.checks import SamplingPlan, check_extent, check_reads, parse_sampling
 from stages.limits import MAX_BRANCHES
 from stages.model.codec import FEATURE_LIMIT, StateCodec, hidden_codec
-from stages.model.draft_tree import Draft
+from stages.model.draft_tree import MAX_DRAFT_TREE, Draft, DraftTree, are_depths, tree_positions
 from stages.model.prefill import max_new_tokens, read_lengths
 from stages.model.randomness import sample_tokens
 from stages.model.scoring import MAX_LOGITS, likeliest, log_probabilities
-from stages.model.speculation import MAX_DRAFT_TREE, DraftTree, are_depths, tree_positions
 from stages.v1 import stage_pb2
 from stages.wire.messages import next_read
 from stages.wire.status import invalid

@@ -15,10 +15,10 @@ from stages.backends import Backend
 from stages.backends.base import CleanPiece, StageRunner
 from stages.host.parts import load_parts, plan_host
 from stages.model.architecture import Architecture
+from stages.model.draft_tree import MAX_DRAFT_TREE, DraftTree, are_depths, first_branch
 from stages.model.layers import LayerCache
 from stages.model.llama import LlamaStage
 from stages.model.pipeline import ArStage, new_caches
-from stages.model.speculation import MAX_DRAFT_TREE, DraftTree, are_depths, first_branch
 from stages.v1 import stage_pb2
 from stages.wire.status import StatusError
 from tests.stages.host.test_candidates import Line

@@ -51,7 +51,7 @@ def made(weights: dict[str, Tensor], tmp_path_factory: pytest.TempPathFactory) -
         source = write_gguf(tmp_path_factory.mktemp("gguf") / "model.gguf", weights, WIDE, matrices=kind)
         for stored in ("float32", "q4"):
             out = found[f"{kind} {stored}"] = source.parent / stored
-            import_model(ImportSettings(source, out, 2, weights=stored))
+            import_model(ImportSettings(source, out, 2, weights="float32" if stored == "float32" else None))
     return found
 
 
@@ -229,6 +229,23 @@ def test_what_4_bits_do_not_hold_is_refused(weights: dict[str, Tensor], tmp_path
 def whole_blocks(path: Path, matrices: str | Callable[[str], str], a: Any = LONG) -> GgufSource:
     torch.manual_seed(0)
     return GgufSource(write_gguf(path, taken_apart(LlamaStage(a, 0)), a, matrices=matrices))
+
+
+@pytest.mark.parametrize(
+    ("matrices", "usual"),
+    [
+        ("Q4_K", "q4"),
+        ("Q6_K", "q8"),
+        (lambda name: "Q6_K" if name.endswith("v.weight") else "Q4_K", "q4"),
+        (lambda name: "Q4_K" if name.endswith("v.weight") else "Q6_K", "q8"),
+        ("F16", "float32"),
+        (lambda name: "F32" if name.endswith("v.weight") else "Q4_K", "float32"),
+    ],
+)
+def test_layers_keep_the_bits_of_a_rounded_file(
+    matrices: str | Callable[[str], str], usual: Weights, tmp_path: Path
+) -> None:
+    assert whole_blocks(tmp_path / "model.gguf", matrices).usual_weights() == usual
 
 
 def test_a_file_in_q4_k_is_taken_over_but_for_the_rounding_of_float16(tmp_path: Path) -> None:

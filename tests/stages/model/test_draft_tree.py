@@ -6,8 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from stages.limits import MAX_DRAFT
-from stages.model.draft_tree import DraftLength, Growth, SweepTime
-from stages.model.speculation import are_depths
+from stages.model.draft_tree import DraftLength, Growth, SweepTime, are_depths
 
 rounds = st.lists(
     st.tuples(st.integers(0, MAX_DRAFT), st.integers(0, MAX_DRAFT), st.floats(0, 50), st.floats(0.1, 500)), max_size=30
