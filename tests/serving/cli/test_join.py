@@ -205,7 +205,7 @@ def test_machines_behind_gateways_and_a_firewall_write_the_same_text(
         with joined(tmp_path, ticket, "host-1", "host-2", "host-3", lab=lab):
             serve.expect("Ctrl-C stops them")
             assert serve.ask("generate", *ASKED) == expected
-            assert (shown := serve.ask("status")).count(" relayed, ") == 3
+            shown = until(lambda: (said := serve.ask("status")).count(" MB by now") == 3 and said, WITHIN_S)
             assert "host-1 and host-2 relay over the router: open TCP" in shown
             # the gateway is away for a moment, and forgets its mappings: what was open is dead, and made anew
             route = f"route add {SUBNET} dev {DEVICE} src {lab.address('gateway-1')}"
