@@ -23,7 +23,7 @@ from stages.checkpoint.checkpoint import replace_file
 from stages.checkpoint.release_store import CURRENT_NAME, ReleaseManifest, release_files
 from stages.clock import monotonic
 from stages.errors import InputError, OnesweepError, ServiceError
-from stages.importing.cut import StageHost
+from stages.importing.cut import MEGABYTE, StageHost
 from stages.progress import ProgressLine
 from stages.signals import run_interruptible
 from stages.v1 import stage_pb2
@@ -37,7 +37,6 @@ ANSWER_S = 10.0  # for the answer to Describe
 POLL_S = 0.2
 GONE_S = 60.0  # that a machine may be away before others hold its blocks; one that says that it ends is gone at once
 AGAIN_S = 30.0  # pause before a change of the ring that failed is tried again
-MEGABYTE = 1e6
 ORDER_NAME = "order.json"  # in a run's directory: the machines of its last ring
 
 

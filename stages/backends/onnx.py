@@ -91,23 +91,21 @@ class OnnxProduct:
 
 def _block_graphs(linear: nn.Linear | TiedHead) -> Iterator[Graph]:
     """Graphs of blocks of rows. What nobody else holds of a block is given back when the next one is asked for."""
-    is_grouped = isinstance(linear, GroupedLinear)
-    tensors = dict(linear.named_buffers()) if is_grouped else {"weight": linear.weight.detach()}
-    numbers, bias = tensors["codes" if is_grouped else "weight"], linear.bias
+    # a tied head has no numbers of its own
+    whole = linear.state_dict() or {"weight": linear.weight.detach()}
+    numbers = max(whole.values(), key=lambda x: x.nbytes)
     if numbers.nbytes <= BLOCK_BYTES:
         yield product_graph(linear)
         return
+    kind, width = (nn.Linear, numbers.shape[1]) if isinstance(linear, TiedHead) else (type(linear), linear.in_features)
     count = BLOCK_BYTES // (numbers.nbytes // len(numbers))
     _free(linear)
     owned = is_owned(numbers)
     for begin in range(0, len(numbers), count):
         rows = slice(begin, begin + count)
         with torch.device("meta"):
-            block = type(linear)(linear.in_features, 1, False) if isinstance(linear, GroupedLinear) else nn.Linear(1, 1)
-        block.out_features = len(numbers[rows])
-        for name, tensor in tensors.items():
-            setattr(block, name, tensor[rows] if is_grouped else nn.Parameter(tensor[rows], requires_grad=False))
-        block.register_parameter("bias", None if bias is None else nn.Parameter(bias[rows], requires_grad=False))
+            block = kind(width, len(numbers[rows]), bias="bias" in whole).requires_grad_(False)
+        block.load_state_dict({name: x[rows] for name, x in whole.items()}, assign=True)
         yield product_graph(block)
         if owned:
             give_back(numbers[rows])

@@ -43,23 +43,48 @@ class Variant:
 
 
 def settings(source: Source) -> Iterator[Variant]:
-    """The source's own reading, then those that change one thing in all layers that no shape betrays."""
-    a = source.architecture
+    """The source's own reading, then those that change one thing in all layers that no shape betrays: a setting, the
+    order of rows within heads, two kinds of tensors of one shape exchanged, or square ones transposed."""
+    a, prefix = source.architecture, "layers.0."
+    shapes = {name.removeprefix(prefix): s for name, s in expected_shapes(a).items() if name.startswith(prefix)}
     yield Variant("", a)
-    for theta in THETAS:
-        if theta != a.rope_theta:
-            yield Variant(f"rotary theta {theta:g} instead of {a.rope_theta:g}", replace(a, rope_theta=theta))
+    others = [Variant(f"rotary theta {x:g} instead of {a.rope_theta:g}", replace(a, rope_theta=x)) for x in THETAS]
     for scaling in SCALINGS:
-        if scaling != a.rope_scaling:
-            shown = f"Llama 3's by {scaling.factor:g}" if scaling else "none"
-            yield Variant(f"another rotary scaling ({shown})", replace(a, rope_scaling=scaling))
-    none = range(MAX_LAYERS, MAX_LAYERS)
-    if not a.tied_head:
-        yield Variant("the head tied to the embedding", replace(a, tied_head=True), layers=none)
-    elif HEAD in source.shapes():
-        what = f"the head's own tensor {HEAD} instead of the tied embedding"
-        yield Variant(what, replace(a, tied_head=False), layers=none)
-    yield from _kinds(a)
+        shown = f"Llama 3's by {scaling.factor:g}" if scaling else "none"
+        others.append(Variant(f"another rotary scaling ({shown})", replace(a, rope_scaling=scaling)))
+    norms = [name.removesuffix(".weight") for name in shapes if name.endswith(("norm.weight", "after.weight"))]
+    for epsilon in EPSILONS:
+        by_it = {name: partial(_normed, name, epsilon) for name in norms}
+        what = f"norm epsilon {epsilon:g} instead of {a.norm_epsilon:g}"
+        others.append(Variant(what, replace(a, norm_epsilon=epsilon), by_it))
+    yield from (each for each in others if each.architecture != a)
+    if not a.tied_head or HEAD in source.shapes():
+        own_head = f"the head's own tensor {HEAD} instead of the tied embedding"
+        what = own_head if a.tied_head else "the head tied to the embedding"
+        yield Variant(what, replace(a, tied_head=not a.tied_head), layers=range(MAX_LAYERS, MAX_LAYERS))
+    q, k, v = torch.arange(a.qkv_width).split([a.query_width, *[a.kv_heads * a.head_dim] * 2])
+    gate, up = torch.arange(2 * a.mlp_width).chunk(2)
+    for rearranged, shown in ((half_split, "de-interleaved"), (interleaved, "interleaved")):
+        order = torch.cat([rearranged(q, a.heads), rearranged(k, a.kv_heads), v])
+        what = f"the rows of each query and key head {shown} (head layout)"
+        yield Variant(what, a, {"qkv": partial(_in_order, order)})
+    exchanges: dict[tuple[str, str], dict[str, Change]] = {
+        ("gate", "up"): {"mlp_in": partial(_in_order, torch.cat([up, gate]))},
+        ("k", "v"): {"qkv": partial(_in_order, torch.cat([q, v, k]))},
+        ("attention_norm", "mlp_norm"): {
+            "attention_norm": partial(_normed, "mlp_norm", a.norm_epsilon),
+            "mlp_norm": partial(_normed, "attention_norm", a.norm_epsilon),
+        },
+    }
+    for (one, other), changes in exchanges.items():
+        if f"{one}.weight" in shapes and f"{other}.weight" in shapes:
+            yield Variant(f"the tensors layers.*.{one}.weight and layers.*.{other}.weight exchanged", a, changes)
+    firsts = {"q": ("qkv", 0), "k": ("qkv", len(q)), "v": ("qkv", len(q) + len(k))}
+    firsts |= {"gate": ("mlp_in", 0), "up": ("mlp_in", len(gate))}
+    for name, shape in shapes.items():
+        if len(shape) == 2 and shape[0] == shape[1] and not name.startswith(("experts.", "router.")):
+            module, first = firsts.get(kind := name.removesuffix(".weight"), (kind, 0))
+            yield Variant(f"the tensors layers.*.{name} transposed", a, {module: partial(_transposed, module, first)})
 
 
 def omissions(source: Source) -> Iterator[Variant]:
@@ -72,42 +97,6 @@ def omissions(source: Source) -> Iterator[Variant]:
             yield Variant(what, a, {module: lambda *found: torch.zeros_like(found[2])}, range(i, i + 1))
 
 
-def _kinds(a: LlamaArchitecture) -> Iterator[Variant]:
-    """Another order within heads, another norm epsilon, two kinds of tensors of one shape exchanged, or square ones
-    transposed."""
-    prefix = "layers.0."
-    shapes = {name.removeprefix(prefix): s for name, s in expected_shapes(a).items() if name.startswith(prefix)}
-    q, k, v = torch.arange(a.qkv_width).split([a.query_width, *[a.kv_heads * a.head_dim] * 2])
-    for rearranged, shown in ((half_split, "de-interleaved"), (interleaved, "interleaved")):
-        order = torch.cat([rearranged(q, a.heads), rearranged(k, a.kv_heads), v])
-        what = f"the rows of each query and key head {shown} (head layout)"
-        yield Variant(what, a, {"qkv": partial(_in_order, order)})
-    norms = [name.removesuffix(".weight") for name in shapes if name.endswith(("norm.weight", "after.weight"))]
-    for epsilon in EPSILONS:
-        if epsilon != a.norm_epsilon:
-            what = f"norm epsilon {epsilon:g} instead of {a.norm_epsilon:g}"
-            by_it = {name: partial(_normed, name, epsilon) for name in norms}
-            yield Variant(what, replace(a, norm_epsilon=epsilon), by_it)
-    gate, up = torch.arange(2 * a.mlp_width).chunk(2)
-    exchanges: dict[tuple[str, str], dict[str, Change]] = {
-        ("gate", "up"): {"mlp_in": partial(_in_order, torch.cat([up, gate]))},
-        ("k", "v"): {"qkv": partial(_in_order, torch.cat([q, v, k]))},
-        ("attention_norm", "mlp_norm"): {
-            "attention_norm": partial(_normed, "mlp_norm", a.norm_epsilon),
-            "mlp_norm": partial(_normed, "attention_norm", a.norm_epsilon),
-        },
-    }
-    for (one, other), changes in exchanges.items():
-        if f"{one}.weight" in shapes and f"{other}.weight" in shapes:
-            yield Variant(f"the tensors layers.*.{one}.weight and layers.*.{other}.weight exchanged", a, changes)
-    firsts = {"q": ("qkv", q), "k": ("qkv", k), "v": ("qkv", v), "gate": ("mlp_in", gate), "up": ("mlp_in", up)}
-    for name, shape in shapes.items():
-        if len(shape) == 2 and shape[0] == shape[1] and not name.startswith("experts."):
-            module, rows = firsts.get(kind := name.removesuffix(".weight"), (kind, torch.zeros(1).int()))
-            change = partial(_transposed, module, int(rows[0]))
-            yield Variant(f"the tensors layers.*.{name} transposed", a, {module: change})
-
-
 def _in_order(order: Tensor, _tensors: Tensors, _: Tensor, left: Tensor) -> Tensor:
     return left[..., order]
 
@@ -117,9 +106,9 @@ def _normed(name: str, epsilon: float, tensors: Tensors, entered: Tensor, _: Ten
     return F.rms_norm(entered, entered.shape[-1:], tensors[f"{name}.weight"], epsilon)
 
 
-def _transposed(name: str, begin: int, tensors: Tensors, entered: Tensor, left: Tensor) -> Tensor:
-    """:param begin: of the square matrix among the rows of the module `name`."""
-    rows = slice(begin, begin + entered.shape[-1])
+def _transposed(name: str, first: int, tensors: Tensors, entered: Tensor, left: Tensor) -> Tensor:
+    """:param first: row of the square matrix among those of the module `name`."""
+    rows = slice(first, first + entered.shape[-1])
     bias = tensors.get(f"{name}.bias")
     left[..., rows] = F.linear(entered, tensors[f"{name}.weight"][rows].t(), None if bias is None else bias[rows])
     return left

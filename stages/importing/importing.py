@@ -5,13 +5,13 @@ import json
 import math
 import os
 import shutil
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from stages.checkpoint.checkpoint import new_directory, require_new, save_part, write_manifest
 from stages.checkpoint.gate import PROBE_TEXT, probe_shapes
@@ -183,12 +183,23 @@ def _missing_bytes(a: LlamaArchitecture, settings: ImportSettings, drafter: str)
 
 @torch.inference_mode()
 def build_stage(source: Source, architecture: LlamaArchitecture, index: int) -> LlamaStage:
-    """One stage, filled from the source. architecture: cut."""
+    """One stage, filled from the source one layer after the other. architecture: cut."""
+    a = architecture
     with without_memory():
-        stage = LlamaStage(architecture, index)
+        stage = LlamaStage(a, index)
     stage.restore_tables()
     types = {name: tensor.dtype for name, tensor in stage.state_dict().items()}
-    stage.load_state_dict({name: x.to(types[name]) for name, x in _tensors(source, stage)}, assign=True)
+    tensors = source.parts(EMBEDDING, a) if stage.is_first else {}
+    with one_thread_each() as threads:
+        for i in range(a.layers_in(index)):
+            found = layer_tensors(source, sum(a.layers[:index]) + i, threads, a)
+            tensors |= {(name := f"layers.{i}.{each}"): x.to(types[name]) for each, x in found.items()}
+    if stage.is_last:
+        tensors[NORM] = source.tensor(NORM)
+    if isinstance(stage.head, nn.Linear):
+        head = source.parts(EMBEDDING if a.tied_head else HEAD, a)
+        tensors |= {name.replace("embedding.", "head."): x for name, x in head.items()}
+    stage.load_state_dict(tensors, assign=True)
     return stage.eval().requires_grad_(False)
 
 
@@ -212,22 +223,6 @@ def write_own_part(source: Path, directory: Path, index: int, path: Path) -> Non
     probe = {name: torch.zeros(shape) for name, shape in shapes.items()}
     write_weights(path, stage.state_dict() | probe)
     os.truncate(path, path.stat().st_size - sum(each.nbytes for each in probe.values()))
-
-
-def _tensors(source: Source, stage: LlamaStage) -> Iterator[tuple[str, Tensor]]:
-    """A stage's tensors, read one layer after the other."""
-    a, begin = stage.architecture, sum(stage.architecture.layers[: stage.index])
-    if stage.is_first:
-        yield from source.parts(EMBEDDING, a).items()
-    with one_thread_each() as threads:
-        for i in range(a.layers_in(stage.index)):
-            for name, tensor in layer_tensors(source, begin + i, threads, a).items():
-                yield f"layers.{i}.{name}", tensor
-    if stage.is_last:
-        yield NORM, source.tensor(NORM)
-        if isinstance(stage.head, nn.Linear):
-            for name, tensor in source.parts(EMBEDDING if a.tied_head else HEAD, a).items():
-                yield name.replace("embedding.", "head."), tensor
 
 
 def _cut(whole: LlamaArchitecture, settings: ImportSettings) -> LlamaArchitecture:
