@@ -6,9 +6,9 @@ A message is serialized, travels, and is parsed at the other side. The statuses 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Generator, Sequence
+from collections.abc import Callable, Generator, Sequence
 from functools import partial
-from typing import Any
+from typing import Any, Self
 
 import grpc.aio
 from grpc import StatusCode
@@ -43,11 +43,11 @@ class MemoryCall:
         self.channel, self.path, self.waits, self.metadata = channel, path, bool(wait_for_ready), metadata
         self.loop = channel.network.loop
         self._write, self._read, self._request, self._streams = write, read, request, kind.startswith("stream")
-        self._headers: asyncio.Future[None] = self.loop.create_future()
+        self._headers: asyncio.Future[None] | None = None  # who waits for what comes first
         self._initial: Pairs = ()
         self._trailing: Pairs = ()
         self._code: StatusCode | None = None
-        self._details, self._is_cancelled = "", False
+        self._details, self._is_cancelled, self._has_begun = "", False, False
         self._connection: Connection | None = None
         self._served: ServedCall | None = None
         self.window, self._answers = FlowWindow(), Stream(self._say_taken)
@@ -79,9 +79,8 @@ class MemoryCall:
 
     def hear(self, initial: Pairs, data: bytes | None) -> None:
         """The server's initial metadata, or a message."""
-        self._initial = initial
-        if not self._headers.done():
-            self._headers.set_result(None)
+        self._initial, self._has_begun = initial, True
+        self._wake()
         if data is None:
             return
         if len(data) > self.channel.most_bytes:
@@ -103,9 +102,12 @@ class MemoryCall:
         if self._connection is not None:
             self._connection.calls.pop(self, None)
         self.channel.waiting.pop(self, None)
-        if not self._headers.done():
-            self._headers.set_result(None)
+        self._wake()
         self._answers.end()
+
+    def _wake(self) -> None:
+        if self._headers is not None and not self._headers.done():
+            self._headers.set_result(None)
 
     def _expire(self) -> None:
         if self._code is None:
@@ -139,7 +141,9 @@ class MemoryCall:
 
     async def initial_metadata(self) -> grpc.aio.Metadata:
         try:
-            await self._headers
+            if not self._has_begun and self._code is None:
+                self._headers = self.loop.create_future()
+                await self._headers
         except asyncio.CancelledError:
             self.cancel()
             raise
@@ -154,22 +158,21 @@ class MemoryCall:
             raise grpc.aio.AioRpcError(self._code, *metadata, self._details)
 
     def __await__(self) -> Generator[Any, None, Any]:
-        return self._answer().__await__()
+        return self.__anext__().__await__()
 
-    async def _answer(self) -> Any:  # noqa: ANN401
-        return await anext(aiter(self))
+    def __aiter__(self) -> Self:
+        return self
 
-    async def __aiter__(self) -> AsyncIterator[Any]:
-        while True:
-            try:
-                data = await self._answers.get()
-            except asyncio.CancelledError:
-                self.cancel()
-                raise
-            if data is None:
-                self._raise_unless_ok()
-                return
-            yield self._read(data)
+    async def __anext__(self) -> Any:  # noqa: ANN401
+        try:
+            data = await self._answers.get()
+        except asyncio.CancelledError:
+            self.cancel()
+            raise
+        if data is None:
+            self._raise_unless_ok()
+            raise StopAsyncIteration
+        return self._read(data)
 
 
 class MemoryChannel:

@@ -60,6 +60,17 @@ def here() -> Process:
     return process
 
 
+class _Handle(asyncio.Handle):
+    """A call that is to come: a schedule makes ten thousand, so without what only helps to debug one."""
+
+    __slots__ = ()
+
+    def __init__(self, call: Any, arguments: Any, loop: VirtualLoop, context: contextvars.Context | None) -> None:  # noqa: ANN401
+        self._callback, self._args, self._loop, self._cancelled = call, arguments, loop, False
+        self._context = contextvars.copy_context() if context is None else context
+        self._repr = self._source_traceback = None
+
+
 class VirtualLoop(asyncio.BaseEventLoop):
     """Deterministic: nothing waits, nothing runs on another thread, and the same calls come in the same order."""
 
@@ -72,7 +83,7 @@ class VirtualLoop(asyncio.BaseEventLoop):
         # Kept: what a killed process waited for is to stay as it was, and not to be cleaned up by the collector.
         self.tasks: list[asyncio.Task[Any]] = []
         self._ready: Any
-        self._timers: list[tuple[float, int, asyncio.TimerHandle]] = []  # of one moment in their order
+        self._timers: list[tuple[float, int, _Handle]] = []  # of one moment in their order
         self._calls = 0
 
     def time(self) -> float:
@@ -84,10 +95,19 @@ class VirtualLoop(asyncio.BaseEventLoop):
         callback: Callable[..., object],
         *args: Any,  # noqa: ANN401
         context: contextvars.Context | None = None,
-    ) -> asyncio.TimerHandle:
-        timer, self._calls = asyncio.TimerHandle(when, callback, args, self, context), self._calls + 1
+    ) -> _Handle:
+        timer, self._calls = _Handle(callback, args, self, context), self._calls + 1
         heapq.heappush(self._timers, (when, self._calls, timer))
         return timer
+
+    def call_soon(  # type: ignore[override]
+        self,
+        callback: Callable[..., object],
+        *args: Any,  # noqa: ANN401
+        context: contextvars.Context | None = None,
+    ) -> _Handle:
+        self._ready.append(handle := _Handle(callback, args, self, context))
+        return handle
 
     def create_task(self, coro: Any, **how: Any) -> asyncio.Task[Any]:  # noqa: ANN401
         task: asyncio.Task[Any] = super().create_task(coro, **how)
@@ -127,9 +147,6 @@ class VirtualLoop(asyncio.BaseEventLoop):
                 process.parked.append(handle)
             else:
                 handle._run()
-
-    def _timer_handle_cancelled(self, handle: asyncio.TimerHandle) -> None:
-        """It stays where it is until its time."""
 
     def _write_to_self(self) -> None:
         """No other thread waits in this loop."""
