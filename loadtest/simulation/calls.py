@@ -43,11 +43,11 @@ class MemoryCall:
         self.channel, self.path, self.waits, self.metadata = channel, path, bool(wait_for_ready), metadata
         self.loop = channel.network.loop
         self._write, self._read, self._request, self._streams = write, read, request, kind.startswith("stream")
-        self._headers: asyncio.Future[None] | None = None  # who waits for what comes first
+        self._headers: asyncio.Future[None] = self.loop.create_future()
         self._initial: Pairs = ()
         self._trailing: Pairs = ()
         self._code: StatusCode | None = None
-        self._details, self._is_cancelled, self._has_begun = "", False, False
+        self._details, self._is_cancelled = "", False
         self._connection: Connection | None = None
         self._served: ServedCall | None = None
         self.window, self._answers = FlowWindow(), Stream(self._say_taken)
@@ -79,8 +79,9 @@ class MemoryCall:
 
     def hear(self, initial: Pairs, data: bytes | None) -> None:
         """The server's initial metadata, or a message."""
-        self._initial, self._has_begun = initial, True
-        self._wake()
+        self._initial = initial
+        if not self._headers.done():
+            self._headers.set_result(None)
         if data is None:
             return
         if len(data) > self.channel.most_bytes:
@@ -102,12 +103,9 @@ class MemoryCall:
         if self._connection is not None:
             self._connection.calls.pop(self, None)
         self.channel.waiting.pop(self, None)
-        self._wake()
-        self._answers.end()
-
-    def _wake(self) -> None:
-        if self._headers is not None and not self._headers.done():
+        if not self._headers.done():
             self._headers.set_result(None)
+        self._answers.end()
 
     def _expire(self) -> None:
         if self._code is None:
@@ -141,21 +139,11 @@ class MemoryCall:
 
     async def initial_metadata(self) -> grpc.aio.Metadata:
         try:
-            if not self._has_begun and self._code is None:
-                self._headers = self.loop.create_future()
-                await self._headers
+            await self._headers
         except asyncio.CancelledError:
             self.cancel()
             raise
         return grpc.aio.Metadata(*self._initial)
-
-    def _raise_unless_ok(self) -> None:
-        if self._is_cancelled:
-            raise asyncio.CancelledError
-        if self._code is not StatusCode.OK:
-            assert self._code is not None
-            metadata = grpc.aio.Metadata(*self._initial), grpc.aio.Metadata(*self._trailing)
-            raise grpc.aio.AioRpcError(self._code, *metadata, self._details)
 
     def __await__(self) -> Generator[Any, None, Any]:
         return self.__anext__().__await__()
@@ -169,10 +157,15 @@ class MemoryCall:
         except asyncio.CancelledError:
             self.cancel()
             raise
-        if data is None:
-            self._raise_unless_ok()
+        if data is not None:
+            return self._read(data)
+        if self._is_cancelled:
+            raise asyncio.CancelledError
+        if self._code is StatusCode.OK:
             raise StopAsyncIteration
-        return self._read(data)
+        assert self._code is not None
+        metadata = grpc.aio.Metadata(*self._initial), grpc.aio.Metadata(*self._trailing)
+        raise grpc.aio.AioRpcError(self._code, *metadata, self._details)
 
 
 class MemoryChannel:
