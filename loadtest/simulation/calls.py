@@ -6,9 +6,9 @@ A message is serialized, travels, and is parsed at the other side. The statuses 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Generator, Sequence
+from collections.abc import Callable, Generator, Sequence
 from functools import partial
-from typing import Any
+from typing import Any, Self
 
 import grpc.aio
 from grpc import StatusCode
@@ -145,31 +145,27 @@ class MemoryCall:
             raise
         return grpc.aio.Metadata(*self._initial)
 
-    def _raise_unless_ok(self) -> None:
+    def __await__(self) -> Generator[Any, None, Any]:
+        return self.__anext__().__await__()
+
+    def __aiter__(self) -> Self:
+        return self
+
+    async def __anext__(self) -> Any:  # noqa: ANN401
+        try:
+            data = await self._answers.get()
+        except asyncio.CancelledError:
+            self.cancel()
+            raise
+        if data is not None:
+            return self._read(data)
         if self._is_cancelled:
             raise asyncio.CancelledError
-        if self._code is not StatusCode.OK:
-            assert self._code is not None
-            metadata = grpc.aio.Metadata(*self._initial), grpc.aio.Metadata(*self._trailing)
-            raise grpc.aio.AioRpcError(self._code, *metadata, self._details)
-
-    def __await__(self) -> Generator[Any, None, Any]:
-        return self._answer().__await__()
-
-    async def _answer(self) -> Any:  # noqa: ANN401
-        return await anext(aiter(self))
-
-    async def __aiter__(self) -> AsyncIterator[Any]:
-        while True:
-            try:
-                data = await self._answers.get()
-            except asyncio.CancelledError:
-                self.cancel()
-                raise
-            if data is None:
-                self._raise_unless_ok()
-                return
-            yield self._read(data)
+        if self._code is StatusCode.OK:
+            raise StopAsyncIteration
+        assert self._code is not None
+        metadata = grpc.aio.Metadata(*self._initial), grpc.aio.Metadata(*self._trailing)
+        raise grpc.aio.AioRpcError(self._code, *metadata, self._details)
 
 
 class MemoryChannel:

@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 import asyncio
-import contextvars
 import heapq
 from collections.abc import Callable, Coroutine, Iterator
 from concurrent.futures import Executor
 from contextlib import contextmanager
+from contextvars import Context, ContextVar, copy_context
 from typing import Any, TypeVar
 
 from stages import clock
 
 T = TypeVar("T")
+Call = Callable[..., object]
 
-MOST_TASKS, MOST_TURNS = 4096, 200_000  # a schedule takes two thousand turns
+MOST_TURNS = 200_000  # a schedule takes two thousand
 BEGIN_S = 1000.0  # of virtual time: far from 0, which some code may take for "never"
 
 
@@ -26,7 +27,7 @@ class Process:
         """:param place: the machine; what is started there later is another process."""
         self.loop, self.place = loop, place
         self.halted = self.killed = False
-        self.context = contextvars.copy_context()
+        self.context = copy_context()
         self.context.run(PROCESS.set, self)
         loop.processes.append(self)
         self.parked: list[asyncio.Handle] = []  # what came due while it was halted
@@ -35,7 +36,7 @@ class Process:
         """A task of this process."""
         return self.loop.create_task(job, context=self.context)
 
-    def call_at(self, at_s: float, call: Callable[..., object], *arguments: Any) -> None:  # noqa: ANN401
+    def call_at(self, at_s: float, call: Call, *arguments: Any) -> None:  # noqa: ANN401
         self.loop.call_at(at_s, call, *arguments, context=self.context)
 
     def resume(self) -> None:
@@ -46,11 +47,11 @@ class Process:
             self.parked = []
 
 
-PROCESS: contextvars.ContextVar[Process | None] = contextvars.ContextVar("process", default=None)
+PROCESS: ContextVar[Process | None] = ContextVar("process", default=None)
 
 
 # Name of the machine whose call the task serves.
-CALLER: contextvars.ContextVar[str] = contextvars.ContextVar("caller", default="")
+CALLER: ContextVar[str] = ContextVar("caller", default="")
 
 
 def here() -> Process:
@@ -58,6 +59,17 @@ def here() -> Process:
     process = PROCESS.get()
     assert process is not None, "nothing simulated runs"
     return process
+
+
+class _Handle(asyncio.Handle):
+    """A call that is to come: a schedule makes ten thousand, so without what only helps to debug one."""
+
+    __slots__ = ()
+
+    def __init__(self, call: Any, arguments: Any, loop: VirtualLoop, context: Context | None) -> None:  # noqa: ANN401
+        self._callback, self._args, self._loop, self._cancelled = call, arguments, loop, False
+        self._context = copy_context() if context is None else context
+        self._repr = self._source_traceback = None
 
 
 class VirtualLoop(asyncio.BaseEventLoop):
@@ -72,27 +84,23 @@ class VirtualLoop(asyncio.BaseEventLoop):
         # Kept: what a killed process waited for is to stay as it was, and not to be cleaned up by the collector.
         self.tasks: list[asyncio.Task[Any]] = []
         self._ready: Any
-        self._timers: list[tuple[float, int, asyncio.TimerHandle]] = []  # of one moment in their order
+        self._timers: list[tuple[float, int, _Handle]] = []  # of one moment in their order
         self._calls = 0
 
     def time(self) -> float:
         return self.now_s
 
-    def call_at(  # type: ignore[override]
-        self,
-        when: float,
-        callback: Callable[..., object],
-        *args: Any,  # noqa: ANN401
-        context: contextvars.Context | None = None,
-    ) -> asyncio.TimerHandle:
-        timer, self._calls = asyncio.TimerHandle(when, callback, args, self, context), self._calls + 1
+    def call_at(self, when: float, callback: Call, *args: Any, context: Context | None = None) -> _Handle:  # type: ignore[override]  # noqa: ANN401
+        timer, self._calls = _Handle(callback, args, self, context), self._calls + 1
         heapq.heappush(self._timers, (when, self._calls, timer))
         return timer
 
+    def call_soon(self, callback: Call, *args: Any, context: Context | None = None) -> _Handle:  # type: ignore[override]  # noqa: ANN401
+        self._ready.append(handle := _Handle(callback, args, self, context))
+        return handle
+
     def create_task(self, coro: Any, **how: Any) -> asyncio.Task[Any]:  # noqa: ANN401
         task: asyncio.Task[Any] = super().create_task(coro, **how)
-        if len(self.tasks) > MOST_TASKS:
-            self.tasks = [each for each in self.tasks if not each.done()]
         self.tasks.append(task)
         return task
 
@@ -127,9 +135,6 @@ class VirtualLoop(asyncio.BaseEventLoop):
                 process.parked.append(handle)
             else:
                 handle._run()
-
-    def _timer_handle_cancelled(self, handle: asyncio.TimerHandle) -> None:
-        """It stays where it is until its time."""
 
     def _write_to_self(self) -> None:
         """No other thread waits in this loop."""

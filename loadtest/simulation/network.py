@@ -201,16 +201,14 @@ class FaultyWorld(ABC):
         match fault.kind:
             case "kill" | "replace":
                 network.kill(self.processes[names[0]])
+                if fault.kind == "replace":
+                    self.change(fault, begins=True)
             case "freeze":
                 network.freeze(self.processes[names[0]])
-            case "cut":
-                network.cut(*names)
-                network.cut(*names[::-1])
-            case "one-way":
-                network.cut(*names)
-            case "reset":
-                network.reset(names)
-            case "half-open":
+            case "cut" | "one-way":
+                for ends in (names, names[::-1]) if fault.kind == "cut" else (names,):
+                    network.cut(*ends)
+            case "reset" | "half-open":
                 network.reset(names, fault.length_s)
             case "flap":
                 self._flap(fault)
@@ -235,11 +233,9 @@ class FaultyWorld(ABC):
                 self.revive(names[0])
             case "freeze":
                 self.processes[names[0]].resume()
-            case "cut":
-                network.mend(*names)
-                network.mend(*names[::-1])
-            case "one-way":
-                network.mend(*names)
+            case "cut" | "one-way":
+                for ends in (names, names[::-1]) if fault.kind == "cut" else (names,):
+                    network.mend(*ends)
             case "slow-link":
                 network.link(*names).delay_s -= fault.strength
             case "reset" | "half-open" | "flap":

@@ -87,6 +87,9 @@ class VirtualLoader(Loader):
         await asyncio.sleep(LOAD_S)
         return held(self.known, plan)
 
+    def _tidy_memory(self) -> None:
+        """Nothing has come."""
+
 
 def held(known: Sequence[TinyRelease], plan: HostPlan) -> Parts:
     """The parts that a host with this plan holds, of whichever release it is."""
@@ -158,8 +161,8 @@ class Try:
 class WatchedRing(Ring):
     """A ring that notes every try, and says what is wrong with one.
 
-    No host is avoided that no fault has hit. A second try at a time is for slow ones, and one that is moved because a
-    host was silent goes elsewhere. A link that lost work a moment ago is taken only beside another try, or where
+    No host is avoided that no fault has hit. A second try at a time is for slow ones, and silent hosts are left only
+    where there is another way. A link that lost work a moment ago is taken only beside another try, or where
     there is no other way.
     """
 
@@ -171,7 +174,7 @@ class WatchedRing(Ring):
         self._lost_until = dict[Pair, float]()
         self._unread = dict[Session, dict[Pair, float]]()  # the same, until the session has read of it
         self._is_silent = False  # the router leaves a host that says nothing
-        self._left = dict[Session, HostPath]()  # the path that a request left because a host on it was silent
+        self._left = dict[Session, HostPath]()  # the path of silent hosts that a request left without another way
 
     def begin(self, path: HostPath, receive: Callable[[Attempt, stage_pb2.Event], object]) -> Attempt:
         session: Session = receive.__self__  # type: ignore[attr-defined]
@@ -179,7 +182,7 @@ class WatchedRing(Ring):
 
         def heard(attempt: Attempt, event: stage_pb2.Event) -> None:
             if self._is_silent:
-                self._left[session] = path
+                self._left[session] = () if self.choose(session.weights) else path
             elif event.fault.lost:
                 source = next((link.entry.address for link in path if link.entry.name == event.fault.host), "")
                 self._unread.setdefault(session, {})[source, event.fault.lost] = monotonic() + SUSPECT_S

@@ -14,6 +14,7 @@ WORKERS = tuple(f"worker-{i + 1}" for i in range(4))  # two parts, two replicas 
 BEGIN_S = 2.0  # within which faults begin
 MOST_FAULTS = 4
 SLOW = 50.0, (450.0, 520.0)  # times that a slow host takes; so many, and a second try begins beside the first
+SLOW_ALONE, PARTED_S = 100.0, 3.5  # of a range's only host; from the loss of one router to that of the other
 SLOW_LINK_S, FLAP_S = 0.3, 0.75  # what a slow link takes more; from one reset to the next
 # Of so many seeds one deploys a release meanwhile, and another is a training: both take files, which are slow.
 DEPLOY_EVERY = TRAIN_EVERY = ALONE_EVERY = 8
@@ -37,11 +38,11 @@ KINDS = {
     "cut": FaultKind(0.2, 20.0, 3, 1.6),  # a link, both ways
     "one-way": FaultKind(0.2, 20.0, 2, 1.6),
     "reset": FaultKind(0.0, 0.0, 3, 0.6),  # every connection between two machines
-    "half-open": FaultKind(0.5, 15.0, 2, 0.6),  # the same, and the side that was dialled hears of it at the end
+    "half-open": FaultKind(0.5, 8.0, 2, 0.6),  # the same, and the side that was dialled hears of it at the end
     "flap": FaultKind(1.0, 5.0, 2, 6.0),  # reset after reset
     "slow": FaultKind(0.5, 6.0, 2, 6.0),  # a host's arithmetic
     "slow-link": FaultKind(0.5, 6.0, 1, 6.0),
-    "full": FaultKind(0.5, 6.0, 1, 0.6),  # a host has no memory for sessions
+    "full": FaultKind(0.5, 6.0, 2, 0.6),  # a host has no memory for sessions
     "broken": FaultKind(0.5, 6.0, 1, 0.6),  # all that a host computes fails
     "echo": FaultKind(0.5, 6.0, 1, 0.0),  # a host sends every result twice
     "leave": FaultKind(0.3, 1.0, 1, 0.0),  # a client goes before it has its texts
@@ -55,7 +56,10 @@ MOST_CHANGES = 40  # of its disk: a coordinator makes 110 in a run
 # A router that is silent is left by its clients once gRPC's keepalive says so, and another was dialled in vain.
 SILENT_ROUTER_S = 20.0
 UNACKNOWLEDGED_S = 5.7  # until a hop without a receipt has failed, where no second try overtakes it
+UNHEARD_S = 2.4  # until a router leaves a host that it does not hear, where none does
+DEPLOYED_S = 4.0, 4.5  # after a deployment begins, it is done
 AGAIN_S = 1.0  # after the end of a fault: what it held up comes, what it ended is begun anew
+LEARNT_S = 4.0  # after a host is slow no more: drafts are as long as what they take asks for
 KNOWN_S = 6.0  # after its begin: routers go round it
 LATE_S = 2.0, 7.0  # pause before a request that comes while a fault lasts that is known
 
@@ -78,7 +82,8 @@ class PlannedFault:
         """Time that a request from `begin_s` to `end_s`, since the first one, may have lost by it.
 
         :param is_spent: no second try overtakes what is slow."""
-        if self.at_s > end_s or self.at_s + self.length_s + AGAIN_S < begin_s:
+        again_s = LEARNT_S if self.kind == "slow" else AGAIN_S
+        if self.at_s > end_s or self.at_s + self.length_s + again_s < begin_s:
             return 0.0
         delay_s = KINDS[self.kind].delay_s
         if self.kind in SILENT_KINDS and not self.hits_host:
@@ -86,7 +91,8 @@ class PlannedFault:
         elif self.kind in SILENT_KINDS:
             if self.at_s + KNOWN_S < begin_s and end_s < self.at_s + self.length_s:
                 return 0.0
-            delay_s = UNACKNOWLEDGED_S if is_spent else delay_s
+            spent_s = UNACKNOWLEDGED_S if set(self.targets) <= set(HOSTS) else UNHEARD_S
+            delay_s = spent_s if is_spent else delay_s
         return min(delay_s, self.length_s + AGAIN_S)
 
     def __str__(self) -> str:
@@ -128,21 +134,31 @@ def make_schedule(seed: int, cases: int) -> Schedule:
         return _training(seed, chance)
     spared = {f"{stage}-{chance.choice((1, 2, 2, 2))}" for stage in STAGES}
     spared_router = chance.choice(ROUTER_NAMES)
-    harmed = [name for name in (*HOSTS, *ROUTER_NAMES) if name not in spared | {spared_router}]
+    others = tuple(name for name in ROUTER_NAMES if name != spared_router)
+    hosts = [name for name in HOSTS if name not in spared]
+    harmed = [*hosts, *others * 2]
     links = [(router, host) for router in ROUTER_NAMES for host in HOSTS]
     links += [(client, router) for client in CLIENT_NAMES for router in ROUTER_NAMES] * 2
-    links += [(one, other) for one in HOSTS for other in HOSTS if _follows(one, other)]
+    links += [(one, other) for one in HOSTS for other in HOSTS if one[0] + other[0] in ("ab", "bc", "ca")]
+    links += [*zip(hosts, hosts[1:] + hosts[:1], strict=True)] * 3  # the way that most requests take
     safe = spared | {spared_router, *CLIENT_NAMES}
     able = [ends for ends in links if not set(ends) <= safe]
     deploy_at_s = chance.uniform(0, BEGIN_S) if seed % DEPLOY_EVERY == 0 else None
-    faults = []
+    faults, is_parted = list[PlannedFault](), False
     if is_alone := seed % ALONE_EVERY == ALONE_AT:
         only = chance.choice(sorted(spared))
-        other = next(name for name in harmed if name[0] == only[0])
+        other, at_s = next(name for name in hosts if name[0] == only[0]), chance.uniform(0.5, BEGIN_S)
         faults.append(PlannedFault("kill", (other,), 0.0, 600.0))
-        faults.append(PlannedFault("freeze", (only,), chance.uniform(0.5, BEGIN_S), chance.uniform(0.5, 3.0)))
-    count = 1 if is_alone else chance.randint(1, MOST_FAULTS)
+        if is_parted := chance.random() < 0.5:
+            ends = [(CLIENT_NAMES[0], router) for router in ROUTER_NAMES]
+            faults += [PlannedFault("reset", each, at_s + PARTED_S * i, 0.0) for i, each in enumerate(ends)]
+            faults.append(PlannedFault("slow", (only,), 0.0, KINDS["slow"].most_s, SLOW_ALONE))
+        else:
+            faults.append(PlannedFault("freeze", (only,), at_s, chance.uniform(0.5, 3.0)))
+    count = int(not is_parted) if is_alone else chance.randint(1, MOST_FAULTS)
     kinds = {name: kind.weight for name, kind in KINDS.items() if not (is_alone and name == "flap")}
+    if deploy_at_s is not None:
+        kinds["replace"] = kinds["kill"]
     for _ in range(count):
         (kind,), strength = chance.choices(list(kinds), list(kinds.values())), 0.0
         if kind == "broken":  # one in a schedule: a request has three tries where hosts say what no host may
@@ -151,7 +167,7 @@ def make_schedule(seed: int, cases: int) -> Schedule:
             case "kill" | "freeze":
                 targets: tuple[str, ...] = (chance.choice(harmed),)
             case "replace" | "full" | "broken":
-                targets = (chance.choice([name for name in harmed if name in HOSTS]),)
+                targets = (chance.choice(hosts),)
             case "cut" | "one-way":
                 targets = chance.choice(able)
             case "reset" | "half-open":
@@ -161,7 +177,7 @@ def make_schedule(seed: int, cases: int) -> Schedule:
             case "slow-link":
                 targets, strength = chance.choice(links), SLOW_LINK_S
             case "slow":
-                targets, strength = (chance.choice(harmed[:3]),), chance.choice((SLOW[0], chance.uniform(*SLOW[1])))
+                targets, strength = (chance.choice(hosts),), chance.choice((SLOW[0], chance.uniform(*SLOW[1])))
             case "echo":
                 targets = (chance.choice(HOSTS),)
             case _:
@@ -169,16 +185,16 @@ def make_schedule(seed: int, cases: int) -> Schedule:
         if kind != "half-open" and chance.random() < 0.5:  # of a link, the direction that is cut
             targets = targets[::-1]
         at_s, length_s = chance.uniform(0, BEGIN_S), chance.uniform(KINDS[kind].least_s, KINDS[kind].most_s)
-        if deploy_at_s is not None and chance.random() < 0.5:
+        if deploy_at_s is not None and kind == "replace":
+            at_s = deploy_at_s + chance.uniform(*DEPLOYED_S)
+        elif deploy_at_s is not None and chance.random() < 0.5:
             at_s += deploy_at_s
         faults.append(PlannedFault(kind, targets, at_s, length_s, strength))
     requests = [[Asked(chance.randrange(cases), chance.uniform(0, 0.5)) for _ in range(REQUESTS)] for _ in CLIENT_NAMES]
-    if any(fault.length_s > KNOWN_S for fault in faults):
+    if any(fault.length_s > KNOWN_S or (fault.kind == "replace" and fault.at_s > BEGIN_S) for fault in faults):
         requests[0][-1] = Asked(requests[0][-1].case, chance.uniform(*LATE_S))
-    others = tuple(name for name in ROUTER_NAMES if name != spared_router)
-    known = tuple(
-        chance.choice([(spared_router,), (spared_router, *others), (*others, spared_router)]) for _ in CLIENT_NAMES
-    )
+    ways = [(spared_router,), (spared_router, *others), *[(*others, spared_router)] * 2]
+    known = (ROUTER_NAMES if is_parted else chance.choice(ways), *(chance.choice(ways) for _ in CLIENT_NAMES[1:]))
     faults.sort(key=lambda fault: fault.at_s)
     is_spent = chance.random() < 0.5 or is_alone
     return Schedule(seed, tuple(map(tuple, requests)), known, tuple(faults), deploy_at_s, is_spent=is_spent)
@@ -195,8 +211,3 @@ def _training(seed: int, chance: random.Random) -> Schedule:
         strength = {"write": float(chance.randint(1, MOST_CHANGES)), "slow-link": SLOW_LINK_S}.get(kind, 0.0)
         faults.append(PlannedFault(kind, targets, at_s, length_s, strength))
     return Schedule(seed, (), (), tuple(sorted(faults, key=lambda fault: fault.at_s)), trains=True)
-
-
-def _follows(one: str, other: str) -> bool:
-    """True where the other host comes after the one, round the ring."""
-    return STAGES[(STAGES.index(one[0]) + 1) % len(STAGES)] == other[0]

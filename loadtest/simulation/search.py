@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import logging
 import tempfile
 import time
@@ -63,7 +64,6 @@ class ScheduleRun:
     deploy: str | None  # why the deployment failed; empty where it did not, None where there was none
     problems: list[str]  # what no run may have, beside texts
     events: int  # a digest of all that was sent
-    seconds: float  # of virtual time
 
 
 class Weights:
@@ -105,7 +105,6 @@ class Found:
     faults: Counter[str] = field(default_factory=Counter)
     trainings: int = 0
     deploys: Counter[str] = field(default_factory=Counter)
-    virtual_s: float = 0.0
     failing: Schedule | None = None
     trouble: tuple[str, ...] = ()
 
@@ -113,11 +112,10 @@ class Found:
         self.schedules += 1
         self.requests += len(run.outcomes)
         self.replays += sum(each.replays for each in run.outcomes)
-        self.virtual_s += run.seconds
         self.faults.update(fault.kind for fault in schedule.faults)
         self.trainings += schedule.trains
         self.deploys[{None: "none", "": "done"}.get(run.deploy, "given up")] += 1
-        releases = None if deploys(schedule) else 1
+        releases = 1 if schedule.deploy_at_s is None else None
         self.fates.update(fate_of(each, answers[each.case][:releases], schedule) for each in run.outcomes)
 
 
@@ -153,10 +151,6 @@ def fate_of(outcome: RequestOutcome, answers: Sequence[RequestOutcome], schedule
     return "slow" if took_s > answer.took_s + BUSY_S + delay_s else "right"
 
 
-def deploys(schedule: Schedule) -> bool:
-    return schedule.deploy_at_s is not None
-
-
 def faults_of(outcome: RequestOutcome, schedule: Schedule) -> dict[PlannedFault, float]:
     """The faults that a request may have met where it was, and the seconds that each may have cost it."""
     end_s = outcome.begun_s + outcome.took_s
@@ -172,7 +166,7 @@ def most_moves(fault: PlannedFault) -> int:
 
 def trouble_of(schedule: Schedule, run: ScheduleRun, answers: Answers) -> tuple[str, ...]:
     """A sentence for whatever no schedule may lead to."""
-    told, is_deployed = list(run.problems), deploys(schedule)
+    told, is_deployed = list(run.problems), schedule.deploy_at_s is not None
     well = replace(schedule, faults=())
     judged = [(each, answers[each.case][: 1 + is_deployed], schedule, "") for each in run.outcomes]
     judged += [(each, answers[each.case][is_deployed:][:1], well, " once all was well") for each in run.after]
@@ -207,17 +201,17 @@ def run_schedule(weights: Weights, schedule: Schedule, first: TinyRelease | None
 
     :param first: what is served; the first of the weights' releases, where none is given."""
     with ExitStack() as stack:
+        gc.disable()  # a tenth of the time; and it may not come between, where the same seed is to give the same
+        stack.callback(gc.enable)
         said, loop = stack.enter_context(_quiet()), stack.enter_context(virtual_time())
-        directory: Path | None = None
-        if schedule.trains or schedule.deploy_at_s is not None:
-            directory = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="onesweep-disks-", dir=DISKS)))
+        directory = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="onesweep-disks-", dir=DISKS)))
         world: World | TrainingWorld
         if schedule.trains:
-            assert directory is not None
             world = TrainingWorld(loop, weights.training, directory)
             job = _train(world, schedule, said)
         else:
-            world = World(loop, weights.topology, weights.releases, first or weights.releases[0], directory)
+            disks = None if schedule.deploy_at_s is None else directory
+            world = World(loop, weights.topology, weights.releases, first or weights.releases[0], disks)
             world.is_spent = schedule.is_spent
             job = _run(world, schedule, said)
         connect: Any = partial(MemoryChannel, world.network)
@@ -225,16 +219,15 @@ def run_schedule(weights: Weights, schedule: Schedule, first: TinyRelease | None
         try:
             return loop.run_until_complete(job)
         except (RuntimeError, TimeoutError) as error:
-            return ScheduleRun([], [], None, [f"it came to no end: {error!r}"], world.network.events, loop.now_s)
+            return ScheduleRun([], [], None, [f"it came to no end: {error!r}"], world.network.events)
         finally:
             channel.connect = before
             world.close()
 
 
 async def _train(world: TrainingWorld, schedule: Schedule, said: list[str]) -> ScheduleRun:
-    begin_s, problems = world.loop.now_s, await train(world, schedule)
-    problems += [*world.loop.problems, *said]
-    return ScheduleRun([], [], None, problems, world.network.events, world.loop.now_s - begin_s)
+    problems = [*await train(world, schedule), *world.loop.problems, *said]
+    return ScheduleRun([], [], None, problems, world.network.events)
 
 
 async def _run(world: World, schedule: Schedule, said: list[str]) -> ScheduleRun:
@@ -244,30 +237,20 @@ async def _run(world: World, schedule: Schedule, said: list[str]) -> ScheduleRun
     for fault in schedule.faults:
         loop.call_at(begin_s + fault.at_s, world.begin, fault)
     clients = zip(CLIENT_NAMES, schedule.routers, schedule.requests, strict=False)
-    deployed, states = asyncio.ensure_future(_deployed(world, schedule.deploy_at_s)), world.release_states()
+    deployed, states = asyncio.ensure_future(world.deploy(schedule.deploy_at_s)), world.release_states()
     found = await asyncio.gather(*(world.client(*each) for each in clients))
     failure = await deployed
     world.end_all()
     left = await world.settled()
-    taken_s = loop.now_s - begin_s
     await asyncio.sleep(QUIET_S)
     await world.whole()
     if failure and SWITCHED not in failure:
         left += world.changed_by_failure(states)
-    if failure is not None and (again := await world.deploy()):
+    if failure is not None and (again := await world.deploy(0.0)):
         left.append(f"it cannot be deployed once all is well: {again}; before: {failure}")
-    pairs = zip(ROUTER_NAMES, AFTER, strict=True)
-    after = [await world.client(f"after-{name}", [name], [asked]) for name, asked in pairs]
+    after = [await world.client(f"after-{at}", [at], [it]) for at, it in zip(ROUTER_NAMES, AFTER, strict=True)]
     outcomes, later = ([each for of_client in some for each in of_client] for some in (found, after))
-    return ScheduleRun(outcomes, later, failure, [*loop.problems, *said, *left], world.network.events, taken_s)
-
-
-async def _deployed(world: World, at_s: float | None) -> str | None:
-    """Deploy at that time; None where nothing is to be."""
-    if at_s is None:
-        return None
-    await asyncio.sleep(at_s)
-    return await world.deploy()
+    return ScheduleRun(outcomes, later, failure, [*loop.problems, *said, *left], world.network.events)
 
 
 def fewest(weights: Weights, schedule: Schedule) -> Schedule:
@@ -307,16 +290,14 @@ def report(found: Found, seconds: float) -> BenchReport:
     minute = 60 * found.schedules / max(seconds, 1e-3)
     fates = ", ".join(f"{found.fates[fate]} {fate}" for fate in (*FATES, *BAD_FATES))
     lines = [
-        f"{found.schedules} schedules, {minute:.0f} a minute of one processor, {found.virtual_s:.0f} s of virtual time",
+        f"{found.schedules} schedules, {minute:.0f} a minute of one processor",
         f"{found.requests} requests: {fates}; {found.replays} replays",
+        f"{found.deploys['done']} deployments, {found.deploys['given up']} given up; {found.trainings} trainings",
     ]
     if found.failing is not None:
         lines += [f"seed {found.failing.seed} fails, with the faults that it needs:"]
         lines += [*(f"  {fault}" for fault in found.failing.faults), *found.trouble]
         lines += [f"again: onesweep bench chaos --simulate --schedules 1 --seed {found.failing.seed}"]
-    lines.insert(
-        2, f"{found.deploys['done']} deployments, {found.deploys['given up']} given up; {found.trainings} trainings"
-    )
     rows = [(kind, str(found.faults[kind])) for kind in KINDS]
     table = f"{aligned(('fault', 'times'), rows)}\n\n" + "\n".join(f"- {line}" for line in lines)
     record = {**vars(found), "schedules_a_minute": minute, "failing": found.failing and asdict(found.failing)}

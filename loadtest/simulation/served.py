@@ -91,7 +91,7 @@ class ServedCall:
         self._connection, self._call, self._left_s = connection, call, left_s
         self.window, self.requests = FlowWindow(), Stream(self._say_taken)
         self._task: asyncio.Task[None] | None = None
-        self._timer: asyncio.TimerHandle | None = None
+        self._timer: asyncio.Handle | None = None
         self._due_at: float | None = None
         self._initial: Pairs = ()
         self._trailing: Pairs = ()

@@ -266,8 +266,13 @@ class World(FaultyWorld):
                 store.close()
                 shutil.rmtree(store.directory)
 
-    async def deploy(self) -> str:
-        """Have all routers exchange the release that they serve for the other; why that failed, or nothing."""
+    async def deploy(self, after_s: float | None) -> str | None:
+        """Have all routers exchange the release that they serve for the other; why that failed, or nothing.
+
+        :param after_s: seconds from now; None: not at all."""
+        if after_s is None:
+            return None
+        await asyncio.sleep(after_s)
         process = self.new_process("operator")
         addresses, contents = ",".join(self.addresses.values()), self.releases[-1].contents
         client = partial(AsyncClient, addresses, token="", insecure=True)
