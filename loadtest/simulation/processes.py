@@ -156,6 +156,7 @@ class Try:
     number: int = -1  # of that result
     scores: dict[tuple[int, int], bytes] = field(default_factory=dict)  # by result and batch
     beyond: int = 0  # results and faults after its end, of steps after that one
+    is_lost: bool = False  # a fault has ended it: what others say of it later, nobody reads
 
 
 class WatchedRing(Ring):
@@ -183,7 +184,8 @@ class WatchedRing(Ring):
         def heard(attempt: Attempt, event: stage_pb2.Event) -> None:
             if self._is_silent:
                 self._left[session] = () if self.choose(session.weights) else path
-            elif event.fault.lost:
+            elif event.fault.lost and not self.tries[attempt.name].is_lost:
+                self.tries[attempt.name].is_lost = True
                 source = next((link.entry.address for link in path if link.entry.name == event.fault.host), "")
                 self._unread.setdefault(session, {})[source, event.fault.lost] = monotonic() + SUSPECT_S
             receive(attempt, event)

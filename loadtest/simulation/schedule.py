@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 STAGES, REPLICAS, ROUTERS, CLIENTS, REQUESTS = "abc", 2, 2, 2, 3
@@ -78,18 +79,29 @@ class PlannedFault:
     def hits_host(self) -> bool:
         return any(name in HOSTS for name in self.targets)
 
-    def delay_s(self, begin_s: float, end_s: float, is_spent: bool = False) -> float:
+    @property
+    def end_s(self) -> float:
+        return self.at_s + self.length_s
+
+    @property
+    def stages(self) -> set[str]:  # of the hosts that it hits
+        return {name[0] for name in self.targets if name in HOSTS}
+
+    def delay_s(self, begin_s: float, end_s: float, others: Iterable[PlannedFault], is_spent: bool = False) -> float:
         """Time that a request from `begin_s` to `end_s`, since the first one, may have lost by it.
 
+        :param others: that may keep its ends from noticing it.
         :param is_spent: no second try overtakes what is slow."""
+        beside = [each for each in others if each is not self and {*each.targets} & {*self.targets}]
+        seen_s = max([self.at_s, *(each.end_s for each in beside if each.at_s < begin_s)])
         again_s = LEARNT_S if self.kind == "slow" else AGAIN_S
-        if self.at_s > end_s or self.at_s + self.length_s + again_s < begin_s:
+        if self.at_s > end_s or self.end_s + again_s < begin_s:
             return 0.0
         delay_s = KINDS[self.kind].delay_s
         if self.kind in SILENT_KINDS and not self.hits_host:
             delay_s = SILENT_ROUTER_S
         elif self.kind in SILENT_KINDS:
-            if self.at_s + KNOWN_S < begin_s and end_s < self.at_s + self.length_s:
+            if seen_s + KNOWN_S < begin_s and end_s < self.end_s:
                 return 0.0
             spent_s = UNACKNOWLEDGED_S if set(self.targets) <= set(HOSTS) else UNHEARD_S
             delay_s = spent_s if is_spent else delay_s

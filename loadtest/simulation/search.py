@@ -121,8 +121,8 @@ class Found:
 
 def fate_of(outcome: RequestOutcome, answers: Sequence[RequestOutcome], schedule: Schedule) -> str:
     """right; what no request may be (wrong, late, lost; slow or moved beyond what faults explain); what its
-    client asked for (left, hurried); refused, where hosts that are full were in its way; or between releases: the
-    router that began it is lost and the others have switched. In both its client has to ask again.
+    client asked for (left, hurried); refused, where full hosts, a broken one without another, or both routers were in
+    its way; or between releases: its router is lost and the others have switched. Then its client has to ask again.
 
     :param answers: the same request's without faults, of each release that it may have got."""
     took_s, is_whole = outcome.took_s, outcome.status == "OK"
@@ -137,7 +137,11 @@ def fate_of(outcome: RequestOutcome, answers: Sequence[RequestOutcome], schedule
     if outcome.status == "ABORTED" and len(answers) > 1:
         return "between releases"
     met = faults_of(outcome, schedule)
-    if outcome.status == "RESOURCE_EXHAUSTED" and any(fault.kind == "full" for fault in met):
+    hit = [fault.stages for fault in schedule.faults if fault not in met and fault.at_s < outcome.begun_s + took_s]
+    has_no_way = len(met) > 1 or any(fault.stages & stages for fault in met for stages in hit)
+    refusing = {"RESOURCE_EXHAUSTED": "full", "INTERNAL": "broken" if has_no_way else ""}.get(outcome.status)
+    routers = {name for fault in met for name in fault.targets if name in ROUTER_NAMES}
+    if any(fault.kind == refusing for fault in met) or (outcome.status == "UNAVAILABLE" and len(routers) > 1):
         return "refused"
     if not is_whole:
         hurried = outcome.status == "DEADLINE_EXCEEDED" and took_s >= outcome.patience_s - LATE_S
@@ -146,7 +150,7 @@ def fate_of(outcome: RequestOutcome, answers: Sequence[RequestOutcome], schedule
     has_waited = any(outcome.idle.intersection(fault.targets) for fault in schedule.faults)
     if outcome.replays > sum(map(most_moves, met)) + has_waited:
         return "moved"
-    delay_s = sum(met.values()) + (NO_WAY_S if len(met) > 1 or (has_waited and outcome.replays) else 0.0)
+    delay_s = sum(met.values()) + (NO_WAY_S if has_no_way or (has_waited and outcome.replays) else 0.0)
     delay_s += sum(answer.took_s for fault in met if not fault.hits_host)  # another router begins anew
     return "slow" if took_s > answer.took_s + BUSY_S + delay_s else "right"
 
@@ -155,7 +159,7 @@ def faults_of(outcome: RequestOutcome, schedule: Schedule) -> dict[PlannedFault,
     """The faults that a request may have met where it was, and the seconds that each may have cost it."""
     end_s = outcome.begun_s + outcome.took_s
     there = (fault for fault in schedule.faults if outcome.places.issuperset(fault.targets))
-    delays_s = {fault: fault.delay_s(outcome.begun_s, end_s, schedule.is_spent) for fault in there}
+    delays_s = {fault: fault.delay_s(outcome.begun_s, end_s, schedule.faults, schedule.is_spent) for fault in there}
     return {fault: delay_s for fault, delay_s in delays_s.items() if delay_s}
 
 

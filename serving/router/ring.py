@@ -85,7 +85,7 @@ class Ring:
         before = {link.entry: link for link in self.links}
         self.links = [before.pop(entry) if entry in before else self._link(entry) for entry in hosts]
         for entry, link in before.items():
-            self._lose(link, "it was taken out")
+            self._lose(link, f"host {entry.name} at {entry.address} is not in the topology any more")
             self._keepers.pop(entry.address).cancel()
             self.spawn(link.relay.close(self.settings.hop_timeout_s + CLOSE_S))
         for link in self.links:

@@ -298,7 +298,8 @@ class Host:
         if self.meter is not None:
             self.meter.faults[refusal.code.name] += 1
         names = {"request": hop.request, "session": hop.session, "code": refusal.code.name}
-        log.warning("request %s ends here: %s", hop.request or "without a name", refusal.message, extra=names)
+        level = logging.INFO if names["code"] == "NOT_FOUND" else logging.WARNING  # it was released at its last token
+        log.log(level, "request %s ends here: %s", hop.request or "without a name", refusal.message, extra=names)
         self.sessions.release(hop.session)
         number = work_of(hop).number
         fault = stage_pb2.Fault(code=refusal.number, message=refusal.message, host=self.settings.name, lost=lost)
