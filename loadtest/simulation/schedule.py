@@ -60,7 +60,6 @@ UNACKNOWLEDGED_S = 5.7  # until a hop without a receipt has failed, where no sec
 UNHEARD_S = 2.4  # until a router leaves a host that it does not hear, where none does
 DEPLOYED_S = 4.0, 4.5  # after a deployment begins, it is done
 AGAIN_S = 1.0  # after the end of a fault: what it held up comes, what it ended is begun anew
-LEARNT_S = 4.0  # after a host is slow or silent no more: drafts are as long as what they took asks for
 KNOWN_S = 6.0  # after its begin: routers go round it
 LATE_S = 2.0, 7.0  # pause before a request that comes while a fault lasts that is known
 
@@ -94,8 +93,7 @@ class PlannedFault:
         :param is_spent: no second try overtakes what is slow."""
         beside = [each for each in others if each is not self and {*each.targets} & {*self.targets}]
         seen_s = max([self.at_s, *(each.end_s for each in beside if each.at_s < begin_s)])
-        again_s = LEARNT_S if self.kind in ("slow", *SILENT_KINDS) else AGAIN_S
-        if self.at_s > end_s or self.end_s + again_s < begin_s:
+        if self.at_s > end_s or self.end_s + AGAIN_S < begin_s:
             return 0.0
         delay_s = KINDS[self.kind].delay_s
         if self.kind in SILENT_KINDS and not self.hits_host:

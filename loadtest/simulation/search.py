@@ -29,6 +29,7 @@ from loadtest.simulation.schedule import (
     KINDS,
     REPLICAS,
     ROUTER_NAMES,
+    SILENT_KINDS,
     Asked,
     PlannedFault,
     Schedule,
@@ -152,7 +153,9 @@ def fate_of(outcome: RequestOutcome, answers: Sequence[RequestOutcome], schedule
         return "moved"
     delay_s = sum(met.values()) + (NO_WAY_S if has_no_way or (has_waited and outcome.replays) else 0.0)
     delay_s += sum(answer.took_s for fault in met if not fault.hits_host)  # another router begins anew
-    return "slow" if took_s > answer.took_s + BUSY_S + delay_s else "right"
+    drafts = CASES[outcome.case].mode == "ar-speculative"  # as long as it pays, by what drafts took before
+    usual_s = answer.took_s * (1 + (drafts and any(fault.kind in ("slow", *SILENT_KINDS) for fault in schedule.faults)))
+    return "slow" if took_s > usual_s + BUSY_S + delay_s else "right"
 
 
 def faults_of(outcome: RequestOutcome, schedule: Schedule) -> dict[PlannedFault, float]:
