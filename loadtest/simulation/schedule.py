@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Iterable
 from dataclasses import dataclass
 
 STAGES, REPLICAS, ROUTERS, CLIENTS, REQUESTS = "abc", 2, 2, 2, 3
@@ -86,7 +85,7 @@ class PlannedFault:
     def stages(self) -> set[str]:  # of the hosts that it hits
         return {name[0] for name in self.targets if name in HOSTS}
 
-    def delay_s(self, begin_s: float, end_s: float, others: Iterable[PlannedFault], is_spent: bool = False) -> float:
+    def delay_s(self, begin_s: float, end_s: float, others: tuple[PlannedFault, ...], is_spent: bool = False) -> float:
         """Time that a request from `begin_s` to `end_s`, since the first one, may have lost by it.
 
         :param others: that may keep its ends from noticing it.
