@@ -44,10 +44,11 @@ def wait_ready(options: argparse.Namespace, *modes: str | None) -> None:
     Nobody waits unasked where no router answers and none was started here, nor for one that wants another token."""
     from serving.cli.deployment import NO_TOKEN, answers_of, router_here
 
-    wait_s = min(WAIT_S, getattr(options, "timeout_s", WAIT_S)) if options.wait is None else options.wait
+    wait_s = WAIT_S if options.wait is None else options.wait
     if not wait_s >= 0:
         raise InputError(f"--wait must be 0 or more seconds, not {wait_s}")
-    deadline = time.monotonic() + wait_s
+    most_s = getattr(options, "timeout_s", wait_s) if options.wait is None else wait_s
+    deadline = time.monotonic() + min(wait_s, most_s)
     may_come = options.wait is not None or router_here(options.router)[1] is not None
     with client_of(options) as client, closing(ProgressLine()) as progress:
         for reason in answers_of(client):

@@ -44,12 +44,7 @@ Weights = tuple[str, ...]
 class HostLink:
     """One host as the router sees it."""
 
-    def __init__(
-        self,
-        entry: HostEntry,
-        hop_timeout_s: float,
-        security: Security = LOOPBACK_ONLY,
-    ) -> None:
+    def __init__(self, entry: HostEntry, hop_timeout_s: float, security: Security = LOOPBACK_ONLY) -> None:
         self.entry = entry
         self.relay = Relay(entry.address, MESSAGE_BYTES, hop_timeout_s, entry.name, security, EVENTS_BYTES)
         self.info: stage_pb2.DescribeResponse | None = None
