@@ -148,7 +148,7 @@ def run_compare(options: argparse.Namespace) -> int:
         if entrants is None:
             status = client.status()
             if not status.ready:
-                reasons = "; ".join(host.reason for host in status.hosts if host.reason) or "no host has registered"
+                reasons = "; ".join(host.reason for host in status.hosts if host.reason) or "it has no hosts"
                 raise ServiceError(f"nothing can be compared, the router is not ready: {reasons}")
             if status.HasField("pictures"):
                 raise ServiceError("there is no text to compare: ask for pictures with `onesweep draw --compare`")

@@ -318,7 +318,7 @@ class Finding:
 
 
 class Quarantine:
-    """Findings by the names of hosts: one that registers anew, or whose router does, gets no work either."""
+    """Findings by the names of hosts: one that starts anew, or whose router does, gets no work either."""
 
     def __init__(self, path: Path | None = None) -> None:
         """:param path: where they are kept; None: nowhere."""

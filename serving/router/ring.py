@@ -144,7 +144,7 @@ class Ring:
         name = link.entry.name
         hours = self._quarantine.add(name, f"{finder}{reason}", link.instance)
         log.error("host %s is faulty: %s; it is quarantined for %d h", name, reason, hours)
-        # it may have registered anew while the audit looked at it
+        # its entry may have changed while the audit looked at it
         for each in {link, *(other for other in self.links if other.entry.name == name)}:
             each.quarantined, each.quarantined_until = self._quarantine.of(name)
             self._lose(each, each.quarantined)
