@@ -142,7 +142,8 @@ async def _generate(options: argparse.Namespace) -> int:
 def run_compare(options: argparse.Namespace) -> int:
     entrants = None if options.modes is None else named_entrants(options.modes)
     settings = _request_settings(options)
-    check_request(None, prompt=options.prompt, **settings)
+    for entrant in entrants or (None,):
+        check_request(entrant.mode if entrant else None, prompt=options.prompt, **settings)
     wait_ready(options, *(entrant.mode for entrant in entrants or ()))
     with client_of(options) as client:
         if entrants is None:

@@ -41,8 +41,6 @@ def named_entrants(text: str) -> list[Entrant]:
     entrants = []
     for part in parts:
         mode, colon, scorer = (part, "", "") if part in MODES else part.partition(":")
-        if mode not in MODES:
-            raise InputError(f"unknown mode {mode!r}{one_of(mode, MODES)}")
         if colon and scorer not in SCORERS:
             raise InputError(f"unknown scorer {scorer!r} in {part!r}{one_of(scorer, SCORERS)}")
         entrants.append(Entrant(mode, scorer or None))

@@ -1,10 +1,10 @@
 """A command on a terminal of its own, as a person has it."""
 
-import contextlib
 import os
 import pty
 import re
 import select
+import subprocess
 import sys
 import time
 
@@ -16,10 +16,11 @@ class Terminal:
     """A process whose standard streams are a terminal that it controls."""
 
     def __init__(self, *arguments: object) -> None:
-        command = [sys.executable, "-P", "-m", "serving.cli", *map(str, arguments)]
-        self.process, self._handle = pty.fork()
-        if self.process == 0:
-            os.execve(command[0], command, {**os.environ, "TERM": "xterm"})
+        # not by pty.fork: of a process with other threads it may crash before its exec
+        command = ["setsid", "--ctty", sys.executable, "-P", "-m", "serving.cli", *map(str, arguments)]
+        self._handle, own = pty.openpty()
+        self.process = subprocess.Popen(command, stdin=own, stdout=own, stderr=own, env={**os.environ, "TERM": "xterm"})
+        os.close(own)
         self.seen = ""
         self._end = 0  # of what was waited for
 
@@ -39,12 +40,11 @@ class Terminal:
         """The exit code, once it has ended by itself."""
         while self._read():
             pass
-        return os.waitstatus_to_exitcode(os.waitpid(self.process, 0)[1])
+        return self.process.wait()
 
     def close(self) -> None:
-        with contextlib.suppress(ProcessLookupError, ChildProcessError):
-            os.kill(self.process, 9)
-            os.waitpid(self.process, 0)
+        self.process.kill()
+        self.process.wait()
         os.close(self._handle)
 
     def _read(self) -> bool:
