@@ -4,8 +4,10 @@ Matrix libraries choose their kernels by shape and processor, and promise nothin
 """
 
 import logging
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from copy import copy
+from functools import partial
+from pathlib import Path
 from typing import Any, TypeVar, cast
 
 import torch
@@ -13,6 +15,9 @@ from torch import Tensor
 
 from stages.backends.base import BlockRunner, BranchPiece, CleanPiece, Denoised, NoisyPiece, PictureRunner, StageRunner
 from stages.backends.packed import PipelineRunner
+from stages.checkpoint.checkpoint import CPU, KERNEL_TOLERANCE, check_measures, read_part, stage_of
+from stages.checkpoint.gate import PROBE_INPUT, PROBE_OUTPUT, probe_stage, probe_tokens
+from stages.checkpoint.manifest import read_manifest
 from stages.model.block import Block
 from stages.model.layers import LayerCache
 from stages.model.pipeline import PipelineStage, new_caches
@@ -24,6 +29,7 @@ log = logging.getLogger(__name__)
 AnyPart = Block | PipelineStage | PicturePart
 AnyRunner = BlockRunner | StageRunner | PictureRunner
 Runner = TypeVar("Runner", BlockRunner, StageRunner, PictureRunner)
+SR = TypeVar("SR", bound=StageRunner)
 Sizes = Sequence[tuple[int, int]]
 # Pieces that are computed together: (new positions, positions before them).
 MIXTURES: tuple[Sizes, ...] = (
@@ -95,6 +101,27 @@ def shortened(runner: AnyRunner, layers: int) -> tuple[Any, int]:
     short = copy(runner)
     short.reader = runner.reader.shortened()
     return short, len(short.reader.kind_of)
+
+
+def load_runner(directory: Path, index: int, compute: Callable[[PipelineStage], SR], device: torch.device = CPU) -> SR:
+    """The runner of a checkpoint's stage. It is measured on the probe in place of the module, which takes seconds for
+    each gigabyte.
+
+    compute: takes the stage over.
+    """
+    part, probe = read_part(directory, index, device)
+    stage, known = stage_of(part, directory), probe_tokens(read_manifest(directory))
+    runner = compute(stage)
+    read = partial(_read_alone, runner, stage)
+    measures, _ = probe_stage(stage, known, probe.get(PROBE_INPUT), probe.get(PROBE_OUTPUT), read)
+    check_measures(directory, index, measures, KERNEL_TOLERANCE)
+    return runner
+
+
+def _read_alone(runner: StageRunner, stage: PipelineStage, source: Tensor) -> tuple[Tensor, Tensor | None]:
+    caches = new_caches(len(stage.layers), stage.architecture, len(source), device=stage.rotary.device)
+    (hidden,) = runner.read([CleanPiece(source.cpu(), caches)])
+    return hidden, runner.next_byte([hidden])[0] if stage.is_last else None
 
 
 @torch.inference_mode()

@@ -16,7 +16,7 @@ from stages.backends.attention import Growing, GrowingPiece
 from stages.backends.base import CleanPiece
 from stages.backends.packed import PipelineRunner
 from stages.backends.packed_llama import packed_stage
-from stages.checkpoint.checkpoint import load_stage
+from stages.backends.runner_checks import load_runner
 from stages.checkpoint.manifest import read_manifest
 from stages.model.pipeline import cache_bytes, new_caches
 from stages.model.prefill import split_reads
@@ -37,7 +37,7 @@ class WholeModel:
     def stages(self) -> list[PipelineRunner]:
         """Loaded and gated when they are first asked for: a router may never need its own. Raises CheckpointError."""
         parts = range(self.architecture.parts)
-        return [packed_stage(load_stage(self.directory, i)) for i in parts]  # one after the other in memory
+        return [load_runner(self.directory, i, packed_stage) for i in parts]  # one after the other in memory
 
     def open(self, capacity: int) -> ModelText:
         """Begin a text. capacity: most tokens of it that are read."""

@@ -3,6 +3,9 @@
 A mis-mapped checkpoint loads and runs cleanly; only a measured loss shows that the weights mean what they should.
 """
 
+from collections.abc import Callable
+from functools import partial
+
 import torch
 from torch import Tensor
 from torch.nn import functional as F
@@ -30,6 +33,8 @@ PROBE_INPUT = "probe.input"
 PROBE_OUTPUT = "probe.output"
 
 Measures = dict[str, float]
+# What enters a stage, tokens (positions,) or hidden states (positions, width) -> hidden states, and logits of the last.
+ReadProbe = Callable[[Tensor], tuple[Tensor, Tensor | None]]
 
 
 def probe_bytes(text: str, context_length: int) -> Tensor:
@@ -98,20 +103,29 @@ def probe_block(block: Block, partition: NoisePartition, known: Tensor) -> Measu
 
 @torch.inference_mode()
 def probe_stage(
-    stage: PipelineStage, known: Tensor, hidden: Tensor | None, recorded: Tensor | None = None
+    stage: PipelineStage,
+    known: Tensor,
+    hidden: Tensor | None,
+    recorded: Tensor | None = None,
+    read: ReadProbe | None = None,
 ) -> tuple[Measures, Tensor]:
     """Next-token CE (nats) of the last AR stage; for the others, the relative error of their hidden states.
 
     known: of `probe_tokens`; hidden: (positions, width) that enter, None for the first stage; recorded: those that
-    should leave.
+    should leave; read: by what computes the stage, else by the module itself.
     """
-    out = stage.read(known if hidden is None else hidden[None])[0]
-    if stage.is_last:
+    out, logits = (read or partial(_read, stage))(known[0] if hidden is None else hidden)
+    if logits is not None:
         reads_bytes = isinstance(stage, ArStage) and stage.architecture.vocabulary == VOCABULARY
         name = "next_byte_nats" if reads_bytes else "next_token_nats"
-        return {name: _cross_entropy(stage.next_byte(out[None])[:, :-1], known[:, 1:])}, out
-    error = 0.0 if recorded is None else float((out - recorded).norm() / recorded.norm())
+        return {name: _cross_entropy(logits[:-1], known[0, 1:].to(logits.device))}, out
+    error = 0.0 if recorded is None else float((out - recorded.to(out.device)).norm() / recorded.norm())
     return {"hidden_relative_error": error}, out
+
+
+def _read(stage: PipelineStage, source: Tensor) -> tuple[Tensor, Tensor | None]:
+    out = stage.read(source[None])[0]
+    return out, stage.next_byte(out[None])[0] if stage.is_last else None
 
 
 @torch.inference_mode()

@@ -11,10 +11,10 @@ import torch
 
 from stages.backends import Backend
 from stages.backends.base import BlockRunner, PictureRunner, StageRunner
-from stages.backends.runner_checks import OneAtATime
+from stages.backends.runner_checks import OneAtATime, load_runner
 from stages.backends.whole_model import WholeModel
 from stages.checkpoint.bundle import check_split, find_bundle
-from stages.checkpoint.checkpoint import CPU, load_block, load_picture_part, load_stage
+from stages.checkpoint.checkpoint import CPU, load_block, load_picture_part
 from stages.checkpoint.manifest import Manifest, read_manifest
 from stages.device import AUTO, check_device
 from stages.errors import InputError
@@ -213,7 +213,7 @@ def _runner(kind: str, source: ModelSource, index: int, backend: Backend) -> Blo
         return backend.picture(load_picture_part(source.directory, index))
     if kind == "chain":
         return backend.block(load_block(source.directory, index, backend.device))
-    return backend.stage(load_stage(source.directory, index, backend.device))
+    return load_runner(source.directory, index, backend.stage, backend.device)
 
 
 def _drafter(plan: HostPlan, source: ModelSource) -> Drafter:
