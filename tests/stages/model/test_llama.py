@@ -2,17 +2,21 @@
 
 import json
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
+from stages.backends.packed_llama import packed_stage
+from stages.backends.runner_checks import load_runner
 from stages.checkpoint.checkpoint import load_stage
 from stages.checkpoint.inspect import describe, verify
 from stages.checkpoint.manifest import MANIFEST_NAME, Manifest, read_manifest
 from stages.errors import CheckpointError
 from stages.model.architecture import LlamaArchitecture
+from stages.model.llama import LlamaStage
 from tests.stages.model.tiny_llama import OPTIONS, PROBE, TINY, write_tiny
 
 
@@ -114,5 +118,11 @@ def test_weights_that_mean_something_else_are_refused(directory: Path) -> None:
     record = json.loads((directory / MANIFEST_NAME).read_text())["architecture"]
     for name, value in (("rope_theta", 100.0), ("norm_epsilon", 0.1)):
         change(directory, architecture=record | {name: value})
-        with pytest.raises(CheckpointError, match=r"part 0 is refused.*ln\(300\) = 5.704"):
-            load_stage(directory, 0)
+        for load in (load_stage, partial(load_runner, compute=packed_stage)):
+            with pytest.raises(CheckpointError, match=r"part 0 is refused.*ln\(300\) = 5.704"):
+                load(directory, 0)
+
+
+def test_what_serves_is_measured(directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(LlamaStage, "read", None)  # of a large stage the module takes seconds
+    assert [load_runner(directory, i, packed_stage).reader.kv_heads for i in range(2)] == [2, 2]
