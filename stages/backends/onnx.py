@@ -23,7 +23,7 @@ class OnnxSession:
     """A graph with as many threads as torch uses. It holds its matrices in a layout of its own, and nothing of those
     that it was made of."""
 
-    def __init__(self, graph: Graph, keeps_scales: bool = False) -> None:
+    def __init__(self, graph: Graph, keeps_few_bits: bool = False) -> None:
         options = onnxruntime.SessionOptions()
         options.intra_op_num_threads = torch.get_num_threads()
         options.inter_op_num_threads = 1
@@ -35,17 +35,17 @@ class OnnxSession:
         values = {name: onnxruntime.OrtValue.ortvalue_from_numpy(x.numpy()) for name, x in graph.matrices.items()}
         options.add_external_initializers(list(values), list(values.values()))
         # A session copies what it does not lay out anew. These it takes as they are: they must outlive it.
-        self.scales = {name: graph.matrices[name] for name in graph.scales}
-        for name in self.scales:
+        self.few_bits = {name: graph.matrices[name] for name in graph.few_bits}
+        for name in self.few_bits:
             options.add_initializer(name, values[name])
         self.session = onnxruntime.InferenceSession(
             graph.model().SerializeToString(), options, providers=["CPUExecutionProvider"]
         )
         self.inputs = [each.name for each in self.session.get_inputs()]
         self.outputs = [each.name for each in self.session.get_outputs()]
-        if not keeps_scales and not reads_scales():
-            for scales in self.scales.values():
-                give_back(scales)
+        if not keeps_few_bits and not reads_few_bits():
+            for given in self.few_bits.values():
+                give_back(given)
 
     def __call__(self, *inputs: Tensor) -> list[Tensor]:
         """The outputs, of contiguous inputs, both in the graph's order."""
@@ -142,20 +142,18 @@ def fewest_rows(bits: int) -> int:
 
 
 @lru_cache
-def reads_scales() -> bool:
-    """True if products of few bits need their scales after a session has laid out the codes, with scales of its own.
-
-    They are an eighth of a byte for each number."""
+def reads_few_bits() -> bool:
+    """True if products of few bits need the codes and scales that they were given after a session has laid them out."""
     generator = torch.Generator().manual_seed(0)  # not that of who trains or tests in this process
     for kind in (QuantLinear, Int8Linear):
         linear = kind(1024, 64, bias=False)
         linear.codes.random_(100, generator=generator)
         linear.scales.uniform_(0.5, 1, generator=generator)
-        session = OnnxSession(product_graph(linear), keeps_scales=True)
+        session = OnnxSession(product_graph(linear), keeps_few_bits=True)
         rows = [torch.ones(1, count, 1024) for count in COMPANIES]
         before = [session(x)[0] for x in rows]
-        for scales in session.scales.values():
-            scales.zero_()
+        for given in session.few_bits.values():
+            given.zero_()
         if not all(session(x)[0].equal(y) for x, y in zip(rows, before, strict=True)):
             return True
     return False
@@ -178,8 +176,9 @@ class OnnxReader(PackedReader):
         # From attention to attention: a call takes as long as a small product, so there is one a layer, and not two.
         self.others, self.kinds_after = list[OnnxSession](), [*self.kind_of[1:], None]
         for layer, following in zip(layers, [*layers[1:], None], strict=True):
-            self.others.append(OnnxSession(after_graph(part, layer, following)))
-            _free(layer)
+            graph = after_graph(part, layer, following)
+            _free(layer)  # before the session lays out what the graph made of it
+            self.others.append(OnnxSession(graph))
 
     def take_layers(self, x: Tensor, positions: Tensor, attend: Attend) -> None:
         rows, layers = len(x), len(self.kind_of)

@@ -58,7 +58,7 @@ class Graph:
         self.constants: list[onnx.TensorProto] = []
         # Constants that the model names and does not contain: a message of protobuf ends at 2 GB.
         self.matrices: dict[str, Tensor] = {}
-        self.scales: list[str] = []  # those of them that scale another one's codes
+        self.few_bits: list[str] = []  # those of them that are codes, or scales of such
         self.inputs: list[onnx.ValueInfoProto] = []
         self.outputs: list[onnx.ValueInfoProto] = []
 
@@ -140,7 +140,7 @@ class Graph:
     def _few_bits(self, x: str, codes: Tensor, scales: Tensor, numbers: int) -> str:
         """codes: (out, groups, bytes) uint8; scales: (out, groups) float32; numbers: in a row of x."""
         named = [self.matrix(codes), self.matrix(scales.flatten())]
-        self.scales.append(named[1])
+        self.few_bits += named
         return self.op(
             "MatMulNBits",
             *(x, *named),

@@ -48,16 +48,16 @@ def test_a_session_reads_nothing_of_what_its_matrices_were_made_of(kind: type[nn
     assert all(torch.equal(session(x[:, : y.shape[1]])[0], y) for y in before)
 
 
-def test_scales_that_are_not_read_again_are_given_back(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_weights_that_are_not_read_again_are_given_back(monkeypatch: pytest.MonkeyPatch) -> None:
     """A machine's kernels that read them keep them: results are the same either way."""
     given, x = list[int](), torch.randn(1, 3, 512)
     linear = Int8Linear(512, 64, bias=False)
     linear.codes.random_(-100, 100)
     linear.scales.uniform_(0.5, 1)
     expected = linear(x)
-    monkeypatch.setattr(onnx, "give_back", lambda scales: given.append(len(scales)))
-    for is_read, taken in ((True, []), (False, [64 * 512 // GROUP])):
-        monkeypatch.setattr(onnx, "reads_scales", lambda is_read=is_read: is_read)
+    monkeypatch.setattr(onnx, "give_back", lambda numbers: given.append(len(numbers)))
+    for is_read, taken in ((True, []), (False, [64, 64 * 512 // GROUP])):
+        monkeypatch.setattr(onnx, "reads_few_bits", lambda is_read=is_read: is_read)
         assert torch.allclose(OnnxSession(product_graph(linear))(x)[0], expected, rtol=0.02, atol=50)
         assert given == taken
 
