@@ -125,16 +125,16 @@ class Graph:
                 scales = F.pad(scales, (0, missing))
             return self._few_bits(x, codes, scales, codes.shape[1] * GROUP)
         assert isinstance(linear, QuantLinear)
-        codes = linear.neighbours()  # that share a byte here
         # A code stands for itself less INT4_ZERO. What an offset adds beyond that is the sum of a group of x, times it.
         rest = linear.offsets.float() * factor + INT4_ZERO * scales
         if not rest.any():
-            return self._few_bits(x, codes, scales, linear.in_features)
+            return self._few_bits(x, linear.neighbours(), scales, linear.in_features)
         more_codes, more_scales, copies = offset_groups(rest)
         apart = self.op("Reshape", x, self.constant(torch.tensor([0, 0, -1, GROUP])))
         sums = self.op("ReduceSum", apart, self.constant(torch.tensor([-1])), keepdims=0)
         x = self.op("Concat", x, *[sums] * copies, axis=-1)
-        codes, scales = torch.cat([codes, more_codes], dim=1), torch.cat([scales, more_scales], dim=1)
+        codes, scales = linear.neighbours(more_codes.shape[1]), torch.cat([scales, more_scales], dim=1)
+        codes[:, -more_codes.shape[1] :] = more_codes
         return self._few_bits(x, codes, scales, linear.in_features + copies * rest.shape[1])
 
     def _few_bits(self, x: str, codes: Tensor, scales: Tensor, numbers: int) -> str:

@@ -349,14 +349,17 @@ class QuantLinear(GroupedLinear):
     def zeros(self) -> Tensor:
         return torch.zeros(self.out_features, self.in_features // 2, dtype=torch.uint8)
 
-    def neighbours(self) -> Tensor:
-        """Codes of which weights 2 i and 2 i + 1 of a group are in byte i: (out, in / GROUP, GROUP / 2) uint8."""
+    def neighbours(self, room: int = 0) -> Tensor:
+        """Codes of which weights 2 i and 2 i + 1 of a group are in byte i: (out, in / GROUP + room, GROUP / 2) uint8.
+
+        room: groups at the end of each row, for others to fill."""
         pairs = self.codes.numpy().view("<u2").reshape(self.out_features, -1, GROUP // 4)
-        found = np.empty((*pairs.shape[:2], GROUP // 2), np.uint8)
+        count = pairs.shape[1]
+        found = np.empty((len(pairs), count + room, GROUP // 2), np.uint8)
         for rows in self.pieces():
             two = pairs[rows]  # bytes 2 i and 2 i + 1; numpy takes half of torch's time
-            found[rows, :, : GROUP // 4] = two & LARGEST | two >> 4 & LARGEST << 4
-            found[rows, :, GROUP // 4 :] = two >> 4 & LARGEST | two >> 8 & LARGEST << 4
+            found[rows, :count, : GROUP // 4] = two & LARGEST | two >> 4 & LARGEST << 4
+            found[rows, :count, GROUP // 4 :] = two >> 4 & LARGEST | two >> 8 & LARGEST << 4
         return torch.from_numpy(found)
 
     def dense(self, rows: slice | Tensor) -> Tensor:
