@@ -6,7 +6,6 @@ import math
 import os
 import shutil
 from collections.abc import Sequence
-from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -26,10 +25,10 @@ from stages.importing.huggingface import HuggingFaceSource
 from stages.importing.source import EMBEDDING, HEAD, NORM, Source, expected_shapes, is_matrix
 from stages.importing.speech import Speech, first_bytes, probe_tokens, require_file
 from stages.memory import require_memory, return_large_buffers, trim
-from stages.model.architecture import WEIGHT_WORDS, LlamaArchitecture, Weights
+from stages.model.architecture import SHAPE, WEIGHT_WORDS, LlamaArchitecture, Weights
 from stages.model.llama import LlamaStage
 from stages.model.pipeline import without_memory
-from stages.progress import WorkProgress
+from stages.progress import WorkProgress, counted
 
 CHAT_TEMPLATE_NAME, TOOL_TEMPLATE_NAME = "chat_template.jinja", "chat_template_tool_use.jinja"
 SPECIAL_TOKENS_NAME = "special_tokens.json"
@@ -82,18 +81,23 @@ def import_model(settings: ImportSettings, progress: WorkProgress | None = None)
     settings = replace(settings, weights=settings.weights or source.usual_weights())
     wide = source.wide_matrices() if settings.weights == "q4" and not settings.is_drafter else ()
     architecture = _cut(replace(source.architecture, eight_bits=wide), settings)
-    drafter = _checked_drafter(source, architecture, settings)
+    drafter, reason = _largest_copy(architecture, settings) if settings.drafter is None else (settings.drafter, "")
+    near = _drafter_architecture(source, architecture, settings, drafter)
     tokens = probe_tokens(source.speech.tokenizer, source.architecture, PROBE_TEXT)  # a short context tells too little
-    memory, disk = _needed(architecture), sum(cost.held for cost in stage_costs(architecture))
-    layers = architecture.total_layers
-    progress.say(
-        f"{settings.source.name}: {layers} layers; this takes {disk / MEGABYTE:.0f} MB of disk and "
-        f"{memory / MEGABYTE:.0f} MB of memory"
-    )
-    for line in (*stage_lines(architecture), source.speech.describe_ends(), source.speech.describe_sampling()):
-        progress.say(line)
+    layers, both = architecture.total_layers, [architecture, *([near] if near else [])]
+    memory, disk = max(map(_needed, both)), sum(cost.held for each in both for cost in stage_costs(each))
+    if not settings.is_drafter:  # the model's lines count it
+        progress.say(
+            f"{settings.source.name}: {counted(layers, 'layer')}; this takes {disk / MEGABYTE:.0f} MB of disk and "
+            f"{memory / MEGABYTE:.0f} MB of memory"
+        )
+        lines = stage_lines(architecture, _held(near))
+        for line in (*lines, source.speech.describe_ends(), source.speech.describe_sampling()):
+            progress.say(line)
     if architecture.eight_bits:
         progress.say(f"{', '.join(architecture.eight_bits)} have 8 bits: the file has more than 4 of some of them")
+    if settings.drafter is None:
+        progress.say(f"the last host drafts by: {drafter}{reason} (another: `onesweep import --drafter`)")
     require_memory(memory, f"importing {settings.source}")
     _require_disk(disk, settings.out)
     if (nats := settings.loss_nats) is None:
@@ -118,51 +122,61 @@ def import_model(settings: ImportSettings, progress: WorkProgress | None = None)
                 hidden = save_part(directory, stage, hidden)
             del stage
         progress.close()
-    if settings.drafter is None:
-        progress.say(f"the last host drafts by: {drafter} (another: `onesweep import --drafter`)")
-    if drafter != "none":
-        near = replace(settings, out=settings.out / "local", blocks=1, hosts=(), is_drafter=True, drafter="none")
-        if drafter in COPIES:
-            near = replace(near, weights=COPIES[drafter], loss_nats=nats)
-        else:
-            near = replace(near, weights="q8", source=Path(drafter))
+    if near is not None:
+        beside = replace(settings, out=settings.out / "local", blocks=1, hosts=(), is_drafter=True, drafter="none")
+        known = {"loss_nats": nats} if drafter in COPIES else {"source": Path(drafter)}
         try:
-            import_model(near, progress)
+            import_model(replace(beside, weights=near.weights, **known), progress)
         except (InputError, CheckpointError) as error:
             raise type(error)(f"{error}; {settings.out} is imported without a drafter") from None
     return read_manifest(settings.out)
 
 
-def _checked_drafter(source: Source, architecture: LlamaArchitecture, settings: ImportSettings) -> str:
-    """The last host's drafter. Raises InputError or CheckpointError, before any weights are read.
+def _largest_copy(architecture: LlamaArchitecture, settings: ImportSettings) -> tuple[str, str]:
+    """The drafter where nobody chose one, and after `none` the reason, for people. architecture: cut."""
+    reason = ""
+    # of a model in 4 bits, one in 8 would be slower than the model and another one
+    for name in ("copy:q4",) if settings.weights == "q4" else COPIES:
+        try:
+            if (missing := _missing_bytes(architecture, _copy(architecture, name), settings)) <= 0:
+                return name, ""
+        except ShapeError as error:
+            return "none", f": {str(error).removeprefix(SHAPE)}"
+        reason = f": the last host lacks {missing / MEGABYTE:,.1f} MB for {name}"
+    return "none", reason
+
+
+def _drafter_architecture(
+    source: Source, architecture: LlamaArchitecture, settings: ImportSettings, drafter: str
+) -> LlamaArchitecture | None:
+    """The drafter in one stage; None for none. Raises InputError or CheckpointError, before any weights are read.
 
     :param architecture: cut."""
-    if (drafter := settings.drafter) is None:
-        # of a model in 4 bits, one in 8 would be slower than the model and another one
-        for name in ("copy:q4",) if settings.weights == "q4" else COPIES:
-            with suppress(ShapeError):
-                if _missing_bytes(architecture, settings, name) <= 0:
-                    return name
-        return "none"
+    if drafter == "none":
+        return None
     if not drafter or (drafter.startswith("copy:") and drafter not in COPIES):
         known = one_of(drafter, [*COPIES, "none"])
         raise InputError(f"--drafter {drafter!r} is no drafter{known}, or give a smaller MODEL of the same tokens")
-    if drafter in COPIES and (missing := _missing_bytes(architecture, settings, drafter)) > 0:
+    try:
+        if drafter in COPIES:
+            near = _copy(architecture, drafter)
+        else:
+            theirs = open_source(Path(drafter))
+            theirs.check()
+            near = _cut(theirs.architecture, replace(settings, blocks=1, hosts=(), weights="q8"))
+    except (InputError, CheckpointError) as error:
+        other = "; drafters have 8 bits or 4: give another MODEL, or none" if isinstance(error, ShapeError) else ""
+        raise InputError(f"--drafter {drafter} cannot be imported: {error}{other}") from None
+    if drafter not in COPIES and _tokens(theirs) != (ours := _tokens(source)):
+        raise InputError(
+            f"--drafter {drafter} has other tokens ({_tokens(theirs)}; the model {ours}): give a model of the same "
+            "family"
+        )
+    if (missing := _missing_bytes(architecture, near, settings)) > 0:
         raise InputError(
             f"{drafter} does not fit the last host beside its stage: {missing / MEGABYTE:,.1f} MB are missing"
         )
-    if drafter not in COPIES and drafter != "none":
-        try:
-            near = open_source(Path(drafter))
-            near.check()
-            _cut(near.architecture, replace(settings, blocks=1, hosts=(), weights="q8"))
-        except (InputError, CheckpointError) as error:
-            raise InputError(f"--drafter {drafter} is no model that can be imported: {error}") from None
-        if (theirs := _tokens(near)) != (ours := _tokens(source)):
-            raise InputError(
-                f"--drafter {drafter} has other tokens ({theirs}; the model {ours}): give a model of the same family"
-            )
-    return drafter
+    return near
 
 
 def _tokens(source: Source) -> str:
@@ -171,14 +185,19 @@ def _tokens(source: Source) -> str:
     return f"{source.architecture.vocabulary} of tokenizer {digest[:12]}"
 
 
-def _missing_bytes(a: LlamaArchitecture, settings: ImportSettings, drafter: str) -> float:
-    """Bytes that the last host's room lacks for a copy beside its stage.
+def _copy(a: LlamaArchitecture, drafter: str) -> LlamaArchitecture:
+    """One of COPIES. Raises ShapeError where rows are no whole groups."""
+    return replace(a, weights=COPIES[drafter], eight_bits=(), layers=(a.total_layers,))
 
-    Raises ShapeError where rows are no whole groups.
-    """
-    copy = replace(a, weights=COPIES[drafter], eight_bits=(), layers=(a.total_layers,))
-    room = settings.hosts[-1].memory_bytes if settings.hosts else math.inf
-    return stage_costs(a)[-1].held + stage_costs(copy)[0].held - room
+
+def _missing_bytes(a: LlamaArchitecture, near: LlamaArchitecture, settings: ImportSettings) -> float:
+    """Bytes that the last host's room lacks for a drafter beside its stage."""
+    return stage_costs(a)[-1].held + _held(near) - (settings.hosts[-1].memory_bytes if settings.hosts else math.inf)
+
+
+def _held(near: LlamaArchitecture | None) -> int:
+    """Bytes of a drafter, if there is one."""
+    return stage_costs(near)[0].held if near else 0
 
 
 @torch.inference_mode()
@@ -274,7 +293,7 @@ def _write_files(directory: Path, speech: Speech) -> dict[str, str]:
 
 
 def summary(manifest: Manifest) -> str:
-    """An import for people: a line on the gate, then one for each stage."""
+    """The gate of an import, for people."""
     a, last = manifest.architecture, manifest.parts[-1]
     assert isinstance(a, LlamaArchitecture)
     assert last is not None
@@ -282,6 +301,4 @@ def summary(manifest: Manifest) -> str:
     as_stored = f", {stored:.3f} with {WEIGHT_WORDS[a.weights]}" if a.weights in WEIGHT_WORDS else ""
     nats = manifest.metrics["probe"]["next_token_nats"]
     no_model = f"(ln({a.vocabulary}) = {math.log(a.vocabulary):.2f} is no model)"
-    lines = [f"{nats:.3f} nats a token on the probe text{as_stored} {no_model}"]
-    lines += [f"{line}, {part.file}" for line, part in zip(stage_lines(a), manifest.parts, strict=True) if part]
-    return "\n".join(lines)
+    return f"{nats:.3f} nats a token on the probe text{as_stored} {no_model}"

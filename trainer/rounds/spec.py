@@ -307,7 +307,9 @@ class RunSpec:
 
 def settled(config: TrainingConfig) -> TrainingConfig:
     """`steps` and `rounds` in agreement, so that the schedule of the rates ends with the last round."""
-    rounds = config.rounds.count(config.steps)
-    if rounds < 1:
-        raise ConfigError("a run of rounds has at least one: give steps or rounds above 0")
-    return replace(config, rounds=replace(config.rounds, rounds=rounds), steps=rounds * config.rounds.steps_per_round)
+    rounds, each = config.rounds.count(config.steps), config.rounds.steps_per_round
+    if not config.rounds.rounds and config.steps < each:
+        raise ConfigError(
+            f"steps = {config.steps} are not one round of {each}: give more steps, a lower steps_per_round, or rounds"
+        )
+    return replace(config, rounds=replace(config.rounds, rounds=rounds), steps=rounds * each)
