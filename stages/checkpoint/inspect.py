@@ -15,7 +15,6 @@ from stages.checkpoint.bundle import find_bundle
 from stages.checkpoint.checkpoint import check_size, load_part, new_part, read_companion
 from stages.checkpoint.manifest import Manifest, read_manifest
 from stages.errors import CheckpointError
-from stages.model.architecture import LlamaArchitecture
 from stages.model.layers import GroupedLinear
 from stages.model.llama import LlamaStage
 from stages.progress import aligned
@@ -95,9 +94,9 @@ def _parameter_counts(directory: Path, manifest: Manifest) -> tuple[list[int], i
     for part, made in zip(manifest.parts, modules, strict=True):
         if part is not None:
             check_size(directory, part, made)
-    a, last = manifest.architecture, modules[-1]
-    is_tied = isinstance(a, LlamaArchitecture) and a.tied_head
-    return list(map(_parameters, modules)), _parameters(last.head) if is_tied and isinstance(last, LlamaStage) else 0
+    last = modules[-1]
+    head = last.head if isinstance(last, LlamaStage) and last.architecture.tied_head else None
+    return list(map(_parameters, modules)), _parameters(head) if head else 0
 
 
 def _parameters(module: nn.Module) -> int:
