@@ -25,7 +25,7 @@ from stages.importing.huggingface import HuggingFaceSource
 from stages.importing.source import EMBEDDING, HEAD, NORM, Source, expected_shapes, is_matrix
 from stages.importing.speech import Speech, first_bytes, probe_tokens, require_file
 from stages.memory import require_memory, return_large_buffers, trim
-from stages.model.architecture import SHAPE, WEIGHT_WORDS, LlamaArchitecture, Weights
+from stages.model.architecture import WEIGHT_WORDS, LlamaArchitecture, Weights
 from stages.model.llama import LlamaStage
 from stages.model.pipeline import without_memory
 from stages.progress import WorkProgress, counted
@@ -81,8 +81,7 @@ def import_model(settings: ImportSettings, progress: WorkProgress | None = None)
     settings = replace(settings, weights=settings.weights or source.usual_weights())
     wide = source.wide_matrices() if settings.weights == "q4" and not settings.is_drafter else ()
     architecture = _cut(replace(source.architecture, eight_bits=wide), settings)
-    drafter, reason = _largest_copy(architecture, settings) if settings.drafter is None else (settings.drafter, "")
-    near = _drafter_architecture(source, architecture, settings, drafter)
+    drafter, near = _chosen_drafter(source, architecture, settings)
     tokens = probe_tokens(source.speech.tokenizer, source.architecture, PROBE_TEXT)  # a short context tells too little
     layers, both = architecture.total_layers, [architecture, *([near] if near else [])]
     memory, disk = max(map(_needed, both)), sum(cost.held for each in both for cost in stage_costs(each))
@@ -97,7 +96,7 @@ def import_model(settings: ImportSettings, progress: WorkProgress | None = None)
     if architecture.eight_bits:
         progress.say(f"{', '.join(architecture.eight_bits)} have 8 bits: the file has more than 4 of some of them")
     if settings.drafter is None:
-        progress.say(f"the last host drafts by: {drafter}{reason} (another: `onesweep import --drafter`)")
+        progress.say(f"the last host drafts by: {drafter} (another: `onesweep import --drafter`)")
     require_memory(memory, f"importing {settings.source}")
     _require_disk(disk, settings.out)
     if (nats := settings.loss_nats) is None:
@@ -132,72 +131,62 @@ def import_model(settings: ImportSettings, progress: WorkProgress | None = None)
     return read_manifest(settings.out)
 
 
-def _largest_copy(architecture: LlamaArchitecture, settings: ImportSettings) -> tuple[str, str]:
-    """The drafter where nobody chose one, and after `none` the reason, for people. architecture: cut."""
-    reason = ""
+def _chosen_drafter(
+    source: Source, architecture: LlamaArchitecture, settings: ImportSettings
+) -> tuple[str, LlamaArchitecture | None]:
+    """The last host's drafter, for people, and its architecture in one stage. architecture: cut."""
+    if settings.drafter is not None:
+        return settings.drafter, _drafter_architecture(source, architecture, settings, settings.drafter)
+    problem = ""
     # of a model in 4 bits, one in 8 would be slower than the model and another one
     for name in ("copy:q4",) if settings.weights == "q4" else COPIES:
         try:
-            if (missing := _missing_bytes(architecture, _copy(architecture, name), settings)) <= 0:
-                return name, ""
-        except ShapeError as error:
-            return "none", f": {str(error).removeprefix(SHAPE)}"
-        reason = f": the last host lacks {missing / MEGABYTE:,.1f} MB for {name}"
-    return "none", reason
+            return name, _drafter_architecture(source, architecture, settings, name)
+        except InputError as error:
+            problem = str(error)
+    return f"none: {problem}", None
 
 
 def _drafter_architecture(
     source: Source, architecture: LlamaArchitecture, settings: ImportSettings, drafter: str
 ) -> LlamaArchitecture | None:
-    """The drafter in one stage; None for none. Raises InputError or CheckpointError, before any weights are read.
-
-    :param architecture: cut."""
+    """A drafter in one stage. Raises InputError, before any weights are read."""
     if drafter == "none":
         return None
     if not drafter or (drafter.startswith("copy:") and drafter not in COPIES):
         known = one_of(drafter, [*COPIES, "none"])
         raise InputError(f"--drafter {drafter!r} is no drafter{known}, or give a smaller MODEL of the same tokens")
+    model = source
     try:
-        if drafter in COPIES:
-            near = _copy(architecture, drafter)
-        else:
-            theirs = open_source(Path(drafter))
-            theirs.check()
-            near = _cut(theirs.architecture, replace(settings, blocks=1, hosts=(), weights="q8"))
+        if drafter not in COPIES:
+            model = open_source(Path(drafter))
+            model.check()
+        kind = COPIES.get(drafter, "q8")
+        near = _cut(model.architecture, replace(settings, blocks=1, hosts=(), weights=kind))
     except (InputError, CheckpointError) as error:
         other = "; drafters have 8 bits or 4: give another MODEL, or none" if isinstance(error, ShapeError) else ""
-        raise InputError(f"--drafter {drafter} cannot be imported: {error}{other}") from None
-    if drafter not in COPIES and _tokens(theirs) != (ours := _tokens(source)):
+        raise InputError(f"drafter {drafter} cannot be imported: {error}{other}") from None
+    if (theirs := _tokens(model)) != (ours := _tokens(source)):
         raise InputError(
-            f"--drafter {drafter} has other tokens ({_tokens(theirs)}; the model {ours}): give a model of the same "
-            "family"
+            f"drafter {drafter} has other tokens ({theirs}; the model {ours}): give a model of the same family"
         )
-    if (missing := _missing_bytes(architecture, near, settings)) > 0:
+    room = settings.hosts[-1].memory_bytes if settings.hosts else math.inf
+    if (missing := stage_costs(architecture)[-1].held + _held(near) - room) > 0:
         raise InputError(
             f"{drafter} does not fit the last host beside its stage: {missing / MEGABYTE:,.1f} MB are missing"
         )
     return near
 
 
+def _held(near: LlamaArchitecture | None) -> int:
+    """Bytes of a drafter, if there is one."""
+    return stage_costs(near)[0].held if near else 0
+
+
 def _tokens(source: Source) -> str:
     """Number and tokenizer of a model's tokens, for people: alike where they are the same."""
     digest = hashlib.sha256(source.speech.tokenizer.encode()).hexdigest()
     return f"{source.architecture.vocabulary} of tokenizer {digest[:12]}"
-
-
-def _copy(a: LlamaArchitecture, drafter: str) -> LlamaArchitecture:
-    """One of COPIES. Raises ShapeError where rows are no whole groups."""
-    return replace(a, weights=COPIES[drafter], eight_bits=(), layers=(a.total_layers,))
-
-
-def _missing_bytes(a: LlamaArchitecture, near: LlamaArchitecture, settings: ImportSettings) -> float:
-    """Bytes that the last host's room lacks for a drafter beside its stage."""
-    return stage_costs(a)[-1].held + _held(near) - (settings.hosts[-1].memory_bytes if settings.hosts else math.inf)
-
-
-def _held(near: LlamaArchitecture | None) -> int:
-    """Bytes of a drafter, if there is one."""
-    return stage_costs(near)[0].held if near else 0
 
 
 @torch.inference_mode()
