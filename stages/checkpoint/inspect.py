@@ -116,18 +116,7 @@ def _describe(name: str, model: dict[str, Any]) -> str:
         "parameters": f"{model['parameters']:,}",
         noun: "\n".join(aligned([["", "parameters", "bytes", "sha256", "file", "on the probe"], *_part_rows(model)])),
     }
-    if "codes" in model and model["kind"] == "chain":
-        codes = model["codes"]
-        rows["codes"] = _pairs({**codes, "digest": codes["digest"][:SHORT]}) if codes else "in each block's file"
-    if partition := model["partition"]:
-        boundaries = partition["boundaries"]
-        sigmas = [[str(i), f"{boundaries[i]:.4g}", f"{boundaries[i + 1]:.4g}"] for i in range(len(boundaries) - 1)]
-        prior = f", prior {_pairs(partition['prior'])}" if partition["kind"] == "equal_probability" else ""
-        rows["noise"] = f"{partition['kind']}, overlap {partition['overlap']}{prior}"
-        head = [noun[:-1] if len(sigmas) > 1 else "", "sigma high", "sigma low"]
-        rows["ranges"] = "\n".join(aligned([head, *sigmas]))
-    if "tokenizer" in model:
-        rows["tokenizer"] = model["tokenizer"]
+    rows |= {key: _wrap(_pairs(model[key])) for key in ("codes", "partition", "tokenizer") if model.get(key)}
     rows |= {
         "data": _wrap(_pairs(model["data"])),
         "training": _wrap(_pairs(model["training"])),

@@ -83,14 +83,15 @@ def import_model(settings: ImportSettings, progress: WorkProgress | None = None)
     architecture = _cut(replace(source.architecture, eight_bits=wide), settings)
     drafter, near = _chosen_drafter(source, architecture, settings)
     tokens = probe_tokens(source.speech.tokenizer, source.architecture, PROBE_TEXT)  # a short context tells too little
-    layers, both = architecture.total_layers, [architecture, *([near] if near else [])]
-    memory, disk = max(map(_needed, both)), sum(cost.held for each in both for cost in stage_costs(each))
+    layers, drafter_bytes = architecture.total_layers, stage_costs(near)[0].held if near else 0
+    memory = max(_needed(architecture), _needed(near) if near else 0)
+    disk = sum(cost.held for cost in stage_costs(architecture)) + drafter_bytes
     if not settings.is_drafter:  # the model's lines count it
         progress.say(
             f"{settings.source.name}: {counted(layers, 'layer')}; this takes {disk / MEGABYTE:.0f} MB of disk and "
             f"{memory / MEGABYTE:.0f} MB of memory"
         )
-        lines = stage_lines(architecture, _held(near))
+        lines = stage_lines(architecture, drafter_bytes)
         for line in (*lines, source.speech.describe_ends(), source.speech.describe_sampling()):
             progress.say(line)
     if architecture.eight_bits:
@@ -171,16 +172,11 @@ def _drafter_architecture(
             f"drafter {drafter} has other tokens ({theirs}; the model {ours}): give a model of the same family"
         )
     room = settings.hosts[-1].memory_bytes if settings.hosts else math.inf
-    if (missing := stage_costs(architecture)[-1].held + _held(near) - room) > 0:
+    if (missing := stage_costs(architecture)[-1].held + stage_costs(near)[0].held - room) > 0:
         raise InputError(
             f"{drafter} does not fit the last host beside its stage: {missing / MEGABYTE:,.1f} MB are missing"
         )
     return near
-
-
-def _held(near: LlamaArchitecture | None) -> int:
-    """Bytes of a drafter, if there is one."""
-    return stage_costs(near)[0].held if near else 0
 
 
 def _tokens(source: Source) -> str:

@@ -17,7 +17,6 @@ from trainer.options import markdown
 from trainer.rounds.simulation import RoundsTraffic, SimulatedWorkers, Simulation
 from trainer.rounds.spec import RunSpec, replica_seed
 
-ONE_PLACE = "one place"
 TOP = ("sequences", "learning_rate", "matrix_learning_rate", "warmup_steps", "weight_decay")
 
 
@@ -45,7 +44,7 @@ class RoundsVariant:
 
     @property
     def name(self) -> str:
-        return ONE_PLACE if self.pooled > 1 else " ".join(f"{key}={value}" for key, value in self.varied) or "rounds"
+        return "one place" if self.pooled > 1 else " ".join(f"{key}={value}" for key, value in self.varied) or "rounds"
 
 
 @dataclass(frozen=True)
