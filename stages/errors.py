@@ -21,6 +21,8 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+ALIKE = 0.75  # of 1: below, a guess at a word is more often wrong than right
+
 
 class OnesweepError(Exception):
     exit_code = 1
@@ -89,7 +91,9 @@ def close_to(word: str, known: Iterable[str]) -> str:
     """For an error about an unknown word: " (did you mean sweep?)", or nothing where no known one is alike."""
     import difflib  # errors are rare, and every command imports this module
 
-    found = difflib.get_close_matches(word, list(known), n=2)
+    names = {name.lstrip("-"): name for name in known}  # dashes would make options alike
+    begun = [name for name in names if name.startswith(word.lstrip("-") or " ")]
+    found = [names[name] for name in begun[:2] or difflib.get_close_matches(word.lstrip("-"), names, 2, ALIKE)]
     return f" (did you mean {' or '.join(found)}?)" if found else ""
 
 

@@ -25,6 +25,11 @@ def aligned(rows: Sequence[Sequence[str]], ruled: bool = False) -> list[str]:
     return ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=False)).rstrip() for row in rows]
 
 
+def counted(count: int, noun: str) -> str:
+    """Such as "1 round" and "2 rounds"."""
+    return f"{count} {noun}{'s' * (count != 1)}"
+
+
 class WorkProgress:
     """Takes news of some work and shows nothing."""
 

@@ -8,6 +8,7 @@ from functools import partial
 from pathlib import Path
 from typing import Literal
 
+from stages.progress import counted
 from stages.settings import add_flags, flag, from_flags, from_toml, read_toml, setting
 from trainer.options import add_own_and_shared, config_of, corpus_of, print_json, set_threads
 
@@ -52,7 +53,8 @@ def run_text(options: argparse.Namespace) -> int:
     else:
         manifest = train_ar(config, corpus, out, config.architecture.parts if asked.kind == "ar" else 1)
     bits, a = manifest.metrics["ar"]["valid_next_byte_bits"], manifest.own_architecture
-    print(f"{out}: {a.parts} stage{'s' * (a.parts > 1)} of {a.layers} layers, {bits:.3f} bits/byte on validation text")
+    stages = f"{counted(a.parts, 'stage')} of {counted(a.layers, 'layer')}"
+    print(f"{out}: {stages}, {bits:.3f} bits/byte on validation text")
     return 0
 
 

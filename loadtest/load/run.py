@@ -17,6 +17,7 @@ from loadtest.report.table import Column, number, number_column, percentile, tex
 from loadtest.workload.testbed import Testbed
 from loadtest.workload.texts import Texts
 from stages.errors import Interrupted, ServiceError
+from stages.progress import counted
 from stages.signals import on_signal
 
 
@@ -172,10 +173,7 @@ def knee_note(result: LoadResult, found: bool) -> str:
 
 def _figures(result: LoadResult) -> str:
     f = result.figures
-    return (
-        f"{result.users} user{'s' * (result.users > 1)}: {f.throughput_rps:.2f} right answers a second, "
-        f"p95 {number(f.p95_ms)} ms"
-    )
+    return f"{counted(result.users, 'user')}: {f.throughput_rps:.2f} right answers a second, p95 {number(f.p95_ms)} ms"
 
 
 def run_record(result: LoadResult) -> dict[str, Any]:

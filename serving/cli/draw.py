@@ -16,7 +16,7 @@ from serving.drawing import DRAWING_MODES
 from serving.drawing.request import DrawingRequest
 from serving.router.request import DEFAULT_TIMEOUT_S
 from stages.errors import InputError, OnesweepError, file_errors
-from stages.progress import ProgressLine, aligned
+from stages.progress import ProgressLine, aligned, counted
 from stages.settings import add_flags, check_destination
 from stages.signals import ends_cleanly
 
@@ -80,13 +80,13 @@ def run_draw(options: argparse.Namespace) -> int:
     if options.json:
         print(json.dumps([{**result.as_json(), "file": str(options.out)} for result in results]))
         return 0
-    print(f"{options.out}: {_counted(len(results[-1]), 'picture')}" + " in each mode" * options.compare)
+    print(f"{options.out}: {counted(len(results[-1]), 'picture')}" + " in each mode" * options.compare)
     if options.compare:
         print(_table(results))
         return 0
     (result,) = results
     print(
-        f"[{result.mode}, seed {result.seed}, {_counted(result.levels, 'level')}: {_counted(result.sweeps, 'trip')}, "
+        f"[{result.mode}, seed {result.seed}, {counted(result.levels, 'level')}: {counted(result.sweeps, 'trip')}, "
         f"{result.hops} hops, {result.wire_bytes_total} bytes on the wire, {result.latency_ms / 1000:.2f} s, "
         f"{result.compute_ms / 1000:.2f} s of compute]",
         file=sys.stderr,
@@ -110,10 +110,6 @@ def _table(results: list[DrawnPictures]) -> str:
     return "\n".join(aligned(rows))
 
 
-def _counted(count: int, noun: str) -> str:
-    return f"{count} {noun}{'s' * (count != 1)}"
-
-
 @contextmanager
 def _client(options: argparse.Namespace) -> Iterator[Client]:
     """A client of the router that the options name, or of one that is started here. Raises OnesweepError."""
@@ -133,7 +129,7 @@ def _client(options: argparse.Namespace) -> Iterator[Client]:
     progress, parts = ProgressLine(), parts_of(checkpoint)
     hosts = min(HOSTS, parts)
     topology = local_topology(hosts, parts, checkpoint, free_port_block(hosts + 1) + 1)
-    loading = f"starting {_counted(hosts, 'host')} and a router on this machine"
+    loading = f"starting {counted(hosts, 'host')} and a router on this machine"
     with (
         ends_cleanly(),
         closing(progress),

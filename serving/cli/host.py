@@ -51,6 +51,7 @@ def host_settings(options: argparse.Namespace) -> StageSettings:
         options,
         checkpoint=checkpoint,
         blocks=host.blocks,
+        parts=topology.blocks,
         listen=host.listen,
         next=tuple(topology.successors(host)),
         host=from_flags(HostSettings, options, name=host.name),

@@ -57,8 +57,7 @@ class CommandParser(argparse.ArgumentParser):
                 continue
             if not word.startswith("--"):
                 return f"no option {name}: write -- before a text that begins with a dash"
-            begins = [option for option in known if option.startswith(name)]
-            return f"no option {name}" + close_to(name, begins or known)
+            return f"no option {name}{close_to(name, known)}"
         return ""
 
     def _check_value(self, action: argparse.Action, value: object) -> None:

@@ -22,7 +22,7 @@ from serving.cli.chat import ChatSettings, add_chat_options, given_prompt, talk
 from serving.cli.generate import check_request
 from stages.errors import InputError, ServiceError
 from stages.host.commands import add_weights, check_positive
-from stages.progress import ProgressLine
+from stages.progress import ProgressLine, counted
 from stages.settings import from_flags
 from stages.signals import ends_cleanly
 
@@ -77,7 +77,7 @@ def run_run(options: argparse.Namespace) -> int:
         hosts = options.hosts or min(HOSTS, parts)
         topology = local_topology(hosts, parts, checkpoint, free_port_block(hosts + 1) + 1)
         megabytes = sum(path.stat().st_size for path in checkpoint.rglob("*.safetensors")) / 1e6
-        count = f"{len(topology.hosts)} host{'s' * (len(topology.hosts) > 1)}"
+        count = counted(len(topology.hosts), "host")
         loading = f"loading {megabytes:.0f} MB of weights into {count} on this machine"
         progress.at(loading)
         with temporary_deployment(

@@ -16,8 +16,8 @@ from serving.client.client import RouterError
 from serving.gateway.settings import DEFAULT_LISTEN, HttpSettings
 from serving.router.request import DEFAULT_ROUTER
 from serving.router.settings import RouterSettings
-from serving.router.topology import local_topology, read_topology
-from serving.router.topology_source import add_topology_option, topology_at
+from serving.router.topology import Topology, local_topology
+from serving.router.topology_source import add_topology_option, topology_at, topology_in_file
 from stages.checkpoint.shipped import SHIPPED
 from stages.device import AUTO
 from stages.errors import InputError
@@ -56,7 +56,7 @@ def add_up(up: argparse.ArgumentParser) -> None:
     add("--detach", action="store_true", help="return when ready, leave them running")
     where = up.add_mutually_exclusive_group()
     where.add_argument("--hosts", type=int, metavar="N", help="hosts that share the blocks (3)")
-    where.add_argument("--topology", type=Path, metavar="FILE", help="the hosts")
+    where.add_argument("--topology", metavar="FILE", help="the hosts")
     add("--replicas", type=int, default=1, metavar="N", help="of each host: requests survive the loss of one (1)")
     add("--checkpoint", type=Path, metavar="DIR", help="bundle to serve (the shipped weights)")
     add("--port", type=int, default=7700, metavar="P", help="the router's; hosts take those after it (7700)")
@@ -143,19 +143,20 @@ def run_doctor(options: argparse.Namespace) -> int:
 
 
 def run_up(options: argparse.Namespace) -> int:
+    topology = topology_in_file(options.topology) if options.topology is not None else None
     with ends_cleanly():
-        present(_started(options), options.http, ProgressLine(), tend=None if options.detach else lambda _: None)
+        deployment = _started(options, topology)
+        present(deployment, options.http, ProgressLine(), tend=None if options.detach else lambda _: None)
     return 0
 
 
 @ticking("starting hosts and a router")  # reads the checkpoint with torch, which takes seconds to import
-def _started(options: argparse.Namespace) -> Deployment:
+def _started(options: argparse.Namespace, topology: Topology | None) -> Deployment:
     from stages.host.parts import device_for, plan_host
 
     if options.http:
         check_framework("--http")
     check_positive(options, "hosts", "threads")
-    topology = read_topology(options.topology) if options.topology else None
     checkpoint = options.checkpoint or (topology.checkpoint if topology else None) or SHIPPED
     plan = plan_host(checkpoint, (0,))
     parts = plan.parts

@@ -151,7 +151,7 @@ async def _examine_host(report: Report, topology: Topology, host: HostEntry, rel
     if not info.ready:
         report.bad(host.name, f"not ready: {info.not_ready_reason}")
     if tuple(info.blocks) != host.blocks:
-        report.bad(host.name, f"holds blocks {list(info.blocks)}, the topology says {list(host.blocks)}")
+        report.bad(host.name, f"holds blocks {list(info.blocks)}, the topology says {list(host.blocks)}: start it anew")
     due = topology.successors(host)
     dialled = [link.address for link in info.links]
     if sorted(due) != sorted(dialled):

@@ -11,7 +11,7 @@ from urllib.parse import parse_qsl
 from etcd3gw.client import Etcd3Client
 from etcd3gw.exceptions import Etcd3Exception
 
-from serving.router.topology import ETCD, ETCD_SHAPE, Topology, parse_topology
+from serving.router.topology import ETCD, ETCD_SHAPE, MAX_SHOWN, Topology, parse_topology
 from stages.errors import InputError, ServiceError
 from stages.wire.channel import is_loopback, parse_address
 
@@ -20,7 +20,7 @@ ANSWER_S = 5.0  # for all of it
 MAX_ANSWER_BYTES = 4 << 20  # more than the largest value that etcd takes makes
 PIECE_BYTES = 64 << 10
 API = "/v3/"  # of etcd 3.4 and newer
-MAX_SHOWN, MAX_WORDS = 160, 160
+MAX_WORDS = 160
 
 
 class EtcdTopology:

@@ -321,26 +321,27 @@ async def _all(jobs: Sequence[Coroutine[Any, Any, Any]]) -> list[Any]:
 
 
 async def send(link: HostLink, contents: ReleaseManifest, assignment: stage_pb2.Assignment | None = None) -> int:
-    """Put a release into a host's store; returns the bytes that it did not have. Raises StatusError.
+    """Put a release into a host's store; returns the bytes that were sent. Raises StatusError.
 
     :param contents: with its directories.
     :param assignment: the stage of a host that was started without a checkpoint.
     """
-    sent, tries = dict[str, int](), 0
+    sent_bytes, tries = 0, 0
     while True:
-        delivery, tries = ReleaseTransfer(contents, sent.setdefault, assignment), tries + 1
+        delivery, tries = ReleaseTransfer(contents, assignment=assignment), tries + 1
         try:
             with _refusals(link):
                 async for response in link.relay.stub.Store(delivery.requests(), timeout=STORE_S):
                     if response.stored:
-                        return sum(sent.values())
+                        return sent_bytes + delivery.sent_bytes
                     delivery.hear(response)
             raise internal(f"{link.relay.host} did not say that the release is stored")
         except StatusError as refusal:
+            sent_bytes += delivery.sent_bytes
             if delivery.failure:
                 raise transfer_error(delivery.failure) from None
             # what came before a cut is still there: only the rest is sent again
-            if tries == STORE_TRIES or not sent or refusal.code not in CUT:
+            if tries == STORE_TRIES or not sent_bytes or refusal.code not in CUT:
                 raise
         finally:
             delivery.close()

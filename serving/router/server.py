@@ -74,11 +74,11 @@ async def run_router(settings: RouterSettings, stop: asyncio.Event) -> None:
     port = bind(server, settings.listen, security)
     if figures is not None:
         lookout.serve(ROUTER_METRICS, figures.reader(service.status, security.tls))
+    await ring.open()
     checks.look()
     checks.set("", health_pb2.HealthCheckResponse.SERVING)
     vitals = await serve_health(checks, settings.health)
     await server.start()
-    await ring.open()
     log.info("router: live on port %d", port)
     jobs = [ring.watch(), checks.watch(), rollout.keep_up_to_date(), keep_trimmed()]
     if settings.source is not None:

@@ -18,6 +18,7 @@ from stages.wire.tls import Tls
 FIRST_HOST_PORT = 7701
 MAX_HOSTS = 64
 ETCD = "etcd://"  # what the place of a topology begins with that is in no file
+MAX_SHOWN = 160  # characters of a place that is wrong
 ETCD_SHAPE = f"{ETCD}HOST:PORT[,HOST:PORT]/KEY[?ca=FILE&cert=FILE&key=FILE]"
 
 
@@ -172,8 +173,6 @@ def local_topology(
 
 def read_topology(path: Path) -> Topology:
     """Read a topology file. Raises TopologyError that names the file and what to change."""
-    if str(path).startswith("etcd:"):
-        raise TopologyError("this command takes a topology from a file only; `router`, `host` and `doctor` ask etcd")
     with file_errors(TopologyError, f"cannot read the topology {path}"):
         return parse_topology(path.read_bytes(), str(path), path.parent.absolute())
 

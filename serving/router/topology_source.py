@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
-from serving.router.topology import ETCD, ETCD_SHAPE, Topology, read_topology
+from serving.router.topology import ETCD, ETCD_SHAPE, MAX_SHOWN, Topology, read_topology
 from stages.errors import InputError, OnesweepError
 from stages.threads import in_thread
 
@@ -53,6 +53,8 @@ def topology_at(where: str, insecure: bool = False) -> TopologySource:
 
     :param insecure: etcd on another machine may be asked in plain text.
     """
+    if not where or ("://" in where and not where.startswith(ETCD)):
+        raise InputError(f"--topology {where[:MAX_SHOWN]!r} must be a file, or {ETCD_SHAPE}")
     if not where.startswith(ETCD):
         return TopologyFile(Path(where))
     try:
@@ -62,6 +64,13 @@ def topology_at(where: str, insecure: bool = False) -> TopologySource:
             f"a topology in etcd needs etcd3gw, which is not installed here ({error}): pip install 'onesweep[etcd]'"
         ) from None
     return EtcdTopology(where, insecure)
+
+
+def topology_in_file(where: str) -> Topology:
+    """The topology that `--topology` of a command names which asks no etcd. Raises InputError."""
+    if where.startswith(ETCD):
+        raise InputError("this command takes a topology from a file only; `router`, `host` and `doctor` ask etcd")
+    return topology_at(where).read()
 
 
 async def follow_topology(source: TopologySource, known: Topology, use: Callable[[Topology], None]) -> None:

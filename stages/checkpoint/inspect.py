@@ -8,11 +8,15 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import torch
+from torch import nn
+
 from stages.checkpoint.bundle import find_bundle
 from stages.checkpoint.checkpoint import check_size, load_part, new_part, read_companion
 from stages.checkpoint.manifest import Manifest, read_manifest
 from stages.errors import CheckpointError
 from stages.model.layers import GroupedLinear
+from stages.model.llama import LlamaStage
 from stages.progress import aligned
 
 SHORT = 12  # hexadecimal digits of a digest that are shown to people: as many as in a file's name
@@ -71,7 +75,7 @@ def _models(directory: Path) -> dict[str, Path]:
 
 def _record(directory: Path, manifest: Manifest) -> dict[str, Any]:
     whole = json.loads(manifest.to_json())
-    counts = _parameter_counts(directory, manifest)
+    counts, twice = _parameter_counts(directory, manifest)
     for part, count in zip(whole["parts"], counts, strict=True):
         if part is not None:
             part["parameters"] = count
@@ -79,23 +83,26 @@ def _record(directory: Path, manifest: Manifest) -> dict[str, Any]:
     return {
         **whole,
         "digest": manifest.digest(),
-        "parameters": sum(counts),
+        "parameters": sum(counts) - twice,
         "untrained": [i for i, part in enumerate(manifest.parts) if part is None],
     }
 
 
-def _parameter_counts(directory: Path, manifest: Manifest) -> list[int]:
+def _parameter_counts(directory: Path, manifest: Manifest) -> tuple[list[int], int]:
+    """Parameters of each part, and how many of the model's are in two: a head that is tied to the embedding."""
     modules = [new_part(manifest, i) for i in range(len(manifest.parts))]
     for part, made in zip(manifest.parts, modules, strict=True):
         if part is not None:
             check_size(directory, part, made)
-    # their matrices are no parameters
-    quantised = [[each for each in module.modules() if isinstance(each, GroupedLinear)] for module in modules]
-    return [
-        sum(parameter.numel() for parameter in module.parameters())
-        + sum(each.in_features * each.out_features for each in found)
-        for module, found in zip(modules, quantised, strict=True)
-    ]
+    last = modules[-1]
+    head = last.head if isinstance(last, LlamaStage) and last.architecture.tied_head else None
+    return list(map(_parameters, modules)), _parameters(head) if head else 0
+
+
+def _parameters(module: nn.Module) -> int:
+    # matrices of few bits are no parameters
+    quantised = [each for each in module.modules() if isinstance(each, GroupedLinear)]
+    return sum(map(torch.numel, module.parameters())) + sum(each.in_features * each.out_features for each in quantised)
 
 
 def _describe(name: str, model: dict[str, Any]) -> str:
@@ -109,18 +116,7 @@ def _describe(name: str, model: dict[str, Any]) -> str:
         "parameters": f"{model['parameters']:,}",
         noun: "\n".join(aligned([["", "parameters", "bytes", "sha256", "file", "on the probe"], *_part_rows(model)])),
     }
-    if "codes" in model and model["kind"] == "chain":
-        codes = model["codes"]
-        rows["codes"] = _pairs({**codes, "digest": codes["digest"][:SHORT]}) if codes else "in each block's file"
-    if partition := model["partition"]:
-        boundaries = partition["boundaries"]
-        sigmas = [[str(i), f"{boundaries[i]:.4g}", f"{boundaries[i + 1]:.4g}"] for i in range(len(boundaries) - 1)]
-        prior = f", prior {_pairs(partition['prior'])}" if partition["kind"] == "equal_probability" else ""
-        rows["noise"] = f"{partition['kind']}, overlap {partition['overlap']}{prior}"
-        head = [noun[:-1] if len(sigmas) > 1 else "", "sigma high", "sigma low"]
-        rows["ranges"] = "\n".join(aligned([head, *sigmas]))
-    if "tokenizer" in model:
-        rows["tokenizer"] = model["tokenizer"]
+    rows |= {key: _wrap(_pairs(model[key])) for key in ("codes", "partition", "tokenizer") if model.get(key)}
     rows |= {
         "data": _wrap(_pairs(model["data"])),
         "training": _wrap(_pairs(model["training"])),

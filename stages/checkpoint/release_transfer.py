@@ -41,7 +41,7 @@ class ReleaseTransfer:
         self.contents, self._progress, self._assignment = contents, progress, assignment
         # The file error of this machine that ended the transfer early.
         self.failure: CheckpointError | None = None
-        self._stopped = False
+        self.sent_bytes, self._stopped = 0, False
         self._wanted: asyncio.Future[list[str]] = asyncio.get_running_loop().create_future()
 
     async def requests(self) -> AsyncIterator[stage_pb2.StoreRequest]:
@@ -62,6 +62,7 @@ class ReleaseTransfer:
                 with source.open("rb") as file:
                     file.seek(start)
                     while not self._stopped and (data := await asyncio.to_thread(file.read, PIECE_BYTES)):
+                        self.sent_bytes += len(data)
                         yield stage_pb2.StoreRequest(piece=stage_pb2.Piece(path=wanted, data=data))
         except CheckpointError as error:
             self.failure = error

@@ -75,6 +75,10 @@ def run_import(options: argparse.Namespace) -> int:
 def run_inspect(options: argparse.Namespace) -> int:
     from stages.checkpoint.inspect import describe, record, verify
 
+    if options.source is not None:
+        from stages.importing.parity import compare_with_source, require_source
+
+        require_source(options.directory, options.source)
     print(json.dumps(record(options.directory), indent=2) if options.json else describe(options.directory))
     beside = sys.stderr if options.json else sys.stdout
     checks = verify(options.directory) if options.verify else []
@@ -82,8 +86,6 @@ def run_inspect(options: argparse.Namespace) -> int:
         print(check, file=beside)
     holds = all(check.ok for check in checks)
     if options.source is not None:
-        from stages.importing.parity import compare_with_source
-
         comparison = compare_with_source(options.directory, options.source)
         print(comparison, file=beside)
         holds = holds and comparison.holds

@@ -79,5 +79,6 @@ class StageSettings(ServerSettings):
     # None = who may dial it, or has a certificate.
     tokens: Path | None = setting(None, "who may use it on loopback: `up` makes them")
     follow_next: FollowNext | None = None
+    parts: int | None = None  # blocks of the topology, if there is one
     model: Path | None = None  # a copy of what is served, on this machine: it takes its stage from there
     pipes: "AwaitedPipes | None" = None  # of a machine that joined: others open them to this server

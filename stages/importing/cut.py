@@ -8,6 +8,7 @@ from functools import lru_cache
 from stages.errors import InputError
 from stages.model.architecture import LlamaArchitecture, Matrix
 from stages.model.layers import BYTES_EACH, INT8_BYTES_EACH
+from stages.progress import counted
 
 NUMBER_BYTES = 4
 MEGABYTE = 1e6
@@ -39,7 +40,8 @@ def stage_cost(architecture: LlamaArchitecture, layers: int, first: bool, last: 
     in_table = INT8_BYTES_EACH if a.is_grouped else NUMBER_BYTES
     stored = attention | {matrix: count * numbers for matrix, numbers in mlp.items()}
     in_layer = sum(each[a.weights_of(name)] * numbers for name, numbers in stored.items()) + NUMBER_BYTES * router
-    return StageCost(layers, step, int(layers * in_layer + in_table * (first + last) * table))
+    is_shared = first and last and a.tied_head and not a.is_grouped
+    return StageCost(layers, step, int(layers * in_layer + in_table * (first + last - is_shared) * table))
 
 
 def stage_costs(architecture: LlamaArchitecture) -> list[StageCost]:
@@ -48,16 +50,18 @@ def stage_costs(architecture: LlamaArchitecture) -> list[StageCost]:
     return [stage_cost(a, count, i == 0, i == a.parts - 1) for i, count in enumerate(a.layers)]
 
 
-def stage_lines(a: LlamaArchitecture) -> list[str]:
-    """A line for each stage: what its host will hold, and its part of the work."""
+def stage_lines(a: LlamaArchitecture, drafter_bytes: int = 0) -> list[str]:
+    """A line for each stage: what its host will hold, the last one's with the drafter, and its part of the work."""
     costs = stage_costs(a)
     whole = sum(cost.step for cost in costs)
     ends = [" with the embedding" * (i == 0) + " with the head" * (i == a.parts - 1) for i in range(a.parts)]
-    return [
-        f"stage {i}: {cost.layers} layers{ends[i]}, {cost.step / whole:.0%} of a step's work, "
+    lines = [
+        f"stage {i}: {counted(cost.layers, 'layer')}{ends[i]}, {cost.step / whole:.0%} of a step's work, "
         f"{cost.held / MEGABYTE:.0f} MB"
         for i, cost in enumerate(costs)
     ]
+    lines[-1] += f" and {drafter_bytes / MEGABYTE:.0f} MB of the drafter" if drafter_bytes else ""
+    return lines
 
 
 @dataclass(frozen=True)

@@ -6,7 +6,6 @@ import math
 import os
 import shutil
 from collections.abc import Sequence
-from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -29,7 +28,7 @@ from stages.memory import require_memory, return_large_buffers, trim
 from stages.model.architecture import WEIGHT_WORDS, LlamaArchitecture, Weights
 from stages.model.llama import LlamaStage
 from stages.model.pipeline import without_memory
-from stages.progress import WorkProgress
+from stages.progress import WorkProgress, counted
 
 CHAT_TEMPLATE_NAME, TOOL_TEMPLATE_NAME = "chat_template.jinja", "chat_template_tool_use.jinja"
 SPECIAL_TOKENS_NAME = "special_tokens.json"
@@ -82,18 +81,23 @@ def import_model(settings: ImportSettings, progress: WorkProgress | None = None)
     settings = replace(settings, weights=settings.weights or source.usual_weights())
     wide = source.wide_matrices() if settings.weights == "q4" and not settings.is_drafter else ()
     architecture = _cut(replace(source.architecture, eight_bits=wide), settings)
-    drafter = _checked_drafter(source, architecture, settings)
+    drafter, near = _chosen_drafter(source, architecture, settings)
     tokens = probe_tokens(source.speech.tokenizer, source.architecture, PROBE_TEXT)  # a short context tells too little
-    memory, disk = _needed(architecture), sum(cost.held for cost in stage_costs(architecture))
-    layers = architecture.total_layers
-    progress.say(
-        f"{settings.source.name}: {layers} layers; this takes {disk / MEGABYTE:.0f} MB of disk and "
-        f"{memory / MEGABYTE:.0f} MB of memory"
-    )
-    for line in (*stage_lines(architecture), source.speech.describe_ends(), source.speech.describe_sampling()):
-        progress.say(line)
+    layers, drafter_bytes = architecture.total_layers, stage_costs(near)[0].held if near else 0
+    memory = max(_needed(architecture), _needed(near) if near else 0)
+    disk = sum(cost.held for cost in stage_costs(architecture)) + drafter_bytes
+    if not settings.is_drafter:  # the model's lines count it
+        progress.say(
+            f"{settings.source.name}: {counted(layers, 'layer')}; this takes {disk / MEGABYTE:.0f} MB of disk and "
+            f"{memory / MEGABYTE:.0f} MB of memory"
+        )
+        lines = stage_lines(architecture, drafter_bytes)
+        for line in (*lines, source.speech.describe_ends(), source.speech.describe_sampling()):
+            progress.say(line)
     if architecture.eight_bits:
         progress.say(f"{', '.join(architecture.eight_bits)} have 8 bits: the file has more than 4 of some of them")
+    if settings.drafter is None:
+        progress.say(f"the last host drafts by: {drafter} (another: `onesweep import --drafter`)")
     require_memory(memory, f"importing {settings.source}")
     _require_disk(disk, settings.out)
     if (nats := settings.loss_nats) is None:
@@ -118,67 +122,67 @@ def import_model(settings: ImportSettings, progress: WorkProgress | None = None)
                 hidden = save_part(directory, stage, hidden)
             del stage
         progress.close()
-    if settings.drafter is None:
-        progress.say(f"the last host drafts by: {drafter} (another: `onesweep import --drafter`)")
-    if drafter != "none":
-        near = replace(settings, out=settings.out / "local", blocks=1, hosts=(), is_drafter=True, drafter="none")
-        if drafter in COPIES:
-            near = replace(near, weights=COPIES[drafter], loss_nats=nats)
-        else:
-            near = replace(near, weights="q8", source=Path(drafter))
+    if near is not None:
+        beside = replace(settings, out=settings.out / "local", blocks=1, hosts=(), is_drafter=True, drafter="none")
+        known = {"loss_nats": nats} if drafter in COPIES else {"source": Path(drafter)}
         try:
-            import_model(near, progress)
+            import_model(replace(beside, weights=near.weights, **known), progress)
         except (InputError, CheckpointError) as error:
             raise type(error)(f"{error}; {settings.out} is imported without a drafter") from None
     return read_manifest(settings.out)
 
 
-def _checked_drafter(source: Source, architecture: LlamaArchitecture, settings: ImportSettings) -> str:
-    """The last host's drafter. Raises InputError or CheckpointError, before any weights are read.
+def _chosen_drafter(
+    source: Source, architecture: LlamaArchitecture, settings: ImportSettings
+) -> tuple[str, LlamaArchitecture | None]:
+    """The last host's drafter, for people, and its architecture in one stage. architecture: cut."""
+    if settings.drafter is not None:
+        return settings.drafter, _drafter_architecture(source, architecture, settings, settings.drafter)
+    problem = ""
+    # of a model in 4 bits, one in 8 would be slower than the model and another one
+    for name in ("copy:q4",) if settings.weights == "q4" else COPIES:
+        try:
+            return name, _drafter_architecture(source, architecture, settings, name)
+        except InputError as error:
+            problem = str(error)
+    return f"none: {problem}", None
 
-    :param architecture: cut."""
-    if (drafter := settings.drafter) is None:
-        # of a model in 4 bits, one in 8 would be slower than the model and another one
-        for name in ("copy:q4",) if settings.weights == "q4" else COPIES:
-            with suppress(ShapeError):
-                if _missing_bytes(architecture, settings, name) <= 0:
-                    return name
-        return "none"
+
+def _drafter_architecture(
+    source: Source, architecture: LlamaArchitecture, settings: ImportSettings, drafter: str
+) -> LlamaArchitecture | None:
+    """A drafter in one stage. Raises InputError, before any weights are read."""
+    if drafter == "none":
+        return None
     if not drafter or (drafter.startswith("copy:") and drafter not in COPIES):
         known = one_of(drafter, [*COPIES, "none"])
         raise InputError(f"--drafter {drafter!r} is no drafter{known}, or give a smaller MODEL of the same tokens")
-    if drafter in COPIES and (missing := _missing_bytes(architecture, settings, drafter)) > 0:
+    model = source
+    try:
+        if drafter not in COPIES:
+            model = open_source(Path(drafter))
+            model.check()
+        kind = COPIES.get(drafter, "q8")
+        near = _cut(model.architecture, replace(settings, blocks=1, hosts=(), weights=kind))
+    except (InputError, CheckpointError) as error:
+        other = "; drafters have 8 bits or 4: give another MODEL, or none" if isinstance(error, ShapeError) else ""
+        raise InputError(f"drafter {drafter} cannot be imported: {error}{other}") from None
+    if (theirs := _tokens(model)) != (ours := _tokens(source)):
+        raise InputError(
+            f"drafter {drafter} has other tokens ({theirs}; the model {ours}): give a model of the same family"
+        )
+    room = settings.hosts[-1].memory_bytes if settings.hosts else math.inf
+    if (missing := stage_costs(architecture)[-1].held + stage_costs(near)[0].held - room) > 0:
         raise InputError(
             f"{drafter} does not fit the last host beside its stage: {missing / MEGABYTE:,.1f} MB are missing"
         )
-    if drafter not in COPIES and drafter != "none":
-        try:
-            near = open_source(Path(drafter))
-            near.check()
-            _cut(near.architecture, replace(settings, blocks=1, hosts=(), weights="q8"))
-        except (InputError, CheckpointError) as error:
-            raise InputError(f"--drafter {drafter} is no model that can be imported: {error}") from None
-        if (theirs := _tokens(near)) != (ours := _tokens(source)):
-            raise InputError(
-                f"--drafter {drafter} has other tokens ({theirs}; the model {ours}): give a model of the same family"
-            )
-    return drafter
+    return near
 
 
 def _tokens(source: Source) -> str:
     """Number and tokenizer of a model's tokens, for people: alike where they are the same."""
     digest = hashlib.sha256(source.speech.tokenizer.encode()).hexdigest()
     return f"{source.architecture.vocabulary} of tokenizer {digest[:12]}"
-
-
-def _missing_bytes(a: LlamaArchitecture, settings: ImportSettings, drafter: str) -> float:
-    """Bytes that the last host's room lacks for a copy beside its stage.
-
-    Raises ShapeError where rows are no whole groups.
-    """
-    copy = replace(a, weights=COPIES[drafter], eight_bits=(), layers=(a.total_layers,))
-    room = settings.hosts[-1].memory_bytes if settings.hosts else math.inf
-    return stage_costs(a)[-1].held + stage_costs(copy)[0].held - room
 
 
 @torch.inference_mode()
@@ -274,7 +278,7 @@ def _write_files(directory: Path, speech: Speech) -> dict[str, str]:
 
 
 def summary(manifest: Manifest) -> str:
-    """An import for people: a line on the gate, then one for each stage."""
+    """The gate of an import, for people."""
     a, last = manifest.architecture, manifest.parts[-1]
     assert isinstance(a, LlamaArchitecture)
     assert last is not None
@@ -282,6 +286,4 @@ def summary(manifest: Manifest) -> str:
     as_stored = f", {stored:.3f} with {WEIGHT_WORDS[a.weights]}" if a.weights in WEIGHT_WORDS else ""
     nats = manifest.metrics["probe"]["next_token_nats"]
     no_model = f"(ln({a.vocabulary}) = {math.log(a.vocabulary):.2f} is no model)"
-    lines = [f"{nats:.3f} nats a token on the probe text{as_stored} {no_model}"]
-    lines += [f"{line}, {part.file}" for line, part in zip(stage_lines(a), manifest.parts, strict=True) if part]
-    return "\n".join(lines)
+    return f"{nats:.3f} nats a token on the probe text{as_stored} {no_model}"

@@ -4,6 +4,7 @@ import contextlib
 import io
 from collections.abc import Callable
 from dataclasses import dataclass
+from importlib.util import find_spec
 from pathlib import Path
 from pydoc_data.topics import topics
 
@@ -47,17 +48,25 @@ class SourceComparison:
         )
 
 
+def require_source(checkpoint: Path, source: Path) -> tuple[Path, LlamaArchitecture]:
+    """The imported model that can be compared with `source`, before anything takes time. Raises InputError."""
+    directory = find_bundle(checkpoint).ar
+    if directory is None or not isinstance(architecture := read_manifest(directory).architecture, LlamaArchitecture):
+        raise InputError(f"{checkpoint} has no imported model: --source is for what `onesweep import` makes")
+    if not source.exists():
+        raise InputError(f"no model at {source}: --source is what was imported, a folder or a .gguf file")
+    if find_spec("transformers") is None:
+        raise InputError("--source needs the package transformers: pip install 'onesweep[quality]'")
+    return directory, architecture
+
+
 @torch.inference_mode()
 def compare_with_source(checkpoint: Path, source: Path) -> SourceComparison:
     """Read a text with an imported model and with its source.
 
     :param source: the Hugging Face folder or .gguf file that it was imported from. Raises OnesweepError.
     """
-    directory = find_bundle(checkpoint).ar
-    if directory is None or not isinstance(architecture := read_manifest(directory).architecture, LlamaArchitecture):
-        raise InputError(f"{checkpoint} has no imported model: --source is for what `onesweep import` makes")
-    if not source.exists():
-        raise InputError(f"no model at {source}: --source is what was imported, a folder or a .gguf file")
+    directory, architecture = require_source(checkpoint, source)
     theirs, model = _transformers(source), WholeModel(directory)
     places, same, largest, lost, kl = 0, 0, 0.0, 0.0, 0.0
     for tokens in _pieces(directory, architecture.positions):
@@ -86,12 +95,8 @@ def _pieces(directory: Path, positions: int) -> list[Tensor]:
 
 def _transformers(source: Path) -> Callable[[Tensor], Tensor]:
     """From tokens (tokens,) to logits (tokens, vocabulary) float32 of what follows each. Raises OnesweepError."""
-    try:
-        from transformers import AutoModelForCausalLM, logging
-    except ImportError as error:
-        raise InputError(
-            f"--source needs the package transformers ({error}): pip install 'onesweep[quality]'"
-        ) from None
+    from transformers import AutoModelForCausalLM, logging
+
     logging.set_verbosity_error()
     file = {"gguf_file": source.name} if source.is_file() else {}
     directory = source.parent if source.is_file() else source
@@ -102,5 +107,6 @@ def _transformers(source: Path) -> Callable[[Tensor], Tensor]:
             ).eval()
     except Exception as error:  # of any type: the package has none of its own for it
         reason = next(iter(str(error).splitlines()), "") or type(error).__name__
-        raise OnesweepError(f"transformers cannot read {source}: {reason}") from None
+        remedy = "give all files of the model as published, and the newest transformers"
+        raise OnesweepError(f"transformers cannot read {source}: {reason}; {remedy}") from None
     return lambda tokens: model(tokens[None]).logits[0]

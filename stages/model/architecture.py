@@ -214,10 +214,11 @@ class LlamaArchitecture:
             raise ShapeError(f"architecture: {count} experts in all layers; at most {MAX_EXPERTS} are read")
         if unknown := set(self.eight_bits) - {*get_args(Matrix)}:
             raise ShapeError(f"architecture: eight_bits names {unknown}; there are {', '.join(get_args(Matrix))}")
-        if self.is_grouped and any(n % GROUP for n in (self.width, self.query_width, self.mlp_width)):
-            sizes = f"{self.width}, {self.query_width} and {self.mlp_width}"
-            words = WEIGHT_WORDS[self.weights]
-            raise ShapeError(f"architecture: rows of {sizes} numbers; {words} need multiples of {GROUP}")
+        rows = {"mlp_out": self.mlp_width, "attention_out": self.query_width, "qkv": self.width}
+        for name, numbers in rows.items() if self.is_grouped else ():
+            if numbers % GROUP:
+                said = f"rows of {name} have {numbers} numbers, and {WEIGHT_WORDS[self.weights]} need multiples of"
+                raise ShapeError(f"architecture: {said} {GROUP}; bfloat16 and float32 take any")
 
     @property
     def is_grouped(self) -> bool:

@@ -199,6 +199,7 @@ def commands(ring: Ring, directory: Path) -> dict[str, Any]:
     sizes = "parts = 2\nlayers = 1\nwidth = 16\nheads = 2\ncontext_length = 32\ncode_dim = 8\ncondition_dim = 8\n"
     settings.write_text(
         f"sequences = 2\nwarmup_steps = 2\nbfloat16 = false\nchunks = [1, 4, 0]\n[architecture]\n{sizes}"
+        "[rounds]\nrounds = 1\n"
     )
     asked = (PROMPT, "--seed", 1, "--max-bytes", BYTES, "--json", *router)
     lined = "ar,local,sweep,resample:scorer,auto"

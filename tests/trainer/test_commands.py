@@ -27,9 +27,9 @@ def test_blocks_ar_and_local_are_trained_and_scored(
     assert "2 of 2 blocks trained" in blocks.out
     assert "from_noise_nats" in blocks.out
     ar = onesweep("train", "text", "ar", *given, "--out", tmp_path / "ar")
-    assert "2 stages of 1 layers" in ar.out
+    assert "2 stages of 1 layer," in ar.out
     local = onesweep("train", "text", "local", *given, "--out", tmp_path / "local")
-    assert "1 stage of 1 layers, " in local.out
+    assert "1 stage of 1 layer, " in local.out
 
     flags = ["--data", text_file, "--windows", 2, "--min-context", 8, "--steps", 2]
     table = onesweep("evaluate", tmp_path, *flags)

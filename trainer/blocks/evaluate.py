@@ -14,6 +14,7 @@ from stages.checkpoint.checkpoint import load_ar, load_block, read_companion
 from stages.checkpoint.manifest import TOKENIZER_NAME, Manifest, read_manifest
 from stages.errors import CheckpointError, InputError
 from stages.model.block import Block
+from stages.progress import counted
 from trainer.blocks.data import Corpus, TextTokenizer
 from trainer.blocks.losses import ROWS, chain_diagnostics, next_byte_nats
 
@@ -129,6 +130,6 @@ def _describe(manifest: Manifest) -> str:
     a = manifest.own_architecture
     noun = "stage" if manifest.kind == "ar" else "block"
     return (
-        f"{a.parts} {noun}{'s' * (a.parts > 1)} of {a.layers} layer{'s' * (a.layers > 1)}, width {a.width}, "
+        f"{counted(a.parts, noun)} of {counted(a.layers, 'layer')}, width {a.width}, "
         f"context {a.positions} {manifest.tokenizer}"
     )

@@ -11,7 +11,6 @@ from torch import Tensor, nn
 
 from stages.model.architecture import Architecture
 from stages.model.block import Block
-from stages.model.layers import initialise
 from stages.model.partition import NoisePartition
 from stages.model.pipeline import ArModel, ArStage
 from stages.model.randomness import Purpose, uniforms
@@ -66,7 +65,7 @@ class ArTask:
     def __init__(self, name: str, model: ArModel, corpus: Corpus, config: TrainingConfig) -> None:
         self.name, self.module, self.corpus, self.config = name, model.to(corpus.device), corpus, config
         self.length = model.architecture.context_length
-        self.trained = [model]
+        self.trained: list[nn.Module] = [model]
 
     def loss(self, step: int) -> StepLoss:
         text = self.corpus.batch(self.config.seed, step, self.config.sequences, self.length + 1)
@@ -90,31 +89,13 @@ INT8_LEVELS = 127
 # is 0.13 bits a byte worse for the same budget, and a second set of weights costs a host 1.8 MB.
 
 
-class OwnHead(nn.Module):
-    """A stage's own next-byte head. Only training uses it."""
-
-    def __init__(self, architecture: Architecture) -> None:
-        super().__init__()
-        a = architecture
-        self.norm, self.head = nn.RMSNorm(a.width), nn.Linear(a.width, a.vocabulary)
-        initialise(self, a.layers * a.parts)
-
-    def forward(self, hidden: Tensor) -> Tensor:
-        """Logits (batch, positions, 256) from a stage's hidden states (batch, positions, width)."""
-        return self.head(self.norm(hidden))
-
-
-class StagesInOneProcess(nn.Module):
+class StagesInOneProcess(ArModel):
     """The stages in training and their copies of each other, as if each were on a machine of its own."""
 
     def __init__(self, architecture: Architecture, config: LookaheadConfig) -> None:
-        super().__init__()
+        super().__init__(architecture)
         self.config = config
-        stages = [ArStage(architecture, i) for i in range(architecture.parts)]
-        heads = [OwnHead(architecture) for _ in stages[:-1]]
-        self.stages = cast(Sequence[ArStage], nn.ModuleList(stages))
-        self.heads = cast(Sequence[OwnHead], nn.ModuleList(heads))
-        copies = nn.ModuleList(copy.deepcopy(stage) for stage in stages)
+        copies = nn.ModuleList(copy.deepcopy(stage) for stage in self.stages)
         self.copies = cast(Sequence[ArStage], copies.requires_grad_(False))
 
     def refresh(self) -> None:
@@ -122,67 +103,43 @@ class StagesInOneProcess(nn.Module):
         for stage, frozen in zip(self.stages, self.copies, strict=True):
             copy_parameters(stage, frozen, self.config.copies)
 
-    def losses(self, text: Tensor) -> tuple[Tensor, list[Tensor]]:
-        """Sum of the workers' objectives, no parameter in more than one of them, and each stage's own loss in nats.
-
-        text: (batch, length + 1) int64. The last stage's own loss is its objective.
-        """
-        x, total, own = text[:, :-1], torch.zeros(()), []
+    def losses(self, text: Tensor) -> list[Tensor]:
+        """Each worker's objective, in nats; no parameter is in more than one. text: (batch, length + 1) int64."""
+        x, found = text[:, :-1], list[Tensor]()
         for index, stage in enumerate(self.stages):
             hidden = stage.read(x)
-            if stage.is_last:
-                own.append(next_byte_loss(stage.next_byte(hidden), text))
-                return total + own[-1], own
-            objective, nats = stage_losses(self.heads[index], self.copies[index + 1 :], hidden, text)
-            own.append(nats)
-            total = total + objective
+            found.append(stage_loss(stage, self.copies[index + 1 :], hidden, text))
             # Detached: no gradient crosses from one stage's worker to another. Live, not of copies: stale copies of
             # later stages only steer a gradient, stale features are an input that the served stage never sees again
             # (3.18 bits a byte in place of 2.75 in a short trial).
             x = hidden.detach()
-        raise AssertionError("a pipeline has a last stage")
+        return found
 
 
-def stage_losses(head: OwnHead, later: Sequence[ArStage], hidden: Tensor, text: Tensor) -> tuple[Tensor, Tensor]:
-    """Objective of a stage that is not the last, and its own head's loss in nats.
+def stage_loss(stage: ArStage, later: Sequence[ArStage], hidden: Tensor, text: Tensor) -> Tensor:
+    """Objective of a stage: the last head's loss. With fresh copies it has the gradient of end-to-end training; a loss
+    of a head of its own would pull each stage towards another aim.
 
     later: frozen copies of the stages after it; hidden: (batch, length, width), what it passes on.
     """
-    # Its head learns, and the stage learns nothing from it. With fresh copies that is the gradient of end-to-end
-    # training; a loss of its own would pull each stage towards another aim.
-    own, ahead = next_byte_loss(head(hidden.detach()), text), hidden
     for frozen in later:
-        ahead = frozen.read(ahead)
-    return own + next_byte_loss(later[-1].next_byte(ahead), text), own
+        hidden = frozen.read(hidden)
+    return next_byte_loss((later or [stage])[-1].next_byte(hidden), text)
 
 
-class ScorerTask:
+class ScorerTask(ArTask):
     """All workers of a scorer in one process. They share batches, and nothing else but the copies."""
 
     def __init__(self, name: str, workers: StagesInOneProcess, corpus: Corpus, config: TrainingConfig) -> None:
-        self.name, self.module, self.corpus, self.config = name, workers.to(corpus.device), corpus, config
-        self.trained = [nn.ModuleList([stage, *workers.heads[i : i + 1]]) for i, stage in enumerate(workers.stages)]
-        self.length = workers.stages[0].architecture.context_length
+        super().__init__(name, workers, corpus, config)
+        self.workers, self.trained = workers, [*workers.stages]
 
     def loss(self, step: int) -> StepLoss:
         if step % self.config.lookahead.refresh_every == 0:
-            self.module.refresh()
+            self.workers.refresh()
         text = self.corpus.batch(self.config.seed, step, self.config.sequences, self.length + 1)
-        total, own = self.module.losses(text)
-        parts = {f"stage_{i}_nats": float(nats.detach()) for i, nats in enumerate(own[:-1])}
-        return StepLoss(total, {**parts, "next_byte_nats": float(own[-1].detach())})
-
-    def evaluate(self) -> dict[str, float]:
-        """Losses of the pipeline as it is served, on validation text: of its end, and of each stage's own head."""
-        text = self.corpus.valid_batch(self.config.valid_windows, self.length + 1)
-        x, losses = text[:, :-1], dict[str, float]()
-        for i, stage in enumerate(self.module.stages):
-            x = stage.read(x)
-            logits = stage.next_byte(x) if stage.is_last else self.module.heads[i](x)
-            name = "valid_next_byte" if stage.is_last else f"valid_stage_{i}"
-            nats = next_byte_nats(logits, text)
-            losses |= {f"{name}_nats": nats, f"{name}_bits": self.corpus.bits(nats, text[:, 1:])}
-        return losses
+        losses = self.workers.losses(text)
+        return StepLoss(torch.stack(losses).sum(), {"next_byte_nats": float(losses[-1].detach())})
 
 
 @torch.no_grad()

@@ -60,16 +60,6 @@ class PictureSet:
         found.update(self.train.labels.numpy().data)
         return found.hexdigest()
 
-    @cached_property
-    def pixel_mean(self) -> float:
-        """Mean of the training pixels, 0 to 1."""
-        # rounded, as is the deviation: sums in another order would make another architecture on another machine
-        return round(float(self.train.pixels.double().mean()) / 255, 4)
-
-    @cached_property
-    def pixel_deviation(self) -> float:
-        return max(round(float(self.train.pixels.double().std()) / 255, 4), 1e-3)
-
 
 def load_pictures(path: Path) -> PictureSet:
     """The pictures at `path`: an npz archive, or a folder with a folder for each class.

@@ -54,6 +54,8 @@ class PictureConfig(RunConfig):
     def architecture(self, pictures: PictureSet, parts: int | None = None) -> PictureArchitecture:
         """The shape of a net for these pictures. Raises ShapeError."""
         _, channels, height, width = pictures.train.pixels.shape
+        # rounded: sums in another order would make another architecture on another machine
+        mean, deviation = (round(float(x) / 255, 4) for x in torch.std_mean(pictures.train.pixels.double())[::-1])
         return PictureArchitecture(
             height=height,
             width=width,
@@ -65,8 +67,8 @@ class PictureConfig(RunConfig):
             features=self.features,
             heads=self.heads,
             condition_dim=self.condition_dim,
-            mean=pictures.pixel_mean,
-            deviation=pictures.pixel_deviation,
+            mean=mean,
+            deviation=max(deviation, 1e-3),
         )
 
     def __post_init__(self) -> None:

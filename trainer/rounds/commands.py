@@ -14,6 +14,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from stages.progress import counted
 from stages.settings import add_flags, from_flags, setting
 from stages.signals import on_signal
 from stages.telemetry.observability import start_log
@@ -73,7 +74,7 @@ def run_coordinate(options: argparse.Namespace) -> int:
             "give --data with text like theirs"
         )
     spec = coordinate(config, corpus_of(options), settings)
-    print(f"{settings.out}: {len(spec.parts)} parts after {spec.rounds} rounds")
+    print(f"{settings.out}: {counted(len(spec.parts), 'part')} after {counted(spec.rounds, 'round')}")
     return 0
 
 
@@ -100,13 +101,13 @@ def run_work(options: argparse.Namespace) -> int:
     with on_signal(partial(_ask, stop)):
         site = Site(settings, options.insecure, watch.patience_s, stop.is_set) if settings.site is not None else None
         if site is not None and settings.machine:
-            print(f"{name}: the run is over; {site.follow(corpus)} steps made with the site")
+            print(f"{name}: the run is over; {counted(site.follow(corpus), 'step')} made with the site")
             return 0
         with closing(_link(options, watch, stop)) as link:
             trained = work(link, corpus, settings, site)
         if site is not None:
             site.end()
-    print(f"{name}: the run is over; {trained} rounds trained here")
+    print(f"{name}: the run is over; {counted(trained, 'round')} trained here")
     return 0
 
 

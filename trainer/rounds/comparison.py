@@ -17,7 +17,6 @@ from trainer.options import markdown
 from trainer.rounds.simulation import RoundsTraffic, SimulatedWorkers, Simulation
 from trainer.rounds.spec import RunSpec, replica_seed
 
-ONE_PLACE = "one place"
 TOP = ("sequences", "learning_rate", "matrix_learning_rate", "warmup_steps", "weight_decay")
 
 
@@ -45,7 +44,7 @@ class RoundsVariant:
 
     @property
     def name(self) -> str:
-        return ONE_PLACE if self.pooled > 1 else " ".join(f"{key}={value}" for key, value in self.varied) or "rounds"
+        return "one place" if self.pooled > 1 else " ".join(f"{key}={value}" for key, value in self.varied) or "rounds"
 
 
 @dataclass(frozen=True)
@@ -138,21 +137,12 @@ def _mean(value: Callable[[VariantResult], float], form: str) -> Callable[[Rows]
     return lambda rows: format(statistics.mean(map(value, rows)), form)
 
 
-def _share(kind: str) -> Callable[[VariantResult], float]:
-    return lambda row: row.traffic.updates[kind] / max(row.traffic.updates.total() - row.traffic.updates["left out"], 1)
-
-
 COLUMNS: Mapping[str, Callable[[Rows], str]] = {
     "rounds": lambda rows: str(rows[0].rounds),
     "up MB": _mean(lambda row: row.traffic.up_bytes / row.workers / 1e6, ".2f"),
     "down MB": _mean(lambda row: row.traffic.down_bytes / row.workers / 1e6, ".2f"),
     "copies MB": _mean(lambda row: row.traffic.copies_bytes / row.workers / 1e6, ".2f"),
     "features MB": _mean(lambda row: row.traffic.features_bytes / row.workers / 1e6, ".2f"),
-    "in time": _mean(_share("in time"), ".0%"),
-    "late": _mean(_share("late"), ".0%"),
-    "not merged": _mean(
-        lambda row: max(1 - _share("in time")(row) - _share("late")(row) + _share("left out")(row), 0.0), ".0%"
-    ),
     "work": _mean(lambda row: row.work, ".0%"),
     "busy": _mean(lambda row: row.busy, ".0%"),
     "hours": _mean(lambda row: row.traffic.seconds / 3600, ".2f"),

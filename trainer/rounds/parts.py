@@ -15,12 +15,11 @@ from stages.model.codec import FEATURE_LIMIT, Int8
 from stages.model.pipeline import ArStage
 from trainer.blocks.config import TrainingConfig
 from trainer.blocks.data import Corpus
-from trainer.blocks.losses import next_byte_loss
 from trainer.blocks.run import OptimizerSet, StepLoss, Task, train_step
-from trainer.blocks.task import ArTask, BlockTask, OwnHead, stage_losses
-from trainer.rounds.codecs import Tensors, load, share, trainable, under
+from trainer.blocks.task import ArTask, BlockTask, stage_loss
+from trainer.rounds.codecs import Tensors, load, share, trainable
 
-BLOCK, STAGE, HEAD, AR = "block", "stage", "head", "ar"
+BLOCK, STAGE, AR = "block", "stage", "ar"
 
 
 @dataclass
@@ -48,36 +47,25 @@ class BlockPart(BlockTask):
 
 
 class StagePart:
-    """A stage of a scorer with its own head, which learns from the last head."""
+    """A stage of a scorer, which learns from the last head."""
 
-    def __init__(
-        self, module: nn.ModuleDict, copies: Sequence[ArStage], corpus: Corpus, config: TrainingConfig
-    ) -> None:
-        """:param module: STAGE, and HEAD in all but the last; copies: of the stages after it, and, unless it is fed, of
-        those before it, in order.
-        """
-        stage = module[STAGE]
-        head = module[HEAD] if HEAD in module else None  # noqa: SIM401 - a ModuleDict has no get
-        assert isinstance(stage, ArStage)
-        assert head is None or isinstance(head, OwnHead)
-        self.stage, self.head, self.module = stage, head, module.to(corpus.device)
+    def __init__(self, stage: ArStage, copies: Sequence[ArStage], corpus: Corpus, config: TrainingConfig) -> None:
+        """:param copies: of the stages after it, and, unless it is fed, of those before it, in order."""
+        self.module = stage.to(corpus.device)
         self.name = stage_name(stage.index)
         self.before = [copy.requires_grad_(False) for copy in copies if copy.index < stage.index]
         self.later = [copy.requires_grad_(False) for copy in copies if copy.index > stage.index]
         self.copies: Mapping[str, nn.Module] = {stage_name(copy.index): copy.to(corpus.device) for copy in copies}
         self.neighbours = Neighbours()
-        self.corpus, self.config, self.trained = corpus, config, [module]
+        self.corpus, self.config, self.trained = corpus, config, [stage]
         self.length = stage.architecture.context_length
 
     def loss(self, step: int) -> StepLoss:
         text = self.corpus.batch(self.config.seed, step, self.config.sequences, self.length + 1)
-        hidden = self.stage.read(self._read(step, text[:, :-1]))
+        hidden = self.module.read(self._read(step, text[:, :-1]))
         self.neighbours.pass_on(step, hidden)
-        if self.head is None:
-            total = own = next_byte_loss(self.stage.next_byte(hidden), text)
-        else:
-            total, own = stage_losses(self.head, self.later, hidden, text)
-        return StepLoss(total, {"next_byte_nats": float(own.detach())})
+        nats = stage_loss(self.module, self.later, hidden, text)
+        return StepLoss(nats, {"next_byte_nats": float(nats.detach())})
 
     def _read(self, step: int, known: Tensor) -> Tensor:
         if self.neighbours.feed is not None:
@@ -102,7 +90,7 @@ class ArPart(ArTask):
 def see(part: PartTask, published: Mapping[str, Tensors]) -> None:
     """Give a part newer weights of all that it has copies of."""
     for name, copy in part.copies.items():
-        share(copy, stage_weights(published[name]))
+        share(copy, published[name])
 
 
 def block_name(index: int) -> str:
@@ -111,11 +99,6 @@ def block_name(index: int) -> str:
 
 def stage_name(index: int) -> str:
     return f"{STAGE}-{index}"
-
-
-def stage_weights(tensors: Tensors) -> Tensors:
-    """The tensors of a published stage that a copy needs: not its own head."""
-    return under(f"{STAGE}.", tensors)
 
 
 class Learner:

@@ -3,7 +3,7 @@
 import heapq
 import math
 import random
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
@@ -113,6 +113,7 @@ class Simulation:
         ]
         self.waiting: list[VirtualWorker] = []
         self.unfed: dict[tuple[int, int], VirtualWorker] = {}
+        self.refused = defaultdict[tuple[str, int], set[str]](set)  # workers by fragment and round
         self._queue: list[tuple[float, int, Callable[[float], None]]] = []
         self._events = 0
 
@@ -147,11 +148,19 @@ class Simulation:
         """Workers of its part that may not go on."""
         return self.ledger.expelled(self.fragments.parts[self.fragments.part_of[fragment]])
 
+    def expect(self, fragment: str) -> None:
+        """Let the open round wait for all workers but those that were expelled, or refused in it."""
+        gone = self.expelled(fragment) | self.refused[fragment, self.ledger.round(fragment)]
+        self.ledger.expect(fragment, max(self.settings.replicas - len(gone), 1))
+
     def arrive(self, update: Update, now: float) -> None:
         staleness = self.ledger.round(update.fragment) - update.round
         verdict = self.ledger.accept(update, now)
         accepted = "late" if staleness > 0 else "in time"
         self.traffic.updates[accepted if verdict.kind == "accepted" else verdict.kind] += 1
+        if verdict.kind == "refused":
+            self.refused[update.fragment, update.round].add(update.worker)
+            self.expect(update.fragment)
         self.check(update.fragment, now)
 
     def check(self, part: str, now: float) -> None:
@@ -160,7 +169,7 @@ class Simulation:
             merged = self.ledger.close(part, now, self.loss)
             self.traffic.seconds = max(self.traffic.seconds, now)
             self.traffic.updates.update(["left out"] * len(merged.left_out))
-            self.ledger.expect(part, self.settings.replicas - len(self.expelled(part)))
+            self.expect(part)
             waiting, self.waiting = self.waiting, []
             for worker in waiting:
                 worker.go_on(now)

@@ -26,12 +26,10 @@ from trainer.blocks.config import MAX_WHOLE, TrainingConfig, parse_config
 from trainer.blocks.data import Corpus
 from trainer.blocks.losses import chain_diagnostics, next_byte_nats
 from trainer.blocks.state import json_digest
-from trainer.blocks.task import STEPS_PER_BLOCK, OwnHead
+from trainer.blocks.task import STEPS_PER_BLOCK
 from trainer.rounds.codecs import Shapes, Tensors, load, parameter_shapes, trainable
 from trainer.rounds.parts import (
     AR,
-    HEAD,
-    STAGE,
     ArPart,
     BlockPart,
     Learner,
@@ -40,7 +38,6 @@ from trainer.rounds.parts import (
     block_name,
     is_fed,
     stage_name,
-    stage_weights,
 )
 from trainer.rounds.settings import PROTOCOL, WorkerSettings
 from trainer.v1 import rounds_pb2
@@ -217,10 +214,7 @@ class RunSpec:
                 case "ar":
                     return ArModel(architecture)
                 case "scorer":
-                    stage = nn.ModuleDict({STAGE: ArStage(architecture, index)})
-                    if index < architecture.parts - 1:
-                        stage[HEAD] = OwnHead(architecture)
-                    return stage
+                    return ArStage(architecture, index)
 
     def initial(self) -> dict[str, Tensors]:
         """Version 0 of all parts."""
@@ -231,7 +225,7 @@ class RunSpec:
         config, parts, module = replace(self.config, seed=seed), self.config.architecture.parts, self.module(index)
         if isinstance(module, ArModel):
             return ArPart(AR, module, corpus, config)
-        if isinstance(module, nn.ModuleDict):
+        if isinstance(module, ArStage):
             first = index if is_fed(config, index) else 0
             copies = [ArStage(config.architecture, i) for i in range(first, parts) if i != index]
             return StagePart(module, copies, corpus, config)
@@ -275,7 +269,7 @@ class RunSpec:
             load(whole, published[AR])
         else:
             for stage in whole.stages:
-                load(stage, stage_weights(published[stage_name(stage.index)]))
+                load(stage, published[stage_name(stage.index)])
         return whole.eval()
 
     def check_join(self, request: rounds_pb2.JoinRequest, own_data: bool) -> None:
@@ -307,7 +301,9 @@ class RunSpec:
 
 def settled(config: TrainingConfig) -> TrainingConfig:
     """`steps` and `rounds` in agreement, so that the schedule of the rates ends with the last round."""
-    rounds = config.rounds.count(config.steps)
-    if rounds < 1:
-        raise ConfigError("a run of rounds has at least one: give steps or rounds above 0")
-    return replace(config, rounds=replace(config.rounds, rounds=rounds), steps=rounds * config.rounds.steps_per_round)
+    rounds, each = config.rounds.count(config.steps), config.rounds.steps_per_round
+    if not config.rounds.rounds and config.steps < each:
+        raise ConfigError(
+            f"steps = {config.steps} are not one round of {each}: give more steps, a lower steps_per_round, or rounds"
+        )
+    return replace(config, rounds=replace(config.rounds, rounds=rounds), steps=rounds * each)

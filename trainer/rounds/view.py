@@ -5,7 +5,7 @@ import shutil
 from collections.abc import Sequence
 from itertools import pairwise
 
-from stages.progress import aligned
+from stages.progress import aligned, counted
 from trainer.v1 import rounds_pb2
 
 BARS = "▁▂▃▄▅▆▇█"
@@ -55,7 +55,7 @@ def _head(update: rounds_pb2.WatchUpdate) -> list[str]:
     here = f"{len(update.workers) - gone} of {sum(part.replicas for part in update.parts)} workers here"
     counts = [f"{count} {what}" for what, count in (("late", late), ("gone", gone)) if count]
     lines = [
-        f"run {_plain(update.run[:12])}  {state}  {update.rounds} rounds",
+        f"run {_plain(update.run[:12])}  {state}  {counted(update.rounds, 'round')}",
         "  ".join([", ".join([here, *counts]), *moved, f"in {duration(update.seconds)}"]),
     ]
     return [*lines, f"problem: {_plain(update.problem)}"] if update.problem else lines

@@ -20,12 +20,11 @@ from serving.cli.deployment import Deployment, temporary_deployment
 from serving.cli.ports import free_port_block
 from serving.client import failover
 from serving.client.client import AsyncClient, Client, RouterError
-from serving.client.failover import RouterConnection, Turns
+from serving.client.failover import Turns
 from serving.router.session import Session
 from serving.router.topology import local_topology
-from serving.v1.router_pb2 import GenerateRequest, GenerateResponse, Summary, TokenLogprob
-from serving.v1.router_pb2_grpc import RouterServiceStub
-from stages.wire.channel import MOST_STREAMS, open_blocking_channel
+from serving.v1.router_pb2 import GenerateResponse, Summary, TokenLogprob
+from serving.v1.router_pb2_grpc import RouterServiceServicer, add_RouterServiceServicer_to_server
 from stages.wire.tokens import Key, new_token, token_hash, write_tokens
 from tests.conftest import PATIENCE_S, until, wait_ready
 from tests.serving.gateway.conftest import run
@@ -138,43 +137,31 @@ def test_a_quota_holds_at_two_routers_together(
             other.generate(PROMPT, mode="ar", max_bytes=1)
 
 
-def test_a_call_that_grpc_drops_is_asked_again(bundles: Path, servers: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of the calls that wait for a busy event loop gRPC ends some, as CANCELLED; the router never sees them."""
-    monkeypatch.setattr(failover, "BACK_S", 300.0)
-    topology, free = local_topology(1, 3, bundles / "own", free_port_block(2)), threading.Event()
-    address, asked = topology.router, {"prompt": PROMPT, "mode": "local", "seed": SEED, "max_bytes": 4}
-    servers.hosts(topology, bundles / "own")
-    servers.router(topology, bundles / "own")
-    wait_ready(address)
+class Dropping(RouterServiceServicer):
+    """Ends every second call as gRPC does with some that wait for a busy event loop: the router never sees them."""
 
-    async def ask() -> bytes:
-        async with AsyncClient(address) as client:
-            return (await client.generate(**asked)).output
+    def __init__(self) -> None:
+        self.calls = 0
 
-    def ask_plainly() -> bytes:
-        with Client(address) as client:
-            return client.generate(**asked).output
+    async def Generate(self, request: Any, context: Any) -> Any:
+        self.calls += 1
+        if self.calls % 2:
+            await context.abort(grpc.StatusCode.CANCELLED)
+        yield GenerateResponse(text=b"The sea")
+        yield GenerateResponse(summary=Summary())
 
-    whole = ask_plainly()
 
-    dropped, failed = set[type](), RouterConnection.failed
-    monkeypatch.setattr(RouterConnection, "failed", lambda of, *what: (dropped.add(type(of)), failed(of, *what))[1])
-    own = [("grpc.use_local_subchannel_pool", 1)]  # a connection for each
-    with ThreadPoolExecutor(16) as threads:
-        channels = [open_blocking_channel(address, options=own) for _ in range(20)]
-        servers.loop.call_soon_threadsafe(free.wait, 300)
-        try:
-            ways = [RouterServiceStub(each).Generate for each in channels] * MOST_STREAMS
-            calls = [way(GenerateRequest(mode="none"), timeout=300) for way in ways]
-            until(lambda: any(call.done() and call.code() is grpc.StatusCode.CANCELLED for call in calls))
-            texts = [threads.submit(ask_plainly) for _ in range(8)]
-            texts += [threads.submit(asyncio.run, ask()) for _ in range(8)]
-            until(lambda: Client in dropped or any(text.done() for text in texts))
-        finally:
-            free.set()
-        assert {text.result(120) for text in texts} == {whole}
-        for channel in channels:
-            channel.close()
+async def test_a_call_that_grpc_drops_is_asked_again() -> None:
+    server, service = grpc.aio.server(), Dropping()
+    add_RouterServiceServicer_to_server(service, server)
+    address = f"127.0.0.1:{server.add_insecure_port('127.0.0.1:0')}"
+    await server.start()
+    async with AsyncClient(address) as client:
+        assert (await client.generate("x")).output == b"The sea"
+    with Client(address) as plain:
+        assert (await asyncio.to_thread(plain.generate, "x")).output == b"The sea"
+    assert service.calls == 4
+    await server.stop(None)
 
 
 def test_the_only_router_may_come_back(bundles: Path, servers: Any, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -160,17 +160,14 @@ class FakeTransport(asyncio.Transport):
         self.closed = True
 
 
-def test_a_failure_of_its_own_is_locked_down_too() -> None:
+async def test_a_failure_of_its_own_is_locked_down_too() -> None:
     class Broken:
         async def status(self, **settings: object) -> None:
             raise ZeroDivisionError
 
-    async def main() -> httpx.Response:
-        broken: Any = make_app(HttpSettings(), Broken())  # type: ignore[arg-type]
-        transport = httpx.ASGITransport(broken, raise_app_exceptions=False)
-        async with httpx.AsyncClient(transport=transport, base_url="http://localhost") as client:
-            return await client.get("/api/hosts")
-
-    answer = asyncio.run(main())
+    broken: Any = make_app(HttpSettings(), Broken())  # type: ignore[arg-type]
+    transport = httpx.ASGITransport(broken, raise_app_exceptions=False)
+    async with httpx.AsyncClient(transport=transport, base_url="http://localhost") as client:
+        answer = await client.get("/api/hosts")
     assert (answer.status_code, answer.json()["error"]["type"]) == (500, "server_error")
     assert SECURITY_HEADERS.items() <= answer.headers.items()

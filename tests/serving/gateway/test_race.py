@@ -1,6 +1,5 @@
 """Trips: every sweep of a request is told as it comes back, to those who ask."""
 
-import asyncio
 import json
 from collections.abc import Callable
 from contextlib import aclosing
@@ -20,14 +19,11 @@ RACE: dict[str, Any] = {"prompt": PROMPT, "max_bytes": 24, "seed": 7}
 
 
 @pytest.mark.parametrize("whole", [False, True])
-def test_trips_add_up_to_the_result(deployment: Deployment, whole: bool) -> None:
-    async def run() -> list[Any]:
-        async with AsyncClient(deployment.topology.router) as client:
-            events = client.events(PROMPT, mode="chunked", chunk=8, max_bytes=24, seed=7, trips=True, whole=whole)
-            async with aclosing(events):
-                return [event async for event in events]
-
-    events = asyncio.run(run())
+async def test_trips_add_up_to_the_result(deployment: Deployment, whole: bool) -> None:
+    async with AsyncClient(deployment.topology.router) as client:
+        asked = client.events(PROMPT, mode="chunked", chunk=8, max_bytes=24, seed=7, trips=True, whole=whole)
+        async with aclosing(asked):
+            events = [event async for event in asked]
     trips = [event for event in events if isinstance(event, router_pb2.Trip)]
     result = events[-1]
     assert isinstance(result, Result)

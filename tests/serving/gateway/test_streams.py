@@ -11,7 +11,7 @@ from serving.gateway import streams
 from serving.gateway.streams import WAITING, _with_comments
 
 
-def test_a_comment_comes_after_two_seconds_and_then_every_ten(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_comment_comes_after_two_seconds_and_then_every_ten(monkeypatch: pytest.MonkeyPatch) -> None:
     silences, released, real = list[float](), asyncio.Event(), asyncio.wait
 
     async def source() -> AsyncGenerator[bytes, None]:
@@ -29,14 +29,11 @@ def test_a_comment_comes_after_two_seconds_and_then_every_ten(monkeypatch: pytes
 
     monkeypatch.setattr(asyncio, "wait", wait)
 
-    async def main() -> list[bytes]:
-        return [event async for event in _with_comments(source())]
-
-    assert asyncio.run(main()) == [b"first", WAITING, WAITING, b"second"]
+    assert [event async for event in _with_comments(source())] == [b"first", WAITING, WAITING, b"second"]
     assert silences[:4] == [2, 10, 10, 10]
 
 
-def test_who_leaves_while_nothing_comes_ends_the_source(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_who_leaves_while_nothing_comes_ends_the_source(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(streams, "FIRST_SILENCE_S", 0.0)
     ended = list[str]()
 
@@ -47,9 +44,6 @@ def test_who_leaves_while_nothing_comes_ends_the_source(monkeypatch: pytest.Monk
         finally:
             ended.append("source")
 
-    async def main() -> None:
-        async with aclosing(_with_comments(source())) as events:
-            assert await anext(events) == WAITING
-
-    asyncio.run(main())
+    async with aclosing(_with_comments(source())) as events:
+        assert await anext(events) == WAITING
     assert ended == ["source"]

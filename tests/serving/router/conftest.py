@@ -1,5 +1,8 @@
-"""Rings of two hosts for every block, of which one is lost in the middle of a request."""
+"""Rings of two hosts for every block, of which one is lost in the middle of a request; and an etcd."""
 
+import contextlib
+import shutil
+import subprocess
 from collections import defaultdict
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
@@ -15,7 +18,7 @@ from stages.host.host import Host
 from stages.v1 import stage_pb2
 from stages.wire.messages import copy_of
 from stages.wire.status import StatusError
-from tests.conftest import wait_ready
+from tests.conftest import PATIENCE_S, until, wait_ready
 from tests.serving.releases import doubled
 
 
@@ -80,3 +83,84 @@ def lose(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Loss]:
         return loss
 
     return at
+
+
+# A real etcd
+
+
+class Etcd:
+    """An etcd process on loopback, in a directory of its own."""
+
+    KEY = "/onesweep/topology"
+
+    def __init__(self, directory: Path, options: tuple[str, ...] = (), tls: dict[str, Path] | None = None) -> None:
+        """:param tls: ca, cert and key, as `--topology` calls them: of etcd, and of who waits for it."""
+        self.directory, self.options, self.tls = directory, options, tls or {}
+        self.port = free_port_block(2)
+        self.process: subprocess.Popen[bytes] | None = None
+
+    @property
+    def url(self) -> str:
+        return f"etcd://127.0.0.1:{self.port}{self.KEY}"
+
+    def start(self) -> None:
+        """Returns when it answers."""
+        scheme = "https" if self.tls else "http"
+        client, peer = (f"{scheme}://127.0.0.1:{self.port}", f"http://127.0.0.1:{self.port + 1}")
+        names = {"ca": "trusted-ca-file", "cert": "cert-file", "key": "key-file"}
+        self.directory.mkdir(exist_ok=True)
+        command = [
+            *("etcd", "--data-dir", str(self.directory / "data"), "--unsafe-no-fsync"),
+            *("--listen-client-urls", client, "--advertise-client-urls", client, "--listen-peer-urls", peer),
+            *("--initial-advertise-peer-urls", peer, "--initial-cluster", f"default={peer}", *self.options),
+            *(f"--{names[kind]}={path}" for kind, path in self.tls.items()),
+        ]
+        with (self.directory / "log").open("ab") as log:
+            self.process = subprocess.Popen(command, stdout=log, stderr=log)
+        until(self.answers)
+
+    def answers(self) -> bool:
+        assert self.process is not None
+        assert self.process.poll() is None, (self.directory / "log").read_text()
+        from etcd3gw.exceptions import Etcd3Exception
+
+        try:
+            return bool(self._client().status())
+        except Etcd3Exception:
+            return False
+
+    def put(self, topology: str) -> None:
+        self._client().put(self.KEY, topology)
+
+    def _client(self) -> Any:
+        from etcd3gw.client import Etcd3Client
+
+        files = [str(self.tls[kind]) if self.tls else None for kind in ("ca", "key", "cert")]
+        client = Etcd3Client("127.0.0.1", self.port, "https" if self.tls else "http", *files, api_path="/v3/")
+        client.session.trust_env = False
+        return client
+
+    def kill(self) -> None:
+        if self.process is not None:
+            self.process.kill()
+            self.process.wait(PATIENCE_S)
+            self.process = None
+
+
+@contextlib.contextmanager
+def open_etcd(directory: Path, *options: str, tls: dict[str, Path] | None = None) -> Iterator[Etcd]:
+    pytest.importorskip("etcd3gw", reason="etcd3gw is not installed: pip install 'onesweep[etcd]'")
+    if shutil.which("etcd") is None:
+        pytest.skip("etcd is not installed (Debian: etcd-server)")
+    etcd = Etcd(directory, options, tls)
+    try:
+        etcd.start()
+        yield etcd
+    finally:
+        etcd.kill()
+
+
+@pytest.fixture
+def etcd_with(tmp_path: Path) -> Callable[..., Any]:
+    """`with etcd_with(*options) as etcd`: one of the test's own."""
+    return lambda *options, **how: open_etcd(tmp_path / "etcd", *options, **how)

@@ -132,8 +132,9 @@ def test_a_transfer_that_is_cut_goes_on_inside_the_file(
             sent = await send(link, contents, stage_pb2.Assignment(blocks=(0,)))
             await link.relay.close(0)
         sizes = [path.stat().st_size for path in (store / contents.name).rglob("*.safetensors")]
-        assert (sent, len(sizes)) == (sum(sizes), 2)
+        assert len(sizes) == 2
         assert sum(sizes) > CUT_BYTES
+        assert sent >= sum(sizes) + spoilt * CUT_BYTES / 2, "with what was sent again"
         assert (passed[0] > sum(sizes) + CUT_BYTES * 3 / 4) == spoilt
 
     with empty_host(host, store):

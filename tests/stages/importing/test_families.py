@@ -14,6 +14,7 @@ from torch import Tensor
 from stages.backends import Backend
 from stages.backends.base import CleanPiece, StageRunner
 from stages.checkpoint.checkpoint import load_stage
+from stages.checkpoint.inspect import record
 from stages.checkpoint.manifest import read_manifest
 from stages.errors import CheckpointError
 from stages.importing.families import FAMILIES, family_named, gguf_family
@@ -135,6 +136,7 @@ def made(request: pytest.FixtureRequest, transformers: Any, tmp_path_factory: py
     model.save_pretrained(folder)
     (folder / "tokenizer.json").write_text(tiny_tokenizer(300))
     import_model(ImportSettings(folder, out, 2, is_untrained=True))
+    assert record(out)["ar"]["parameters"] == model.num_parameters(), "a tied head once"
     return Made(model, folder, out, None if request.param in UNSAID else said)
 
 

@@ -153,7 +153,8 @@ def test_a_near_model_is_put_beside_the_model_if_its_tokens_are_the_same(
     padded = write_folder(tmp_path / "padded", weights | ends, replace(WIDE, vocabulary=301))
     (padded / "tokenizer.json").write_text(tokens)
     drafters = {"copy:q8": "q8", "copy:q4": "q4", str(source): "q8"}
-    drafters |= dict.fromkeys((str(other), str(padded), "copy:q9", "", str(tmp_path)), "")
+    odd = write_folder(tmp_path / "odd", taken_apart(LlamaStage(SHAPE, 0)))
+    drafters |= dict.fromkeys((str(other), str(padded), "copy:q9", "", str(tmp_path), str(odd)), "")
     for i, (drafter, stored) in enumerate(drafters.items()):
         out = tmp_path / (f"{'with' if stored else 'without'} {i}")
         command = ["import", str(source), "--blocks", "2", "--out", str(out), "--drafter", drafter]
@@ -172,7 +173,9 @@ def test_a_near_model_is_put_beside_the_model_if_its_tokens_are_the_same(
     choices = "copy:q8, copy:q4, none, or give a smaller MODEL of the same tokens"
     assert f"--drafter 'copy:q9' is no drafter (did you mean copy:q8 or copy:q4?); choose from {choices}" in said
     assert f"--drafter '' is no drafter; choose from {choices}" in said
-    assert f"--drafter {tmp_path} is no model that can be imported: {tmp_path / 'config.json'} is missing" in said
+    assert f"drafter {tmp_path} cannot be imported: {tmp_path / 'config.json'} is missing" in said
+    assert f"drafter {odd} cannot be imported: architecture: rows of attention_out have 48 numbers" in said
+    assert (said.count("this takes"), said.count(" of the drafter\n")) == (3, 3), "one sum for both"
     assert "301 of tokenizer" in said
 
 
@@ -187,9 +190,11 @@ def test_without_a_word_it_is_the_largest_copy_that_the_last_host_has_room_for(
         assert main(["import", str(source), "--blocks", "2", "--out", str(out), "--memory-mb", rooms]) == 0
         assert (out / "local").exists() == bool(kind)
         assert not kind or read_manifest(out / "local").architecture.weights == kind
+    missing = "copy:q4 does not fit the last host beside its stage: 0.0 MB are missing"
+    assert f"drafts by: none: {missing} (another:" in capsys.readouterr().err
     command = ["import", str(source), "--blocks", "2", "--out", str(tmp_path / "asked"), "--memory-mb", rooms]
     assert main([*command, "--drafter", "copy:q4"]) == 2
-    assert "copy:q4 does not fit the last host beside its stage: 0.0 MB are missing" in capsys.readouterr().err
+    assert missing in capsys.readouterr().err
 
 
 def test_floating_point_weights_are_rounded_to_the_nearest_code() -> None:

@@ -43,7 +43,7 @@ def test_a_folder_becomes_a_checkpoint(folder: Path, tmp_path: Path, capsys: pyt
     assert main(["import", str(folder), "--blocks", "2", "--out", str(out)]) == 0
     said = capsys.readouterr()
     assert "nats a token on the probe text" in said.out
-    assert "stage 1: 1 layers with the head" in said.out
+    assert "stage 1: 1 layer with the head" in said.err
     assert "texts end at <extra_257> (257: config.json, eos_token)" in said.err
     assert all(check.ok for check in verify(out))
     manifest = read_manifest(out)
@@ -264,6 +264,9 @@ def test_the_command_says_how_hosts_are_filled_before_it_writes(
         assert message in capsys.readouterr().err
         assert not (tmp_path / "out").exists()
     assert main([*command, "--speeds", "2,1", "--memory-mb", "8,8"]) == 0
-    told = capsys.readouterr()
-    assert "stage 0: 2 layers with the embedding" in told.err
-    assert "stage 1: 1 layers with the head" in told.out
+    told = capsys.readouterr().err
+    assert "stage 0: 2 layers with the embedding" in told
+    odd = "rows of attention_out have 48 numbers, and weights of {} bits need multiples of 32; bfloat16 and float32"
+    assert f"the last host drafts by: none: drafter copy:q4 cannot be imported: architecture: {odd.format(4)}" in told
+    assert main([*command[:-1], str(tmp_path / "four"), "--weights", "q4"]) == 2
+    assert odd.format(4) in capsys.readouterr().err

@@ -3,7 +3,7 @@ from pathlib import Path
 import pytest
 
 from stages.errors import ConfigError
-from trainer.blocks.config import NoiseConfig, TrainingConfig, load_config
+from trainer.blocks.config import NoiseConfig, RoundSettings, TrainingConfig, load_config
 
 
 def toml(tmp_path: Path, text: str) -> Path:
@@ -17,6 +17,8 @@ def test_flags_win_over_the_file(tmp_path: Path) -> None:
     config = load_config(path, steps=9, seed=None, architecture={"layers": 3})
     assert (config.steps, config.seed) == (9, 3)
     assert (config.architecture.width, config.architecture.layers) == (64, 3)
+    assert RoundSettings(steps_per_round=40).count(90) == 3
+    assert RoundSettings(rounds=7).count(90) == 7
 
 
 @pytest.mark.parametrize(
@@ -46,6 +48,13 @@ def test_flags_win_over_the_file(tmp_path: Path) -> None:
         ("steps = ", "is not TOML"),
         ("[lookahead]\nrefresh_every = 0", "refresh_every must be a whole number from 1"),
         ('[lookahead]\ncopies = "fp8"', "copies must be one of fp32, int8"),
+        ("[rounds]\nsteps_per_round = 0", "steps_per_round must be a whole number from 1 to 2147483648, not 0"),
+        ("[rounds]\nreplicas = 2.0", "replicas must be a whole number from 1 to 1024, not 2.0"),
+        ('[rounds]\ncodec = "int4"', "codec must be one of fp32, int8, e3m0, top7, top32, not 'int4'"),
+        ("[rounds]\nquorum = 1.5", "quorum must be a number from 0 to 1, not 1.5"),
+        ("[rounds]\nouter_momentum = 1.0", "outer_momentum must be below 1, not 1.0"),
+        ('[rounds]\ncodec = "top32"\nfragments = 2', "codecs top7 and top32 are for whole parts: give fragments = 1"),
+        ("[rounds]\nfragments = 31", "31 fragments do not find room in a round of 30 steps"),
     ],
 )
 def test_a_bad_setting_is_named(tmp_path: Path, text: str, message: str) -> None:

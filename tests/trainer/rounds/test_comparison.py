@@ -55,6 +55,8 @@ def test_every_combination_is_a_row(onesweep: Command, flags: list[object]) -> N
     up = {result["variant"]: result["traffic"]["up_bytes"] for result in results}
     assert up["codec=fp32 in_time=1"] > 6 * up["codec=e3m0 in_time=1"]
     assert results[2]["traffic"]["updates"] == {"in time": 4}
+    refused = onesweep("train", "simulate", *flags, "--vary", "steps_per_round=5")
+    assert refused.message.startswith("steps = 4 are not one round of 5: give more steps, a lower steps_per_round")
 
 
 @pytest.mark.parametrize(

@@ -149,7 +149,7 @@ def test_one_process_leaves_a_liar_out_and_goes_on_without_it() -> None:
 
 
 def test_a_stage_is_scored_beside_what_its_workers_began_with() -> None:
-    rounds = RoundSettings(model="scorer", replicas=1, deadline_s=0, robust="scored")
+    rounds = RoundSettings(model="scorer", rounds=60, replicas=1, deadline_s=0, robust="scored")
     spec, store = RunSpec.of(replace(tiny, rounds=rounds), corpus), Store()
     parts = spec.fragments.split(spec.initial())
     ours, (first, second) = Ledger(rounds, parts, store, "run"), spec.parts[:2]

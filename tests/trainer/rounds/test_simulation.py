@@ -90,3 +90,8 @@ def test_replicas_read_other_text_and_one_place_reads_all_of_it() -> None:
     pooled = PooledCorpus(corpus.name, corpus.train, corpus.valid, replicas=2)
     both = [corpus.batch(replica_seed(5, i), 3, 2, 16) for i in range(2)]
     assert torch.equal(pooled.batch(5, 3, 4, 16), torch.cat(both))
+
+
+def test_a_lockstep_round_does_not_wait_for_an_update_that_was_refused() -> None:
+    engine = make(small, corpus, SimulatedWorkers(lie=-200), model="ar", replicas=3)
+    assert engine.run().updates == {"in time": 6, "refused": 3}

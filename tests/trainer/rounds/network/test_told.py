@@ -44,7 +44,8 @@ def test_commands_say_what_is_wrong(
 def test_a_checkpoint_of_another_run_is_told(
     onesweep: Callable[..., Any], network: Start, text_file: Path, settings: Callable[..., Path]
 ) -> None:
-    net, other = network(), settings()
+    net = network()
+    (other := net.out.with_name("other.toml")).write_text(settings().read_text() + "[rounds]\nrounds = 1\n")
     given = ("--config", other, "--data", text_file, "--out", net.out, "--threads", 1)
     outcome = onesweep("train", "coordinate", "--listen", "127.0.0.1:0", *given)
     assert "holds a checkpoint of other settings or data; give another --out" in outcome.message

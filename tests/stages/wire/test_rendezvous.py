@@ -1,0 +1,130 @@
+"""A router lets machines in, knows who is there, and keeps strangers out."""
+
+import asyncio
+import gc
+import secrets
+import time
+import tracemalloc
+from pathlib import Path
+
+import grpc
+import pytest
+
+from stages.v1 import join_pb2
+from stages.wire.links import MachineLinks
+from stages.wire.messages import PROTOCOL
+from stages.wire.rendezvous import Rendezvous, RunDirectory
+from stages.wire.status import StatusError
+from stages.wire.tokens import token_metadata
+from tests.conftest import eventually
+from tests.stages.wire.conftest import reach, running
+
+GUESSES = 10_000
+
+
+async def test_a_ticket_lets_in_once_and_says_why_not(tmp_path: Path) -> None:
+    async with running(tmp_path) as run:
+        invitations = run.rendezvous.run.invitations
+        _, secret = invitations.add(1, 1)
+
+        async def refused(secret: str, name: str, **told: int) -> str:
+            with pytest.raises(grpc.aio.AioRpcError) as error:
+                await run.enrol(tmp_path / "m", secret, name, **told)
+            return f"{error.value.code().name}: {error.value.details()}"
+
+        assert "clock is 1440 minutes ahead of the router's" in await refused(
+            secret, "m", unix_s=int(time.time()) + 86400
+        )
+        assert (await refused(secret, "m", protocol=PROTOCOL - 1)).startswith("FAILED_PRECONDITION")
+        assert "small letters, digits and dashes" in await refused(secret, "../m")
+        assert "ALREADY_EXISTS: a machine called router" in await refused(secret, "router")
+        joined = await run.enrol(tmp_path / "m", secret, "m")
+        assert "UNAUTHENTICATED: this ticket was used already" in await refused(secret, "n")
+        assert "the router knows no such ticket" in await refused("guess", "n")
+        assert "the router knows no such ticket" in await refused("", "n")
+        _, second = invitations.add(1, 1)
+        assert "ALREADY_EXISTS: a machine called m" in await refused(second, "m")
+        revoked, third = invitations.add(1, 1, "n")
+        invitations.revoke(revoked.id)
+        assert "this ticket was revoked" in await refused(third, "n")
+        # its own secret brings a new certificate, and another start of the router knows it still
+        again = Rendezvous(RunDirectory(tmp_path / "run"))
+        assert list(again.machines) == ["m"]
+        renewed = await run.enrol(tmp_path / "m", joined.secret, "m")
+        assert (renewed.secret, renewed.authority) == ("", joined.authority)
+
+
+async def test_ten_thousand_guesses_are_refused_and_counted_and_leave_nothing(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    class Stranger:
+        """A call that brings a guess."""
+
+        def invocation_metadata(self) -> tuple[tuple[str, str], ...]:
+            return token_metadata(secrets.token_urlsafe(16))
+
+    async with running(tmp_path) as run:
+        rendezvous, asked = run.rendezvous, join_pb2.EnrolRequest(name="m", protocol=PROTOCOL)
+        _, secret = rendezvous.run.invitations.add(1, 1)
+        for number in range(GUESSES):
+            if number == GUESSES - 500:
+                tracemalloc.start()
+            asked.unix_s = int(time.time())
+            with pytest.raises(StatusError, match="the router knows no such ticket"):
+                await rendezvous.Enrol(asked, Stranger())
+        gc.collect()
+        kept_bytes, _ = tracemalloc.get_traced_memory()
+        tracemalloc.stop()
+        assert kept_bytes < 500 * 64, "nothing of each"
+        assert rendezvous.refused == {"Enrol": GUESSES}
+        assert (rendezvous.machines, [each.uses for each in rendezvous.run.invitations.all()]) == ({}, [1])
+        lines = [line.getMessage() for line in caplog.records if "refused" in line.getMessage()]
+        assert (len(lines), lines[-1][:22]) == (14, "Enrol refused, 8192 so")
+        assert secret not in caplog.text
+        # over the network, and then one who was invited
+        outcomes = await asyncio.gather(
+            *(run.enrol(tmp_path / f"m{i}", "guess", "m") for i in range(32)), return_exceptions=True
+        )
+        assert {each.code() for each in outcomes} == {grpc.StatusCode.UNAUTHENTICATED}
+        assert (await run.enrol(tmp_path / "m", secret, "m")).name == "m"
+
+
+async def test_a_machine_says_that_it_ends_and_still_takes_what_is_under_way(tmp_path: Path) -> None:
+    async with running(tmp_path, a=True, b=True) as run:
+        run.rendezvous.neighbours = {"a": {"b"}}
+        await run.machines["b"].leave()
+        assert (run.rendezvous.present, run.rendezvous.leaving) == (["a"], {"b"})
+        assert await reach(run.machines["a"].dial, "b", run.machines["a"].tls) == 1
+        await eventually(lambda: "link a to b: direct" in run.said)
+        run.rendezvous.kinds["a", "b"] = "relayed"
+        await run.machines["a"]._stub.Reach(join_pb2.ReachRequest(to="b", kind="direct"))
+        assert run.said[-1] == "link a to b: direct (it was relayed)"
+    assert "b leaves" in run.said
+
+
+async def test_a_machine_that_was_let_go_ends(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("stages.wire.rendezvous.LOOK_S", 0.01)
+    async with running(tmp_path, a=True) as run:
+        there = run.machines["a"]
+        run.rendezvous.run.keep("a", None)
+        await eventually(lambda: "a is let go" in run.said)
+        links = MachineLinks("a", there.tls, [run.address], there._secret, there.own, [])
+        with pytest.raises(StatusError, match="this machine has not joined"):
+            await links.attend()
+        await links.close()
+
+
+async def test_a_second_attendance_ends_the_first_and_kinds_are_words_of_ours(tmp_path: Path) -> None:
+    async with running(tmp_path, a=True, b=True) as run:
+        run.rendezvous.neighbours = {"a": {"b"}}
+        shown = token_metadata(run.machines["a"]._secret)
+        channel, stub = run.stub("")
+        async with channel:
+            first = stub.Attend(join_pb2.AttendRequest(), metadata=shown)
+            assert await first.read() == join_pb2.Notice()
+            second = stub.Attend(join_pb2.AttendRequest(), metadata=shown)
+            assert await second.read() == join_pb2.Notice()
+            assert await first.read() == join_pb2.Notice(), "the last"
+            assert await first.read() is grpc.aio.EOF
+            with pytest.raises(grpc.aio.AioRpcError, match="a link is direct, reversed, relayed"):
+                await stub.Reach(join_pb2.ReachRequest(to="b", kind="\x1b]0;"), metadata=shown)
