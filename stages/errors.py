@@ -21,7 +21,7 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-ALIKE = 0.75  # of 1: below, a guess at a word is more often wrong than right
+ALIKE = 0.65  # of 1: below, a guess at a word is more often wrong than right
 
 
 class OnesweepError(Exception):
@@ -91,9 +91,10 @@ def close_to(word: str, known: Iterable[str]) -> str:
     """For an error about an unknown word: " (did you mean sweep?)", or nothing where no known one is alike."""
     import difflib  # errors are rare, and every command imports this module
 
-    names = {name.lstrip("-"): name for name in known}  # dashes would make options alike
-    begun = [name for name in names if name.startswith(word.lstrip("-") or " ")]
-    found = [names[name] for name in begun[:2] or difflib.get_close_matches(word.lstrip("-"), names, 2, ALIKE)]
+    word = word.lstrip("-")  # dashes would make options alike
+    names = {name.lstrip("-"): name for name in known if name.lstrip("-")[:1] == word[:1]}
+    begun = [name for name in names if word and name.startswith(word)]
+    found = [names[name] for name in begun[:2] or difflib.get_close_matches(word, names, 2, ALIKE)]
     return f" (did you mean {' or '.join(found)}?)" if found else ""
 
 

@@ -16,19 +16,16 @@ blocks = [0, 1]
 [[hosts]]
 name = "tokyo"
 address = "NEXT"
-blocks = [2]
-[[hosts]]
-name = "lima"
-address = "127.0.0.1:2"
-blocks = [3]
+blocks = LAST
 """
-DEFAULTS = {"LISTEN": "127.0.0.1:0", "NEXT": "127.0.0.1:3"}
+DEFAULTS = {"LISTEN": "127.0.0.1:0", "NEXT": "127.0.0.1:3", "LAST": "[2]"}
 
 
 @pytest.mark.parametrize(
     ("arguments", "code", "says"),
     [
-        (["lima"], 2, "block 3 does not exist: this checkpoint has blocks 0 to 2"),
+        (["tokyo", "LAST=[2, 3]"], 2, "block 3 does not exist: this checkpoint has blocks 0 to 2"),
+        (["paris", "LAST=[2, 3]"], 2, "the topology has 4 blocks, the checkpoint 3: make them agree"),
         (["paris", "LISTEN=0.0.0.0:0"], 2, "accept it with --insecure"),
         (["paris", "NEXT=10.0.0.9:1"], 2, "next address 10.0.0.9:1 is on another machine"),
         (["pari"], 2, "no host 'pari' in the topology (did you mean paris?"),
@@ -45,7 +42,8 @@ def test_a_wrong_option_is_explained(
     bundles: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str], arguments: list[str], code: int, says: str
 ) -> None:
     text = TOPOLOGY
-    for word, value in (DEFAULTS | dict(each.split("=") for each in arguments if each[:4] in ("LIST", "NEXT"))).items():
+    changed = dict(each.split("=") for each in arguments if each.partition("=")[0] in DEFAULTS)
+    for word, value in (DEFAULTS | changed).items():
         text = text.replace(word, value)
     (tmp_path / "t.toml").write_text(text)
     given = [each for each in arguments if "=" not in each or each[0].islower()]
