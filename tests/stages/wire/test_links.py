@@ -86,7 +86,7 @@ async def attending(run: Run, directory: Path, name: str, tells: bool) -> AsyncI
     health_pb2_grpc.add_HealthServicer_to_server(HealthChecks(), server)
     port = bind(server, "127.0.0.1:0", Security(tls), mutual=True)
     told = [f"127.0.0.1:{port}"] if tells else []
-    links = MachineLinks(name, tls, [run.address], joined.secret, ("127.0.0.1", port), told)
+    links = MachineLinks(name, tls, [run.address], joined.secret, ("127.0.0.1", port), lambda: told)
     join_pb2_grpc.add_JoinServiceServicer_to_server(links.awaited, server)
     await server.start()
     attend = asyncio.create_task(links.attend())
@@ -332,7 +332,6 @@ def test_a_machine_that_listens_again_soon_keeps_its_direct_link(
 
 def test_a_relayed_connection_changes_over_to_a_better_way(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("stages.wire.links.CHOSEN_S", 0.01)
-    monkeypatch.setattr("stages.wire.links.REST_S", 0.001)
 
     async def main() -> None:
         async with running(tmp_path, a=False, b=False, c=False) as run:
@@ -407,7 +406,9 @@ def test_the_proxy_serves_this_process_alone(tmp_path: Path) -> None:
     asyncio.run(main())
 
 
-def test_a_machine_that_was_let_go_ends(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_machine_that_was_let_go_ends(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
     monkeypatch.setattr("stages.wire.rendezvous.LOOK_S", 0.01)
 
     async def main() -> None:
@@ -415,9 +416,12 @@ def test_a_machine_that_was_let_go_ends(tmp_path: Path, monkeypatch: pytest.Monk
             there = run.machines["a"]
             run.rendezvous.run.keep("a", None)
             await eventually(lambda: "a is let go" in run.said)
-            links = MachineLinks("a", there.tls, [run.address], there._secret, there.own, [])
+            links = MachineLinks("a", there.tls, [run.address], there._secret, there.own, tuple)
             with pytest.raises(StatusError, match="this machine has not joined"):
                 await links.attend()
+            assert "Attend of a refused" in caplog.text
+            with pytest.raises(grpc.aio.AioRpcError, match="code 410"):
+                await reach(run.rendezvous.dial, "a", run.rendezvous.run.tls)
             await links.close()
 
     asyncio.run(main())
@@ -427,6 +431,14 @@ def test_a_second_attendance_ends_the_first_and_kinds_are_words_of_ours(tmp_path
     async def main() -> None:
         async with running(tmp_path, a=True, b=True) as run:
             run.rendezvous.neighbours = {"a": {"b"}}
+            proxy, own = await LinkProxy(run.rendezvous.dial).open(), run.rendezvous.machines["b"]
+            async with proxy, open_channel(link_address("b"), security=Security(run.rendezvous.run.tls)) as channel:
+                asked = health_pb2.HealthCheckRequest()
+                await health_pb2_grpc.HealthStub(channel).Check(asked, timeout=PATIENCE_S)
+                assert len(own.pipes) == 1
+                run.machines["b"]._addresses = lambda: ("10.77.0.9:7701",)
+                own.dismiss()
+                await eventually(lambda: not own.pipes and own.addresses == ("10.77.0.9:7701",))
             shown = token_metadata(run.machines["a"]._secret)
             channel, stub = run.stub("")
             async with channel:
