@@ -221,7 +221,7 @@ class Turns:
         self._lost[self.at] = error
         others = [i % len(addresses) for i in range(self.at + 1, self.at + len(addresses))] or [0]
         left = [i for i in others if i not in self._lost]
-        if not left and monotonic() < self._since_s + BACK_S:
+        if not left and monotonic() + PAUSE_S < min(self._since_s + BACK_S, self._deadline_s):
             left, self.pause_s = others, PAUSE_S
         if not left:
             none = f"none of the routers {' and '.join(addresses)} answers: " if len(addresses) > 1 else ""
