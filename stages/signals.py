@@ -128,8 +128,8 @@ async def drained(is_busy: Callable[[], object], within_s: float) -> None:
 
 
 def stop_on_signals() -> asyncio.Event:
-    """An event that SIGTERM or SIGINT sets, or the end of the lifeline, which the log tells; a second signal ends the
-    process at once. Main thread only."""
+    """An event that SIGTERM or SIGINT sets, which the log tells; a second signal ends the process at once, and so does
+    the end of the lifeline. Main thread only."""
     stop, loop, numbers = asyncio.Event(), asyncio.get_running_loop(), (signal.SIGTERM, signal.SIGINT)
 
     def begin_to_stop(by: str) -> None:
@@ -140,8 +140,12 @@ def stop_on_signals() -> asyncio.Event:
             loop.remove_signal_handler(number)
             signal.signal(number, signal.SIG_DFL)
 
+    def end() -> None:  # who started this had the ways to the machines: nothing under way could be finished
+        begin_to_stop("the end of who started it")
+        signal.raise_signal(signal.SIGTERM)
+
     for number in numbers:
         loop.add_signal_handler(number, begin_to_stop, number.name)
     if os.environ.get(LIFELINE_VARIABLE):
-        loop.add_reader(0, begin_to_stop, "the end of who started it")
+        loop.add_reader(0, end)
     return stop

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from loadtest.lab.forwarder import give_order
-from loadtest.lab.namespaces import TUN, LabError, processes_in, start_ticks
+from loadtest.lab.namespaces import TUN, LabError, start_ticks
 from loadtest.lab.profile import Profile
 from stages.errors import InputError
 from stages.wire.secret_files import check_private
@@ -72,19 +72,10 @@ class Lab:
         inside = ["nsenter", f"--net={self._place(node).namespace}", "--"]
         return [*inside, *([] if outlives_parent else ["setpriv", "--pdeathsig", "KILL", "--"]), *argv]
 
-    def counters(self) -> dict[tuple[str, str], dict[str, int]]:
-        """Packets of every directed link: carried, carried_bytes, lost, overflowed. Raises LabError."""
-        names = {node.address: name for name, node in self.places.items()}  # the forwarder knows addresses only
-        return {(names[one], names[other]): counts for (one, other), counts in give_order(self.pid).items()}
-
     def cut(self, one: str, other: str, lasts: bool = True) -> None:
         """Drop every packet between two nodes, or carry them again. Raises InputError or LabError."""
         ends = (self.address(one), self.address(other))
         give_order(self.pid, [ends, ends[::-1]], lasts)
-
-    def programs(self) -> list[int]:
-        """Ids of the processes that run in the lab."""
-        return processes_in({node.inode for node in self.places.values()})
 
     def _place(self, node: str) -> Node:
         if node not in self.places:

@@ -30,7 +30,7 @@ from stages.checkpoint.shipped import SHIPPED
 from stages.errors import InputError, ServiceError
 from stages.settings import setting
 from stages.wire.channel import parse_address
-from stages.wire.links import RELAYED, REVERSED
+from stages.wire.links import KINDS, RELAYED, REVERSED
 
 LOOPBACK = "loopback"  # the profile without a lab: every process on this machine, no link emulated
 AS_FOUND = "as found"  # the profile of a deployment that was not started here
@@ -101,13 +101,16 @@ def open_network(profile: str, hosts: int, profiles: Path | None = None, links: 
     if profile == LOOPBACK:
         yield Network(LOOPBACK, hosts, free_port_block(hosts + 2))
         return
-    found, names = profile_named(profile, profiles), node_names(hosts)[1:]
+    found, names, port = profile_named(profile, profiles), node_names(hosts)[1:], FIRST_PORT
     if links:
+        port += 10 * KINDS.index(
+            links
+        )  # all kinds may be there at once, and this user's records of routers, by address
         # nobody dials a home; nor the next of a ring, which can dial who comes before it
         closed = {there: [here] for here, there in zip(names, (*names[1:], names[0]), strict=True)}
         found = replace(found, gateways=names * (links == RELAYED), closed=closed if links == REVERSED else {})
     with temporary_lab(found, hosts) as lab:
-        yield Network(profile, hosts, FIRST_PORT, lab, links)
+        yield Network(profile, hosts, port, lab, links)
 
 
 @dataclass

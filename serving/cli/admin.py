@@ -20,7 +20,6 @@ SIGNER = "signer"  # of releases: it has a key and no certificate
 
 def add_certs_init(init: argparse.ArgumentParser) -> None:
     _add_common(init, AUTHORITY_DAYS)
-    init.add_argument("--domain", action="append", default=[], metavar="D", help="certify names in D only (any)")
     init.add_argument("--force", action="store_true", help="replace the one that is there")
 
 
@@ -44,7 +43,7 @@ def run_certs_init(options: argparse.Namespace) -> int:
     check_installed()
     from stages.wire.certificates import Authority, expiry
 
-    authority = Authority.create(options.dir, options.days, options.domain, options.force)
+    authority = Authority.create(options.dir, options.days, options.force)
     print(f"{options.dir / 'ca.pem'}: {expiry(authority.until)}; give it to everybody")
     print(f"{options.dir / 'ca.key'}: signs certificates; keep it here, and nowhere else")
     return 0

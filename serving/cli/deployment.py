@@ -282,10 +282,7 @@ def temporary_deployment(
     answers: Iterator[str | None] | None = None,
     **options: Any,  # noqa: ANN401 - those of `Deployment.start`
 ) -> Iterator[Deployment]:
-    """A deployment for the length of a `with` block, in a directory of its own; see `Deployment.start`.
-
-    :param waiting: as `answers`, of `wait_ready`.
-    """
+    """A deployment for the length of a `with` block, in a directory of its own; see its `start` and `wait_ready`."""
     with tempfile.TemporaryDirectory(prefix="onesweep-", ignore_cleanup_errors=True) as directory:
         deployment = Deployment.start(topology, checkpoint, Path(directory), threads, **options)
         try:
@@ -322,15 +319,19 @@ def present(
 
 def watch(deployment: Deployment, tend: Callable[[Deployment], object]) -> None:
     """Return at Ctrl-C, with everything stopped. A host that ends by itself is started again if others hold its blocks
-    meanwhile; for any other process, raises ServiceError."""
+    meanwhile, and so are router and gateway of machines that joined if they ran for a minute; else raises ServiceError.
+    """
     replicated = deployment.topology.replicated
+    since = {} if deployment.lifelines is None else dict.fromkeys((ROUTER, HTTP), time.monotonic())
     with contextlib.suppress(KeyboardInterrupt):
         print("Ctrl-C stops them.", flush=True)
         while True:
             time.sleep(1)
-            for name in set(deployment.ended()) & replicated:
-                print(f"{name} ended and is started again; see its log", flush=True)
-                deployment.revive(name)
+            for name in deployment.ended():
+                if name in replicated or time.monotonic() - since.get(name, time.monotonic()) > READY_S:
+                    print(f"{name} ended and is started again; see its log", flush=True)
+                    deployment.revive(name)
+                    since[name] = time.monotonic()
             deployment.check_alive()
             tend(deployment)
     deployment.stop()

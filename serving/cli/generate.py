@@ -81,7 +81,8 @@ def _connection(options: argparse.Namespace) -> dict[str, Any]:
 
     address, topology = router_here(options.router)
     security = security_of(options, topology.client_tls if topology else None)
-    token = token_of(options, address, security.tls)
+    # else looked up with each call: a router that `serve` starts anew may ask for another
+    token = token_of(options, address, security.tls) if options.token_file else None
     return {"address": address, "tls": security.tls, "token": token, "insecure": security.insecure}
 
 

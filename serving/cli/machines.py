@@ -107,9 +107,11 @@ def run_join(options: argparse.Namespace) -> int:
     check_installed()
     check_positive(options, "threads")
     from stages.wire.channel import parse_address
+    from stages.wire.secret_files import check_private, state_directory
     from stages.wire.tickets import Ticket
 
     # what would be refused later is refused while the ticket is unused
+    check_private(state_directory())
     if options.device not in (None, AUTO):
         check_device(options.device)
     if options.model is not None:
@@ -259,8 +261,9 @@ def _serve_stages(place: JoinedMachine, options: argparse.Namespace) -> None:
     from stages.memory import return_large_buffers
     from stages.signals import run_until_signal
     from stages.wire.channel import parse_address
-    from stages.wire.links import LinkProxy, MachineLinks, own_addresses
+    from stages.wire.links import LinkProxy, MachineLinks
     from stages.wire.status import StatusError
+    from stages.wire.tickets import own_addresses
     from stages.wire.tls import Security
 
     listen = options.listen or f"0.0.0.0:{_kept_port(place.directory / 'port')}"
@@ -268,7 +271,8 @@ def _serve_stages(place: JoinedMachine, options: argparse.Namespace) -> None:
     is_any = host in ("0.0.0.0", "::")
     own = ("::1" if host == "::" else "127.0.0.1" if is_any else host), port
     links = MachineLinks(
-        place.name, place.tls, place.rendezvous, place.secret, own, own_addresses(port) if is_any else (listen,)
+        *(place.name, place.tls, place.rendezvous, place.secret, own),
+        lambda: own_addresses(port) if is_any else (listen,),
     )
     releases = place.directory / "releases"
     settings = StageSettings(

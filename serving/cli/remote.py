@@ -31,9 +31,9 @@ if TYPE_CHECKING:
 
 # Modules that need gRPC or torch are imported when the command runs.
 
-POLL_S, OTHERS_S = 0.2, 30.0  # OTHERS_S: then machines of no ring may stand in for those of the last one
+POLL_S, LATE_S = 0.2, 10.0  # LATE_S: since a machine came last; then it is said what to do
+OTHERS_S = 30.0  # then machines of no ring may stand in for those of the last one
 DEFAULT_RENDEZVOUS = "0.0.0.0:7790"
-TICKET_DAYS = 1.0
 
 
 def add_serve(serve: argparse.ArgumentParser) -> None:
@@ -101,9 +101,9 @@ def _rendezvous(run: RunDirectory, options: argparse.Namespace, say: Callable[[s
     """The rendezvous, on a thread of its own for as long as the model is served; this process and its children dial
     machines over it. Raises OnesweepError where it cannot listen."""
     from stages.wire.channel import LINKS_VARIABLE, parse_address
-    from stages.wire.links import LinkProxy, own_addresses
+    from stages.wire.links import LinkProxy
     from stages.wire.rendezvous import Rendezvous
-    from stages.wire.tickets import MOST_ADDRESSES
+    from stages.wire.tickets import MOST_ADDRESSES, own_addresses
 
     host, port = parse_address(options.listen, "--listen")
     if port == 0:
@@ -148,13 +148,13 @@ def _wait(rendezvous: Rendezvous, run: RunDirectory, options: argparse.Namespace
     ring, or soon as many others. Prints a ticket where some must join."""
     from serving.cli.machine_ring import last_order
 
-    last, begin = last_order(run), monotonic()
+    last, begin, came, came_at = last_order(run), monotonic(), list[str](), monotonic()
 
     def place(name: str) -> bool:
         return name not in last  # those of the last ring come first
 
     if (missing := (options.wait or 1) - len(rendezvous.machines)) > 0:
-        _, secret = run.invitations.add(missing, TICKET_DAYS)
+        _, secret = run.invitations.add(missing, days=1)
         uses = f"{missing} machines" if missing > 1 else "a machine"
         progress.say(f"on each machine, for {uses} and a day:\n\n    onesweep join {ticket_of(run, secret)}\n")
     while True:
@@ -164,11 +164,14 @@ def _wait(rendezvous: Rendezvous, run: RunDirectory, options: argparse.Namespace
         # others in their places would be sent all anew: only where those stay away
         if len(present) >= count and (options.wait or not absent or monotonic() - begin > OTHERS_S):
             return present[:count]
+        if present != came:
+            came, came_at = present, monotonic()
         names = f" ({', '.join(present)})" if present else ""
         remedies = [f"`onesweep invite --revoke {absent[0]}` lets it go"] if absent else []
         remedies += [f"--wait {len(present)} does without"] if present and (absent or not options.wait) else []
-        away, how = (f"; not there: {', '.join(absent)}" if absent else ""), f" ({', '.join(remedies)})"
-        progress.at(f"waiting for machines: {len(present)} of {count}{names}{away}{how if remedies else ''}")
+        away = f"; not there: {', '.join(absent)}" if absent else ""
+        how = f" ({', '.join(remedies)})" if remedies and monotonic() - came_at > LATE_S else ""
+        progress.at(f"waiting for machines: {len(present)} of {count}{names}{away}{how}")
         time.sleep(POLL_S)
 
 
@@ -188,8 +191,8 @@ def is_serving() -> bool:
 
 def add_invite(invite: argparse.ArgumentParser) -> None:
     invite.add_argument("name", metavar="NAME", nargs="?", default="", help="the machine's (it says its own)")
-    invite.add_argument("--uses", type=int, default=1, metavar="N", help="machines that may join with it (1)")
-    invite.add_argument("--days", type=float, default=1.0, metavar="D", help="how long it is good for (1)")
+    invite.add_argument("--uses", type=int, metavar="N", help="machines that may join with it (1)")
+    invite.add_argument("--days", type=float, metavar="D", help="how long it is good for (1)")
     invite.add_argument("--revoke", metavar="ID", help="nobody joins with that ticket any more; or let machine ID go")
 
 
@@ -201,20 +204,25 @@ def run_invite(options: argparse.Namespace) -> int:
     if not (run_directory() / ADDRESSES_NAME).exists():
         raise InputError("nothing is served from here yet: start with `onesweep serve MODEL`")
     run = RunDirectory(run_directory())
-    if options.name and options.revoke is not None:
-        raise InputError(f"--revoke makes no ticket: leave out {options.name}, or --revoke")
+    beside = [options.name] * bool(options.name)
+    beside += [f"--{name}" for name in ("uses", "days") if getattr(options, name) is not None]
+    if beside and options.revoke is not None:
+        raise InputError(f"--revoke makes no ticket: leave out {beside[0]}, or --revoke")
     if options.revoke in run.machines():
         run.keep(options.revoke, None)
-        print(f"{options.revoke}: let go; what it has opens nothing here any more (a certificate: within 30 days)")
+        ends = "for other machines its certificate is good until it ends, 30 days at most"
+        print(f"{options.revoke}: let go, and the router refuses it from now on; {ends}")
     elif options.revoke is not None:
-        if (given := options.revoke) not in (known := [*run.machines(), *(each.id for each in run.invitations.all())]):
+        given, tickets = options.revoke, run.invitations.all()
+        if given not in {each.id for each in tickets}:
+            known = [*run.machines(), *(each.id for each in tickets if not each.problem(time.time()))]
             raise InputError(f"there is no ticket and no machine {given!r}{one_of(given, known) if known else ''}")
         run.invitations.revoke(given)
         print(f"{options.revoke}: revoked; machines that joined with it stay")
     else:
-        invitation, secret = run.invitations.add(
-            options.uses, options.days, check_machine(options.name) if options.name else ""
-        )
+        name = check_machine(options.name) if options.name else ""
+        uses, days = (1 if given is None else given for given in (options.uses, options.days))
+        invitation, secret = run.invitations.add(uses, days, name)
         print(f"onesweep join {ticket_of(run, secret)}")
         print(f"ticket {invitation.id}; `onesweep invite --revoke {invitation.id}` takes it back", file=sys.stderr)
     return 0

@@ -223,7 +223,8 @@ def run_status(options: argparse.Namespace) -> int:
     except RouterError as error:
         if error.reached or options.router is not None or not is_serving():
             raise
-        raise NothingUp("`onesweep serve` is here, and waits for machines: its own lines say for which") from None
+        state = "its router does not answer" if deployment_here() else "waits for machines"
+        raise NothingUp(f"`onesweep serve` is here, and {state}: its own lines say more") from None
     if options.json:
         print(json.dumps(record_of(status)))
         return 0

@@ -117,8 +117,9 @@ class AsyncClient(RouterConnection):
         :param named: called first, with the router's name of the request, where it tells one.
         """
         request = Request(prompt=prompt, **settings).message(whole, trips)
-        metadata, answer = self._credentials(authorization), Turns(self, timeout_s)
+        answer = Turns(self, timeout_s)
         while True:
+            metadata = self._credentials(authorization)
             call = self._stubs[answer.at].Generate(request, timeout=answer.left_s, metadata=metadata)
             with answer.of(call):
                 if named is not None and (name := dict(await call.initial_metadata()).get(REQUEST_KEY)):
@@ -146,9 +147,9 @@ class AsyncClient(RouterConnection):
         Raises RequestRefused or RouterError.
         """
         request = drawing_message(classes, settings, previews=preview is not None)
-        metadata, turns = self._credentials(authorization), Turns(self, timeout_s)
+        turns = Turns(self, timeout_s)
         while True:
-            answer = _DrawnAnswer(preview)
+            answer, metadata = _DrawnAnswer(preview), self._credentials(authorization)
             call = self._stubs[turns.at].Draw(request, timeout=turns.left_s, metadata=metadata)
             with turns.of(call):
                 async for response in call:

@@ -30,8 +30,9 @@ from stages.wire.tls import Security, Tls, handshake_problem
 from stages.wire.tokens import token_for, token_metadata
 
 MOST_ROUTERS = 8
-# A router that is back may not be reached for 2 s, gRPC's pause between attempts: so long all are asked again.
-BACK_S, PAUSE_S = 3.0, 0.25
+# So long all are asked again: `serve` starts a router that ended anew, which takes seconds, and one that is back may
+# not be reached for 2 s, gRPC's pause between attempts.
+BACK_S, PAUSE_S = 30.0, 0.25
 LOST_AFTER_MS = 5_000  # a ping's answer; gRPC gives it a minute, and sends one every 10 s (channel.py)
 _USER_MISTAKES = ("INVALID_ARGUMENT", "FAILED_PRECONDITION", "UNAUTHENTICATED", "PERMISSION_DENIED")
 
@@ -220,7 +221,7 @@ class Turns:
         self._lost[self.at] = error
         others = [i % len(addresses) for i in range(self.at + 1, self.at + len(addresses))] or [0]
         left = [i for i in others if i not in self._lost]
-        if not left and monotonic() < self._since_s + BACK_S:
+        if not left and monotonic() + PAUSE_S < min(self._since_s + BACK_S, self._deadline_s):
             left, self.pause_s = others, PAUSE_S
         if not left:
             none = f"none of the routers {' and '.join(addresses)} answers: " if len(addresses) > 1 else ""

@@ -298,7 +298,8 @@ class Host:
         if self.meter is not None:
             self.meter.faults[refusal.code.name] += 1
         names = {"request": hop.request, "session": hop.session, "code": refusal.code.name}
-        level = logging.INFO if names["code"] == "NOT_FOUND" else logging.WARNING  # it was released at its last token
+        # of one that was released at its last token another hop may be under way; a host that restarted knows of none
+        level = logging.INFO if hop.session in self.sessions.released else logging.WARNING
         log.log(level, "request %s ends here: %s", hop.request or "without a name", refusal.message, extra=names)
         self.sessions.release(hop.session)
         number = work_of(hop).number

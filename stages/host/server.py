@@ -30,7 +30,7 @@ from stages.signals import drained, run_until_signal
 from stages.telemetry.observability import Telemetry
 from stages.v1 import join_pb2_grpc, stage_pb2, stage_pb2_grpc
 from stages.wire.auth import HOST, CallerGuard
-from stages.wire.channel import HealthChecks, bind, check_target, new_server, serve_health
+from stages.wire.channel import KEEPALIVE, HealthChecks, bind, check_target, new_server, serve_health
 from stages.wire.tokens import ADMIN, Keyring
 
 log = logging.getLogger(__name__)
@@ -256,7 +256,7 @@ def _new_server(
     if settings.tokens is not None:
         keyring = Keyring(settings.tokens)
         guards.append(CallerGuard(SERVICE, lambda _, __, call: keyring.identify(call.invocation_metadata(), ADMIN)))
-    server = new_server(message_bytes, guards)
+    server = new_server(message_bytes, guards, options=KEEPALIVE if settings.pipes else ())
     stage_pb2_grpc.add_StageServiceServicer_to_server(service, server)
     if settings.pipes is not None:
         join_pb2_grpc.add_JoinServiceServicer_to_server(settings.pipes, server)

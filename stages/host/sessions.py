@@ -96,7 +96,7 @@ class SessionStore:
         self.budget_bytes, self.lease_s = budget_bytes, lease_s
         self.sessions: dict[str, HostSession] = {}
         self.bytes = 0
-        self._released: OrderedDict[str, None] = OrderedDict()
+        self.released: OrderedDict[str, None] = OrderedDict()  # the last ones
 
     def open(
         self, name: str, router: str, kind: ModelKind, capacity: int, parts: Parts, now_s: float, drafts: bool = False
@@ -108,7 +108,7 @@ class SessionStore:
         """
         if name in self.sessions:
             raise already_exists(f"session {name!r} is open already")
-        if name in self._released:
+        if name in self.released:
             raise not_found(f"session {name!r} was released")
         manifest, held = parts.plan.models[kind].manifest, parts.plan.blocks
         need = session_bytes(manifest, held, capacity)
@@ -194,9 +194,9 @@ class SessionStore:
 
     def release(self, name: str) -> bool:
         """Free a session; False when there was none. Either way it cannot be opened any more."""
-        self._released[name] = None
-        if len(self._released) > REMEMBERED:
-            self._released.popitem(last=False)
+        self.released[name] = None
+        if len(self.released) > REMEMBERED:
+            self.released.popitem(last=False)
         session = self.sessions.pop(name, None)
         if session is None:
             return False

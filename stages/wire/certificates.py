@@ -59,13 +59,9 @@ class Authority:
         self.directory, self.certificate, self.key = directory, certificate, key
 
     @classmethod
-    def create(cls, directory: Path, days: int, domains: Sequence[str] = (), force: bool = False) -> Authority:
-        """A new one, in a directory that nobody else can enter.
-
-        :param domains: DNS names that it may certify, each with all below it; none: any.
-
-        Raises InputError when there is one already and not `force`.
-        """
+    def create(cls, directory: Path, days: int, force: bool = False) -> Authority:
+        """A new one, in a directory that nobody else can enter. Raises InputError when there is one already and not
+        `force`."""
         _check_days(days)
         make_private_directory(directory)
         pem, secret = _files(directory, AUTHORITY)
@@ -74,8 +70,7 @@ class Authority:
         identifier = x509.SubjectKeyIdentifier.from_public_key(key.public_key())
         # each has a name of its own: what another one signed is then told apart from what was forged
         name = _common_name(f"onesweep authority {identifier.digest.hex()[:8]}")
-        roles: list[x509.GeneralName] = [x509.UniformResourceIdentifier(role) for role in ROLES]
-        permitted = x509.NameConstraints([*roles, *(x509.DNSName(_domain(name)) for name in domains)], None)
+        permitted = x509.NameConstraints([x509.UniformResourceIdentifier(role) for role in ROLES], None)
         certificate = (
             _begin(name, name, key.public_key(), datetime.now(UTC) + timedelta(days=days))
             .add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
@@ -125,7 +120,6 @@ class Authority:
                 else f"a {identity.role} is dialled by its address: give --address, an IP address or DNS name"
             )
         names = [_general_name(address) for address in addresses]
-        self._check_constraints(addresses)
         pem, secret = _files(self.directory, identity.name)
         _check_new((pem, secret), force, "a new key replaces the old one then")
         key = ec.generate_private_key(ec.SECP256R1())
@@ -195,14 +189,6 @@ class Authority:
             .add_extension(issuer, critical=False)
             .sign(self.key, hashes.SHA256())
         )
-
-    def _check_constraints(self, addresses: Sequence[str]) -> None:
-        constraints = self.certificate.extensions.get_extension_for_class(x509.NameConstraints).value
-        domains = [name.value for name in constraints.permitted_subtrees or () if isinstance(name, x509.DNSName)]
-        for address in addresses:
-            within = any(f".{address}".endswith(f".{domain}") for domain in domains)
-            if domains and not within and ip_of(address) is None:
-                raise InputError(f"the authority may certify names in {', '.join(domains)} only, not {address!r}")
 
 
 def make_request(secret: Path, name: str) -> bytes:
@@ -281,17 +267,14 @@ def _leaf(path: Path, certificate: x509.Certificate) -> Leaf:
 
 
 def _general_name(address: str) -> x509.GeneralName:
-    ip = ip_of(address)
-    return x509.DNSName(_domain(address)) if ip is None else x509.IPAddress(ip)
-
-
-def _domain(name: str) -> str:
-    labels = name.split(".")
-    if len(name) > 253 or not all(
+    if (ip := ip_of(address)) is not None:
+        return x509.IPAddress(ip)
+    labels = address.split(".")
+    if len(address) > 253 or not all(
         label and len(label) <= 63 and label.isascii() and label.replace("-", "").isalnum() for label in labels
     ):
-        raise InputError(f"{name!r} is neither an IP address nor a DNS name: leave port and scheme out")
-    return name.lower()
+        raise InputError(f"{address!r} is neither an IP address nor a DNS name: leave port and scheme out")
+    return x509.DNSName(address.lower())
 
 
 def _check_days(days: int) -> None:

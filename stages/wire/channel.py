@@ -20,6 +20,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from stages.errors import InputError, ServiceError
 from stages.wire.places import Places
+from stages.wire.secret_files import check_private, state_directory
 from stages.wire.status import (
     DEFAULT_RETRY_MS,
     Context,
@@ -61,6 +62,9 @@ CONNECT_MS = 5_000
 Options = Sequence[tuple[str, int | str]]
 # Machines that joined are dialled as NAME.onesweep, over the proxy of stages/wire/links.py that this variable names.
 LINK_DOMAIN, LINKS_VARIABLE = "onesweep", "ONESWEEP_LINKS"
+# Of joined machines. A gateway that forgot a connection says nothing: it is missed after so long.
+SILENT_MS = 2000
+KEEPALIVE = (("grpc.keepalive_time_ms", 1000), ("grpc.keepalive_timeout_ms", SILENT_MS))
 _PLACES = WeakKeyDictionary[grpc.aio.Server, Places]()
 
 # gRPC's keepalive finds dead peers. It does not keep the congestion window open: Warm messages do (hop_stream.py).
@@ -281,6 +285,7 @@ def bind(server: grpc.aio.Server, address: str, security: Security = LOOPBACK_ON
     is in use.
     """
     host, port = check_listen(address, security)
+    check_private(state_directory())  # before it lives: its links look for tokens there
     try:
         if security.tls is None:
             bound = server.add_insecure_port(address)

@@ -15,7 +15,6 @@ from __future__ import annotations
 import asyncio
 import base64
 import contextlib
-import ipaddress
 import logging
 import os
 import re
@@ -26,13 +25,12 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 
 import grpc
 import grpc.aio
-import psutil
 
 from stages.clock import monotonic
 from stages.errors import InputError
 from stages.threads import cancelled
 from stages.v1 import join_pb2, join_pb2_grpc
-from stages.wire.channel import LINK_DOMAIN, LINKS_VARIABLE, open_channel, parse_address
+from stages.wire.channel import KEEPALIVE, LINK_DOMAIN, LINKS_VARIABLE, SILENT_MS, open_channel, parse_address
 from stages.wire.pipes import PIECE_BYTES, PIPE_KEY, AwaitedPipes, CalledPipe, Pipe, SocketPipe, splice
 from stages.wire.status import StatusError, unavailable
 from stages.wire.tls import Security, Tls
@@ -50,14 +48,10 @@ PROXY_S, MOST_UNKNOWN = 5.0, 64  # for a connection to the proxy to say what it 
 PROBE_S, REVERSE_S, NOTICE_S = 1.0, 2.0, 4.0
 BETWEEN_S = 3.0  # that a machine may take to listen again, before another kind of way than a direct one is looked for
 CHOSEN_S = 300.0  # a way that was found is taken again for so long; then a better one is looked for
-# Without bytes on a connection, it rests: an idle one has a message every 2 s, one in use every 0.15 s. One that is
-# always in use is ended without a rest, and its requests are replayed.
-REST_S, MOST_REST_S = 1.0, 60.0
 RETRY_S, MOST_RETRY_S = 0.2, 2.0
-# A gateway that forgot a connection says nothing: it is missed after so long, not after gRPC's usual 15 s.
-KEEPALIVE = (("grpc.keepalive_time_ms", 2000), ("grpc.keepalive_timeout_ms", 2000))
 
 Dial = Callable[[str, SocketPipe], Awaitable[None]]
+Addresses = Callable[[], Sequence[str]]
 
 
 def link_name(machine: str) -> str:
@@ -74,18 +68,6 @@ def check_machine(name: str) -> str:
     if not re.fullmatch("[a-z0-9]([a-z0-9-]{0,30}[a-z0-9])?", name):
         raise InputError(f"a machine is called by 1 to 32 small letters, digits and dashes, not {name[:40]!r}")
     return name
-
-
-def own_addresses(port: int) -> tuple[str, ...]:
-    """Addresses of this machine that others may be able to dial, without its own loopback."""
-    found = list[str]()
-    for addresses in psutil.net_if_addrs().values():
-        for each in addresses:
-            if each.family in (socket.AF_INET, socket.AF_INET6):
-                ip = ipaddress.ip_address(each.address.partition("%")[0])
-                if not ip.is_loopback and not ip.is_link_local:
-                    found.append(f"{ip}:{port}" if ip.version == 4 else f"[{ip}]:{port}")
-    return tuple(found[:MOST_TOLD])
 
 
 class LinkProxy:
@@ -118,7 +100,8 @@ class LinkProxy:
                 log.info("no way to %s: %s", name, refusal.message)
             self._said[name] = refusal.message
             if not local.is_told:
-                writer.write(b"HTTP/1.1 503 Service Unavailable\r\n\r\n")
+                is_gone = refusal.code is grpc.StatusCode.NOT_FOUND
+                writer.write(b"HTTP/1.1 410 Gone\r\n\r\n" if is_gone else b"HTTP/1.1 503 Service Unavailable\r\n\r\n")
         except (OSError, asyncio.IncompleteReadError, asyncio.LimitOverrunError, grpc.RpcError):
             pass
         except asyncio.CancelledError:  # at this process's end: asyncio would log it as an error
@@ -165,15 +148,16 @@ class MachineLinks:
     """A joined machine's ways to others, and theirs to it. Lives on one event loop."""
 
     def __init__(
-        self, name: str, tls: Tls, rendezvous: Sequence[str], secret: str, own: tuple[str, int], told: Sequence[str]
+        self, name: str, tls: Tls, rendezvous: Sequence[str], secret: str, own: tuple[str, int], addresses: Addresses
     ) -> None:
         """:param rendezvous: its addresses.
         :param own: host and port where the own stage server is dialled from here.
-        :param told: where others may be able to dial that.
+        :param addresses: where others may be able to dial that, now.
 
         Raises InputError for files that make no handshake.
         """
-        self.name, self.tls, self.own, self.told = name, tls, own, tuple(told)
+        self.name, self.tls, self.own, self._addresses = name, tls, own, addresses
+        self.told: tuple[str, ...] = ()
         self.awaited = AwaitedPipes()  # type: ignore[abstract]
         self.attends = False
         tls.read()
@@ -194,6 +178,7 @@ class MachineLinks:
         while True:
             address = self._rendezvous[at % len(self._rendezvous)]
             stub = self._at_rendezvous(address)
+            self.told = tuple(self._addresses())[:MOST_TOLD]  # a laptop may be elsewhere by now
             try:
                 async for notice in stub.Attend(join_pb2.AttendRequest(addresses=self.told)):
                     if not self.attends:
@@ -220,16 +205,18 @@ class MachineLinks:
         kind = last if monotonic() - chosen_at <= CHOSEN_S else ""
         try:
             if kind in ("", DIRECT):
-                found = await self._direct([address], name) if kind else None
+                tried = [address] if kind else []
+                found = await self._direct(tried, name)
                 if found is None:
                     there = await stub.Reach(join_pb2.ReachRequest(to=name), timeout=NOTICE_S)
-                    found = await self._direct(there.addresses, name)
+                    found = await self._direct([each for each in there.addresses if each not in tried], name)
                 if found is not None:
                     self._choose(stub, name, DIRECT, found[1])
                     await splice(local, found[0])
                     found[0].writer.close()
                     return
-                if last == DIRECT and monotonic() - self._lost_at.setdefault(name, monotonic()) < BETWEEN_S:
+                is_same = last == DIRECT and address in there.addresses
+                if is_same and monotonic() - self._lost_at.setdefault(name, monotonic()) < BETWEEN_S:
                     self._ways[name] = last, address, chosen_at
                     raise unavailable(f"machine {name} does not answer where it did")
             async with self._reversed(stub, name if kind != RELAYED else "") as other:
@@ -269,7 +256,10 @@ class MachineLinks:
         if (address := await self._answering(addresses, name)) is None:
             return None
         try:
-            return SocketPipe(*await asyncio.open_connection(*parse_address(address))), address
+            reader, writer = await asyncio.open_connection(*parse_address(address))
+            if hasattr(socket, "TCP_USER_TIMEOUT"):  # Linux
+                writer.get_extra_info("socket").setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, SILENT_MS)
+            return SocketPipe(reader, writer), address
         except OSError:
             return None
 
@@ -288,26 +278,15 @@ class MachineLinks:
             yield other
 
     async def _relay(self, stub: join_pb2_grpc.JoinServiceAsyncStub, name: str, local: SocketPipe, other: Pipe) -> None:
-        """Carry a connection over the rendezvous until it ends, or another way appears that costs less.
-
-        The connection is then ended where it rests, and is made anew that other way."""
-        used_at = monotonic()
-
-        def use(_: int) -> None:
-            nonlocal used_at
-            used_at = monotonic()
-
-        carrying = asyncio.create_task(splice(local, other, use))
+        """Carry a connection over the rendezvous until it ends, or another way appears that costs less. It is then made
+        anew that other way, and requests under way are replayed."""
+        carrying = asyncio.create_task(splice(local, other))
         try:
             while not (await asyncio.wait([carrying], timeout=CHOSEN_S))[0]:
                 with contextlib.suppress(grpc.aio.AioRpcError):
-                    if not await self._is_near(stub, name):
-                        continue
-                    until = monotonic() + MOST_REST_S
-                    while monotonic() < until and monotonic() - used_at < REST_S:
-                        await asyncio.sleep(REST_S / 4)
-                    self._ways.pop(name, None)
-                    return
+                    if await self._is_near(stub, name):
+                        self._ways.pop(name, None)
+                        return
         finally:
             carrying.cancel()
             await asyncio.gather(carrying, return_exceptions=True)

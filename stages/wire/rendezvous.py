@@ -11,7 +11,7 @@ import time
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Iterable, Mapping
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -20,10 +20,11 @@ import grpc.aio
 
 from stages.clock import monotonic
 from stages.errors import InputError
+from stages.threads import cancelled
 from stages.v1 import join_pb2, join_pb2_grpc
 from stages.wire.auth import HOST, ROUTER, Identity
 from stages.wire.certificates import AUTHORITY, Authority, key_fingerprint
-from stages.wire.channel import CallBounds, bind, new_server, parse_address
+from stages.wire.channel import KEEPALIVE, CallBounds, bind, new_server, parse_address
 from stages.wire.link_quality import LINKS_NAME, LinkRecord
 from stages.wire.links import KINDS, MOST_TOLD, NOTICE_S, RELAYED, ROUTER_NAME, TO_KEY, check_machine, link_name
 from stages.wire.messages import PROTOCOL, hops_refusal
@@ -65,9 +66,12 @@ class Machine:
     addresses: tuple[str, ...] = ()  # where its stage server listens, as it says
     notices: asyncio.Queue[join_pb2.Notice] | None = None  # while it is there
     leaving: bool = False  # it ends: others are to hold its stage
+    pipes: set[asyncio.Task[None]] = field(default_factory=set)  # with an end at it
 
     def dismiss(self) -> None:
-        """End the call by which it is there, if one does."""
+        """End its pipes, and the call by which it is there, if one does."""
+        for pipe in self.pipes:
+            pipe.cancel()
         if (notices := self.notices) is not None and not notices.full():
             self.notices = None
             notices.put_nowait(join_pb2.Notice())  # the last
@@ -125,6 +129,7 @@ class Rendezvous(join_pb2_grpc.JoinServiceServicer):
         self.machines = run.machines()
         self.neighbours: dict[str, set[str]] = {}  # whom each machine may reach, by its place in the ring
         self.refused = Counter[str]()  # calls, by method
+        self._let_go = dict[str, str]()  # names of machines that were, by the hash of their secrets
         self._awaited, self.budget = AwaitedPipes(), RelayBudget()  # type: ignore[abstract]
         self.kinds = {**LinkRecord.read(run.directory).kinds}  # of links that were made, some before this start
         self.proxy = ""  # that commands on this machine dial machines over
@@ -151,7 +156,8 @@ class Rendezvous(join_pb2_grpc.JoinServiceServicer):
             return found.name if found else ""
 
         bounds = [CallBounds(caller, MOST_CALLS)]
-        server = new_server(2 * PIECE_BYTES, bounds, streams=2 * MOST_CALLS, options=WINDOW_OPTIONS)
+        options = (*WINDOW_OPTIONS, *KEEPALIVE)
+        server = new_server(2 * PIECE_BYTES, bounds, streams=2 * MOST_CALLS, options=options)
         join_pb2_grpc.add_JoinServiceServicer_to_server(self, server)
         port = bind(server, address, Security(self.run.tls))
         await server.start()
@@ -183,7 +189,9 @@ class Rendezvous(join_pb2_grpc.JoinServiceServicer):
     def let_go(self, names: Iterable[str]) -> None:
         """Know machines no more that `onesweep invite --revoke` took out of the run."""
         for name in names:
-            self.machines.pop(name).dismiss()
+            machine = self.machines.pop(name)
+            machine.dismiss()
+            self._let_go[machine.sha256] = name
             self._say(f"{name} is let go")
 
     def tell(self) -> None:
@@ -237,7 +245,7 @@ class Rendezvous(join_pb2_grpc.JoinServiceServicer):
             self._say(f"{machine.name} leaves")
             return
         machine.addresses = _checked(request.addresses)
-        machine.dismiss()  # the call that this one takes over from
+        machine.dismiss()  # it dialled anew: its former connection is dead, which TCP may not know yet
         machine.notices = notices = asyncio.Queue[join_pb2.Notice](MOST_NOTICES)
         self._say(f"{machine.name} is there")
         try:
@@ -274,9 +282,7 @@ class Rendezvous(join_pb2_grpc.JoinServiceServicer):
         own = ServedPipe(requests, context)
         if TO_KEY in metadata:
             target = self._reachable(machine, str(metadata[TO_KEY]))
-            async with self._opened(target, machine.name) as (other, count):
-                await context.write(join_pb2.Chunk())
-                await splice(own, other, count)
+            await self._join(own, target, machine.name)
             return
         if not await self._awaited.open(metadata, machine.name, own):
             raise self._refusal("Carry", NOBODY_WAITS, grpc.StatusCode.NOT_FOUND)
@@ -285,12 +291,11 @@ class Rendezvous(join_pb2_grpc.JoinServiceServicer):
 
     async def dial(self, name: str, local: Pipe) -> None:
         """Join a connection of this machine's router to a machine's stage server. Raises StatusError."""
-        async with self._opened(self._present(name), ROUTER_NAME) as (other, count):
-            await splice(local, other, count)
+        await self._join(local, self._present(name), ROUTER_NAME)
 
-    @asynccontextmanager
-    async def _opened(self, target: Machine, caller: str) -> AsyncIterator[tuple[Pipe, Callable[[int], None]]]:
-        """The end of a pipe that `target` was asked to open here, and what counts its bytes. Raises StatusError."""
+    async def _join(self, own: Pipe, target: Machine, caller: str) -> None:
+        """Carry bytes between an end of the caller's and one that `target` is asked to open here, while both are
+        there. Raises StatusError."""
         with self.budget.pipe(caller, target.name) as count:
             async with self._awaited.awaited(target.name) as (pipe, found):
                 self._notify(target, join_pb2.Notice(pipe=pipe, caller=caller))
@@ -299,7 +304,15 @@ class Rendezvous(join_pb2_grpc.JoinServiceServicer):
                         other = await asyncio.shield(found)
                 except TimeoutError:
                     raise unavailable(f"machine {target.name} does not answer") from None
-                yield other, count
+                await own.write(b"")  # it is open
+                carrying = asyncio.create_task(splice(own, other, count))
+                for pipes in [each.pipes for each in (target, self.machines.get(caller)) if each]:
+                    pipes.add(carrying)
+                    carrying.add_done_callback(pipes.discard)
+                try:
+                    await asyncio.wait([carrying])
+                finally:
+                    await cancelled([carrying])
 
     def _notify(self, target: Machine, notice: join_pb2.Notice) -> None:
         if target.notices is None or target.notices.full():
@@ -314,14 +327,17 @@ class Rendezvous(join_pb2_grpc.JoinServiceServicer):
         return self._present(name)
 
     def _present(self, name: str) -> Machine:
-        machine = self.machines.get(name)
-        if machine is None or machine.notices is None:
-            raise not_found(f"machine {name[:40]} is not there")
+        if (machine := self.machines.get(name)) is None:
+            raise not_found(f"machine {name[:40]} was let go")
+        if machine.notices is None:
+            raise unavailable(f"machine {name} is not there")
         return machine
 
     def _caller(self, method: str, context: Context) -> Machine:
-        machine = self._machine_of(dict(context.invocation_metadata() or ()))
+        machine = self._machine_of(metadata := dict(context.invocation_metadata() or ()))
         if machine is None:
+            if name := self._let_go.get(secret_hash(_secret_of(metadata))):
+                method = f"{method} of {name}"
             raise self._refusal(method, "this machine has not joined, or was let go: `onesweep join TICKET`")
         return machine
 

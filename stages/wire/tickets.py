@@ -10,14 +10,18 @@ import base64
 import binascii
 import hashlib
 import hmac
+import ipaddress
 import json
 import re
 import secrets
+import socket
 import time
 import zlib
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
+
+import psutil
 
 from stages.errors import InputError
 from stages.wire.channel import parse_address
@@ -144,3 +148,15 @@ class Invitations:
 def secret_hash(secret: str) -> str:
     """SHA-256 in hexadecimal digits: secrets have 128 random bits, so no slower hash is needed."""
     return hashlib.sha256(secret.encode("utf-8", "surrogatepass")).hexdigest()
+
+
+def own_addresses(port: int) -> tuple[str, ...]:
+    """Addresses of this machine that others may be able to dial, without its own loopback."""
+    found = list[str]()
+    for addresses in psutil.net_if_addrs().values():
+        for each in addresses:
+            if each.family in (socket.AF_INET, socket.AF_INET6):
+                ip = ipaddress.ip_address(each.address.partition("%")[0])
+                if not ip.is_loopback and not ip.is_link_local:
+                    found.append(f"{ip}:{port}" if ip.version == 4 else f"[{ip}]:{port}")
+    return tuple(found)

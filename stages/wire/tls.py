@@ -40,6 +40,7 @@ _SENTENCES = (
     ("certificate signature", OTHER_AUTHORITY),
     ("self-signed", OTHER_AUTHORITY),
     ("self signed", OTHER_AUTHORITY),
+    ("HTTP proxy returned response code 410", "was let go of this run: `onesweep invite` lets another machine in"),
     ("HTTP proxy returned", "is away, and no way leads to it now: see that `onesweep join` runs there"),
     (PLAIN, "does not speak TLS: start it with --tls-cert, or leave --tls-ca out here"),
 )

@@ -5,12 +5,16 @@ import json
 import os
 import re
 import shutil
+import signal
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from functools import partial
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +23,7 @@ import pytest
 from loadtest.lab.lab import Lab, lab_problem, temporary_lab
 from loadtest.lab.namespaces import DEVICE, GATEWAY_ADDRESS, SUBNET
 from loadtest.lab.profile import profile_named
-from serving.cli.deployment import MODULE, temporary_deployment
+from serving.cli.deployment import MODULE, READY_S, RECORD, temporary_deployment
 from serving.cli.ports import free_port_block, port_free
 from serving.client.client import Client
 from serving.router.topology import local_topology
@@ -32,13 +36,15 @@ pytestmark = pytest.mark.slow
 Run = Callable[..., tuple[int, str, str]]
 WITHIN_S = 180.0
 ASKED = ("the sea", "--mode", "ar", "--temperature", "0", "--max-tokens", "8")
+LONG = ("generate", *ASKED[:-1], "40")
 
 
 class Process:
     """A command with its words in a file, in a node of a lab or none."""
 
     def __init__(self, log: Path, *arguments: object, state: Path, inside: Sequence[str] = ()) -> None:
-        environment = {**os.environ, "XDG_STATE_HOME": str(state), "ONESWEEP_STATE": f"{state}-up"}
+        own = {"XDG_STATE_HOME": str(state), "XDG_CACHE_HOME": f"{state}-cache", "ONESWEEP_STATE": f"{state}-up"}
+        environment = {**os.environ, **own}
         with log.open("ab") as file:
             command = [*inside, sys.executable, *MODULE, *map(str, arguments)]
             self.process = subprocess.Popen(command, stdout=file, stderr=file, env=environment)
@@ -54,12 +60,19 @@ class Process:
 
         return until(said, WITHIN_S)
 
-    def ask(self, *arguments: object) -> str:
-        """What another command prints where this one runs."""
+    def ask(self, *arguments: object, act: Callable[[], object] = lambda: None) -> str:
+        """What another command prints where this one runs. :param act: called after the first letter."""
         command = [*self.inside, sys.executable, *MODULE, *map(str, arguments)]
-        done = subprocess.run(command, capture_output=True, text=True, env=self.environment, timeout=WITHIN_S)
-        assert done.returncode == 0, done.stderr
-        return done.stdout
+        with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=self.environment) as asked:
+            assert asked.stdout is not None
+            said, times_s = asked.stdout.read(1), [time.monotonic()]
+            act()
+            while piece := asked.stdout.read1():
+                said, times_s = said + piece, [*times_s, time.monotonic()]
+            _, problem = asked.communicate(timeout=WITHIN_S)
+        assert asked.returncode == 0, problem.decode()
+        print(f"{max((b - a for a, b in pairwise(times_s)), default=0):.1f} s without a letter")
+        return said.decode()
 
     def end(self) -> None:
         self.process.terminate()
@@ -111,9 +124,8 @@ def joined(
 
 
 def test_machines_join_with_a_ticket_and_hold_their_stages_for_the_next_run(
-    model: Path, expected: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    model: Path, expected: str, tmp_path: Path
 ) -> None:
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     port = free_port_block(3)
     with contextlib.ExitStack() as stack:
         with serving(model, tmp_path, port, "--wait", 3) as serve:
@@ -140,7 +152,6 @@ def test_machines_join_with_a_ticket_and_hold_their_stages_for_the_next_run(
 def test_the_ring_changes_while_it_serves(
     model: Path, expected: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     monkeypatch.setenv("ONESWEEP_STATE", str(tmp_path / "state-up"))
     port = free_port_block(3)
 
@@ -194,9 +205,8 @@ def test_the_ring_changes_while_it_serves(
 
 @pytest.mark.skipif(bool(lab_problem()) or shutil.which("nft") is None, reason="it takes root on Linux, and nftables")
 def test_machines_behind_gateways_and_a_firewall_write_the_same_text(
-    model: Path, expected: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    model: Path, expected: str, tmp_path: Path
 ) -> None:
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     with contextlib.ExitStack() as stack:
         lab = stack.enter_context(temporary_lab(profile_named("nat"), 3))
         where = {"inside": lab.command("router", [])}
@@ -205,15 +215,29 @@ def test_machines_behind_gateways_and_a_firewall_write_the_same_text(
         with joined(tmp_path, ticket, "host-1", "host-2", "host-3", lab=lab):
             serve.expect("Ctrl-C stops them")
             assert serve.ask("generate", *ASKED) == expected
+            served_at, whole = time.monotonic(), serve.ask(*LONG)
             shown = until(lambda: (said := serve.ask("status")).count(" MB by now") == 3 and said, WITHIN_S)
             assert "host-1 and host-2 relay over the router: open TCP" in shown
+
+            def orders(node: str, *given: str) -> None:
+                for each in given:
+                    subprocess.run(lab.command(node, ["ip", *each.split()]), check=True)
+
+            def kill_the_router() -> None:
+                record = json.loads((tmp_path / "state-up" / "127.0.0.1:7700" / RECORD).read_text())
+                os.kill(record["processes"]["router"], signal.SIGKILL)
+
             # the gateway is away for a moment, and forgets its mappings: what was open is dead, and made anew
             route = f"route add {SUBNET} dev {DEVICE} src {lab.address('gateway-1')}"
-            away = "gateway-1", [f"link set {DEVICE} down", f"link set {DEVICE} up", route]
-            # a machine gets another address at home
-            home = ["address flush dev eth0", "address add 192.168.1.99/24 dev eth0"]
-            moved = "host-2", [*home, f"route add default via {GATEWAY_ADDRESS}"]
-            for node, orders in (away, moved):
-                for order in orders:
-                    subprocess.run(lab.command(node, ["ip", *order.split()]), check=True)
-                assert serve.ask("generate", *ASKED) == expected
+            forget = partial(orders, "gateway-1", f"link set {DEVICE} down", f"link set {DEVICE} up", route)
+            home = "address flush dev eth0", "address add 192.168.1.99/24 dev eth0"
+            move = partial(orders, "host-2", *home, f"route add default via {GATEWAY_ADDRESS}")
+            until(lambda: time.monotonic() > served_at + READY_S)  # a router that ends sooner is not started again
+            for act in (forget, move, kill_the_router):
+                assert serve.ask(*LONG, act=act) == whole
+            serve.process.kill()
+            serve.process.wait(WITHIN_S)
+            serve.log.unlink()
+            serve = stack.enter_context(serving(model, tmp_path, 7700, **where))
+            serve.expect("Ctrl-C stops them")
+            assert serve.ask("generate", *ASKED) == expected

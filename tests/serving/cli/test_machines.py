@@ -20,7 +20,7 @@ from stages.errors import InputError, ServiceError
 from stages.progress import ProgressLine
 from stages.wire.auth import HOST, Identity
 from stages.wire.certificates import make_request
-from stages.wire.channel import LINKS_VARIABLE
+from stages.wire.channel import LINKS_VARIABLE, bind
 from stages.wire.links import link_name
 from stages.wire.rendezvous import Machine, Rendezvous, RunDirectory
 from stages.wire.tickets import Ticket
@@ -139,8 +139,23 @@ def test_a_damaged_place_and_no_place_have_a_sentence(tmp_path: Path, monkeypatc
         pass
 
 
+def test_a_state_directory_of_others_is_refused_before_the_ticket_is_used(
+    rendezvous: Rendezvous, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("ONESWEEP_STATE", str(tmp_path))
+    os.chmod(tmp_path, 0o755)
+    given = argparse.Namespace(ticket=ticket(rendezvous).text(), threads=None)
+    with pytest.raises(ServiceError, match="that nobody else can enter"):
+        machines.run_join(given)
+    with pytest.raises(ServiceError, match="that nobody else can enter"):
+        bind(None, "127.0.0.1:0")  # type: ignore[arg-type]  # before anything is done with the server
+    assert not rendezvous.machines
+
+
 def test_who_is_awaited_and_how_one_is_let_go(rendezvous: Rendezvous, monkeypatch: pytest.MonkeyPatch) -> None:
     now, said, run = 0.0, list[str](), rendezvous.run
+    used, _ = run.invitations.add(1, 1)
+    run.invitations.use(used)
     monkeypatch.setattr(remote, "monotonic", lambda: now)
     monkeypatch.setattr(remote, "POLL_S", 0)
 
@@ -148,6 +163,13 @@ def test_who_is_awaited_and_how_one_is_let_go(rendezvous: Rendezvous, monkeypatc
         progress = ProgressLine()
         monkeypatch.setattr(progress, "at", lambda line: (said.append(line), passes()))
         return remote._wait(rendezvous, run, argparse.Namespace(wait=wait), progress)
+
+    def pass_time(seconds: float = remote.OTHERS_S + 1) -> None:
+        nonlocal now
+        now += seconds
+
+    def invite(**given: object) -> int:
+        return remote.run_invite(argparse.Namespace(**{"name": "", "uses": None, "days": None, **given}))
 
     def come(name: str) -> None:
         rendezvous.machines[name].notices = asyncio.Queue()
@@ -158,26 +180,27 @@ def test_who_is_awaited_and_how_one_is_let_go(rendezvous: Rendezvous, monkeypatc
     (run.directory / machine_ring.ORDER_NAME).write_text('["tokyo", "paris"]')
     come("oslo")
     come("paris")
-    assert waited(lambda: come("tokyo")) == ["paris", "tokyo"], "the others join the ring while it serves"
-    away = "not there: tokyo (`onesweep invite --revoke tokyo` lets it go, --wait 2 does without)"
-    assert said == [f"waiting for machines: 2 of 2 (paris, oslo); {away}"]
+    then = iter((lambda: pass_time(remote.LATE_S + 1), lambda: come("tokyo")))
+    assert waited(lambda: next(then)()) == ["paris", "tokyo"], "the others join the ring while it serves"
+    away = "waiting for machines: 2 of 2 (paris, oslo); not there: tokyo"
+    assert said == [away, f"{away} (`onesweep invite --revoke tokyo` lets it go, --wait 2 does without)"]
     rendezvous.machines["tokyo"].notices = None
     assert waited(lambda: None, wait=2) == ["paris", "oslo"]
 
-    def pass_time() -> None:
-        nonlocal now
-        now += remote.OTHERS_S + 1
-
     assert waited(pass_time) == ["paris", "oslo"], "as many stand in for who stays away"
-    with pytest.raises(InputError, match=r"and no machine 'tokio' \(did you mean tokyo.*; choose from paris, to"):
-        remote.run_invite(argparse.Namespace(name="", revoke="tokio"))
-    assert remote.run_invite(argparse.Namespace(name="", revoke="tokyo")) == 0
+    with pytest.raises(
+        InputError, match=r"and no machine 'tokio' \(did you mean tokyo.*; choose from paris, tok.*rome$"
+    ):
+        invite(revoke="tokio")
+    with pytest.raises(InputError, match="--revoke makes no ticket: leave out --days, or --revoke"):
+        invite(revoke="tokyo", days=3.0)
+    assert (invite(revoke="tokyo"), invite(revoke=used.id)) == (0, 0)
     assert waited(lambda: rendezvous.let_go({"tokyo"} - run.machines().keys())) == ["paris", "oslo"]
     assert "not there: tokyo" in said[-1]
     rendezvous.machines["oslo"].notices = None
     said.clear()
     assert waited(lambda: come("oslo")) == ["paris", "oslo"]
-    assert said == ["waiting for machines: 1 of 2 (paris) (--wait 1 does without)"], "rome was in no ring"
+    assert said == ["waiting for machines: 1 of 2 (paris)"], "rome was in no ring"
     assert not remote.is_serving()
     with machines.locked(machines.run_directory()):
         assert remote.is_serving()

@@ -39,9 +39,3 @@ def test_a_server_can_listen_at_each_and_nobody_is_given_where_one_does(monkeypa
         assert not port_free("127.0.0.1", first)
         assert free_port_block(3) >= first + 2
     assert port_free("127.0.0.1", first)
-
-
-def test_few_are_kept_at_once() -> None:
-    for _ in range(2 * ports.MOST_BLOCKS):
-        free_port_block(1)
-    assert len(ports._kept) == ports.MOST_BLOCKS

@@ -163,9 +163,7 @@ def test_up_in_the_foreground_revives_a_replica_and_ends_with_its_command(
     [
         (["--hosts", 4], "4 hosts cannot share 3 blocks: choose 1 to 3 hosts"),
         (["--hosts", 0], "--hosts must be above 0"),
-        (["--threads", 0], "--threads must be above 0"),
         (["--port", 65535], "port 65535 leaves no room for 3 hosts"),
-        (["--port", 0], "port 0 leaves no room"),
     ],
 )
 def test_wrong_options(bundles: Path, onesweep: Run, arguments: list[object], says: str) -> None:

@@ -183,7 +183,7 @@ def test_the_only_router_may_come_back(bundles: Path, servers: Any, monkeypatch:
 def test_both_are_down() -> None:
     said = "none of the routers 127.0.0.1:1 and 127.0.0.1:2 answers: no router answers at 127.0.0.1:[12]; start one"
     with Client("127.0.0.1:1,127.0.0.1:2") as client, pytest.raises(RouterError, match=said):
-        client.generate("x")
+        client.generate("x", timeout_s=1.0)
 
 
 @pytest.mark.parametrize("second", [GenerateResponse(text=b" sun"), GenerateResponse(summary=Summary())])

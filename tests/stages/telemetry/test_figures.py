@@ -22,7 +22,7 @@ from stages.telemetry.observability import ObservabilitySettings, Telemetry
 from stages.telemetry.prometheus import MetricsServer
 from stages.v1 import stage_pb2
 from stages.wire.messages import PROTOCOL, next_read
-from stages.wire.status import exhausted
+from stages.wire.status import exhausted, not_found
 from stages.wire.tls import Expiry
 from tests.conftest import PATIENCE_S
 from tests.stages.hosts import event_of, open_host, send
@@ -144,15 +144,17 @@ async def test_a_fault_is_counted_and_logged_with_the_request_s_name(
             await event_of(host)
             rejected = host.take(stage_pb2.HopBatch(protocol=PROTOCOL, hops=[stage_pb2.Hop()]))
             assert rejected.rejections[0].code == grpc.StatusCode.INVALID_ARGUMENT.value[0]
+            for hop.session in ("s", "of a host that restarted"):  # the first is over: another hop was under way
+                host._fault(hop, not_found("no such session"))
     assert isinstance(host.meter, HostCounters)
-    assert (host.meter.faults, host.counters.faults) == ({"INTERNAL": 1}, 1)
+    assert (host.meter.faults, host.counters.faults) == ({"INTERNAL": 1, "NOT_FOUND": 2}, 3)
     assert host.meter.refusals == {"INVALID_ARGUMENT": 1}
     assert host.meter.models["chain"].received_bytes > 0
     assert sum(host.meter.models["chain"].compute_s.counts) == 0  # a hop that failed took no time that counts
     read = host.meter.reader(stage_pb2.DescribeResponse)()
-    assert read["onesweep_stage_faults_total"] == {("INTERNAL",): 1}
+    assert read["onesweep_stage_faults_total"] == {("INTERNAL",): 1, ("NOT_FOUND",): 2}
     named = [record for record in caplog.records if getattr(record, "request", "") == "cafe0123"]
-    assert [record.levelname for record in named] == ["ERROR", "WARNING"]
+    assert [record.levelname for record in named] == ["ERROR", "WARNING", "INFO", "WARNING"]
     assert "request cafe0123 ends here" in caplog.text
     assert "secret" not in caplog.text
 

@@ -75,7 +75,7 @@ async def attending(run: Run, directory: Path, name: str, tells: bool) -> AsyncI
     health_pb2_grpc.add_HealthServicer_to_server(HealthChecks(), server)
     port = bind(server, "127.0.0.1:0", Security(tls), mutual=True)
     told = [f"127.0.0.1:{port}"] if tells else []
-    links = MachineLinks(name, tls, [run.address], joined.secret, ("127.0.0.1", port), told)
+    links = MachineLinks(name, tls, [run.address], joined.secret, ("127.0.0.1", port), lambda: told)
     join_pb2_grpc.add_JoinServiceServicer_to_server(links.awaited, server)
     await server.start()
     attend = asyncio.create_task(links.attend())

@@ -140,7 +140,6 @@ async def test_a_relayed_connection_changes_over_to_a_better_way(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("stages.wire.links.CHOSEN_S", 0.01)
-    monkeypatch.setattr("stages.wire.links.REST_S", 0.001)
     async with running(tmp_path, a=False, b=False, c=False) as run:
         run.rendezvous.neighbours = {"a": {"b"}, "c": {"a"}}
         for here, there in (("a", "b"), ("c", "a")):

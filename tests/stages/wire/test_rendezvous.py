@@ -9,14 +9,17 @@ from pathlib import Path
 
 import grpc
 import pytest
+from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from stages.v1 import join_pb2
-from stages.wire.links import MachineLinks
+from stages.wire.channel import open_channel
+from stages.wire.links import LinkProxy, MachineLinks, link_address
 from stages.wire.messages import PROTOCOL
 from stages.wire.rendezvous import Rendezvous, RunDirectory
 from stages.wire.status import StatusError
+from stages.wire.tls import Security
 from stages.wire.tokens import token_metadata
-from tests.conftest import eventually
+from tests.conftest import PATIENCE_S, eventually
 from tests.stages.wire.conftest import reach, running
 
 GUESSES = 10_000
@@ -102,21 +105,34 @@ async def test_a_machine_says_that_it_ends_and_still_takes_what_is_under_way(tmp
     assert "b leaves" in run.said
 
 
-async def test_a_machine_that_was_let_go_ends(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_machine_that_was_let_go_ends(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
     monkeypatch.setattr("stages.wire.rendezvous.LOOK_S", 0.01)
     async with running(tmp_path, a=True) as run:
         there = run.machines["a"]
         run.rendezvous.run.keep("a", None)
         await eventually(lambda: "a is let go" in run.said)
-        links = MachineLinks("a", there.tls, [run.address], there._secret, there.own, [])
+        links = MachineLinks("a", there.tls, [run.address], there._secret, there.own, tuple)
         with pytest.raises(StatusError, match="this machine has not joined"):
             await links.attend()
+        assert "Attend of a refused" in caplog.text
+        with pytest.raises(grpc.aio.AioRpcError, match="code 410"):
+            await reach(run.rendezvous.dial, "a", run.rendezvous.run.tls)
         await links.close()
 
 
 async def test_a_second_attendance_ends_the_first_and_kinds_are_words_of_ours(tmp_path: Path) -> None:
     async with running(tmp_path, a=True, b=True) as run:
         run.rendezvous.neighbours = {"a": {"b"}}
+        proxy, own = await LinkProxy(run.rendezvous.dial).open(), run.rendezvous.machines["b"]
+        async with proxy, open_channel(link_address("b"), security=Security(run.rendezvous.run.tls)) as channel:
+            asked = health_pb2.HealthCheckRequest()
+            await health_pb2_grpc.HealthStub(channel).Check(asked, timeout=PATIENCE_S)
+            assert len(own.pipes) == 1
+            run.machines["b"]._addresses = lambda: ("10.77.0.9:7701",)
+            own.dismiss()
+            await eventually(lambda: not own.pipes and own.addresses == ("10.77.0.9:7701",))
         shown = token_metadata(run.machines["a"]._secret)
         channel, stub = run.stub("")
         async with channel:
