@@ -54,8 +54,8 @@ def _settings(options: argparse.Namespace) -> LoadSettings:
 
 def _measure(settings: LoadSettings, results: list[LoadResult]) -> BenchReport:
     """:param results: where every run is put as soon as it is over. Raises OnesweepError."""
+    from loadtest.commands import settings_record
     from loadtest.load.run import RUNS, find_knee, knee_note, run_line, run_load, run_notes, run_record
-    from loadtest.report.record import settings_record
     from loadtest.report.table import table
     from loadtest.workload.prompts import seeded_prompts
     from loadtest.workload.testbed import open_testbed

@@ -49,7 +49,6 @@ class Process:
 
 PROCESS: ContextVar[Process | None] = ContextVar("process", default=None)
 
-
 # Name of the machine whose call the task serves.
 CALLER: ContextVar[str] = ContextVar("caller", default="")
 

@@ -149,7 +149,8 @@ def fate_of(outcome: RequestOutcome, answers: Sequence[RequestOutcome], schedule
         return "left" if outcome.status == "LEFT" else "hurried" if hurried else "lost"
     # a router looks for a way until a hop's time-out, and its client asks the other one
     has_waited = any(outcome.idle.intersection(fault.targets) for fault in schedule.faults)
-    if outcome.replays > sum(map(most_moves, met)) + has_waited:
+    flaps = sum(int(fault.length_s / FLAP_S) for fault in met if fault.kind == "flap")
+    if outcome.replays > MOST_MOVES * (len(met) + sum(fault.kind == "broken" for fault in met)) + flaps + has_waited:
         return "moved"
     delay_s = sum(met.values()) + (NO_WAY_S if has_no_way or (has_waited and outcome.replays) else 0.0)
     delay_s += sum(answer.took_s for fault in met if not fault.hits_host)  # another router begins anew
@@ -164,11 +165,6 @@ def faults_of(outcome: RequestOutcome, schedule: Schedule) -> dict[PlannedFault,
     there = (fault for fault in schedule.faults if outcome.places.issuperset(fault.targets))
     delays_s = {fault: fault.delay_s(outcome.begun_s, end_s, schedule.faults, schedule.is_spent) for fault in there}
     return {fault: delay_s for fault, delay_s in delays_s.items() if delay_s}
-
-
-def most_moves(fault: PlannedFault) -> int:
-    """Times that a request is moved for a fault, at most."""
-    return MOST_MOVES + int(fault.length_s / FLAP_S if fault.kind == "flap" else MOST_MOVES * (fault.kind == "broken"))
 
 
 def trouble_of(schedule: Schedule, run: ScheduleRun, answers: Answers) -> tuple[str, ...]:

@@ -23,7 +23,6 @@ STATE_BYTES = 18 << 10
 SLOW_MBPS = 10.0
 REACH_TIMEOUT_S = 5.0
 
-
 Measured = TypeVar("Measured")
 
 

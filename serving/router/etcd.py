@@ -1,9 +1,9 @@
 """A topology in etcd (3.4 or newer): the value of one key, asked for over its HTTP gateway."""
 
-import json
 import re
 import time
 from http import HTTPStatus
+from json import loads
 from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qsl
@@ -73,15 +73,10 @@ class EtcdMember(Etcd3Client):
                     raise ValueError(f"an answer of more than {MAX_ANSWER_BYTES >> 20} MiB or {ANSWER_S:.0f} s")
         if response.status_code != HTTPStatus.OK:
             raise Etcd3Exception(body.decode(errors="replace"))
-        return _checked(body)
-
-
-def _checked(body: bytearray) -> dict[str, Any]:
-    """Other servers answer with JSON, too: etcd's has a header even where it has no keys."""
-    answer: dict[str, Any] = json.loads(body)
-    if "header" not in answer:
-        raise ValueError("an answer without a header")
-    return answer
+        # other servers answer with JSON, too: etcd's has a header even where it has no keys
+        if "header" not in (answer := loads(body)):
+            raise ValueError("an answer without a header")
+        return answer
 
 
 def _member(address: str, files: dict[str, str], insecure: bool) -> EtcdMember:

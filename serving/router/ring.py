@@ -46,7 +46,6 @@ class Ring:
 
     def __init__(
         self,
-        hosts: Sequence[HostEntry],
         settings: RingSettings | None = None,
         verifier: ReferenceVerifier | None = None,
         meter: Callable[[str], LinkObserver] | None = None,
@@ -70,14 +69,11 @@ class Ring:
         self._tasks: set[asyncio.Task[Any]] = set()
         self._quarantine = Quarantine(findings)
         self.changes = 0  # Counts what may make another way the best, or none.
-        self._hosts, self._meter = tuple(hosts), meter
-
-    async def open(self) -> None:
-        """Start linking; returns at once. A RingView's `problem` says when the ring can be used."""
-        self.set_hosts(self._hosts)
+        self._meter = meter
 
     def set_hosts(self, hosts: Sequence[HostEntry]) -> None:
-        """Link to these hosts and no others; what is under way on one that goes away moves to others.
+        """Link to these hosts and no others; what is under way on one that goes away moves to others. A RingView's
+        `problem` says when the ring can be used.
 
         Raises InputError where one may not be dialled: the ring stays as it was.
         """

@@ -31,6 +31,7 @@ from stages.telemetry.observability import Telemetry
 from stages.v1 import join_pb2_grpc, stage_pb2, stage_pb2_grpc
 from stages.wire.auth import HOST, CallerGuard
 from stages.wire.channel import HealthChecks, bind, check_target, new_server, serve_health
+from stages.wire.tls import Expiry
 from stages.wire.tokens import ADMIN, Keyring
 
 log = logging.getLogger(__name__)
@@ -80,7 +81,8 @@ class StageServer:
         service = StageService(host, loader, self.seat, self.settings.security.tls)
         server, checks, port = _new_server(service, self.message_bytes, self.settings)
         if figures is not None:
-            lookout.serve(STAGE_METRICS, figures.reader(service.description, self.settings.security.tls))
+            expiry = Expiry(self.settings.security.tls)
+            lookout.serve(STAGE_METRICS, lambda: figures.read(service.description(), expiry))
         vitals = await serve_health(checks, self.settings.health)
         await server.start()
         log.info("%s: live on port %d", host.settings.name, port)
@@ -92,7 +94,7 @@ class StageServer:
         if self.seat is not None:
             self.seat.relink = host.next_hosts.set_addresses
         await stop.wait()
-        host.stopping = True
+        host.admission.stopping = True
         checks.stop()
         await drained(lambda: host.sessions.sessions, self.settings.drain_s)
         await asyncio.gather(server.stop(grace=0), vitals.stop(grace=0))

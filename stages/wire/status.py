@@ -31,7 +31,8 @@ MAX_CHARACTERS = 1000
 DEFAULT_RETRY_MS = 1000
 CALL_KINDS = ("unary_unary", "unary_stream", "stream_unary", "stream_stream")
 
-_BY_NUMBER = {code.value[0]: code for code in grpc.StatusCode}
+Code = grpc.StatusCode  # for logic, which knows no other part of gRPC
+_BY_NUMBER = {code.value[0]: code for code in Code}
 M = TypeVar("M", bound=Message)
 Context = grpc.aio.ServicerContext[Any, Any]
 Metadata = tuple[tuple[str, str], ...]
