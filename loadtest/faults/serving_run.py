@@ -117,12 +117,6 @@ class Clients:
             if (code := self.caller.process.poll()) is not None:
                 raise ServiceError(f"the clients' process ended with exit code {code}")
 
-    def wait_sound(self) -> None:
-        """Wait until every host and link can be used; or SOUND_S."""
-        deadline = time.monotonic() + SOUND_S
-        while self.caller.state().problems and time.monotonic() < deadline:
-            self.wait(time.monotonic() + POLL_S)
-
     def finish(self) -> RouterState:
         """Ask no more. Wait for answers under way, and for all hosts to be there with nothing left of a request."""
         self._stopped.set()
@@ -258,7 +252,9 @@ def _go_through(
     ended: dict[str, str] = {}
     for planned in schedule:
         clients.wait(begin_s + max(planned.at_s, done[-1].end_s + NOTICED_S if done else 0.0))
-        clients.wait_sound()
+        deadline = time.monotonic() + SOUND_S
+        while clients.caller.state().problems and time.monotonic() < deadline:
+            clients.wait(time.monotonic() + POLL_S)
         ended = testbed.deployment.ended() | ended
         say(f"  {time.monotonic() - begin_s:6.1f} s  {planned.kind} {planned.target}, {planned.length_s:.1f} s")
         # One at a time: with two hosts for each block, two at once may leave no way through, and then a request that

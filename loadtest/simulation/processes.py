@@ -68,13 +68,6 @@ class TinyRelease:
         contents, router = read_release_manifest(directory), RouterParts.read(directory)
         return cls(contents, directory, backend, parts_of, router)
 
-    def held_by(self, plan: HostPlan) -> Parts:
-        """The parts that a host with this plan holds, with a drafter of its own."""
-        parts = self.parts[plan.blocks[0]]
-        if (drafter := parts.ar_drafter) is not None:  # it learns how long its drafts should be
-            parts = replace(parts, ar_drafter=Drafter(drafter.vocabulary, drafter.model))
-        return parts
-
 
 class VirtualLoader(Loader):
     """A loader that takes what is in memory already, in a fixed virtual time."""
@@ -92,8 +85,11 @@ class VirtualLoader(Loader):
 
 
 def held(known: Sequence[TinyRelease], plan: HostPlan) -> Parts:
-    """The parts that a host with this plan holds, of whichever release it is."""
-    return next(each for each in known if each.parts[plan.blocks[0]].plan.weights == plan.weights).held_by(plan)
+    """The parts that a host with this plan holds, of whichever release it is, with a drafter of its own."""
+    parts = next(p for each in known if (p := each.parts[plan.blocks[0]]).plan.weights == plan.weights)
+    if (drafter := parts.ar_drafter) is not None:  # it learns how long its drafts should be
+        parts = replace(parts, ar_drafter=Drafter(drafter.vocabulary, drafter.model))
+    return parts
 
 
 def _shaken(module: Any, generator: torch.Generator) -> Any:  # noqa: ANN401 - a Block or an ArModel

@@ -128,7 +128,7 @@ class Schedule:
     faults: tuple[PlannedFault, ...]
     deploy_at_s: float | None = None  # when the other release is deployed, if it is
     trains: bool = False  # it is a training, and no requests come
-    is_spent: bool = False  # routers have made all second tries that they may
+    is_spent: bool = False  # routers may make no second tries
 
 
 def make_schedule(seed: int, cases: int) -> Schedule:

@@ -30,6 +30,7 @@ from serving.cli.deploy import deploying
 from serving.client.client import AsyncClient, RequestRefused, Result, RouterError
 from serving.router.active_release import ActiveRelease
 from serving.router.admission import Admission
+from serving.router.paths import HEDGES, Hedging
 from serving.router.ring import RingView
 from serving.router.rollout import Rollout
 from serving.router.server import first_release
@@ -115,7 +116,7 @@ class World(FaultyWorld):
     ) -> None:
         """:param first: what is served; stores: where each process keeps releases, if any is to be deployed."""
         super().__init__(loop)
-        self.is_spent = False  # routers have made all second tries that they may
+        self.is_spent = False  # routers may make no second tries
         self.topology, self.releases = topology, releases
         self.first, self.stores, self.open_stores = first, stores, dict[str, ReleaseStore]()
         self.hosts: dict[str, SimulatedHost] = {}
@@ -163,10 +164,9 @@ class World(FaultyWorld):
         ring = WatchedRing(name, self.hit, self.loop.problems, settings=settings, security=SECURITY)
         self.rings[name] = ring
         self.all_rings.append(ring)
+        ring.hedging = Hedging(0.0 if self.is_spent else HEDGES)
         for kind, what in product(MODEL_KINDS, ("", " candidates", " more candidates")):
             ring.hedging.record(kind + what, USUAL_S)  # it has served: one that knows no usual time waits longer
-        while self.is_spent and ring.hedging.may_hedge():
-            pass
         store = self._store(name)
         active = first_release(ring, store, self.first.directory) if store and store.in_use else None
         active = active or ActiveRelease.over(RingView(ring), self.first.router)

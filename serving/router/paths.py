@@ -140,16 +140,17 @@ HEDGE_SHARE = 0.05  # Of all results, how many may need one: when everything is 
 class Hedging:
     """Mean and deviation of waiting times, as TCP keeps them for its retransmissions (RFC 6298), by kind of work."""
 
-    def __init__(self) -> None:
+    def __init__(self, most: float = HEDGES) -> None:
+        """:param most: second tries at once."""
         self._seen: dict[str, tuple[float, float]] = {}
-        self._hedges = HEDGES
+        self._hedges = self._most = most
 
     def record(self, kind: str, took_s: float) -> None:
         """Book how long a result took that came of the first try."""
         mean_s, deviation_s = self._seen.get(kind, (took_s, took_s / 2))
         deviation_s += (abs(took_s - mean_s) - deviation_s) / 4
         self._seen[kind] = (mean_s + (took_s - mean_s) / 8, deviation_s)
-        self._hedges = min(self._hedges + HEDGE_SHARE, HEDGES)
+        self._hedges = min(self._hedges + HEDGE_SHARE, self._most)
 
     def wait_s(self, kind: str, left_s: float) -> float:
         """Time to wait for a result. `left_s`: until the deadline."""

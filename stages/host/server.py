@@ -38,6 +38,7 @@ log = logging.getLogger(__name__)
 
 # The health service's name for readiness; the empty name stands for liveness.
 SERVICE = stage_pb2.DESCRIPTOR.services_by_name["StageService"].full_name
+NO_NEXT = "no next host: the topology has none that begins with the block after this host's last"
 RETRY_S = 0.2
 HOUSEKEEPING_S = 0.5
 STALL_FADES = 0.97  # with each pause of this kind: half of it after eleven seconds
@@ -152,7 +153,8 @@ class StageServer:
         worker, rest = self._begin(host.work(), stop), self._begin(loader.load_rest(), stop)
         try:
             while True:
-                reason = self._link_problem(host.next_hosts)
+                links, plan = host.next_hosts, self.first.plan
+                reason = links.problem if links.relays or (plan.is_first and plan.is_last) else NO_NEXT
                 if reason != service.not_ready_reason:
                     log.info("%s: %s", host.settings.name, reason or "ready")
                 service.not_ready_reason = reason
@@ -162,12 +164,6 @@ class StageServer:
         finally:
             worker.cancel()
             rest.cancel()
-
-    def _link_problem(self, links: NextHosts) -> str:
-        """Why no next hop can be made; empty when one can."""
-        if links.relays or (self.first.plan.is_first and self.first.plan.is_last):
-            return links.problem
-        return "no next host: the topology has none that begins with the block after this host's last"
 
 
 class EmptyHost:
