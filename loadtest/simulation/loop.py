@@ -132,8 +132,11 @@ class VirtualLoop(asyncio.BaseEventLoop):
             process = handle._context.get(PROCESS)
             if process is not None and process.halted:
                 process.parked.append(handle)
-            else:
-                handle._run()
+                continue
+            try:  # as `handle._run()` does
+                handle._context.run(handle._callback, *handle._args)
+            except Exception as error:
+                self.call_exception_handler({"message": f"Exception in {handle._callback}", "exception": error})
 
     def _write_to_self(self) -> None:
         """No other thread waits in this loop."""

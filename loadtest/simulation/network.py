@@ -186,10 +186,6 @@ class FaultyWorld(ABC):
     def change(self, fault: PlannedFault, begins: bool) -> None:
         """Let a fault of what only this world has begin or end."""
 
-    @abstractmethod
-    def close(self) -> None:
-        """Close what processes had open."""
-
     def new_process(self, name: str) -> Process:
         process = self.processes[name] = Process(self.loop, name)
         return process

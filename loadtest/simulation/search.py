@@ -38,12 +38,10 @@ from loadtest.simulation.schedule import (
 from loadtest.simulation.training import Training, TrainingWorld, train
 from loadtest.simulation.world import CASES, RequestOutcome, World
 from serving.cli.deploy import SWITCHED
-from serving.router.paths import SUSPECT_S
 from serving.router.topology import HostEntry, Topology
 from stages.wire import channel
 
 DISKS = "/dev/shm" if Path("/dev/shm").is_dir() else None  # a tenth of the time is a real disk's
-QUIET_S = SUSPECT_S + 0.5  # until no link is avoided for what happened on it
 AFTER = Asked(0, 0.0), Asked(8, 0.0)  # of each router, once all is well again
 Answers = Sequence[Sequence[RequestOutcome]]  # of each case, by each release
 SAY_EVERY = 1000  # schedules
@@ -245,7 +243,6 @@ async def _run(world: World, schedule: Schedule, said: list[str]) -> ScheduleRun
     failure = await deployed
     world.end_all()
     left = await world.settled()
-    await asyncio.sleep(QUIET_S)
     await world.whole()
     if failure and SWITCHED not in failure:
         left += world.changed_by_failure(states)

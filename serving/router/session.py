@@ -18,7 +18,7 @@ from serving.router.answer import AuditedAnswer
 from serving.router.audit import AuditFailed
 from serving.router.host_link import Attempt, HostLink, HostPath
 from serving.router.journal import PAUSE_S, Journal, Tries
-from serving.router.paths import kept_by
+from serving.router.paths import kept_by, problem_of
 from serving.router.ring import RingView
 from stages.clock import monotonic
 from stages.host.parts import MODEL_KINDS, ModelKind
@@ -57,7 +57,7 @@ class Session:
         self.tries = Tries(
             *(self.journal, kind, account.context.batch, capacity, due_at, self.ring.settings.hop_timeout_s),
             *(self.ring.hedging, self.ring.suspects, self._choose, self.ring.may_replay),
-            partial(self.ring.problem_of, self.weights),
+            lambda: problem_of(self.ring.links, self.weights),
         )
         # Called with an event that shows how far pictures are, as soon as it comes.
         self.on_preview: Callable[[stage_pb2.Event], object] = lambda event: None
