@@ -23,6 +23,7 @@ from loadtest.simulation.calls import MemoryChannel
 from loadtest.simulation.loop import virtual_time
 from loadtest.simulation.processes import TinyRelease
 from loadtest.simulation.schedule import (
+    AGAIN_S,
     CLIENT_NAMES,
     FLAP_S,
     HOSTS,
@@ -243,6 +244,7 @@ async def _run(world: World, schedule: Schedule, said: list[str]) -> ScheduleRun
     failure = await deployed
     world.end_all()
     left = await world.settled()
+    await asyncio.sleep(AGAIN_S)
     await world.whole()
     if failure and SWITCHED not in failure:
         left += world.changed_by_failure(states)

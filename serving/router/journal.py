@@ -30,8 +30,7 @@ OF_THE_ROUTER = {Code.UNAUTHENTICATED, Code.PERMISSION_DENIED, Code.DEADLINE_EXC
 NONSENSE_TRIES = 3
 # Beyond one for each position of a session: nobody sound sends as many that are not waited for.
 MOST_EVENTS_BEYOND = 8
-PAUSE_S = 0.05
-MOST_PAUSE_S = 0.5
+PAUSE_S, MOST_PAUSE_S = 0.05, 0.5
 
 
 class Journal:
