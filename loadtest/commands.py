@@ -1,11 +1,18 @@
-"""The frame of the commands that measure: their flags come from settings, what they find is a table and a record."""
+"""The frame of the commands that measure: their flags come from settings, what they find is a table, and a record with
+the command, code and machine that it was measured with."""
 
 from __future__ import annotations
 
 import argparse
 import json
+import os
+import platform
+import shlex
+import subprocess
+import sys
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import asdict, dataclass
+from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -44,7 +51,6 @@ class BenchReport:
     @classmethod
     def of_rows(cls, bench: str, settings: DataclassInstance, rows: Sequence[Row]) -> BenchReport:
         """The report of a bench whose figures are rows."""
-        from loadtest.report.record import settings_record
         from loadtest.report.table import aligned
 
         table = aligned(("what", "value", "unit", "at most", "met"), [row.cells for row in rows])
@@ -60,7 +66,6 @@ def add_measurement(command: argparse.ArgumentParser, settings: type[Any]) -> No
 
 def run_bench(options: argparse.Namespace, bench: Callable[[], BenchReport]) -> int:
     """Measure, print the table and write the record where `--json` says; the exit code. Raises OnesweepError."""
-    from loadtest.report.record import origin
     from stages.signals import ends_cleanly
 
     if options.json:
@@ -94,3 +99,57 @@ def check_names(flag: str, given: Sequence[str], known: Collection[str] | None =
             raise InputError(f"{flag} has no {name!r}{one_of(name, known)}")
         if given.count(name) > 1:
             raise InputError(f"{flag} names {name!r} twice")
+
+
+# The record of a run as JSON values.
+
+GIT_S = 10.0  # a folder on a slow network must not hold up a record
+
+
+def origin() -> dict[str, Any]:
+    """The head of every record: command, commit and machine."""
+    return {"command": shlex.join(["onesweep", *sys.argv[1:]]), "commit": commit(), "machine": machine()}
+
+
+def machine() -> dict[str, Any]:
+    """The machine of a run: without it a figure means little."""
+    return {
+        "processor": _processor(),
+        "cores": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1,
+        "system": f"{platform.system()} {platform.release()}",
+        "python": platform.python_version(),
+        "torch": version("torch"),
+        "grpcio": version("grpcio"),
+        "load_average": round(os.getloadavg()[0], 2),  # of the minute before: on a busy machine latencies say little
+    }
+
+
+def commit() -> str:
+    """The commit of the code that runs, `+changes` where files differ from it; `unknown` outside a checkout."""
+    head, changes = _git("rev-parse", "HEAD"), _git("status", "--porcelain", "--untracked-files=no")
+    if head is None:
+        return "unknown"
+    return head + ("+changes" if changes else "")
+
+
+def settings_record(settings: DataclassInstance, **changes: object) -> dict[str, Any]:
+    """JSON values of every setting; `changes` stand for what is not as it was given, or has a name of its own."""
+    return {name: str(v) if isinstance(v, Path) else v for name, v in asdict(settings).items()} | changes
+
+
+def _git(*arguments: str) -> str | None:
+    root = Path(__file__).resolve().parents[2]
+    try:
+        done = subprocess.run(["git", "-C", root, *arguments], capture_output=True, text=True, timeout=GIT_S)
+    except (OSError, subprocess.TimeoutExpired):
+        return None
+    return done.stdout.strip() if done.returncode == 0 else None
+
+
+def _processor() -> str:
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        lines = []
+    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
+    return names[0] if names else platform.processor() or platform.machine()

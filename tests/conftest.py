@@ -33,9 +33,8 @@ from serving.router.topology import HostEntry, Topology, local_topology
 from stages.checkpoint.checkpoint import save_ar, save_part, write_manifest
 from stages.checkpoint.gate import PROBE_TEXT
 from stages.checkpoint.manifest import Manifest
-from stages.host.host import HostSettings
 from stages.host.server import StageServer
-from stages.host.settings import StageSettings
+from stages.host.settings import HostSettings, StageSettings
 from stages.model.architecture import Architecture
 from stages.model.block import Block, Codes
 from stages.model.partition import NoisePartition

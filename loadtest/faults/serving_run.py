@@ -15,9 +15,8 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from dataclasses import asdict, dataclass, field
 from enum import StrEnum
-from typing import Any
 
-from loadtest.commands import BenchReport
+from loadtest.commands import BenchReport, settings_record
 from loadtest.faults.serving_testbed import (
     FAULTS,
     MOST_HOSTS,
@@ -25,13 +24,11 @@ from loadtest.faults.serving_testbed import (
     ServingTestbed,
     make_schedule,
     open_serving_testbed,
-    targets_of,
 )
 from loadtest.faults.settings import ChaosSettings
-from loadtest.report.record import settings_record
 from loadtest.workload.caller import COMMAND, Access, Caller, RouterState
 from loadtest.workload.prompts import NOVEL
-from loadtest.workload.testbed import check_links
+from loadtest.workload.testbed import LOOPBACK, check_links
 from stages.checkpoint.shipped import SHIPPED
 from stages.errors import ServiceError
 from stages.host.parts import plan_host
@@ -120,12 +117,6 @@ class Clients:
             if (code := self.caller.process.poll()) is not None:
                 raise ServiceError(f"the clients' process ended with exit code {code}")
 
-    def wait_sound(self) -> None:
-        """Wait until every host and link can be used; or SOUND_S."""
-        deadline = time.monotonic() + SOUND_S
-        while self.caller.state().problems and time.monotonic() < deadline:
-            self.wait(time.monotonic() + POLL_S)
-
     def finish(self) -> RouterState:
         """Ask no more. Wait for answers under way, and for all hosts to be there with nothing left of a request."""
         self._stopped.set()
@@ -167,7 +158,7 @@ class Clients:
 
 @dataclass(frozen=True)
 class FaultRecord:
-    """A fault that was done. Times are seconds of the monotonic clock."""
+    """A fault that was done. Times are seconds since the first one could begin."""
 
     kind: str
     target: str
@@ -177,7 +168,7 @@ class FaultRecord:
 
 @dataclass(frozen=True, kw_only=True)
 class ChaosResult:
-    """A run's answers, faults and processes. Times are seconds of the monotonic clock."""
+    """A run's answers, faults and processes."""
 
     settings: ChaosSettings
     cases: tuple[SeededRequest, ...]
@@ -186,16 +177,7 @@ class ChaosResult:
     faults: list[FaultRecord]
     last_state: RouterState  # when every request had ended
     ended: dict[str, str]  # processes that had ended without a fault's doing, and their last words
-    begin_s: float
-    end_s: float
-
-    @property
-    def seconds(self) -> float:
-        return self.end_s - self.begin_s
-
-    def times_of(self, fault: FaultRecord) -> dict[str, Any]:
-        """A fault with its times since the run began."""
-        return {**vars(fault), "begin_s": fault.begin_s - self.begin_s, "end_s": fault.end_s - self.begin_s}
+    seconds: float  # of load
 
     @property
     def fates(self) -> Counter[Fate]:
@@ -218,7 +200,8 @@ def chaos(settings: ChaosSettings, say: Say) -> ChaosResult:
         cases = seeded_requests(facts.modes, settings.seed, facts.context_length)
         if not cases:
             raise ServiceError("nothing here writes text: give --checkpoint a bundle that does")
-        schedule = make_schedule(targets_of(testbed, settings), settings)
+        able = [name for name in FAULTS if name != "cut" or settings.profile != LOOPBACK]  # which has no link to cut
+        schedule = make_schedule({name: FAULTS[name].targets(testbed) for name in able}, settings)
         say(f"the texts of {len(cases)} requests, before anything happens ...")
         texts = _texts(testbed, cases)
         say(f"{settings.requests_at_once} requests at once for {settings.minutes:g} min, {len(schedule)} faults ...")
@@ -227,7 +210,7 @@ def chaos(settings: ChaosSettings, say: Say) -> ChaosResult:
             begin_s = time.monotonic()
             faults, ended = _go_through(testbed, clients, schedule, begin_s + settings.warm_up_s, say)
             clients.wait(begin_s + settings.seconds)
-            end_s, last_state = time.monotonic(), clients.finish()
+            seconds, last_state = time.monotonic() - begin_s, clients.finish()
         return ChaosResult(
             settings=settings,
             cases=cases,
@@ -235,8 +218,7 @@ def chaos(settings: ChaosSettings, say: Say) -> ChaosResult:
             answers=sorted(clients.answers, key=lambda answer: answer.begin_s),
             faults=faults,
             last_state=last_state,
-            begin_s=begin_s,
-            end_s=end_s,
+            seconds=seconds,
             ended=testbed.deployment.ended() | ended,
         )
 
@@ -269,8 +251,10 @@ def _go_through(
     done: list[FaultRecord] = []
     ended: dict[str, str] = {}
     for planned in schedule:
-        clients.wait(max(begin_s + planned.at_s, done[-1].end_s + NOTICED_S if done else 0.0))
-        clients.wait_sound()
+        clients.wait(begin_s + max(planned.at_s, done[-1].end_s + NOTICED_S if done else 0.0))
+        deadline = time.monotonic() + SOUND_S
+        while clients.caller.state().problems and time.monotonic() < deadline:
+            clients.wait(time.monotonic() + POLL_S)
         ended = testbed.deployment.ended() | ended
         say(f"  {time.monotonic() - begin_s:6.1f} s  {planned.kind} {planned.target}, {planned.length_s:.1f} s")
         # One at a time: with two hosts for each block, two at once may leave no way through, and then a request that
@@ -282,12 +266,11 @@ def _go_through(
         finally:
             with contextlib.suppress(ProcessLookupError):  # it may have ended by itself
                 end()
-        done.append(FaultRecord(planned.kind, planned.target, fault_s, time.monotonic()))
+        done.append(FaultRecord(planned.kind, planned.target, fault_s - begin_s, time.monotonic() - begin_s))
     return done, ended
 
 
 # The report
-
 
 SHOWN = 5
 
@@ -299,7 +282,7 @@ def serving_report(result: ChaosResult) -> BenchReport:
         "seconds": result.seconds,
         "verdict": verdict(result),
         "requests": {"requests": len(result.answers), **{fate.value: result.fates[fate] for fate in Fate}},
-        "faults": list(map(result.times_of, result.faults)),
+        "faults": list(map(asdict, result.faults)),
     }
     table = "\n" + "\n".join(f"- {words}" for words in verdict(result))
     return BenchReport(table, record, holds=not result.trouble)

@@ -13,7 +13,7 @@ import psutil
 
 from loadtest.faults.settings import ChaosSettings
 from loadtest.lab.profile import ROUTER
-from loadtest.workload.testbed import LOOPBACK, Testbed, deployed, open_network
+from loadtest.workload.testbed import Testbed, deployed, open_network
 from serving.cli.deployment import Deployment
 from serving.router.topology import HostEntry, Topology
 from stages.host.parts import plan_host
@@ -149,9 +149,3 @@ def make_schedule(targets: Mapping[str, Sequence[str]], settings: ChaosSettings)
         # early in its turn, so that there is time to recover before the next one
         plan.append(Planned(round((i + chance.uniform(0, QUIET)) * turn_s, 2), name, target, length_s))
     return plan
-
-
-def targets_of(testbed: ServingTestbed, settings: ChaosSettings) -> dict[str, Sequence[str]]:
-    """Targets of each kind of fault."""
-    able = [name for name in FAULTS if name != "cut" or settings.profile != LOOPBACK]  # which has no link to cut
-    return {name: FAULTS[name].targets(testbed) for name in able}

@@ -13,10 +13,9 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from loadtest.commands import BenchReport, check_names, say
+from loadtest.commands import BenchReport, check_names, say, settings_record
 from loadtest.latency.floor import BookedCost, Course, Floor
 from loadtest.latency.settings import LEVELS, Length, WanSettings
-from loadtest.report.record import settings_record
 from loadtest.report.table import Column, number_column, open_meter, percentile, table, text_column
 from loadtest.workload.prompts import BUILT_IN, NOVEL, Prompts
 from loadtest.workload.testbed import Testbed, check_network, deployed, joined, open_network

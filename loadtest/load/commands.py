@@ -28,7 +28,12 @@ def run_loadtest(options: argparse.Namespace) -> int:
     settings = _settings(options)
     results: list[LoadResult] = []
     code = run_bench(options, lambda: _measure(settings, results))
-    _raise_trouble(results)
+    counts = [count for result in results for count in (result.figures.counts, result.figures.outside)]
+    if sum(count.trouble for count in counts):  # a sound deployment answers all
+        failed, lost, wrong = (sum(getattr(c, name) for c in counts) for name in ("failed", "lost", "wrong"))
+        raise OnesweepError(f"of all requests, warm-up included, {failed} failed, {lost} were lost, {wrong} were wrong")
+    if any(result.interrupted for result in results):
+        raise Interrupted("stopped early: the figures are those of the requests until then")
     return code
 
 
@@ -54,8 +59,8 @@ def _settings(options: argparse.Namespace) -> LoadSettings:
 
 def _measure(settings: LoadSettings, results: list[LoadResult]) -> BenchReport:
     """:param results: where every run is put as soon as it is over. Raises OnesweepError."""
+    from loadtest.commands import settings_record
     from loadtest.load.run import RUNS, find_knee, knee_note, run_line, run_load, run_notes, run_record
-    from loadtest.report.record import settings_record
     from loadtest.report.table import table
     from loadtest.workload.prompts import seeded_prompts
     from loadtest.workload.testbed import open_testbed
@@ -94,13 +99,3 @@ def _served(modes: Sequence[str], facts: RouterState) -> list[str]:
         if mode not in served:
             print(f"left out {mode}: the router serves {', '.join(facts.modes)}")
     return served
-
-
-def _raise_trouble(results: list[LoadResult]) -> None:
-    """Raises Interrupted for a run that was stopped, OnesweepError for requests that a sound deployment answers."""
-    counts = [count for result in results for count in (result.figures.counts, result.figures.outside)]
-    if sum(count.trouble for count in counts):
-        failed, lost, wrong = (sum(getattr(c, name) for c in counts) for name in ("failed", "lost", "wrong"))
-        raise OnesweepError(f"of all requests, warm-up included, {failed} failed, {lost} were lost, {wrong} were wrong")
-    if any(result.interrupted for result in results):
-        raise Interrupted("stopped early: the figures are those of the requests until then")

@@ -14,7 +14,6 @@ from stages.settings import setting
 
 # One request as its user saw it, and the class that it falls into.
 
-
 OK = "OK"
 OPEN = "OPEN"  # not a gRPC status: no answer and no status came, and the run waited no longer
 CUT = "CUT"  # not a gRPC status: the run was stopped, or its user taken away, while there was still time for an answer

@@ -117,7 +117,6 @@ def start_generator(target: Testbed, plan: LoadPlan) -> Iterator[Generator]:
 
 # The table, notes below it, and records for JSON
 
-
 RUNS: tuple[Column[dict[str, Any]], ...] = (
     *map(text_column, ("mode", "users", "requests", "right", "refused", "failed", "lost", "wrong")),
     number_column("rps", "throughput_rps", 2),
@@ -185,9 +184,7 @@ def run_record(result: LoadResult) -> dict[str, Any]:
 
 # The account: every request in exactly one class, and what the classes add up to
 
-
 MESSAGES = 5  # different failures that are shown
-
 
 Judged = tuple[LoadSample, Outcome]
 

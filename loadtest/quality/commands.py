@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import argparse
+from functools import partial
 
 from loadtest.commands import BenchReport, add_measurement, run_bench
 from loadtest.quality.settings import QualitySettings
 from stages.errors import InputError
 from stages.settings import check_destination, from_flags
 
-
-def add_quality(quality: argparse.ArgumentParser) -> None:
-    add_measurement(quality, QualitySettings)
+add_quality = partial(add_measurement, settings=QualitySettings)
 
 
 def run_quality(options: argparse.Namespace) -> int:

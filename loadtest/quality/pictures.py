@@ -15,9 +15,8 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from loadtest.commands import BenchReport
+from loadtest.commands import BenchReport, settings_record
 from loadtest.quality.settings import QualitySettings
-from loadtest.report.record import settings_record
 from loadtest.report.table import Column, number_column, open_meter, table, text_column
 from loadtest.workload.caller import Access
 from loadtest.workload.testbed import TestbedSettings, check_testbed, open_testbed
@@ -141,7 +140,6 @@ def _drawn(
 
 # The judge: a small classifier, whose features tell how far drawn pictures are from real ones
 
-
 FEATURES = 64
 WIDTH = 32
 BATCH = 128
@@ -225,7 +223,6 @@ def load_judge(path: Path) -> tuple[PictureJudge, str]:
 
 
 # Distances
-
 
 DRAWS = 50  # of a bootstrap
 

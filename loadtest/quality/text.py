@@ -18,10 +18,9 @@ from typing import Any
 
 import numpy as np
 
-from loadtest.commands import BenchReport
+from loadtest.commands import BenchReport, origin, settings_record
 from loadtest.quality.judge import check_judge, open_judge
 from loadtest.quality.settings import QualitySettings
-from loadtest.report.record import origin, settings_record
 from loadtest.report.table import Column, Estimate, number_column, open_meter, percentile, ratio_of_sums, table
 from loadtest.workload.caller import Access
 from loadtest.workload.testbed import TestbedSettings, check_testbed, open_testbed
@@ -216,7 +215,6 @@ def option_of(variant: ModeVariant, results: Sequence[Result], bits: Estimate) -
 
 # Continuations from a router
 
-
 TIMEOUT_S = 600.0  # of a text: far links and many candidates; a slow one is no reason to end a run of hours
 
 
@@ -252,7 +250,6 @@ def generate_all(
 
 
 # Prompts from held-out text, each with its human continuation
-
 
 VALID = "valid.txt"  # held-out text, where training text lies beside it
 

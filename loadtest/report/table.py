@@ -39,7 +39,10 @@ def value_of(row: object, name: str) -> Any:  # noqa: ANN401 - whatever a row ho
 def aligned(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     """A table: the first column to the left, figures to the right."""
     widths = [max(len(row[i]) for row in (header, *rows)) for i in range(len(header))]
-    lines = [_line(row, widths) for row in (header, ["-" * width for width in widths], *rows)]
+    lines = []
+    for first, *others in (header, ["-" * width for width in widths], *rows):
+        figures = (cell.rjust(width) for cell, width in zip(others, widths[1:], strict=True))
+        lines.append("  ".join([first.ljust(widths[0]), *figures]).rstrip())
     return "\n".join(lines)
 
 
@@ -67,13 +70,6 @@ def open_meter(name: str, total: int, unit: str = "text") -> Iterator[Callable[[
 
     with tqdm(desc=name, total=total, unit=unit, leave=False, disable=None) as bar:
         yield bar.update
-
-
-def _line(row: Sequence[str], widths: Sequence[int]) -> str:
-    first, *others = (
-        cell.rjust(width) if i else cell.ljust(width) for i, (cell, width) in enumerate(zip(row, widths, strict=True))
-    )
-    return "  ".join([first, *others]).rstrip()
 
 
 RESAMPLES = 1000  # the ends of an interval then vary by a few percent of its length

@@ -105,7 +105,7 @@ class MemoryCall:
         self.channel.waiting.pop(self, None)
         if not self._headers.done():
             self._headers.set_result(None)
-        self._answers.end()
+        self._answers.put()
 
     def _expire(self) -> None:
         if self._code is None:
@@ -125,7 +125,7 @@ class MemoryCall:
             data = self._write(request)
             await self.window.room(len(data))
             connection.send(len(data), served.requests.put, data)
-        connection.send(SMALL_BYTES, served.requests.end)
+        connection.send(SMALL_BYTES, served.requests.put)
 
     # What callers use: the interface of gRPC's calls.
 

@@ -49,7 +49,6 @@ class Process:
 
 PROCESS: ContextVar[Process | None] = ContextVar("process", default=None)
 
-
 # Name of the machine whose call the task serves.
 CALLER: ContextVar[str] = ContextVar("caller", default="")
 
@@ -133,8 +132,11 @@ class VirtualLoop(asyncio.BaseEventLoop):
             process = handle._context.get(PROCESS)
             if process is not None and process.halted:
                 process.parked.append(handle)
-            else:
-                handle._run()
+                continue
+            try:  # as `handle._run()` does
+                handle._context.run(handle._callback, *handle._args)
+            except Exception as error:
+                self.call_exception_handler({"message": f"Exception in {handle._callback}", "exception": error})
 
     def _write_to_self(self) -> None:
         """No other thread waits in this loop."""

@@ -10,6 +10,7 @@ from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from loadtest.simulation.loop import Process, VirtualLoop
@@ -76,14 +77,17 @@ class MemoryNetwork:
         link.cut += 1
         self.loop.call_later(KEEPALIVE_S, self._lose_silent, link, source, target)
 
-    def mend(self, source: str, target: str) -> None:
-        link = self.link(source, target)
-        link.cut -= 1
-        if not link.cut:
-            link.free_at = max(link.free_at, self.loop.now_s + RESEND_S)
-            held, link.held = link.held, deque()
-            for process, size, call, arguments in held:
-                self.send(link, size, process, call, arguments)
+    def slow(self, ends: tuple[str, ...], by_s: float) -> None:
+        self.link(ends[0], ends[1]).delay_s += by_s
+
+    def mend(self, *ways: tuple[str, ...]) -> None:
+        for link in [self.link(source, target) for source, target in ways]:
+            link.cut -= 1
+            if not link.cut:
+                link.free_at = max(link.free_at, self.loop.now_s + RESEND_S)
+                held, link.held = link.held, deque()
+                for process, size, call, arguments in held:
+                    self.send(link, size, process, call, arguments)
 
     def _lose_silent(self, link: Direction, source: str, target: str) -> None:
         if link.cut:
@@ -170,7 +174,7 @@ class FaultyWorld(ABC):
     def __init__(self, loop: VirtualLoop) -> None:
         self.loop, self.network = loop, MemoryNetwork(loop)
         self.processes: dict[str, Process] = {}
-        self.lasting: dict[PlannedFault, None] = {}
+        self.lasting: dict[PlannedFault, Callable[[], object]] = {}  # and what ends each
         self.hit = set[str]()  # processes that a fault has hit so far, and hosts at the end of a link that one has
         self.is_over = False  # no fault begins any more
 
@@ -182,10 +186,6 @@ class FaultyWorld(ABC):
     def change(self, fault: PlannedFault, begins: bool) -> None:
         """Let a fault of what only this world has begin or end."""
 
-    @abstractmethod
-    def close(self) -> None:
-        """Close what processes had open."""
-
     def new_process(self, name: str) -> Process:
         process = self.processes[name] = Process(self.loop, name)
         return process
@@ -194,8 +194,7 @@ class FaultyWorld(ABC):
         """Let a fault begin, and end in its time; none does once it is over."""
         if self.is_over:
             return
-        names, network = fault.targets, self.network
-        self.lasting[fault] = None
+        names, network, self.lasting[fault] = fault.targets, self.network, lambda: None
         self.hit |= {name for name in names if fault.kind in PROCESS_KINDS or name in HOSTS}
         self.loop.call_later(fault.length_s, self.end, fault)
         match fault.kind:
@@ -203,19 +202,25 @@ class FaultyWorld(ABC):
                 network.kill(self.processes[names[0]])
                 if fault.kind == "replace":
                     self.change(fault, begins=True)
+                self.lasting[fault] = partial(self.revive, names[0])
             case "freeze":
                 network.freeze(self.processes[names[0]])
+                self.lasting[fault] = self.processes[names[0]].resume
             case "cut" | "one-way":
-                for ends in (names, names[::-1]) if fault.kind == "cut" else (names,):
-                    network.cut(*ends)
+                ways = (names, names[::-1]) if fault.kind == "cut" else (names,)
+                for source, target in ways:
+                    network.cut(source, target)
+                self.lasting[fault] = partial(network.mend, *ways)
+            case "slow-link":
+                network.slow(names, fault.strength)
+                self.lasting[fault] = partial(network.slow, names, -fault.strength)
             case "reset" | "half-open":
                 network.reset(names, fault.length_s)
             case "flap":
                 self._flap(fault)
-            case "slow-link":
-                network.link(*names).delay_s += fault.strength
             case _:
                 self.change(fault, begins=True)
+                self.lasting[fault] = partial(self.change, fault, begins=False)
 
     def _flap(self, fault: PlannedFault) -> None:
         if fault in self.lasting:
@@ -224,24 +229,8 @@ class FaultyWorld(ABC):
 
     def end(self, fault: PlannedFault) -> None:
         """Let a fault end, unless it has."""
-        names, network = fault.targets, self.network
-        if fault not in self.lasting:
-            return
-        del self.lasting[fault]
-        match fault.kind:
-            case "kill" | "replace":
-                self.revive(names[0])
-            case "freeze":
-                self.processes[names[0]].resume()
-            case "cut" | "one-way":
-                for ends in (names, names[::-1]) if fault.kind == "cut" else (names,):
-                    network.mend(*ends)
-            case "slow-link":
-                network.link(*names).delay_s -= fault.strength
-            case "reset" | "half-open" | "flap":
-                pass
-            case _:
-                self.change(fault, begins=False)
+        if fault in self.lasting:
+            self.lasting.pop(fault)()
 
     def revive(self, name: str) -> None:
         """Start a process again, if it was killed and none has taken its place."""

@@ -68,13 +68,6 @@ class TinyRelease:
         contents, router = read_release_manifest(directory), RouterParts.read(directory)
         return cls(contents, directory, backend, parts_of, router)
 
-    def held_by(self, plan: HostPlan) -> Parts:
-        """The parts that a host with this plan holds, with a drafter of its own."""
-        parts = self.parts[plan.blocks[0]]
-        if (drafter := parts.ar_drafter) is not None:  # it learns how long its drafts should be
-            parts = replace(parts, ar_drafter=Drafter(drafter.vocabulary, drafter.model))
-        return parts
-
 
 class VirtualLoader(Loader):
     """A loader that takes what is in memory already, in a fixed virtual time."""
@@ -92,8 +85,11 @@ class VirtualLoader(Loader):
 
 
 def held(known: Sequence[TinyRelease], plan: HostPlan) -> Parts:
-    """The parts that a host with this plan holds, of whichever release it is."""
-    return next(each for each in known if each.parts[plan.blocks[0]].plan.weights == plan.weights).held_by(plan)
+    """The parts that a host with this plan holds, of whichever release it is, with a drafter of its own."""
+    parts = next(p for each in known if (p := each.parts[plan.blocks[0]]).plan.weights == plan.weights)
+    if (drafter := parts.ar_drafter) is not None:  # it learns how long its drafts should be
+        parts = replace(parts, ar_drafter=Drafter(drafter.vocabulary, drafter.model))
+    return parts
 
 
 def _shaken(module: Any, generator: torch.Generator) -> Any:  # noqa: ANN401 - a Block or an ArModel
@@ -200,29 +196,27 @@ class WatchedRing(Ring):
         self._check_blame(self.tries[attempt.name].session)
 
     def _check_blame(self, session: Session) -> None:
-        avoided = {link.entry.name for link in self.links if link.entry.address in session._blamed}
+        avoided = {link.entry.name for link in self.links if link.entry.address in session.tries.blamed}
         if self.place not in self.hit and (innocent := avoided - set(self.hit)):
             self.problems.append(f"{self.place} avoids {', '.join(sorted(innocent))}, which no fault has hit")
 
     def _check(self, session: Session, path: HostPath) -> None:
         self._check_blame(session)
         names = " - ".join(link.entry.name for link in path)
-        begun_s = [self.tries[each.name].begun_s for each in session.attempts]
-        if begun_s and (len(begun_s) > 1 or max(session._failed_on.values(), default=0.0) > max(begun_s)):
+        begun_s = [self.tries[each.name].begun_s for each in session.tries.attempts]
+        if begun_s and (len(begun_s) > 1 or max(session.tries.failed_on.values(), default=0.0) > max(begun_s)):
             self.problems.append(f"{self.place} begins another try beside one that has not failed, on {names}")
         if self._left.pop(session, ()) == path:
             self.problems.append(f"{self.place} moves a request from silent hosts to the same ones, {names}")
         self._lost_until |= self._unread.pop(session, {})
-        if not session.attempts and (bad := self._suspicious(path)):
-            other = self.choose(session.weights, {*session._blamed, *(target for _, target in bad)})
-            addresses = {link.entry.address for link in other or path}
-            if not addresses & {target for _, target in bad} and not addresses & session._blamed:
-                self.problems.append(f"{self.place} takes a link that lost work a moment ago, on {names}")
-
-    def _suspicious(self, path: HostPath) -> list[Pair]:
         addresses = [link.entry.address for link in path]
         pairs = zip(addresses, addresses[1:] + addresses[:1], strict=True)
-        return [pair for pair in pairs if self._lost_until.get(pair, 0.0) > monotonic()]
+        bad = [pair for pair in pairs if self._lost_until.get(pair, 0.0) > monotonic()]
+        if bad and not session.tries.attempts:
+            other = self.choose(session.weights, {*session.tries.blamed, *(target for _, target in bad)})
+            others = {link.entry.address for link in other or path}
+            if not others & {target for _, target in bad} and not others & session.tries.blamed:
+                self.problems.append(f"{self.place} takes a link that lost work a moment ago, on {names}")
 
     def _deliver(self, event: stage_pb2.Event) -> None:
         seen = self.tries.get(event.session)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 STAGES, REPLICAS, ROUTERS, CLIENTS, REQUESTS = "abc", 2, 2, 2, 3
@@ -127,7 +128,7 @@ class Schedule:
     faults: tuple[PlannedFault, ...]
     deploy_at_s: float | None = None  # when the other release is deployed, if it is
     trains: bool = False  # it is a training, and no requests come
-    is_spent: bool = False  # routers have made all second tries that they may
+    is_spent: bool = False  # routers may make no second tries
 
 
 def make_schedule(seed: int, cases: int) -> Schedule:
@@ -168,29 +169,23 @@ def make_schedule(seed: int, cases: int) -> Schedule:
     kinds = {name: kind.weight for name, kind in KINDS.items() if not (is_alone and name == "flap")}
     if deploy_at_s is not None:
         kinds["replace"] = kinds["kill"]
+    any_host, any_client = [(name,) for name in hosts], [(name,) for name in CLIENT_NAMES]
+    targets_of: dict[str, Sequence[tuple[str, ...]]] = {
+        **{kind: [(name,) for name in harmed] for kind in ("kill", "freeze")},
+        **dict.fromkeys(("replace", "full", "broken", "slow"), any_host),
+        **dict.fromkeys(("cut", "one-way"), able),
+        **dict.fromkeys(("reset", "half-open", "slow-link"), links),
+        "flap": [ends for ends in able if ends[1] in HOSTS],
+        "echo": [(name,) for name in HOSTS],
+    }
     for _ in range(count):
-        (kind,), strength = chance.choices(list(kinds), list(kinds.values())), 0.0
+        (kind,) = chance.choices(list(kinds), list(kinds.values()))
         if kind == "broken":  # one in a schedule: a request has three tries where hosts say what no host may
             del kinds[kind]
-        match kind:
-            case "kill" | "freeze":
-                targets: tuple[str, ...] = (chance.choice(harmed),)
-            case "replace" | "full" | "broken":
-                targets = (chance.choice(hosts),)
-            case "cut" | "one-way":
-                targets = chance.choice(able)
-            case "reset" | "half-open":
-                targets = chance.choice(links)
-            case "flap":
-                targets = chance.choice([ends for ends in able if ends[1] in HOSTS])
-            case "slow-link":
-                targets, strength = chance.choice(links), SLOW_LINK_S
-            case "slow":
-                targets, strength = (chance.choice(hosts),), chance.choice((SLOW[0], chance.uniform(*SLOW[1])))
-            case "echo":
-                targets = (chance.choice(HOSTS),)
-            case _:
-                targets = (chance.choice(CLIENT_NAMES),)
+        targets = chance.choice(targets_of.get(kind, any_client))
+        strength = SLOW_LINK_S if kind == "slow-link" else 0.0
+        if kind == "slow":
+            strength = chance.choice((SLOW[0], chance.uniform(*SLOW[1])))
         if kind != "half-open" and chance.random() < 0.5:  # of a link, the direction that is cut
             targets = targets[::-1]
         at_s, length_s = chance.uniform(0, BEGIN_S), chance.uniform(KINDS[kind].least_s, KINDS[kind].most_s)

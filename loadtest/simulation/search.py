@@ -23,6 +23,7 @@ from loadtest.simulation.calls import MemoryChannel
 from loadtest.simulation.loop import virtual_time
 from loadtest.simulation.processes import TinyRelease
 from loadtest.simulation.schedule import (
+    AGAIN_S,
     CLIENT_NAMES,
     FLAP_S,
     HOSTS,
@@ -38,12 +39,10 @@ from loadtest.simulation.schedule import (
 from loadtest.simulation.training import Training, TrainingWorld, train
 from loadtest.simulation.world import CASES, RequestOutcome, World
 from serving.cli.deploy import SWITCHED
-from serving.router.paths import SUSPECT_S
 from serving.router.topology import HostEntry, Topology
 from stages.wire import channel
 
 DISKS = "/dev/shm" if Path("/dev/shm").is_dir() else None  # a tenth of the time is a real disk's
-QUIET_S = SUSPECT_S + 0.5  # until no link is avoided for what happened on it
 AFTER = Asked(0, 0.0), Asked(8, 0.0)  # of each router, once all is well again
 Answers = Sequence[Sequence[RequestOutcome]]  # of each case, by each release
 SAY_EVERY = 1000  # schedules
@@ -149,7 +148,8 @@ def fate_of(outcome: RequestOutcome, answers: Sequence[RequestOutcome], schedule
         return "left" if outcome.status == "LEFT" else "hurried" if hurried else "lost"
     # a router looks for a way until a hop's time-out, and its client asks the other one
     has_waited = any(outcome.idle.intersection(fault.targets) for fault in schedule.faults)
-    if outcome.replays > sum(map(most_moves, met)) + has_waited:
+    flaps = sum(int(fault.length_s / FLAP_S) for fault in met if fault.kind == "flap")
+    if outcome.replays > MOST_MOVES * (len(met) + sum(fault.kind == "broken" for fault in met)) + flaps + has_waited:
         return "moved"
     delay_s = sum(met.values()) + (NO_WAY_S if has_no_way or (has_waited and outcome.replays) else 0.0)
     delay_s += sum(answer.took_s for fault in met if not fault.hits_host)  # another router begins anew
@@ -164,11 +164,6 @@ def faults_of(outcome: RequestOutcome, schedule: Schedule) -> dict[PlannedFault,
     there = (fault for fault in schedule.faults if outcome.places.issuperset(fault.targets))
     delays_s = {fault: fault.delay_s(outcome.begun_s, end_s, schedule.faults, schedule.is_spent) for fault in there}
     return {fault: delay_s for fault, delay_s in delays_s.items() if delay_s}
-
-
-def most_moves(fault: PlannedFault) -> int:
-    """Times that a request is moved for a fault, at most."""
-    return MOST_MOVES + int(fault.length_s / FLAP_S if fault.kind == "flap" else MOST_MOVES * (fault.kind == "broken"))
 
 
 def trouble_of(schedule: Schedule, run: ScheduleRun, answers: Answers) -> tuple[str, ...]:
@@ -249,7 +244,7 @@ async def _run(world: World, schedule: Schedule, said: list[str]) -> ScheduleRun
     failure = await deployed
     world.end_all()
     left = await world.settled()
-    await asyncio.sleep(QUIET_S)
+    await asyncio.sleep(AGAIN_S)
     await world.whole()
     if failure and SWITCHED not in failure:
         left += world.changed_by_failure(states)

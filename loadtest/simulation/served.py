@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections import deque
 from collections.abc import AsyncIterator, Callable, Sequence
 from functools import partial
 from types import SimpleNamespace
@@ -31,31 +30,18 @@ class Stream:
 
     def __init__(self, taken: Callable[[int], object]) -> None:
         """:param taken: tells the writer of bytes that were read."""
-        self._messages: deque[bytes] = deque()
-        self._ended = False
-        self._waiter: asyncio.Future[None] | None = None
+        self._messages: asyncio.Queue[bytes | None] = asyncio.Queue()
         self._taken, self._unsaid = taken, 0
 
-    def put(self, data: bytes) -> None:
-        self._messages.append(data)
-        self._wake()
-
-    def end(self) -> None:
-        self._ended = True
-        self._wake()
-
-    def _wake(self) -> None:
-        if self._waiter is not None and not self._waiter.done():
-            self._waiter.set_result(None)
+    def put(self, data: bytes | None = None) -> None:
+        """A message, or the end."""
+        self._messages.put_nowait(data)
 
     async def get(self) -> bytes | None:
         """The next message; None after the last."""
-        while not self._messages:
-            if self._ended:
-                return None
-            self._waiter = asyncio.get_running_loop().create_future()
-            await self._waiter
-        data = self._messages.popleft()
+        if (data := await self._messages.get()) is None:
+            self.put()  # it stays the end
+            return None
         self._unsaid += len(data)
         if self._unsaid > WINDOW_BYTES // 2:
             self._taken(self._unsaid)
@@ -67,20 +53,20 @@ class FlowWindow:
     """One direction of a call, as its writer has it."""
 
     def __init__(self) -> None:
-        self._left = WINDOW_BYTES
-        self._waiter: asyncio.Future[None] | None = None
+        self._left, self._is_open = WINDOW_BYTES, asyncio.Event()
+        self._is_open.set()
 
     async def room(self, size: int) -> None:
         """Wait until the reader has made room."""
-        while self._left <= 0:
-            self._waiter = asyncio.get_running_loop().create_future()
-            await self._waiter
+        await self._is_open.wait()
         self._left -= size
+        if self._left <= 0:
+            self._is_open.clear()
 
     def taken(self, size: int) -> None:
         self._left += size
-        if self._waiter is not None and not self._waiter.done():
-            self._waiter.set_result(None)
+        if self._left > 0:
+            self._is_open.set()
 
 
 class ServedCall:

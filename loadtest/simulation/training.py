@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 import grpc
 
 from loadtest.simulation.calls import MemoryChannel
-from loadtest.simulation.loop import VirtualLoop
+from loadtest.simulation.loop import Process, VirtualLoop
 from loadtest.simulation.network import FaultyWorld
 from loadtest.simulation.schedule import COORDINATOR, WORKERS, PlannedFault, Schedule
 from loadtest.simulation.served import MemoryServer
@@ -120,7 +120,10 @@ class TrainingWorld(FaultyWorld):
     def start(self, name: str) -> None:
         """Start a process on the machine of that name."""
         process = self.new_process(name)
-        process.context.run(self._start_coordinator if name == COORDINATOR else self._start_worker, process, name)
+        if name == COORDINATOR:
+            process.context.run(self._start_coordinator, process)
+        else:
+            process.start(self._work(name, self.disks[name]))
 
     def change(self, fault: PlannedFault, begins: bool) -> None:
         self.changes_left = int(fault.strength) if begins else 0
@@ -134,7 +137,7 @@ class TrainingWorld(FaultyWorld):
                 self.network.kill(self.processes[COORDINATOR])
                 raise Killed
 
-    def _start_coordinator(self, process: Any, _: str) -> None:  # noqa: ANN401
+    def _start_coordinator(self, process: Process) -> None:
         self.close()
         store = self.store = BreakableStore(self.directory)
         store.on_change = self._change
@@ -163,9 +166,6 @@ class TrainingWorld(FaultyWorld):
     def close(self) -> None:
         if self.store is not None:
             self.store.database.close()
-
-    def _start_worker(self, process: Any, name: str) -> None:  # noqa: ANN401
-        process.start(self._work(name, self.disks[name]))
 
     async def _work(self, name: str, disk: WorkerDisk) -> None:
         """A worker as `onesweep train work` is one: whatever it hands in has one name in every try."""

@@ -30,7 +30,7 @@ from serving.cli.deploy import deploying
 from serving.client.client import AsyncClient, RequestRefused, Result, RouterError
 from serving.router.active_release import ActiveRelease
 from serving.router.admission import Admission
-from serving.router.host_link import HostLink
+from serving.router.paths import HEDGES, Hedging
 from serving.router.ring import RingView
 from serving.router.rollout import Rollout
 from serving.router.server import first_release
@@ -116,7 +116,7 @@ class World(FaultyWorld):
     ) -> None:
         """:param first: what is served; stores: where each process keeps releases, if any is to be deployed."""
         super().__init__(loop)
-        self.is_spent = False  # routers have made all second tries that they may
+        self.is_spent = False  # routers may make no second tries
         self.topology, self.releases = topology, releases
         self.first, self.stores, self.open_stores = first, stores, dict[str, ReleaseStore]()
         self.hosts: dict[str, SimulatedHost] = {}
@@ -160,14 +160,13 @@ class World(FaultyWorld):
         process.start(housekeeping(host))
 
     def _start_router(self, process: Process, name: str) -> None:
-        hosts, settings = self.topology.hosts, RingSettings(keep_warm_s=KEEP_WARM_S)
-        ring = WatchedRing(name, self.hit, self.loop.problems, hosts=hosts, settings=settings, security=SECURITY)
+        settings = RingSettings(keep_warm_s=KEEP_WARM_S)
+        ring = WatchedRing(name, self.hit, self.loop.problems, settings=settings, security=SECURITY)
         self.rings[name] = ring
         self.all_rings.append(ring)
+        ring.hedging = Hedging(0.0 if self.is_spent else HEDGES)
         for kind, what in product(MODEL_KINDS, ("", " candidates", " more candidates")):
             ring.hedging.record(kind + what, USUAL_S)  # it has served: one that knows no usual time waits longer
-        while self.is_spent and ring.hedging.may_hedge():
-            pass
         store = self._store(name)
         active = first_release(ring, store, self.first.directory) if store and store.in_use else None
         active = active or ActiveRelease.over(RingView(ring), self.first.router)
@@ -176,7 +175,7 @@ class World(FaultyWorld):
         server: Any = MemoryServer(self.network, [DecodeErrors()])
         router_pb2_grpc.add_RouterServiceServicer_to_server(service, server)
         server.listen(self.addresses[name])
-        process.start(ring.open())
+        ring.set_hosts(self.topology.hosts)
         process.start(ring.watch())
         process.start(rollout.keep_up_to_date())
 
@@ -208,7 +207,9 @@ class World(FaultyWorld):
     def _is_whole(self, name: str) -> bool:
         """True where a router reaches every host, each has what it serves, and its disk says that it serves it."""
         links, current, store = self.rings[name].links, self.rollouts[name].current, self.open_stores.get(name)
-        if not links or any(map(_problem_of, links)) or any(current.view.weights not in link.held for link in links):
+        if not links or any(link.problem or current.view.weights not in link.held for link in links):
+            return False
+        if any(each.problem for link in links for each in link.onward.values()):
             return False
         return store is None or not store.in_use or store.in_use[-1] == current.release
 
@@ -330,12 +331,6 @@ class World(FaultyWorld):
         idle = frozenset({*routers} - {each.router for each in tries})
         begun_s, other = begin_s - self.begin_s, frozenset(told)
         return RequestOutcome(number, status, text, begun_s, took_s, patience_s, replays, places, idle, other, said)
-
-
-def _problem_of(link: HostLink) -> str:
-    """A host's problem, or one of the links that it names."""
-    links = link.info.links if link.info else ()
-    return link.problem or next((each.problem for each in links if each.problem), "")
 
 
 async def _keep_ready(host: Host, service: StageService) -> None:

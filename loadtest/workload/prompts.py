@@ -81,9 +81,7 @@ COPYING = Prompts(
 
 BUILT_IN = {prompts.name: prompts for prompts in (NOVEL, COPYING)}
 
-
 # What the users ask for: a bounded set of prompts and seeds, so that each text can be checked.
-
 
 MIN_PROMPT_BYTES = 8  # less room than this before the output is no load to speak of
 

@@ -18,7 +18,6 @@ from serving.client.client import Result, RouterError, TextDecoder
 from serving.client.comparison import AUTO
 from serving.client.result import PromptLogprobs
 from serving.gateway.access import RouterAccess
-from serving.gateway.calls import CallReader, ToolCall
 from serving.gateway.errors import ApiError
 from serving.gateway.fields import (
     DEFAULT_MAX_TOKENS,
@@ -29,7 +28,7 @@ from serving.gateway.fields import (
     PlainFormat,
     TextRequest,
 )
-from serving.gateway.messages import told_messages
+from serving.gateway.messages import CallReader, ToolCall, told_messages
 from serving.modes import SCORING
 from serving.v1 import router_pb2
 from stages.host.schema_check import held_part

@@ -12,7 +12,6 @@ from typing import Annotated, Any, Literal
 from pydantic import AfterValidator, BeforeValidator, Field, model_validator
 
 from serving.gateway.base_fields import Fields
-from serving.gateway.calls import ToolCall
 from serving.gateway.completions import Choice, ChoiceEnd, ChoiceText, CompletionOrder, own_part, usage, whole_choices
 from serving.gateway.fields import (
     DEFAULT_MAX_TOKENS,
@@ -27,7 +26,7 @@ from serving.gateway.fields import (
     SampledRequest,
     ToolChoice,
 )
-from serving.gateway.messages import Arguments, ChatMessage, Sent, Text, words_of
+from serving.gateway.messages import Arguments, ChatMessage, Sent, Text, ToolCall, words_of
 from serving.router.request import MAX_MESSAGES, MAX_TOOLS
 
 # Fields that an item of each type must have.

@@ -90,7 +90,7 @@ class ArMode(PipelineMode):
             event = await session.event(check)
             account.add_sweep(event)
             account.prompt_logprobs += drawn_tokens(vocabulary, event.text, event.logprobs)[:count]
-            session.keep(count - 1)  # the last one is read again: a step has a known token
+            session.journal.kept = count - 1  # the last one is read again: a step has a known token
 
 
 # The hosts draw at every guess with the numbers that `ar` would use there, and keep guesses that agree. Rejection

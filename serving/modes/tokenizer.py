@@ -142,7 +142,6 @@ class ByteTokenizer(Tokenizer):
 
 BYTE_TOKENIZER = ByteTokenizer()
 
-
 # The tokenizers of the models that a router can serve.
 
 

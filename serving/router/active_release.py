@@ -10,8 +10,7 @@ from typing import Self, TypeVar
 
 import grpc
 
-from serving.drawing.modes import DrawingMode, LocalDrawing, drawing_modes, retry_drawing
-from serving.drawing.validation import check_drawing
+from serving.drawing.modes import DrawingMode, LocalDrawing, check_drawing, drawing_modes, retry_drawing
 from serving.modes.ar import ArMode, SpeculativeMode
 from serving.modes.auto import AutoMode, Guide
 from serving.modes.base import Generation, Mode

@@ -28,7 +28,6 @@ from stages.wire.messages import (
 
 # Whether two hosts gave the same result, as far as honest machines do.
 
-
 # Largest difference of honest numbers, relative to the larger where that is over one: what backends are held to
 # (stages/backends/runner_checks.py), and above what they were measured to differ by.
 TOLERANCE = 1e-3

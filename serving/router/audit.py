@@ -264,7 +264,6 @@ MOST_TRIES = 3
 # Where nobody could be named, another host may be there by then.
 RETRY_PAUSE_S = 0.5
 
-
 WRONG_SO_FAR = "a host was faulty, and the text so far was wrong: send the request again"
 
 

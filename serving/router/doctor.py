@@ -18,11 +18,9 @@ from stages.wire.status import StatusError, made_printable
 from stages.wire.tls import Security
 
 MESSAGE_BYTES = 4 << 20
-# A sweep of 512 bytes in int8.
-STATE_BYTES = 18 << 10
+STATE_BYTES = 18 << 10  # a sweep of 512 bytes in int8
 SLOW_MBPS = 10.0
 REACH_TIMEOUT_S = 5.0
-
 
 Measured = TypeVar("Measured")
 

@@ -1,17 +1,24 @@
 """A topology in etcd (3.4 or newer): the value of one key, asked for over its HTTP gateway."""
 
 import re
+import time
+from http import HTTPStatus
+from json import loads
 from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qsl
 
 from etcd3gw.client import Etcd3Client
+from etcd3gw.exceptions import Etcd3Exception
 
 from serving.router.topology import ETCD, ETCD_SHAPE, MAX_SHOWN, Topology, parse_topology
 from stages.errors import InputError, ServiceError
 from stages.wire.channel import is_loopback, parse_address
 
 REQUEST_TIMEOUT_S = 2.0  # to connect, and between two pieces of an answer
+ANSWER_S = 5.0  # for all of it
+MAX_ANSWER_BYTES = 4 << 20  # more than the largest value that etcd takes makes
+PIECE_BYTES = 64 << 10
 API = "/v3/"  # of etcd 3.4 and newer
 MAX_WORDS = 160
 
@@ -54,12 +61,20 @@ class EtcdTopology:
 
 
 class EtcdMember(Etcd3Client):
-    """One member of a cluster."""
+    """One member of a cluster, with an end to the answers that it gives."""
 
-    def post(self, *args: Any, **kwargs: Any) -> Any:  # noqa: ANN401 - as the library has it
+    def post(self, url: str, *args: Any, json: Any = None, **kwargs: Any) -> Any:  # noqa: ANN401 - as the library has it
         """The answer to a question: every method of the library asks by this one."""
-        answer = super().post(*args, **kwargs)
-        if "header" not in answer:  # other servers answer with JSON, too; etcd's has one even where it has no keys
+        body, deadline = bytearray(), time.monotonic() + ANSWER_S
+        with self.session.post(url, json=json, timeout=self.timeout, stream=True) as response:
+            while piece := response.raw.read1(PIECE_BYTES):
+                body += piece
+                if len(body) > MAX_ANSWER_BYTES or time.monotonic() > deadline:
+                    raise ValueError(f"an answer of more than {MAX_ANSWER_BYTES >> 20} MiB or {ANSWER_S:.0f} s")
+        if response.status_code != HTTPStatus.OK:
+            raise Etcd3Exception(body.decode(errors="replace"))
+        # other servers answer with JSON, too: etcd's has a header even where it has no keys
+        if "header" not in (answer := loads(body)):
             raise ValueError("an answer without a header")
         return answer
 

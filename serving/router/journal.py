@@ -1,13 +1,36 @@
-"""The journal of one request: the work under way, and which text the hosts have read for it, in which pieces.
+"""The decisions of one request: which text its hosts have read, in which pieces, what is tried again, and when not.
 
-Any other hosts with the same weights go on from there to the same bytes. Nothing here reaches for a network or a clock.
+Any other hosts with the same weights go on from there to the same bytes. Nothing here reaches for a network or a clock:
+the session tells what happened and the time.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from serving.router.accounting import JITTER_S
+from serving.router.paths import Hedging, Suspects
+from stages.host.schema_check import NOT_FOLLOWED
+from stages.host.validation import check_timings
 from stages.model.vocabulary import Vocabulary
 from stages.v1 import stage_pb2
-from stages.wire.messages import PictureMessage, Work, copy_of
+from stages.wire.messages import PictureMessage, Work, copy_of, merged
+from stages.wire.status import Code, StatusError, deadline_exceeded, internal, invalid, unavailable
+
+if TYPE_CHECKING:
+    from serving.router.host_link import Attempt, HostPath
+
+# Faults of a host's state: other hosts may do the work, or the same one in a moment. All others are nonsense, which a
+# sound host does not say: the router checked the request, and keeps its deadline.
+ELSEWHERE = {Code.UNAVAILABLE, Code.NOT_FOUND, Code.FAILED_PRECONDITION, Code.CANCELLED, Code.RESOURCE_EXHAUSTED}
+# Faults that a client would take for its own.
+OF_THE_ROUTER = {Code.UNAUTHENTICATED, Code.PERMISSION_DENIED, Code.DEADLINE_EXCEEDED}
+NONSENSE_TRIES = 3
+# Beyond one for each position of a session: nobody sound sends as many that are not waited for.
+MOST_EVENTS_BEYOND = 8
+PAUSE_S, MOST_PAUSE_S = 0.05, 0.5
 
 
 class Journal:
@@ -71,3 +94,163 @@ class Journal:
         if isinstance(again, stage_pb2.Sweep) or again.HasField("score"):
             again.reads[:] = self._reads
         return again
+
+
+@dataclass(eq=False)
+class Tries:
+    """The tries of one request's work, under way or failed: the hosts to go round, when a slow try is overtaken, when
+    the work is done again, and the error that its user gets."""
+
+    journal: Journal
+    kind: str  # of the model
+    is_batch: bool
+    capacity: int  # positions that the hosts keep room for
+    due_at: float  # the deadline
+    patience_s: float  # in which lost hosts may come back
+    hedging: Hedging
+    suspects: Suspects
+    # A way through the hosts that avoids some addresses if that can be, and keeps most of a text's prefixes.
+    choose: Callable[[Collection[str], Sequence[bytes]], HostPath | None]
+    may_replay: Callable[[], bool]  # one more request may read again what hosts had read
+    problem: Callable[[], str]  # why there is no way
+    attempts: list[Attempt] = field(default_factory=list)  # under way, the first one first
+    blamed: set[str] = field(default_factory=set)  # addresses of hosts that failed this request
+    failed_on: dict[HostPath, float] = field(default_factory=dict)  # paths on which the work failed, and when
+    count: int = 0  # of the work under way, beside the first
+    forgotten: bool = False  # a host no longer had what it said that it keeps
+    _nonsense: int = 0  # tries of the work that ended in it
+    _because: StatusError | None = None  # the last try failed
+    _waiting_since: float = 0.0
+    _tried_at: float = 0.0
+
+    def work_begins(self, now_s: float) -> None:
+        """Forget what failed: it was the work, or step, before."""
+        self.failed_on, self.count, self._nonsense, self._because, self._waiting_since = {}, 0, 0, None, now_s
+
+    def begun(self, attempt: Attempt, now_s: float) -> None:
+        """Take note of a try."""
+        attempt.replays, self._tried_at = self.count > 0, now_s
+        self.attempts.append(attempt)
+
+    def heard(self, attempt: Attempt, event: stage_pb2.Event) -> stage_pb2.Event | None:
+        """An event to be read; None for one too many: a try whose hosts send results without end has failed."""
+        most = self.capacity + attempt.results + MOST_EVENTS_BEYOND
+        attempt.unread += 1
+        if attempt.unread > most + 1:
+            return None
+        if attempt.unread > most:
+            fault = stage_pb2.Fault(code=Code.INTERNAL.value[0], message="the hosts sent results without end")
+            event = stage_pb2.Event(session=attempt.name, fault=fault)
+        attempt.replays &= event.WhichOneof("outcome") == "fault"
+        return event
+
+    def whole(self, attempt: Attempt, event: stage_pb2.Event, now_s: float) -> stage_pb2.Event | None:
+        """The result that ends with `event`; None where batches of it are lacking, or it was sent twice. Raises
+        StatusError."""
+        due = self.journal.due, len(attempt.batches)
+        came = event.number, event.scores.batch if event.HasField("scores") else due[1]
+        if came < due:
+            return None
+        if came > due:
+            raise internal(f"the result of {came[0]}, batch {came[1]}, came for {due[0]}, batch {due[1]}")
+        check_timings(event.timings)
+        # also where there was a second try: else what takes long would be tried twice for ever
+        if not self.failed_on and attempt is self.attempts[0]:
+            self.hedging.record(self._pace, now_s - self._waiting_since)
+            self._waiting_since = now_s
+        attempt.batches.append(event)
+        if len(attempt.batches) < attempt.results:
+            return None
+        whole, attempt.batches = merged(attempt.batches), []
+        return whole
+
+    def wait_s(self, now_s: float) -> float:
+        """Time to wait for an event, until `overtaking` is to be asked."""
+        left_s = self.due_at - now_s
+        if len(self.attempts) < 2:  # else there is a second try already
+            waited_s = now_s - max(self._waiting_since, self._tried_at)
+            left_s = min(self.hedging.wait_s(self._pace, left_s) - waited_s, left_s)
+        return max(left_s, 0.0)
+
+    def overtaking(self, now_s: float) -> HostPath | None:
+        """A way for a second try beside a slow one, if there is another. Raises StatusError at the deadline."""
+        if now_s >= self.due_at:
+            raise deadline_exceeded("the deadline passed before the hosts sent a result")
+        self._tried_at = now_s
+        current = {link.entry.address for attempt in self.attempts for link in attempt.path}
+        path = self.choose(self.blamed | current, ())
+        if not path or any(path == attempt.path for attempt in self.attempts) or not self.hedging.may_hedge():
+            return None
+        self.count += 1  # only here: what takes long, and has no other way, has not failed
+        return path
+
+    def failed(self, attempt: Attempt, fault: stage_pb2.Fault, now_s: float) -> float | None:
+        """End a try. The pause until another begins; None while one is under way. Raises StatusError."""
+        self.attempts.remove(attempt)
+        if attempt.recalled and fault.code == Code.NOT_FOUND.value[0]:
+            # a host no longer had in memory what it had listed: that is no reason to avoid it
+            self.forgotten, self._because = True, None
+            for link in attempt.path:
+                link.forget_prefixes()
+            return None if self.attempts else 0.0
+        work = self.journal.work
+        has_schema = isinstance(work, stage_pb2.Read) and work.sample.sampling.HasField("grammar")
+        if has_schema and fault.message.startswith(NOT_FOLLOWED):
+            raise invalid(fault.message)  # of schema and text alone: other hosts would say the same
+        source = f"{fault.host}: " if fault.host else ""
+        refusal = StatusError.numbered(fault.code, source + fault.message)
+        is_nonsense = refusal.code not in ELSEWHERE
+        self._blame(attempt, fault, is_nonsense, now_s)
+        if self.attempts:
+            return None
+        late = refusal.code is Code.DEADLINE_EXCEEDED and now_s >= self.due_at - JITTER_S
+        if refusal.code in OF_THE_ROUTER and not late:
+            refusal = internal(refusal.message)
+        self.count, self._nonsense, self._because = self.count + 1, self._nonsense + is_nonsense, refusal
+        self.failed_on.setdefault(attempt.path, now_s)
+        patient = now_s < min(self.failed_on.values()) + self.patience_s
+        if late or (is_nonsense and self._nonsense >= NONSENSE_TRIES):
+            raise refusal
+        if not patient or refusal.code is Code.RESOURCE_EXHAUSTED:
+            # that nobody takes a hop is noticed when patience is over: a way that was not tried is tried all the same
+            path = self.choose(self.blamed, ())
+            if path is None or path in ([attempt.path] if patient else self.failed_on):
+                raise refusal
+        return min(PAUSE_S * 2**self.count, MOST_PAUSE_S) if self.count > 1 else 0.0
+
+    def way(self, prefixes: Sequence[bytes], since_s: float, now_s: float) -> HostPath | None:
+        """The hosts of the next try; None while it has to wait. Raises StatusError when that takes too long.
+
+        :param since_s: when they were looked for first."""
+        path = self.choose(self.blamed, prefixes)
+        if path is not None and (not self.count or self.may_replay()):
+            return path
+        wait_s = min(self.patience_s, self.due_at - since_s)
+        if now_s > (self.due_at if path else since_s + wait_s):
+            raise unavailable(f"{self._because.message if self._because else self.problem()} (waited {wait_s:.1f} s)")
+        return None
+
+    def _blame(self, attempt: Attempt, fault: stage_pb2.Fault, is_nonsense: bool, now_s: float) -> None:
+        """Remember the hosts to avoid: the one that did not take the work, else the one that reported the fault."""
+        names = [(link.entry.name, link) for link in attempt.path]
+        names += [(link.info.name, link) for link in attempt.path if link.info]  # what it calls itself
+        source = next((link.entry.address for name, link in names if name == fault.host), "")
+        if fault.lost and source:
+            self.suspects.add(source, fault.lost, now_s)
+        if is_nonsense:  # its sender cannot be identified, so every host on the path is suspected
+            self.blamed.update(link.entry.address for link in attempt.path)
+        elif guilty := fault.lost or source:
+            self.blamed.add(guilty)
+
+    @property
+    def _pace(self) -> str:
+        """Kind of the work under way, for its usual time: the first batch of candidates has all hosts to pass."""
+        work = self.journal.work
+        if isinstance(work, PictureMessage):
+            drawing = work.drawing  # what takes twice as long has a usual time of its own
+            size = (len(drawing.classes) * drawing.levels).bit_length()
+            return f"pictures by {self.kind}, 2^{size}"
+        later = " more" if self.attempts and self.attempts[0].batches else ""
+        scores = isinstance(work, stage_pb2.Read) and work.HasField("score")
+        kind = f"{self.kind}{later} candidates" if scores else self.kind
+        return f"{kind}, batch" if self.is_batch else kind

@@ -9,6 +9,8 @@ from collections import defaultdict
 from collections.abc import Collection, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
+from stages.host.parts import MODEL_KINDS
+
 if TYPE_CHECKING:
     from serving.router.host_link import HostLink, HostPath, Weights
 
@@ -58,6 +60,23 @@ def best_path(
     keeps = _cheapest(links, weights, suspects, avoid, prefixes) if prefixes else None
     worth = keeps is not None and keeps.cost_ms <= best.cost_ms * (1 + PREFIX_SHARE) + PREFIX_MS
     return keeps.path if keeps is not None and worth else best.path
+
+
+def problem_of(links: Sequence[HostLink], weights: Weights | None) -> str:
+    """Why no request can use the hosts that hold `weights`; None: those that hold any that are the same."""
+    for link in links:
+        if link.problem:
+            return link.problem
+    lacking = [link for link in links if weights is not None and weights not in link.held]
+    if lacking:
+        return f"host {lacking[0].entry.name} does not have the release that is served: it is being brought there"
+    for index, kind in enumerate(MODEL_KINDS):
+        digests = {link.entry.name: next(reversed(link.held))[index] for link in links if link.held}
+        if weights is None and len(set(digests.values())) > 1:
+            shown = ", ".join(f"{name} {digest[:12] or '(none)'}" for name, digest in digests.items())
+            return f"the hosts have different {kind} checkpoints ({shown}): give every host the same one"
+    broken = [relay for link in links if link.info for relay in link.info.links if relay.problem]
+    return broken[0].problem if broken else "there is no way through all blocks: check the topology that hosts have"
 
 
 def kept_by(path: HostPath, prefixes: Sequence[bytes]) -> int:
@@ -140,16 +159,17 @@ HEDGE_SHARE = 0.05  # Of all results, how many may need one: when everything is 
 class Hedging:
     """Mean and deviation of waiting times, as TCP keeps them for its retransmissions (RFC 6298), by kind of work."""
 
-    def __init__(self) -> None:
+    def __init__(self, most: float = HEDGES) -> None:
+        """:param most: second tries at once."""
         self._seen: dict[str, tuple[float, float]] = {}
-        self._hedges = HEDGES
+        self._hedges = self._most = most
 
     def record(self, kind: str, took_s: float) -> None:
         """Book how long a result took that came of the first try."""
         mean_s, deviation_s = self._seen.get(kind, (took_s, took_s / 2))
         deviation_s += (abs(took_s - mean_s) - deviation_s) / 4
         self._seen[kind] = (mean_s + (took_s - mean_s) / 8, deviation_s)
-        self._hedges = min(self._hedges + HEDGE_SHARE, HEDGES)
+        self._hedges = min(self._hedges + HEDGE_SHARE, self._most)
 
     def wait_s(self, kind: str, left_s: float) -> float:
         """Time to wait for a result. `left_s`: until the deadline."""

@@ -21,7 +21,7 @@ from stages.host.metrics import MAX_LINKS, LinkCounterTable
 from stages.telemetry.prometheus import Histogram, MetricFamily, MetricValues
 from stages.v1 import stage_pb2
 from stages.wire.status import REQUEST_KEY, StatusError
-from stages.wire.tls import Expiry, Tls
+from stages.wire.tls import Expiry
 
 log = logging.getLogger(__name__)
 
@@ -160,14 +160,8 @@ class RouterCounters:
             if isinstance(record.summary, router_pb2.Summary):
                 figures.first_byte_s.add(record.summary.first_byte_ms / 1000)
 
-    def reader(
-        self, status: Callable[[], router_pb2.StatusResponse], tls: Tls | None = None
-    ) -> Callable[[], MetricValues]:
-        """A function that reads the metrics for a scrape. `status`: the router and its hosts as they are now."""
-        expiry = Expiry(tls)
-        return lambda: self._read(status(), expiry)
-
-    def _read(self, status: router_pb2.StatusResponse, expiry: Expiry) -> MetricValues:
+    def read(self, status: router_pb2.StatusResponse, expiry: Expiry) -> MetricValues:
+        """Values for a scrape. `status`: the router and its hosts as they are now."""
         modes = {mode: figures for mode, figures in self.modes.items() if figures.codes}  # those that were asked for
         links, hosts = self.links.keep([host.name for host in status.hosts]), status.hosts[:MAX_LINKS]
         codes: dict[tuple[str, ...], float] = {

@@ -38,7 +38,6 @@ MAX_TOOLS, MAX_TOOLS_BYTES = 128, 64 << 10
 DEFAULT_TIMEOUT_S, MAX_TIMEOUT_S = 120.0, 3600.0
 PRIORITIES = ("interactive", "batch")
 
-
 AS_HELP = object()
 
 

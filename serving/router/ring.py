@@ -15,7 +15,7 @@ import grpc.aio
 from serving.router.answer import ReferenceVerifier
 from serving.router.audit import Auditor, Quarantine
 from serving.router.host_link import Attempt, HostLink, HostPath, Weights
-from serving.router.paths import Hedging, Suspects, best_path
+from serving.router.paths import Hedging, Suspects, best_path, problem_of
 from serving.router.settings import RingSettings
 from serving.router.topology import HostEntry
 from stages.clock import monotonic
@@ -46,7 +46,6 @@ class Ring:
 
     def __init__(
         self,
-        hosts: Sequence[HostEntry],
         settings: RingSettings | None = None,
         verifier: ReferenceVerifier | None = None,
         meter: Callable[[str], LinkObserver] | None = None,
@@ -70,14 +69,11 @@ class Ring:
         self._tasks: set[asyncio.Task[Any]] = set()
         self._quarantine = Quarantine(findings)
         self.changes = 0  # Counts what may make another way the best, or none.
-        self._hosts, self._meter = tuple(hosts), meter
-
-    async def open(self) -> None:
-        """Start linking; returns at once. A RingView's `problem` says when the ring can be used."""
-        self.set_hosts(self._hosts)
+        self._meter = meter
 
     def set_hosts(self, hosts: Sequence[HostEntry]) -> None:
-        """Link to these hosts and no others; what is under way on one that goes away moves to others.
+        """Link to these hosts and no others; what is under way on one that goes away moves to others. A RingView's
+        `problem` says when the ring can be used.
 
         Raises InputError where one may not be dialled: the ring stays as it was.
         """
@@ -96,22 +92,6 @@ class Ring:
         await cancelled(self._tasks)
         for link in self.links:
             await link.relay.close()
-
-    def problem_of(self, weights: Weights | None) -> str:
-        """Why no request can use the hosts that hold `weights`; None: those that hold any that are the same."""
-        for link in self.links:
-            if link.problem:
-                return link.problem
-        lacking = [link for link in self.links if weights is not None and weights not in link.held]
-        if lacking:
-            return f"host {lacking[0].entry.name} does not have the release that is served: it is being brought there"
-        for index, kind in enumerate(MODEL_KINDS):
-            digests = {link.entry.name: next(reversed(link.held))[index] for link in self.links if link.held}
-            if weights is None and len(set(digests.values())) > 1:
-                shown = ", ".join(f"{name} {digest[:12] or '(none)'}" for name, digest in digests.items())
-                return f"the hosts have different {kind} checkpoints ({shown}): give every host the same one"
-        broken = [relay for link in self.links if link.info for relay in link.info.links if relay.problem]
-        return broken[0].problem if broken else "there is no way through all blocks: check the topology that hosts have"
 
     def choose(self, weights: Weights, avoid: Collection[str] = (), prefixes: Sequence[bytes] = ()) -> HostPath | None:
         """The quickest way through hosts with `weights`, or one about as quick that keeps more of `prefixes`, the
@@ -293,7 +273,7 @@ class RingView:
         """Why requests cannot be served now; empty when they can."""
         if self._look():
             return ""
-        return self.ring.problem_of(self._weights if self.pinned else None)
+        return problem_of(self.ring.links, self._weights if self.pinned else None)
 
     async def usable(self, wait_s: float) -> None:
         """Return when requests can be served. Raises StatusError with the problem and how long it was waited for."""

@@ -33,6 +33,7 @@ from stages.telemetry.observability import Telemetry
 from stages.wire.auth import ROUTER
 from stages.wire.channel import MOST_STREAMS, CallBounds, HealthChecks, bind, is_loopback, new_server, serve_health
 from stages.wire.status import StatusError
+from stages.wire.tls import Expiry
 from stages.wire.tokens import ADMIN, GENERATE, STATUS, Keyring
 
 log = logging.getLogger(__name__)
@@ -61,7 +62,7 @@ async def run_router(settings: RouterSettings, stop: asyncio.Event) -> None:
     verifier = ReferenceVerifier(audited) if audited else None
     store = ReleaseStore(settings.releases, settings.signers) if settings.releases else None
     findings = store.directory / FINDINGS_NAME if store else None
-    ring = Ring(settings.topology.hosts, settings.ring, verifier, meter, security, name, findings=findings)
+    ring = Ring(settings.ring, verifier, meter, security, name, findings=findings)
     rollout = Rollout(
         ring, first_release(ring, store, settings.checkpoint, settings.frontier), store, settings.checkpoint
     )
@@ -73,8 +74,9 @@ async def run_router(settings: RouterSettings, stop: asyncio.Event) -> None:
     server = _server_of(service, checks)
     port = bind(server, settings.listen, security)
     if figures is not None:
-        lookout.serve(ROUTER_METRICS, figures.reader(service.status, security.tls))
-    await ring.open()
+        expiry = Expiry(security.tls)
+        lookout.serve(ROUTER_METRICS, lambda: figures.read(service.status(), expiry))
+    ring.set_hosts(settings.topology.hosts)
     checks.look()
     checks.set("", health_pb2.HealthCheckResponse.SERVING)
     vitals = await serve_health(checks, settings.health)

@@ -12,8 +12,7 @@ from typing import Any, TypeVar
 import grpc.aio
 
 from serving.drawing import DRAWING_MODES, PICTURES_SERVED, metric_mode
-from serving.drawing.modes import retry_drawing
-from serving.drawing.validation import check_drawing, check_drawing_mode
+from serving.drawing.modes import check_drawing, check_drawing_mode, retry_drawing
 from serving.modes.base import words_of
 from serving.modes.tokenizer import BYTE_TOKENIZER, OutputText, Tokenizer
 from serving.router.accounting import Account, Drawn

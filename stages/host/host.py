@@ -9,22 +9,19 @@ from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 
 from stages.clock import monotonic
+from stages.host.admission import HopAdmission
 from stages.host.metrics import HostCounters
 from stages.host.next_hosts import NextHosts, Subscribers
-from stages.host.parts import Parts, Release, Releases
-from stages.host.prefixes import Beginning, PrefixStore, is_vouched
-from stages.host.scheduler import HopWork, ScheduledHop, Scheduler, TextWork
-from stages.host.sessions import HostSession, SessionStore
+from stages.host.parts import Release, Releases
+from stages.host.prefixes import Beginning, PrefixStore
+from stages.host.scheduler import ScheduledHop, Scheduler
+from stages.host.sessions import SessionStore
 from stages.host.settings import HostSettings
-from stages.host.validation import parse_hop
 from stages.host.work.pictures import PictureWork
 from stages.host.work.read import ReadWork
-from stages.model.prefill import MAX_PREFILL_CHUNKS, prefix_root
 from stages.v1 import stage_pb2
 from stages.wire.messages import PROTOCOL, Outcome, forward, hops_refusal, seconds_until, summed, work_of
-from stages.wire.status import StatusError, exhausted, failed_precondition, invalid, permission_denied, unavailable
-
-__all__ = ["Host", "HostSettings"]
+from stages.wire.status import StatusError
 
 log = logging.getLogger(__name__)
 
@@ -47,17 +44,14 @@ class Host:
         self.meter = meter
         self.instance = f"{settings.name}/{secrets.token_hex(4)}"
         """Name of this process: what it kept is gone with it."""
-        self.stopping = False
-        """No new session is opened any more."""
         self.sessions = SessionStore(settings.session_mb << 20, settings.lease_s)
         self.prefixes = PrefixStore(settings.prefix_mb << 20)
+        self.admission = HopAdmission(settings, self.releases, self.sessions, self.prefixes)
         self.subscribers = Subscribers()
         self.scheduler = Scheduler(self.blocks[-1] + 1, settings.queue_limit, settings.batch, self.meter)
         self.compute = ThreadPoolExecutor(1, thread_name_prefix="compute")
         self.stall_s = 0.0
         """Longest that the event loop stood still of late."""
-        self.queued_bytes = 0
-        """Of the messages of hops under way."""
         self.counters = stage_pb2.Counters()
 
     def accept(self, hop: stage_pb2.Hop, received_bytes: int, sender: str = "") -> ScheduledHop:
@@ -65,12 +59,15 @@ class Host:
 
         :param sender: the host that it is from; empty for a router, and without TLS."""
         try:
-            return self._admit(hop, received_bytes, sender)
+            key, is_full = self.subscribers.key(hop.router), self.scheduler.full
+            job = self.admission.admit(hop, received_bytes, sender, key, is_full, monotonic())
         except StatusError as refusal:
             self.counters.refused += 1
             if self.meter is not None:
                 self.meter.refusals[refusal.code.name] += 1
             raise
+        self.scheduler.submit(job)
+        return job
 
     def take(self, batch: stage_pb2.HopBatch, sender: Callable[[stage_pb2.Hop], str] | None = None) -> stage_pb2.Ack:
         """Accept the hops of a batch, and start them together; the answer lists those that were refused.
@@ -139,84 +136,10 @@ class Host:
         counters.prefix_hits, counters.prefix_positions = self.prefixes.hits, self.prefixes.positions
         return counters
 
-    def _admit(self, hop: stage_pb2.Hop, received_bytes: int, sender: str) -> ScheduledHop:
-        session = self.sessions.sessions.get(hop.session)
-        if session is not None:
-            _check_origin(hop, session, sender)
-        # a session ends with the weights that it began with
-        parts = self.releases.parts_for(hop.digest) if session is None else session.parts
-        work = parse_hop(hop, parts.plan, is_open=session is not None)
-        if hop.router not in self.subscribers.queues:
-            raise failed_precondition(f"router {hop.router!r} does not listen here: subscribe first")
-        if self.scheduler.full and (session is None or not session.prefills + session.batches):
-            raise exhausted(f"{self.settings.name} has {self.scheduler.limit} hops under way", retry_after_ms=500)
-        limit = self.settings.queue_mb << 20
-        # steps are counted, and one may have a thousand batches
-        if self.queued_bytes and self.queued_bytes + received_bytes > limit:
-            raise exhausted(
-                f"{self.settings.name} has no memory for another message of {received_bytes} bytes: "
-                f"{self.queued_bytes} of {limit} are under way; "
-                "come back later, with fewer candidates if there are many",
-                retry_after_ms=500,
-            )
-        if isinstance(work, PictureWork):
-            session = self._drawing(hop, work, parts, session)
-        else:
-            assert isinstance(work, TextWork)
-            extra_bytes = work.extra_bytes(parts, hop.capacity if session is None else session.capacity)
-            opens = work.start == 0 or bool(hop.memory.prefix)
-            session = self._open(hop, work, parts, hop.capacity) if opens else self._due(hop, work)
-            self.sessions.book(hop.session, extra_bytes, monotonic())
-            session.length = work.start + work.remembered
-        if sender:  # one host alone forwards to this one
-            session.sender = sender
-        session.accepted(work.is_prefill, work.has_more)
-        session.pending += 1
-        self.queued_bytes += received_bytes
-        job = ScheduledHop(hop, work, session, received_bytes, monotonic() + hop.left_s)
-        self.scheduler.submit(job)
-        return job
-
-    def _open(self, hop: stage_pb2.Hop, work: HopWork, parts: Parts, capacity: int) -> HostSession:
-        if self.stopping:
-            raise unavailable(f"{self.settings.name} is stopping")
-        beginning, memory = None, hop.memory
-        if hop.HasField("memory"):
-            vouched = is_vouched(hop, self.subscribers.key(hop.router))
-            root = prefix_root(memory.space, hop.digest, hop.read.codec)
-            kept = Beginning(root, tuple(memory.hosts[: hop.place]) if vouched else ())
-            if memory.prefix:
-                # what nobody vouched for has no place: such a prefix is not there
-                self.prefixes.find(memory.prefix if vouched else b"", kept, hop.read.start)
-            beginning = kept if vouched else None
-        session = self.sessions.open(hop.session, hop.router, work.kind, capacity, parts, monotonic(), work.drafts)
-        session.next_number = work.number  # a replay starts where another host's session ended
-        session.beginning, session.path = beginning, tuple(hop.path)
-        return session
-
-    def _drawing(self, hop: stage_pb2.Hop, work: PictureWork, parts: Parts, session: HostSession | None) -> HostSession:
-        """Nothing is kept between hops of pictures, so any of them may be the first."""
-        needed = work.plan.evaluations
-        if session is None:
-            return self._open(hop, work, parts, needed)
-        session = self.sessions.due(hop.session, work.kind, work.number, 0)
-        if needed > session.capacity:
-            raise invalid(f"the session was opened for {session.capacity} pictures at once, not {needed}")
-        return session
-
-    def _due(self, hop: stage_pb2.Hop, work: TextWork) -> HostSession:
-        session = self.sessions.due(hop.session, work.kind, work.number, work.start, hop.read.score.batch)
-        # a hop may claim another capacity than the one that opened the session
-        if work.start + work.positions > session.capacity:
-            raise invalid(f"the session holds {session.capacity} positions only")
-        if work.is_prefill and session.prefills + 1 >= MAX_PREFILL_CHUNKS:
-            raise invalid(f"more than {MAX_PREFILL_CHUNKS} pieces of one step")
-        return session
-
     def _finish(self, jobs: list[ScheduledHop]) -> None:
         for job in jobs:
             job.session.pending -= 1
-            self.queued_bytes -= job.received_bytes
+            self.admission.queued_bytes -= job.received_bytes
             assert job.result is not None
             if isinstance(job.result, StatusError):
                 if not job.session.released:
@@ -283,10 +206,10 @@ class Host:
             self._fault(hop, refusal)
             return
         size = hop.ByteSize()
-        self.queued_bytes += size  # it is held here until the next host has it
+        self.admission.queued_bytes += size  # it is held here until the next host has it
 
         def settled(refusal: StatusError | None) -> None:
-            self.queued_bytes -= size
+            self.admission.queued_bytes -= size
             if refusal is not None:
                 self._fault(hop, refusal, relay.address)
 
@@ -305,11 +228,3 @@ class Host:
         number = work_of(hop).number
         fault = stage_pb2.Fault(code=refusal.number, message=refusal.message, host=self.settings.name, lost=lost)
         self.subscribers.publish(hop.router, stage_pb2.Event(session=hop.session, number=number, fault=fault))
-
-
-def _check_origin(hop: stage_pb2.Hop, session: HostSession, sender: str) -> None:
-    """Raise StatusError for a hop of another router, path or host than its session's."""
-    if (session.router, session.path) != (hop.router, tuple(hop.path)):
-        raise permission_denied("this session is of another router, or another path")
-    if sender and session.sender not in ("", sender):
-        raise permission_denied(f"this session's hops come from {session.sender}")

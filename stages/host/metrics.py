@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Collection, Sequence
 from typing import TYPE_CHECKING, Literal
 
 from stages.host.parts import MODEL_KINDS
 from stages.telemetry.prometheus import COUNTS, Histogram, MetricFamily, MetricValues
 from stages.v1 import stage_pb2
 from stages.wire.status import StatusError
-from stages.wire.tls import Expiry, Tls
+from stages.wire.tls import Expiry
 
 if TYPE_CHECKING:
     from stages.host.scheduler import ScheduledHop
@@ -118,14 +118,8 @@ class HostCounters:
         if isinstance(event, stage_pb2.Event):
             figures.result_bytes += event.ByteSize()
 
-    def reader(
-        self, describe: Callable[[], stage_pb2.DescribeResponse], tls: Tls | None = None
-    ) -> Callable[[], MetricValues]:
-        """The reader for a scrape; `describe` returns the state that is looked up instead of counted."""
-        expiry = Expiry(tls)
-        return lambda: self._read(describe(), expiry)
-
-    def _read(self, host: stage_pb2.DescribeResponse, expiry: Expiry) -> MetricValues:
+    def read(self, host: stage_pb2.DescribeResponse, expiry: Expiry) -> MetricValues:
+        """Values for a scrape. `host`: the state that is looked up instead of counted."""
         models, counters = self.models, host.counters
         links = self.links.keep([link.address for link in host.links])
         described = {link.address: link for link in host.links[:MAX_LINKS]}

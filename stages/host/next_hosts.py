@@ -166,10 +166,10 @@ class Subscribers:
     def __init__(self) -> None:
         self.queues: dict[str, _Events] = {}
 
-    def key(self, router: str) -> bytes:
-        """The key that a router gave for its vouchers; empty where it gave none."""
+    def key(self, router: str) -> bytes | None:
+        """The key that a router gave for its vouchers, maybe an empty one; None where it does not listen."""
         queue = self.queues.get(router)
-        return queue.key if queue is not None else b""
+        return queue.key if queue is not None else None
 
     async def listen(self, router: str, key: bytes = b"") -> AsyncGenerator[stage_pb2.Events, None]:
         """Events for `router`, those that are there at once together; the first message is empty.

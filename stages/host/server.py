@@ -31,12 +31,14 @@ from stages.telemetry.observability import Telemetry
 from stages.v1 import join_pb2_grpc, stage_pb2, stage_pb2_grpc
 from stages.wire.auth import HOST, CallerGuard
 from stages.wire.channel import KEEPALIVE, HealthChecks, bind, check_target, new_server, serve_health
+from stages.wire.tls import Expiry
 from stages.wire.tokens import ADMIN, Keyring
 
 log = logging.getLogger(__name__)
 
 # The health service's name for readiness; the empty name stands for liveness.
 SERVICE = stage_pb2.DESCRIPTOR.services_by_name["StageService"].full_name
+NO_NEXT = "no next host: the topology has none that begins with the block after this host's last"
 RETRY_S = 0.2
 HOUSEKEEPING_S = 0.5
 STALL_FADES = 0.97  # with each pause of this kind: half of it after eleven seconds
@@ -82,7 +84,8 @@ class StageServer:
         service = StageService(host, loader, self.seat, self.settings.security.tls)
         server, checks, port = _new_server(service, self.message_bytes, self.settings)
         if figures is not None:
-            lookout.serve(STAGE_METRICS, figures.reader(service.description, self.settings.security.tls))
+            expiry = Expiry(self.settings.security.tls)
+            lookout.serve(STAGE_METRICS, lambda: figures.read(service.description(), expiry))
         vitals = await serve_health(checks, self.settings.health)
         await server.start()
         log.info("%s: live on port %d", host.settings.name, port)
@@ -94,7 +97,7 @@ class StageServer:
         if self.seat is not None:
             self.seat.relink = host.next_hosts.set_addresses
         await stop.wait()
-        host.stopping = True
+        host.admission.stopping = True
         checks.stop()
         await drained(lambda: host.sessions.sessions, self.settings.drain_s)
         await asyncio.gather(server.stop(grace=0), vitals.stop(grace=0))
@@ -152,7 +155,8 @@ class StageServer:
         worker, rest = self._begin(host.work(), stop), self._begin(loader.load_rest(), stop)
         try:
             while True:
-                reason = self._link_problem(host.next_hosts)
+                links, plan = host.next_hosts, self.first.plan
+                reason = links.problem if links.relays or (plan.is_first and plan.is_last) else NO_NEXT
                 if reason != service.not_ready_reason:
                     log.info("%s: %s", host.settings.name, reason or "ready")
                 service.not_ready_reason = reason
@@ -162,12 +166,6 @@ class StageServer:
         finally:
             worker.cancel()
             rest.cancel()
-
-    def _link_problem(self, links: NextHosts) -> str:
-        """Why no next hop can be made; empty when one can."""
-        if links.relays or (self.first.plan.is_first and self.first.plan.is_last):
-            return links.problem
-        return "no next host: the topology has none that begins with the block after this host's last"
 
 
 class EmptyHost:

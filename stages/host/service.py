@@ -224,7 +224,7 @@ class StageService(stage_pb2_grpc.StageServiceServicer):
 
     def description(self) -> stage_pb2.DescribeResponse:
         """The host as it is now."""
-        reason = "it is stopping" if self.host.stopping else self.not_ready_reason
+        reason = "it is stopping" if self.host.admission.stopping else self.not_ready_reason
         return stage_pb2.DescribeResponse(
             name=self.host.settings.name,
             instance=self.host.instance,

@@ -151,13 +151,7 @@ def _model(hop: stage_pb2.Hop, plan: HostPlan, kinds: Sequence[ModelKind]) -> tu
 
 
 def _check_part(work: AnyWork, plan: HostPlan) -> None:
-    if isinstance(work, stage_pb2.Sweep | stage_pb2.Draw):
-        part, noun = work.block, "block"
-    else:
-        part, noun = work.stage, "stage"
-    if part != plan.blocks[0]:
-        raise failed_precondition(f"{noun} {part} does not start here: {_held(plan)}")
-
-
-def _held(plan: HostPlan) -> str:
-    return f"this host holds {','.join(map(str, plan.blocks))}; check the topology"
+    noun = "block" if isinstance(work, stage_pb2.Sweep | stage_pb2.Draw) else "stage"
+    if (part := getattr(work, noun)) != plan.blocks[0]:
+        held = ",".join(map(str, plan.blocks))
+        raise failed_precondition(f"{noun} {part} does not start here: this host holds {held}; check the topology")

@@ -17,7 +17,6 @@ from stages.model.randomness import Purpose, uniforms
 
 Floats = NDArray[np.float64]
 
-
 # With fewer effective candidates the likelier texts were not even proposed, and their weights cannot tell of them.
 LEAST_EFFECTIVE = 2.0
 

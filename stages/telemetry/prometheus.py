@@ -54,7 +54,6 @@ class MetricFamily:
 
 MetricValues = Mapping[str, Mapping[tuple[str, ...], float | Histogram]]  # values by family name and labels
 
-
 # prometheus_client is imported where metrics are served: a host counts without it.
 READ_S = 2.0  # time for the event loop to answer a scrape
 CLIENT_S = 10.0  # time for the client of a scrape to send and read

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import re
 from abc import abstractmethod
-from collections.abc import AsyncIterator, Awaitable, Callable, Generator, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Generator, Iterator, Mapping, MutableSequence
 from contextlib import aclosing, contextmanager, suppress
 from functools import partial
 from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
@@ -31,7 +31,8 @@ MAX_CHARACTERS = 1000
 DEFAULT_RETRY_MS = 1000
 CALL_KINDS = ("unary_unary", "unary_stream", "stream_unary", "stream_stream")
 
-_BY_NUMBER = {code.value[0]: code for code in grpc.StatusCode}
+Code = grpc.StatusCode  # for logic, which knows no other part of gRPC
+_BY_NUMBER = {code.value[0]: code for code in Code}
 M = TypeVar("M", bound=Message)
 Context = grpc.aio.ServicerContext[Any, Any]
 Metadata = tuple[tuple[str, str], ...]
@@ -123,16 +124,18 @@ def trailing_metadata(error: grpc.RpcError) -> dict[str, str]:
 
 def made_printable(message: M) -> M:
     """A message of another machine, whose texts go to logs and terminals, with these made printable in place."""
+    each: Any
     for field, value in message.ListFields():
         if isinstance(value, str):
             setattr(message, field.name, printable(value, newline=" "))
-            continue
-        each: Any
-        for at, each in enumerate(value if isinstance(value, Sequence) and not isinstance(value, bytes) else [value]):
-            if isinstance(each, str):
-                value[at] = printable(each, newline=" ")
-            elif isinstance(each, Message):
-                made_printable(each)
+        elif isinstance(value, Message):
+            made_printable(value)
+        elif not isinstance(value, int | float | bytes) and isinstance(value, MutableSequence):  # most are numbers
+            for at, each in enumerate(value):
+                if isinstance(each, str):
+                    value[at] = printable(each, newline=" ")
+                elif isinstance(each, Message):
+                    made_printable(each)
     return message
 
 

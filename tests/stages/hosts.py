@@ -8,10 +8,11 @@ from typing import Any
 import grpc
 import pytest
 
-from stages.host.host import Host, HostSettings
+from stages.host.host import Host
 from stages.host.metrics import HostCounters
 from stages.host.next_hosts import NextHosts
 from stages.host.parts import Parts, Release
+from stages.host.settings import HostSettings
 from stages.v1 import stage_pb2
 from stages.wire.messages import PROTOCOL
 from stages.wire.status import StatusError

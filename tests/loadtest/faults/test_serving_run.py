@@ -34,8 +34,7 @@ RESULT = ChaosResult(
     answers=[GOOD, AGAIN],
     faults=[KILL],
     last_state=RouterState(20.0, {}),
-    begin_s=5.0,
-    end_s=20.0,
+    seconds=15.0,
     ended={},
 )
 

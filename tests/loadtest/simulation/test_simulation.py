@@ -27,9 +27,8 @@ from loadtest.simulation.schedule import (
 from loadtest.simulation.search import Weights, fate_of, fewest, run_schedule, search, trouble_of
 from loadtest.simulation.training import BreakableStore
 from loadtest.simulation.world import CASES, PATIENCE_S, RequestOutcome
-from serving.router.journal import Journal
+from serving.router.journal import Journal, Tries
 from serving.router.paths import Suspects
-from serving.router.session import Session
 from stages.clock import monotonic
 from stages.host.sessions import SessionStore
 
@@ -233,12 +232,7 @@ def test_a_planted_fault_is_found_and_shrunk(weights: Weights, monkeypatch: pyte
     ("where", "name", "instead", "found"),
     [
         (Suspects, "add", lambda *_: None, "takes a link that lost work a moment ago"),
-        (
-            Session,
-            "_blame",
-            lambda self, attempt, _: self._blamed.update(e.entry.address for e in attempt.path),
-            "avoids",
-        ),
+        (Tries, "_blame", lambda self, of, *_: self.blamed.update(e.entry.address for e in of.path), "avoids"),
         (SessionStore, "release", lambda *_: False, "keeps a session that it said is over"),
     ],
 )

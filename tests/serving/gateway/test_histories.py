@@ -9,8 +9,7 @@ from hypothesis import strategies as st
 from openai.types.chat import ChatCompletionMessage
 from openai.types.responses import Response
 
-from serving.gateway.calls import CallReader
-from serving.gateway.messages import ChatMessage, told_messages
+from serving.gateway.messages import CallReader, ChatMessage, told_messages
 from serving.gateway.responses import ResponseRequest
 from serving.modes.chat_template import ChatTemplate
 

@@ -11,7 +11,7 @@ import openai as api
 import pytest
 from openai import OpenAI
 
-from serving.gateway.calls import CallReader
+from serving.gateway.messages import CallReader
 from stages.host.schema_check import CALL_END, CALL_TAG
 from tests.conftest import PATIENCE_S
 from tests.serving.gateway.conftest import run

@@ -188,13 +188,13 @@ def answer(path: tuple[HostLink, ...] = (), *works: Any, text: bytes = b"") -> A
 
 
 def test_the_share_of_answers_that_is_audited() -> None:
-    auditor = Auditor(Ring(()), 0.05, None, seed=1)
+    auditor = Auditor(Ring(), 0.05, None, seed=1)
     drawn = answer((), step(clean=b"a"))
     assert 30 < sum(auditor.picks(answer()) for _ in range(1000)) < 70
     assert 30 < sum(auditor.picks(drawn) for _ in range(1000)) < 70
-    every = Auditor(Ring(()), 1.0, None)
+    every = Auditor(Ring(), 1.0, None)
     assert all(every.picks(answer()) for _ in range(100))
-    assert not any(Auditor(Ring(()), 0.0, None).picks(drawn) for _ in range(100))
+    assert not any(Auditor(Ring(), 0.0, None).picks(drawn) for _ in range(100))
 
 
 @pytest.mark.parametrize("length", [1, 2, 100, 128, 129, 1000])
@@ -231,7 +231,7 @@ def test_suspects_are_those_on_every_path_that_was_wrong() -> None:
 
 
 async def test_suspects_are_kept_apart() -> None:
-    ring = Ring(())
+    ring = Ring()
     ring.links = [link(name, block) for block, name in enumerate(("a-1", "b-1"))]
     auditor = ring.auditor
     auditor.suspicion.add(frozenset({"a-1", "b-1"}))
@@ -241,7 +241,7 @@ async def test_suspects_are_kept_apart() -> None:
 
 async def test_answers_of_unlike_machines_are_not_compared(caplog: pytest.LogCaptureFixture) -> None:
     """At rare ties their honest texts differ."""
-    ring = Ring(())
+    ring = Ring()
     a, b = ring.links = [link("a-1", 0), link("a-2", 0, "y")]
     found = replace(answer((a,), text=b"x"), choose=lambda avoid: (b,))
     assert all([await ring.auditor.audit(found) for _ in range(2)])

@@ -12,9 +12,8 @@ from serving.cli.ports import free_port_block
 from serving.client.client import Client
 from serving.router.topology import HostEntry, Topology
 from stages.checkpoint.release_store import read_release_manifest
-from stages.host.host import HostSettings
 from stages.host.server import StageServer
-from stages.host.settings import StageSettings
+from stages.host.settings import HostSettings, StageSettings
 from tests.conftest import until, wait_ready
 from tests.serving.releases import Texts, answer
 

@@ -2,14 +2,16 @@
 
 import contextlib
 import http.server
+import itertools
 import logging
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from serving.router import etcd as etcd_module
 from serving.router import topology_source
 from serving.router.etcd import EtcdTopology
 from serving.router.topology import local_topology
@@ -74,7 +76,7 @@ def test_who_shows_a_certificate_is_let_in(new_pki: Callable[[str], Any], etcd_w
 
 
 @contextlib.contextmanager
-def answering(status: int, body: bytes, length: int) -> Iterator[int]:
+def answering(status: int, body: Iterable[bytes], length: int) -> Iterator[int]:
     """A server that says the same to everybody; its port."""
 
     class Answer(http.server.BaseHTTPRequestHandler):
@@ -83,7 +85,7 @@ def answering(status: int, body: bytes, length: int) -> Iterator[int]:
             self.send_header("Content-Length", str(length))
             self.end_headers()
             with contextlib.suppress(OSError):  # the client hangs up
-                self.wfile.write(body)
+                self.wfile.writelines(body)
 
     server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Answer)
     thread = threading.Thread(target=server.serve_forever)
@@ -96,17 +98,32 @@ def answering(status: int, body: bytes, length: int) -> Iterator[int]:
         server.server_close()
 
 
+def read(port: int) -> str:
+    with pytest.raises(ServiceError, match="no etcd answers") as caught:
+        EtcdTopology(f"etcd://127.0.0.1:{port}/onesweep").read()
+    return str(caught.value)
+
+
 @pytest.mark.parametrize(
     ("status", "body", "length"),
     [
         (200, b"[" * 100_000, 100_000),
         (200, b'{"header"', 1000),
         (200, b"{}", 2),
+        (200, b'{"result": []}', 14),
         (200, b'{"header": {}, "kvs": 1}', 24),
         (503, b"unav", 1000),
     ],
+    ids=["deep", "cut", "other", "odd", "wrong", "busy"],
 )
 def test_an_answer_that_is_none(status: int, body: bytes, length: int) -> None:
-    says = "no etcd answers .* does not answer as etcd 3.4 or newer does"
-    with answering(status, body, length) as port, pytest.raises(ServiceError, match=says):
-        EtcdTopology(f"etcd://127.0.0.1:{port}/onesweep").read()
+    with answering(status, [body], length) as port:
+        assert "does not answer as etcd 3.4 or newer does" in read(port)
+
+
+@pytest.mark.parametrize(("limit", "value"), [("MAX_ANSWER_BYTES", 1 << 20), ("ANSWER_S", 0.05)])
+def test_an_answer_ends(limit: str, value: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("MAX_ANSWER_BYTES", "ANSWER_S"):
+        monkeypatch.setattr(etcd_module, name, value if name == limit else 1 << 40)
+    with answering(200, itertools.repeat(b" " * 4096), 1 << 40) as port:
+        assert "an answer of more than" in read(port)

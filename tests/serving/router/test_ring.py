@@ -41,8 +41,8 @@ def topology(bundles: Path, module_servers: Any) -> Topology:
 
 @asynccontextmanager
 async def opened(topology: Topology) -> AsyncIterator[Ring]:
-    ring = Ring(topology.hosts)
-    await ring.open()
+    ring = Ring()
+    ring.set_hosts(topology.hosts)
     try:
         await RingView(ring).usable(READY_S)
         yield ring
@@ -106,9 +106,9 @@ async def test_a_host_that_sends_events_without_end_gets_no_work(count: int) -> 
     server, method = new_server(), grpc.unary_stream_rpc_method_handler(flood)
     server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(SERVICE, {"Subscribe": method}),))
     address = f"127.0.0.1:{server.add_insecure_port('127.0.0.1:0')}"
-    ring = Ring([HostEntry("liar", address, address, (0, 1, 2))])
+    ring = Ring()
     await server.start()
-    await ring.open()
+    ring.set_hosts([HostEntry("liar", address, (0, 1, 2), address)])
     ring.begin((link := ring.links[0],), lambda _, event: heard.append(event))
     try:
         await eventually(lambda: link.quarantined)
@@ -136,7 +136,7 @@ async def test_a_host_that_falls_silent_is_lost_unless_the_router_stood_still() 
     now = [100.0]
     entry = HostEntry("frozen", "127.0.0.1:1", (0,), "127.0.0.1:1")
     with clock.replaced(lambda: now[0]):
-        ring, link = Ring([entry]), HostLink(entry, 5.0)
+        ring, link = Ring(), HostLink(entry, 5.0)
         ring.links, link.problem, link.relay.asked_at = [link], "", 100.0
         for passed_s, lost in ((0.1, False), (2.0, False), (0.1, True)):  # after two seconds in one it was the router
             now[0] += passed_s

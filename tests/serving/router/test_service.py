@@ -127,7 +127,7 @@ def test_a_damaged_release_in_its_store_does_not_keep_it_from_starting(
     settings = RouterSettings(topology, topology.router, bundles / "own")
 
     async def first() -> ActiveRelease:
-        ring = Ring(topology.hosts, settings.ring)
+        ring = Ring(settings.ring)
         try:
             return first_release(ring, store, settings.checkpoint)
         finally:

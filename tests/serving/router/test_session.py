@@ -53,7 +53,7 @@ class RecordingRing(Ring):
     """A ring of quiet hosts that remembers whom a session wants to avoid."""
 
     def __init__(self) -> None:
-        super().__init__((), RingSettings())
+        super().__init__(RingSettings())
         self.path = (QuietLink("a-1", (0,)), QuietLink("b-1", (1,)))
         self.avoided: list[set[str]] = []
 
@@ -84,7 +84,7 @@ async def test_nonsense_may_be_anybodys_and_silence_is_one_hosts(
     session = opened(ring)
     await session.push(step(remaining=1), b"a")
     address = next((link.entry.address for link in ring.path if link.entry.name == lost), "")
-    session.attempts[0].fail(stage_pb2.Fault(code=code.value[0], message="no", host=host, lost=address))
+    session.tries.attempts[0].fail(stage_pb2.Fault(code=code.value[0], message="no", host=host, lost=address))
     waiting = asyncio.create_task(session.event())
     while len(ring.avoided) < 2:
         await asyncio.sleep(0)
@@ -98,7 +98,7 @@ async def test_a_text_that_no_token_can_continue_fails_at_once_and_no_host_is_bl
     held = stage_pb2.Sampling(grammar=stage_pb2.Grammar(json_schema="{}"))
     await session.push(step(remaining=1, sampling=held), b"a")
     fault = stage_pb2.Fault(code=CODE.INVALID_ARGUMENT.value[0], message=f"{NOT_FOLLOWED}: x", host="a-1")
-    session.attempts[0].fail(fault)
+    session.tries.attempts[0].fail(fault)
     with pytest.raises(StatusError, match=f"^{NOT_FOLLOWED}: x$") as caught:
         await session.event()
     assert (caught.value.code, ring.avoided, session.account.replays) == (CODE.INVALID_ARGUMENT, [set()], 0)
@@ -110,13 +110,13 @@ async def test_a_way_that_was_not_tried_is_tried_when_patience_is_over() -> None
     ring.settings = replace(ring.settings, hop_timeout_s=0.0)
     session, lost = opened(ring), stage_pb2.Fault(code=CODE.UNAVAILABLE.value[0], message="lost")
     await session.push(step(remaining=1), b"a")
-    session.attempts[0].fail(lost)
+    session.tries.attempts[0].fail(lost)
     ring.path = (QuietLink("a-2", (0,)), QuietLink("b-2", (1,)))
     waiting = asyncio.create_task(session.event())
-    while not (session.attempts and session.attempts[0].path is ring.path):
+    while not (session.tries.attempts and session.tries.attempts[0].path is ring.path):
         await asyncio.sleep(0)
         assert not waiting.done(), waiting
-    session.attempts[0].fail(lost)
+    session.tries.attempts[0].fail(lost)
     with pytest.raises(StatusError, match="lost"):  # no way is left
         await waiting
     assert session.account.replays == 1
@@ -127,12 +127,12 @@ async def test_requests_that_lost_a_host_are_read_again_a_few_at_a_time() -> Non
     sessions = [opened(ring) for _ in range(MOST_REPLAYS + 3)]
     for session in sessions:
         await session.push(step(remaining=1), b"a")
-        session.attempts[0].fail(stage_pb2.Fault(code=CODE.UNAVAILABLE.value[0], message="lost"))
+        session.tries.attempts[0].fail(stage_pb2.Fault(code=CODE.UNAVAILABLE.value[0], message="lost"))
     waiting = [asyncio.create_task(session.event()) for session in sessions]
     done = 0
     while done < len(sessions):
         await asyncio.sleep(0)
-        moved = [session.attempts[0] for session in sessions if session.attempts]
+        moved = [session.tries.attempts[0] for session in sessions if session.tries.attempts]
         assert sum(attempt.replays for attempt in moved) <= MOST_REPLAYS
         if len(moved) == min(done + MOST_REPLAYS, len(sessions)):
             deliver(next(attempt for attempt in moved if attempt.replays), stage_pb2.Event(text=b"b"))
@@ -217,7 +217,7 @@ async def test_an_audits_time_is_not_the_hosts() -> None:
     ring.hedging.record = lambda kind, took_s: took.append(took_s)  # type: ignore[method-assign]
     session = opened(ring)
     await session.push(step(remaining=1), b"a")
-    deliver(session.attempts[0], stage_pb2.Event(text=b"b"))
+    deliver(session.tries.attempts[0], stage_pb2.Event(text=b"b"))
     await session.event()
     await session.finish()
     assert (booked, len(took)) == ([1], 1)
@@ -235,9 +235,9 @@ async def test_what_is_slow_and_has_no_other_way_is_waited_for() -> None:
     waiting = asyncio.create_task(session.event())
     while len(ring.avoided) < 1100:  # pauses that grow with each try would be too long for a number
         await asyncio.sleep(0)
-    deliver(session.attempts[0], stage_pb2.Event(text=b"b"))
+    deliver(session.tries.attempts[0], stage_pb2.Event(text=b"b"))
     await waiting
-    assert (len(session.attempts), session.account.replays, session._tries) == (1, 0, 0)
+    assert (len(session.tries.attempts), session.account.replays, session.tries.count) == (1, 0, 0)
 
 
 def taught(times_s: list[float]) -> Hedging:
@@ -272,8 +272,8 @@ async def test_a_first_try_that_was_slow_teaches_patience(winner: int, learnt: l
     await session.push(step(remaining=1), b"a")
     ring.path = (QuietLink("a-2", (0,)), QuietLink("b-2", (1,)))
     waiting = asyncio.create_task(session.event())
-    while len(session.attempts) < 2:
+    while len(session.tries.attempts) < 2:
         await asyncio.sleep(0)
-    deliver(session.attempts[winner], stage_pb2.Event(text=b"b"))
+    deliver(session.tries.attempts[winner], stage_pb2.Event(text=b"b"))
     await waiting
     assert taught == learnt

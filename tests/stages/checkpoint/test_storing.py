@@ -12,9 +12,8 @@ from serving.cli.ports import free_port_block
 from stages.checkpoint.release_store import ReleaseManifest, ReleaseStore, read_release_manifest
 from stages.checkpoint.release_transfer import offer_of
 from stages.errors import CheckpointError
-from stages.host.host import HostSettings
 from stages.host.server import StageServer
-from stages.host.settings import StageSettings
+from stages.host.settings import HostSettings, StageSettings
 from stages.v1 import stage_pb2, stage_pb2_grpc
 from stages.wire.channel import open_blocking_channel
 from tests.conftest import PATIENCE_S, until

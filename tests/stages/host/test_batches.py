@@ -159,7 +159,7 @@ async def test_the_bytes_of_all_that_is_under_way_are_bounded(whole: Parts) -> N
             assert list(host.sessions.sessions) == ["a"], "nothing was opened for it"
         host._go()
         assert [(await event_of(host)).scores.batch for _ in range(2)] == [0, 1]
-        assert host.queued_bytes == 0
+        assert host.admission.queued_bytes == 0
         host.accept(third, 3 * size)  # what is alone is as large as a message may be
         with refused(grpc.StatusCode.RESOURCE_EXHAUSTED, "1572864 of 1048576 are under way"):
             host.accept(scoring(digest, "b"), 1)
@@ -178,7 +178,7 @@ async def test_what_waits_for_the_next_host_or_the_router_is_bounded_too(
         with refused(grpc.StatusCode.RESOURCE_EXHAUSTED, "are under way"):
             host.accept(opening(whole.plan.models["ar"].digest), 1)
         waiting[0](None)
-        assert host.queued_bytes == 0
+        assert host.admission.queued_bytes == 0
         monkeypatch.setattr("stages.host.next_hosts.MAX_WAITING_BYTES", 1000)
         for _ in range(9):
             host.subscribers.publish(ROUTER, stage_pb2.Event(text=bytes(400)))

@@ -15,7 +15,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from serving.router.session import ELSEWHERE
+from serving.router.journal import ELSEWHERE
 from stages.backends import Backend, DeviceRunner
 from stages.backends.base import BranchPiece, CleanPiece
 from stages.errors import InputError

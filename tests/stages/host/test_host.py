@@ -122,7 +122,7 @@ async def test_a_stopping_host_ends_what_it_has_and_opens_nothing(parts: Parts) 
     async with open_host(parts) as host:
         send(host, hop(host))
         await event_of(host)
-        host.stopping = True
+        host.admission.stopping = True
         (rejection,) = host.take(stage_pb2.HopBatch(protocol=PROTOCOL, hops=[hop(host, "new")])).rejections
         assert (rejection.code, rejection.message) == (grpc.StatusCode.UNAVAILABLE.value[0], "h is stopping")
         send(host, hop(host, number=1, start=5))

@@ -8,9 +8,8 @@ import grpc
 import pytest
 
 from serving.cli.ports import free_port_block
-from stages.host.host import HostSettings
 from stages.host.server import StageServer
-from stages.host.settings import StageSettings
+from stages.host.settings import HostSettings, StageSettings
 from stages.v1 import stage_pb2
 from stages.wire.auth import HOST, ROUTER
 from stages.wire.channel import open_blocking_channel

@@ -38,7 +38,7 @@ from tests.stages.slow_runner import watched
     ],
 )
 def test_every_family_is_read_and_every_name_follows_the_conventions(counters: Any, said: Any, families: Any) -> None:
-    read = counters().reader(said)()
+    read = counters().read(said(), Expiry(None))
     assert list(read) == [family.name for family in families]
     for family in families:
         assert family.name.endswith("_total") == (family.kind == "counter")
@@ -51,7 +51,7 @@ def test_links_that_are_gone_make_room() -> None:
         figures.links.link(f"10.0.0.1:{port}").sent(1)
     host = stage_pb2.DescribeResponse()
     host.links.add(address="10.0.0.1:3")
-    sent = figures.reader(lambda: host)()["onesweep_stage_link_sent_bytes_total"]
+    sent = figures.read(host, Expiry(None))["onesweep_stage_link_sent_bytes_total"]
     assert set(sent) == {("10.0.0.1:3",), (OTHERS,)}
     figures.links.link("10.0.0.2:1").sent(5)
     assert figures.links.links["10.0.0.2:1"].sent_bytes == 5
@@ -77,7 +77,7 @@ def test_a_server_serves_what_its_loop_counted_and_its_process_takes() -> None:
     host = stage_pb2.DescribeResponse(name="paris", blocks=[0, 1], ready=True)
     host.links.add(address="127.0.0.1:1", rtt_ms=20)
     host.links.add(address="127.0.0.1:2", problem="lost")
-    text = scrape(STAGE_METRICS, figures.reader(lambda: host))
+    text = scrape(STAGE_METRICS, lambda: figures.read(host, Expiry(None)))
     for line in (
         'onesweep_stage_info{backend="",blocks="0,1",name="paris",version=""} 1.0',
         'onesweep_stage_refused_total{code="RESOURCE_EXHAUSTED"} 1.0',
@@ -151,7 +151,7 @@ async def test_a_fault_is_counted_and_logged_with_the_request_s_name(
     assert host.meter.refusals == {"INVALID_ARGUMENT": 1}
     assert host.meter.models["chain"].received_bytes > 0
     assert sum(host.meter.models["chain"].compute_s.counts) == 0  # a hop that failed took no time that counts
-    read = host.meter.reader(stage_pb2.DescribeResponse)()
+    read = host.meter.read(stage_pb2.DescribeResponse(), Expiry(None))
     assert read["onesweep_stage_faults_total"] == {("INTERNAL",): 1, ("NOT_FOUND",): 2}
     named = [record for record in caplog.records if getattr(record, "request", "") == "cafe0123"]
     assert [record.levelname for record in named] == ["ERROR", "WARNING", "INFO", "WARNING"]

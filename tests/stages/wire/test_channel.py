@@ -10,9 +10,8 @@ import pytest
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 
 from stages.errors import InputError, ServiceError
-from stages.host.host import HostSettings
 from stages.host.server import SERVICE, StageServer
-from stages.host.settings import StageSettings
+from stages.host.settings import HostSettings, StageSettings
 from stages.v1 import stage_pb2, stage_pb2_grpc
 from stages.wire import channel, places
 from stages.wire.channel import bind, check_name, is_loopback, new_server, open_channel, parse_address

@@ -1,0 +1,106 @@
+"""Admission of hops to a host: those that it takes, within its limits, and the session and weights of each.
+
+Nothing here reaches for a network or a clock: the host tells who listens, what is under way, and the time.
+"""
+
+from stages.host.parts import Parts, Releases
+from stages.host.prefixes import Beginning, PrefixStore, is_vouched
+from stages.host.scheduler import HopWork, ScheduledHop, TextWork
+from stages.host.sessions import HostSession, SessionStore
+from stages.host.settings import HostSettings
+from stages.host.validation import parse_hop
+from stages.host.work.pictures import PictureWork
+from stages.model.prefill import MAX_PREFILL_CHUNKS, prefix_root
+from stages.v1 import stage_pb2
+from stages.wire.status import exhausted, failed_precondition, invalid, permission_denied, unavailable
+
+
+class HopAdmission:
+    """A host's decisions before it computes anything of a hop."""
+
+    def __init__(
+        self, settings: HostSettings, releases: Releases, sessions: SessionStore, prefixes: PrefixStore
+    ) -> None:
+        self.settings, self.releases, self.sessions, self.prefixes = settings, releases, sessions, prefixes
+        self.stopping = False  # no new session is opened any more
+        self.queued_bytes = 0  # of the messages of hops under way
+
+    def admit(
+        self, hop: stage_pb2.Hop, received_bytes: int, sender: str, key: bytes | None, is_full: bool, now_s: float
+    ) -> ScheduledHop:
+        """Give a hop its session. Raises StatusError, and then nothing has changed.
+
+        :param sender: the host that it is from; empty for a router, and without TLS.
+        :param key: of its router, for vouchers; None where that does not listen here.
+        :param is_full: as many hops are under way as may be."""
+        session = self.sessions.sessions.get(hop.session)
+        if session is not None:
+            if (session.router, session.path) != (hop.router, tuple(hop.path)):
+                raise permission_denied("this session is of another router, or another path")
+            if sender and session.sender not in ("", sender):
+                raise permission_denied(f"this session's hops come from {session.sender}")
+        # a session ends with the weights that it began with
+        parts = self.releases.parts_for(hop.digest) if session is None else session.parts
+        work = parse_hop(hop, parts.plan, is_open=session is not None)
+        if key is None:
+            raise failed_precondition(f"router {hop.router!r} does not listen here: subscribe first")
+        if is_full and (session is None or not session.prefills + session.batches):
+            raise exhausted(f"{self.settings.name} has {self.settings.queue_limit} hops under way", retry_after_ms=500)
+        limit = self.settings.queue_mb << 20
+        # steps are counted, and one may have a thousand batches
+        if self.queued_bytes and self.queued_bytes + received_bytes > limit:
+            raise exhausted(
+                f"{self.settings.name} has no memory for another message of {received_bytes} bytes: "
+                f"{self.queued_bytes} of {limit} are under way; "
+                "come back later, with fewer candidates if there are many",
+                retry_after_ms=500,
+            )
+        if isinstance(work, PictureWork):  # nothing is kept between their hops, so any of them may be the first
+            opens, capacity = session is None, work.plan.evaluations
+        else:
+            assert isinstance(work, TextWork)
+            extra_bytes = work.extra_bytes(parts, hop.capacity if session is None else session.capacity)
+            opens, capacity = work.start == 0 or bool(hop.memory.prefix), hop.capacity
+        session = self._open(hop, work, parts, capacity, key, now_s) if opens else self._due(hop, work)
+        if isinstance(work, TextWork):
+            self.sessions.book(hop.session, extra_bytes, now_s)
+            session.length = work.start + work.remembered
+        if sender:  # one host alone forwards to this one
+            session.sender = sender
+        session.accepted(work.is_prefill, work.has_more)
+        session.pending += 1
+        self.queued_bytes += received_bytes
+        return ScheduledHop(hop, work, session, received_bytes, now_s + hop.left_s)
+
+    def _open(
+        self, hop: stage_pb2.Hop, work: HopWork, parts: Parts, capacity: int, key: bytes, now_s: float
+    ) -> HostSession:
+        if self.stopping:
+            raise unavailable(f"{self.settings.name} is stopping")
+        beginning, memory = None, hop.memory
+        if hop.HasField("memory"):
+            vouched = is_vouched(hop, key)
+            root = prefix_root(memory.space, hop.digest, hop.read.codec)
+            kept = Beginning(root, tuple(memory.hosts[: hop.place]) if vouched else ())
+            if memory.prefix:
+                # what nobody vouched for has no place: such a prefix is not there
+                self.prefixes.find(memory.prefix if vouched else b"", kept, hop.read.start)
+            beginning = kept if vouched else None
+        session = self.sessions.open(hop.session, hop.router, work.kind, capacity, parts, now_s, work.drafts)
+        session.next_number = work.number  # a replay starts where another host's session ended
+        session.beginning, session.path = beginning, tuple(hop.path)
+        return session
+
+    def _due(self, hop: stage_pb2.Hop, work: TextWork | PictureWork) -> HostSession:
+        if isinstance(work, PictureWork):
+            session = self.sessions.due(hop.session, work.kind, work.number, 0)
+            if (needed := work.plan.evaluations) > session.capacity:
+                raise invalid(f"the session was opened for {session.capacity} pictures at once, not {needed}")
+            return session
+        session = self.sessions.due(hop.session, work.kind, work.number, work.start, hop.read.score.batch)
+        # a hop may claim another capacity than the one that opened the session
+        if work.start + work.positions > session.capacity:
+            raise invalid(f"the session holds {session.capacity} positions only")
+        if work.is_prefill and session.prefills + 1 >= MAX_PREFILL_CHUNKS:
+            raise invalid(f"more than {MAX_PREFILL_CHUNKS} pieces of one step")
+        return session
