@@ -22,7 +22,7 @@ from serving.gateway.settings import DEFAULT_LISTEN
 from stages.clock import monotonic
 from stages.errors import InputError, ServiceError, one_of
 from stages.host.commands import check_positive
-from stages.progress import ProgressLine
+from stages.progress import ProgressLine, aligned, counted
 from stages.signals import ends_cleanly, run_interruptible
 from stages.wire.web_access import check_framework
 
@@ -193,7 +193,8 @@ def add_invite(invite: argparse.ArgumentParser) -> None:
     invite.add_argument("name", metavar="NAME", nargs="?", default="", help="the machine's (it says its own)")
     invite.add_argument("--uses", type=int, metavar="N", help="machines that may join with it (1)")
     invite.add_argument("--days", type=float, metavar="D", help="how long it is good for (1)")
-    invite.add_argument("--revoke", metavar="ID", help="nobody joins with that ticket any more; or let machine ID go")
+    revoked = "nobody joins with that ticket any more; or let machine ID go; without ID list both"
+    invite.add_argument("--revoke", nargs="?", const="", metavar="ID", help=revoked)
 
 
 def run_invite(options: argparse.Namespace) -> int:
@@ -212,6 +213,11 @@ def run_invite(options: argparse.Namespace) -> int:
         run.keep(options.revoke, None)
         ends = "for other machines its certificate is good until it ends, 30 days at most"
         print(f"{options.revoke}: let go, and the router refuses it from now on; {ends}")
+    elif options.revoke == "":
+        tickets = [each for each in run.invitations.all() if not each.problem(time.time())]
+        rows = [[f"machine {name}", "", "", ""] for name in run.machines()]
+        rows += [[f"ticket {each.id}", each.name, counted(each.uses, "use"), f"until {each.ends}"] for each in tickets]
+        print("\n".join(aligned(rows)) or "neither is there")
     elif options.revoke is not None:
         given, tickets = options.revoke, run.invitations.all()
         if given not in {each.id for each in tickets}:

@@ -113,19 +113,15 @@ def load_runner(directory: Path, index: int, compute: Callable[[PipelineStage], 
     part, probe = read_part(directory, index, device)
     stage, known = stage_of(part, directory), probe_tokens(read_manifest(directory))
     runner = compute(stage)
-    read = partial(_read_alone, runner, stage)
-    measures, _ = probe_stage(stage, known, probe.get(PROBE_INPUT), probe.get(PROBE_OUTPUT), read)
+    entering, leaving, read = probe.get(PROBE_INPUT), probe.get(PROBE_OUTPUT), partial(_read_alone, runner, stage)
+    measures, _ = probe_stage(stage, known, entering, leaving, read)
     try:
         rounds = any(isinstance(each, GroupedLinear) for each in stage.modules())
         check_measures(directory, index, measures, KERNEL_TOLERANCE if rounds else 0.0)
     except CheckpointError:
         load_part(directory, index, device)  # raises where it is the weights
-        (name, value), *_ = measures.items()
-        log.warning(
-            "part %d: its numbers are right, but products of few bits round them more than those of other models (%s "
-            "%.3f): where texts suffer, import it with --weights float32",
-            *(index, name, value),
-        )
+        said = "its numbers are right, but products of few bits round them more than those of other models"
+        log.warning("part %d: %s: where texts suffer, import it with --weights float32", index, said)
     return runner
 
 

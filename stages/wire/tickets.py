@@ -87,12 +87,17 @@ class Invitation:
     name: str = ""  # that the machine gets; empty: it says its own
     revoked: bool = False
 
+    @property
+    def ends(self) -> str:
+        """The last minute of it, for people."""
+        return f"{time.strftime('%Y-%m-%d at %H:%M', time.gmtime(self.until))} UTC"
+
     def problem(self, now: float) -> str:
         """Why it lets nobody in; empty where it does."""
         if self.revoked:
             return "this ticket was revoked"
         if now > self.until:
-            return f"this ticket expired on {time.strftime('%Y-%m-%d at %H:%M', time.gmtime(self.until))} UTC"
+            return f"this ticket expired on {self.ends}"
         return "" if self.uses > 0 else "this ticket was used already, as often as it may be"
 
 

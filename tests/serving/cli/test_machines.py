@@ -5,6 +5,7 @@ import asyncio
 import contextlib
 import json
 import os
+import re
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from dataclasses import replace
@@ -152,7 +153,9 @@ def test_a_state_directory_of_others_is_refused_before_the_ticket_is_used(
     assert not rendezvous.machines
 
 
-def test_who_is_awaited_and_how_one_is_let_go(rendezvous: Rendezvous, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_who_is_awaited_and_how_one_is_let_go(
+    rendezvous: Rendezvous, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     now, said, run = 0.0, list[str](), rendezvous.run
     used, _ = run.invitations.add(1, 1)
     run.invitations.use(used)
@@ -168,8 +171,9 @@ def test_who_is_awaited_and_how_one_is_let_go(rendezvous: Rendezvous, monkeypatc
         nonlocal now
         now += seconds
 
-    def invite(**given: object) -> int:
-        return remote.run_invite(argparse.Namespace(**{"name": "", "uses": None, "days": None, **given}))
+    def invite(name: str = "", **given: object) -> int:
+        default = {"name": name, "uses": None, "days": None, "revoke": None}
+        return remote.run_invite(argparse.Namespace(**default | given))
 
     def come(name: str) -> None:
         rendezvous.machines[name].notices = asyncio.Queue()
@@ -194,6 +198,13 @@ def test_who_is_awaited_and_how_one_is_let_go(rendezvous: Rendezvous, monkeypatc
         invite(revoke="tokio")
     with pytest.raises(InputError, match="--revoke makes no ticket: leave out --days, or --revoke"):
         invite(revoke="tokyo", days=3.0)
+    _, made = invite("lima", days=2.0), capsys.readouterr()
+    assert invite(revoke="") == 0
+    *listed, ticket_line = capsys.readouterr().out.splitlines()
+    assert listed == [f"machine {name}" for name in run.machines()]
+    shown = re.fullmatch(r"ticket (\w+) +lima  1 use  until 20..-..-.. at ..:.. UTC", ticket_line)
+    assert shown is not None
+    assert shown[1] in made.err
     assert (invite(revoke="tokyo"), invite(revoke=used.id)) == (0, 0)
     assert waited(lambda: rendezvous.let_go({"tokyo"} - run.machines().keys())) == ["paris", "oslo"]
     assert "not there: tokyo" in said[-1]
