@@ -35,6 +35,7 @@ POLL_S = 0.1
 # How long processes may take to be ready, and how many bytes of weights they read, check and lay out in a second, on a
 # machine that is busy; who dies is not waited for.
 READY_S, LOADED_BYTES_S = 60.0, 5e6
+RAN_S = 5.0  # a router that ends sooner would end again
 LOG_LINES = 5
 NO_TOKEN = "not ready, and it tells only those with a token why"
 RECORD = "deployment.json"
@@ -319,8 +320,7 @@ def present(
 
 def watch(deployment: Deployment, tend: Callable[[Deployment], object]) -> None:
     """Return at Ctrl-C, with everything stopped. A host that ends by itself is started again if others hold its blocks
-    meanwhile, and so are router and gateway of machines that joined if they ran for a minute; else raises ServiceError.
-    """
+    meanwhile, and so are router and gateway of machines that joined if they ran for RAN_S; else raises ServiceError."""
     replicated = deployment.topology.replicated
     since = {} if deployment.lifelines is None else dict.fromkeys((ROUTER, HTTP), time.monotonic())
     with contextlib.suppress(KeyboardInterrupt):
@@ -328,7 +328,7 @@ def watch(deployment: Deployment, tend: Callable[[Deployment], object]) -> None:
         while True:
             time.sleep(1)
             for name in deployment.ended():
-                if name in replicated or time.monotonic() - since.get(name, time.monotonic()) > READY_S:
+                if name in replicated or time.monotonic() - since.get(name, time.monotonic()) > RAN_S:
                     print(f"{name} ended and is started again; see its log", flush=True)
                     deployment.revive(name)
                     since[name] = time.monotonic()

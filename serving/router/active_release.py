@@ -28,7 +28,6 @@ from serving.router.session import Session
 from serving.router.validation import PromptPools, check_fit, tokenized
 from serving.v1 import router_pb2
 from stages.checkpoint.bundle import FRONTIER_NAME, bundle_draws, find_bundle, holds_copy
-from stages.checkpoint.checkpoint import KERNEL_TOLERANCE
 from stages.checkpoint.gate import probe_tokens
 from stages.checkpoint.manifest import Manifest, read_manifest
 from stages.clock import monotonic
@@ -141,6 +140,8 @@ def all_modes(ring: RingView, own: RouterParts, conditions: LatencyModel) -> dic
 PROMPT = b"The old man said that"
 TEST_TOKENS = 8
 TEST_TIMEOUT_S = 60.0
+# Nats: what a backend may round beyond the manifest's own tolerance. Parts that do not belong together miss by far.
+LOSS_TOLERANCE = 0.05
 BUSY_TRIES, BUSY_PAUSE_S = 10, 0.5
 PIPELINES: tuple[ModelKind, ...] = ("ar", "scorer")
 
@@ -155,7 +156,7 @@ async def smoke_test(served: ActiveRelease, directory: Path, say: Callable[[str]
             manifest = read_manifest(paths[kind])
             nats = await _when_free(partial(_nats, served.view, kind, manifest))
             expected = expected_nats(manifest)
-            tolerance = manifest.probe_tolerance + KERNEL_TOLERANCE
+            tolerance = manifest.probe_tolerance + LOSS_TOLERANCE
             if expected is None or not abs(nats - expected) <= tolerance:  # true for NaN too
                 raise failed_precondition(
                     f"{kind}/: its probe text takes {nats:.4f} nats a token through the hosts, its manifest says "

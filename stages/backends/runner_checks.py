@@ -105,11 +105,8 @@ def shortened(runner: AnyRunner, layers: int) -> tuple[Any, int]:
 
 
 def load_runner(directory: Path, index: int, compute: Callable[[PipelineStage], SR], device: torch.device = CPU) -> SR:
-    """The runner of a checkpoint's stage. It is measured on the probe in place of the module, which takes seconds for
-    each gigabyte.
-
-    compute: takes the stage over.
-    """
+    """A checkpoint's stage as `compute` makes it, measured on the probe in place of the module, which takes seconds for
+    each gigabyte."""
     part, probe = read_part(directory, index, device)
     stage, known = stage_of(part, directory), probe_tokens(read_manifest(directory))
     runner = compute(stage)
@@ -118,10 +115,8 @@ def load_runner(directory: Path, index: int, compute: Callable[[PipelineStage], 
     try:
         rounds = any(isinstance(each, GroupedLinear) for each in stage.modules())
         check_measures(directory, index, measures, KERNEL_TOLERANCE if rounds else 0.0)
-    except CheckpointError:
-        load_part(directory, index, device)  # raises where it is the weights
-        said = "its numbers are right, but products of few bits round them more than those of other models"
-        log.warning("part %d: %s: where texts suffer, import it with --weights float32", index, said)
+    except CheckpointError:  # of the weights, or of products that round these more than others: the module tells
+        load_part(directory, index, device)
     return runner
 
 

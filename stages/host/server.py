@@ -221,7 +221,7 @@ class EmptyHost:
     async def _wait(self, changed: asyncio.Event, problem: str) -> None:
         """Take calls until a stage is given to this host."""
         seat = StageSeat(self.store, self.settings.security, self._room, changed)
-        service = WaitingService(self.settings.host.name, seat, problem)  # type: ignore[abstract]
+        service = WaitingService(self.settings.host.name, seat, problem)
         server, checks, port = _new_server(service, MESSAGE_BYTES, self.settings)
         vitals = await serve_health(checks, self.settings.health)
         await server.start()

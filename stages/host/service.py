@@ -10,7 +10,7 @@ from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from contextlib import aclosing
 from functools import partial
 from importlib.metadata import version
-from typing import Any
+from typing import Any, NoReturn
 
 import grpc
 import grpc.aio
@@ -33,7 +33,7 @@ from stages.wire.channel import check_target
 from stages.wire.hop_stream import Relay
 from stages.wire.link_quality import MAX_PROBE_BYTES, PROBE_TIMEOUT_S, kernel_now, measure_link
 from stages.wire.messages import PROTOCOL
-from stages.wire.status import StatusError, aborted, exhausted, failed_precondition, invalid
+from stages.wire.status import StatusError, aborted, exhausted, failed_precondition, invalid, unavailable
 from stages.wire.tls import Security, Tls
 
 Context = grpc.aio.ServicerContext[Any, Any]
@@ -170,7 +170,7 @@ async def _stored(
 
 
 class WaitingService(stage_pb2_grpc.StageServiceServicer):
-    """The gRPC face of a host that has no stage yet; all other calls are UNIMPLEMENTED."""
+    """The gRPC face of a host that has no stage yet; all other calls are UNAVAILABLE."""
 
     def __init__(self, name: str, seat: StageSeat, problem: str) -> None:
         """:param problem: why the last stage could not be served; empty where there was none."""
@@ -195,6 +195,11 @@ class WaitingService(stage_pb2_grpc.StageServiceServicer):
     ) -> AsyncIterator[stage_pb2.StoreResponse]:
         async for response in _stored(lambda: self.seat.store, self._storing, requests, self.seat.wants):
             yield response
+
+    async def _refuse(self, request: object, context: Context) -> NoReturn:
+        raise unavailable(f"{self.name} waits for a stage")
+
+    Push = Subscribe = Release = Drop = _refuse  # type: ignore[assignment]
 
     async def Load(self, request: stage_pb2.LoadRequest, context: Context) -> stage_pb2.LoadResponse:
         await self.seat.take(request, context)

@@ -8,10 +8,9 @@ import grpc
 import pytest
 
 from serving.router import active_release as module
-from serving.router.active_release import _when_free, expected_nats, smoke_test
+from serving.router.active_release import LOSS_TOLERANCE, _when_free, expected_nats, smoke_test
 from serving.router.audit import AuditFailed
 from stages.checkpoint.bundle import find_bundle
-from stages.checkpoint.checkpoint import KERNEL_TOLERANCE
 from stages.checkpoint.manifest import read_manifest
 from stages.wire.status import StatusError, exhausted
 
@@ -39,7 +38,7 @@ async def test_a_release_whose_loss_is_not_its_manifests_is_refused(
     manifest = read_manifest(pipeline)
     expected = expected_nats(manifest)
     assert expected is not None
-    assert manifest.probe_tolerance + KERNEL_TOLERANCE < 0.3
+    assert manifest.probe_tolerance + LOSS_TOLERANCE < 0.3
     release: Any = SimpleNamespace(view=None, served_modes=[], modes={}, drawing_modes=[])
 
     async def measured(*_: Any) -> float:

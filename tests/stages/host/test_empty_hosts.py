@@ -90,6 +90,9 @@ def test_a_host_gets_its_stage_and_has_it_after_a_restart(bundles: Path, tmp_pat
             load = stage_pb2_grpc.StageServiceStub(channel).Load
             with pytest.raises(grpc.RpcError, match="is not here: store it first"):
                 load(request, timeout=PATIENCE_S)
+            with pytest.raises(grpc.RpcError, match="waits for a stage") as refused:
+                next(stage_pb2_grpc.StageServiceStub(channel).Subscribe(stage_pb2.SubscribeRequest(router="r")))
+            assert refused.value.code() is grpc.StatusCode.UNAVAILABLE
         assert len(give(address, bundles / "own", (0, 1, 2))) > 0
         info = described(address, ready=True)
         assert ([release.name for release in info.releases], list(info.blocks)) == ([name], [0, 1, 2])
