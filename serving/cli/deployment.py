@@ -34,8 +34,7 @@ STOP_S = DRAIN_S + 5.0
 POLL_S = 0.1
 # How long processes may take to be ready, and how many bytes of weights they read, check and lay out in a second, on a
 # machine that is busy; who dies is not waited for.
-READY_S, LOADED_BYTES_S = 60.0, 5e6
-RAN_S = 5.0  # a router that ends sooner would end again
+READY_S, LOADED_BYTES_S, RAN_S = 60.0, 5e6, 5.0  # RAN_S: a router that ends sooner would end again
 LOG_LINES = 5
 NO_TOKEN = "not ready, and it tells only those with a token why"
 RECORD = "deployment.json"

@@ -120,10 +120,9 @@ def probe_stage(
         reads_bytes = isinstance(stage, ArStage) and stage.architecture.vocabulary == VOCABULARY
         name = "next_byte_nats" if reads_bytes else "next_token_nats"
         return {name: _cross_entropy(logits[:-1], known[0, 1:].to(logits.device))}, out
-    if recorded is None:
-        return {"hidden_relative_error": 0.0}, out
+    recorded = out if recorded is None else recorded.to(out.device)
     # position by position: a few are a thousand times as long in most models, and would hide swapped layers
-    errors = (out - recorded.to(out.device)).norm(dim=1) / recorded.norm(dim=1).clamp(1e-6).to(out.device)
+    errors = (out - recorded).norm(dim=1) / recorded.norm(dim=1).clamp(1e-6)
     return {"hidden_relative_error": float(errors.mean())}, out
 
 

@@ -32,6 +32,7 @@ from stages.progress import WorkProgress, counted
 
 CHAT_TEMPLATE_NAME, TOOL_TEMPLATE_NAME = "chat_template.jinja", "chat_template_tool_use.jinja"
 SPECIAL_TOKENS_NAME = "special_tokens.json"
+UNTRAINED_TOLERANCE = 0.1  # random weights are rounded more: 11 layers of 4,096 numbers by 0.079 in 4 bits
 COPIES: dict[str, Weights] = {"copy:q8": "q8", "copy:q4": "q4"}
 DEFAULT_CONTEXT = 8192  # positions that are kept of a longer context: hosts hold a rotary table of it
 TEMPORARIES = 3  # times the largest tensor that is held beside a stage while one is put together
@@ -111,7 +112,9 @@ def import_model(settings: ImportSettings, progress: WorkProgress | None = None)
         nothing = (None,) * architecture.parts
         data, metrics = {**source.about}, {"probe": {"next_token_nats": nats}}
         manifest = Manifest("ar", architecture, nothing, probe_text=PROBE_TEXT, tokenizer="tokens", data=data)
-        write_manifest(directory, replace(manifest, metrics=metrics, probe_tokens=tokens, files=files))
+        tolerance = UNTRAINED_TOLERANCE if settings.is_untrained else manifest.probe_tolerance
+        manifest = replace(manifest, metrics=metrics, probe_tokens=tokens, files=files, probe_tolerance=tolerance)
+        write_manifest(directory, manifest)
         hidden = None
         for index in range(architecture.parts):
             share = sum(architecture.layers[:index]) / layers
