@@ -141,7 +141,6 @@ def _idle_rows(deployment: Deployment) -> list[Row]:
 # The yardstick of batching: the same work for a batch as bare torch loops, without hosts, links or care for company.
 # The nets' own code runs, not the runners of the hosts: what torch takes at its best.
 
-
 PROMPT = b"The old man looked at the sea and said that"
 
 

@@ -18,7 +18,6 @@ from loadtest.lab.profile import Link
 
 # The arithmetic of a directed link: when a packet that comes now is delivered, or that it is dropped.
 
-
 DROPPED = -1
 
 
@@ -60,7 +59,6 @@ class Channel:
 
 
 # Changing the links of a lab while it is up: datagrams to the process that carries its packets.
-
 
 ANSWER_S = 5.0
 MOST_BYTES = 1 << 16  # of an order

@@ -14,7 +14,6 @@ from stages.settings import from_toml, read_toml
 
 # One directed link between two nodes, as a user describes it.
 
-
 MTU = 1500  # bytes of the largest IP packet on every link
 DEFAULT_QUEUE_MS = 100.0
 MAX_MS = 60_000.0

@@ -103,9 +103,8 @@ def open_network(profile: str, hosts: int, profiles: Path | None = None, links: 
         return
     found, names, port = profile_named(profile, profiles), node_names(hosts)[1:], FIRST_PORT
     if links:
-        port += 10 * KINDS.index(
-            links
-        )  # all kinds may be there at once, and this user's records of routers, by address
+        # all kinds may be there at once, and this user's records of routers, by address
+        port += 10 * KINDS.index(links)
         # nobody dials a home; nor the next of a ring, which can dial who comes before it
         closed = {there: [here] for here, there in zip(names, (*names[1:], names[0]), strict=True)}
         found = replace(found, gateways=names * (links == RELAYED), closed=closed if links == REVERSED else {})

@@ -48,7 +48,6 @@ class Family:
 
 Words: TypeAlias = tuple[str, ...]
 
-
 # Name, sentence, and an example's arguments.
 Row: TypeAlias = tuple[str, str, str]
 

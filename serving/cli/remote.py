@@ -217,7 +217,7 @@ def run_invite(options: argparse.Namespace) -> int:
         tickets = [each for each in run.invitations.all() if not each.problem(time.time())]
         rows = [[f"machine {name}", "", "", ""] for name in run.machines()]
         rows += [[f"ticket {each.id}", each.name, counted(each.uses, "use"), f"until {each.ends}"] for each in tickets]
-        print("\n".join(aligned(rows)) or "neither is there")
+        print("\n".join(aligned(rows)) or "no machine has joined, and no ticket is open")
     elif options.revoke is not None:
         given, tickets = options.revoke, run.invitations.all()
         if given not in {each.id for each in tickets}:

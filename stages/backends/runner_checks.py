@@ -17,7 +17,6 @@ from stages.backends.base import BlockRunner, BranchPiece, CleanPiece, Denoised,
 from stages.backends.packed import PipelineRunner
 from stages.checkpoint.checkpoint import CPU, KERNEL_TOLERANCE, check_measures, load_part, read_part, stage_of
 from stages.checkpoint.gate import PROBE_INPUT, PROBE_OUTPUT, probe_stage, probe_tokens
-from stages.checkpoint.manifest import read_manifest
 from stages.errors import CheckpointError
 from stages.model.block import Block
 from stages.model.layers import GroupedLinear, LayerCache
@@ -107,14 +106,13 @@ def shortened(runner: AnyRunner, layers: int) -> tuple[Any, int]:
 def load_runner(directory: Path, index: int, compute: Callable[[PipelineStage], SR], device: torch.device = CPU) -> SR:
     """A checkpoint's stage as `compute` makes it, measured on the probe in place of the module, which takes seconds for
     each gigabyte."""
-    part, probe = read_part(directory, index, device)
-    stage, known = stage_of(part, directory), probe_tokens(read_manifest(directory))
-    runner = compute(stage)
+    part, manifest, probe = read_part(directory, index, device)
+    runner = compute(stage := stage_of(part, directory))
     entering, leaving, read = probe.get(PROBE_INPUT), probe.get(PROBE_OUTPUT), partial(_read_alone, runner, stage)
-    measures, _ = probe_stage(stage, known, entering, leaving, read)
+    measures, _ = probe_stage(stage, probe_tokens(manifest), entering, leaving, read)
     try:
         rounds = any(isinstance(each, GroupedLinear) for each in stage.modules())
-        check_measures(directory, index, measures, KERNEL_TOLERANCE if rounds else 0.0)
+        check_measures(directory, manifest, index, measures, KERNEL_TOLERANCE if rounds else 0.0)
     except CheckpointError:  # of the weights, or of products that round these more than others: the module tells
         load_part(directory, index, device)
     return runner

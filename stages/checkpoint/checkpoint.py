@@ -42,18 +42,18 @@ NOUNS = {"chain": "block", "steps": "stage"}  # of a drawing part, in the name o
 # loaded one after the other. They are measured where they will compute.
 def load_part(directory: Path, index: int, device: torch.device = CPU) -> AnyPart:
     """One part of any model on `device`: digest, shapes, and its measures on the probe checked. Reads its file only."""
-    part, probe = read_part(directory, index, device)
-    measures, _ = measured(part, read_manifest(directory), probe.get(PROBE_INPUT), probe.get(PROBE_OUTPUT))
-    check_measures(directory, index, measures)
+    part, manifest, probe = read_part(directory, index, device)
+    measures, _ = measured(part, manifest, probe.get(PROBE_INPUT), probe.get(PROBE_OUTPUT))
+    check_measures(directory, manifest, index, measures)
     return part
 
 
-def read_part(directory: Path, index: int, device: torch.device = CPU) -> tuple[AnyPart, dict[str, Tensor]]:
+def read_part(directory: Path, index: int, device: torch.device = CPU) -> tuple[AnyPart, Manifest, dict[str, Tensor]]:
     """One part whose digest and shapes are checked, and tensors of its probe, on which it is not measured yet."""
     manifest = read_manifest(directory)
     part = new_part(manifest, index)
     probe = _load(directory, manifest, index, part, device)
-    return part.eval().requires_grad_(False), probe
+    return part.eval().requires_grad_(False), manifest, probe
 
 
 def load_block(directory: Path, index: int, device: torch.device = CPU) -> Block:
@@ -309,10 +309,9 @@ def _part(directory: Path, manifest: Manifest, index: int) -> Part:
     return part
 
 
-def check_measures(directory: Path, index: int, measures: Measures, beyond: float = 0.0) -> None:
+def check_measures(directory: Path, manifest: Manifest, index: int, measures: Measures, beyond: float = 0.0) -> None:
     """Raise CheckpointError where a part's measures are not those of its manifest, within the tolerance that this names
     and `beyond`."""
-    manifest = read_manifest(directory)
     recorded, tolerance = _part(directory, manifest, index).probe, manifest.probe_tolerance + beyond
     for name, value in measures.items():
         expected = recorded.get(name, math.nan)

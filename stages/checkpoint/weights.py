@@ -24,7 +24,6 @@ TYPES = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16, "I8
 Shapes = dict[str, tuple[int, ...]]
 Types = Mapping[str, torch.dtype]  # of tensors that are not float32
 
-
 # The safetensors library maps its file: weights would change under a running host, or kill it, when somebody writes
 # over the file after its digest was checked, and a copy of the mapped tensors needs the part's memory twice. Here the
 # digest and the tensors come from one open file, and nothing is allocated before shapes are checked (peak 1.02 of the

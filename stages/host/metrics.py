@@ -15,7 +15,6 @@ from stages.wire.tls import Expiry
 if TYPE_CHECKING:
     from stages.host.scheduler import ScheduledHop
 
-
 MAX_LINKS = 64  # links with counters of their own. Routers name addresses, so the number must be bounded.
 OTHERS = "others"  # the label of the links beyond these
 

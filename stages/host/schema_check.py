@@ -55,7 +55,6 @@ call: BLANKS json BLANKS "{CALL_END}"
 BLANKS: /[ \t\r\n]{{0,2}}/
 json: %json """
 
-
 # Keywords that llguidance refuses, the formats that it knows, and what its regular expressions lack: looking around,
 # and back references.
 _NOT_HELD = re.compile(

@@ -57,7 +57,6 @@ MIXTRAL = replace(
     rope_theta=1e6,
 )
 
-
 # Qwen 2 and 2.5: a bias on queries, keys and values; a window on the last layers, if it is switched on. Qwen 3: each
 # head's queries and keys are normed before they are rotated; also as a mixture of experts in every layer.
 
@@ -132,7 +131,6 @@ PHI3 = ModelFamily(
     defaults={"rms_norm_eps": 1e-5},
 )
 
-
 # OLMo 2: norms after attention and MLP, not before; queries and keys of all heads are normed together.
 
 OLMO2 = ModelFamily(
@@ -145,7 +143,6 @@ OLMO2 = ModelFamily(
     options=lambda _: {"qk_norm": "projection", "norms": "after"},
     defaults={"rms_norm_eps": 1e-5},
 )
-
 
 # Gemma 2: norms before and after, soft caps, and a window on every other layer. Gemma 3 (text): norms of queries and
 # keys in place of soft caps, and a window on five of six layers, which have a rotary base of their own.
@@ -221,7 +218,6 @@ GEMMA3 = replace(
     rope_theta=1e6,
     gguf_settings=lambda config: _gguf_query_scalar(config, largest=62),
 )
-
 
 FAMILIES = (LLAMA, MISTRAL, QWEN2, QWEN3, PHI3, OLMO2, GEMMA2, GEMMA3, QWEN3_MOE, MIXTRAL)
 

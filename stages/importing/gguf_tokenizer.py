@@ -39,7 +39,6 @@ OLDER_NAMES = {"rope.scaling.factor": "rope.scale_linear"}
 # By `general.architecture`.
 OF_ARCHITECTURE = {"gemma2": {"attention.sliding_window": 4096}}
 
-
 # What a GGUF file says of its tokens, checked before use: the file is a user's.
 NORMAL, UNKNOWN, CONTROL, USER_DEFINED = 1, 2, 3, 4  # kinds of tokens, of those in `tokenizer.ggml.token_type`
 SENTENCEPIECE = "llama"  # what `tokenizer.ggml.model` calls SentencePiece

@@ -22,7 +22,6 @@ TEXT_ENDS = ("<|endoftext|>", "<|end_of_text|>", "<｜end▁of▁sentence｜>", 
 TURN_STARTS = ("<|im_start|>", "<|start_header_id|>", "<start_of_turn>")
 DEFAULT, TOOL_USE = "default", "tool_use"  # names of chat templates: for any chat, and for one with tools
 
-
 # Without a filter, one token in a hundred comes from the tail of a good model's distribution.
 USUAL_SAMPLING = {"temperature": 0.8, "top_p": 0.95, "min_p": 0.05}
 SAMPLING_BOUNDS: dict[str, tuple[float, float]] = {

@@ -20,7 +20,6 @@ from stages.wire.channel import is_loopback, parse_address
 if TYPE_CHECKING:
     from stages.telemetry.prometheus import MetricFamily, MetricsServer, MetricValues
 
-
 LogFormat = Literal["text", "json"]
 TEXT = "%(asctime)s %(levelname)s %(message)s"
 # Fields of a line beside its message, given as `extra` of the logging call.

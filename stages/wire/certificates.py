@@ -38,7 +38,6 @@ MOST_DAYS = 20 * 365
 MAX_CERTIFIED_NAME = 40  # routers listen on hosts as NAME.16-HEX-DIGITS, which must be a name, too
 SKEW = timedelta(minutes=5)  # certificates are valid since a little while ago: clocks differ
 
-
 Parsed = TypeVar("Parsed")
 
 

@@ -14,7 +14,6 @@ from stages.settings import check, from_toml, limits, read_toml
 if TYPE_CHECKING:
     from trainer.blocks.data import Corpus
 
-
 MAX_COUNT = 2**31
 MAX_SECONDS = 1e7
 

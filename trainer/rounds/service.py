@@ -299,7 +299,6 @@ def _worker(coordinator: Coordinator, member: Member) -> rounds_pb2.WorkerStatus
 
 # The process
 
-
 STORE = "rounds"
 FAREWELL_S = 10.0  # time in which workers learn that the run is over
 DRAIN_S = 5.0  # time for calls that are under way, when the coordinator stops
