@@ -16,6 +16,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from stages.device import all_cores
 from stages.errors import InputError, one_of
 from stages.settings import add_flags, check_destination, flag, write_destination
 
@@ -115,7 +116,7 @@ def machine() -> dict[str, Any]:
     """The machine of a run: without it a figure means little."""
     return {
         "processor": _processor(),
-        "cores": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1,
+        "cores": all_cores(),
         "system": f"{platform.system()} {platform.release()}",
         "python": platform.python_version(),
         "torch": version("torch"),

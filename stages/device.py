@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import platform
 import re
 from contextlib import suppress
@@ -19,6 +20,11 @@ if TYPE_CHECKING:
 
 AUTO = "auto"  # a GPU where there is one that can compute the model, else the processor
 _NAME = re.compile(r"cpu|cuda(:\d{1,3})?")
+
+
+def all_cores() -> int:
+    """Cores that this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def is_device_name(name: str) -> bool:
@@ -50,7 +56,7 @@ def device_kind(device: torch.device) -> str:
 
 
 @cache  # hosts are asked every second
-def machine_kind(device: torch.device) -> str:
+def machine_kind(device: torch.device, threads: int) -> str:
     """A device with the software that computes on it: those of one kind compute the same bits."""
     import torch
 
@@ -59,5 +65,5 @@ def machine_kind(device: torch.device) -> str:
         models = [platform.machine()]
         with suppress(OSError):  # a system without it
             models = re.findall(r"^model name\s*: (.*)", Path("/proc/cpuinfo").read_text(), re.MULTILINE) or models
-        where = f"{models[0]} ({torch.backends.cpu.get_cpu_capability()}), {torch.get_num_threads()} threads"
+        where = f"{models[0]} ({torch.backends.cpu.get_cpu_capability()}), {threads} threads"
     return f"torch {torch.__version__}, onnxruntime {version('onnxruntime')} on {where}"

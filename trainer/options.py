@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from stages.device import all_cores
 from stages.errors import InputError
 from stages.settings import add_flags, setting
 
@@ -69,7 +69,7 @@ def set_threads(options: argparse.Namespace) -> None:
     count = getattr(options, "threads", None)
     if count is not None and not 1 <= count <= MAX_THREADS:
         raise InputError(f"--threads must be from 1 to {MAX_THREADS}, not {count}")
-    torch.set_num_threads(count or len(os.sched_getaffinity(0)))
+    torch.set_num_threads(count or all_cores())
 
 
 def markdown(head: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:

@@ -367,6 +367,7 @@ def server_arguments(
     """Arguments of `onesweep` by the name of the process, the hosts first. Makes their own tokens.
 
     :param directory: has the file TOPOLOGY, and the folder RELEASES.
+    :param threads: of each host.
     :param host_options: more options of every `onesweep host`, such as ("--insecure",).
     :param router_options: more options of `onesweep router`.
     :param http: where a gateway listens, too.
@@ -374,9 +375,9 @@ def server_arguments(
     :param second: where a second router listens, which deploys nothing; its name is its address.
     """
     releases, found = directory / RELEASES, dict[str, list[str]]()
-    common = ["--topology", str(directory / TOPOLOGY), "--checkpoint", str(checkpoint), "--threads", str(threads)]
+    common = ["--topology", str(directory / TOPOLOGY), "--checkpoint", str(checkpoint)]
     for host in () if hosts_run else topology.hosts:
-        own = ["--releases", str(releases / host.name), *host_options]
+        own = ["--threads", str(threads), "--releases", str(releases / host.name), *host_options]
         found[host.name] = ["host", host.name, *common, *own]
         if topology.certificates is None:
             found[host.name] += _guard(directory / f"{host.name}.tokens", found[host.name], host.address, host.listen)

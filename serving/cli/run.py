@@ -46,7 +46,7 @@ def add_run(run: argparse.ArgumentParser) -> None:
     add_chat_options(run)
     run.add_argument("--hosts", type=int, metavar="N", help=f"hosts on this machine that share the model ({HOSTS})")
     run.add_argument("--blocks", type=int, metavar="N", help="stages that the model is cut into (one a host)")
-    run.add_argument("--threads", type=int, default=1, metavar="N", help="processor threads of each process (1)")
+    run.add_argument("--threads", type=int, metavar="N", help="processor threads of each host (all cores)")
     add_import_options(run)
 
 
@@ -61,6 +61,7 @@ def run_run(options: argparse.Namespace) -> int:
     from serving.cli.ports import free_port_block
     from serving.client.client import AsyncClient
     from serving.router.topology import local_topology
+    from stages.host.parts import plan_host
 
     check_positive(options, "hosts", "blocks", "context", "threads")
     settings, prompt = from_flags(ChatSettings, options), given_prompt(options)
@@ -75,13 +76,14 @@ def run_run(options: argparse.Namespace) -> int:
                 f"{options.model} is cut into {parts} blocks already, not {options.blocks}: import it anew"
             )
         hosts = options.hosts or min(HOSTS, parts)
+        threads = options.threads or plan_host(checkpoint, (0,)).shared_threads
         topology = local_topology(hosts, parts, checkpoint, free_port_block(hosts + 1) + 1)
         megabytes = sum(path.stat().st_size for path in checkpoint.rglob("*.safetensors")) / 1e6
         count = counted(len(topology.hosts), "host")
         loading = f"loading {megabytes:.0f} MB of weights into {count} on this machine"
         progress.at(loading)
         with temporary_deployment(
-            topology, checkpoint, options.threads, waiting=lambda why: progress.at(loading)
+            topology, checkpoint, threads, waiting=lambda why: progress.at(loading)
         ) as deployment:
             progress.say(f"{count} ready; router {topology.router}")
             return talk(partial(AsyncClient, topology.router), settings, prompt, deployment.check_alive)

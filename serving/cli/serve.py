@@ -67,8 +67,7 @@ def add_up(up: argparse.ArgumentParser) -> None:
         metavar="HOST:PORT",
         help=f"an API and a page, too ({DEFAULT_LISTEN})",
     )
-    # on two cores, three hosts of two threads each would only wait for each other
-    add("--threads", type=int, default=1, metavar="N", help="processor threads of each process (1)")
+    add("--threads", type=int, metavar="N", help="processor threads of each host (1 for blocks, else all cores)")
     add_device(up)
     add("--tokens", type=Path, metavar="FILE", help="who may ask the router, from `onesweep token`")
     add("--tls-dir", type=Path, metavar="DIR", help="speak TLS: ca.pem, router.pem, host-1.pem ... of `onesweep certs`")
@@ -181,7 +180,7 @@ def _started(options: argparse.Namespace, topology: Topology | None) -> Deployme
         topology,
         checkpoint.resolve(),
         new_directory(topology),
-        options.threads,
+        options.threads or plan.shared_threads,
         host_options=["--device", options.device] if options.device else (),
         router_options=["--tokens", str(options.tokens.resolve())] if options.tokens else (),
         http=options.http,

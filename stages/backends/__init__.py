@@ -19,6 +19,7 @@ from stages.backends.base import (
 from stages.backends.packed import PackedBlock
 from stages.backends.packed_llama import packed_stage
 from stages.backends.pictures import PackedPictures
+from stages.backends.rows import product_threads
 from stages.backends.runner_checks import checked
 from stages.checkpoint.checkpoint import CPU
 from stages.device import device_kind, machine_kind
@@ -87,8 +88,9 @@ __all__ = ["Backend", "packed_stage"]
 class Backend:
     """Makes runners of loaded parts, for a device."""
 
-    def __init__(self, device: torch.device = CPU) -> None:
-        self.device = device
+    def __init__(self, device: torch.device = CPU, threads: int | None = None) -> None:
+        """:param threads: of products; as many as torch uses."""
+        self.device, self.threads = device, threads or torch.get_num_threads()
 
     @property
     def kind(self) -> str:
@@ -98,15 +100,19 @@ class Backend:
     @property
     def machine(self) -> str:
         """The same with versions and the processor: hosts of one machine's kind give the same bits."""
-        return machine_kind(self.device)
+        return machine_kind(self.device, self.threads)
 
     def block(self, block: Block) -> BlockRunner:
-        runner = PackedBlock(block)
+        with product_threads(self.threads):
+            runner = PackedBlock(block)
         return checked(runner if self.device == CPU else DeviceRunner(runner, self.device), block)
 
     def stage(self, stage: PipelineStage) -> StageRunner:
-        runner = packed_stage(stage)
+        with product_threads(self.threads):
+            runner = packed_stage(stage)
         return checked(runner if self.device == CPU else DeviceRunner(runner, self.device), stage)
 
     def picture(self, part: PicturePart) -> PictureRunner:
-        return checked(PackedPictures(part), part)
+        with product_threads(self.threads):
+            runner = PackedPictures(part)
+        return checked(runner, part)

@@ -1,6 +1,7 @@
 """Attention of packed rows, one piece at a time: its shapes depend on that piece alone."""
 
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -9,7 +10,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from stages.backends.base import CleanPiece
-from stages.backends.rows import Rows
+from stages.backends.rows import Rows, torch_threads
 from stages.model.draft_tree import first_branch
 from stages.model.layers import Layer, LayerCache, Numbers, seen_keys, soft_capped
 from stages.model.llama import LlamaLayer
@@ -18,6 +19,8 @@ from stages.model.prefill import ATTEND_POSITIONS
 ROUND = 16  # numbers between addresses that kernels treat alike: those of a cache line
 # Numbers that branches have of attention's weights at once: heads x rows x what they see. 64 MB, some times over.
 MAX_WEIGHTS = 1 << 24
+# From so many on, positions x what they see, attention takes milliseconds, and all threads.
+MANY_SCORES = 1 << 18
 UNSEEN = -1e30  # added to the score of what must not be seen: finite, for -inf breaks some kernels
 
 
@@ -116,7 +119,10 @@ def attend_clean(
         for stop, mask in sight.groups:
             first, at = at, begin + stop
             if at - first > 1:
-                mixed[first:at] = _attend_many(shape, q[first:at], heads.k[first:at], heads.v[first:at], cache, mask)
+                is_long = (at - first) * (cache.length + at - first) >= MANY_SCORES
+                with torch_threads(rows.threads) if is_long else nullcontext():
+                    parts = q[first:at], heads.k[first:at], heads.v[first:at]
+                    mixed[first:at] = _attend_many(shape, *parts, cache, mask)
             else:
                 attend(shape, q[first], numbers[first], cache, mixed[first])
         if sight.depths:

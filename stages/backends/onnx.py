@@ -1,6 +1,7 @@
 """Stages of AR models by onnxruntime, on graphs made of the loaded modules."""
 
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from functools import lru_cache, partial
 
 import numpy as np
@@ -12,20 +13,24 @@ from torch.nn import functional as F
 from stages.backends.attention import Heads
 from stages.backends.onnx_graphs import AnyLayer, Graph, after_graph, before_graph, product_graph
 from stages.backends.packed import Attend, PackedReader, PipelineRunner, normed_head
-from stages.backends.rows import Rows
+from stages.backends.rows import PRODUCT_THREADS, Rows
 from stages.errors import CheckpointError
 from stages.memory import give_back, is_owned
 from stages.model.layers import GroupedLinear, Int8Linear, QuantLinear, TiedHead
 from stages.model.pipeline import PipelineStage
 
+# Of matrices: fewer are read before another thread is awake.
+BYTES_PER_THREAD = 1 << 20
+
 
 class OnnxSession:
-    """A graph with as many threads as torch uses. It holds its matrices in a layout of its own, and nothing of those
-    that it was made of."""
+    """A graph, which has threads of its own. It holds its matrices in a layout of its own, and nothing of those that it
+    was made of."""
 
     def __init__(self, graph: Graph, keeps_few_bits: bool = False) -> None:
         options = onnxruntime.SessionOptions()
-        options.intra_op_num_threads = torch.get_num_threads()
+        some = sum(x.nbytes for x in graph.matrices.values()) // BYTES_PER_THREAD
+        options.intra_op_num_threads = min(PRODUCT_THREADS.get(), 1 + some)
         options.inter_op_num_threads = 1
         options.log_severity_level = 3
         # a thread that spins while it waits takes the processor from the event loop
@@ -189,7 +194,8 @@ class OnnxReader(PackedReader):
         bound.take(x, positions, attend)
 
     def rows_of(self, counts: Sequence[int]) -> Rows:
-        return Rows.of(counts, self.hidden, self.least)
+        # onnxruntime's operations between products give a number the same bits wherever a thread's share ends
+        return replace(Rows.of(counts, self.hidden, 1, self.least), threads=self.threads)
 
 
 class BoundLayers:

@@ -24,7 +24,7 @@ from stages.backends.attention import (
     sight,
 )
 from stages.backends.base import BlockRunner, BranchPiece, CleanPiece, Denoised, NoisyPiece, StageRunner
-from stages.backends.rows import Rows, add_product, groups, multiplied
+from stages.backends.rows import PRODUCT_THREADS, Rows, add_product, groups, multiplied, on_own_threads
 from stages.model.block import Block
 from stages.model.layers import Layer, LayerCache, soft_capped
 from stages.model.llama import LlamaStage
@@ -150,7 +150,7 @@ class PackedReader:
         self.embedding: Callable[[Tensor], Tensor] | None = table  # tokens (rows,) -> (rows, width)
         if isinstance(table, nn.Embedding):
             self.embedding = partial(table.weight.detach().index_select, 0)
-        self.layers, self.hidden = layers, hidden
+        self.layers, self.hidden, self.threads = layers, hidden, PRODUCT_THREADS.get()
         self.kinds, self.kind_of = kinds_of(part)
         self.shapes, self.kv_heads = list(map(attention_shape, part.layers)), part.architecture.kv_heads
         self.device = part.rotary.device
@@ -188,7 +188,7 @@ class PackedReader:
 
     def rows_of(self, counts: Sequence[int]) -> Rows:
         """Places of pieces of so many rows in one tensor."""
-        return Rows.of(counts, self.hidden) if self.device.type == "cpu" else Rows.in_slabs(counts)
+        return Rows.of(counts, self.hidden, self.threads) if self.device.type == "cpu" else Rows.in_slabs(counts)
 
     def spread(self, factors: Tensor) -> Angles:
         """Rotary factors of rows as the layers take them."""
@@ -262,7 +262,7 @@ def kinds_of(part: Block | PipelineStage) -> tuple[list[LayerKind], list[int]]:
 
 class PackedBlock(BlockRunner):
     def __init__(self, block: Block) -> None:
-        self.block = block
+        self.block, self.threads = block, PRODUCT_THREADS.get()
         self.layers = [PackedLayer(layer) for layer in block.layers]
         self.reader = PackedReader(block, self.layers, 4 * block.architecture.width)
         self.inputs = torch.cat([block.state_in.weight.detach(), block.estimate_in.weight.detach()], dim=1).t()
@@ -271,10 +271,12 @@ class PackedBlock(BlockRunner):
         self.modulations = lru_cache(NOISE_LEVELS)(partial(_modulations, block, self.layers))
 
     @torch.inference_mode()
+    @on_own_threads
     def read(self, pieces: Sequence[CleanPiece]) -> list[Tensor]:
         return self.reader.read(pieces)
 
     @torch.inference_mode()
+    @on_own_threads
     def denoise(self, pieces: Sequence[NoisyPiece]) -> list[Denoised]:
         counts = [piece.z.shape[0] for piece in pieces]
         return [each for group in groups(counts) for each in self._denoise(pieces[group], counts[group])]
@@ -334,24 +336,29 @@ class PipelineRunner(StageRunner):
     """A stage of any family, on packed rows.
 
     :param head: the final norm and the head, (rows, width) -> (rows, vocabulary); the last stage only.
+    :param threads: of torch.
     """
 
-    def __init__(self, reader: PackedReader, head: Callable[[Tensor], Tensor] | None) -> None:
-        self.reader, self.head = reader, head
+    def __init__(self, reader: PackedReader, head: Callable[[Tensor], Tensor] | None, threads: int = 1) -> None:
+        self.reader, self.head, self.threads = reader, head, threads
 
     @torch.inference_mode()
+    @on_own_threads
     def read(self, pieces: Sequence[CleanPiece]) -> list[Tensor]:
         return self.reader.read(pieces)
 
     @torch.inference_mode()
+    @on_own_threads
     def branch(self, pieces: Sequence[BranchPiece]) -> list[Tensor]:
         return self.reader.branch(pieces)
 
+    @on_own_threads
     def grow(self, pieces: Sequence[GrowingPiece]) -> list[Tensor]:
         """Append a position to each continuation; returns each piece's hidden states (continuations, width)."""
         return self.reader.grow(pieces)
 
     @torch.inference_mode()
+    @on_own_threads
     def next_byte(self, hidden: Sequence[Tensor]) -> list[Tensor]:
         counts = [piece.shape[0] for piece in hidden]
         return [x for group in groups(counts) for x in self._next_byte(hidden[group], counts[group])]
@@ -365,7 +372,8 @@ class PipelineRunner(StageRunner):
 class PackedStage(PipelineRunner):
     def __init__(self, stage: ArStage) -> None:
         layers = [PackedLayer(layer) for layer in stage.layers]
-        super().__init__(PackedReader(stage, layers, 4 * stage.architecture.width), normed_head(stage, stage.head))
+        reader = PackedReader(stage, layers, 4 * stage.architecture.width)
+        super().__init__(reader, normed_head(stage, stage.head), reader.threads)
 
 
 def normed_head(stage: PipelineStage, head: Callable[[Tensor], Tensor] | None) -> Callable[[Tensor], Tensor] | None:

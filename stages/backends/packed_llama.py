@@ -16,7 +16,7 @@ from stages.backends.packed import (
     PipelineRunner,
     normed_head,
 )
-from stages.backends.rows import Rows, in_slabs
+from stages.backends.rows import PRODUCT_THREADS, Rows, in_slabs
 from stages.errors import CheckpointError
 from stages.model.architecture import LlamaArchitecture
 from stages.model.layers import Bfloat16Linear, GroupedLinear, TiedHead
@@ -24,6 +24,8 @@ from stages.model.llama import ACTIVATIONS, Expert, LlamaLayer, LlamaStage, Mixt
 from stages.model.pipeline import PipelineStage
 
 _LARGEST_HALF = 65504.0
+# FBGEMM gives a row the same bits in any company with up to 7 threads, not with 8, 9, 11, 12 or 16 (SmolLM2).
+HALF_THREADS = 4
 
 
 class HalfProduct:
@@ -136,7 +138,7 @@ class PackedMixture:
     no row depends on which others did."""
 
     def __init__(self, mixture: Mixture, architecture: LlamaArchitecture) -> None:
-        self.mixture, self.hidden = mixture, architecture.mlp_width
+        self.mixture, self.hidden, self.threads = mixture, architecture.mlp_width, PRODUCT_THREADS.get()
         self.router = product(mixture.router)
         self.experts = [PackedMlp(expert, architecture) for expert in mixture.experts]
 
@@ -146,7 +148,7 @@ class PackedMixture:
         written = x.new_empty(*chosen.shape, x.shape[1])
         for number in chosen.unique().tolist():
             at, place = (chosen == number).nonzero(as_tuple=True)
-            rows = llama_rows([len(at)], self.hidden, x.device)
+            rows = llama_rows([len(at)], self.hidden, self.threads, x.device)
             written[at, place] = rows.unpack(self.experts[number](rows.pack([x[at]])))[0]
         # one after the other, best first: a sum in another order would round otherwise
         result = written[:, 0] * weights[:, :1]
@@ -163,16 +165,16 @@ class LlamaReader(PackedReader):
         super().__init__(stage, [PackedLlamaLayer(layer) for layer in stage.layers], a.mlp_width)
 
     def rows_of(self, counts: Sequence[int]) -> Rows:
-        return llama_rows(counts, self.hidden, self.device)
+        return llama_rows(counts, self.hidden, self.threads, self.device)
 
     def spread(self, factors: Tensor) -> Angles:
         cos, sin = (_by_rotated_head(each, self.architecture) for each in factors.unbind(1))
         return cos, sin
 
 
-def llama_rows(counts: Sequence[int], hidden: int, device: torch.device) -> Rows:
+def llama_rows(counts: Sequence[int], hidden: int, threads: int, device: torch.device) -> Rows:
     """Rows such that the result of each depends on no other. hidden: numbers in a row of the widest layer."""
-    return Rows.of(counts, hidden, least=1) if device.type == "cpu" else Rows.in_slabs(counts)
+    return Rows.of(counts, hidden, threads, least=1) if device.type == "cpu" else Rows.in_slabs(counts)
 
 
 def packed_stage(stage: PipelineStage) -> PipelineRunner:
@@ -192,9 +194,10 @@ def torch_stage(stage: PipelineStage) -> PipelineRunner:
     """The runner of a stage on another device than the processor, and of what no graph computes."""
     if not isinstance(stage, LlamaStage):
         return PackedStage(stage)
-    of_head = HalfProduct if stage.architecture.weights == "bfloat16" else product
-    head = None if stage.head is None else of_head(stage.head)
-    return PipelineRunner(LlamaReader(stage), normed_head(stage, head))
+    in_halves = stage.architecture.weights == "bfloat16"  # whose products are torch's
+    head = None if stage.head is None else (HalfProduct if in_halves else product)(stage.head)
+    reader = LlamaReader(stage)
+    return PipelineRunner(reader, normed_head(stage, head), min(reader.threads, HALF_THREADS) if in_halves else 1)
 
 
 def _by_rotated_head(factors: Tensor, a: LlamaArchitecture) -> Tensor:

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from stages.backends.base import PictureRunner
-from stages.backends.rows import Rows, groups
+from stages.backends.rows import PRODUCT_THREADS, Rows, groups, on_own_threads
 from stages.pictures.part import DitLayer, PicturePart, normed
 from stages.pictures.trajectory import PicturePiece
 
@@ -77,7 +77,7 @@ class PackedPictures(PictureRunner):
     """A part on packed rows."""
 
     def __init__(self, part: PicturePart) -> None:
-        self.part, self.tokens = part, part.architecture.tokens
+        self.part, self.tokens, self.threads = part, part.architecture.tokens, PRODUCT_THREADS.get()
         self.layers = [PackedDitLayer(layer) for layer in part.layers]
         self.patch_in = None if part.patch_in is None else products(part.patch_in)
         self.head = None if part.head is None else products(part.head)
@@ -85,6 +85,7 @@ class PackedPictures(PictureRunner):
         self.modulations = lru_cache(max(KEPT_NUMBERS // numbers, 1))(self._modulations)
 
     @torch.inference_mode()
+    @on_own_threads
     def evaluate(self, pieces: Sequence[PicturePiece]) -> list[Tensor]:
         x = torch.cat([piece.x for piece in pieces])
         conditions = [(piece.sigma, each) for piece in pieces for each in piece.classes.tolist()]
@@ -95,7 +96,7 @@ class PackedPictures(PictureRunner):
     def _evaluate(self, x: Tensor, conditions: Sequence[tuple[float, int]]) -> Tensor:
         """x: (pictures, tokens, numbers); conditions: noise level and class of each picture."""
         count, a = len(conditions), self.part.architecture
-        rows = Rows.of([self.tokens] * count, 4 * a.features)
+        rows = Rows.of([self.tokens] * count, 4 * a.features, self.threads)
         modulation = torch.stack([self.modulations(*each) for each in conditions])[:, :, None].unbind(1)
         packed = rows.pack([x.reshape(count * self.tokens, -1)], fresh=False)
         if self.patch_in is not None:

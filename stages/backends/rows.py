@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass
-from functools import cached_property, lru_cache
+from functools import cached_property, lru_cache, wraps
 from itertools import accumulate, pairwise
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
@@ -28,6 +31,47 @@ LANES = 32
 # 3.35 TB/s), and above for the arithmetic, which is the same in slabs.
 SLAB_ROWS = 64
 
+R = TypeVar("R")
+
+PRODUCT_THREADS = ContextVar("PRODUCT_THREADS", default=1)
+"""Threads of the products of a runner that is being made."""
+
+
+@contextmanager
+def product_threads(count: int) -> Iterator[None]:
+    """Runners that are made within the block have so many threads for products."""
+    before = PRODUCT_THREADS.set(count)
+    try:
+        yield
+    finally:
+        PRODUCT_THREADS.reset(before)
+
+
+@contextmanager
+def torch_threads(count: int) -> Iterator[None]:
+    """Have torch compute on so many threads within the block."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(count)  # 0.1 us
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+
+
+def on_own_threads(compute: Callable[[Any, R], Any]) -> Callable[[Any, R], Any]:
+    """A method of a runner, with torch on the runner's `threads`.
+
+    After each operation torch's threads spin for milliseconds. Where it only computes what lies between products of
+    onnxruntime, which has threads of its own, it has one: else they take the cores from each other.
+    """
+
+    @wraps(compute)
+    def computed(runner: Any, pieces: R) -> Any:  # noqa: ANN401 - any kind of runner, and its results
+        with torch_threads(runner.threads):
+            return compute(runner, pieces)
+
+    return computed
+
 
 @dataclass(frozen=True)
 class Rows:
@@ -36,15 +80,17 @@ class Rows:
     counts: list[int]
     bounds: list[int]
     total: int
+    threads: int = 1  # of products
 
     @staticmethod
-    def of(counts: Sequence[int], hidden: int, least: int = 0) -> Rows:
+    def of(counts: Sequence[int], hidden: int, threads: int, least: int = 0) -> Rows:
         """:param counts: rows of each piece.
         :param hidden: numbers in a row of the widest layer.
+        :param threads: of products.
         :param least: rows from which on, and in multiples of which, a product's rows are independent, if its kernels
             are others than those of `independent_rows`."""
-        bounds, threads = [0, *accumulate(counts)], torch.get_num_threads()
-        return Rows(list(counts), bounds, padded(bounds[-1], hidden, threads, least))
+        bounds = [0, *accumulate(counts)]
+        return Rows(list(counts), bounds, padded(bounds[-1], hidden, threads, least), threads)
 
     @staticmethod
     def in_slabs(counts: Sequence[int]) -> Rows:

@@ -16,6 +16,7 @@ from stages.backends.attention import Growing, GrowingPiece
 from stages.backends.base import CleanPiece
 from stages.backends.packed import PipelineRunner
 from stages.backends.packed_llama import packed_stage
+from stages.backends.rows import product_threads
 from stages.backends.runner_checks import load_runner
 from stages.checkpoint.manifest import read_manifest
 from stages.model.pipeline import cache_bytes, new_caches
@@ -27,9 +28,12 @@ from stages.model.vocabulary import Vocabulary
 class WholeModel:
     """All stages of a model of any family, by the code of hosts. Its texts are for one thread only."""
 
-    def __init__(self, directory: Path) -> None:
-        """Raises CheckpointError."""
+    def __init__(self, directory: Path, threads: int | None = None) -> None:
+        """:param threads: of products; as many as torch uses.
+
+        Raises CheckpointError."""
         self.directory, self.manifest = directory, read_manifest(directory)
+        self.threads = threads or torch.get_num_threads()
         self.architecture = a = self.manifest.text_architecture
         self.vocabulary, self.positions = Vocabulary(a.vocabulary), a.positions
 
@@ -37,7 +41,8 @@ class WholeModel:
     def stages(self) -> list[PipelineRunner]:
         """Loaded and gated when they are first asked for: a router may never need its own. Raises CheckpointError."""
         parts = range(self.architecture.parts)
-        return [load_runner(self.directory, i, packed_stage) for i in parts]  # one after the other in memory
+        with product_threads(self.threads):
+            return [load_runner(self.directory, i, packed_stage) for i in parts]  # one after the other in memory
 
     def open(self, capacity: int) -> ModelText:
         """Begin a text. capacity: most tokens of it that are read."""

@@ -16,7 +16,7 @@ from stages.backends.whole_model import WholeModel
 from stages.checkpoint.bundle import check_split, find_bundle
 from stages.checkpoint.checkpoint import CPU, load_block, load_picture_part
 from stages.checkpoint.manifest import Manifest, read_manifest
-from stages.device import AUTO, check_device
+from stages.device import AUTO, all_cores, check_device
 from stages.errors import InputError
 from stages.host.drafter import Drafter
 from stages.model.architecture import WEIGHT_WORDS, LlamaArchitecture
@@ -99,6 +99,14 @@ class HostPlan:
             if isinstance(a, LlamaArchitecture) and a.weights != "float32":
                 return f"{WEIGHT_WORDS[a.weights]} ({kind}) compute on CPUs: import the model with --weights float32"
         return ""
+
+    @property
+    def shared_threads(self) -> int:
+        """Processor threads of each of the hosts that share this machine: all cores where onnxruntime has the
+        products, whose threads sleep while another host has the request; torch's spin, and take its cores."""
+        architectures = [source.manifest.architecture for source in self.pipelines.values()]
+        in_halves = any(isinstance(a, LlamaArchitecture) and a.weights == "bfloat16" for a in architectures)
+        return 1 if in_halves or len(architectures) < len(self.models) else all_cores()
 
     def message_bytes(self) -> int:
         """Largest message that a hop can need, with room for those that leave with it: of a sweep the
@@ -200,7 +208,7 @@ def load_parts(plan: HostPlan, backend: Backend | None = None, held: Sequence[Pa
         if source.digest not in known:  # the scorer may be a copy of the AR model
             known[source.digest] = {i: _runner(kind, source, i, backend) for i in plan.blocks}
     # read anew: beside the same model, another may lie in local/
-    drafter = _drafter(plan, plan.models["ar"]) if plan.is_last and "ar" in plan.models else None
+    drafter = _drafter(plan, plan.models["ar"], backend.threads) if plan.is_last and "ar" in plan.models else None
     runners = {kind: known[source.digest] for kind, source in plan.models.items()}
     return Parts(plan, runners, drafter, device)
 
@@ -216,11 +224,11 @@ def _runner(kind: str, source: ModelSource, index: int, backend: Backend) -> Blo
     return load_runner(source.directory, index, backend.stage, backend.device)
 
 
-def _drafter(plan: HostPlan, source: ModelSource) -> Drafter:
+def _drafter(plan: HostPlan, source: ModelSource, threads: int) -> Drafter:
     if plan.near is None:
         return Drafter(source.vocabulary)
     log.info("reading the near model, which drafts: %s", plan.near)
-    model = WholeModel(plan.near)
+    model = WholeModel(plan.near, threads)
     assert model.stages, "read before the host is ready, not by its first draft"
     return Drafter(source.vocabulary, model)
 

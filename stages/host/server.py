@@ -17,6 +17,7 @@ from grpc_reflection.v1alpha import reflection
 from stages.backends import Backend
 from stages.checkpoint.release_store import ReleaseStore
 from stages.clock import monotonic
+from stages.device import all_cores
 from stages.errors import InputError, OnesweepError, ServiceError
 from stages.host.host import Host
 from stages.host.loading import Loader, Sources
@@ -65,7 +66,7 @@ class StageServer:
         if settings.parts not in (None, parts := self.first.plan.parts):
             raise InputError(f"the topology has {settings.parts} blocks, the checkpoint {parts}: make them agree")
         self.message_bytes = max(self.first.plan.message_bytes(), MESSAGE_BYTES if self.store else 0)
-        self.backend = Backend(device_for(settings.host.device, self.first.plan))
+        self.backend = Backend(device_for(settings.host.device, self.first.plan), self.settings.threads or all_cores())
         for address in settings.next:
             check_target(address, settings.security, "next address")
         if settings.security.tls is not None:
@@ -74,8 +75,7 @@ class StageServer:
 
     async def run(self, stop: asyncio.Event) -> None:
         """Serve until `stop` is set, or until the weights turn out to be unusable (OnesweepError)."""
-        if self.settings.threads:
-            torch.set_num_threads(self.settings.threads)
+        torch.set_num_threads(1)  # but for products: see stages/backends/rows.py
         seeing = self.settings.seeing
         lookout = Telemetry(seeing, self.settings.security.insecure)
         figures = HostCounters() if seeing.metrics else None
@@ -188,8 +188,7 @@ class EmptyHost:
 
     async def run(self, stop: asyncio.Event) -> None:
         """Serve until `stop` is set. Raises OnesweepError where it cannot even wait."""
-        if self.settings.threads:
-            torch.set_num_threads(self.settings.threads)
+        torch.set_num_threads(self.settings.threads or all_cores())
         self.speed = await asyncio.to_thread(measured_speed)
         problem = ""
         while not stop.is_set():

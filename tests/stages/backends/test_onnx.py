@@ -1,5 +1,6 @@
 """Graphs of AR models. Parity: test_llama.py."""
 
+import copy
 from dataclasses import replace
 
 import pytest
@@ -25,6 +26,16 @@ def test_guesses_are_read_as_if_they_came_byte_by_byte(width: int) -> None:
         hidden, _ = runner.read([replace(together, one_by_one=5), company])
         one_by_one = [runner.read([CleanPiece(x, alone.caches)])[0] for x in alone.source.split(1)]
         assert torch.equal(hidden, torch.cat(one_by_one))
+
+
+def test_a_large_graph_has_threads_of_its_own_and_torch_has_one() -> None:
+    model = ArModel(Architecture(1, 1, 512, 2, context_length=96)).eval().requires_grad_(False)
+    piece = clean_piece(model.stages[0], 90, 0)
+    runners = [Backend(threads=count).stage(copy.deepcopy(model.stages[0])) for count in (1, 3)]
+    threads = [x.reader.others[0].session.get_session_options().intra_op_num_threads for x in runners]
+    assert (threads, [x.threads for x in runners]) == ([1, 3], [1, 1])
+    (one,), (many,) = (runner.read([copy.deepcopy(piece)]) for runner in runners)
+    assert torch.allclose(one, many, rtol=1e-4, atol=1e-4)
 
 
 def added(width: int) -> Graph:

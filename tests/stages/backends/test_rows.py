@@ -8,7 +8,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from stages.backends.packed import PackedBlock, PackedStage
-from stages.backends.rows import FEWEST_ROWS, LANES, ROWS_TOGETHER, Rows, groups, independent_rows, padded
+from stages.backends.rows import (
+    FEWEST_ROWS,
+    LANES,
+    ROWS_TOGETHER,
+    Rows,
+    groups,
+    independent_rows,
+    on_own_threads,
+    padded,
+)
 from tests.stages.conftest import make_ar, make_block
 
 
@@ -47,7 +56,7 @@ def test_groups_hold_every_piece_once_and_no_more_rows_than_help(counts: list[in
 @pytest.mark.parametrize("counts", [[1], [5], [1, 1, 1], [3, 1, 8]])
 def test_what_is_packed_comes_out_again(counts: list[int]) -> None:
     parts = [torch.randn(count, 6) for count in counts]
-    rows = Rows.of(counts, 24)
+    rows = Rows.of(counts, 24, threads=1)
     x = rows.pack(parts)
     assert x.shape == (rows.total, 6)
     assert not x[rows.bounds[-1] :].any()
@@ -55,6 +64,22 @@ def test_what_is_packed_comes_out_again(counts: list[int]) -> None:
     assert rows.single == (max(counts) == 1)
     x.zero_()
     assert all(part.any() for part in parts), "a packed tensor may be written to"
+
+
+def test_torch_has_a_runners_threads_while_it_computes_and_no_longer() -> None:
+    class Runner:
+        threads = 3
+
+        @on_own_threads
+        def read(self, fails: bool) -> int:
+            assert not fails
+            return torch.get_num_threads()
+
+    assert torch.get_num_threads() == 1
+    assert Runner().read(False) == 3
+    with pytest.raises(AssertionError):
+        Runner().read(True)
+    assert torch.get_num_threads() == 1
 
 
 def test_no_pieces_make_no_group() -> None:
