@@ -11,12 +11,13 @@ from typing import Any
 from fastapi import APIRouter, Response
 
 from serving.client.client import DrawnPictures, RequestRefused, Result, RouterError, TextDecoder
-from serving.client.comparison import Entrant, all_entrants, entrant_settings, named_entrants
+from serving.client.variants import ModeVariant, all_variants, parse_variants, variant_settings
 from serving.gateway.access import Router, RouterAccess, RouterClient, StrictRoute
 from serving.gateway.completions import costs_of
 from serving.gateway.errors import OF_ROUTER, ApiError, api_error_of, json_response
 from serving.gateway.fields import PictureRaceRequest, RaceRequest
 from serving.gateway.streams import DONE, event_stream, merged, sse
+from serving.modes import MODES
 from serving.v1 import router_pb2
 from stages.errors import OnesweepError
 from stages.wire.status import record_of
@@ -56,8 +57,7 @@ _STREAM: dict[int | str, dict[str, Any]] = {
 @race_routes.post("/api/race", response_class=Response, responses=_STREAM)
 async def race(request: RaceRequest, router: Router) -> Response:
     """Events with a `lane` and one of: `started`, `trip`, `text`, `result`, `error`; then [DONE]."""
-    entrants = named_entrants(",".join(request.entrants))
-    lanes = [_lane(router, entrant, request) for entrant in entrants]
+    lanes = [_lane(router, entrant, request) for entrant in parse_variants(",".join(request.entrants), MODES)]
     return await event_stream(_events(lanes, request.together))
 
 
@@ -69,12 +69,14 @@ async def _events(lanes: Sequence[AsyncGenerator[dict[str, Any], None]], togethe
     yield DONE
 
 
-async def _lane(router: RouterAccess, entrant: Entrant, request: RaceRequest) -> AsyncGenerator[dict[str, Any], None]:
+async def _lane(
+    router: RouterAccess, entrant: ModeVariant, request: RaceRequest
+) -> AsyncGenerator[dict[str, Any], None]:
     """The events of one entrant. Its error ends no other lane."""
     decoder = TextDecoder()
     asked = request.model_dump(include={"prompt", "max_bytes", "seed", "temperature", "budget_ms"})
     yield {"lane": entrant.label, "started": True}
-    events = router.events(**entrant_settings(entrant, asked), trips=True)
+    events = router.events(**variant_settings(entrant, asked), trips=True)
     try:
         async with aclosing(events):
             async for event in events:
@@ -146,7 +148,7 @@ _STATE = {"model": dict[str, str]}
 async def hosts(router: Router) -> Response:
     """The router's Status, with the entrants that a race of texts or of pictures may have."""
     status = await router.status()
-    labels = [entrant.label for entrant in all_entrants(status, scorer=None)] or list(status.drawing_modes)
+    labels = [entrant.label for entrant in all_variants(status, scorer=None)] or list(status.drawing_modes)
     return json_response(record_of(status) | {"entrants": labels})
 
 

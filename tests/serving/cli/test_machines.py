@@ -212,9 +212,19 @@ def test_who_is_awaited_and_how_one_is_let_go(
     said.clear()
     assert waited(lambda: come("oslo")) == ["paris", "oslo"]
     assert said == ["waiting for machines: 1 of 2 (paris)"], "rome was in no ring"
-    assert not remote.is_serving()
+
+
+def test_other_commands_tell_what_serve_waits_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
+    monkeypatch.setenv("ONESWEEP_STATE", str(tmp_path / "up"))
+    router, waits = "127.0.0.1:7700", "waiting for machines: 1 of 2 (paris)"
     with machines.locked(machines.run_directory()):
-        assert remote.is_serving()
+        assert machines.served_here(router) == "", "nothing was said yet"
+        remote._ToldProgress(router).at(waits)
+        for named in (router, "localhost:7700", None):
+            assert machines.served_here(named) == f"`onesweep serve` is here, and has no router yet: {waits}"
+        assert machines.served_here("127.0.0.1:7711") == "", "another one's router"
+    assert machines.served_here(router) == "", "it ended"
 
 
 def test_a_machine_of_the_ring_may_be_away_for_a_minute(

@@ -39,7 +39,7 @@ def words(bundles: Path, tmp_path_factory: pytest.TempPathFactory, module_server
     guarded = local_topology(1, 3, bundles / "own", free_port_block(2) + 1)
     module_servers.router(guarded, None, tokens=folder / "tokens.toml")
     (folder / "ring.toml").write_text(ring.to_toml())
-    (folder / "no.toml").write_text("blocks = ")
+    (folder / "few.toml").write_text(local_topology(1, 2, bundles / "own", free_port_block(2) + 1).to_toml())
     (folder / "free.toml").write_text(lonely.to_toml())
     (folder / "gap.toml").write_text('[[hosts]]\naddress = "127.0.0.1:1"\nblocks = [0, 2]\n')
     (folder / "text.txt").write_text("The sea was calm.")
@@ -103,10 +103,10 @@ FILES = [
     ("up --checkpoint {damaged} --port {port}", 1, "in use"),
     ("up --checkpoint {weights} --hosts 9", 2, "choose 1 to 3 hosts"),
     ("up --checkpoint {weights} --tokens /nowhere", 2, "cannot read /nowhere"),
-    ("up --checkpoint {weights} --tls-dir {tmp}/empty", 2, "ca.pem"),
     ("host nam --topology {tmp}/ring.toml", 2, "no host 'nam'"),
     ("doctor --topology {tmp}/gap.toml", 2, "neighbouring blocks, in order"),
     ("router", 2, "--topology is missing"),
+    ("router --topology {tmp}/few.toml --checkpoint {weights}", 2, "has 2 blocks, the checkpoint 3: make them agree"),
     ("up --topology etcd://127.0.0.1:1/x", 2, "this command takes a topology from a file only"),
     ("doctor --topology http://127.0.0.1:1/x", 2, "must be a file, or etcd://HOST:PORT"),
     ("host host-1 --topology {tmp}/taken.toml --checkpoint {weights}", 1, "the port is in use"),
@@ -124,9 +124,10 @@ FILES = [
 SERVERS = [
     ("down", 1, "nothing is up; start a deployment with `onesweep up --detach`"),
     ("doctor", 1, "say with --topology where the hosts are named"),
-    ("compare x --modes ar,swep", 2, "unknown mode 'swep' (did you mean sweep"),
+    ("compare x --modes ar,swep", 2, "unknown mode 'swep' in --modes (did you mean sweep"),
     ("generate x --router {nobody}", 1, "no router answers at {nobody}; start one with `onesweep up`"),
     ("generate x --router {host}", 1, "{host} is no router; give the router's address"),
+    ("generate x --router {taken} --timeout-s 0.1", 1, "in 0.1 s: it takes connections and says nothing; it hangs, or"),
     ("generate x --router no-such-host.invalid:7700", 2, "--insecure"),
     ("generate x --router no-such-host.invalid:7700 --insecure", 1, "no-such-host.invalid:7700"),
     ("generate x --router {guarded}", 2, "token"),
@@ -169,7 +170,7 @@ def test_a_mistake_ends_in_a_sentence(
 def test_output_that_cannot_be_written_ends_in_a_sentence(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for line in ("wan profiles", "--version", "generate --help"):
+    for line in ("wan --help", "--version", "generate --help"):
         with open("/dev/full", "w") as full, monkeypatch.context() as changed:
             changed.setattr("sys.stdout", full)
             assert main(line.split()) == 1

@@ -9,6 +9,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import psutil
@@ -113,8 +114,9 @@ def test_up_with_certificates_and_tokens(
     for role, name in (("router", "router"), ("host", "host-1")):
         assert onesweep("certs", "issue", role, name, "--dir", certificates, "--address", "127.0.0.1")[0] == 0
     token = onesweep("token", "add", "ann", "--tokens", tokens)[1].strip()
-    options = ["--tls-dir", certificates, "--tokens", tokens, "--device", "cpu"]
-    code, _, err = onesweep("up", "--detach", "--port", port, "--hosts", 1, "--checkpoint", bundles / "own", *options)
+    plain = local_topology(1, 3, bundles / "own", port + 1)
+    (topology := tmp_path / "ring.toml").write_text(replace(plain, certificates=certificates).to_toml())
+    code, _, err = onesweep("up", "--detach", "--topology", topology, "--tokens", tokens, "--device", "cpu")
     assert code == 0, err
     try:
         code, _, err = onesweep("status")
