@@ -8,7 +8,7 @@ from dataclasses import asdict
 from typing import NoReturn
 
 from loadtest.commands import say
-from loadtest.lab.lab import RECORD, Lab, find_lab, temporary_lab
+from loadtest.lab.lab import RECORD, find_lab, temporary_lab
 from loadtest.lab.namespaces import LabError
 from loadtest.lab.profile import profile_named
 from stages.errors import InputError
@@ -52,13 +52,8 @@ def run_wan_exec(options: argparse.Namespace) -> NoReturn:
     argv = options.command[1:] if options.command[:1] == ["--"] else options.command
     if not argv:
         raise InputError("say what to run: onesweep wan exec NODE -- COMMAND ...")
-    # It runs in this process's place: signals, terminal and exit code are its own.
-    command = _lab().command(options.node, argv, outlives_parent=True)
-    os.execvp(command[0], command)
-
-
-def _lab() -> Lab:
-    """The lab that is up. Raises LabError."""
     if (lab := find_lab(state_directory())) is None:
         raise LabError("no lab is up; start one with `onesweep wan up --profile links-60`")
-    return lab
+    # It runs in this process's place: signals, terminal and exit code are its own.
+    command = lab.command(options.node, argv, outlives_parent=True)
+    os.execvp(command[0], command)

@@ -52,10 +52,10 @@ def wait_ready(options: argparse.Namespace, *modes: str | None) -> None:
     if not wait_s >= 0:
         raise InputError(f"--wait must be 0 or more seconds, not {wait_s}")
     most_s = min(wait_s, getattr(options, "timeout_s", wait_s)) if options.wait is None else wait_s
-    deadline = time.monotonic() + most_s
+    deadline, answer_s = time.monotonic() + most_s, min(ANSWER_S, most_s or ANSWER_S)
     may_come = options.wait is not None or router_here(options.router)[1] is not None
     with client_of(options) as client, closing(ProgressLine()) as progress:
-        for reason in answers_of(client, min(ANSWER_S, most_s or ANSWER_S)):
+        for reason in answers_of(client, answer_s):
             # without hosts, a mode is served by a router that answers at all
             served = reason == "" or (reason not in (None, SILENT) and modes and {*modes} <= {*WITHOUT_HOSTS})
             if served or reason == NO_TOKEN:
@@ -70,7 +70,8 @@ def wait_ready(options: argparse.Namespace, *modes: str | None) -> None:
                 raise ServiceError(f"nothing can be asked of the router at {client.address} now: {said}")
             elif reason == SILENT:
                 remedy = "it hangs, or another program has its port: see what listens there, and start it anew"
-                raise ServiceError(f"the router at {client.address} does not answer in {most_s:g} s: {said}; {remedy}")
+                silence = f"does not answer in {max(most_s, answer_s):g} s: {said}"
+                raise ServiceError(f"the router at {client.address} {silence}; {remedy}")
             else:
                 return
 

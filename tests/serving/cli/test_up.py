@@ -160,20 +160,6 @@ def test_up_in_the_foreground_revives_a_replica_and_ends_with_its_command(
     assert not [*state.glob("*/deployment.json")]
 
 
-@pytest.mark.parametrize(
-    ("arguments", "says"),
-    [
-        (["--hosts", 4], "4 hosts cannot share 3 blocks: choose 1 to 3 hosts"),
-        (["--hosts", 0], "--hosts must be above 0"),
-        (["--port", 65535], "port 65535 leaves no room for 3 hosts"),
-    ],
-)
-def test_wrong_options(bundles: Path, onesweep: Run, arguments: list[object], says: str) -> None:
-    code, _, err = onesweep("up", "--checkpoint", bundles / "own", *arguments)
-    assert code == 2
-    assert says in err
-
-
 def test_up_starts_nothing_that_others_can_reach(bundles: Path, tmp_path: Path, onesweep: Run) -> None:
     path = tmp_path / "t.toml"
     path.write_text('[[hosts]]\naddress = "10.0.0.1:7701"\nblocks = [0, 1, 2]\n')
