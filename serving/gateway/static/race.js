@@ -32,6 +32,7 @@ async function refresh() {
     judgeBits = status.judge_bits;
     byId("human-bits").textContent = status.human_bits.toFixed(2);
     byId("judge").hidden = !status.human_bits;
+    form.hidden = Boolean(status.pictures);
     offer(status.entrants);
     const unready = status.hosts.map((host) => host.reason).filter(Boolean).join("; ");
     showProblem(byId("unready"), status.ready ? (status.pictures ? DRAWS : "") : unready);
