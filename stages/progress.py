@@ -49,7 +49,7 @@ class ProgressLine(WorkProgress):
     def __init__(self, stream: TextIO | None = None, clock: Callable[[], float] = time.monotonic) -> None:
         """:param stream: standard error without one, which leaves standard output to results."""
         self._stream, self._clock = stream or sys.stderr, clock
-        self._in_place, self._shown = self._stream.isatty(), ""
+        self._in_place, self._shown, self._step = self._stream.isatty(), "", ""
         self._begin, self._last = clock(), -float("inf")
 
     def say(self, line: str) -> None:
@@ -57,9 +57,11 @@ class ProgressLine(WorkProgress):
         print(f"{line}\n", end="", file=self._stream, flush=True)  # whole lines, of whatever thread
 
     def at(self, what: str, share: float | None = None) -> None:
-        now = self._clock()
-        if share == 0.0:  # what was waited for before the work says nothing of what is left of it
+        now, step = self._clock(), what.partition(":")[0]  # after it stands how far the step is
+        # what was waited for before the work says nothing of what is left of it, nor one step of the next
+        if share == 0.0 or (share is None and step != self._step):
             self._begin = now
+        self._step = step
         if now - self._last < (TERMINAL_PAUSE_S if self._in_place else PAUSE_S):
             return
         self._last = now

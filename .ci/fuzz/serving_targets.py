@@ -51,7 +51,7 @@ PICTURES: tuple[dict[str, Any], ...] = (
     {"classes": "0", "mode": "local", "levels": 3},
 )
 PATHS = (
-    *("/v1/completions", "/v1/chat/completions", "/api/race", "/v1/images/generations", "/api/race/pictures"),
+    *("/v1/completions", "/v1/chat/completions", "/api/race", "/v1/images/generations"),
     "/v1/responses",
 )
 

@@ -15,6 +15,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from dataclasses import asdict, dataclass, field
 from enum import StrEnum
+from typing import TYPE_CHECKING
 
 from loadtest.commands import BenchReport, settings_record
 from loadtest.faults.serving_testbed import (
@@ -25,13 +26,15 @@ from loadtest.faults.serving_testbed import (
     make_schedule,
     open_serving_testbed,
 )
-from loadtest.faults.settings import ChaosSettings
 from loadtest.workload.caller import COMMAND, Access, Caller, RouterState
 from loadtest.workload.prompts import NOVEL
 from loadtest.workload.testbed import LOOPBACK, check_links
 from stages.checkpoint.shipped import SHIPPED
 from stages.errors import ServiceError
 from stages.host.parts import plan_host
+
+if TYPE_CHECKING:
+    from loadtest.faults.commands import ChaosSettings
 
 Say = Callable[[str], None]
 POLL_S = 0.1
@@ -194,7 +197,7 @@ def chaos(settings: ChaosSettings, say: Say) -> ChaosResult:
     """Raises OnesweepError when there is no deployment, or no text to compare with."""
     checkpoint = (settings.checkpoint or SHIPPED).resolve()
     plan_host(checkpoint, (0,))  # what can be refused before anything is started
-    check_links(settings.profile, MOST_HOSTS, settings.profiles)
+    check_links(settings.profile, MOST_HOSTS)
     with open_serving_testbed(settings, checkpoint) as testbed:
         facts = testbed.opened.caller.facts()
         cases = seeded_requests(facts.modes, settings.seed, facts.context_length)

@@ -1,5 +1,7 @@
 """A deployment to break, with every block on two hosts behind two routers; the faults it knows, and when each comes."""
 
+from __future__ import annotations
+
 import contextlib
 import random
 import signal
@@ -8,15 +10,18 @@ from dataclasses import dataclass
 from functools import partial
 from operator import attrgetter
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import psutil
 
-from loadtest.faults.settings import ChaosSettings
 from loadtest.lab.profile import ROUTER
 from loadtest.workload.testbed import Testbed, deployed, open_network
 from serving.cli.deployment import Deployment
 from serving.router.topology import HostEntry, Topology
 from stages.host.parts import plan_host
+
+if TYPE_CHECKING:
+    from loadtest.faults.commands import ChaosSettings
 
 REPLICAS = 2
 LETTERS = "ab"
@@ -91,7 +96,7 @@ def replicated(checkpoint: Path, addresses: Sequence[str], router: str) -> Topol
 @contextlib.contextmanager
 def open_serving_testbed(settings: ChaosSettings, checkpoint: Path) -> Iterator[ServingTestbed]:
     """A ready deployment with two hosts for every block. Raises OnesweepError."""
-    with open_network(settings.profile, MOST_HOSTS, settings.profiles) as network:
+    with open_network(settings.profile, MOST_HOSTS) as network:
         addresses = [network.address(node) for node in network.nodes]
         topology = replicated(checkpoint, addresses[1:], addresses[0])
         host, port = addresses[0].rpartition(":")[0], network.first_port + MOST_HOSTS + 1

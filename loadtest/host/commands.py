@@ -1,11 +1,37 @@
 """The commands `onesweep bench host` and `peers`: what a machine makes of hosts, and of the same file elsewhere."""
 
 import argparse
+from dataclasses import dataclass, field
 from functools import partial
+from pathlib import Path
 
-from loadtest.commands import BenchReport, add_measurement, run_bench
-from loadtest.host.settings import HostBenchSettings, PeerSettings
-from stages.settings import from_flags
+from loadtest.commands import CHECKPOINT, BenchReport, absolute, add_measurement, run_bench
+from stages.checkpoint.shipped import SHIPPED
+from stages.settings import flag, from_flags, setting
+
+MAX_AT_ONCE = 64  # requests in flight that a router takes by default
+
+
+@dataclass(frozen=True)
+class HostBenchSettings:
+    """Settings of `bench host`."""
+
+    checkpoint: Path = field(default=SHIPPED, metadata=CHECKPOINT)
+    hosts: int | None = setting(None, "hosts that share the parts of the model", least=1, shown="3")
+    max_tokens: int = setting(128, "tokens to generate; a byte model's are bytes", least=1)
+    levels: int = setting(12, "steps from noise to picture, of a bundle that draws", metavar="K", least=1)
+    batch: int = setting(16, "requests of each mode, one after the other and at once", least=1, most=MAX_AT_ONCE)
+    rounds: int = setting(5, "times that requests at once are measured", metavar="R", least=1)
+
+
+@dataclass(frozen=True)
+class PeerSettings:
+    """Settings of `bench peers`."""
+
+    checkpoint: Path = field(metadata=flag("an import of --source", metavar="DIR", type=absolute))
+    source: Path = field(metadata=flag("what llama.cpp reads", metavar="FILE.gguf", type=absolute))
+    rounds: int = setting(3, "times that both are measured, in turns", metavar="R", least=1)
+
 
 add_host = partial(add_measurement, settings=HostBenchSettings)
 add_peers = partial(add_measurement, settings=PeerSettings)

@@ -9,12 +9,12 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import psutil
 import torch
 
 from loadtest.commands import Row, say
-from loadtest.host.settings import HostBenchSettings
 from loadtest.workload.texts import tokens_of
 from serving.cli.deployment import Deployment, temporary_deployment
 from serving.cli.ports import free_port_block
@@ -37,6 +37,9 @@ from stages.model.vocabulary import Vocabulary
 from stages.pictures.part import PicturePart
 from stages.pictures.trajectory import MAX_LEVELS, DrawPlan, Trajectory, block_sigmas
 from stages.signals import run_interruptible
+
+if TYPE_CHECKING:
+    from loadtest.host.commands import HostBenchSettings
 
 RING = 3
 # Most milliseconds a sweep on top of the model, for a ring of three; a sweep of `ar` is a token.

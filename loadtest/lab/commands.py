@@ -5,13 +5,12 @@ import json
 import os
 import time
 from dataclasses import asdict
-from pathlib import Path
 from typing import NoReturn
 
 from loadtest.commands import say
-from loadtest.lab.lab import RECORD, Lab, find_lab, temporary_lab
+from loadtest.lab.lab import RECORD, find_lab, temporary_lab
 from loadtest.lab.namespaces import LabError
-from loadtest.lab.profile import profile_named, read_profiles
+from loadtest.lab.profile import profile_named
 from stages.errors import InputError
 from stages.signals import ends_cleanly
 from stages.wire.secret_files import make_state_directory, state_directory
@@ -20,9 +19,8 @@ LOOK_S = 0.2
 
 
 def add_wan_up(up: argparse.ArgumentParser) -> None:
-    up.add_argument("--profile", required=True, metavar="P", help="one of `wan profiles`")
+    up.add_argument("--profile", required=True, metavar="P", help="such as links-60, or FILE:NAME")
     up.add_argument("--hosts", type=int, default=3, metavar="N", help="hosts beside the router (3)")
-    add_wan_profiles(up)
 
 
 def add_wan_exec(execute: argparse.ArgumentParser) -> None:
@@ -32,7 +30,7 @@ def add_wan_exec(execute: argparse.ArgumentParser) -> None:
 
 
 def run_wan_up(options: argparse.Namespace) -> int:
-    profile, directory = profile_named(options.profile, options.profiles), state_directory()
+    profile, directory = profile_named(options.profile), state_directory()
     make_state_directory(directory)
     if (other := find_lab(directory)) is not None:
         raise LabError(f"a lab is up already ({other.profile.name}): end its `onesweep wan up` first")
@@ -54,25 +52,8 @@ def run_wan_exec(options: argparse.Namespace) -> NoReturn:
     argv = options.command[1:] if options.command[:1] == ["--"] else options.command
     if not argv:
         raise InputError("say what to run: onesweep wan exec NODE -- COMMAND ...")
-    # It runs in this process's place: signals, terminal and exit code are its own.
-    command = _lab().command(options.node, argv, outlives_parent=True)
-    os.execvp(command[0], command)
-
-
-def run_wan_profiles(options: argparse.Namespace) -> int:
-    profiles = read_profiles(options.profiles)
-    width = max(map(len, profiles))
-    for name in sorted(profiles):
-        print(f"{name:{width}}  {profiles[name].description}".rstrip())
-    return 0
-
-
-def _lab() -> Lab:
-    """The lab that is up. Raises LabError."""
     if (lab := find_lab(state_directory())) is None:
         raise LabError("no lab is up; start one with `onesweep wan up --profile links-60`")
-    return lab
-
-
-def add_wan_profiles(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--profiles", type=Path, metavar="FILE", help="file with more profiles")
+    # It runs in this process's place: signals, terminal and exit code are its own.
+    command = lab.command(options.node, argv, outlives_parent=True)
+    os.execvp(command[0], command)

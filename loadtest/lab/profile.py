@@ -70,7 +70,6 @@ class Profile:
     """The links of a network."""
 
     name: str
-    description: str
     default: Link
     links: dict[str, Link] = field(default_factory=dict)  # others than the default, by their ends: "router host-2"
     gateways: Sequence[str] = ()  # hosts behind one, which masquerades them and lets nothing in
@@ -104,23 +103,17 @@ def node_names(hosts: int) -> tuple[str, ...]:
     return (ROUTER, *(f"host-{i + 1}" for i in range(hosts)))
 
 
-def read_profiles(path: Path | None = None) -> dict[str, Profile]:
-    """The shipped profiles, and those of a file, which win. Raises ProfileError that names the file and the key."""
-    profiles = _read(SHIPPED)
-    if path is not None:
-        profiles.update(_read(path))
-    return profiles
+def profile_named(name: str) -> Profile:
+    """A shipped profile, or one of a file: FILE:NAME. Raises ProfileError that lists those of the file."""
+    path, _, own = name.rpartition(":")
+    profiles = read_profiles(Path(path) if path else SHIPPED)
+    if own not in profiles:
+        raise ProfileError(f"no profile {own!r}{one_of(own, sorted(profiles), 'there are')}")
+    return profiles[own]
 
 
-def profile_named(name: str, path: Path | None = None) -> Profile:
-    """One of `read_profiles`. Raises ProfileError that lists them."""
-    profiles = read_profiles(path)
-    if name not in profiles:
-        raise ProfileError(f"no profile {name!r}{one_of(name, sorted(profiles), 'there are')}")
-    return profiles[name]
-
-
-def _read(path: Path) -> dict[str, Profile]:
+def read_profiles(path: Path = SHIPPED) -> dict[str, Profile]:
+    """Profiles of a file, by name. Raises ProfileError that names the file and the key."""
     tables = read_toml(path, "the profiles", ProfileError)
     return {name: _profile(name, table, f"{path}: profile {name!r}") for name, table in tables.items()}
 
@@ -154,12 +147,9 @@ def _profile(name: str, table: object, where: str) -> Profile:
     if not isinstance(table, dict):
         raise ProfileError(f"{where} must be a section")
     rest = {**table}
-    entries, description = rest.pop("links", []), rest.pop("description", "")
-    gateways, closed = rest.pop("gateways", []), rest.pop("closed", {})
+    entries, gateways, closed = rest.pop("links", []), rest.pop("gateways", []), rest.pop("closed", {})
     if not isinstance(entries, list):
         raise ProfileError(f"{where}: links must be sections [[{name}.links]]")
-    if not isinstance(description, str):
-        raise ProfileError(f"{where}: description must be text in quotes, not {description!r}")
     default = from_toml(Link, rest, where, error=ProfileError)
     links = dict[str, Link]()
     for i, entry in enumerate(entries):  # a file says what holds for many links first, and then the exceptions
@@ -170,5 +160,5 @@ def _profile(name: str, table: object, where: str) -> Profile:
         links |= {" ".join(pair): link for pair in found.pairs(place)}
     with suppress(TypeError, AttributeError):
         if {*gateways, *closed, *chain(*closed.values())} <= {*node_names(MAX_HOSTS)} and ROUTER not in gateways:
-            return Profile(name, description, default, links, gateways, closed)
+            return Profile(name, default, links, gateways, closed)
     raise ProfileError(f'{where}: write gateways = ["host-1"], and closed = {{ host-2 = ["router", "host-1"] }}')

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING
 from loadtest.commands import BenchReport, add_measurement, check_names, run_bench, say
 from loadtest.load.plan import LoadSettings
 from loadtest.workload.caller import Access, add_access_options
-from stages.errors import InputError, Interrupted, OnesweepError
-from stages.settings import check, check_destination, from_flags
+from stages.errors import InputError, OnesweepError
+from stages.settings import check, from_flags
 
 if TYPE_CHECKING:
     from loadtest.load.run import LoadResult
@@ -32,8 +32,6 @@ def run_loadtest(options: argparse.Namespace) -> int:
     if sum(count.trouble for count in counts):  # a sound deployment answers all
         failed, lost, wrong = (sum(getattr(c, name) for c in counts) for name in ("failed", "lost", "wrong"))
         raise OnesweepError(f"of all requests, warm-up included, {failed} failed, {lost} were lost, {wrong} were wrong")
-    if any(result.interrupted for result in results):
-        raise Interrupted("stopped early: the figures are those of the requests until then")
     return code
 
 
@@ -46,10 +44,6 @@ def _settings(options: argparse.Namespace) -> LoadSettings:
     settings = from_flags(LoadSettings, options, target=target)
     check(settings, InputError, "--")
     check_names("--mode", settings.modes, MODES)
-    if settings.html is not None:
-        if len(settings.modes) * len(settings.users) > 1:
-            raise InputError("--html shows one run: give one --mode and one number of --users")
-        check_destination(settings.html, "--html")
     for module in ("locust", "gevent"):
         if find_spec(module) is None:
             raise InputError(f"the load test needs {module}: pip install 'onesweep[loadtest]'")
@@ -78,10 +72,8 @@ def _measure(settings: LoadSettings, results: list[LoadResult]) -> BenchReport:
             say(f"{mode}, users: {users}; {s.seconds:g} s after {s.warm_up_s:g} s of warm-up ...")
             results.append(run_load(s, texts, mode, users))
             say(run_line(results[-1]))
-            if results[-1].interrupted:
-                break
     of_modes = [[result for result in results if result.mode == mode] for mode in modes] if len(s.users) > 1 else []
-    knees = [find_knee(each) for each in of_modes if each]
+    knees = [find_knee(each) for each in of_modes]
     notes = [knee_note(*knee) for knee in knees] if len(results) > 1 else run_notes(results[0])
     rows = [run_record(result) for result in results]
     found = {"router": target.access.router, "hosts": facts.hosts, "request_limit": facts.request_limit, "rows": rows}

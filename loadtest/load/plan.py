@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 from dataclasses import dataclass, field
 from enum import StrEnum
-from pathlib import Path
 
 from loadtest.workload.caller import Access
 from loadtest.workload.prompts import SeededPrompt
@@ -16,7 +15,6 @@ from stages.settings import setting
 
 OK = "OK"
 OPEN = "OPEN"  # not a gRPC status: no answer and no status came, and the run waited no longer
-CUT = "CUT"  # not a gRPC status: the run was stopped, or its user taken away, while there was still time for an answer
 
 
 class Outcome(StrEnum):
@@ -27,7 +25,6 @@ class Outcome(StrEnum):
     REFUSED = "refused"  # told to come back, and when
     FAILED = "failed"  # any other error status
     LOST = "lost"  # neither answer nor status
-    CUT = "cut"  # the user was taken away first, by Ctrl-C: nothing can be said
 
 
 @dataclass(frozen=True)
@@ -37,7 +34,7 @@ class LoadSample:
     case: int
     begin_s: float
     end_s: float
-    status: str  # name of a gRPC status, OPEN or CUT
+    status: str  # name of a gRPC status, or OPEN
     own_status: bool = False  # True: gRPC of the user's side made the status, because the router sent none
     retry_after_ms: int | None = None
     message: str = ""
@@ -55,8 +52,6 @@ def outcome_of(sample: LoadSample, expected: bytes | None) -> Outcome:
             return Outcome.RIGHT if bytes.fromhex(sample.output) == expected else Outcome.WRONG
         case "OPEN":
             return Outcome.LOST
-        case "CUT":
-            return Outcome.CUT
         # a router that sends this itself has answered: that is a failure, not a loss
         case "DEADLINE_EXCEEDED" if sample.own_status:
             return Outcome.LOST
@@ -83,7 +78,6 @@ class LoadPlan:
     seconds: float  # length of the window
     timeout_s: float  # deadline of a request
     grace_s: float = GRACE_S
-    html: str = ""  # file for locust's own report
 
     @property
     def patience_s(self) -> float:
@@ -110,12 +104,9 @@ class LoadSettings:
     cases: int = setting(64, "distinct texts that users request", name="--texts", least=1, most=MOST)
     warm_up_s: float = 3.0  # under load before the measurement
     timeout_s: float = 60.0  # deadline of a request
-    html: Path | None = setting(None, "write locust's own report there, too")
 
     def plan(self, access: Access, cases: tuple[SeededPrompt, ...], mode: str, users: int) -> LoadPlan:
-        times = (self.warm_up_s, self.seconds, self.timeout_s)
-        html = str(self.html.resolve()) if self.html else ""
-        return LoadPlan(access, mode, self.max_bytes, cases, users, *times, html=html)
+        return LoadPlan(access, mode, self.max_bytes, cases, users, self.warm_up_s, self.seconds, self.timeout_s)
 
 
 @dataclass(frozen=True)
@@ -137,13 +128,12 @@ class Window:
 
 @dataclass(frozen=True)
 class Recording:
-    """All requests of a run, and the part of it that is measured; None where it was stopped before that."""
+    """All requests of a run, and the part of it that is measured."""
 
     samples: list[LoadSample]
-    window: Window | None
+    window: Window
 
     @classmethod
     def from_json(cls, text: str) -> Recording:
         table = json.loads(text)
-        window = table["window"]
-        return cls([LoadSample(**sample) for sample in table["samples"]], Window(**window) if window else None)
+        return cls([LoadSample(**sample) for sample in table["samples"]], Window(**table["window"]))

@@ -2,23 +2,21 @@
 
 from __future__ import annotations
 
-import contextlib
 import sys
 import tempfile
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
 from itertools import pairwise
-from typing import IO, Any
+from typing import Any
 
 from loadtest.lab.lab import Child
 from loadtest.load.plan import OK, LoadPlan, LoadSample, LoadSettings, Outcome, Recording, Window, outcome_of
 from loadtest.report.table import Column, number, number_column, percentile, text_column
 from loadtest.workload.testbed import Testbed
 from loadtest.workload.texts import Texts
-from stages.errors import Interrupted, ServiceError
+from stages.errors import ServiceError
 from stages.progress import counted
-from stages.signals import on_signal
 
 
 @dataclass(frozen=True)
@@ -29,28 +27,17 @@ class LoadResult:
     users: int
     figures: LoadFigures
     wrong: str = ""  # the first wrong text beside the right one
-    interrupted: bool = False
 
 
 def run_load(settings: LoadSettings, texts: Texts, mode: str, users: int) -> LoadResult:
-    """One run on a deployment that has nothing else to do. Raises OnesweepError."""
-    plan = settings.plan(texts.target.access, texts.cases, mode, users)
-    with start_generator(texts.target, plan) as generator:
-        return result_of(generator.drain(), texts, mode, users, generator.stopped)
+    """One run on a deployment that has nothing else to do, every answer compared with the text of its case.
 
-
-def result_of(recording: Recording, texts: Texts, mode: str, users: int, interrupted: bool) -> LoadResult:
-    """Compare every answer with the text of its case, then count.
-
-    Raises Interrupted when nothing was measured, OnesweepError when there is nothing to compare with.
-    """
-    window = recording.window
-    if window is None or window.seconds <= 0:
-        raise Interrupted("stopped before the measurement began: there are no figures")
+    Raises OnesweepError."""
+    recording = recorded(texts.target, settings.plan(texts.target.access, texts.cases, mode, users))
     expected = _expected(recording, texts, mode)
     judged = judge(recording.samples, expected)
     wrong = next((_difference(sample, texts, expected) for sample, outcome in judged if outcome is Outcome.WRONG), "")
-    return LoadResult(mode, users, figures_of(judged, window), wrong, interrupted)
+    return LoadResult(mode, users, figures_of(judged, recording.window), wrong)
 
 
 def _expected(recording: Recording, texts: Texts, mode: str) -> dict[int, bytes]:
@@ -71,48 +58,20 @@ def _difference(sample: LoadSample, texts: Texts, expected: dict[int, bytes]) ->
     )
 
 
-END_S = 20.0  # how long the generator may take to end once it was told to
-
-
-class Generator(Child):
-    """A running load generator."""
-
-    def __init__(self, command: list[str], plan: LoadPlan, words: IO[str]) -> None:
-        super().__init__(command, asdict(plan), words)
-        self._words, self.stopped = words, False
-
-    def drain(self) -> Recording:
-        """Wait until the users have stopped and the generator has ended. Raises ServiceError when it failed."""
-        told = "".join(self.lines())
-        code = self.process.wait()
-        if code == 0:
-            return Recording.from_json(told)
-        self._words.seek(0)
-        last = self._words.read().strip().splitlines()[-1:] or ["it said nothing"]
-        raise ServiceError(f"the load generator ended (exit code {code}): {last[0]}")
-
-    def hurry(self) -> None:
-        """Handle Ctrl-C: stop, and interrupt at the second time."""
-        if self.stopped:
-            raise KeyboardInterrupt
-        self.stopped = True
-        self.stop()
-
-
-@contextlib.contextmanager
-def start_generator(target: Testbed, plan: LoadPlan) -> Iterator[Generator]:
-    """A load generator beside the router; it ends with the `with` block, whatever happens.
-
-    In the block Ctrl-C only stops the users, so that what they did can still be counted; a second one interrupts.
-    """
+def recorded(target: Testbed, plan: LoadPlan) -> Recording:
+    """The recording of a load generator that runs beside the router. Raises ServiceError when it fails."""
     command = target.beside([sys.executable, "-P", "-m", "loadtest.load.worker"])
     with tempfile.TemporaryFile("w+", prefix="onesweep-load-") as words:
-        generator = Generator(command, plan, words)
+        generator = Child(command, asdict(plan), words)
         try:
-            with on_signal(generator.hurry):  # an exception in the middle of a line would lose a request
-                yield generator
+            told, code = "".join(generator.lines()), generator.process.wait()
         finally:
-            generator.end(END_S)
+            generator.end(0.0)
+        if code == 0:
+            return Recording.from_json(told)
+        words.seek(0)
+        last = words.read().strip().splitlines()[-1:] or ["it said nothing"]
+        raise ServiceError(f"the load generator ended (exit code {code}): {last[0]}")
 
 
 # The table, notes below it, and records for JSON
@@ -133,8 +92,6 @@ def run_notes(result: LoadResult) -> list[str]:
     f, o = result.figures, result.figures.outside
     outside = f"{o.refused} refused, {o.failed} failed, {o.lost} lost, {o.wrong} wrong"
     notes = [f"window {f.seconds:.1f} s; {o.requests} requests began outside it ({outside})"]
-    if f.counts.cut:
-        notes.append(f"{f.counts.cut} requests were open when the run was stopped: nothing can be said of them")
     if f.p95_ms is not None and f.p95_ms / 1000 > f.seconds / 2:
         notes.append("the window is shorter than two requests: a longer one (--seconds) gives better figures")
     notes += [f"failed {count} x: {failure}" for failure, count in f.failures.items()]
@@ -199,7 +156,6 @@ class Counts:
     failed: int = 0
     lost: int = 0
     wrong: int = 0
-    cut: int = 0
 
     @property
     def trouble(self) -> int:
@@ -212,7 +168,7 @@ class LoadFigures:
     """Figures of a run. Percentiles are those of right answers; None where there were none."""
 
     counts: Counts  # requests that began in the window
-    # Those that began before it, while users came and the deployment warmed up, or from locust's page after it.
+    # Those that began before it, while users came and the deployment warmed up, or after it.
     outside: Counts
     seconds: float  # length of the window as it came out
     throughput_rps: float  # right answers that arrived in the window, a second

@@ -1,6 +1,6 @@
 """The load generator's process: `python -m loadtest.load.worker`, a LoadPlan on its standard input.
 
-It writes a Recording to its standard output at the end, which comes early when its standard input is closed.
+It writes a Recording to its standard output at the end.
 """
 
 import json

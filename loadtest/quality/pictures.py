@@ -8,6 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -16,17 +17,19 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from loadtest.commands import BenchReport, settings_record
-from loadtest.quality.settings import QualitySettings
 from loadtest.report.table import Column, number_column, open_meter, table, text_column
 from loadtest.workload.caller import Access
 from loadtest.workload.testbed import TestbedSettings, check_testbed, open_testbed
-from loadtest.workload.variants import ModeVariant, parse_variants
 from serving.client.client import Client, DrawnPictures
+from serving.client.variants import ModeVariant, parse_variants
 from serving.drawing import DRAWING_MODES
 from stages.checkpoint.shipped import SHIPPED
 from stages.errors import InputError, ResumeError
 from trainer.blocks.state import digest, load_state, save_state
 from trainer.pictures.data import PictureSet, load_pictures
+
+if TYPE_CHECKING:
+    from loadtest.quality.commands import QualitySettings
 
 REAL = "training pictures"
 EPOCHS = 6  # passes of a judge that is learned here

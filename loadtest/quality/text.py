@@ -14,19 +14,18 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from loadtest.commands import BenchReport, origin, settings_record
 from loadtest.quality.judge import check_judge, open_judge
-from loadtest.quality.settings import QualitySettings
 from loadtest.report.table import Column, Estimate, number_column, open_meter, percentile, ratio_of_sums, table
 from loadtest.workload.caller import Access
 from loadtest.workload.testbed import TestbedSettings, check_testbed, open_testbed
-from loadtest.workload.texts import LOCAL_COLUMNS, TextNats, local_distance, served_copy, text_nats
-from loadtest.workload.variants import ModeVariant, parse_variants
+from loadtest.workload.texts import TextNats, local_distance, served_copy, text_nats
 from serving.client.client import Client, RequestRefused, Result, RouterError
+from serving.client.variants import ModeVariant, parse_variants
 from serving.modes import MODES, WITHOUT_HOSTS
 from serving.modes.base import DEFAULT_TEMPERATURE
 from serving.modes.frontier import CHOOSABLE, Frontier, Option
@@ -36,6 +35,9 @@ from stages.errors import InputError
 from stages.model.randomness import Purpose, uniforms
 from stages.settings import write_destination
 from trainer.blocks.data import read_utf8
+
+if TYPE_CHECKING:
+    from loadtest.quality.commands import QualitySettings
 
 HUMAN = "human"
 BASIS = "judge_bits_per_byte"
@@ -84,7 +86,8 @@ COLUMNS: tuple[Column[QualityRow], ...] = (
     number_column("nats a token", "nats", 3),
     number_column("entropy", "entropy", 3),
     ("excess nats", lambda row: _interval(row.excess)),
-    *LOCAL_COLUMNS,
+    number_column("KL nats", "kl_nats", 4),
+    number_column("agrees", "agreement", 3),
 )
 
 

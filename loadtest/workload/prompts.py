@@ -1,4 +1,4 @@
-"""Prompts of the benchmarks."""
+"""Prompts of the benchmarks, and lengths of what they ask for."""
 
 from dataclasses import dataclass
 
@@ -15,6 +15,25 @@ class Prompts:
     def text(self, number: int) -> str:
         """The prompt of the request with this number."""
         return self.texts[number % len(self.texts)]
+
+
+BYTES, TOKENS, LEVELS = "bytes", "tokens", "levels"
+
+
+@dataclass(frozen=True)
+class Length:
+    """Most bytes or tokens of an output, for a text may end before; of pictures their levels."""
+
+    count: int
+    unit: str = BYTES  # a token is a byte where the model reads bytes
+
+    def __str__(self) -> str:
+        return f"{self.count} {self.unit}"
+
+    @property
+    def draws(self) -> bool:
+        """True for pictures."""
+        return self.unit == LEVELS
 
 
 # No opening ends with a blank: the tokens of most models begin with theirs.

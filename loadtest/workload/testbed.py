@@ -8,21 +8,15 @@ ends with it, even when it is killed.
 """
 
 import contextlib
-import os
-import re
 import shutil
-import subprocess
-import sys
-import tempfile
-import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from loadtest.lab.lab import Lab, lab_problem, temporary_lab
 from loadtest.lab.profile import ROUTER, Link, node_names, profile_named
 from loadtest.workload.caller import COMMAND, Access, Caller
-from serving.cli.deployment import MODULE, POLL_S, Deployment, temporary_deployment
+from serving.cli.deployment import Deployment, temporary_deployment
 from serving.cli.ports import free_port_block
 from serving.router.request import DEFAULT_ROUTER
 from serving.router.topology import Topology, local_topology
@@ -30,7 +24,6 @@ from stages.checkpoint.shipped import SHIPPED
 from stages.errors import InputError, ServiceError
 from stages.settings import setting
 from stages.wire.channel import parse_address
-from stages.wire.links import KINDS, RELAYED, REVERSED
 
 LOOPBACK = "loopback"  # the profile without a lab: every process on this machine, no link emulated
 AS_FOUND = "as found"  # the profile of a deployment that was not started here
@@ -51,7 +44,6 @@ class Network:
     hosts: int
     first_port: int  # of the node `router`; host i listens on the i-th port after it
     lab: Lab | None = None
-    links: str = ""  # the kind of those between machines that joined; empty: a topology names the hosts
 
     @property
     def nodes(self) -> tuple[str, ...]:
@@ -75,14 +67,8 @@ class Network:
         return [*MORTAL, *argv] if shutil.which(MORTAL[0]) else argv
 
     def link(self, source: str, destination: str) -> Link:
-        """The directed link between two nodes, with the way over the router where it relays; loopback takes no time."""
-        if self.lab is None:
-            return Link()
-        if self.links != RELAYED or ROUTER in (source, destination):
-            return self.lab.profile.link(source, destination)
-        ways = [self.lab.profile.link(source, ROUTER), self.lab.profile.link(ROUTER, destination)]
-        rate_mbps = min((way.rate_mbps for way in ways if way.rate_mbps), default=None)
-        return Link(sum(way.delay_ms for way in ways), rate_mbps, jitter_ms=sum(way.jitter_ms for way in ways))
+        """The directed link between two nodes; loopback takes no time."""
+        return self.lab.profile.link(source, destination) if self.lab else Link()
 
     def cut(self, one: str, other: str, lasts: bool = True) -> None:
         """Cut a link as `Lab.cut` does. Raises LabError."""
@@ -91,25 +77,16 @@ class Network:
 
 
 @contextlib.contextmanager
-def open_network(profile: str, hosts: int, profiles: Path | None = None, links: str = "") -> Iterator[Network]:
+def open_network(profile: str, hosts: int) -> Iterator[Network]:
     """Nodes for a router and `hosts` hosts, for the length of a `with` block. Raises OnesweepError.
 
     :param profile: of the links; LOOPBACK needs no lab.
-    :param profiles: file with more profiles than those that ship.
-    :param links: that machines which join find there, in a ring of their order.
     """
     if profile == LOOPBACK:
         yield Network(LOOPBACK, hosts, free_port_block(hosts + 2))
         return
-    found, names, port = profile_named(profile, profiles), node_names(hosts)[1:], FIRST_PORT
-    if links:
-        # all kinds may be there at once, and this user's records of routers, by address
-        port += 10 * KINDS.index(links)
-        # nobody dials a home; nor the next of a ring, which can dial who comes before it
-        closed = {there: [here] for here, there in zip(names, (*names[1:], names[0]), strict=True)}
-        found = replace(found, gateways=names * (links == RELAYED), closed=closed if links == REVERSED else {})
-    with temporary_lab(found, hosts) as lab:
-        yield Network(profile, hosts, port, lab, links)
+    with temporary_lab(profile_named(profile), hosts) as lab:
+        yield Network(profile, hosts, FIRST_PORT, lab)
 
 
 @dataclass
@@ -164,54 +141,6 @@ def deployed(
         yield Testbed(access, network, caller, deployment)
 
 
-@contextlib.contextmanager
-def joined(network: Network, checkpoint: Path) -> Iterator[Testbed]:
-    """A ready deployment of machines that joined with a ticket, for the length of a `with` block.
-
-    Raises OnesweepError where one ends, or finds other links than those of the network."""
-    from stages.wire.link_quality import LinkRecord  # imports torch, which help can do without
-
-    lab, nodes, port = network.lab, network.nodes[1:], network.first_port
-    assert lab is not None, "loopback has no links"
-    with contextlib.ExitStack() as stack:
-        directory = Path(stack.enter_context(tempfile.TemporaryDirectory(ignore_cleanup_errors=True)))
-        running = dict[str, subprocess.Popen[bytes]]()
-
-        def start(node: str, *words: object) -> None:
-            command = network.command(node, [sys.executable, *MODULE, *map(str, words)])
-            environment = os.environ | {"XDG_STATE_HOME": str(directory / node)}
-            with (directory / f"{node}.log").open("wb") as log:
-                running[node] = process = subprocess.Popen(command, stdout=log, stderr=log, env=environment)
-            stack.callback(process.wait)
-            stack.callback(process.terminate)
-
-        def served(pattern: str) -> str:
-            """Words of the server that match, said before or yet to come."""
-            while True:
-                said = {node: (directory / f"{node}.log").read_text(errors="replace") for node in running}
-                if found := re.search(pattern, said[ROUTER]):
-                    return found[0]
-                if ended := [node for node, process in running.items() if process.poll() is not None]:
-                    raise ServiceError(f"{ended[0]} ended: {' '.join(said[ended[0]].split()[-40:])}")
-                time.sleep(POLL_S)
-
-        at = ["--listen", f"{lab.address(ROUTER)}:{port + 2}", "--port", port, "--http", f"127.0.0.1:{port + 1}"]
-        start(ROUTER, "serve", checkpoint, "--wait", len(nodes), *at)
-        ticket = served(r"onesweep-[\w-]+")
-        for node in nodes:  # one after the other: that is their order in the ring
-            start(node, "join", ticket, "--name", node, "--threads", 1)
-            served(f"{node} is there")
-        served("Ctrl-C stops them")
-        run = directory / ROUTER / "onesweep" / "run"
-        access = Access(f"127.0.0.1:{port}", str(run / "ca.pem"))
-        caller = stack.enter_context(contextlib.closing(Caller(network.command(ROUTER, COMMAND), access)))
-        caller.facts()
-        kinds = LinkRecord.read(run).kinds
-        if {kinds.get(pair) for pair in zip(nodes, (*nodes[1:], nodes[0]), strict=True)} != {network.links}:
-            raise ServiceError(f"not all links are {network.links}, but {kinds}")
-        yield Testbed(access, network, caller)
-
-
 @dataclass(frozen=True)
 class TestbedSettings:
     """Choice of the deployment under test."""
@@ -222,7 +151,6 @@ class TestbedSettings:
     access: Access | None = None  # to a running deployment; None = start one
     checkpoint: Path | None = setting(None, "bundle to serve", metavar="DIR", shown="the shipped weights")
     hosts: int | None = setting(None, "hosts that share the blocks", shown="3")
-    profiles: Path | None = setting(None, "file with more profiles")
 
     @property
     def bundle(self) -> Path:
@@ -245,22 +173,18 @@ def default_hosts(checkpoint: Path) -> int:
     return min(DEFAULT_HOSTS, block_count(checkpoint))
 
 
-def check_network(
-    profile: str, hosts: int, checkpoint: Path, profiles: Path | None = None, links: Sequence[str] = ()
-) -> None:
+def check_network(profile: str, hosts: int, checkpoint: Path) -> None:
     """Raise OnesweepError where so many hosts cannot share the blocks, or a profile's links cannot join them."""
     local_topology(hosts, block_count(checkpoint), checkpoint)
-    if links and (profile == LOOPBACK or (REVERSED in links and hosts < DEFAULT_HOSTS)):
-        raise InputError(f"--links is for {DEFAULT_HOSTS} hosts or more, in a profile with links")
-    check_links(profile, hosts, profiles, may_join=bool(links))
+    check_links(profile, hosts)
 
 
-def check_links(profile: str, hosts: int, profiles: Path | None = None, may_join: bool = False) -> None:
+def check_links(profile: str, hosts: int) -> None:
     """Raise OnesweepError where a profile's links between so many hosts cannot be emulated here."""
     if profile != LOOPBACK:
-        (found := profile_named(profile, profiles)).check_hosts(hosts)
-        if (found.gateways or found.closed) and not may_join:
-            raise InputError(f"nobody can dial the hosts of {profile}: it is for `onesweep join`, and for --links")
+        (found := profile_named(profile)).check_hosts(hosts)
+        if found.gateways or found.closed:
+            raise InputError(f"nobody can dial the hosts of {profile}: it is for `onesweep join`")
         if problem := lab_problem():
             raise ServiceError(f"{problem}; --profile {LOOPBACK} needs no lab, and has no links")
 
@@ -274,7 +198,7 @@ def open_testbed(settings: TestbedSettings) -> Iterator[Testbed]:
             yield Testbed(settings.access, network, caller)
         return
     s = settings
-    with open_network(s.profile, s.host_count, s.profiles) as network, deployed(network, s.bundle) as testbed:
+    with open_network(s.profile, s.host_count) as network, deployed(network, s.bundle) as testbed:
         yield testbed
 
 
@@ -289,4 +213,4 @@ def check_testbed(settings: TestbedSettings) -> None:
             if given is not None:
                 raise InputError(f"--router names a deployment that is there, as it is: leave out {flag}")
         return
-    check_network(settings.profile, settings.host_count, settings.bundle, settings.profiles)
+    check_network(settings.profile, settings.host_count, settings.bundle)

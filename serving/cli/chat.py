@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from serving.cli.generate import add_router_options, add_wait, async_client_of, check_request, wait_ready
+from serving.cli.generate import add_router_options, add_wait, async_client_of, check_request, cost_lines, wait_ready
 from serving.client.result import Result
 from serving.drawing import PICTURES_SERVED
 from serving.router.request import MAX_TIMEOUT_S
@@ -264,26 +264,9 @@ class Conversation:
                 except InputError as error:
                     tell(error)
             case "stats", ():
-                tell(cost_of(chat.last) if chat.last else "no answer came to its end yet")
+                tell("\n".join(cost_lines(chat.last)) if chat.last else "no answer came to its end yet")
             case "reset", ():
                 chat.reset()
                 tell("the conversation is forgotten")
             case _:
                 tell(f"no command /{' '.join((name, *values))}; /help lists them")
-
-
-def cost_of(result: Result) -> str:
-    """A line on what an answer cost."""
-    seconds = result.latency_ms / 1000
-    parts = [
-        f"{result.output_tokens} tokens in {seconds:.1f} s ({result.output_tokens / max(seconds, 1e-3):.1f} a second)",
-        f"first after {result.first_byte_ms / 1000:.1f} s",
-        f"{result.sweeps} trips",
-        f"{result.wire_bytes_total:,} bytes on the wire",
-        f"mode {result.mode}",
-    ]
-    if result.drafted:
-        parts.append(f"{result.accepted} of {result.drafted} guesses right")
-    elif result.mode == "ar-speculative":
-        parts.append("nothing was drafted (if a drafter failed, the last host's log says why)")
-    return ", ".join(parts)

@@ -144,7 +144,6 @@ _WAN = _family(
     "loadtest.lab.commands:wan_",
     ("up", "make the network; it stays until Ctrl-C", "--profile links-60"),
     ("exec", "run a program inside a node", "router -- ping -c 3 host-1"),
-    ("profiles", "list the profiles of links", ""),
 )
 
 ROOT = Family(
@@ -168,9 +167,8 @@ ROOT = Family(
             ("status", "show hosts, modes and requests of a router", ""),
             "serving.cli.demo:",
             ("demo", "start three hosts here, run one prompt in every mode, stop", ""),
-            "serving.cli.host:",
-            ("host", "run one host of a topology", "host-1 --topology topology.toml"),
             "serving.cli.serve:",
+            ("host", "run one host of a topology", "host-1 --topology topology.toml"),
             ("router", "run the router of a topology", "--topology topology.toml"),
             ("http", "serve an OpenAI-compatible API and a page, in front of a router", "--listen 127.0.0.1:7780"),
         ),

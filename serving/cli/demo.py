@@ -10,7 +10,7 @@ from serving.cli.deployment import temporary_deployment
 from serving.cli.ports import free_port_block
 from serving.cli.run import HOSTS, add_import_options, find_checkpoint, manifest_record
 from serving.client.client import Client, DrawnPictures, Result
-from serving.client.comparison import TEXT_WIDTH, Entrant, all_entrants, comparison, run_entrants
+from serving.client.variants import TEXT_WIDTH, ModeVariant, all_variants, comparison, run_variants
 from serving.router.request import MAX_TIMEOUT_S
 from serving.router.topology import local_topology
 from stages.checkpoint.shipped import SHIPPED
@@ -60,16 +60,16 @@ def run_demo(options: argparse.Namespace) -> int:
 def show_modes(client: Client, is_pretrained: bool, prompt: str) -> bool:
     """Run one prompt in the modes that are served. False where `ar-speculative` writes another text than `ar`."""
     settings: dict[str, Any] = {"seed": SEED, "max_bytes": BYTES, "temperature": TEMPERATURE}
-    entrants = all_entrants(client.status(), None)
+    variants = all_variants(client.status(), None)
     given = prompt
     if is_pretrained:
         settings = {"seed": SEED, "max_tokens": TOKENS, "temperature": 0, "timeout_s": MAX_TIMEOUT_S}
-        entrants = [Entrant(EXACT), Entrant(SAME)]
+        variants = [ModeVariant(EXACT), ModeVariant(SAME)]
         if client.status().chat:
             settings["messages"], given = [("user", prompt)], ""
     else:
         print("\n".join(textwrap.wrap(TINY, TEXT_WIDTH)) + "\n")
-    outcomes = run_entrants(client, given, entrants, settings)
+    outcomes = run_variants(client, given, variants, settings)
     print(comparison(prompt, outcomes))
     exact, same = outcomes.get(EXACT), outcomes.get(SAME)
     kept = not (isinstance(exact, Result) and isinstance(same, Result)) or exact.output == same.output

@@ -24,7 +24,7 @@ from serving.client.client import Client, RequestRefused, RouterError
 from serving.router.request import DEFAULT_ROUTER
 from serving.router.topology import Topology, read_topology
 from stages.errors import InputError, OnesweepError, ServiceError
-from stages.progress import ProgressLine
+from stages.progress import ProgressLine, ticking
 from stages.signals import ASKED_TO_END, LIFELINE_VARIABLE, deferred
 from stages.wire.channel import DRAIN_S, is_loopback, parse_address
 from stages.wire.secret_files import check_private, make_state_directory, state_directory
@@ -37,6 +37,8 @@ POLL_S = 0.1
 READY_S, LOADED_BYTES_S, RAN_S = 60.0, 5e6, 5.0  # RAN_S: a router that ends sooner would end again
 LOG_LINES = 5
 NO_TOKEN = "not ready, and it tells only those with a token why"
+SILENT = "it takes connections and says nothing"
+LACKING = "are on no machine: one with"  # of blocks, in advice: no wait mends that
 RECORD = "deployment.json"
 # How a server is started: -P, because the directory that `up` is called in is not for importing from.
 MODULE = ["-P", "-m", "serving.cli"]
@@ -65,7 +67,6 @@ class Deployment:
         topology: Topology,
         checkpoint: Path,
         directory: Path,
-        threads: int = 1,
         *,
         place: Place | None = None,
         **options: Any,  # noqa: ANN401
@@ -84,7 +85,7 @@ class Deployment:
             http = {HTTP: options["http"]} if options.get("http") else {}
             check_free({ROUTER: topology.router, **{host.name: host.listen for host in hosts}, **http})
         # after the checks: it replaces the tokens of what ran at these addresses before
-        servers = server_arguments(topology, checkpoint, directory, threads, **options)
+        servers = server_arguments(topology, checkpoint, directory, **options)
         # all of it is read by processes that share this machine
         weight_bytes = sum(path.stat().st_size for path in checkpoint.rglob("*.safetensors"))
         lifelines = list[Any]() if options.get("hosts_run") else None
@@ -155,8 +156,9 @@ class Deployment:
         routers = [self.topology.router, *(self.processes.keys() - hosts - {ROUTER, HTTP})]
         for address in (*routers, *(each for host in self.topology.hosts for each in (host.address, host.listen))):
             own_token_path(address).unlink(missing_ok=True)
-        _end([self._process(name) for name in self.processes.keys() - hosts])
-        _end([self._process(name) for name in hosts])
+        with ticking("stopping them, the router first: it ends what it has begun"):
+            _end([self._process(name) for name in self.processes.keys() - hosts])
+            _end([self._process(name) for name in hosts])
         (self.directory / RECORD).unlink(missing_ok=True)
 
     def _launch(self, name: str, log_mode: str) -> None:
@@ -197,25 +199,24 @@ class Deployment:
         return " ".join(lines[-LOG_LINES:]) or "its log is empty"
 
 
-def answers_of(client: Client) -> Iterator[str | None]:
-    """Again and again: why the router cannot serve, empty when it can, None when it does not answer."""
+def answers_of(client: Client, within_s: float = 2.0) -> Iterator[str | None]:
+    """Again and again: why the router cannot serve, empty when it can, None when there is none."""
     while True:
         try:
-            status = client.status(timeout_s=2.0)
-            reasons = "; ".join(host.reason for host in status.hosts if host.reason)
+            status = client.status(within_s)
+            lacking = [line for line in status.advice if LACKING in line]
+            reasons = "; ".join(lacking or [host.reason for host in status.hosts if host.reason])
             yield "" if status.ready else reasons or "not ready"
         except RequestRefused:
-            yield "" if client.serves(timeout_s=2.0) else NO_TOKEN
-        except RouterError:
-            yield None
+            yield "" if client.serves(within_s) else NO_TOKEN
+        except RouterError as error:
+            yield SILENT if error.code.name == "DEADLINE_EXCEEDED" else None
         time.sleep(POLL_S)
 
 
 def find_deployment(directory: Path) -> Deployment | None:
-    """The deployment that runs from `directory`, if any; what dead ones left is removed.
-
-    Raises ServiceError when somebody else could have written the record.
-    """
+    """The deployment that runs from `directory`, if any; what dead ones left is removed. Raises ServiceError when
+    somebody else could have written the record."""
     check_private(directory)
     try:
         record = json.loads((directory / RECORD).read_text(encoding="utf-8"))
@@ -277,14 +278,13 @@ def router_here(given: str | None) -> tuple[str, Topology | None]:
 def temporary_deployment(
     topology: Topology,
     checkpoint: Path,
-    threads: int = 1,
     waiting: Callable[[str], object] = lambda reason: None,
     answers: Iterator[str | None] | None = None,
     **options: Any,  # noqa: ANN401 - those of `Deployment.start`
 ) -> Iterator[Deployment]:
     """A deployment for the length of a `with` block, in a directory of its own; see its `start` and `wait_ready`."""
     with tempfile.TemporaryDirectory(prefix="onesweep-", ignore_cleanup_errors=True) as directory:
-        deployment = Deployment.start(topology, checkpoint, Path(directory), threads, **options)
+        deployment = Deployment.start(topology, checkpoint, Path(directory), **options)
         try:
             deployment.wait_ready(waiting, answers)
             yield deployment
@@ -356,8 +356,8 @@ def server_arguments(
     topology: Topology,
     checkpoint: Path,
     directory: Path,
-    threads: int = 1,
     *,
+    threads: int = 1,
     host_options: Sequence[str] = (),
     router_options: Sequence[str] = (),
     http: str | None = None,

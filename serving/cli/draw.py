@@ -5,23 +5,18 @@ from __future__ import annotations
 import argparse
 import json
 import sys
-from collections.abc import Iterator
-from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from serving.cli.generate import add_router_options, add_wait, client_of, wait_ready
-from serving.cli.run import HOSTS, draws, parts_of
 from serving.drawing import DRAWING_MODES
 from serving.drawing.request import DrawingRequest
 from serving.router.request import DEFAULT_TIMEOUT_S
 from stages.errors import InputError, OnesweepError, file_errors
-from stages.progress import ProgressLine, aligned, counted
+from stages.progress import aligned, counted
 from stages.settings import add_flags, check_destination
-from stages.signals import ends_cleanly
 
 if TYPE_CHECKING:
-    from serving.client.client import Client
     from serving.client.result import DrawnPictures
 
 SCALE = 4  # pixels of a file for one that was drawn, where pictures are smaller than SMALL
@@ -35,9 +30,6 @@ def add_draw(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--compare", action="store_true", help="a row a mode: the same pictures in every one")
     parser.add_argument("--previews", action="store_true", help="a row a host: how the pictures clear")
     parser.add_argument("--json", action="store_true", help="print JSON")
-    parser.add_argument(
-        "--checkpoint", type=Path, metavar="DIR", help="a bundle of pictures: hosts start here and draw"
-    )
     add_router_options(parser)
     add_wait(parser)
     add_flags(parser, DrawingRequest)
@@ -49,8 +41,6 @@ def run_draw(options: argparse.Namespace) -> int:
         raise InputError("--compare draws in every mode: leave out --mode and --previews")
     if bool(options.classes) == options.all:
         raise InputError("name a class, such as `onesweep draw sneaker --out sneaker.png`, or give --all")
-    if options.checkpoint and options.router:
-        raise InputError("give either --router HOST:PORT, or --checkpoint DIR for hosts that are started here")
     # before anything is drawn: a picture may take minutes over far links, and nobody wants to lose one to a typo
     if options.out.suffix.lower() != ".png":
         raise InputError(f"--out {options.out}: pictures are written as PNG; give a name that ends in .png")
@@ -59,7 +49,8 @@ def run_draw(options: argparse.Namespace) -> int:
     check_destination(options.out, "--out")
     names = ("pictures", "mode", "seed", "levels", "solver", "guidance", "codec", "timeout_s")
     settings = {name: value for name in names if (value := getattr(options, name)) is not None}
-    with _client(options) as client:
+    wait_ready(options, options.mode)
+    with client_of(options) as client:
         status = client.status() if options.all or options.compare else None
         if status is not None and not status.HasField("pictures"):
             raise InputError(f"the router at {client.address} serves no model that draws: serve a bundle of pictures")
@@ -108,36 +99,6 @@ def _table(results: list[DrawnPictures]) -> str:
         for result in results
     ]
     return "\n".join(aligned(rows))
-
-
-@contextmanager
-def _client(options: argparse.Namespace) -> Iterator[Client]:
-    """A client of the router that the options name, or of one that is started here. Raises OnesweepError."""
-    if options.checkpoint is None:
-        wait_ready(options, options.mode)
-        with client_of(options) as client:
-            yield client
-        return
-    from serving.cli.deployment import temporary_deployment
-    from serving.cli.ports import free_port_block
-    from serving.client.client import Client
-    from serving.router.topology import local_topology
-
-    checkpoint = options.checkpoint.resolve()
-    if not draws(checkpoint):
-        raise InputError(f"{options.checkpoint} is no bundle of pictures: give a directory with chain/ or steps/")
-    progress, parts = ProgressLine(), parts_of(checkpoint)
-    hosts = min(HOSTS, parts)
-    topology = local_topology(hosts, parts, checkpoint, free_port_block(hosts + 1) + 1)
-    loading = f"starting {counted(hosts, 'host')} and a router on this machine"
-    with (
-        ends_cleanly(),
-        closing(progress),
-        temporary_deployment(topology, checkpoint, waiting=lambda why: progress.at(loading)) as deployment,
-        Client(deployment.topology.router) as client,
-    ):
-        progress.close()
-        yield client
 
 
 def _write(path: Path, rows: list[DrawnPictures], columns: int) -> None:

@@ -9,8 +9,8 @@ import time
 from contextlib import closing
 from typing import TYPE_CHECKING, Any
 
-from serving.client.comparison import all_entrants, comparison, named_entrants, run_entrants
 from serving.client.result import Result
+from serving.client.variants import all_variants, comparison, parse_variants, run_variants
 from serving.modes import COPY, MODES, NO_COPY, WITHOUT_HOSTS
 from serving.router.request import DEFAULT_TIMEOUT_S, ROUTER_HELP, SETTINGS, Request
 from stages.errors import InputError, ServiceError, one_of, printable
@@ -20,11 +20,13 @@ from stages.signals import run_interruptible
 from stages.wire.flags import add_client_options, add_token_options
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from serving.client.client import AsyncClient, Client
 
 # Modules that need gRPC are imported when a command runs.
 
-WAIT_S = 120.0
+WAIT_S, ANSWER_S = 120.0, 2.0
 
 
 def add_router_options(parser: argparse.ArgumentParser) -> None:
@@ -41,23 +43,37 @@ def add_wait(parser: argparse.ArgumentParser) -> None:
 def wait_ready(options: argparse.Namespace, *modes: str | None) -> None:
     """Return when the router can serve these modes, or after --wait: what it says of a request then tells why not.
 
-    Nobody waits unasked where no router answers and none was started here, nor for one that wants another token."""
-    from serving.cli.deployment import NO_TOKEN, answers_of, router_here
+    Nobody waits unasked where no router answers and none was started here, for one that wants another token, or where
+    no machine holds some blocks. Raises OnesweepError where a request would learn no more."""
+    from serving.cli.deployment import LACKING, NO_TOKEN, SILENT, NothingUp, answers_of, router_here
+    from serving.cli.machines import served_here
 
     wait_s = WAIT_S if options.wait is None else options.wait
     if not wait_s >= 0:
         raise InputError(f"--wait must be 0 or more seconds, not {wait_s}")
-    most_s = getattr(options, "timeout_s", wait_s) if options.wait is None else wait_s
-    deadline = time.monotonic() + min(wait_s, most_s)
+    most_s = min(wait_s, getattr(options, "timeout_s", wait_s)) if options.wait is None else wait_s
+    deadline, answer_s = time.monotonic() + most_s, min(ANSWER_S, most_s or ANSWER_S)
     may_come = options.wait is not None or router_here(options.router)[1] is not None
     with client_of(options) as client, closing(ProgressLine()) as progress:
-        for reason in answers_of(client):
+        for reason in answers_of(client, answer_s):
             # without hosts, a mode is served by a router that answers at all
-            served = reason == "" or (reason is not None and modes and {*modes} <= {*WITHOUT_HOSTS})
-            nobody = reason is None and not may_come
-            if nobody or served or reason == NO_TOKEN or time.monotonic() >= deadline:
+            served = reason == "" or (reason not in (None, SILENT) and modes and {*modes} <= {*WITHOUT_HOSTS})
+            if served or reason == NO_TOKEN:
                 return
-            progress.at(f"waiting for the router at {client.address}: {reason or 'it does not answer yet'}")
+            said = reason or served_here(options.router)
+            is_in_vain = (reason is None and not may_come) or (LACKING in said and options.wait is None)
+            if time.monotonic() < deadline and not is_in_vain:
+                progress.at(f"waiting for the router at {client.address}: {said or 'it does not answer yet'}")
+            elif said and reason is None:
+                raise NothingUp(said)
+            elif LACKING in said:
+                raise ServiceError(f"nothing can be asked of the router at {client.address} now: {said}")
+            elif reason == SILENT:
+                remedy = "it hangs, or another program has its port: see what listens there, and start it anew"
+                silence = f"does not answer in {max(most_s, answer_s):g} s: {said}"
+                raise ServiceError(f"the router at {client.address} {silence}; {remedy}")
+            else:
+                return
 
 
 def client_of(options: argparse.Namespace) -> Client:
@@ -94,7 +110,7 @@ def add_generate(generate: argparse.ArgumentParser) -> None:
 
 def add_compare(compare: argparse.ArgumentParser) -> None:
     _add_request(compare)
-    compare.add_argument("--modes", metavar="M[,M]", help="such as ar,resample:scorer (all that can be served)")
+    compare.add_argument("--modes", metavar="M[,M]", help="such as ar,sweep:steps=16 (all that can be served)")
     compare.add_argument("--json", action="store_true", help="print JSON")
 
 
@@ -134,30 +150,29 @@ async def _generate(options: argparse.Namespace) -> int:
         async for item in client.stream(options.prompt, mode=options.mode, **settings):
             if isinstance(item, Result):
                 print(printable(decoder.end(), newline="\n"), flush=True)
-                _print_cost(item)
+                print("\n".join(cost_lines(item)), file=sys.stderr)
             else:
                 print(printable(decoder.feed(item), newline="\n"), end="", flush=True)
     return 0
 
 
 def run_compare(options: argparse.Namespace) -> int:
-    entrants = None if options.modes is None else named_entrants(options.modes)
+    variants = None if options.modes is None else [*parse_variants(options.modes, MODES)]
     settings = _request_settings(options)
-    for entrant in entrants or (None,):
-        check_request(entrant.mode if entrant else None, prompt=options.prompt, **settings)
-    wait_ready(options, *(entrant.mode for entrant in entrants or ()))
+    check_request(None, prompt=options.prompt, **settings)
+    wait_ready(options, *(variant.mode for variant in variants or ()))
     with client_of(options) as client:
-        if entrants is None:
+        if variants is None:
             status = client.status()
             if not status.ready:
                 reasons = "; ".join(host.reason for host in status.hosts if host.reason) or "it has no hosts"
                 raise ServiceError(f"nothing can be compared, the router is not ready: {reasons}")
             if status.HasField("pictures"):
                 raise ServiceError("there is no text to compare: ask for pictures with `onesweep draw --compare`")
-            entrants = all_entrants(status, options.scorer)
+            variants = all_variants(status, options.scorer)
             if COPY not in status.modes:
                 print(f"{COPY} is left out: {NO_COPY}", file=sys.stderr)
-        outcomes = run_entrants(client, options.prompt, entrants, settings | {"timeout_s": options.timeout_s})
+        outcomes = run_variants(client, options.prompt, variants, settings | {"timeout_s": options.timeout_s})
     if options.json:
         rows = {m: {"mode": m, "error": o} if isinstance(o, str) else o.as_json() for m, o in outcomes.items()}
         print(json.dumps(list(rows.values())))
@@ -170,21 +185,21 @@ def _request_settings(options: argparse.Namespace) -> dict[str, Any]:
     return {f.name: getattr(options, f.name) for f in SETTINGS if "flag" in f.metadata}
 
 
-def _print_cost(result: Result) -> None:
+def cost_lines(result: Result) -> Iterator[str]:
+    """The cost of a text, a line or more, and the reason for its mode."""
     tokens = f" in {result.output_tokens} tokens" if result.output_tokens != result.output_bytes else ""
+    guesses = f", {result.accepted} of {result.drafted} guesses right" if result.drafted else ""
     cached = f", {result.cached_tokens} of {result.prompt_tokens} prompt tokens from memory"
-    print(
-        f"[{result.mode}, seed {result.seed}, {result.sampling}: {result.output_bytes} bytes{tokens}, "
+    yield (
+        f"[{result.mode}, seed {result.seed}, {result.sampling}: {result.output_bytes} bytes{tokens}{guesses}, "
         f"{result.sweeps} sweeps, {result.hops} hops, {result.wire_bytes_total} bytes on the wire, "
-        f"{result.latency_ms:.0f} ms, {result.compute_ms:.0f} ms of compute{cached if result.cached_tokens else ''}]",
-        file=sys.stderr,
+        f"{result.latency_ms:.0f} ms, {result.compute_ms:.0f} ms of compute{cached if result.cached_tokens else ''}]"
     )
     if bound := result.distance_bound:
         distance = f"<= {bound:.2f}" if bound < 1 else "unknown"
-        print(
+        yield (
             f"[{result.candidates} candidates, {result.effective_samples:.1f} effective; distance of the text from the "
-            f"distribution of {result.scorer}: {distance}, in total variation, as the weights estimate it]",
-            file=sys.stderr,
+            f"distribution of {result.scorer}: {distance}, in total variation, as the weights estimate it]"
         )
     if result.reason:
-        print(f"[{result.reason}]", file=sys.stderr)
+        yield f"[{result.reason}]"

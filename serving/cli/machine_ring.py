@@ -13,7 +13,7 @@ from pathlib import Path
 import grpc.aio
 
 from serving.cli.deploy import read_release
-from serving.cli.deployment import RELEASES, ROUTER, TOPOLOGY, Deployment
+from serving.cli.deployment import LACKING, RELEASES, ROUTER, TOPOLOGY, Deployment
 from serving.cli.run import manifest_record
 from serving.router.host_link import HostLink
 from serving.router.placement import ROUTER_END, Span, placed, ring_order
@@ -201,7 +201,7 @@ class MachineRing:
     def _tell(self, missing: Sequence[Span]) -> None:
         """Say what is missing, here and in `status`."""
         advice = [
-            f"blocks {','.join(map(str, run))} are on no machine: one with {self._bytes(run) / MEGABYTE:,.0f} MB free "
+            f"blocks {','.join(map(str, run))} {LACKING} {self._bytes(run) / MEGABYTE:,.0f} MB free "
             "could hold them (onesweep invite)"
             for run in missing
         ]

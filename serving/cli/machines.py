@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from stages.wire.tickets import Ticket
     from stages.wire.tls import Tls
 
-ADDRESSES_NAME, MACHINE_NAME = "addresses.json", "machine.json"
+ADDRESSES_NAME, DOING_NAME, MACHINE_NAME = "addresses.json", "doing.json", "machine.json"
 MOST_NAMESAKES = 32  # machines of one person's on one computer
 DIAL_S, ENROL_S = 5.0, 20.0
 RENEWED_DAYS, CHECK_S = 15, 3600.0  # that a certificate is good for yet when another one is asked for
@@ -64,6 +64,27 @@ def locked(directory: Path) -> Iterator[None]:
         yield
     finally:
         os.close(handle)
+
+
+def served_here(router: str | None) -> str:
+    """A sentence on the `onesweep serve` of this machine, whose router does not answer; empty where none runs.
+
+    :param router: its address, or None for whichever."""
+    from serving.cli.deployment import deployment_here
+
+    try:
+        record = json.loads((run_directory() / DOING_NAME).read_text(encoding="utf-8"))
+        with locked(run_directory()):
+            return ""
+    except (OSError, ValueError):
+        return ""
+    except ServiceError:
+        if router is not None and router.replace("localhost", "127.0.0.1") != record["router"]:
+            return ""
+    state = f"has no router yet: {record['doing']}"
+    if deployment_here(record["router"]):
+        state = "its router does not answer: its own lines say more"
+    return f"`onesweep serve` is here, and {state}"
 
 
 @dataclass(frozen=True)

@@ -16,15 +16,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from serving.cli.admin import check_installed
-from serving.cli.machines import ADDRESSES_NAME, locked, run_directory
+from serving.cli.machines import ADDRESSES_NAME, DOING_NAME, locked, run_directory
 from serving.cli.run import add_import_options, check_model, find_checkpoint
-from serving.gateway.settings import DEFAULT_LISTEN
+from serving.gateway.settings import DEFAULT_LISTEN, check_framework
 from stages.clock import monotonic
-from stages.errors import InputError, ServiceError, one_of
+from stages.errors import InputError, one_of
 from stages.host.commands import check_positive
 from stages.progress import ProgressLine, aligned, counted
 from stages.signals import ends_cleanly, run_interruptible
-from stages.wire.web_access import check_framework
 
 if TYPE_CHECKING:
     from stages.wire.rendezvous import Rendezvous, RunDirectory
@@ -57,10 +56,25 @@ def run_serve(options: argparse.Namespace) -> int:
     check_positive(options, "context", "threads", "port", "wait")
     if (options.wait or 1) > MOST_MACHINES:
         raise InputError(f"--wait must be at most {MOST_MACHINES}, not {options.wait}")
-    progress = ProgressLine()
+    progress = _ToldProgress(f"127.0.0.1:{options.port}")
     with ends_cleanly(), closing(progress), locked(run_directory()):
         _serve(options, progress)
     return 0
+
+
+class _ToldProgress(ProgressLine):
+    """Progress that other commands on this machine tell, too, while there is no router that they could ask."""
+
+    def __init__(self, router: str) -> None:
+        super().__init__()
+        self._router, self._doing = router, ""
+
+    def at(self, what: str, share: float | None = None) -> None:
+        if what != self._doing:
+            self._doing = what
+            record = json.dumps({"router": self._router, "doing": what})
+            (run_directory() / DOING_NAME).write_text(record, encoding="utf-8")
+        super().at(what, share)
 
 
 def _serve(options: argparse.Namespace, progress: ProgressLine) -> None:
@@ -88,7 +102,7 @@ def _serve(options: argparse.Namespace, progress: ProgressLine) -> None:
             ring.topology,
             checkpoint,
             directory,
-            options.threads,
+            threads=options.threads,
             router_options=["--tokens", str(options.tokens.resolve())] if options.tokens else [],
             http=options.http,
             hosts_run=True,
@@ -173,17 +187,6 @@ def _wait(rendezvous: Rendezvous, run: RunDirectory, options: argparse.Namespace
         how = f" ({', '.join(remedies)})" if remedies and monotonic() - came_at > LATE_S else ""
         progress.at(f"waiting for machines: {len(present)} of {count}{names}{away}{how}")
         time.sleep(POLL_S)
-
-
-def is_serving() -> bool:
-    """True while a model is served from here, or waits for its machines."""
-    if not (run_directory() / "lock").exists():
-        return False
-    try:
-        with locked(run_directory()):
-            return False
-    except ServiceError:
-        return True
 
 
 # `onesweep invite`

@@ -83,7 +83,7 @@ def run_run(options: argparse.Namespace) -> int:
         loading = f"loading {megabytes:.0f} MB of weights into {count} on this machine"
         progress.at(loading)
         with temporary_deployment(
-            topology, checkpoint, threads, waiting=lambda why: progress.at(loading)
+            topology, checkpoint, threads=threads, waiting=lambda why: progress.at(loading)
         ) as deployment:
             progress.say(f"{count} ready; router {topology.router}")
             return talk(partial(AsyncClient, topology.router), settings, prompt, deployment.check_alive)
@@ -112,10 +112,9 @@ def check_model(options: argparse.Namespace) -> None:
     if manifest_record(model):
         if not parts_of(model):
             raise InputError(f"{model} holds nothing that hosts could share: no chain/, ar/ or scorer/")
-        if draws(model):
-            raise InputError(
-                f"{model} draws pictures: `onesweep draw CLASS --checkpoint {model} --out FILE` asks for some"
-            )
+        architecture = manifest_record(model).get("architecture")
+        if isinstance(architecture, dict) and architecture.get("family") == "picture":
+            raise InputError(f"{model} draws pictures: `onesweep up --checkpoint {model}`, then `onesweep draw CLASS`")
         for name in ("context", "weights"):
             if getattr(options, name) is not None:
                 raise InputError(f"{model} is a checkpoint, which keeps its {name}: leave --{name} out, or import anew")
@@ -134,12 +133,6 @@ def manifest_record(checkpoint: Path) -> dict[str, Any]:
     """The manifest of a checkpoint, or of the first model in a bundle; empty where there is none."""
     records = (_read_record(checkpoint / folder / MANIFEST) for folder in FOLDERS)
     return next((record for record in records if record), {})
-
-
-def draws(checkpoint: Path) -> bool:
-    """True for a checkpoint or a bundle of pictures."""
-    architecture = manifest_record(checkpoint).get("architecture")
-    return isinstance(architecture, dict) and architecture.get("family") == "picture"
 
 
 def parts_of(checkpoint: Path) -> int:

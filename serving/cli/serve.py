@@ -1,27 +1,36 @@
-"""Commands of those who run a service: `router`, `http`, `doctor`, `up`, `down`, `deploy` and `status`."""
+"""Commands of those who run a service: `host`, `router`, `http`, `doctor`, `up`, `down`, `deploy` and `status`."""
 
 import argparse
 import asyncio
 import json
+import logging
 import os
 import sys
-from dataclasses import replace
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
 
 from serving.cli.deployment import Deployment, NothingUp, deployment_here, new_directory, present, router_here
 from serving.cli.generate import add_router_options, async_client_of, client_of
-from serving.cli.remote import is_serving
+from serving.cli.machines import served_here
 from serving.client.client import RouterError
-from serving.gateway.settings import DEFAULT_LISTEN, HttpSettings
+from serving.gateway.settings import DEFAULT_LISTEN, HttpSettings, check_framework
 from serving.router.request import DEFAULT_ROUTER
 from serving.router.settings import RouterSettings
-from serving.router.topology import Topology, local_topology
-from serving.router.topology_source import add_topology_option, topology_at, topology_in_file
+from serving.router.topology import HostEntry, Topology, local_topology
+from serving.router.topology_source import (
+    TopologySource,
+    add_topology_option,
+    follow_topology,
+    topology_at,
+    topology_in_file,
+)
+from serving.v1 import router_pb2
 from stages.checkpoint.shipped import SHIPPED
 from stages.device import AUTO
 from stages.errors import InputError
 from stages.host.commands import add_device, check_positive
+from stages.host.settings import FollowNext, HostSettings, StageSettings
 from stages.progress import ProgressLine, ticking
 from stages.settings import add_flags, from_flags
 from stages.signals import ends_cleanly
@@ -30,7 +39,8 @@ from stages.wire.flags import add_server_options
 from stages.wire.status import record_of
 from stages.wire.tls import security_of
 from stages.wire.tokens import read_tokens
-from stages.wire.web_access import check_framework
+
+log = logging.getLogger(__name__)
 
 
 def add_router(router: argparse.ArgumentParser) -> None:
@@ -70,7 +80,6 @@ def add_up(up: argparse.ArgumentParser) -> None:
     add("--threads", type=int, metavar="N", help="processor threads of each host (1 for blocks, else all cores)")
     add_device(up)
     add("--tokens", type=Path, metavar="FILE", help="who may ask the router, from `onesweep token`")
-    add("--tls-dir", type=Path, metavar="DIR", help="speak TLS: ca.pem, router.pem, host-1.pem ... of `onesweep certs`")
 
 
 def add_down(down: argparse.ArgumentParser) -> None:
@@ -151,7 +160,7 @@ def run_up(options: argparse.Namespace) -> int:
 
 @ticking("starting hosts and a router")  # reads the checkpoint with torch, which takes seconds to import
 def _started(options: argparse.Namespace, topology: Topology | None) -> Deployment:
-    from stages.host.parts import device_for, plan_host
+    from stages.host.parts import check_blocks, device_for, plan_host
 
     if options.http:
         check_framework("--http")
@@ -165,10 +174,7 @@ def _started(options: argparse.Namespace, topology: Topology | None) -> Deployme
         )
     elif options.replicas != 1:
         raise InputError("--replicas is for hosts that `up` lays out itself: name replicas in the topology")
-    elif topology.blocks != parts:
-        raise InputError(f"the topology has {topology.blocks} blocks, the checkpoint {parts}: make them agree")
-    if options.tls_dir is not None:
-        topology = replace(topology, certificates=options.tls_dir.resolve())
+    check_blocks(topology.blocks, parts)
     for name in ("router", *(host.name for host in topology.hosts)):
         if tls := topology.tls_of(name):
             tls.read()  # here, where the sentence is seen, and not in a log
@@ -180,7 +186,7 @@ def _started(options: argparse.Namespace, topology: Topology | None) -> Deployme
         topology,
         checkpoint.resolve(),
         new_directory(topology),
-        options.threads or plan.shared_threads,
+        threads=options.threads or plan.shared_threads,
         host_options=["--device", options.device] if options.device else (),
         router_options=["--tokens", str(options.tokens.resolve())] if options.tokens else (),
         http=options.http,
@@ -189,10 +195,11 @@ def _started(options: argparse.Namespace, topology: Topology | None) -> Deployme
 
 def run_down(options: argparse.Namespace) -> int:
     if (deployment := deployment_here(options.router)) is None:
+        if said := served_here(options.router):
+            raise NothingUp(f"{said}; Ctrl-C there ends it")
         what = f"no router of yours is up at {options.router}" if options.router else "nothing is up"
         raise NothingUp(f"{what}; start a deployment with `onesweep up --detach`")
-    with ticking("stopping them, the router first"):
-        deployment.stop()
+    deployment.stop()
     print(f"stopped {len(deployment.processes)} processes of the router at {deployment.topology.router}")
     return 0
 
@@ -220,34 +227,103 @@ def run_status(options: argparse.Namespace) -> int:
         with client_of(options) as client:
             status = client.status()
     except RouterError as error:
-        if error.reached or options.router is not None or not is_serving():
-            raise
-        state = "its router does not answer" if deployment_here() else "waits for machines"
-        raise NothingUp(f"`onesweep serve` is here, and {state}: its own lines say more") from None
+        if not error.reached and (said := served_here(options.router)):
+            raise NothingUp(said) from None
+        raise
     if options.json:
         print(json.dumps(record_of(status)))
         return 0
+    print("\n".join(status_lines(status)))
+    return 0 if status.ready else 1
+
+
+def status_lines(status: router_pb2.StatusResponse) -> Iterator[str]:
+    """A router's status for a terminal."""
     state = "ready" if status.ready else "not ready"
     modes = ", ".join([*status.modes, *status.drawing_modes])
-    print(f"router {state}; modes {modes}; {status.requests} of {status.request_limit} requests")
+    yield f"router {state}; modes {modes}; {status.requests} of {status.request_limit} requests"
     if status.sampling:
-        print(f"requests that do not say: {status.sampling}")
+        yield f"requests that do not say: {status.sampling}"
     for host in status.hosts:
         blocks = ",".join(map(str, host.blocks))
         state = f"ready, {host.rtt_ms:.1f} ms, {host.sessions} sessions" if host.ready else host.reason
         if status.release and host.releases and status.release not in host.releases:
             state += f"; it has release {host.releases[-1]}"
         state += f"; {host.warning}" if host.warning else ""
-        print(f"{host.name:10} {host.address:22} blocks {blocks:6} {state}")
-        for link in host.links if any(link.kind for link in host.links) else ():
+        yield f"{host.name:10} {host.address:22} blocks {blocks:6} {state}"
+        # of one that does not answer, they are those that it had
+        for link in host.links if any(link.kind for link in host.links) and (host.ready or host.rtt_ms) else ():
             carried = f", {link.relayed_bytes / 1e6:,.1f} MB by now" if link.relayed_bytes else ""
             kind = f"{link.kind or 'no link yet'}, {link.rtt_ms:.1f} ms{carried}"
-            print(f"{'':10} to {link.to:19} {link.problem or kind}")
+            yield f"{'':10} to {link.to:19} {link.problem or kind}"
     release = f"release {status.release}" if status.release else "no release yet"
-    print(f"{release}; before: {status.previous}" if status.previous else release)
+    yield f"{release}; before: {status.previous}" if status.previous else release
     if status.audits.audited:
         shown = f"{status.audits.audited} of {status.audits.sweeps} sweeps, {status.audits.faulty_hosts} found faulty"
-        print(f"audits: {shown}, {status.audits.compute_ms / 1000:.1f} s of hosts' arithmetic")
-    for line in status.advice:
-        print(f"advice: {line}")
-    return 0 if status.ready else 1
+        yield f"audits: {shown}, {status.audits.compute_ms / 1000:.1f} s of hosts' arithmetic"
+    yield from (f"advice: {line}" for line in status.advice)
+
+
+# `onesweep host`: one block host, in its place of a topology.
+
+
+def add_host(host: argparse.ArgumentParser) -> None:
+    host.add_argument("name", metavar="NAME", help="its name in the topology, accounts and errors")
+    add_topology_option(host)
+    host.add_argument("--checkpoint", type=Path, metavar="DIR", help="a checkpoint or bundle (the topology's)")
+    add_flags(host, HostSettings)
+    add_flags(host, StageSettings)
+    add_server_options(host)
+
+
+def run_host(options: argparse.Namespace) -> int:
+    from stages.host.server import serve
+
+    settings = host_settings(options)
+    start_log(settings.seeing.log_format, settings.host.name)
+    serve(settings)
+    return 0
+
+
+def host_settings(options: argparse.Namespace) -> StageSettings:
+    """A host in its place of the topology, which it follows. Raises OnesweepError."""
+    source = topology_at(options.topology, options.insecure)
+    topology = source.read()
+    host = topology.host(options.name)
+    checkpoint = options.checkpoint or topology.checkpoint
+    if checkpoint is None:
+        raise InputError(f"{source} names no checkpoint: add one, or give --checkpoint")
+    options.device = options.device or host.device or None  # empty where a script has none to name
+    return from_flags(
+        StageSettings,
+        options,
+        checkpoint=checkpoint,
+        blocks=host.blocks,
+        parts=topology.blocks,
+        listen=host.listen,
+        next=tuple(topology.successors(host)),
+        host=from_flags(HostSettings, options, name=host.name),
+        security=security_of(options, topology.tls_of(host.name)),
+        follow_next=_next_hosts(source, topology, host),
+    )
+
+
+def _next_hosts(source: TopologySource, topology: Topology, host: HostEntry) -> FollowNext:
+    """Follow the topology for the hosts that may come after `host`, as long as it has `host` in its place."""
+    own = topology.blocks, host.blocks, host.listen
+
+    async def follow(set_addresses: Callable[[Sequence[str]], None]) -> None:
+        def use(changed: Topology) -> None:
+            places = [each for each in changed.hosts if each.name == host.name]
+            if [(changed.blocks, place.blocks, place.listen) for place in places] != [own]:
+                raise InputError(
+                    f"{source} no longer has {host.name} with blocks {host.span} of {topology.blocks} at {host.listen} "
+                    "as this process runs: start it anew, or stop it if another took its place"
+                )
+            addresses = changed.successors(places[0])
+            log.info("%s: next hosts: %s", host.name, ", ".join(addresses) or "none")
+            set_addresses(addresses)
+
+        await follow_topology(source, topology, use)
+
+    return follow

@@ -1,4 +1,5 @@
-"""The gateway: an ASGI application in front of one router, and the process that serves it.
+"""The gateway: an ASGI application in front of one router, and the process that serves it: uvicorn on one socket, with
+limits and a certificate that can be renewed.
 
 It is no part of the router: it needs no weights, can run on another machine or several times, and web traffic cannot
 slow the router's event loop.
@@ -6,27 +7,45 @@ slow the router's event loop.
 
 import asyncio
 import logging
+import math
+import select
+import socket
+import ssl
+from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import partial
 from importlib.metadata import version
+from pathlib import Path
+from typing import Any
 
+import uvicorn
 from fastapi import FastAPI, Request, Response
 from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException as FrameworkError
+from starlette.types import ASGIApp
+from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from serving.client.client import AsyncClient
 from serving.gateway.errors import OF_ALL, api_error_of, error_response
-from serving.gateway.middleware import HTTP_METRICS, RequestBounds, RequestLog
+from serving.gateway.middleware import HTTP_METRICS, RequestBounds, RequestLog, host_name
 from serving.gateway.openai import routes as openai_routes
 from serving.gateway.openai import token_routes
 from serving.gateway.pages import host_routes, page_routes, race_routes
 from serving.gateway.settings import HttpSettings
-from stages.errors import OnesweepError
+from stages.descriptors import RESERVED, descriptor_limit, free_descriptors
+from stages.errors import InputError, OnesweepError, ServiceError
 from stages.signals import run_until_signal
 from stages.telemetry.observability import Telemetry
-from stages.wire.web_access import host_name
-from stages.wire.web_server import WebServer, open_socket
+from stages.wire.channel import KEEP_ALIVE_S, parse_address
+from stages.wire.secret_files import check_secret, stamp_of
+from stages.wire.tls import Stamp
 
 log = logging.getLogger(__name__)
+
+MAX_CONNECTIONS = 1000
+# Of a request without its body.
+MAX_HEAD_BYTES = 64 << 10
+BACKLOG = 512
 
 _ABOUT = """OpenAI-compatible completions over a ring of far-apart hosts. A byte model's tokens are bytes. Requests may
 have an object `onesweep` with settings of ours; answers have `onesweep.accounting`: what the text cost."""
@@ -75,3 +94,159 @@ async def run_gateway(settings: HttpSettings, stop: asyncio.Event) -> None:
 def serve(settings: HttpSettings) -> None:
     """Run a gateway to its end. Raises OnesweepError."""
     run_until_signal(partial(run_gateway, settings))
+
+
+class OwnCertificate:
+    """A server's certificate for browsers, looked up for every handshake, so that a renewed one needs no restart."""
+
+    def __init__(self, certificate: Path, key: Path) -> None:
+        """Raises InputError."""
+        self.certificate, self.key = certificate, key
+        self._stamp = self._stamp_now()
+        # The server's context; each handshake switches to the newest.
+        self.context = self._newest = _read(certificate, key)
+        self.context.sni_callback = self._show
+
+    def _stamp_now(self) -> Stamp:
+        return stamp_of(self.certificate), stamp_of(self.key)
+
+    def _show(self, connection: ssl.SSLObject, name: str | None, context: ssl.SSLContext) -> None:
+        stamp = self._stamp_now()
+        if stamp != self._stamp:
+            self._stamp = stamp
+            try:
+                self._newest = _read(self.certificate, self.key)
+                log.info("new certificate %s", self.certificate)
+            except InputError as error:  # maybe only one of the files is replaced so far: the next change is read again
+                log.warning("new certificate not taken: %s", error)
+        connection.context = self._newest
+
+
+class _Connection(H11Protocol):
+    """A connection that gives way to newer ones while it has no request, and is not closed while one arrives."""
+
+    # When it came, or its last answer ended, by the loop's clock.
+    idle_since = 0.0
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        assert self.limit_concurrency is not None
+        if len(self.connections) >= self.limit_concurrency - 1 and (idle := self._longest_idle()):
+            self.connections.discard(idle)
+            idle.transport.abort()
+        self.idle_since = self.loop.time()
+        super().connection_made(transport)  # type: ignore[arg-type]
+
+    def on_response_complete(self) -> None:
+        self.idle_since = self.loop.time()
+        super().on_response_complete()
+
+    def timeout_keep_alive_handler(self) -> None:
+        if self.transport.is_closing():  # it has no descriptor any more
+            return
+        arrived = select.poll()
+        arrived.register(self.transport.get_extra_info("socket"), select.POLLIN)
+        if not arrived.poll(0):  # else the loop reads it next
+            super().timeout_keep_alive_handler()
+
+    def _longest_idle(self) -> H11Protocol | None:
+        others: list[Any] = [*self.connections]
+        idle = [each for each in others if each.cycle is None or each.cycle.response_complete]
+        return min(idle, key=lambda each: each.idle_since, default=None)
+
+
+class _Listener(socket.socket):
+    """A listening socket that closes at once what would take the last descriptors, as a TLS handshake does that never
+    ends."""
+
+    def listen(self, backlog: int = BACKLOG, /) -> None:
+        # what asyncio gives is how many it accepts at once, before any of them can have another one give way
+        super().listen(BACKLOG)
+
+    def accept(self) -> tuple[socket.socket, Any]:
+        connected, address = super().accept()
+        if connected.fileno() >= descriptor_limit() - RESERVED // 2:  # the lowest free number is given out first
+            connected.close()
+            raise ConnectionAbortedError
+        return connected, address
+
+
+class WebServer(uvicorn.Server):
+    """A uvicorn server that ends when `should_exit` is set, and leaves signals alone.
+
+    There are MAX_CONNECTIONS at most, as far as the limit of descriptors leaves them. For a further one the connection
+    that has been without a request for longest is closed; where all have one, it is answered with 503. That more silent
+    clients are refused is for the proxy in front of a public one.
+    """
+
+    def __init__(
+        self,
+        app: ASGIApp,
+        certificate: Path | None = None,
+        key: Path | None = None,
+        drain_s: float = 1.0,
+        keep_alive_s: int = KEEP_ALIVE_S,
+    ) -> None:
+        """:param certificate: with its key, for HTTPS.
+        :param drain_s: time for running answers to end at the end.
+        :param keep_alive_s: a connection without a request is closed so long after the last one.
+
+        Raises InputError.
+        """
+        if (room := free_descriptors()) < 1:
+            raise InputError(
+                f"the limit of {descriptor_limit()} open files leaves none for connections: raise it (ulimit -n)"
+            )
+        context = OwnCertificate(certificate, key).context if certificate and key else None
+        config = uvicorn.Config(
+            app,
+            loop="asyncio",
+            http=_Connection,
+            ws="none",
+            lifespan="off",
+            log_config=None,
+            log_level="warning",
+            access_log=False,
+            proxy_headers=False,
+            server_header=False,
+            limit_concurrency=min(MAX_CONNECTIONS, room) + 1,
+            timeout_keep_alive=keep_alive_s,
+            backlog=1,
+            timeout_graceful_shutdown=math.ceil(drain_s),
+            h11_max_incomplete_event_size=MAX_HEAD_BYTES,
+            ssl_context_factory=None if context is None else lambda config, default: context,
+        )
+        super().__init__(config)
+
+    @contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        """Do nothing: uvicorn would raise each signal again after its own end."""
+        yield
+
+
+def open_socket(listen: str) -> socket.socket:
+    """A listening socket. Raises ServiceError."""
+    host, port = parse_address(listen, "listen address")
+    try:
+        family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][0]
+        return _Listener(fileno=socket.create_server((host, port), family=family, backlog=BACKLOG).detach())
+    except OSError as error:
+        raise ServiceError(
+            f"cannot listen on {listen} ({error.strerror}): the port is in use, or the address is not of this machine"
+        ) from None
+
+
+def _read(certificate: Path, key: Path) -> ssl.SSLContext:
+    """A context with these files. Raises InputError."""
+    context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+    context.set_ciphers("ECDHE+AESGCM:ECDHE+CHACHA20")  # of TLS 1.2: none that encrypts and authenticates in two steps
+    context.set_alpn_protocols(["http/1.1"])
+    try:
+        # without a passphrase callback a locked key would ask on the terminal
+        context.load_cert_chain(certificate, key, password=lambda: "")
+        check_secret(key)
+    except (OSError, ssl.SSLError, ValueError) as error:
+        raise InputError(
+            f"cannot use --tls-cert {certificate} with --tls-key {key} "
+            f"({getattr(error, 'strerror', None) or error}): give PEM files of one certificate and its unlocked key"
+        ) from None
+    return context

@@ -15,8 +15,8 @@ from typing import Any
 import grpc
 
 from serving.client.client import Result, RouterError, TextDecoder
-from serving.client.comparison import AUTO
 from serving.client.result import PromptLogprobs
+from serving.client.variants import AUTO
 from serving.gateway.access import RouterAccess
 from serving.gateway.errors import ApiError
 from serving.gateway.fields import (

@@ -328,15 +328,3 @@ class RaceRequest(Fields):
     temperature: float | None = Field(default=None, allow_inf_nan=False)
     budget_ms: Count | None = Field(default=None, description="of mode auto")
     together: bool = Field(default=True, description="all at once; else one after another, undisturbed by each other")
-
-
-class PictureRaceRequest(Fields):
-    """POST /api/race/pictures: one picture in several modes of drawing."""
-
-    prompt: str = Field(description="a class of the model, by name or number")
-    entrants: list[Annotated[str, Field(pattern=r"^[a-z]{1,32}(:[a-z0-9]{1,16})?$")]] = Field(
-        min_length=1, max_length=len(DRAWING_MODES), description=", ".join(DRAWING_MODES)
-    )
-    seed: Seed = 1
-    levels: Count | None = Field(default=None, description="steps from noise to picture")
-    together: bool = Field(default=True, description="as in POST /api/race")

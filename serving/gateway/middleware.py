@@ -14,9 +14,41 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from serving.gateway.errors import REQUEST_ID, ApiError, error_response
 from stages.telemetry.prometheus import Histogram, MetricFamily, MetricValues
-from stages.wire.web_access import SECURITY_HEADERS, is_other_site, is_ours
+from stages.wire.channel import ip_of
 
 log = logging.getLogger(__name__)
+
+
+def host_name(host: str) -> str | None:
+    """The name or address in a Host header, lower-case; None where it is none."""
+    match = re.fullmatch(r"(\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9._-]+)(:[0-9]{1,5})?", host)
+    return match[1].strip("[]").rstrip(".").lower() if match else None
+
+
+def is_ours(host: str, names: Collection[str] = ()) -> bool:
+    """True if a Host header may name this server: any address, `localhost`, or a name in `names` (lower-case)."""
+    # a page of another site can reach this machine under its own name by DNS rebinding; addresses cannot be rebound
+    name = host_name(host)
+    return name is not None and (name == "localhost" or name in names or ip_of(name) is not None)
+
+
+def is_other_site(origin: str | None, host: str) -> bool:
+    """True if an Origin header is that of another site's page."""
+    return origin is not None and origin.lower().partition("://")[2] != host.lower()
+
+
+# Of every answer: a page runs only its own scripts, talks only to its own server, and is in no frame.
+SECURITY_HEADERS = {
+    "content-security-policy": (
+        "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; img-src 'self'; "
+        "base-uri 'none'; form-action 'none'; frame-ancestors 'none'; require-trusted-types-for 'script'"
+    ),
+    "x-content-type-options": "nosniff",
+    "x-frame-options": "DENY",
+    "referrer-policy": "no-referrer",
+    "cross-origin-opener-policy": "same-origin",
+    "cross-origin-resource-policy": "same-origin",
+}
 
 
 def check_site(names: Collection[str], method: str, headers: Headers) -> None:

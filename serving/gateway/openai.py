@@ -10,7 +10,7 @@ from typing import Any
 from fastapi import APIRouter, Response
 from pydantic import BaseModel, create_model
 
-from serving.client.comparison import AUTO
+from serving.client.variants import AUTO
 from serving.gateway.access import Router, RouterAccess, StrictRoute
 from serving.gateway.completions import (
     AnswerFormat,

@@ -1,7 +1,5 @@
-"""The pages, their files, and their API: /api/race with one prompt or picture in several modes, /api/hosts, health."""
+"""The pages, their files, and their API: /api/race with one prompt in several modes, /api/hosts, health."""
 
-import asyncio
-import base64
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
 from functools import partial
@@ -10,18 +8,18 @@ from typing import Any
 
 from fastapi import APIRouter, Response
 
-from serving.client.client import DrawnPictures, RequestRefused, Result, RouterError, TextDecoder
-from serving.client.comparison import Entrant, all_entrants, entrant_settings, named_entrants
+from serving.client.client import RequestRefused, Result, RouterError, TextDecoder
+from serving.client.variants import ModeVariant, all_variants, parse_variants, variant_settings
 from serving.gateway.access import Router, RouterAccess, RouterClient, StrictRoute
 from serving.gateway.completions import costs_of
 from serving.gateway.errors import OF_ROUTER, ApiError, api_error_of, json_response
-from serving.gateway.fields import PictureRaceRequest, RaceRequest
+from serving.gateway.fields import RaceRequest
 from serving.gateway.streams import DONE, event_stream, merged, sse
+from serving.modes import MODES
 from serving.v1 import router_pb2
 from stages.errors import OnesweepError
 from stages.wire.status import record_of
 
-PREVIEWED = "chain"  # the mode in which hosts tell what the picture looks like so far
 _TYPES = {"html": "text/html", "css": "text/css", "js": "text/javascript", "svg": "image/svg+xml"}
 
 
@@ -56,8 +54,7 @@ _STREAM: dict[int | str, dict[str, Any]] = {
 @race_routes.post("/api/race", response_class=Response, responses=_STREAM)
 async def race(request: RaceRequest, router: Router) -> Response:
     """Events with a `lane` and one of: `started`, `trip`, `text`, `result`, `error`; then [DONE]."""
-    entrants = named_entrants(",".join(request.entrants))
-    lanes = [_lane(router, entrant, request) for entrant in entrants]
+    lanes = [_lane(router, entrant, request) for entrant in parse_variants(",".join(request.entrants), MODES)]
     return await event_stream(_events(lanes, request.together))
 
 
@@ -69,12 +66,14 @@ async def _events(lanes: Sequence[AsyncGenerator[dict[str, Any], None]], togethe
     yield DONE
 
 
-async def _lane(router: RouterAccess, entrant: Entrant, request: RaceRequest) -> AsyncGenerator[dict[str, Any], None]:
+async def _lane(
+    router: RouterAccess, entrant: ModeVariant, request: RaceRequest
+) -> AsyncGenerator[dict[str, Any], None]:
     """The events of one entrant. Its error ends no other lane."""
     decoder = TextDecoder()
     asked = request.model_dump(include={"prompt", "max_bytes", "seed", "temperature", "budget_ms"})
     yield {"lane": entrant.label, "started": True}
-    events = router.events(**entrant_settings(entrant, asked), trips=True)
+    events = router.events(**variant_settings(entrant, asked), trips=True)
     try:
         async with aclosing(events):
             async for event in events:
@@ -87,42 +86,6 @@ async def _lane(router: RouterAccess, entrant: Entrant, request: RaceRequest) ->
                     yield {"lane": entrant.label, "text": text}
     except OnesweepError as error:
         yield {"lane": entrant.label, "error": str(error), "status": api_error_of(error).status_code}
-
-
-@race_routes.post("/api/race/pictures", response_class=Response, responses=_STREAM)
-async def race_pictures(request: PictureRaceRequest, router: Router) -> Response:
-    """Events with a `lane` and one of: `started`, `preview`, `result` with its `picture`, `error`; then [DONE]."""
-    lanes = [_picture_lane(router, mode, request) for mode in dict.fromkeys(request.entrants)]
-    return await event_stream(_events(lanes, request.together))
-
-
-async def _picture_lane(
-    router: RouterAccess, mode: str, request: PictureRaceRequest
-) -> AsyncGenerator[dict[str, Any], None]:
-    """The events of one mode. Its error ends no other lane."""
-    yield {"lane": mode, "started": True}
-    shown = asyncio.Queue[DrawnPictures | None]()
-    preview = shown.put_nowait if mode == PREVIEWED else None
-    asked = request.model_dump(include={"seed", "levels"})
-    task = asyncio.create_task(router.draw(request.prompt, mode=mode, preview=preview, **asked))
-    task.add_done_callback(lambda _: shown.put_nowait(None))
-    try:
-        while (before := await shown.get()) is not None:
-            yield {"lane": mode, "preview": {"block": before.block, **_picture(before)}}
-        drawn = task.result()
-        result = {**drawn.as_json(), "host_seconds": drawn.host_seconds}
-        yield {"lane": mode, "picture": _picture(drawn), "result": result}
-    except OnesweepError as error:
-        yield {"lane": mode, "error": str(error), "status": api_error_of(error).status_code}
-    finally:
-        task.cancel()
-
-
-def _picture(drawn: DrawnPictures) -> dict[str, Any]:
-    """The first picture as raw numbers: a page can show them without loading anything."""
-    channels, height, width = drawn.pixels[0].shape
-    pixels = base64.b64encode(drawn.pixels[0].tobytes()).decode()
-    return {"channels": channels, "height": height, "width": width, "pixels": pixels}
 
 
 def _trip(trip: router_pb2.Trip) -> dict[str, Any]:
@@ -144,9 +107,9 @@ _STATE = {"model": dict[str, str]}
 
 @host_routes.get("/api/hosts", response_class=Response, tags=["pages"], responses=OF_ROUTER | {200: _HOSTS})
 async def hosts(router: Router) -> Response:
-    """The router's Status, with the entrants that a race of texts or of pictures may have."""
+    """The router's Status, with the entrants that a race may have."""
     status = await router.status()
-    labels = [entrant.label for entrant in all_entrants(status, scorer=None)] or list(status.drawing_modes)
+    labels = [entrant.label for entrant in all_variants(status, scorer=None)]
     return json_response(record_of(status) | {"entrants": labels})
 
 

@@ -2,6 +2,7 @@
 
 import re
 from dataclasses import dataclass
+from importlib.util import find_spec
 from pathlib import Path
 
 from serving.client.failover import router_addresses
@@ -59,3 +60,9 @@ class HttpSettings:
     def url(self) -> str:
         """The address for a browser on this machine."""
         return f"{'https' if self.tls_cert else 'http'}://{self.listen}"
+
+
+def check_framework(what: str) -> None:
+    """Raise InputError unless the extra `http` is installed."""
+    if find_spec("fastapi") is None or find_spec("uvicorn") is None:
+        raise InputError(f"{what} needs fastapi and uvicorn: pip install 'onesweep[http]'")

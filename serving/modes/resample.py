@@ -16,7 +16,7 @@ import numpy as np
 from serving.modes import SCORERS
 from serving.modes.ar import SpeculativeMode
 from serving.modes.base import Generation, Mode, count_tokens
-from serving.modes.local_model import LocalModel, drafter_problem
+from serving.modes.local import LocalModel, drafter_problem
 from serving.modes.tokenizer import BYTE_TOKENIZER, Tokenizer, Tokenizers
 from serving.router.accounting import Account
 from serving.router.ring import RingView

@@ -16,8 +16,7 @@ from serving.modes.auto import AutoMode, Guide
 from serving.modes.base import Generation, Mode
 from serving.modes.chunked import ChunkedMode, SweepMode
 from serving.modes.frontier import Frontier, LatencyModel, read_frontier
-from serving.modes.local import CopyMode, LocalMode
-from serving.modes.local_model import LocalModel, read_local_model
+from serving.modes.local import CopyMode, LocalMode, LocalModel, read_local_model
 from serving.modes.pretrained_tokenizer import read_tokenizers
 from serving.modes.resample import ResampleMode, score
 from serving.modes.tokenizer import NO_TOKENIZERS, ChatPrompt, Tokenizers

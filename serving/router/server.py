@@ -24,9 +24,10 @@ from serving.router.settings import RouterSettings
 from serving.router.topology import Topology
 from serving.router.topology_source import follow_topology
 from serving.v1 import router_pb2, router_pb2_grpc
+from stages.checkpoint.bundle import find_bundle
 from stages.checkpoint.release_store import ReleaseStore
 from stages.errors import InputError, OnesweepError, ServiceError
-from stages.host.parts import plan_host
+from stages.host.parts import MODEL_KINDS, check_blocks, plan_host
 from stages.memory import keep_trimmed, return_large_buffers
 from stages.signals import drained, run_until_signal
 from stages.telemetry.observability import Telemetry
@@ -53,6 +54,8 @@ async def run_router(settings: RouterSettings, stop: asyncio.Event) -> None:
     """
     if settings.threads:
         torch.set_num_threads(settings.threads)
+    if settings.checkpoint and any(getattr(find_bundle(settings.checkpoint), kind) for kind in MODEL_KINDS):
+        check_blocks(settings.topology.blocks, plan_host(settings.checkpoint, (0,)).parts)
     keyring = Keyring(settings.tokens, settings.routers)
     name = _own_name(settings)
     figures = RouterCounters() if settings.seeing.metrics else None

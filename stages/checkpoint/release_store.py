@@ -23,7 +23,6 @@ from pathlib import Path
 from stages.checkpoint.bundle import FRONTIER_NAME, Bundle, find_bundle
 from stages.checkpoint.checkpoint import file_digest, replace_file, sync
 from stages.checkpoint.manifest import MANIFEST_NAME, MAX_MANIFEST_BYTES, Part, read_json, read_manifest
-from stages.checkpoint.weights import tensor_digests
 from stages.errors import CheckpointError, InputError, ServiceError, StalePart, file_errors, regular
 
 log = logging.getLogger(__name__)
@@ -37,7 +36,6 @@ LOCK_NAME = "lock"
 SIGNATURES_NAME = "signatures.json"  # of a bundle that was signed: pairs of a public key and its signature, hex
 MOST_SIGNATURES = 16
 COMING = ".coming-"
-MOST_SHOWN = 4  # names of tensors in a line of the log
 MOST_STORED = 4  # releases; a further one removes those that are not in use
 SPARE_BYTES = 64 << 20  # bytes that stay free on the disk
 MOST_BESIDE_BYTES = 64 << 20  # for a file whose size no manifest has, such as a tokenizer
@@ -46,7 +44,6 @@ OTHERS_WRITE = 0o022  # a user who can write to the store chooses the weights th
 # True for a part of a folder that a machine needs; BESIDE stands for a token model's files beside its parts.
 Wants = Callable[[str, int], bool]
 BESIDE = -1
-Digests = dict[str, str]  # of tensors, by their names
 
 
 @dataclass(frozen=True)
@@ -184,8 +181,7 @@ class ReleaseStore:
         self.directory, self._check_signature = directory, _signature_check(signers)
         # Writes the beginning of a part's file, from a folder with its manifest, by what this machine has of the model.
         self.own_copy: Callable[[Path, int, Path], object] | None = None
-        # Parts that were begun so, by digest: once, for the copy may be another model's. Then the tensors that it made.
-        self._own = dict[str, Digests]()
+        self._own = set[str]()  # digests of parts that were begun so: once, for the copy may be another model's
         try:
             directory.mkdir(mode=0o700, parents=True, exist_ok=True)
             status = directory.stat()
@@ -265,12 +261,10 @@ class ReleaseStore:
         for path, part in wanted.items():
             numbered = re.search(r"-([0-9]+)-[0-9a-f]+\.safetensors$", path)
             if self.own_copy and numbered and part.sha256 not in self._own and not (coming / path).exists():
-                self._own[part.sha256] = {}
+                self._own.add(part.sha256)
                 try:
                     self.own_copy((coming / path).parent, int(numbered[1]), coming / path)
                     log.info("%s: %d of %d bytes from the copy here", path, (coming / path).stat().st_size, part.bytes)
-                    if has_size(coming / path, part) and file_digest(coming / path) != part.sha256:
-                        self._own[part.sha256] = tensor_digests(coming / path)
                 except Exception as error:  # of a file that anybody may have made: then the part is sent
                     log.warning("%s is not read from the copy here: %s", path, error)
 
@@ -292,11 +286,11 @@ class IncomingRelease:
     """A release that is being stored. Its methods block."""
 
     def __init__(
-        self, coming: Path, place: Path, wanted: dict[str, Part], begun: Mapping[str, int], own: dict[str, Digests]
+        self, coming: Path, place: Path, wanted: dict[str, Part], begun: Mapping[str, int], own: Collection[str]
     ) -> None:
         """:param wanted: missing files by their path in the release; no other file is written.
         :param begun: bytes of each that a transfer before brought, or this machine's own copy.
-        :param own: by digest of those begun by the copy, its tensors' digests, where they are not the release's.
+        :param own: digests of those begun by the copy.
         """
         # the receiver makes this list from the manifests, so the other side cannot choose a path here
         self.coming, self.place, self.wanted = coming, place, wanted
@@ -356,18 +350,11 @@ class IncomingRelease:
             raise self._short()
         if file_digest(target) != part.sha256:
             if self._start and part.sha256 in self._own:
-                self._own[part.sha256] = tensor_digests(target)
                 log.warning("%s: the copy here is of another model than what is served; it is fetched", self._path)
             target.unlink()
             if self._start:
                 raise StalePart(f"{self._path} went on from a beginning here that was damaged: deploy again")
             raise CheckpointError(f"{self._path} does not have its manifest's SHA-256: it is damaged")
-        if copied := self._own.get(part.sha256):
-            served = tensor_digests(target)
-            others = [name for name, digest in served.items() if copied.get(name) != digest]
-            shown = ", ".join(others[:MOST_SHOWN]) + " ..." * (len(others) > MOST_SHOWN)
-            log.warning("%s: %d of %d tensors of the copy differ: %s", self._path, len(others), len(served), shown)
-            copied.clear()
         del self._left[self._path]
         self._written = 0
 

@@ -116,21 +116,6 @@ def _read_tensor(
     return tensor.view(shape)
 
 
-def tensor_digests(path: Path) -> dict[str, str]:
-    """SHA-256 of each tensor with its type and shape; nothing of a file that is damaged. Raises OSError."""
-    with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
-        begin = 8 + int.from_bytes(data[:8], "little")
-        try:
-            header = json.loads(data[8 : min(begin, MAX_HEADER_BYTES)])
-            ends = {name: [begin + offset for offset in each.pop("data_offsets")] for name, each in header.items()}
-            return {
-                name: hashlib.sha256(json.dumps(header[name]).encode() + data[first:last]).hexdigest()
-                for name, (first, last) in ends.items()
-            }
-        except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
-            return {}
-
-
 ALIGNMENT = 8  # of the tensors in a file that is written
 
 

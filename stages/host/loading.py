@@ -53,10 +53,11 @@ class Sources:
                 releases.append(Release(name, self.plan(name)))
             except (OnesweepError, StatusError) as error:
                 log.warning("release %s is left out: %s", name, error)
-        if releases:
+        if not releases:
+            return [self.given()]
+        if self.store and self.checkpoint != self.store.path(releases[-1].name):  # else it was started with that one
             log.info("release %s was deployed here: it takes the place of %s", releases[-1].name, self.checkpoint)
-            return releases
-        return [self.given()]
+        return releases
 
     def given(self) -> Release:
         """The release that the host was started with. Raises OnesweepError."""

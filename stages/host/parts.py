@@ -180,6 +180,12 @@ def plan_host(checkpoint: Path, blocks: tuple[int, ...]) -> HostPlan:
     return plan
 
 
+def check_blocks(blocks: int, parts: int) -> None:
+    """Raise InputError where a topology has not as many blocks as a checkpoint has parts."""
+    if blocks != parts:
+        raise InputError(f"the topology has {blocks} blocks, the checkpoint {parts}: make them agree")
+
+
 def device_for(name: str, plan: HostPlan) -> torch.device:
     """The device of a host's plan. Raises InputError for one that is not here, or that does not compute these models.
 

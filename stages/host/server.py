@@ -18,12 +18,12 @@ from stages.backends import Backend
 from stages.checkpoint.release_store import ReleaseStore
 from stages.clock import monotonic
 from stages.device import all_cores
-from stages.errors import InputError, OnesweepError, ServiceError
+from stages.errors import OnesweepError, ServiceError
 from stages.host.host import Host
 from stages.host.loading import Loader, Sources
 from stages.host.metrics import STAGE_METRICS, HostCounters
 from stages.host.next_hosts import NextHosts
-from stages.host.parts import device_for, full_state_bytes, wiring_problem
+from stages.host.parts import check_blocks, device_for, full_state_bytes, wiring_problem
 from stages.host.service import StageSeat, StageService, WaitingService, read_assignment
 from stages.host.settings import StageSettings
 from stages.memory import free_memory, keep_trimmed, return_large_buffers, trim
@@ -63,8 +63,8 @@ class StageServer:
         self.store = seat.store if seat else own
         self.sources = Sources(settings.checkpoint, settings.blocks, self.store)
         self.first, *self.others = reversed(self.sources.start())
-        if settings.parts not in (None, parts := self.first.plan.parts):
-            raise InputError(f"the topology has {settings.parts} blocks, the checkpoint {parts}: make them agree")
+        if settings.parts is not None:
+            check_blocks(settings.parts, self.first.plan.parts)
         self.message_bytes = max(self.first.plan.message_bytes(), MESSAGE_BYTES if self.store else 0)
         self.backend = Backend(device_for(settings.host.device, self.first.plan), self.settings.threads or all_cores())
         for address in settings.next:

@@ -59,14 +59,16 @@ def check_sender(context: Context, peer: Identity, hop: stage_pb2.Hop) -> str:
     """
     if peer.role == ROUTER:
         if hop.router.rpartition(".")[0] != peer.name:
-            raise _denied(f"your certificate is {peer.uri}: {hop.router} is another router")
+            raise permission_denied(f"your certificate is {peer.uri}: {hop.router} is another router")
         return ""
     shown = context.auth_context()
     own = {_plain(name.decode()) for kind in ("peer_dns", "peer_ip") for name in shown.get(kind, ())}
     places = {_plain(address.rpartition(":")[0].strip("[]")) for address in hop.path}
     # who dials a host finds the dialled name in its certificate, maybe as one of many
     if not own & {name for place in places for name in (place, f"*.{place.partition('.')[2]}")}:
-        raise _denied(f"your certificate is {peer.uri}, for {', '.join(sorted(own))}: no host of this hop's path")
+        raise permission_denied(
+            f"your certificate is {peer.uri}, for {', '.join(sorted(own))}: no host of this hop's path"
+        )
     return peer.name
 
 
@@ -87,12 +89,12 @@ def check_caller(peer: Identity | None, method: str, request: object) -> None:
     """Raise StatusError unless `peer` may call `method` of the stage service."""
     shown = peer.uri if peer else "of nobody that onesweep knows"
     if peer is None or peer.role not in (HOST, ROUTER):
-        raise _denied(f"your certificate is {shown}: a stage server takes hosts and routers only")
+        raise permission_denied(f"your certificate is {shown}: a stage server takes hosts and routers only")
     if peer.role == HOST and method not in HOSTS_MAY:
-        raise _denied(f"your certificate is {shown}: {method} is for routers only")
+        raise permission_denied(f"your certificate is {shown}: {method} is for routers only")
     # a router subscribes as NAME.INSTANCE: results must not reach a router of another name
     if isinstance(request, stage_pb2.SubscribeRequest) and request.router.rpartition(".")[0] != peer.name:
-        raise _denied(f"your certificate is {shown}: you may listen as {peer.name}.SOMETHING only")
+        raise permission_denied(f"your certificate is {shown}: you may listen as {peer.name}.SOMETHING only")
 
 
 class CallerGuard(Interceptor):
@@ -121,7 +123,3 @@ class CallerGuard(Interceptor):
                 raise
 
         return checked_handler(handler, check)
-
-
-def _denied(message: str) -> StatusError:
-    return permission_denied(message)

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from serving.modes.local_model import LocalModel
+from serving.modes.local import LocalModel
 from serving.modes.resample import ROUND
 from serving.router.request import SHAPES
 from stages.backends import Backend

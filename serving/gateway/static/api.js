@@ -51,9 +51,6 @@ export async function hosts() {
 /** What happens in a race, one event at a time. Throws Refused. */
 export const race = (request, signal) => events("/api/race", request, signal);
 
-/** The same with pictures. Throws Refused. */
-export const raceOfPictures = (request, signal) => events("/api/race/pictures", request, signal);
-
 /** The chunks of an answer, as in OpenAI's API. Throws Refused. */
 export const chat = (request, signal) => events("/v1/chat/completions", { ...request, stream: true }, signal);
 

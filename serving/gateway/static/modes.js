@@ -16,16 +16,10 @@ const MODES = {
   "local:copy": ["The model in fewer bits, on the router, writes alone: no trip at all.", COPY],
   auto: ["Picks a mode by its text and its trips, or by what fits the latency budget, and says why."],
 };
-const DRAWING = {
-  chain: "One trip draws the whole picture: every host takes it through its own range of noise.",
-  steps: "An undivided net, cut by layers: every step from noise to picture is a trip round the ring.",
-  local: "A small net on the router draws alone: no trip at all.",
-};
 const SAME_TEXT = ["ar", "ar-speculative"];
 
-/** A sentence or two about an entrant: a mode of drawing, a mode of text, or MODE:SCORER. */
-export function aboutMode(entrant, draws = false) {
-  if (draws) return DRAWING[entrant] ?? "";
+/** A sentence or two about an entrant: a mode, or MODE:SCORER. */
+export function aboutMode(entrant) {
   const [mode, scorer] = entrant in MODES ? [entrant] : entrant.split(":");
   const about = MODES[mode]?.[0] ?? "";
   return scorer ? `${about} The scorer is ${scorer}.` : about;

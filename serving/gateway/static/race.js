@@ -1,18 +1,19 @@
-// The race page: one prompt, or one picture, in several modes, trip by trip.
+// The race page: one prompt in several modes, trip by trip.
 
-import { askForToken, hosts, keepToken, race, raceOfPictures, Refused } from "./api.js";
+import { askForToken, hosts, keepToken, race, Refused } from "./api.js";
 import { byId, duration, html, showProblem, showServer } from "./dom.js";
-import { Lane, PictureLane } from "./lane.js";
+import { Lane } from "./lane.js";
 import { RingMap } from "./map.js";
 import { aboutMode, promisedEqual } from "./modes.js";
 
 // Those that show the difference: few trips, few trips and the same text, a trip a token.
-const USUAL = ["resample:scorer", "ar-speculative", "ar", "chain", "steps", "local:copy", "local"];
+const USUAL = ["resample:scorer", "ar-speculative", "ar", "local:copy", "local"];
 const MOST_TICKED = 3;
 const TINTS = 12;
 const REFRESH_MS = 2000;
 const REDRAW_MS = 60;
 const RANKS = ["1st", "2nd", "3rd"];
+const DRAWS = "This model draws, and only texts race: POST /v1/images/generations, or `onesweep draw --compare`.";
 
 const map = new RingMap(byId("map"));
 const form = byId("form");
@@ -20,7 +21,6 @@ let lanes = new Map();
 let aborter = null;
 let offered = "";
 let judgeBits = {};
-let draws = false; // the model draws; otherwise it writes
 
 async function refresh() {
   try {
@@ -32,26 +32,14 @@ async function refresh() {
     judgeBits = status.judge_bits;
     byId("human-bits").textContent = status.human_bits.toFixed(2);
     byId("judge").hidden = !status.human_bits;
-    if (status.ready) offerClasses(status.pictures?.classes ?? []);
+    form.hidden = Boolean(status.pictures);
     offer(status.entrants);
-    showProblem(byId("unready"), status.ready ? "" : status.hosts.map((host) => host.reason).filter(Boolean).join("; "));
+    const unready = status.hosts.map((host) => host.reason).filter(Boolean).join("; ");
+    showProblem(byId("unready"), status.ready ? (status.pictures ? DRAWS : "") : unready);
   } catch (error) {
     showProblem(byId("unready"), `${error.message} Trying again every ${REFRESH_MS / 1000} s.`);
     askForToken(error);
   }
-}
-
-/** The form for pictures where there are classes, and that for texts where there are none. */
-function offerClasses(classes) {
-  const select = byId("class");
-  if (classes.join() === [...select.options].map((option) => option.value).join()) return;
-  const before = select.value;
-  select.replaceChildren(...classes.map((name) => html("option", { value: name, selected: name === before }, name)));
-  draws = classes.length > 0;
-  for (const element of document.querySelectorAll("[data-for]")) {
-    element.hidden = element.dataset.for !== (draws ? "pictures" : "text");
-  }
-  byId("form-title").textContent = draws ? "What to draw" : "What to write";
 }
 
 /** Boxes for the modes that are served, with the usual ones ticked. */
@@ -67,7 +55,7 @@ function offer(entrants) {
   for (const [index, entrant] of entrants.entries()) {
     const box = html("input", { type: "checkbox", name: "entrant", value: entrant, checked: ticked.has(entrant) });
     const swatch = html("span", { classes: `swatch lane-${index % TINTS}` });
-    const tip = html("p", { id: `about-${index}`, role: "tooltip" }, html("b", {}, entrant), `: ${aboutMode(entrant, draws)}`);
+    const tip = html("p", { id: `about-${index}`, role: "tooltip" }, html("b", {}, entrant), `: ${aboutMode(entrant)}`);
     box.setAttribute("aria-describedby", tip.id);
     const chip = html("label", { classes: "chip" }, box, swatch, entrant);
     if (first.includes(entrant)) byId("others").before(chip);
@@ -86,11 +74,11 @@ const boxes = () => [...form.querySelectorAll("[name=entrant]")];
 const chosen = () => boxes().filter((box) => box.checked).map((box) => box.value);
 
 function requested() {
-  const common = { entrants: chosen(), seed: byId("seed").valueAsNumber, together: !byId("turns").checked };
-  if (draws) return { ...common, prompt: byId("class").value, levels: byId("levels").valueAsNumber || null };
   const temperature = byId("temperature").value;
   return {
-    ...common,
+    entrants: chosen(),
+    seed: byId("seed").valueAsNumber,
+    together: !byId("turns").checked,
     prompt: byId("prompt").value,
     max_bytes: byId("bytes").valueAsNumber,
     temperature: temperature === "" ? null : Number(temperature),
@@ -108,7 +96,7 @@ async function run() {
   prepare(request);
   const redraw = setInterval(drawTracks, REDRAW_MS);
   try {
-    for await (const event of (draws ? raceOfPictures : race)(request, aborter.signal)) tell(event);
+    for await (const event of race(request, aborter.signal)) tell(event);
     showNote(request);
   } catch (error) {
     giveUp(error);
@@ -131,7 +119,6 @@ function prepare(request) {
   lanes = new Map(
     request.entrants.map((label, place) => {
       const tint = order.indexOf(label) % TINTS;
-      if (draws) return [label, new PictureLane(label, tint, request.prompt)];
       return [label, new Lane(label, tint, request.prompt, map.addRunner(label, tint, place), bits)];
     }),
   );
@@ -151,8 +138,6 @@ function tell(event) {
   if (event.started) lane.start();
   if (event.trip) lane.addTrip(event.trip);
   if (event.text) lane.addText(event.text);
-  if (event.preview) lane.addPicture(event.preview, event.preview.block);
-  if (event.picture) lane.addPicture(event.picture);
   if (event.error) {
     lane.fail(event.error);
     say(`${event.lane} failed: ${event.error}`);

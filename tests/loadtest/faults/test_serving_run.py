@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from loadtest.faults.commands import ChaosSettings
 from loadtest.faults.serving_run import (
     LATE,
     OK,
@@ -18,7 +19,6 @@ from loadtest.faults.serving_run import (
     verdict,
     wrong_words,
 )
-from loadtest.faults.settings import ChaosSettings
 from loadtest.lab.lab import lab_problem
 from loadtest.workload.caller import RouterState
 from loadtest.workload.testbed import LOOPBACK

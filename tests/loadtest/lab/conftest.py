@@ -31,7 +31,7 @@ def lab_of(needs_lab: None) -> Iterator[Callable[..., Lab]]:
     with contextlib.ExitStack() as stack:
 
         def make(links: Link | Profile, hosts: int = 1) -> Lab:
-            profile = links if isinstance(links, Profile) else Profile("test", "", links)
+            profile = links if isinstance(links, Profile) else Profile("test", links)
             return stack.enter_context(temporary_lab(profile, hosts))
 
         yield make

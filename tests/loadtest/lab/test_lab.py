@@ -21,7 +21,7 @@ from stages.errors import InputError
 
 pytestmark = pytest.mark.slow
 
-NEAR = Profile("near", "", Link(delay_ms=1))
+NEAR = Profile("near", Link(delay_ms=1))
 
 
 def settled(condition: Callable[[], object], within_s: float = 15.0) -> bool:
@@ -92,7 +92,7 @@ OWNER = textwrap.dedent(
     from loadtest.lab.namespaces import processes_in
     from loadtest.lab.profile import Link, Profile
 
-    with temporary_lab(Profile("p", "", Link()), 1) as lab:
+    with temporary_lab(Profile("p", Link()), 1) as lab:
         inside = subprocess.Popen(lab.command("host-1", ["sleep", "1000"]))
         starts = "import subprocess; subprocess.run(['sleep', '1000'], start_new_session=True)"
         subprocess.Popen(lab.command("router", [sys.executable, "-c", starts]))

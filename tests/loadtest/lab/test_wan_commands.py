@@ -28,15 +28,6 @@ def wan(
     return run
 
 
-def test_profiles_are_listed(wan: Callable[..., tuple[int, str]], tmp_path: Path) -> None:
-    mine = tmp_path / "mine.toml"
-    mine.write_text("[moon]\ndelay_ms = 1280\ndescription = 'far'")
-    code, shown = wan("profiles", "--profiles", str(mine))
-    lines = shown.splitlines()
-    assert (code, len(lines)) == (0, 8)
-    assert "moon           far" in lines
-
-
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [

@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from loadtest.latency.run import RequestSeries, Sample, row_of, same_as_ar
-from loadtest.latency.settings import Length
-from loadtest.workload.variants import ModeVariant
+from loadtest.workload.prompts import Length
+from serving.client.variants import ModeVariant
 
 KEYS = {
     *("profile", "mode", "length", "unit", "requests", "p50_ms", "p95_ms", "first_byte_ms", "floor_ms", "sweeps"),

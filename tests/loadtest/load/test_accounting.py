@@ -5,13 +5,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from loadtest.load.plan import CUT, OK, OPEN, LoadSample, Outcome, Window, outcome_of
+from loadtest.load.plan import OK, OPEN, LoadSample, Outcome, Window, outcome_of
 from loadtest.load.run import Counts, figures_of, judge
 from loadtest.report.table import percentile
 
 TEXTS = {0: b"right", 1: b"other"}
 WINDOW = Window(100.0, 110.0, 0.5)
-CODES = [code.name for code in grpc.StatusCode] + [OPEN, CUT]
+CODES = [code.name for code in grpc.StatusCode] + [OPEN]
 
 moments = st.floats(90, 120, allow_nan=False)
 samples = st.builds(
@@ -39,7 +39,6 @@ def test_every_request_falls_into_the_class_that_its_definition_says(sample: Loa
         Outcome.WRONG: answered and not right,
         Outcome.REFUSED: refused,
         Outcome.LOST: lost,
-        Outcome.CUT: sample.status == CUT,
     }
     true[Outcome.FAILED] = not any(true.values())
     assert [outcome for outcome, holds in true.items() if holds] == [outcome_of(sample, TEXTS[sample.case])]

@@ -1,9 +1,6 @@
 """Short real runs: what is right, wrong, refused, failed and lost is found as such."""
 
-import os
-import signal
 import threading
-import time
 from collections.abc import Callable, Iterator
 from concurrent import futures
 from dataclasses import replace
@@ -12,8 +9,8 @@ from typing import Any
 import grpc
 import pytest
 
-from loadtest.load.plan import LoadPlan, LoadSettings
-from loadtest.load.run import result_of, run_load, start_generator
+from loadtest.load.plan import LoadPlan, LoadSettings, Outcome
+from loadtest.load.run import judge, recorded, run_load
 from loadtest.workload.caller import Access
 from loadtest.workload.prompts import SeededPrompt
 from loadtest.workload.testbed import AS_FOUND, Network, Testbed
@@ -29,22 +26,16 @@ class Wordless(router_pb2_grpc.RouterServiceServicer):
     """A router that takes requests and never says anything."""
 
     def __init__(self) -> None:
-        self.asked, self.closing = threading.Event(), threading.Event()
+        self.closing = threading.Event()
 
     def Generate(self, request: router_pb2.GenerateRequest, context: Any) -> Iterator[router_pb2.GenerateResponse]:
-        self.asked.set()
         self.closing.wait(PATIENCE_S)
         yield from ()
 
 
 @pytest.fixture
-def silence() -> Wordless:
-    return Wordless()
-
-
-@pytest.fixture
-def wordless(silence: Wordless, locust: None) -> Iterator[str]:
-    server, service = grpc.server(futures.ThreadPoolExecutor(8)), silence
+def wordless(locust: None) -> Iterator[str]:
+    server, service = grpc.server(futures.ThreadPoolExecutor(8)), Wordless()
     router_pb2_grpc.add_RouterServiceServicer_to_server(service, server)
     port = server.add_insecure_port("127.0.0.1:0")
     server.start()
@@ -83,37 +74,13 @@ def plan(address: str, **changes: Any) -> LoadPlan:
 
 
 def test_a_request_without_answer_and_status_is_lost(wordless: str) -> None:
-    nowhere = somewhere(wordless)
-    with start_generator(nowhere, plan(wordless, warm_up_s=0.0, seconds=1.5)) as generator:
-        recording = generator.drain()
-    result = result_of(recording, Texts(nowhere, plan(wordless).cases, 8), "sweep", 2, interrupted=False)
-    lost = result.figures.counts.lost + result.figures.outside.lost
-    assert lost == len(recording.samples) > 0
-    assert all(sample.latency_ms >= 950 for sample in recording.samples)
-
-
-def test_open_requests_of_a_run_that_is_stopped_are_cut_and_not_lost(wordless: str, silence: Wordless) -> None:
-    def press_ctrl_c() -> None:
-        silence.asked.wait(PATIENCE_S)
-        time.sleep(0.5)
-        os.kill(os.getpid(), signal.SIGINT)
-
-    nowhere = somewhere(wordless)
-    with start_generator(nowhere, plan(wordless, warm_up_s=0.0, seconds=60.0, timeout_s=60.0)) as generator:
-        presser = threading.Thread(target=press_ctrl_c)
-        presser.start()
-        recording = generator.drain()
-        presser.join()
-    result = result_of(recording, Texts(nowhere, plan(wordless).cases, 8), "sweep", 2, generator.stopped)
-    assert result.interrupted
-    counts = (result.figures.counts, result.figures.outside)
-    assert [sum(getattr(c, name) for c in counts) for name in ("requests", "cut", "lost")] == [2, 2, 0]
+    samples = recorded(somewhere(wordless), plan(wordless, warm_up_s=0.0, seconds=1.5)).samples
+    assert len(samples) > 0
+    assert {outcome for _, outcome in judge(samples, {})} == {Outcome.LOST}
+    assert all(sample.latency_ms >= 950 for sample in samples)
 
 
 def test_a_generator_that_dies_is_an_error_and_no_figure(wordless: str) -> None:
     nowhere = somewhere(wordless, "sh", "-c", "echo broken >&2; exit 3")
-    with (
-        start_generator(nowhere, plan(wordless)) as generator,
-        pytest.raises(ServiceError, match=r"the load generator ended \(exit code 3\): broken"),
-    ):
-        generator.drain()
+    with pytest.raises(ServiceError, match=r"the load generator ended \(exit code 3\): broken"):
+        recorded(nowhere, plan(wordless))

@@ -11,8 +11,8 @@ import pytest
 from loadtest.quality import text
 from loadtest.quality.text import HUMAN, QualityRow, gram_entropy, option_of, ranked
 from loadtest.report.table import Estimate
-from loadtest.workload.variants import ModeVariant
 from serving.cli.__main__ import main
+from serving.client.variants import ModeVariant
 from serving.modes.frontier import read_frontier
 from stages.checkpoint.manifest import read_manifest
 

@@ -60,9 +60,9 @@ def test_a_conversation(router: str, talk: Callable[..., Terminal]) -> None:
     chat.expect("the sea\n")
     chat.expect("> ")
     chat.type("/stats\n")
-    cost = chat.expect("mode ar-speculative")
-    assert "6 tokens in " in cost
-    assert " trips, " in cost
+    cost = chat.expect(" ms of compute")
+    assert "[ar-speculative, seed 0, " in cost
+    assert " guesses right, " in cost
     assert " bytes on the wire, " in cost
     chat.type("/mode\n")
     chat.expect("served: ar, ar-speculative")

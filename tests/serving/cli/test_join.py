@@ -199,6 +199,11 @@ def test_the_ring_changes_while_it_serves(
         last.end()
         until(lambda: holders(last.log.stem) == [] and len(holders("oslo")) == 1, WITHIN_S)
         assert serve.ask("generate", *ASKED) == expected
+        for machine in (*machines, oslo):
+            serve.ask("invite", "--revoke", machine.log.stem)
+        serve.expect("are on no machine")
+        with pytest.raises(AssertionError, match=r"nothing can be asked of .*blocks .* are on no machine"):
+            serve.ask("generate", *ASKED)  # much sooner than it waits for a router
         serve.process.kill()
         until(lambda: port_free("127.0.0.1", port), WITHIN_S)
 

@@ -17,12 +17,14 @@ from serving.cli import machine_ring, machines, remote
 from serving.cli.machines import JoinedMachine
 from serving.cli.ports import free_port_block
 from serving.cli.remote import _rendezvous, ticket_of
+from serving.cli.serve import status_lines
+from serving.v1 import router_pb2
 from stages.errors import InputError, ServiceError
 from stages.progress import ProgressLine
 from stages.wire.auth import HOST, Identity
 from stages.wire.certificates import make_request
 from stages.wire.channel import LINKS_VARIABLE, bind
-from stages.wire.links import link_name
+from stages.wire.links import DIRECT, link_name
 from stages.wire.rendezvous import Machine, Rendezvous, RunDirectory
 from stages.wire.tickets import Ticket
 
@@ -212,9 +214,27 @@ def test_who_is_awaited_and_how_one_is_let_go(
     said.clear()
     assert waited(lambda: come("oslo")) == ["paris", "oslo"]
     assert said == ["waiting for machines: 1 of 2 (paris)"], "rome was in no ring"
-    assert not remote.is_serving()
+
+
+def test_other_commands_tell_what_serve_waits_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
+    monkeypatch.setenv("ONESWEEP_STATE", str(tmp_path / "up"))
+    router, waits = "127.0.0.1:7700", "waiting for machines: 1 of 2 (paris)"
     with machines.locked(machines.run_directory()):
-        assert remote.is_serving()
+        assert machines.served_here(router) == "", "nothing was said yet"
+        remote._ToldProgress(router).at(waits)
+        for named in (router, "localhost:7700", None):
+            assert machines.served_here(named) == f"`onesweep serve` is here, and has no router yet: {waits}"
+        assert machines.served_here("127.0.0.1:7711") == "", "another one's router"
+    assert machines.served_here(router) == "", "it ended"
+
+
+def test_links_of_a_machine_that_does_not_answer_are_not_shown() -> None:
+    links = [router_pb2.LinkStatus(to="oslo", kind=DIRECT, rtt_ms=20.0)]
+    there = router_pb2.HostStatus(name="paris", ready=True, rtt_ms=9.0, links=links)
+    away = router_pb2.HostStatus(name="tokyo", reason="did not answer", links=links)
+    lines = [*status_lines(router_pb2.StatusResponse(hosts=[there, away]))]
+    assert [" ".join(line.split()) for line in lines if "to oslo" in line] == ["to oslo direct, 20.0 ms"]
 
 
 def test_a_machine_of_the_ring_may_be_away_for_a_minute(

@@ -9,6 +9,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import psutil
@@ -113,8 +114,9 @@ def test_up_with_certificates_and_tokens(
     for role, name in (("router", "router"), ("host", "host-1")):
         assert onesweep("certs", "issue", role, name, "--dir", certificates, "--address", "127.0.0.1")[0] == 0
     token = onesweep("token", "add", "ann", "--tokens", tokens)[1].strip()
-    options = ["--tls-dir", certificates, "--tokens", tokens, "--device", "cpu"]
-    code, _, err = onesweep("up", "--detach", "--port", port, "--hosts", 1, "--checkpoint", bundles / "own", *options)
+    plain = local_topology(1, 3, bundles / "own", port + 1)
+    (topology := tmp_path / "ring.toml").write_text(replace(plain, certificates=certificates).to_toml())
+    code, _, err = onesweep("up", "--detach", "--topology", topology, "--tokens", tokens, "--device", "cpu")
     assert code == 0, err
     try:
         code, _, err = onesweep("status")
@@ -156,20 +158,6 @@ def test_up_in_the_foreground_revives_a_replica_and_ends_with_its_command(
     assert "Traceback" not in rest
     assert not any(taken(port + offset) for offset in range(3))
     assert not [*state.glob("*/deployment.json")]
-
-
-@pytest.mark.parametrize(
-    ("arguments", "says"),
-    [
-        (["--hosts", 4], "4 hosts cannot share 3 blocks: choose 1 to 3 hosts"),
-        (["--hosts", 0], "--hosts must be above 0"),
-        (["--port", 65535], "port 65535 leaves no room for 3 hosts"),
-    ],
-)
-def test_wrong_options(bundles: Path, onesweep: Run, arguments: list[object], says: str) -> None:
-    code, _, err = onesweep("up", "--checkpoint", bundles / "own", *arguments)
-    assert code == 2
-    assert says in err
 
 
 def test_up_starts_nothing_that_others_can_reach(bundles: Path, tmp_path: Path, onesweep: Run) -> None:

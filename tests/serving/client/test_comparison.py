@@ -5,22 +5,17 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from serving.client.client import Result
-from serving.client.comparison import Entrant, all_entrants, comparison, named_entrants
 from serving.client.result import booked
+from serving.client.variants import all_variants, comparison
 from serving.v1 import router_pb2
-from stages.errors import InputError, printable
+from stages.errors import printable
 
 Run = Callable[..., tuple[int, str, str]]
 SERVED = router_pb2.StatusResponse(modes=["sweep", "resample", "ar", "local"], scorer_digest="1", ar_digest="2")
-
-
-def labels(entrants: list[Entrant]) -> list[str]:
-    return [entrant.label for entrant in entrants]
 
 
 def result(text: bytes, **changes: Any) -> Result:
@@ -42,16 +37,8 @@ def result(text: bytes, **changes: Any) -> Result:
 
 
 def test_every_mode_is_run_with_every_scorer() -> None:
-    assert labels(all_entrants(SERVED, None)) == ["sweep", "resample:scorer", "resample:ar", "ar", "local"]
-    assert labels(all_entrants(SERVED, "ar")) == ["sweep", "resample", "ar", "local"]
-
-
-def test_named_modes() -> None:
-    assert labels(named_entrants(" ar, resample:ar ,ar,local:copy")) == ["ar", "resample:ar", "local:copy"]
-    with pytest.raises(InputError, match="--modes is empty"):
-        named_entrants(" , ")
-    with pytest.raises(InputError, match=r"unknown scorer 'oracle' in 'resample:oracle'; choose from scorer, ar"):
-        named_entrants("resample:oracle")
+    for scorer, found in ((None, ["resample:scorer", "resample:ar"]), ("ar", ["resample"])):
+        assert [each.label for each in all_variants(SERVED, scorer)] == ["sweep", *found, "ar", "local"]
 
 
 # The table for terminals

@@ -173,7 +173,6 @@ def test_the_command_writes_files(
         (("--out", str(tmp_path / "x.png")), "name a class"),
         (("one", "--compare", "--previews", "--out", str(tmp_path / "x.png")), "leave out --mode and --previews"),
         (("one", "--seed", str(1 << 64), "--out", str(tmp_path / "x.png")), "seed must be"),
-        (("one", "--checkpoint", str(tmp_path), "--out", str(tmp_path / "x.png")), "give either --router HOST:PORT"),
     ):
         code, said = draw(*arguments)
         assert code in (1, 2)

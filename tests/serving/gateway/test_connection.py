@@ -14,12 +14,11 @@ import pytest
 from uvicorn.server import ServerState
 
 from serving.cli.ports import free_port_block
+from serving.gateway import app as gateway
 from serving.gateway import middleware
 from serving.gateway.app import make_app, run_gateway
-from serving.gateway.middleware import SMALL_BODY_BYTES
+from serving.gateway.middleware import SECURITY_HEADERS, SMALL_BODY_BYTES
 from serving.gateway.settings import HttpSettings
-from stages.wire import web_server
-from stages.wire.web_access import SECURITY_HEADERS
 from tests.conftest import until
 from tests.serving.gateway.conftest import run
 
@@ -93,7 +92,7 @@ def test_a_body_that_comes_slowly_is_read_to_its_end(port: int) -> None:
 
 
 def test_a_connection_too_many_closes_an_idle_one_or_is_refused(servers: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(web_server, "MAX_CONNECTIONS", 2)
+    monkeypatch.setattr(gateway, "MAX_CONNECTIONS", 2)
     port = started(servers)
     with dial(port) as oldest, dial(port) as older, dial(port) as newest:
         assert is_live(newest)
@@ -133,8 +132,8 @@ def test_an_idle_connection_is_not_closed_on_a_request_that_is_on_its_way() -> N
     loop = asyncio.new_event_loop()
     near, far = socket.socketpair()
     with near, far:
-        config = web_server.WebServer(partial(print)).config
-        connection = web_server._Connection(config, ServerState(), {}, loop)
+        config = gateway.WebServer(partial(print)).config
+        connection = gateway._Connection(config, ServerState(), {}, loop)
         transport: Any = FakeTransport(near)
         connection.connection_made(transport)
         far.sendall(b"G")

@@ -11,8 +11,8 @@ import pytest
 
 from serving.cli.deployment import running_deployments
 from serving.cli.ports import free_port_block
+from serving.gateway.app import OwnCertificate
 from stages.errors import InputError
-from stages.wire.web_server import OwnCertificate
 from tests.serving.gateway.conftest import run
 
 pytestmark = pytest.mark.slow
@@ -44,7 +44,7 @@ def test_wrong_options_are_refused(onesweep: Run, options: list[str], words: str
 
 
 def test_without_its_framework_it_says_what_to_install(onesweep: Run, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("stages.wire.web_access.find_spec", lambda name: None)
+    monkeypatch.setattr("serving.gateway.settings.find_spec", lambda name: None)
     for command in (("http",), ("up", "--http")):
         code, _, error = onesweep(*command)
         assert (code, error.count("\n")) == (2, 1)

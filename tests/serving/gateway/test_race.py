@@ -44,7 +44,7 @@ def told(answer: httpx.Response) -> list[dict[str, Any]]:
 
 
 def test_an_entrant_that_fails_does_not_stop_the_others(http: httpx.Client) -> None:
-    entrants = ["resample:scorer", "nothing", "local"]
+    entrants = ["resample:scorer", "local:copy", "local"]
     events = told(http.post("/api/race", json={**RACE, "entrants": entrants}))
     errors = {event["lane"]: (event["status"], event["error"]) for event in events if "error" in event}
     assert {lane: status for lane, (status, _) in errors.items()} == dict.fromkeys(entrants[:2], 400)

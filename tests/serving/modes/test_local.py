@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 
-from serving.modes.local_model import LocalModel, drafter_problem, read_local_model
+from serving.modes.local import LocalModel, drafter_problem, read_local_model
 from serving.modes.pretrained_tokenizer import read_pretrained_tokenizer
 from serving.modes.tokenizer import BYTE_TOKENIZER
 from stages.backends.whole_model import Continuations

@@ -13,7 +13,7 @@ import pytest
 
 from serving.client.client import Client, RequestRefused, Result
 from serving.modes import resample
-from serving.modes.local_model import LocalModel
+from serving.modes.local import LocalModel
 from serving.modes.resample import read_scores
 from stages.wire.status import StatusError
 

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from serving.client.client import Client, RequestRefused, Result
-from serving.modes.local_model import LocalModel
+from serving.modes.local import LocalModel
 from stages.backends.whole_model import Continuations, WholeModel
 from stages.model.llama import LlamaStage
 from stages.model.resampling import weigh

@@ -11,9 +11,9 @@ from typing import Any
 
 import pytest
 
-from serving.cli.host import host_settings
 from serving.cli.parser import parse
 from serving.cli.ports import free_port_block
+from serving.cli.serve import host_settings
 from serving.client.client import Client
 from serving.router import topology_source
 from serving.router.topology import HostEntry, Topology, local_topology

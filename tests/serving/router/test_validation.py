@@ -53,7 +53,7 @@ def sentence(err: str) -> str:
         (["x", "--max-bytes", 0], "max_bytes must be a whole number from 1"),
         (["x", "--seed", 1 << 64], "seed must be a whole number from 0"),
         (["x", "--mode", "sweep", "--set", "steps=65"], "steps must be a whole number from 1 to 64, not 65"),
-        (["x", "--mode", "sweep", "--set", "sampler=sde"], "unknown sampler 'sde' .did you mean ode"),
+        (["x", "--mode", "sweep", "--set", "sampler=sde"], "unknown sampler 'sde'; choose from stochastic, ode"),
         (["x", "--mode", "sweep", "--set", "codec=zip"], "mode sweep has no codec 'zip'; choose from fp32, int8, int4"),
         (["x", "--mode", "ar", "--set", "codec=int4"], "mode ar has no codec 'int4'; choose from fp32, int8"),
         (["x", "--mode", "ar-speculative", "--set", "draft=33"], "draft must be a whole number from 1 to 32, not 33"),

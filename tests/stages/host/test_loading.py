@@ -137,10 +137,16 @@ async def test_what_a_host_refuses_to_load(held_by: HeldBy, names: dict[str, str
         assert loader.require_store().in_use == [names["own"]]
 
 
-async def test_a_host_comes_back_with_what_it_had(held_by: HeldBy, names: dict[str, str], tmp_path: Path) -> None:
+async def test_a_host_comes_back_with_what_it_had(
+    held_by: HeldBy, names: dict[str, str], tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO")
     async with held_by() as (_, loader):
         await loader.load(names["other"], [names["own"]])
         assert [release.name for release in loader.sources.start()] == [names["own"], names["other"]]
+        assert caplog.text.count("takes the place of") == 1
+        Sources(tmp_path / "releases" / names["other"], (0, 1, 2), loader.sources.store).start()
+        assert caplog.text.count("takes the place of") == 1, "a machine's first start is with that release"
         (broken,) = (tmp_path / "releases" / names["other"] / "ar").glob("manifest.json")
         broken.write_text("{")
         assert [release.name for release in loader.sources.start()] == [names["own"]]

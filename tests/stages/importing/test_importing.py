@@ -3,7 +3,6 @@
 import hashlib
 import json
 import math
-import re
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -114,13 +113,7 @@ def test_a_machine_reads_its_stage_from_its_own_copy(
     again = damaged.begin(contents, lambda _, index: index == 1)
     assert again.asked == [path], "it is sent then"
     again.write(path, raw)
-    changed = ReleaseStore(tmp_path / "changed")
-    changed.own_copy = lambda directory, index, path: path.write_bytes(raw[:-1] + bytes([raw[-1] ^ 1]))
-    intake = changed.begin(contents, lambda _, index: index == 1)
-    assert intake.asked == [path], "all of it: a copy of the same size has no end to be sent"
-    intake.write(path, raw)
     assert "the copy here is of another model than what is served; it is fetched" in caplog.text
-    assert len(re.findall("1 of [0-9]+ tensors of the copy differ: [a-z0-9_.]+\n", caplog.text)) == 2
 
 
 @pytest.mark.parametrize(

@@ -1,22 +1,29 @@
-"""A variant that is measured: a mode with its settings, such as `sweep`, `ar-speculative:int8` or
-`resample:ar:chunk=32:candidates=64`.
+"""A variant of a request: a mode with its settings, such as `sweep`, `ar-speculative:int8` or
+`resample:ar:chunk=32:candidates=64`. They are compared, raced and measured.
 
 Help reads this file: nothing heavy here.
 """
 
+from __future__ import annotations
+
 import contextlib
 import math
-from collections.abc import Collection
+import textwrap
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from loadtest.commands import check_names
+from serving.client.result import Result
 from serving.drawing import DRAWING_MODES
-from serving.drawing.request import DrawingRequest
-from serving.modes import MODES, SCORERS
+from serving.modes import COPY, MODES, SCORERS
 from serving.router.request import Request
-from stages.errors import InputError, one_of
+from stages.errors import InputError, OnesweepError, close_to, one_of, printable
+from stages.progress import aligned, ticking
+
+if TYPE_CHECKING:
+    from serving.client.client import Client
+    from serving.v1 import router_pb2
 
 # Settings whose value is enough: no two have a value in common.
 WORDS = dict.fromkeys(SCORERS, "scorer") | dict.fromkeys(("fp32", "int8", "int4"), "codec")
@@ -49,7 +56,7 @@ class ModeVariant:
     def get(self, name: str) -> Any:  # noqa: ANN401 - whatever a setting is
         return dict(self.settings).get(name)
 
-    def having(self, **changes: Any) -> "ModeVariant":  # noqa: ANN401
+    def having(self, **changes: Any) -> ModeVariant:  # noqa: ANN401
         """The same with other settings; None leaves one out."""
         found = dict(self.settings) | changes
         return ModeVariant(self.mode, tuple((name, found[name]) for name in ORDER if found.get(name) is not None))
@@ -79,8 +86,9 @@ def parse_variant(text: str, modes: Collection[str] = (*MODES, *DRAWING_MODES)) 
             name, value = WORDS.get(part, ""), part
             if not name:
                 raise InputError(
-                    f"--modes {text!r}: {part!r} is not a setting; after the mode come, with colons between, a codec "
-                    f"or a scorer ({', '.join(WORDS)}), or KEY=VALUE with the keys {', '.join(KEYS)}"
+                    f"--modes {text!r}: {part!r} is not a setting{close_to(part, WORDS)}; after the mode come, with "
+                    f"colons between, a codec or a scorer ({', '.join(WORDS)}), or KEY=VALUE with the keys "
+                    f"{', '.join(KEYS)}"
                 )
         elif name not in KEYS:
             raise InputError(f"--modes {text!r}: unknown key {name!r}{one_of(name, KEYS)}")
@@ -97,7 +105,8 @@ def parse_variants(text: str, modes: Collection[str] = (*MODES, *DRAWING_MODES))
     variants = tuple(parse_variant(part, modes) for part in text.split(",") if part.strip())
     if not variants:
         raise InputError("--modes is empty: name one or more, such as sweep,ar")
-    check_names("--modes", [variant.label for variant in variants])
+    if doubled := next((each for each in variants if variants.count(each) > 1), None):
+        raise InputError(f"--modes names {doubled.label!r} twice")
     return variants
 
 
@@ -113,6 +122,8 @@ def _value(text: str, name: str, value: str) -> int | float | str:
 
 def _check_request(text: str, variant: ModeVariant) -> None:
     """Raise InputError for what no request's message can carry, before a router is asked."""
+    from serving.drawing.request import DrawingRequest  # it imports grpc, and help waits for no such library
+
     # `local` writes or draws: the bundle decides
     problems = list[str]()
     kinds = ((MODES, partial(Request, prompt=b"x")), (DRAWING_MODES, partial(DrawingRequest, classes=("0",))))
@@ -123,3 +134,81 @@ def _check_request(text: str, variant: ModeVariant) -> None:
         except (InputError, TypeError) as error:
             problems.append(str(error))
     raise InputError(f"--modes {text!r}: {problems[0]}")
+
+
+# One prompt through several modes: what `compare` and `demo` run.
+
+# Modes that are run with each scorer.
+SCORED = ("resample",)
+AUTO = "auto"
+
+
+def all_variants(status: router_pb2.StatusResponse, scorer: str | None) -> list[ModeVariant]:
+    """Every mode that is served, with each served scorer where it uses one.
+
+    :param scorer: the user's choice, or None.
+    """
+    scorers = [name for name in SCORERS if getattr(status, f"{name}_digest")]
+    return [
+        ModeVariant(mode).having(scorer=chosen)
+        for mode in status.modes
+        for chosen in (scorers if mode in SCORED and scorer is None else (None,))
+    ]
+
+
+@ticking("writing, one mode after the other")
+def run_variants(
+    client: Client, prompt: str, variants: Sequence[ModeVariant], settings: dict[str, Any]
+) -> dict[str, Result | str]:
+    """Each one's Result, or the sentence that says why there is none. The first error of an only one is raised."""
+    outcomes: dict[str, Result | str] = {}
+    for variant in variants:
+        try:
+            outcomes[variant.label] = client.generate(prompt, **variant_settings(variant, settings))
+        except OnesweepError as error:
+            if len(variants) == 1:
+                raise
+            outcomes[variant.label] = str(error)
+    return outcomes
+
+
+def variant_settings(variant: ModeVariant, settings: dict[str, Any]) -> dict[str, Any]:
+    """`settings` without those that other modes refuse, and under the variant's own."""
+    own = settings if variant.mode == AUTO else {**settings, "budget_ms": None}
+    return {**own, **variant.request()}
+
+
+# Results side by side, for a terminal.
+
+TEXT_WIDTH = 100
+
+_COLUMNS = ("mode", "latency", "first byte", "tokens/s", "sweeps", "hops", "wire bytes", "compute", "host-seconds")
+
+
+def comparison(prompt: str, outcomes: dict[str, Result | str]) -> str:
+    """A table of what each mode cost, and its text; a mode that failed has its error in place of figures."""
+    told = [_row(mode, each) if isinstance(each, Result) else (mode, each) for mode, each in outcomes.items()]
+    lines = aligned([_COLUMNS, *told], ruled=True)
+    if COPY in outcomes:
+        lines += ["", f"How near {COPY} is to the model: onesweep bench quality --modes ar,{COPY}"]
+    for mode, outcome in outcomes.items():
+        if isinstance(outcome, Result):
+            shown = f"{printable(prompt)}|{printable(outcome.text)}"
+            wrapped = "\n".join(textwrap.wrap(shown, TEXT_WIDTH, drop_whitespace=False))
+            lines += ["", f"{mode}:", textwrap.indent(wrapped, "  ")]
+    return "\n".join(lines)
+
+
+def _row(mode: str, result: Result) -> tuple[str, ...]:
+    return (
+        # and the mode that ran, where that is another
+        mode if f"{mode}:".startswith(f"{result.mode}:") else f"{mode}: {result.mode}",
+        f"{result.latency_ms:.0f} ms",
+        f"{result.first_byte_ms:.0f} ms",
+        f"{1000 * result.output_tokens / result.latency_ms:.1f}",
+        str(result.sweeps),
+        str(result.hops),
+        f"{result.wire_bytes_total:,}",
+        f"{result.compute_ms:.0f} ms",
+        f"{result.host_seconds:.3f}",
+    )

@@ -2,7 +2,7 @@
 
 import pytest
 
-from loadtest.workload.variants import ModeVariant, parse_variant, parse_variants
+from serving.client.variants import ModeVariant, parse_variant, parse_variants
 from stages.errors import InputError
 
 
@@ -17,6 +17,7 @@ from stages.errors import InputError
         ("ar-speculative:int8", {"codec": "int8"}),
         ("ar:temperature=0", {"temperature": 0.0}),
         ("local", {}),
+        ("local:copy", {}),
         ("steps:int8", {"codec": "int8"}),
     ],
 )
