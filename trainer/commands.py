@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import sys
 from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -34,9 +35,12 @@ add_text = partial(add_own_and_shared, own=TextTraining, shared="config data tok
 def run_text(options: argparse.Namespace) -> int:
     """Train a model of text."""
     from stages.errors import InputError
+    from trainer.blocks.config import RoundSettings
     from trainer.blocks.train import train_ar, train_blocks, train_scorer
 
     asked, config, corpus = from_flags(TextTraining, options), config_of(options), corpus_of(options)
+    if config.rounds != RoundSettings():
+        print("[rounds] is not used: it is for `train coordinate` and `train simulate`", file=sys.stderr)
     out = asked.out or Path("runs") / asked.kind
     if asked.kind == "chain":
         manifest = train_blocks(config, corpus, out, asked.block)

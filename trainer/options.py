@@ -45,7 +45,6 @@ def config_of(options: argparse.Namespace) -> TrainingConfig:
     """Settings of a training: the file's, over them the flags. Raises ConfigError, InputError."""
     from trainer.blocks.config import load_config
 
-    set_threads(options)
     return load_config(options.config, steps=getattr(options, "steps", None))
 
 

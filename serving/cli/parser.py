@@ -12,6 +12,7 @@ from stages.errors import InputError, close_to
 from stages.settings import SetAction
 
 WIDTH = 100
+GONE = " (if an earlier version had it, CHANGELOG.md says what to use now)"
 _NOUNS = {"int": "a whole number", "float": "a number", "numbers": "whole numbers such as 1,3"}
 
 
@@ -57,7 +58,9 @@ class CommandParser(argparse.ArgumentParser):
                 continue
             if not word.startswith("--"):
                 return f"no option {name}: write -- before a text that begins with a dash"
-            return f"no option {name}{close_to(name, known)}"
+            if (setting := name[2:].replace("-", "_")) in settings_of(self):
+                return f"no option {name}: give --set {setting}=VALUE"
+            return f"no option {name}{close_to(name, known) or GONE}"
         return ""
 
     def _check_value(self, action: argparse.Action, value: object) -> None:
@@ -131,7 +134,7 @@ def parse(words: Sequence[str]) -> argparse.Namespace:
         said = close_to(rest[0], known) or ": the command comes first, then its options"
         raise UsageError(f"{called}: no option {rest[0]}{said}; see `{called} --help`")
     found = near(rest[0], path)
-    said = f"; did you mean {' or '.join(found)}?" if found else f"; `{called} --help` lists them"
+    said = f"; did you mean {' or '.join(found)}?" if found else f"{GONE}; `{called} --help` lists them"
     raise UsageError(f"{called}: there is no command {rest[0]!r}{said}")
 
 

@@ -17,11 +17,11 @@ from typing import TYPE_CHECKING
 
 from serving.cli.admin import check_installed
 from serving.cli.machines import ADDRESSES_NAME, DOING_NAME, locked, run_directory
-from serving.cli.run import add_import_options, check_model, find_checkpoint
+from serving.cli.run import check_model, find_checkpoint
 from serving.gateway.settings import DEFAULT_LISTEN, check_framework
 from stages.clock import monotonic
 from stages.errors import InputError, one_of
-from stages.host.commands import check_positive
+from stages.host.commands import add_import_options, check_positive
 from stages.progress import ProgressLine, aligned, counted
 from stages.signals import ends_cleanly, run_interruptible
 

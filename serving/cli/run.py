@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 from serving.cli.chat import ChatSettings, add_chat_options, given_prompt, talk
 from serving.cli.generate import check_request
 from stages.errors import InputError, ServiceError
-from stages.host.commands import add_weights, check_positive
+from stages.host.commands import add_import_options, check_positive
 from stages.progress import ProgressLine, counted
 from stages.settings import from_flags
 from stages.signals import ends_cleanly
@@ -48,12 +48,6 @@ def add_run(run: argparse.ArgumentParser) -> None:
     run.add_argument("--blocks", type=int, metavar="N", help="stages that the model is cut into (one a host)")
     run.add_argument("--threads", type=int, metavar="N", help="processor threads of each host (all cores)")
     add_import_options(run)
-
-
-def add_import_options(parser: argparse.ArgumentParser) -> None:
-    """The options of every command that takes a MODEL."""
-    parser.add_argument("--context", type=int, metavar="N", help="positions to keep (the model's, up to 8192)")
-    add_weights(parser)
 
 
 def run_run(options: argparse.Namespace) -> int:

@@ -208,7 +208,7 @@ def _parse(table: dict[str, Any], folder: Path | None) -> Topology:
 def _host(entry: dict[str, Any], index: int) -> HostEntry:
     where, given = f"host {index + 1}", entry
     if isinstance(entry, dict):
-        given = {"name": f"host-{index + 1}", "listen": entry.get("address", ""), **entry}
+        given = {"name": f"host-{index + 1}", **entry, "listen": entry.get("listen", entry.get("address", ""))}
     host = from_toml(HostEntry, given, where, error=TopologyError)
     for what, value in (("address", host.address), ("listen", host.listen)):
         parse_address(value, f"{where} ({host.name}): {what}")
@@ -243,7 +243,7 @@ def _quoted(text: str) -> str:
 
 def _only(table: object, known: set[str], where: str) -> None:
     if not isinstance(table, dict):
-        raise TopologyError(f"{where} must be a section")
+        raise TopologyError(f"{where} must be a section, with {', '.join(sorted(known))} in it, not {table!r}")
     unknown = sorted(set(table) - known)
     if unknown:
         raise TopologyError(f"{where} has an unknown key {unknown[0]!r}; there are {', '.join(sorted(known))}")

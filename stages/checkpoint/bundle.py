@@ -40,7 +40,7 @@ def find_bundle(directory: Path) -> Bundle:
     if not found:
         raise MissingCheckpoint(
             f"no checkpoint in {directory}: it has neither {MANIFEST_NAME} nor one in chain/, ar/, scorer/, steps/ "
-            "or local/"
+            "or local/; of a pretrained model `onesweep import` makes one"
         )
     return Bundle(**found)
 

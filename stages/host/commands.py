@@ -22,17 +22,17 @@ def add_import(pretrained: argparse.ArgumentParser) -> None:
     add("source", type=Path, metavar="SOURCE", help="a Hugging Face folder or a .gguf file")
     add("--blocks", type=int, default=3, metavar="N", help="stages, one a host (3)")
     add("--out", type=Path, required=True, metavar="DIR", help="a new directory")
-    add("--context", type=int, metavar="N", help="positions to keep (the model's, up to 8192)")
     add("--speeds", type=positive_numbers, metavar="X,X", help="relative speed of each stage's host (all equal)")
     add("--memory-mb", type=positive_numbers, metavar="MB,MB", help="room for weights on each host (any)")
-    add_weights(pretrained)
+    add_import_options(pretrained)
     what = "the last host drafts by it: copy:q8, copy:q4, a smaller MODEL of the same tokens or none"
     add("--drafter", metavar="MODEL", help=f"{what} (the largest copy that fits)")
     add("--untrained", action="store_true", help="the weights are random: ask for no loss")
 
 
-def add_weights(parser: argparse.ArgumentParser) -> None:
-    """The option of every command that imports a model."""
+def add_import_options(parser: argparse.ArgumentParser) -> None:
+    """The options of every command that imports a model."""
+    parser.add_argument("--context", type=int, metavar="N", help="positions to keep (the model's, up to 8192)")
     what = "of layers: 4 bytes a number, 2 bytes, 8 bits or 4 (those of a rounded GGUF file, else float32)"
     parser.add_argument("--weights", choices=["float32", "bfloat16", "q8", "q4"], help=what)
 
@@ -58,12 +58,13 @@ def add_inspect(inspect: argparse.ArgumentParser) -> None:
 
 
 def run_import(options: argparse.Namespace) -> int:
+    if not options.source.exists():
+        raise InputError(f"{options.source} is not there: give a Hugging Face folder or a .gguf file")
     with closing(ProgressLine()) as progress:
-        progress.at(f"reading {options.source}", 0.0)  # torch takes seconds to import
+        progress.at(f"reading {options.source}")  # torch takes seconds to import
         from stages.importing.cut import host_shares
         from stages.importing.importing import ImportSettings, import_model, summary
 
-        check_positive(options, "context")
         hosts = host_shares(options.blocks, options.speeds, options.memory_mb)
         given = (options.source, options.out, options.blocks, options.context, options.untrained, hosts)
         imported = import_model(ImportSettings(*given, options.weights, drafter=options.drafter), progress)
@@ -78,7 +79,7 @@ def run_inspect(options: argparse.Namespace) -> int:
     if options.source is not None:
         from stages.importing.parity import compare_with_source, require_source
 
-        require_source(options.directory, options.source)
+        imported = require_source(options.directory, options.source)
     print(json.dumps(record(options.directory), indent=2) if options.json else describe(options.directory))
     beside = sys.stderr if options.json else sys.stdout
     checks = verify(options.directory) if options.verify else []
@@ -86,7 +87,7 @@ def run_inspect(options: argparse.Namespace) -> int:
         print(check, file=beside)
     holds = all(check.ok for check in checks)
     if options.source is not None:
-        comparison = compare_with_source(options.directory, options.source)
+        comparison = compare_with_source(*imported, options.source)
         print(comparison, file=beside)
         holds = holds and comparison.holds
     return 0 if holds else 1

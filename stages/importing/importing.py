@@ -92,9 +92,10 @@ def import_model(settings: ImportSettings, progress: WorkProgress | None = None)
             f"{settings.source.name}: {counted(layers, 'layer')}; this takes {disk / MEGABYTE:.0f} MB of disk and "
             f"{memory / MEGABYTE:.0f} MB of memory"
         )
-        lines = stage_lines(architecture, drafter_bytes)
-        for line in (*lines, source.speech.describe_ends(), source.speech.describe_sampling()):
+        for line in (*stage_lines(architecture, drafter_bytes), source.speech.describe_ends()):
             progress.say(line)
+        sampling = ", ".join(f"{name} {value:g}" for name, value in source.speech.sampling.items())
+        progress.say(f"where a request does not say, tokens are drawn with {sampling}")
     if architecture.eight_bits:
         progress.say(f"{', '.join(architecture.eight_bits)} have 8 bits: the file has more than 4 of some of them")
     if settings.drafter is None:
@@ -234,7 +235,7 @@ def write_own_part(source: Path, directory: Path, index: int, path: Path) -> Non
 
 def _cut(whole: LlamaArchitecture, settings: ImportSettings) -> LlamaArchitecture:
     """The same model in stages. Raises InputError."""
-    context = settings.context or min(whole.positions, DEFAULT_CONTEXT)
+    context = min(whole.positions, DEFAULT_CONTEXT) if settings.context is None else settings.context
     if not 2 <= context <= whole.positions:
         raise InputError(f"--context {context}: the model reads from 2 to {whole.positions} positions")
     window = whole.window

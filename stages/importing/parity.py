@@ -61,12 +61,11 @@ def require_source(checkpoint: Path, source: Path) -> tuple[Path, LlamaArchitect
 
 
 @torch.inference_mode()
-def compare_with_source(checkpoint: Path, source: Path) -> SourceComparison:
-    """Read a text with an imported model and with its source.
+def compare_with_source(directory: Path, architecture: LlamaArchitecture, source: Path) -> SourceComparison:
+    """Read a text with an imported model, of `require_source`, and with its source.
 
     :param source: the Hugging Face folder or .gguf file that it was imported from. Raises OnesweepError.
     """
-    directory, architecture = require_source(checkpoint, source)
     theirs, model = _transformers(source), WholeModel(directory)
     places, same, largest, lost, kl = 0, 0, 0.0, 0.0, 0.0
     for tokens in _pieces(directory, architecture.positions):
@@ -106,7 +105,7 @@ def _transformers(source: Path) -> Callable[[Tensor], Tensor]:
                 str(directory), **file, local_files_only=True, dtype=torch.float32
             ).eval()
     except Exception as error:  # of any type: the package has none of its own for it
-        reason = next(iter(str(error).splitlines()), "") or type(error).__name__
+        reason = next(iter(str(error).splitlines()), "").rstrip(".").replace(str(source), "it") or type(error).__name__
         remedy = "give all files of the model as published, and the newest transformers"
         raise OnesweepError(f"transformers cannot read {source}: {reason}; {remedy}") from None
     return lambda tokens: model(tokens[None]).logits[0]

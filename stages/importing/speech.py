@@ -46,11 +46,6 @@ class Speech:
     sampling: Mapping[str, float] = field(default_factory=dict)
     licences: Mapping[str, bytes] = field(default_factory=dict)  # file name -> text
 
-    def describe_sampling(self) -> str:
-        """A line for people."""
-        settings = ", ".join(f"{name} {value:g}" for name, value in self.sampling.items())
-        return f"where a request does not say, tokens are drawn with {settings}"
-
     def describe_ends(self) -> str:
         """A line for people."""
         if not self.ends:

@@ -93,7 +93,8 @@ def onesweep(capsys: pytest.CaptureFixture[str]) -> Iterator[Callable[..., Outco
             code, message = options.run(options), ""
         except OnesweepError as error:
             code, message = error.exit_code, str(error)
-        return Outcome(code, capsys.readouterr().out, message)
+        out, err = capsys.readouterr()
+        return Outcome(code, out, message or err)
 
     threads = torch.get_num_threads()
     yield run

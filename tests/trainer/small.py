@@ -15,7 +15,6 @@ from stages.model.block import Block, Codes
 from stages.model.partition import equal_probability
 from trainer.blocks.config import NoiseConfig, RoundSettings, TrainingConfig
 from trainer.blocks.data import load_corpus
-from trainer.blocks.train import train_ar
 from trainer.rounds.codecs import Tensors
 from trainer.rounds.store import DATABASE, Record, Update, connect, read_events
 
@@ -47,11 +46,6 @@ rounds_config = replace(
     rounds=RoundSettings(steps_per_round=2, rounds=3, replicas=2, deadline_s=0, codec="fp32", down_codec="fp32"),
 )
 partition = equal_probability(2, 0.15, 10.0)
-
-
-def untrained_ar(directory: Path, architecture: Architecture) -> None:
-    """A checkpoint with random weights."""
-    train_ar(replace(tiny, architecture=architecture, steps=0), corpus, directory, architecture.parts)
 
 
 def make_blocks(**changes: object) -> list[Block]:

@@ -48,7 +48,8 @@ def test_everything_has_a_default(
     few = ["--config", settings(), "--steps", 1, "--threads", 1]
     assert onesweep("train", "text", "chain", *few).code == 0
     assert onesweep("train", "text", "ar", *few).code == 0
-    assert onesweep("train", "text", "local", *few).code == 0
+    few[1].write_text(few[1].read_text() + "[rounds]\nreplicas = 3\n")
+    assert "[rounds] is not used" in onesweep("train", "text", "local", *few).message
     for name in ("chain", "ar", "local"):
         assert read_manifest(tmp_path / "runs" / name).data["name"] == "python-docs"
     assert "note: trained on other text" not in onesweep("evaluate", "runs", "--windows", 2, "--min-context", 8).out
@@ -73,7 +74,7 @@ FILES = {
         ("AR --data short.txt", 2, "are too few; give at least"),
         ("BLOCKS --config key.toml", 2, "key.toml: unknown setting 'speeed'"),
         ("AR --config nowhere.toml", 2, "cannot read nowhere.toml"),
-        ("AR --steps -5", 2, "steps must be a whole number from 0"),
+        ("AR --steps 0", 2, "steps must be a whole number from 1"),
         ("AR --threads 0", 2, "--threads must be from 1"),
         ("BLOCKS --block 2", 2, "this chain has blocks 0 to 1"),
         ("AR --block 0", 2, "--block is of a chain: the parts of ar are trained together"),

@@ -90,10 +90,6 @@ class RoundSettings:
         """The codec of a version: the last one is whole, where a sparse codec would leave out most of it."""
         return "fp32" if self.down_codec in SPARSE and version == self.rounds else self.down_codec
 
-    def count(self, steps: int) -> int:
-        """Rounds of a run whose workers make `steps` local steps each; the last may have fewer."""
-        return self.rounds or -(-steps // self.steps_per_round)
-
 
 MAX_WHOLE = 2**53
 
@@ -139,7 +135,7 @@ class LookaheadConfig:
 class RunConfig:
     """Settings of a run that do not depend on what is trained."""
 
-    steps: int = field(default=2000, metadata=_WHOLE)
+    steps: int = field(default=2000, metadata=_COUNT)
     # Peak rate of AdamW: embeddings, heads, norms, AdaLN.
     learning_rate: float = field(default=3e-3, metadata=_POSITIVE)
     matrix_learning_rate: float = field(default=2e-2, metadata=_POSITIVE)  # peak rate of the layers' matrices

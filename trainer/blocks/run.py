@@ -81,8 +81,7 @@ class OptimizerSet:
 def schedule(step: int, config: RunConfig) -> float:
     """Share of the peak learning rates: linear warm-up, then a cosine down to 5 % at the last step."""
     warmup = min(1.0, (step + 1) / max(config.warmup_steps, 1))
-    progress = step / max(config.steps, 1)
-    decay = FINAL_LEARNING_RATE + (1 - FINAL_LEARNING_RATE) * 0.5 * (1 + math.cos(math.pi * progress))
+    decay = FINAL_LEARNING_RATE + (1 - FINAL_LEARNING_RATE) * 0.5 * (1 + math.cos(math.pi * step / config.steps))
     return warmup * decay
 
 

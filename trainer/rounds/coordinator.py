@@ -87,13 +87,6 @@ class Coordinator:
         self._times_published = self.schedule.closed // settings.publish_every
         self._changed = asyncio.Event()
 
-    def fragment(self, member: Member, number: int) -> str:
-        """One of those of the part that a member trains. Raises StatusError."""
-        fragments = self.spec.fragments_of(member.place.part)
-        if number >= len(fragments):
-            raise invalid(f"there is no fragment {number}: parts of this run have {len(fragments)}")
-        return fragments[number]
-
     # Calls of workers
 
     async def join(self, request: rounds_pb2.JoinRequest, key: str = "") -> rounds_pb2.JoinResponse:
@@ -130,7 +123,7 @@ class Coordinator:
         if not math.isfinite(request.wait_seconds):
             raise invalid("wait_seconds must be a finite number")
         member = self.called(request.worker, request.lease)
-        fragment = self.fragment(member, request.fragment)
+        fragment = self.spec.fragment_of(member.place.part, request.fragment)
         done = self._last_done(member, fragment, request)
         deadline = self.clock() + min(request.wait_seconds, MAX_WAIT_S)
         with contextlib.ExitStack() as stack:
@@ -217,7 +210,7 @@ class Coordinator:
         # memory for any number of calls
         async with self.ledger_lock:
             member = self.called(submission.worker, submission.lease)
-            fragment = self.fragment(member, submission.fragment)
+            fragment = self.spec.fragment_of(member.place.part, submission.fragment)
             self.schedule.check_known(fragment, submission.round, submission.base_version)
             verdict = self.intake.known(member, submission)
             if verdict is None:

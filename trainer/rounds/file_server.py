@@ -171,12 +171,9 @@ class UpdateIntake:
 
     def check(self, member: Member, submission: rounds_pb2.Submission) -> None:
         """Raise StatusError for a header that no update of this member can have."""
-        fragments, rounds = self.spec.fragments_of(member.place.part), self.spec.config.rounds
+        fragment, rounds = self.spec.fragment_of(member.place.part, submission.fragment), self.spec.config.rounds
         try:
             check_name(submission.id, "submission id")
-            if submission.fragment >= len(fragments):
-                raise RequestError(f"no fragment {submission.fragment}: parts of this run have {len(fragments)}")
-            fragment = fragments[submission.fragment]
             codec = CODECS[rounds.up_codec(submission.round)]
             if submission.codec != codec.name:
                 raise RequestError(f"this round's updates travel as {codec.name}, not {submission.codec[:20]!r}")

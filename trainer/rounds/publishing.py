@@ -38,10 +38,7 @@ class Publisher:
         weights = {part: tensors for part, (_, tensors) in versions.items()}
         chain = self.spec.config.rounds.model == "chain"
         if self.published != numbers:
-            if chain:
-                self._publish_chain(weights)
-            else:
-                self._publish_pipeline(weights)
+            (self._publish_chain if chain else self._publish_pipeline)(weights)
             self.published = numbers
         if not last:
             return

@@ -11,7 +11,6 @@ from stages.wire.tls import LOOPBACK_ONLY, Security
 # Modules that need torch are imported when a command runs, so nothing here may.
 
 PROTOCOL = 4  # of rounds.proto; 3 had other sparse codecs, in 2 the coordinator made features, 1 had no incarnations
-MAX_PACE_S = 3600.0
 MAX_PATIENCE_S = 1e7
 PATIENCE_S = 600.0
 MOST_MACHINES = 64  # of a site
@@ -48,7 +47,7 @@ class WorkerSettings:
     )
     machine: int = setting(0, "number of this one at its site; 0 is the first, which dials the coordinator", least=0)
     machines: int = setting(1, "how many the site has", least=1, most=MOST_MACHINES)
-    pace_s: float = setting(0.0, "what a local step takes at least", least=0, most=MAX_PACE_S)
+    pace_s: float = setting(0.0, "what a local step takes at least", least=0, most=3600)
 
 
 @dataclass(frozen=True)

@@ -203,6 +203,12 @@ class RunSpec:
     def fragments_of(self, part: int) -> tuple[str, ...]:
         return self.fragments.parts[self.parts[part]]
 
+    def fragment_of(self, part: int, number: int) -> str:
+        """Raises StatusError where a part has no fragment of this number."""
+        if number >= len(found := self.fragments_of(part)):
+            raise invalid(f"there is no fragment {number}: parts of this run have {len(found)}")
+        return found[number]
+
     def module(self, index: int) -> nn.Module:
         """A part as it begins, whatever was drawn before."""
         config, architecture = self.config, self.config.architecture
@@ -301,7 +307,8 @@ class RunSpec:
 
 def settled(config: TrainingConfig) -> TrainingConfig:
     """`steps` and `rounds` in agreement, so that the schedule of the rates ends with the last round."""
-    rounds, each = config.rounds.count(config.steps), config.rounds.steps_per_round
+    each = config.rounds.steps_per_round
+    rounds = config.rounds.rounds or -(-config.steps // each)
     if not config.rounds.rounds and config.steps < each:
         raise ConfigError(
             f"steps = {config.steps} are not one round of {each}: give more steps, a lower steps_per_round, or rounds"

@@ -5,6 +5,7 @@ import shutil
 from collections.abc import Sequence
 from itertools import pairwise
 
+from stages.errors import printable
 from stages.progress import aligned, counted
 from trainer.v1 import rounds_pb2
 
@@ -29,7 +30,6 @@ DOING = {
 PART_HEAD = ("part", "round", "left", "here", "in", "published", "losses in nats")
 WORKER_HEAD = ("worker", "part", "device", "does", "round", "step", "busy", "up", "down", "silent", "taken", "")
 CURVE_WIDTH = 12
-MAX_TEXT = 400
 
 
 def lines_of(update: rounds_pb2.WatchUpdate) -> list[str]:
@@ -55,15 +55,15 @@ def _head(update: rounds_pb2.WatchUpdate) -> list[str]:
     here = f"{len(update.workers) - gone} of {sum(part.replicas for part in update.parts)} workers here"
     counts = [f"{count} {what}" for what, count in (("late", late), ("gone", gone)) if count]
     lines = [
-        f"run {_plain(update.run[:12])}  {state}  {counted(update.rounds, 'round')}",
+        f"run {printable(update.run[:12])}  {state}  {counted(update.rounds, 'round')}",
         "  ".join([", ".join([here, *counts]), *moved, f"in {duration(update.seconds)}"]),
     ]
-    return [*lines, f"problem: {_plain(update.problem)}"] if update.problem else lines
+    return [*lines, f"problem: {printable(update.problem)}"] if update.problem else lines
 
 
 def _part(part: rounds_pb2.PartStatus, rounds: int) -> tuple[str, ...]:
     return (
-        _plain(part.name),
+        printable(part.name),
         f"{part.round}/{rounds}",
         duration(part.seconds_left) if part.HasField("seconds_left") else "-",
         f"{part.present}/{part.replicas}",
@@ -77,18 +77,18 @@ def _loss(part: rounds_pb2.PartStatus, name: str) -> str:
     """The newest value, after the curve of the closed rounds."""
     curve = [closed.losses[name] for closed in part.closed if name in closed.losses]
     newest = part.losses[name] if name in part.losses else curve[-1]
-    return " ".join(filter(None, (_plain(name.removesuffix("_nats")), spark(curve, CURVE_WIDTH), f"{newest:.3f}")))
+    return " ".join(filter(None, (printable(name.removesuffix("_nats")), spark(curve, CURVE_WIDTH), f"{newest:.3f}")))
 
 
 def _worker(worker: rounds_pb2.WorkerStatus, part: rounds_pb2.PartStatus | None) -> tuple[str, ...]:
     name, open_round = (part.name, part.round) if part else (str(worker.part), 0)
     notes = [f"late: round {open_round} is open"] if worker.late else []
     if worker.problem:
-        notes.append(_plain(worker.problem))
+        notes.append(printable(worker.problem))
     return (
-        _plain(worker.worker),
-        f"{_plain(name)}.{worker.replica}",
-        _plain(worker.device) or "-",
+        printable(worker.worker),
+        f"{printable(name)}.{worker.replica}",
+        printable(worker.device) or "-",
         "gone" if worker.gone else DOING.get(worker.doing, "joins"),
         str(worker.round),
         str(worker.steps),
@@ -99,11 +99,6 @@ def _worker(worker: rounds_pb2.WorkerStatus, part: rounds_pb2.PartStatus | None)
         f"{worker.accepted}" + (f" ({worker.refused} refused)" if worker.refused else ""),
         "; ".join(notes),
     )
-
-
-def _plain(text: str) -> str:
-    """Nothing that a terminal would take for a command."""
-    return "".join(character if character.isprintable() else "?" for character in text[:MAX_TEXT])
 
 
 def size(count: float) -> str:

@@ -51,7 +51,6 @@ def test_no_help_waits_for_torch_or_numpy() -> None:
 
 
 SHARED = (
-    "add_weights",
     "add_chat_options",
     "add_device",
     "add_import_options",

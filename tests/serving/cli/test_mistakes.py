@@ -86,7 +86,9 @@ TYPING = [
     ("bench lodtest", 2, "did you mean `onesweep bench loadtest`?"),
     ("serve", 2, "MODEL is missing"),
     ("--verison", 2, "no option --verison (did you mean --version?)"),
-    ("train simulate --momentum 1", 2, "no option --momentum; see `onesweep train simulate --help`"),
+    ("train simulate --momentum 1", 2, "no option --momentum (if an earlier version had it, CHANGELOG.md says what"),
+    ("generate x --top-p 1", 2, "no option --top-p: give --set top_p=VALUE; see `onesweep generate --help`"),
+    ("stage", 2, "there is no command 'stage' (if an earlier version had it, CHANGELOG.md says what to use now); `on"),
     ("generate x --max-byte 5", 2, "no option --max-byte (did you mean --max-bytes?)"),
     ("generate The sea", 2, "unexpected 'sea': put quotes around a text with spaces"),
     ("generate", 2, "PROMPT is missing"),
@@ -114,7 +116,8 @@ FILES = [
     ("host host-1 --topology {tmp}/taken.toml --checkpoint {weights}", 1, "the port is in use"),
     ("host host-1 --topology {tmp}/free.toml --checkpoint {damaged}", 1, "damaged"),
     ("deploy {damaged} --router {ring}", 2, "is damaged (its SHA-256 is not the manifest's): fetch it again"),
-    ("import /nowhere.gguf --out {tmp}/new", 2, "/nowhere.gguf"),
+    ("import /nowhere.gguf --out {tmp}/new", 2, "/nowhere.gguf is not there: give a Hugging Face folder or a .gguf"),
+    ("inspect {tmp}/text.txt", 2, "of a pretrained model `onesweep import` makes one"),
     ("import {tmp}/empty --out {tmp}/full", 2, "full"),
     ("token add ann", 2, "--tokens is missing"),
     ("token add ann --tokens {tmp}/tokens.toml", 2, "has a key ann already"),
@@ -162,7 +165,7 @@ def test_a_mistake_ends_in_a_sentence(
     (sentence,) = err.splitlines()[-1:]
     assert sentence.startswith("onesweep")
     assert says.format(**words) in sentence
-    assert out == ""
+    assert (out, "done" in err) == ("", False)
 
 
 def test_output_that_cannot_be_written_ends_in_a_sentence(

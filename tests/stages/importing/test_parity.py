@@ -54,7 +54,9 @@ def test_inspect_compares_with_what_was_imported(
     assert not replace(rounded, lost_nats=0.011).holds, "weights in fewer bits that cost too much"
 
     assert main([*inspect, str(tmp_path)]) == 1
-    assert "; give all files of the model as published, and the newest" in capsys.readouterr().err
+    said = capsys.readouterr().err
+    assert "; give all files of the model as published, and the newest" in said
+    assert said.count(str(tmp_path)) == 1
     assert main([*inspect, str(tmp_path / "nowhere")]) == 2
     said = capsys.readouterr()
     assert (said.out, "no model at" in said.err) == ("", True), "before anything takes time"

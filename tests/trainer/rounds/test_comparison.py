@@ -13,7 +13,7 @@ from tests.trainer.small import tiny
 from trainer.blocks.config import RoundSettings
 from trainer.rounds.comparison import variants
 from trainer.rounds.simulation import SimulatedWorkers
-from trainer.rounds.spec import FragmentMap, boundaries, cut
+from trainer.rounds.spec import FragmentMap, boundaries, cut, settled
 
 Command = Callable[..., Any]
 SETTINGS = """
@@ -57,6 +57,7 @@ def test_every_combination_is_a_row(onesweep: Command, flags: list[object]) -> N
     assert results[2]["traffic"]["updates"] == {"in time": 4}
     refused = onesweep("train", "simulate", *flags, "--vary", "steps_per_round=5")
     assert refused.message.startswith("steps = 4 are not one round of 5: give more steps, a lower steps_per_round")
+    assert settled(replace(tiny, steps=90, rounds=RoundSettings(steps_per_round=40))).rounds.rounds == 3
 
 
 @pytest.mark.parametrize(

@@ -67,7 +67,7 @@ def test_a_run_is_two_tables() -> None:
 def test_names_hold_no_commands_for_the_terminal() -> None:
     worker = rounds_pb2.WorkerStatus(worker="\x1b[2Jx", problem="\r\x1b]0;title\x07")
     last = lines_of(rounds_pb2.WatchUpdate(workers=[worker]))[-1]
-    assert "?[2Jx" in last
+    assert "�[2Jx" in last
     assert last.isprintable()
 
 
