@@ -10,7 +10,8 @@ from typing import Any
 
 import torch
 
-from loadtest.simulation.loop import CALLER
+from loadtest.simulation.loop import CALLER, here
+from loadtest.simulation.schedule import PlannedFault
 from serving.router.active_release import RouterParts
 from serving.router.host_link import Attempt, HostLink, HostPath
 from serving.router.paths import SUSPECT_S
@@ -110,7 +111,7 @@ class SimulatedHost(Host):
     def _go(self) -> None:
         if not self._has_pass and len(self.scheduler):
             self._has_pass = True
-            asyncio.get_running_loop().call_later(self.pass_s, self._pass)
+            here().call_at(monotonic() + self.pass_s, self._pass)
 
     def _pass(self) -> None:
         self._has_pass = False
@@ -119,6 +120,18 @@ class SimulatedHost(Host):
             job.result = internal("a hop failed")
         self._finish(ended)
         self._go()
+
+    def change(self, fault: PlannedFault, begins: bool) -> None:
+        """Let a fault of what it does begin or end."""
+        match fault.kind:
+            case "slow":
+                self.pass_s = PASS_S * (fault.strength if begins else 1.0)
+            case "broken":
+                self.is_broken = begins
+            case "full":
+                self.sessions.budget_bytes = 0 if begins else self.settings.session_mb << 20
+            case "echo" if isinstance(self.subscribers, EchoingSubscribers):
+                self.subscribers.times = 1 + begins
 
     def _fault(self, hop: stage_pb2.Hop, refusal: StatusError, lost: str = "") -> None:
         super()._fault(hop, refusal, lost)

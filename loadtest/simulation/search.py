@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import gc
-import logging
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property, partial
 from pathlib import Path
@@ -20,7 +19,7 @@ import torch
 from loadtest.commands import BenchReport
 from loadtest.report.table import aligned
 from loadtest.simulation.calls import MemoryChannel
-from loadtest.simulation.loop import virtual_time
+from loadtest.simulation.loop import VirtualLoop, quiet, virtual_time
 from loadtest.simulation.processes import TinyRelease
 from loadtest.simulation.schedule import (
     AGAIN_S,
@@ -36,10 +35,13 @@ from loadtest.simulation.schedule import (
     Schedule,
     make_schedule,
 )
+from loadtest.simulation.scripted import CASES as SCRIPTED_CASES
+from loadtest.simulation.scripted import ScriptedWorld
 from loadtest.simulation.training import Training, TrainingWorld, train
-from loadtest.simulation.world import CASES, RequestOutcome, World
+from loadtest.simulation.world import CASES, RequestOutcome, ScheduleRun, World
 from serving.cli.deploy import SWITCHED
 from serving.router.topology import HostEntry, Topology
+from stages import clock
 from stages.wire import channel
 
 DISKS = "/dev/shm" if Path("/dev/shm").is_dir() else None  # a tenth of the time is a real disk's
@@ -53,17 +55,6 @@ BUSY_S = 0.3  # that requests of the other client take
 MOST_MOVES = 2  # by one fault: to hosts that it has hit, too
 # Two faults may leave a router without a way, or hit two tries at once: a hop's time-out passes then.
 NO_WAY_S = 6.0
-
-
-@dataclass(frozen=True)
-class ScheduleRun:
-    """The outcome of one schedule."""
-
-    outcomes: list[RequestOutcome]
-    after: list[RequestOutcome]  # of requests once all faults are over
-    deploy: str | None  # why the deployment failed; empty where it did not, None where there was none
-    problems: list[str]  # what no run may have, beside texts
-    events: int  # a digest of all that was sent
 
 
 class Weights:
@@ -81,6 +72,12 @@ class Weights:
             )
         )
 
+    def schedule(self, seed: int) -> Schedule:
+        return make_schedule(seed, len(CASES))
+
+    def run(self, schedule: Schedule) -> ScheduleRun:
+        return run_schedule(self, schedule)
+
     @cached_property
     def answers(self) -> list[tuple[RequestOutcome, ...]]:
         """The outcome of each case by each release without faults, one request after the other."""
@@ -91,6 +88,32 @@ class Weights:
             assert all(each.status == "OK" and not each.replays for each in run.outcomes), run
             found.append(run.outcomes)
         return list(zip(*found, strict=True))
+
+
+class Script:
+    """The scripted model, with the outcome of every case without faults."""
+
+    def __init__(self) -> None:
+        gc.collect()
+        gc.freeze()  # a schedule makes thousands of objects: the collector looks at these alone
+        requests = (tuple(Asked(case, 0.0) for case in range(len(SCRIPTED_CASES))),)
+        self.answers = [(each,) for each in self.run(Schedule(-1, requests, (ROUTER_NAMES[:1],), ())).outcomes]
+
+    def schedule(self, seed: int) -> Schedule:
+        return make_schedule(seed, len(SCRIPTED_CASES), is_scripted=True)
+
+    def run(self, schedule: Schedule) -> ScheduleRun:
+        with ExitStack() as stack:
+            gc.disable()
+            stack.callback(gc.enable)
+            stack.enter_context(quiet())
+            stack.enter_context(clock.replaced((loop := VirtualLoop()).time))
+            stack.callback(loop.close)
+            world = ScriptedWorld(loop, schedule)
+            try:
+                return world.run()
+            except RuntimeError as error:
+                return ScheduleRun([], [], None, [f"it came to no end: {error!r}"], world.network.events)
 
 
 @dataclass
@@ -153,7 +176,7 @@ def fate_of(outcome: RequestOutcome, answers: Sequence[RequestOutcome], schedule
         return "moved"
     delay_s = sum(met.values()) + (NO_WAY_S if has_no_way or (has_waited and outcome.replays) else 0.0)
     delay_s += sum(answer.took_s for fault in met if not fault.hits_host)  # another router begins anew
-    drafts = CASES[outcome.case].mode == "ar-speculative"  # as long as it pays, by what drafts took before
+    drafts = outcome.mode == "ar-speculative"  # as long as it pays, by what drafts took before
     usual_s = answer.took_s * (1 + (drafts and any(fault.kind in ("slow", *SILENT_KINDS) for fault in schedule.faults)))
     return "slow" if took_s > usual_s + BUSY_S + delay_s else "right"
 
@@ -174,28 +197,13 @@ def trouble_of(schedule: Schedule, run: ScheduleRun, answers: Answers) -> tuple[
     judged += [(each, answers[each.case][is_deployed:][:1], well, " once all was well") for each in run.after]
     for each, texts, meanwhile, when in judged:
         if (fate := fate_of(each, texts, meanwhile)) in BAD_FATES:
-            case, took_s = CASES[each.case], max(answer.took_s for answer in texts)
+            took_s = max(answer.took_s for answer in texts)
             met, right = ", ".join(map(str, faults_of(each, meanwhile))) or "nothing", [a.text for a in texts]
             told.append(
-                f"{fate}{when}: {case.mode}, seed {case.seed}, {each.status} after {each.took_s:.2f} s ({took_s:.2f} "
+                f"{fate}{when}: {each.mode}, case {each.case}, {each.status} after {each.took_s:.2f} s ({took_s:.2f} "
                 f"without faults), moved {each.replays} times, it met {met}, {each.text!r} of {right}: {each.said}"
             )
     return tuple(told)
-
-
-@contextmanager
-def _quiet() -> Iterator[list[str]]:
-    """Log nothing in the block but errors, into the list: no fault of a schedule is one."""
-    said, root, level = list[str](), logging.getLogger(), logging.root.manager.disable
-    errors = logging.Handler(logging.ERROR)
-    errors.emit = lambda record: said.append(f"{record.getMessage()} {record.exc_info or ''}")  # type: ignore[method-assign]
-    root.addHandler(errors)
-    logging.disable(logging.WARNING)
-    try:
-        yield said
-    finally:
-        logging.disable(level)
-        root.removeHandler(errors)
 
 
 def run_schedule(weights: Weights, schedule: Schedule, first: TinyRelease | None = None) -> ScheduleRun:
@@ -205,7 +213,7 @@ def run_schedule(weights: Weights, schedule: Schedule, first: TinyRelease | None
     with ExitStack() as stack:
         gc.disable()  # a tenth of the time; and it may not come between, where the same seed is to give the same
         stack.callback(gc.enable)
-        said, loop = stack.enter_context(_quiet()), stack.enter_context(virtual_time())
+        said, loop = stack.enter_context(quiet()), stack.enter_context(virtual_time())
         directory = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="onesweep-disks-", dir=DISKS)))
         world: World | TrainingWorld
         if schedule.trains:
@@ -255,40 +263,39 @@ async def _run(world: World, schedule: Schedule, said: list[str]) -> ScheduleRun
     return ScheduleRun(outcomes, later, failure, [*loop.problems, *said, *left], world.network.events)
 
 
-def fewest(weights: Weights, schedule: Schedule) -> Schedule:
+def fewest(model: Weights | Script, schedule: Schedule) -> Schedule:
     """The same schedule without the faults that its trouble does not need."""
     index = 0
     while index < len(schedule.faults):
         less = replace(schedule, faults=schedule.faults[:index] + schedule.faults[index + 1 :])
-        if trouble_of(less, run_schedule(weights, less), weights.answers):
+        if trouble_of(less, model.run(less), model.answers):
             schedule = less
         else:
             index += 1
     return schedule
 
 
-def search(schedules: int, first_seed: int, say: Callable[[str], None]) -> BenchReport:
+def search(schedules: int, first_seed: int, say: Callable[[str], None], is_scripted: bool = False) -> BenchReport:
     """Run the schedules of a seed and of those after it, until one fails; that one is shrunk."""
     found = Found(first_seed)
     with tempfile.TemporaryDirectory(prefix="onesweep-simulation-") as folder:
-        weights = Weights(Path(folder))
-        answers, begin_s = weights.answers, time.process_time()
+        model: Weights | Script = Script() if is_scripted else Weights(Path(folder))
+        answers, begin_s = model.answers, time.process_time()
         for seed in range(first_seed, first_seed + schedules):
-            schedule = make_schedule(seed, len(CASES))
-            run = run_schedule(weights, schedule)
+            run = model.run(schedule := model.schedule(seed))
             found.add(schedule, run, answers)
             if found.schedules % SAY_EVERY == 0:
                 say(f"  {found.schedules} schedules in {time.process_time() - begin_s:.0f} s of one processor")
             if trouble_of(schedule, run, answers):
                 say(f"seed {seed} fails: looking for the fewest faults that do ...")
-                failing = found.failing = fewest(weights, schedule)
-                found.trouble = trouble_of(failing, run_schedule(weights, failing), answers)
+                failing = found.failing = fewest(model, schedule)
+                found.trouble = trouble_of(failing, model.run(failing), answers)
                 break
-        return report(found, time.process_time() - begin_s)
+        return report(found, time.process_time() - begin_s, "scripted" if is_scripted else "")
 
 
-def report(found: Found, seconds: float) -> BenchReport:
-    """:param seconds: of one processor."""
+def report(found: Found, seconds: float, model: str) -> BenchReport:
+    """:param seconds: of one processor. :param model: as the flag has it."""
     minute = 60 * found.schedules / max(seconds, 1e-3)
     fates = ", ".join(f"{found.fates[fate]} {fate}" for fate in (*FATES, *BAD_FATES))
     lines = [
@@ -299,7 +306,8 @@ def report(found: Found, seconds: float) -> BenchReport:
     if found.failing is not None:
         lines += [f"seed {found.failing.seed} fails, with the faults that it needs:"]
         lines += [*(f"  {fault}" for fault in found.failing.faults), *found.trouble]
-        lines += [f"again: onesweep bench chaos --simulate --schedules 1 --seed {found.failing.seed}"]
+        again = " ".join(("onesweep bench chaos --simulate", *([model] if model else []), "--schedules 1 --seed"))
+        lines += [f"again: {again} {found.failing.seed}"]
     rows = [(kind, str(found.faults[kind])) for kind in KINDS]
     table = f"{aligned(('fault', 'times'), rows)}\n\n" + "\n".join(f"- {line}" for line in lines)
     record = {**vars(found), "schedules_a_minute": minute, "failing": found.failing and asdict(found.failing)}

@@ -177,8 +177,8 @@ class Tries:
         if now_s >= self.due_at:
             raise deadline_exceeded("the deadline passed before the hosts sent a result")
         self._tried_at = now_s
-        current = {link.entry.address for attempt in self.attempts for link in attempt.path}
-        path = self.choose(self.blamed | current, ())
+        current = [link.entry.address for attempt in self.attempts for link in attempt.path]
+        path = self.choose([*self.blamed, *self.blamed, *current], ())  # slow is better than failed
         if not path or any(path == attempt.path for attempt in self.attempts) or not self.hedging.may_hedge():
             return None
         self.count += 1  # only here: what takes long, and has no other way, has not failed
