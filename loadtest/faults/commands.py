@@ -21,9 +21,7 @@ def run_chaos(options: argparse.Namespace) -> int:
     if settings.simulate:
         from loadtest.simulation.search import search
 
-        return run_bench(
-            options, lambda: search(settings.schedules, settings.seed, say, settings.simulate == "scripted")
-        )
+        return run_bench(options, lambda: search(settings.schedules, settings.seed, say))
     from loadtest.faults.serving_run import chaos, serving_report
 
     return run_bench(options, lambda: serving_report(chaos(settings, say)))

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
 
 from stages.settings import setting
 
@@ -24,13 +23,7 @@ class ChaosSettings:
     requests_at_once: int = 4
     patience_s: float = 60.0  # after which a client gives a request up
     warm_up_s: float = 5.0  # of load before the first fault
-    simulate: Literal["real", "scripted"] | None = setting(
-        None,
-        "Schedules of faults in virtual time, drawn from --seed and after: the real code with a tiny model, or its "
-        "decisions alone, thirty times as many",
-        nargs="?",
-        const="real",
-    )
+    simulate: bool = setting(False, "A tiny model in virtual time: schedules of faults, drawn from --seed and after")
     schedules: int = setting(1000, "With --simulate: how many", least=1, most=10_000_000)
 
     @property

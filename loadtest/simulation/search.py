@@ -12,14 +12,14 @@ from contextlib import ExitStack
 from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property, partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 
 from loadtest.commands import BenchReport
 from loadtest.report.table import aligned
 from loadtest.simulation.calls import MemoryChannel
-from loadtest.simulation.loop import VirtualLoop, quiet, virtual_time
+from loadtest.simulation.loop import quiet, virtual_time
 from loadtest.simulation.processes import TinyRelease
 from loadtest.simulation.schedule import (
     AGAIN_S,
@@ -35,13 +35,10 @@ from loadtest.simulation.schedule import (
     Schedule,
     make_schedule,
 )
-from loadtest.simulation.scripted import CASES as SCRIPTED_CASES
-from loadtest.simulation.scripted import ScriptedWorld
 from loadtest.simulation.training import Training, TrainingWorld, train
 from loadtest.simulation.world import CASES, RequestOutcome, ScheduleRun, World
 from serving.cli.deploy import SWITCHED
 from serving.router.topology import HostEntry, Topology
-from stages import clock
 from stages.wire import channel
 
 DISKS = "/dev/shm" if Path("/dev/shm").is_dir() else None  # a tenth of the time is a real disk's
@@ -55,6 +52,17 @@ BUSY_S = 0.3  # that requests of the other client take
 MOST_MOVES = 2  # by one fault: to hosts that it has hit, too
 # Two faults may leave a router without a way, or hit two tries at once: a hop's time-out passes then.
 NO_WAY_S = 6.0
+
+
+class Simulated(Protocol):
+    """A simulation, and the outcome of every case without faults, by each release."""
+
+    @property
+    def answers(self) -> Answers: ...
+
+    def schedule(self, seed: int) -> Schedule: ...
+
+    def run(self, schedule: Schedule) -> ScheduleRun: ...
 
 
 class Weights:
@@ -88,32 +96,6 @@ class Weights:
             assert all(each.status == "OK" and not each.replays for each in run.outcomes), run
             found.append(run.outcomes)
         return list(zip(*found, strict=True))
-
-
-class Script:
-    """The scripted model, with the outcome of every case without faults."""
-
-    def __init__(self) -> None:
-        gc.collect()
-        gc.freeze()  # a schedule makes thousands of objects: the collector looks at these alone
-        requests = (tuple(Asked(case, 0.0) for case in range(len(SCRIPTED_CASES))),)
-        self.answers = [(each,) for each in self.run(Schedule(-1, requests, (ROUTER_NAMES[:1],), ())).outcomes]
-
-    def schedule(self, seed: int) -> Schedule:
-        return make_schedule(seed, len(SCRIPTED_CASES), is_scripted=True)
-
-    def run(self, schedule: Schedule) -> ScheduleRun:
-        with ExitStack() as stack:
-            gc.disable()
-            stack.callback(gc.enable)
-            stack.enter_context(quiet())
-            stack.enter_context(clock.replaced((loop := VirtualLoop()).time))
-            stack.callback(loop.close)
-            world = ScriptedWorld(loop, schedule)
-            try:
-                return world.run()
-            except RuntimeError as error:
-                return ScheduleRun([], [], None, [f"it came to no end: {error!r}"], world.network.events)
 
 
 @dataclass
@@ -263,7 +245,7 @@ async def _run(world: World, schedule: Schedule, said: list[str]) -> ScheduleRun
     return ScheduleRun(outcomes, later, failure, [*loop.problems, *said, *left], world.network.events)
 
 
-def fewest(model: Weights | Script, schedule: Schedule) -> Schedule:
+def fewest(model: Simulated, schedule: Schedule) -> Schedule:
     """The same schedule without the faults that its trouble does not need."""
     index = 0
     while index < len(schedule.faults):
@@ -275,11 +257,19 @@ def fewest(model: Weights | Script, schedule: Schedule) -> Schedule:
     return schedule
 
 
-def search(schedules: int, first_seed: int, say: Callable[[str], None], is_scripted: bool = False) -> BenchReport:
-    """Run the schedules of a seed and of those after it, until one fails; that one is shrunk."""
+def search(
+    schedules: int,
+    first_seed: int,
+    say: Callable[[str], None],
+    model: Simulated | None = None,
+    command: str = "onesweep bench chaos --simulate",
+) -> BenchReport:
+    """Run the schedules of a seed and of those after it, until one fails; that one is shrunk.
+
+    :param model: the real code with a tiny model, where none is given. :param command: that shows a failure again."""
     found = Found(first_seed)
     with tempfile.TemporaryDirectory(prefix="onesweep-simulation-") as folder:
-        model: Weights | Script = Script() if is_scripted else Weights(Path(folder))
+        model = model or Weights(Path(folder))
         answers, begin_s = model.answers, time.process_time()
         for seed in range(first_seed, first_seed + schedules):
             run = model.run(schedule := model.schedule(seed))
@@ -291,11 +281,11 @@ def search(schedules: int, first_seed: int, say: Callable[[str], None], is_scrip
                 failing = found.failing = fewest(model, schedule)
                 found.trouble = trouble_of(failing, model.run(failing), answers)
                 break
-        return report(found, time.process_time() - begin_s, "scripted" if is_scripted else "")
+        return report(found, time.process_time() - begin_s, command)
 
 
-def report(found: Found, seconds: float, model: str) -> BenchReport:
-    """:param seconds: of one processor. :param model: as the flag has it."""
+def report(found: Found, seconds: float, command: str) -> BenchReport:
+    """:param seconds: of one processor."""
     minute = 60 * found.schedules / max(seconds, 1e-3)
     fates = ", ".join(f"{found.fates[fate]} {fate}" for fate in (*FATES, *BAD_FATES))
     lines = [
@@ -306,8 +296,7 @@ def report(found: Found, seconds: float, model: str) -> BenchReport:
     if found.failing is not None:
         lines += [f"seed {found.failing.seed} fails, with the faults that it needs:"]
         lines += [*(f"  {fault}" for fault in found.failing.faults), *found.trouble]
-        again = " ".join(("onesweep bench chaos --simulate", *([model] if model else []), "--schedules 1 --seed"))
-        lines += [f"again: {again} {found.failing.seed}"]
+        lines += [f"again: {command} --schedules 1 --seed {found.failing.seed}"]
     rows = [(kind, str(found.faults[kind])) for kind in KINDS]
     table = f"{aligned(('fault', 'times'), rows)}\n\n" + "\n".join(f"- {line}" for line in lines)
     record = {**vars(found), "schedules_a_minute": minute, "failing": found.failing and asdict(found.failing)}

@@ -1,13 +1,18 @@
-"""The real decisions of clients, routers and hosts on a scripted model, in virtual time.
+"""The real decisions of clients, routers and hosts under fault schedules, on a scripted model in virtual time:
+`python .ci/schedules.py --schedules 10000 --seed 0`, a minute of one processor.
 
 A token is a checksum of the text before it, as each host on its way has read it. No message is serialized, nothing is
-computed and no task runs: what asyncio, gRPC and torch do is not simulated.
+computed and no task runs: what asyncio, gRPC and torch do is not simulated, `bench chaos --simulate` does that.
 """
 
 from __future__ import annotations
 
+import argparse
+import gc
+import sys
 from collections import deque
 from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from functools import partial
 from types import SimpleNamespace
 from typing import Any
@@ -16,10 +21,11 @@ from zlib import crc32
 import loadtest.simulation.schedule as drawn
 import loadtest.simulation.world as whole
 from loadtest.simulation.calls import MemoryChannel, ScriptedCall
-from loadtest.simulation.loop import StepTaker, VirtualLoop, here
+from loadtest.simulation.loop import StepTaker, VirtualLoop, here, quiet
 from loadtest.simulation.network import SMALL_BYTES, Connection, FaultyWorld
 from loadtest.simulation.processes import EchoingSubscribers, SimulatedHost, Try, WatchedRing
 from loadtest.simulation.schedule import HOSTS, ROUTER_NAMES, STAGES, Asked, PlannedFault, Schedule
+from loadtest.simulation.search import search
 from serving.client.client import RequestRefused, Result, RouterError
 from serving.client.failover import Turns
 from serving.router.accounting import Account
@@ -29,6 +35,7 @@ from serving.router.ring import RETRY_S
 from serving.router.session import Session, Steps, Wait
 from serving.router.topology import HostEntry
 from serving.v1 import router_pb2
+from stages import clock
 from stages.clock import monotonic
 from stages.host.parts import Release
 from stages.host.scheduler import HopWork, TextWork
@@ -422,3 +429,43 @@ class ScriptedWorld(FaultyWorld):
         problems = [*loop.problems, *whole.beyond_words(self.whole_tries)]
         problems += [f"{name} still holds sessions" for name in left]
         return whole.ScheduleRun(self.outcomes, [], None, problems, self.network.events)
+
+
+class Script:
+    """The scripted model, with the outcome of every case without faults."""
+
+    def __init__(self) -> None:
+        gc.collect()
+        gc.freeze()  # a schedule makes thousands of objects: the collector looks at these alone
+        requests = (tuple(Asked(case, 0.0) for case in range(len(CASES))),)
+        self.answers = [(each,) for each in self.run(Schedule(-1, requests, (ROUTER_NAMES[:1],), ())).outcomes]
+
+    def schedule(self, seed: int) -> Schedule:
+        return drawn.make_schedule(seed, len(CASES), is_scripted=True)
+
+    def run(self, schedule: Schedule) -> whole.ScheduleRun:
+        with ExitStack() as stack:
+            gc.disable()
+            stack.callback(gc.enable)
+            stack.enter_context(quiet())
+            stack.enter_context(clock.replaced((loop := VirtualLoop()).time))
+            stack.callback(loop.close)
+            world = ScriptedWorld(loop, schedule)
+            try:
+                return world.run()
+            except RuntimeError as error:
+                return whole.ScheduleRun([], [], None, [f"it came to no end: {error!r}"], world.network.events)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__.partition(":")[0])
+    parser.add_argument("--schedules", type=int, default=10_000)
+    parser.add_argument("--seed", type=int, default=0, help="of the first one")
+    options = parser.parse_args()
+    report = search(options.schedules, options.seed, print, Script(), "python .ci/schedules.py")
+    print(report.table)
+    return 0 if report.holds else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())
