@@ -1,6 +1,6 @@
 """The scripted model: nothing is lost, a seed decides all, and planted faults of what decides are found."""
 
-import importlib.util
+import importlib
 import sys
 from pathlib import Path
 from typing import Any
@@ -11,10 +11,9 @@ from loadtest.simulation.search import fewest, search, trouble_of
 from serving.router.journal import Journal, Tries
 from stages.host.admission import HopAdmission
 
-_spec = importlib.util.spec_from_file_location("schedules", Path(__file__).parents[3] / ".ci/schedules.py")
-assert _spec is not None
-assert _spec.loader is not None
-_spec.loader.exec_module(sys.modules.setdefault("schedules", schedules := importlib.util.module_from_spec(_spec)))
+sys.path.append(str(Path(__file__).parents[3] / ".ci"))
+schedules: Any = importlib.import_module("schedules")
+sys.path.pop()
 
 
 @pytest.fixture(scope="module")
