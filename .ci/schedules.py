@@ -336,7 +336,7 @@ def ask(
             call.end()
             if call.connection is not None:
                 call.connection.send(SMALL_BYTES, lambda call=call: call.cancel())
-        own, places, idle = whole.traces_of(world.all_rings, name, routers, begin_s)
+        own, places, idle = whole.traces_of(world.all_rings, name, routers, begin_s, routers[turns.at])
         if status == "OK":
             world.whole_tries.append(max(own, key=lambda each: each.heard_s))
         took = begin_s - world.begin_s, monotonic() - begin_s, turns.timeout_s

@@ -222,14 +222,18 @@ class WatchedRing(Ring):
         if self._left.pop(session, ()) == path:
             self.problems.append(f"{self.place} moves a request from silent hosts to the same ones, {names}")
         self._lost_until |= self._unread.pop(session, {})
+        targets = self._lost_targets(path)
+        if targets and not session.tries.attempts:
+            other = self.choose(session.weights, {*session.tries.blamed, *targets}) or path
+            others = {link.entry.address for link in other}
+            if not others & (targets | session.tries.blamed) and not self._lost_targets(other):
+                self.problems.append(f"{self.place} takes a link that lost work a moment ago, on {names}")
+
+    def _lost_targets(self, path: HostPath) -> set[str]:
+        """Addresses to which links of a path lost work a moment ago."""
         addresses = [link.entry.address for link in path]
         pairs = zip(addresses, addresses[1:] + addresses[:1], strict=True)
-        bad = [pair for pair in pairs if self._lost_until.get(pair, 0.0) > monotonic()]
-        if bad and not session.tries.attempts:
-            other = self.choose(session.weights, {*session.tries.blamed, *(target for _, target in bad)})
-            others = {link.entry.address for link in other or path}
-            if not others & {target for _, target in bad} and not others & session.tries.blamed:
-                self.problems.append(f"{self.place} takes a link that lost work a moment ago, on {names}")
+        return {pair[1] for pair in pairs if self._lost_until.get(pair, 0.0) > monotonic()}
 
     def _deliver(self, event: stage_pb2.Event) -> None:
         seen = self.tries.get(event.session)

@@ -149,7 +149,7 @@ def fate_of(outcome: RequestOutcome, answers: Sequence[RequestOutcome], schedule
     if any(fault.kind == refusing for fault in met) or (outcome.status == "UNAVAILABLE" and len(routers) > 1):
         return "refused"
     if not is_whole:
-        hurried = outcome.status == "DEADLINE_EXCEEDED" and took_s >= outcome.patience_s - LATE_S
+        hurried = outcome.status in ("DEADLINE_EXCEEDED", "UNAVAILABLE") and took_s >= outcome.patience_s - LATE_S
         return "left" if outcome.status == "LEFT" else "hurried" if hurried else "lost"
     # a router looks for a way until a hop's time-out, and its client asks the other one
     has_waited = any(outcome.idle.intersection(fault.targets) for fault in schedule.faults)

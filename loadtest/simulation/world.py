@@ -329,14 +329,14 @@ class World(FaultyWorld):
 
 
 def traces_of(
-    rings: Sequence[WatchedRing], client: str, routers: Sequence[str], begin_s: float
+    rings: Sequence[WatchedRing], client: str, routers: Sequence[str], begin_s: float, answered: str = ""
 ) -> tuple[list[Try], frozenset[str], frozenset[str]]:
-    """A request's tries at the last router that began one, machines that may have had a part in it, and those of its
-    routers that began none."""
+    """A request's tries at the router that answered, by default the last that began one; machines that may have had a
+    part in it; and those of its routers that began none."""
     tries = [each for ring in rings for each in ring.tries.values()]
     tries = [each for each in tries if each.client == client and each.begun_s >= begin_s]
     places = frozenset({client, *routers, *(host for each in tries for host in each.path)})
-    answered = max(tries, key=lambda each: each.begun_s).router if tries else ""
+    answered = answered or (max(tries, key=lambda each: each.begun_s).router if tries else "")
     own = [each for each in tries if each.router == answered]
     return own, places, frozenset({*routers} - {each.router for each in tries})
 
