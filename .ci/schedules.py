@@ -235,7 +235,9 @@ class ScriptedLink(HostLink):
             for name, link in self.onward.items():
                 since_s = self.world.silent_since(self.entry.name, name)
                 is_lost = since_s is not None and monotonic() > since_s + ONWARD_S
-                link.problem = "lost" if is_lost or self.world.processes[name].killed else ""
+                relay: Any = self.world.hosts[self.entry.name].next_hosts.to(name)
+                is_away = relay.channel._dialling or self.world.processes[name].killed
+                link.problem = "lost" if is_lost or is_away else ""
 
 
 def serve(case: whole.Case, left_s: float, hear: Callable[..., object], call: Any) -> None:  # noqa: ANN401

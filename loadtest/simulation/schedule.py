@@ -102,9 +102,9 @@ class PlannedFault:
         elif self.kind in SILENT_KINDS:
             if seen_s + KNOWN_S < begin_s and end_s < self.end_s:
                 return 0.0
-            is_only = any(each.length_s >= GONE_S and each.stages & self.stages for each in others)  # nobody leaves it
+            is_only = any(each is not self and each.stages & self.stages for each in others)  # nobody leaves it
             spent_s = UNACKNOWLEDGED_S if is_only or set(self.targets) <= set(HOSTS) else UNHEARD_S
-            delay_s = spent_s if is_spent else delay_s
+            delay_s = spent_s if is_spent or is_only else delay_s
         return min(delay_s, self.length_s + AGAIN_S)
 
     def __str__(self) -> str:
