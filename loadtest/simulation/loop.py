@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import heapq
-from collections.abc import Callable, Coroutine, Iterator
+import logging
+from collections import deque
+from collections.abc import Callable, Coroutine, Generator, Iterator
 from concurrent.futures import Executor
 from contextlib import contextmanager
 from contextvars import Context, ContextVar, copy_context
 from typing import Any, TypeVar
 
 from stages import clock
+from stages.clock import monotonic
 
 T = TypeVar("T")
 Call = Callable[..., object]
@@ -58,6 +61,34 @@ def here() -> Process:
     process = PROCESS.get()
     assert process is not None, "nothing simulated runs"
     return process
+
+
+class StepTaker:
+    """Takes steps in virtual time."""
+
+    def __init__(self, caller: str, steps: Callable[[StepTaker], Generator[Any, None, None]]) -> None:
+        """:param caller: the client that they are for."""
+        self.caller, self.process, self.inbox, self.waits, self.hears = caller, here(), deque[Any](), 0, False
+        self.steps = steps(self)
+        self.go(0)
+
+    def go(self, wait: int) -> None:
+        """Take those after a wait, unless it is over."""
+        if wait == self.waits:
+            self.hears, self.waits = False, wait + 1
+            CALLER.set(self.caller)
+            if (due := next(self.steps, None)) is not None:
+                self.hears = due.hears
+                self.process.call_at(monotonic() + due.seconds, self.go, self.waits)
+
+    def hear(self, *event: Any) -> None:  # noqa: ANN401
+        self.inbox.extend(event)
+        if self.hears:
+            self.go(self.waits)
+
+    def cancel(self) -> None:
+        self.hears, self.waits = False, self.waits + 1
+        self.steps.close()
 
 
 class _Handle(asyncio.Handle):
@@ -165,3 +196,18 @@ def virtual_time() -> Iterator[VirtualLoop]:
             loop.run_until_complete(loop.shutdown_asyncgens())
             asyncio.set_event_loop(None)
             loop.close()
+
+
+@contextmanager
+def quiet() -> Iterator[list[str]]:
+    """Log nothing in the block but errors, into the list: no fault of a schedule is one."""
+    said, root, level = list[str](), logging.getLogger(), logging.root.manager.disable
+    errors = logging.Handler(logging.ERROR)
+    errors.emit = lambda record: said.append(f"{record.getMessage()} {record.exc_info or ''}")  # type: ignore[method-assign]
+    root.addHandler(errors)
+    logging.disable(logging.WARNING)
+    try:
+        yield said
+    finally:
+        logging.disable(level)
+        root.removeHandler(errors)

@@ -157,10 +157,10 @@ class Connection:
 
     def lose_client(self, why: str) -> None:
         self.is_open = False
-        for call in list(self.calls):
-            call.lose(why)
         if self.channel.connection is self:
             self.channel.connection = None
+        for call in list(self.calls):
+            call.lose(why)
 
     def lose_server(self, _: str) -> None:
         self.is_open = False
@@ -197,6 +197,8 @@ class FaultyWorld(ABC):
         names, network, self.lasting[fault] = fault.targets, self.network, lambda: None
         self.hit |= {name for name in names if fault.kind in PROCESS_KINDS or name in HOSTS}
         self.loop.call_later(fault.length_s, self.end, fault)
+        if fault.kind == "broken":  # who sends nonsense is not known: all of a path are avoided
+            self.hit.update(HOSTS)
         match fault.kind:
             case "kill" | "replace":
                 network.kill(self.processes[names[0]])

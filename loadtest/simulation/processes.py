@@ -10,7 +10,8 @@ from typing import Any
 
 import torch
 
-from loadtest.simulation.loop import CALLER
+from loadtest.simulation.loop import CALLER, here
+from loadtest.simulation.schedule import PlannedFault
 from serving.router.active_release import RouterParts
 from serving.router.host_link import Attempt, HostLink, HostPath
 from serving.router.paths import SUSPECT_S
@@ -110,7 +111,7 @@ class SimulatedHost(Host):
     def _go(self) -> None:
         if not self._has_pass and len(self.scheduler):
             self._has_pass = True
-            asyncio.get_running_loop().call_later(self.pass_s, self._pass)
+            here().call_at(monotonic() + self.pass_s, self._pass)
 
     def _pass(self) -> None:
         self._has_pass = False
@@ -119,6 +120,18 @@ class SimulatedHost(Host):
             job.result = internal("a hop failed")
         self._finish(ended)
         self._go()
+
+    def change(self, fault: PlannedFault, begins: bool) -> None:
+        """Let a fault of what it does begin or end."""
+        match fault.kind:
+            case "slow":
+                self.pass_s = PASS_S * (fault.strength if begins else 1.0)
+            case "broken":
+                self.is_broken = begins
+            case "full":
+                self.sessions.budget_bytes = 0 if begins else self.settings.session_mb << 20
+            case "echo" if isinstance(self.subscribers, EchoingSubscribers):
+                self.subscribers.times = 1 + begins
 
     def _fault(self, hop: stage_pb2.Hop, refusal: StatusError, lost: str = "") -> None:
         super()._fault(hop, refusal, lost)
@@ -209,14 +222,18 @@ class WatchedRing(Ring):
         if self._left.pop(session, ()) == path:
             self.problems.append(f"{self.place} moves a request from silent hosts to the same ones, {names}")
         self._lost_until |= self._unread.pop(session, {})
+        targets = self._lost_targets(path)
+        if targets and not session.tries.attempts:
+            other = self.choose(session.weights, {*session.tries.blamed, *targets}) or path
+            others = {link.entry.address for link in other}
+            if not others & (targets | session.tries.blamed) and not self._lost_targets(other):
+                self.problems.append(f"{self.place} takes a link that lost work a moment ago, on {names}")
+
+    def _lost_targets(self, path: HostPath) -> set[str]:
+        """Addresses to which links of a path lost work a moment ago."""
         addresses = [link.entry.address for link in path]
         pairs = zip(addresses, addresses[1:] + addresses[:1], strict=True)
-        bad = [pair for pair in pairs if self._lost_until.get(pair, 0.0) > monotonic()]
-        if bad and not session.tries.attempts:
-            other = self.choose(session.weights, {*session.tries.blamed, *(target for _, target in bad)})
-            others = {link.entry.address for link in other or path}
-            if not others & {target for _, target in bad} and not others & session.tries.blamed:
-                self.problems.append(f"{self.place} takes a link that lost work a moment ago, on {names}")
+        return {pair[1] for pair in pairs if self._lost_until.get(pair, 0.0) > monotonic()}
 
     def _deliver(self, event: stage_pb2.Event) -> None:
         seen = self.tries.get(event.session)

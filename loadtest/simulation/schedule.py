@@ -16,6 +16,7 @@ BEGIN_S = 2.0  # within which faults begin
 MOST_FAULTS = 4
 SLOW = 50.0, (450.0, 520.0)  # times that a slow host takes; so many, and a second try begins beside the first
 SLOW_ALONE, PARTED_S = 100.0, 3.5  # of a range's only host; from the loss of one router to that of the other
+GONE_S = 600.0  # so long the other host is lost
 SLOW_LINK_S, FLAP_S = 0.3, 0.75  # what a slow link takes more; from one reset to the next
 # Of so many seeds one deploys a release meanwhile, and another is a training: both take files, which are slow.
 DEPLOY_EVERY = TRAIN_EVERY = ALONE_EVERY = 8
@@ -101,8 +102,9 @@ class PlannedFault:
         elif self.kind in SILENT_KINDS:
             if seen_s + KNOWN_S < begin_s and end_s < self.end_s:
                 return 0.0
-            spent_s = UNACKNOWLEDGED_S if set(self.targets) <= set(HOSTS) else UNHEARD_S
-            delay_s = spent_s if is_spent else delay_s
+            is_only = any(each is not self and each.stages & self.stages for each in others)  # nobody leaves it
+            spent_s = UNACKNOWLEDGED_S if is_only or set(self.targets) <= set(HOSTS) else UNHEARD_S
+            delay_s = spent_s if is_spent or is_only else delay_s
         return min(delay_s, self.length_s + AGAIN_S)
 
     def __str__(self) -> str:
@@ -131,8 +133,8 @@ class Schedule:
     is_spent: bool = False  # routers may make no second tries
 
 
-def make_schedule(seed: int, cases: int) -> Schedule:
-    """The schedule of a seed. :param cases: texts to choose from.
+def make_schedule(seed: int, cases: int, is_scripted: bool = False) -> Schedule:
+    """The schedule of a seed. :param cases: texts to choose from. :param is_scripted: of requests alone, no files.
 
     One host of each stage, one router and what links them are spared all but resets and slowness: there is a way
     through at any time, so no request may be lost. A client that knows one router knows that one. Routers prefer the
@@ -140,7 +142,7 @@ def make_schedule(seed: int, cases: int) -> Schedule:
     still, for less time than requests wait.
     """
     chance = random.Random(seed)
-    if seed % TRAIN_EVERY == TRAIN_AT:
+    if seed % TRAIN_EVERY == TRAIN_AT and not is_scripted:
         return _training(seed, chance)
     spared = {f"{stage}-{chance.choice((1, 2, 2, 2))}" for stage in STAGES}
     spared_router = chance.choice(ROUTER_NAMES)
@@ -153,12 +155,12 @@ def make_schedule(seed: int, cases: int) -> Schedule:
     links += [*zip(hosts, hosts[1:] + hosts[:1], strict=True)] * 3  # the way that most requests take
     safe = spared | {spared_router, *CLIENT_NAMES}
     able = [ends for ends in links if not set(ends) <= safe]
-    deploy_at_s = chance.uniform(0, BEGIN_S) if seed % DEPLOY_EVERY == 0 else None
+    deploy_at_s = chance.uniform(0, BEGIN_S) if seed % DEPLOY_EVERY == 0 and not is_scripted else None
     faults, is_parted = list[PlannedFault](), False
     if is_alone := seed % ALONE_EVERY == ALONE_AT:
         only = chance.choice(sorted(spared))
         other, at_s = next(name for name in hosts if name[0] == only[0]), chance.uniform(0.5, BEGIN_S)
-        faults.append(PlannedFault("kill", (other,), 0.0, 600.0))
+        faults.append(PlannedFault("kill", (other,), 0.0, GONE_S))
         if is_parted := chance.random() < 0.5:
             ends = [(CLIENT_NAMES[0], router) for router in ROUTER_NAMES]
             faults += [PlannedFault("reset", each, at_s + PARTED_S * i, 0.0) for i, each in enumerate(ends)]

@@ -4,23 +4,22 @@ from __future__ import annotations
 
 import asyncio
 import gc
-import logging
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property, partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 
 from loadtest.commands import BenchReport
 from loadtest.report.table import aligned
 from loadtest.simulation.calls import MemoryChannel
-from loadtest.simulation.loop import virtual_time
+from loadtest.simulation.loop import quiet, virtual_time
 from loadtest.simulation.processes import TinyRelease
 from loadtest.simulation.schedule import (
     AGAIN_S,
@@ -37,7 +36,7 @@ from loadtest.simulation.schedule import (
     make_schedule,
 )
 from loadtest.simulation.training import Training, TrainingWorld, train
-from loadtest.simulation.world import CASES, RequestOutcome, World
+from loadtest.simulation.world import CASES, RequestOutcome, ScheduleRun, World
 from serving.cli.deploy import SWITCHED
 from serving.router.topology import HostEntry, Topology
 from stages.wire import channel
@@ -55,15 +54,15 @@ MOST_MOVES = 2  # by one fault: to hosts that it has hit, too
 NO_WAY_S = 6.0
 
 
-@dataclass(frozen=True)
-class ScheduleRun:
-    """The outcome of one schedule."""
+class Simulated(Protocol):
+    """A simulation, and the outcome of every case without faults, by each release."""
 
-    outcomes: list[RequestOutcome]
-    after: list[RequestOutcome]  # of requests once all faults are over
-    deploy: str | None  # why the deployment failed; empty where it did not, None where there was none
-    problems: list[str]  # what no run may have, beside texts
-    events: int  # a digest of all that was sent
+    @property
+    def answers(self) -> Answers: ...
+
+    def schedule(self, seed: int) -> Schedule: ...
+
+    def run(self, schedule: Schedule) -> ScheduleRun: ...
 
 
 class Weights:
@@ -80,6 +79,12 @@ class Weights:
                 for i, name in enumerate(HOSTS)
             )
         )
+
+    def schedule(self, seed: int) -> Schedule:
+        return make_schedule(seed, len(CASES))
+
+    def run(self, schedule: Schedule) -> ScheduleRun:
+        return run_schedule(self, schedule)
 
     @cached_property
     def answers(self) -> list[tuple[RequestOutcome, ...]]:
@@ -144,7 +149,7 @@ def fate_of(outcome: RequestOutcome, answers: Sequence[RequestOutcome], schedule
     if any(fault.kind == refusing for fault in met) or (outcome.status == "UNAVAILABLE" and len(routers) > 1):
         return "refused"
     if not is_whole:
-        hurried = outcome.status == "DEADLINE_EXCEEDED" and took_s >= outcome.patience_s - LATE_S
+        hurried = outcome.status in ("DEADLINE_EXCEEDED", "UNAVAILABLE") and took_s >= outcome.patience_s - LATE_S
         return "left" if outcome.status == "LEFT" else "hurried" if hurried else "lost"
     # a router looks for a way until a hop's time-out, and its client asks the other one
     has_waited = any(outcome.idle.intersection(fault.targets) for fault in schedule.faults)
@@ -153,7 +158,7 @@ def fate_of(outcome: RequestOutcome, answers: Sequence[RequestOutcome], schedule
         return "moved"
     delay_s = sum(met.values()) + (NO_WAY_S if has_no_way or (has_waited and outcome.replays) else 0.0)
     delay_s += sum(answer.took_s for fault in met if not fault.hits_host)  # another router begins anew
-    drafts = CASES[outcome.case].mode == "ar-speculative"  # as long as it pays, by what drafts took before
+    drafts = outcome.mode == "ar-speculative"  # as long as it pays, by what drafts took before
     usual_s = answer.took_s * (1 + (drafts and any(fault.kind in ("slow", *SILENT_KINDS) for fault in schedule.faults)))
     return "slow" if took_s > usual_s + BUSY_S + delay_s else "right"
 
@@ -174,28 +179,13 @@ def trouble_of(schedule: Schedule, run: ScheduleRun, answers: Answers) -> tuple[
     judged += [(each, answers[each.case][is_deployed:][:1], well, " once all was well") for each in run.after]
     for each, texts, meanwhile, when in judged:
         if (fate := fate_of(each, texts, meanwhile)) in BAD_FATES:
-            case, took_s = CASES[each.case], max(answer.took_s for answer in texts)
+            took_s = max(answer.took_s for answer in texts)
             met, right = ", ".join(map(str, faults_of(each, meanwhile))) or "nothing", [a.text for a in texts]
             told.append(
-                f"{fate}{when}: {case.mode}, seed {case.seed}, {each.status} after {each.took_s:.2f} s ({took_s:.2f} "
+                f"{fate}{when}: {each.mode}, case {each.case}, {each.status} after {each.took_s:.2f} s ({took_s:.2f} "
                 f"without faults), moved {each.replays} times, it met {met}, {each.text!r} of {right}: {each.said}"
             )
     return tuple(told)
-
-
-@contextmanager
-def _quiet() -> Iterator[list[str]]:
-    """Log nothing in the block but errors, into the list: no fault of a schedule is one."""
-    said, root, level = list[str](), logging.getLogger(), logging.root.manager.disable
-    errors = logging.Handler(logging.ERROR)
-    errors.emit = lambda record: said.append(f"{record.getMessage()} {record.exc_info or ''}")  # type: ignore[method-assign]
-    root.addHandler(errors)
-    logging.disable(logging.WARNING)
-    try:
-        yield said
-    finally:
-        logging.disable(level)
-        root.removeHandler(errors)
 
 
 def run_schedule(weights: Weights, schedule: Schedule, first: TinyRelease | None = None) -> ScheduleRun:
@@ -205,7 +195,7 @@ def run_schedule(weights: Weights, schedule: Schedule, first: TinyRelease | None
     with ExitStack() as stack:
         gc.disable()  # a tenth of the time; and it may not come between, where the same seed is to give the same
         stack.callback(gc.enable)
-        said, loop = stack.enter_context(_quiet()), stack.enter_context(virtual_time())
+        said, loop = stack.enter_context(quiet()), stack.enter_context(virtual_time())
         directory = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="onesweep-disks-", dir=DISKS)))
         world: World | TrainingWorld
         if schedule.trains:
@@ -255,39 +245,46 @@ async def _run(world: World, schedule: Schedule, said: list[str]) -> ScheduleRun
     return ScheduleRun(outcomes, later, failure, [*loop.problems, *said, *left], world.network.events)
 
 
-def fewest(weights: Weights, schedule: Schedule) -> Schedule:
+def fewest(model: Simulated, schedule: Schedule) -> Schedule:
     """The same schedule without the faults that its trouble does not need."""
     index = 0
     while index < len(schedule.faults):
         less = replace(schedule, faults=schedule.faults[:index] + schedule.faults[index + 1 :])
-        if trouble_of(less, run_schedule(weights, less), weights.answers):
+        if trouble_of(less, model.run(less), model.answers):
             schedule = less
         else:
             index += 1
     return schedule
 
 
-def search(schedules: int, first_seed: int, say: Callable[[str], None]) -> BenchReport:
-    """Run the schedules of a seed and of those after it, until one fails; that one is shrunk."""
+def search(
+    schedules: int,
+    first_seed: int,
+    say: Callable[[str], None],
+    model: Simulated | None = None,
+    command: str = "onesweep bench chaos --simulate",
+) -> BenchReport:
+    """Run the schedules of a seed and of those after it, until one fails; that one is shrunk.
+
+    :param model: the real code with a tiny model, where none is given. :param command: that shows a failure again."""
     found = Found(first_seed)
     with tempfile.TemporaryDirectory(prefix="onesweep-simulation-") as folder:
-        weights = Weights(Path(folder))
-        answers, begin_s = weights.answers, time.process_time()
+        model = model or Weights(Path(folder))
+        answers, begin_s = model.answers, time.process_time()
         for seed in range(first_seed, first_seed + schedules):
-            schedule = make_schedule(seed, len(CASES))
-            run = run_schedule(weights, schedule)
+            run = model.run(schedule := model.schedule(seed))
             found.add(schedule, run, answers)
             if found.schedules % SAY_EVERY == 0:
                 say(f"  {found.schedules} schedules in {time.process_time() - begin_s:.0f} s of one processor")
             if trouble_of(schedule, run, answers):
                 say(f"seed {seed} fails: looking for the fewest faults that do ...")
-                failing = found.failing = fewest(weights, schedule)
-                found.trouble = trouble_of(failing, run_schedule(weights, failing), answers)
+                failing = found.failing = fewest(model, schedule)
+                found.trouble = trouble_of(failing, model.run(failing), answers)
                 break
-        return report(found, time.process_time() - begin_s)
+        return report(found, time.process_time() - begin_s, command)
 
 
-def report(found: Found, seconds: float) -> BenchReport:
+def report(found: Found, seconds: float, command: str) -> BenchReport:
     """:param seconds: of one processor."""
     minute = 60 * found.schedules / max(seconds, 1e-3)
     fates = ", ".join(f"{found.fates[fate]} {fate}" for fate in (*FATES, *BAD_FATES))
@@ -299,7 +296,7 @@ def report(found: Found, seconds: float) -> BenchReport:
     if found.failing is not None:
         lines += [f"seed {found.failing.seed} fails, with the faults that it needs:"]
         lines += [*(f"  {fault}" for fault in found.failing.faults), *found.trouble]
-        lines += [f"again: onesweep bench chaos --simulate --schedules 1 --seed {found.failing.seed}"]
+        lines += [f"again: {command} --schedules 1 --seed {found.failing.seed}"]
     rows = [(kind, str(found.faults[kind])) for kind in KINDS]
     table = f"{aligned(('fault', 'times'), rows)}\n\n" + "\n".join(f"- {line}" for line in lines)
     record = {**vars(found), "schedules_a_minute": minute, "failing": found.failing and asdict(found.failing)}

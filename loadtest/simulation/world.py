@@ -15,7 +15,6 @@ from typing import Any
 from loadtest.simulation.loop import CALLER, Process, VirtualLoop
 from loadtest.simulation.network import FaultyWorld
 from loadtest.simulation.processes import (
-    PASS_S,
     EchoingSubscribers,
     SimulatedHost,
     TinyRelease,
@@ -101,6 +100,18 @@ class RequestOutcome:
     idle: frozenset[str] = frozenset()  # routers, of those that its client knew, that began nothing for it
     told: frozenset[Any] = frozenset()  # beside the text, what may not differ
     said: str = ""
+    mode: str = ""
+
+
+@dataclass(frozen=True)
+class ScheduleRun:
+    """The outcome of one schedule."""
+
+    outcomes: list[RequestOutcome]
+    after: list[RequestOutcome]  # of requests once all faults are over
+    deploy: str | None  # why the deployment failed; empty where it did not, None where there was none
+    problems: list[str]  # what no run may have, beside texts
+    events: int  # a digest of all that was sent
 
 
 class World(FaultyWorld):
@@ -246,26 +257,15 @@ class World(FaultyWorld):
             if self.loop.now_s > due:
                 return [f"{name} still holds sessions" for name in left]
             await asyncio.sleep(RETRY_S)
-        beyond = [each for each in self.whole_tries if each.beyond]
-        return [f"{' - '.join(each.path)} wrote beyond the end of a request" for each in beyond]
+        return beyond_words(self.whole_tries)
 
     def change(self, fault: PlannedFault, begins: bool) -> None:
         if fault.kind in ("leave", "hurry"):
             return
-        host = self.hosts[fault.targets[0]]
-        match fault.kind:
-            case "slow":
-                host.pass_s = PASS_S * (fault.strength if begins else 1.0)
-            case "broken":
-                host.is_broken = begins
-                self.hit.update(HOSTS)  # who sends nonsense is not known: all of a path are avoided
-            case "full":
-                host.sessions.budget_bytes = 0 if begins else host.settings.session_mb << 20
-            case "echo" if isinstance(host.subscribers, EchoingSubscribers):
-                host.subscribers.times = 1 + begins
-            case "replace" if (store := self.open_stores.pop(fault.targets[0], None)) is not None:
-                store.close()
-                shutil.rmtree(store.directory)
+        self.hosts[fault.targets[0]].change(fault, begins)
+        if fault.kind == "replace" and (store := self.open_stores.pop(fault.targets[0], None)) is not None:
+            store.close()
+            shutil.rmtree(store.directory)
 
     async def deploy(self, after_s: float | None) -> str | None:
         """Have all routers exchange the release that they serve for the other; why that failed, or nothing.
@@ -320,17 +320,30 @@ class World(FaultyWorld):
         except (RequestRefused, RouterError) as error:
             status, said = error.code.name, str(error)
         took_s = self.loop.now_s - begin_s
-        tries = [each for ring in self.all_rings for each in ring.tries.values()]
-        tries = [each for each in tries if each.client == name and each.begun_s >= begin_s]
+        own, places, idle = traces_of(self.all_rings, name, routers, begin_s)
         if status == "OK":
-            answered = max(tries, key=lambda each: each.begun_s).router
-            own = [each for each in tries if each.router == answered]
             self.whole_tries.append(max(own, key=lambda each: each.heard_s))
             told += [score for each in own for score in each.scores.items()]
-        places = frozenset({name, *routers, *(host for each in tries for host in each.path)})
-        idle = frozenset({*routers} - {each.router for each in tries})
-        begun_s, other = begin_s - self.begin_s, frozenset(told)
-        return RequestOutcome(number, status, text, begun_s, took_s, patience_s, replays, places, idle, other, said)
+        took = begin_s - self.begin_s, took_s, patience_s
+        return RequestOutcome(number, status, text, *took, replays, places, idle, frozenset(told), said, case.mode)
+
+
+def traces_of(
+    rings: Sequence[WatchedRing], client: str, routers: Sequence[str], begin_s: float, answered: str = ""
+) -> tuple[list[Try], frozenset[str], frozenset[str]]:
+    """A request's tries at the router that answered, by default the last that began one; machines that may have had a
+    part in it; and those of its routers that began none."""
+    tries = [each for ring in rings for each in ring.tries.values()]
+    tries = [each for each in tries if each.client == client and each.begun_s >= begin_s]
+    places = frozenset({client, *routers, *(host for each in tries for host in each.path)})
+    answered = answered or (max(tries, key=lambda each: each.begun_s).router if tries else "")
+    own = [each for each in tries if each.router == answered]
+    return own, places, frozenset({*routers} - {each.router for each in tries})
+
+
+def beyond_words(tries: Sequence[Try]) -> list[str]:
+    """A sentence for each try, the last of a request that has all its text, whose hosts wrote more."""
+    return [f"{' - '.join(each.path)} wrote beyond the end of a request" for each in tries if each.beyond]
 
 
 async def _keep_ready(host: Host, service: StageService) -> None:

@@ -122,10 +122,12 @@ class Tries:
     _because: StatusError | None = None  # the last try failed
     _waiting_since: float = 0.0
     _tried_at: float = 0.0
+    _is_over: bool = False  # the patience
 
     def work_begins(self, now_s: float) -> None:
         """Forget what failed: it was the work, or step, before."""
         self.failed_on, self.count, self._nonsense, self._because, self._waiting_since = {}, 0, 0, None, now_s
+        self._is_over = False
 
     def begun(self, attempt: Attempt, now_s: float) -> None:
         """Take note of a try."""
@@ -177,8 +179,8 @@ class Tries:
         if now_s >= self.due_at:
             raise deadline_exceeded("the deadline passed before the hosts sent a result")
         self._tried_at = now_s
-        current = {link.entry.address for attempt in self.attempts for link in attempt.path}
-        path = self.choose(self.blamed | current, ())
+        current = [link.entry.address for attempt in self.attempts for link in attempt.path]
+        path = self.choose([*self.blamed, *self.blamed, *current], ())  # slow is better than failed
         if not path or any(path == attempt.path for attempt in self.attempts) or not self.hedging.may_hedge():
             return None
         self.count += 1  # only here: what takes long, and has no other way, has not failed
@@ -213,7 +215,8 @@ class Tries:
             raise refusal
         if not patient or refusal.code is Code.RESOURCE_EXHAUSTED:
             # that nobody takes a hop is noticed when patience is over: a way that was not tried is tried all the same
-            path = self.choose(self.blamed, ())
+            self._is_over = not patient
+            path = self.choose(self._avoided, ())
             if path is None or path in ([attempt.path] if patient else self.failed_on):
                 raise refusal
         return min(PAUSE_S * 2**self.count, MOST_PAUSE_S) if self.count > 1 else 0.0
@@ -222,7 +225,7 @@ class Tries:
         """The hosts of the next try; None while it has to wait. Raises StatusError when that takes too long.
 
         :param since_s: when they were looked for first."""
-        path = self.choose(self.blamed, prefixes)
+        path = self.choose(self._avoided, prefixes)
         if path is not None and (not self.count or self.may_replay()):
             return path
         wait_s = min(self.patience_s, self.due_at - since_s)
@@ -241,6 +244,12 @@ class Tries:
             self.blamed.update(link.entry.address for link in attempt.path)
         elif guilty := fault.lost or source:
             self.blamed.add(guilty)
+
+    @property
+    def _avoided(self) -> list[str]:
+        """Addresses of hosts that failed this request; once its patience is over, of those of each failed try, too."""
+        failed = (link.entry.address for path in self.failed_on for link in path if self._is_over)
+        return [*self.blamed, *failed]
 
     @property
     def _pace(self) -> str:

@@ -5,7 +5,7 @@ Nothing here reads a clock or a socket: callers tell the time, and what links kn
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Collection, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -52,7 +52,7 @@ def best_path(
 ) -> HostPath | None:
     """The cheapest way through all blocks, over hosts without a problem that hold `weights`; None where there is none.
 
-    :param avoid: addresses of hosts to go round if that can be.
+    :param avoid: addresses of hosts to go round if that can be; of one that is named twice, even more so.
     :param prefixes: of a text to be read: a way that keeps more of them is taken unless it is busier or farther.
     """
     if (best := _cheapest(links, weights, suspects, avoid)) is None:
@@ -104,12 +104,13 @@ def _cheapest(
     able = sorted(
         (link for link in links if not link.problem and weights in link.held), key=lambda link: link.entry.blocks[0]
     )
+    avoided = Counter(avoid)
     # by the block that comes next, then by first and last host: what the way back to the first costs counts, too
     best = defaultdict[int, dict[tuple[str, str], _Way]](dict)
     for link in able:
         begin, due = link.entry.blocks[0], link.entry.blocks[-1] + 1
         waits_ms = link.sessions * link.hop_ms  # expected, of a hop there
-        own_ms = waits_ms + (AVOIDED_MS if link.entry.address in avoid else 0.0)
+        own_ms = waits_ms + (AVOIDED_MS * avoided[link.entry.address] if avoid else 0.0)
         before = [_Way(0, _half_ms(link), ())] if begin == 0 else []
         for lost, cost_ms, path in best[begin].values():
             step_ms = _step_ms(path[-1], link, suspects)

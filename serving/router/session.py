@@ -9,9 +9,11 @@ in other pieces differ in the last bits, and a near tie could fall otherwise.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Collection, Sequence
+from collections import deque
+from collections.abc import Callable, Collection, Generator, Sequence
+from contextlib import suppress
 from functools import partial
-from typing import Self
+from typing import NamedTuple, Self, TypeVar
 
 from serving.router.accounting import Account
 from serving.router.answer import AuditedAnswer
@@ -29,15 +31,28 @@ from stages.v1 import stage_pb2
 from stages.wire.messages import PictureMessage, Work, after_prefix, put_work, seconds_until, step_hops
 from stages.wire.status import StatusError
 
+T = TypeVar("T")
+
 # Raises StatusError for a result that cannot be one.
 Check = Callable[[stage_pb2.Event], object]
+
+
+class Wait(NamedTuple):
+    """A step's wait: so many seconds, or until an event comes."""
+
+    seconds: float
+    hears: bool  # an event ends it
+
+
+# What is done between waits: asyncio takes the steps, or an event heap in virtual time (loadtest/simulation).
+Steps = Generator[Wait, None, T]
 
 
 class Session:
     """One request's place on the hosts, to be used in a `with` block, at whose end it is freed on every host.
 
     Its `journal` and `tries` decide; it tells them what comes and when, and does what they say: work goes out over the
-    links of a way through the hosts, and results come back.
+    links of a way through the hosts, and results come back. `pushing` and `result` are its steps, without any waiting.
     """
 
     def __init__(self, view: RingView, kind: ModelKind, capacity: int, due_at: float, account: Account) -> None:
@@ -61,7 +76,8 @@ class Session:
         )
         # Called with an event that shows how far pictures are, as soon as it comes.
         self.on_preview: Callable[[stage_pb2.Event], object] = lambda event: None
-        self._inbox: asyncio.Queue[tuple[Attempt, stage_pb2.Event]] = asyncio.Queue()
+        self.on_event: Callable[[], object] = lambda: None  # called when one came that is not read yet
+        self._inbox = deque[tuple[Attempt, stage_pb2.Event]]()
         # Hosts that had a part in what was delivered, on which path last.
         self._helpers = set[HostLink]()
         self._path: HostPath = ()
@@ -83,6 +99,27 @@ class Session:
             raise AuditFailed("an answer was wrong")
 
     async def push(self, work: Work | PictureMessage, text: bytes = b"", drafts: bytes = b"") -> None:
+        """Take the steps of `pushing`."""
+        await self._take(self.pushing(work, text, drafts))
+
+    async def event(self, check: Check | None = None) -> stage_pb2.Event:
+        """Take the steps of `result`."""
+        return await self._take(self.result(check))
+
+    async def _take(self, steps: Steps[T]) -> T:
+        came = asyncio.Event()
+        self.on_event = came.set
+        try:
+            while True:
+                wait = next(steps)
+                came.clear()
+                with suppress(TimeoutError):
+                    async with asyncio.timeout(wait.seconds):
+                        await (came.wait() if wait.hears else asyncio.sleep(wait.seconds))
+        except StopIteration as ended:
+            return ended.value
+
+    def pushing(self, work: Work | PictureMessage, text: bytes = b"", drafts: bytes = b"") -> Steps[None]:
         """Start a sweep, or the first of some AR steps: it gets its number, and what hosts have not read of the text.
         Raises StatusError where there are no hosts for it.
 
@@ -95,21 +132,23 @@ class Session:
         if attempts := self.tries.attempts:
             attempts[0].send(self._hops(attempts[0], work))
         else:
-            await self._try()
+            yield from self._try()
 
-    async def event(self, check: Check | None = None) -> stage_pb2.Event:
+    def result(self, check: Check | None = None) -> Steps[stage_pb2.Event]:
         """The next result. Raises StatusError when no hosts get it done, or at the deadline."""
         while True:
-            if (found := await self._next()) is None:
+            if not self._inbox:
+                yield Wait(self.tries.wait_s(monotonic()), hears=True)
+            if not self._inbox:
                 if (path := self.tries.overtaking(monotonic())) is not None:
                     self._begin(path)
                 continue
-            attempt, event = found
+            attempt, event = self._inbox.popleft()
             attempt.unread -= 1
             if attempt not in self.tries.attempts:
                 continue  # it was given up, or another was faster
             if event.WhichOneof("outcome") == "fault":
-                await self._fail(attempt, event.fault)
+                yield from self._fail(attempt, event.fault)
                 continue
             if event.pictures.preview:
                 if event.number == self.journal.work.number:
@@ -123,7 +162,7 @@ class Session:
             except StatusError as refusal:
                 last = attempt.path[-1].entry
                 fault = stage_pb2.Fault(code=refusal.number, message=refusal.message, host=last.name)
-                await self._fail(attempt, fault)
+                yield from self._fail(attempt, fault)
                 continue
             for link in self._helpers:
                 if link.quarantined:
@@ -136,7 +175,8 @@ class Session:
 
     def _receive(self, attempt: Attempt, event: stage_pb2.Event) -> None:
         if (heard := self.tries.heard(attempt, event)) is not None:
-            self._inbox.put_nowait((attempt, heard))
+            self._inbox.append((attempt, heard))
+            self.on_event()
 
     def _settle(self, attempt: Attempt, event: stage_pb2.Event) -> None:
         self._give_up([each for each in self.tries.attempts if each is not attempt])
@@ -153,26 +193,16 @@ class Session:
         if self.journal.settle(event):
             self.tries.work_begins(monotonic())
 
-    async def _next(self) -> tuple[Attempt, stage_pb2.Event] | None:
-        """The next event; None when it is time for a second try."""
-        if not self._inbox.empty():
-            return self._inbox.get_nowait()
-        try:
-            async with asyncio.timeout(self.tries.wait_s(monotonic())):
-                return await self._inbox.get()
-        except TimeoutError:
-            return None
-
-    async def _fail(self, attempt: Attempt, fault: stage_pb2.Fault) -> None:
+    def _fail(self, attempt: Attempt, fault: stage_pb2.Fault) -> Steps[None]:
         """End an attempt; if it was the last one, begin another. Raises StatusError where that is no use."""
         self.ring.end(attempt)
         if (pause_s := self.tries.failed(attempt, fault, monotonic())) is None:
             return
         if pause_s:
-            await asyncio.sleep(pause_s)
-        await self._try()
+            yield Wait(pause_s, hears=False)
+        yield from self._try()
 
-    async def _try(self) -> None:
+    def _try(self) -> Steps[None]:
         """Begin an attempt, once there are hosts for it. Raises StatusError when there are none for too long."""
         since_s, prefixes = monotonic(), list[bytes]()
         work, text = self.journal.work, self.journal.text
@@ -184,11 +214,11 @@ class Session:
             root = prefix_root(self._space, self._digest, work.codec)
             prefixes = prefix_digests(root, self.vocabulary.cut(text, 0, most), self.vocabulary)
         while (path := self.tries.way(prefixes, since_s, monotonic())) is None:
-            await asyncio.sleep(PAUSE_S)
+            yield Wait(PAUSE_S, hears=False)
         self._begin(path, prefixes)
 
     def _choose(self, avoid: Collection[str] = (), prefixes: Sequence[bytes] = ()) -> HostPath | None:
-        return self.ring.choose(self.weights, {*avoid, *self.ring.auditor.apart()}, prefixes)
+        return self.ring.choose(self.weights, [*avoid, *self.ring.auditor.apart()], prefixes)
 
     def _begin(self, path: HostPath, prefixes: Sequence[bytes] = ()) -> None:
         """:param prefixes: of the text, which the hosts may have in memory."""

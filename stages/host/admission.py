@@ -22,6 +22,7 @@ class HopAdmission:
         self, settings: HostSettings, releases: Releases, sessions: SessionStore, prefixes: PrefixStore
     ) -> None:
         self.settings, self.releases, self.sessions, self.prefixes = settings, releases, sessions, prefixes
+        self.parse = parse_hop
         self.stopping = False  # no new session is opened any more
         self.queued_bytes = 0  # of the messages of hops under way
 
@@ -41,7 +42,7 @@ class HopAdmission:
                 raise permission_denied(f"this session's hops come from {session.sender}")
         # a session ends with the weights that it began with
         parts = self.releases.parts_for(hop.digest) if session is None else session.parts
-        work = parse_hop(hop, parts.plan, is_open=session is not None)
+        work = self.parse(hop, parts.plan, is_open=session is not None)
         if key is None:
             raise failed_precondition(f"router {hop.router!r} does not listen here: subscribe first")
         if is_full and (session is None or not session.prefills + session.batches):

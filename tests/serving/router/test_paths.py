@@ -117,6 +117,7 @@ def test_those_to_avoid_are_taken_where_there_is_no_other() -> None:
     assert names(square(), ("a", "x")) == "b y"
     assert names(square(), ("a", "b", "x", "y")) == "a x"
     assert names(square()[:3], ("b",)) == "a x"
+    assert names(even(), ("a", "a", "b", "x")) == "b y"
 
 
 def test_a_link_that_failed_is_gone_round() -> None:

@@ -1,0 +1,473 @@
+"""The real decisions of clients, routers and hosts under fault schedules, on a scripted model in virtual time:
+`python .ci/schedules.py --schedules 10000 --seed 0`, a minute of one processor.
+
+A token is a checksum of the text before it, as each host on its way has read it. No message is serialized, nothing is
+computed and no task runs: what asyncio, gRPC and torch do is not simulated, `bench chaos --simulate` does that.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import sys
+from collections import deque
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from functools import partial
+from types import SimpleNamespace
+from typing import Any
+from zlib import crc32
+
+import loadtest.simulation.schedule as drawn
+import loadtest.simulation.world as whole
+from loadtest.simulation.calls import MemoryChannel, ScriptedCall
+from loadtest.simulation.loop import StepTaker, VirtualLoop, here, quiet
+from loadtest.simulation.network import SMALL_BYTES, Connection, FaultyWorld
+from loadtest.simulation.processes import EchoingSubscribers, SimulatedHost, Try, WatchedRing
+from loadtest.simulation.schedule import HOSTS, ROUTER_NAMES, STAGES, Asked, PlannedFault, Schedule
+from loadtest.simulation.search import search
+from serving.client.client import RequestRefused, Result, RouterError
+from serving.client.failover import Turns
+from serving.router.accounting import Account
+from serving.router.host_link import HostLink
+from serving.router.paths import HEDGES, Hedging
+from serving.router.ring import RETRY_S
+from serving.router.session import Session, Steps, Wait
+from serving.router.topology import HostEntry
+from serving.v1 import router_pb2
+from stages import clock
+from stages.clock import monotonic
+from stages.host.parts import Release
+from stages.host.scheduler import HopWork, TextWork
+from stages.host.settings import HostSettings
+from stages.model.draft_tree import Draft
+from stages.model.vocabulary import BYTES
+from stages.v1 import stage_pb2
+from stages.wire.messages import copy_of, next_read, work_of
+from stages.wire.status import Code, StatusError, deadline_exceeded, internal, unavailable
+
+LENGTHS = {"sweep": 6, "chunked": 6, "ar": 4, "scored": 3}  # of texts
+CASES = tuple(whole.Case(mode, text, 0, most) for mode, most in LENGTHS.items() for text in ("sea ", "a ship, "))
+CHUNK = 2  # tokens of a sweep, and of a prompt that are scored together
+LOOK_S = 0.2, 1.45, 2.2, 5.5, 10.5, 15.5  # after a fault begins or ends, routers look at their links
+ASKED_S, ONWARD_S, LOST_S = 0.25, 2.0, 5.3  # after a link falls silent: it was asked, its host says so, it is lost
+RTT_MS, READY_S = 60.0, 0.1  # until routers listen on all hosts
+WEIGHTS, NO_DRAFT = ("chain", "ar", "", ""), Draft(())
+ENTRIES = tuple(HostEntry(name, name, (i // drawn.REPLICAS,), name) for i, name in enumerate(HOSTS))
+# A session takes a few bytes on a host: it has no cache but the text.
+PICTURES = SimpleNamespace(draws=True, picture_architecture=SimpleNamespace(tokens=1, features=1, patch_dim=1))
+
+
+def after(entry: HostEntry) -> list[HostEntry]:
+    """Hosts of the next stage."""
+    return [each for each in ENTRIES if each.blocks[0] == (entry.blocks[0] + 1) % len(STAGES)]
+
+
+# Hosts
+
+
+class ScriptedWork(TextWork):
+    """A sweep or step. A session's cache is the text that it has read; of sweeps, with the ends of their pieces."""
+
+    rows = 1
+    next_op: Any = None  # there are no calls to the backend
+
+    def complete(self, result: object) -> None:
+        caches: dict[int, Any] = self.session.caches
+        message: Any = work_of(self.hop)
+        cache, clean, before = caches.get(0, b""), message.clean, "hidden"
+        if is_sweep := isinstance(message, stage_pb2.Sweep):
+            ends = [sum(message.reads[: i + 1]) for i in range(len(message.reads))]
+            pieces = [clean[at:end] for at, end in zip([0, *ends], [*ends, None], strict=True)]
+            cache, before = b"|".join([cache, *pieces]), "estimate"
+        else:
+            cache = cache[: self.start] + clean
+        caches[0] = cache
+        seen = b"%x" % crc32(cache, crc32(getattr(message, before)))
+        if self.hop.place + 1 < len(self.hop.path):
+            setattr(message, before, seen)
+            self.outcome = self.hop
+            return
+        letters = bytes(97 + crc32(seen, at) % 26 for at in range(message.slots if is_sweep else 1))
+        text = letters if is_sweep else clean[len(clean) - message.sample.draft :] + letters
+        self.outcome = event = stage_pb2.Event(session=self.hop.session, number=self.number, text=text)
+        if self.hop.read.sample.remaining > 1:
+            self.result, self.outcome = event, next_read(self.hop, text, BYTES, 0, NO_DRAFT)
+
+
+def parse(hop: stage_pb2.Hop, *_: object, **__: object) -> HopWork:
+    """The work of a hop that a session made."""
+    if not hop.left_s > 0:
+        raise deadline_exceeded("the deadline of this request has passed")
+    message: Any = work_of(hop)
+    kind = "ar" if hop.HasField("read") else "chain"
+    what: Any = {"hop": hop, "kind": kind, "number": message.number, "start": message.start, "clean": None}
+    return ScriptedWork(**what, positions=len(message.clean), remembered=len(message.clean))
+
+
+class ScriptedHost(SimulatedHost):
+    """A host whose passes compute nothing."""
+
+    full = False
+
+    def __init__(self, network: Any, entry: HostEntry) -> None:  # noqa: ANN401
+        models = dict.fromkeys(("chain", "ar"), SimpleNamespace(manifest=PICTURES))
+        plan: Any = SimpleNamespace(blocks=entry.blocks, weights=WEIGHTS, models=models)
+        parts: Any = SimpleNamespace(plan=plan, drafter=lambda kind: None)
+        relays = {each.address: ScriptedRelay(network, each.address) for each in after(entry)}
+        onward: Any = SimpleNamespace(to=relays.__getitem__)
+        super().__init__(Release("", plan, parts), HostSettings(entry.name, prefix_mb=0), onward)
+        self.admission.parse, self.subscribers, self.jobs = parse, EchoingSubscribers(), deque[Any]()
+        self.scheduler: Any = self
+        self.submit = self.jobs.append
+
+    def __len__(self) -> int:
+        return len(self.jobs)
+
+    def turn(self) -> list[Any]:
+        ended = [self.jobs.popleft() for _ in range(len(self.jobs))]
+        for job in ended:
+            job.work.begin(job.session, 0)
+            job.work.complete(None)
+            job.result = job.work.outcome
+        return ended
+
+    def listen(self, ring: WatchedRing, opened: Callable[[], object], call: Any) -> None:  # noqa: ANN401
+        """A router subscribes: it has every event at once."""
+        publish = partial(call.connection.answer, SMALL_BYTES, ring._deliver)
+        stream: Any = SimpleNamespace(bytes=0, key=b"", full=lambda: False, put_nowait=publish)
+        self.subscribers.queues[ring.name] = stream
+
+        def lost() -> None:
+            if self.subscribers.queues.get(ring.name) is stream:
+                del self.subscribers.queues[ring.name]
+                self.sessions.release_router(ring.name)
+
+        call.cancel, call.connection.served[call] = lost, None
+        call.connection.answer(SMALL_BYTES, opened)
+
+
+class ScriptedRelay:
+    """A way to a host, as `Relay` is one: it tells of hops that are refused or lost."""
+
+    least_rtt_ms, late_ms, asked_at = RTT_MS, 0.0, None
+
+    def __init__(self, network: Any, address: str, _: object = None, hop_timeout_s: float = 5.0, *__: object) -> None:  # noqa: ANN401
+        self.address, self.hop_timeout_s, self.channel = address, hop_timeout_s, MemoryChannel(network, address)
+        if address in network.servers:
+            self.channel.connection = Connection(self.channel, *network.servers[address][::-1])
+
+    def wake(self) -> None:
+        """Nothing cools down."""
+
+    def send(self, hop: stage_pb2.Hop, settled: Callable[[StatusError | None], object]) -> None:
+        is_open = True
+
+        def take(call: Any) -> None:  # noqa: ANN401
+            try:
+                call.connection.serves.accept(copy_of(hop), SMALL_BYTES)
+                call.connection.serves._go()
+            except StatusError as error:
+                call.connection.answer(SMALL_BYTES, done, error)
+            else:
+                if call.connection.back.cut:
+                    call.connection.answer(SMALL_BYTES, done, None)
+                else:
+                    done(None)  # a receipt takes no time
+
+        def done(refusal: StatusError | str | None) -> None:
+            nonlocal is_open
+            if is_open:
+                is_open = False
+                call.end()
+                settled(unavailable(refusal) if isinstance(refusal, str) else refusal)
+
+        call = ScriptedCall(self.channel, take, done)
+        due_s, silent = min(self.hop_timeout_s, hop.left_s), f"{self.address} did not answer"
+        silence = silent if due_s < hop.left_s else deadline_exceeded(silent)
+        here().call_at(monotonic() + max(due_s, 0.001), done, silence)
+
+
+# Routers
+
+
+class ScriptedLink(HostLink):
+    """A router's link to a host."""
+
+    is_open = False
+
+    def __init__(self, world: ScriptedWorld, ring: WatchedRing, entry: HostEntry) -> None:
+        dial: Any = partial(ScriptedRelay, world.network)
+        super().__init__(entry, ring.settings.hop_timeout_s, dial=dial)
+        self.world, self.ring, self.parts, self.held = world, ring, len(STAGES), {WEIGHTS: stage_pb2.Release()}
+        self.onward = {each.address: stage_pb2.LinkInfo(address=each.address, rtt_ms=RTT_MS) for each in after(entry)}
+        self.channel = self.relay.channel
+        self.listen()
+
+    def listen(self) -> None:
+        ScriptedCall(self.channel, lambda call: call.connection.serves.listen(self.ring, self.opened, call), self.lost)
+
+    def opened(self) -> None:
+        self.is_open, self.problem, owed, self._owed = True, "", self._owed, []
+        for session in owed:
+            self.release(session)
+
+    def lost(self, why: str) -> None:
+        self.is_open = False
+        self.ring._lose(self, why)
+        here().call_at(monotonic() + RETRY_S, self.listen)
+
+    def release(self, session: str | None = None) -> None:  # type: ignore[override]
+        def free(call: Any) -> None:  # noqa: ANN401
+            call.connection.serves.sessions.release(session)
+            call.end()
+
+        ScriptedCall(self.channel, free, lambda why: self._owed.append(session))  # type: ignore[arg-type]
+
+    def look(self) -> None:
+        """Take note of how the host is, and of those after it."""
+        since_s = self.world.silent_since(self.ring.place, self.entry.name)
+        self.relay.asked_at = since_s and since_s + ASKED_S
+        if since_s is not None and monotonic() > since_s + LOST_S:
+            self.ring._lose(self, "it does not answer")
+        elif since_s is None and self.is_open:
+            self.problem = ""
+            for name, link in self.onward.items():
+                since_s = self.world.silent_since(self.entry.name, name)
+                is_lost = since_s is not None and monotonic() > since_s + ONWARD_S
+                relay: Any = self.world.hosts[self.entry.name].next_hosts.to(name)
+                is_away = relay.channel._dialling or self.world.processes[name].killed
+                link.problem = "lost" if is_lost or is_away else ""
+
+
+def serve(case: whole.Case, left_s: float, hear: Callable[..., object], call: Any) -> None:  # noqa: ANN401
+    """Serve a request at a router. :param hear: is called at the client with what comes."""
+    due_at, kind = monotonic() + left_s, "chain" if case.mode in ("sweep", "chunked") else "ar"
+    view: Any = SimpleNamespace(ring=call.connection.serves, weights=WEIGHTS, model=lambda kind: None)
+    say = partial(call.connection.answer, SMALL_BYTES, hear, call)
+
+    def steps(taker: StepTaker) -> Steps[None]:
+        account = Account()
+        try:
+            with Session(view, kind, len(case.prompt) + case.max_bytes, due_at, account) as session:  # type: ignore[arg-type]
+                session.on_event = taker.hear
+                yield from written(session, case, say)
+            say(router_pb2.Summary(replays=account.replays))
+        except StatusError as error:
+            say(RouterError(error.message, error.code, error.retry_after_ms))
+
+    taker = StepTaker(call.connection.client.place, steps)
+    call.cancel, call.connection.served[call] = taker.cancel, None
+    here().call_at(due_at, taker.cancel)
+
+
+def written(session: Session, case: whole.Case, say: Callable[[bytes], object]) -> Steps[None]:
+    """Write the text of a case, as its mode does."""
+    text, left = case.prompt.encode(), case.max_bytes
+
+    def check(due: int, event: stage_pb2.Event) -> None:
+        if len(event.text) != due:
+            raise internal(f"a step of {due} tokens came back with {len(event.text)}")
+
+    for known in range(1, len(text), CHUNK) if case.mode == "scored" else ():
+        given = text[known : known + CHUNK]
+        sample = stage_pb2.Sample(draft=len(given), given=True)
+        yield from session.pushing(stage_pb2.Read(sample=sample), text[:known], given)
+        yield from session.result(partial(check, len(given) + 1))
+        session.journal.kept = len(given) - 1
+    if session.kind == "ar":
+        yield from session.pushing(stage_pb2.Read(sample=stage_pb2.Sample(remaining=left)), text)
+    while left:
+        slots = min({"sweep": left, "chunked": CHUNK}.get(case.mode, 1), left)
+        if session.kind == "chain":
+            yield from session.pushing(stage_pb2.Sweep(slots=slots), text)
+        event = yield from session.result(partial(check, slots))
+        text, left = text + event.text, left - slots
+        say(event.text)
+
+
+# Clients
+
+
+def ask(
+    world: ScriptedWorld, name: str, routers: Sequence[str], asked: Sequence[Asked], taker: StepTaker
+) -> Steps[None]:
+    """A client's requests, one after the other."""
+    client: Any = SimpleNamespace(addresses=routers, first=0)
+    channels = [MemoryChannel(world.network, router) for router in routers]
+    calls = list[ScriptedCall]()
+
+    def hear(call: ScriptedCall, what: object) -> None:
+        if call is calls[-1]:
+            taker.hear(what)
+
+    def lost(why: str) -> None:
+        taker.hear(RouterError(why, Code.UNAVAILABLE, None if "last error" in why else 250, reached=False))
+
+    for each in asked:
+        yield Wait(each.pause_s, hears=False)
+        case, begin_s, replays, status, said = CASES[each.case], monotonic(), 0, "", ""
+        lasting = {fault.kind for fault in world.lasting if fault.targets == (name,)}
+        turns = Turns(client, whole.HURRY_S if "hurry" in lasting else whole.PATIENCE_S)
+        end_s, end = turns.timeout_s, "DEADLINE_EXCEEDED"
+        if "leave" in lasting:
+            end_s, end = whole.LEAVE_S, "LEFT"
+        while not status:
+            yield Wait(turns.pause_s, hears=False)
+            taker.inbox.clear()
+            calls.append(call := ScriptedCall(channels[turns.at], partial(serve, case, turns.left_s, hear), lost))
+            try:
+                while not status:
+                    if not taker.inbox:
+                        yield Wait(max(begin_s + end_s - monotonic(), 0.0), hears=True)
+                    what = taker.inbox.popleft() if taker.inbox else None
+                    if isinstance(what, RouterError):
+                        raise what
+                    if what is None:
+                        status = end
+                        break
+                    kind = {"text": what} if isinstance(what, bytes) else {"summary": what}
+                    for item in turns.read(router_pb2.GenerateResponse(**kind)):
+                        if isinstance(item, Result):
+                            status, replays = "OK", item.replays
+            except RouterError as error:
+                try:
+                    turns.lost(error)
+                except (RequestRefused, RouterError) as refused:
+                    status, said = refused.code.name, str(refused)
+            call.end()
+            if call.connection is not None:
+                call.connection.send(SMALL_BYTES, lambda call=call: call.cancel())
+        own, places, idle = whole.traces_of(world.all_rings, name, routers, begin_s, routers[turns.at])
+        if status == "OK":
+            world.whole_tries.append(max(own, key=lambda each: each.heard_s))
+        took = begin_s - world.begin_s, monotonic() - begin_s, turns.timeout_s
+        how = *took, replays, places, idle, frozenset[Any](), said, case.mode
+        world.outcomes.append(whole.RequestOutcome(each.case, status, turns.output, *how))
+
+
+# The world
+
+
+class ScriptedWorld(FaultyWorld):
+    """The processes of one schedule, by name."""
+
+    def __init__(self, loop: VirtualLoop, schedule: Schedule) -> None:
+        super().__init__(loop)
+        self.schedule, self.begin_s = schedule, loop.now_s + READY_S
+        self.hosts, self.rings = dict[str, ScriptedHost](), dict[str, WatchedRing]()
+        self.all_rings, self.outcomes = list[WatchedRing](), list[whole.RequestOutcome]()
+        self.whole_tries = list[Try]()  # each the last of a request that has all its text
+        self.network.places = {name: name for name in (*HOSTS, *ROUTER_NAMES)}
+
+    def start(self, name: str) -> None:
+        process = self.new_process(name)
+        process.context.run(self._start_router if name in ROUTER_NAMES else self._start_host, name)
+        server: Any = self.rings[name] if name in ROUTER_NAMES else self.hosts[name]
+        self.network.servers[name] = process, server
+
+    def _start_host(self, name: str) -> None:
+        host = self.hosts[name] = ScriptedHost(self.network, ENTRIES[HOSTS.index(name)])
+        host.problems = self.loop.problems
+
+    def _start_router(self, name: str) -> None:
+        ring = self.rings[name] = WatchedRing(name, self.hit, self.loop.problems)
+        self.all_rings.append(ring)
+        done: Any = lambda job: job  # noqa: E731 - a link's jobs are done at once
+        ring.spawn = done  # type: ignore[method-assign]
+        ring.hedging = Hedging(0.0 if self.schedule.is_spent else HEDGES)
+        for kind in ("ar", "chain"):
+            ring.hedging.record(kind, whole.USUAL_S)
+        ring.links = [ScriptedLink(self, ring, entry) for entry in ENTRIES]
+
+    def change(self, fault: PlannedFault, begins: bool) -> None:
+        if fault.targets[0] in self.hosts:
+            self.hosts[fault.targets[0]].change(fault, begins)
+
+    def begin(self, fault: PlannedFault) -> None:
+        super().begin(fault)
+        self._look_soon(fault)
+
+    def end(self, fault: PlannedFault) -> None:
+        super().end(fault)
+        self._look_soon(fault)
+
+    def _look_soon(self, fault: PlannedFault) -> None:
+        for name in ROUTER_NAMES if fault.kind in ("kill", "replace", *drawn.SILENT_KINDS) else ():
+            for after_s in LOOK_S:
+                self.processes[name].call_at(self.loop.now_s + after_s, self._look, self.rings[name])
+
+    def _look(self, ring: WatchedRing) -> None:
+        for link in ring.links:
+            link.look()  # type: ignore[attr-defined]
+        ring._looked_at = monotonic()
+        ring.look()
+
+    def silent_since(self, one: str, other: str) -> float | None:
+        """The moment from which on a host, or the link to it, says nothing; None where it does."""
+        silent = [fault for fault in self.lasting if fault.kind in drawn.SILENT_KINDS]
+        since_s = [fault.at_s for fault in silent if {*fault.targets} in ({other}, {one, other})]
+        return self.begin_s + min(since_s) if since_s else None
+
+    def run(self) -> whole.ScheduleRun:
+        """Run the schedule from its start to its end. Deterministic."""
+        loop = self.loop
+        for name in (*HOSTS, *ROUTER_NAMES):
+            self.start(name)
+        for fault in self.schedule.faults:
+            loop.call_at(self.begin_s + fault.at_s, self.begin, fault)
+        for name, routers, asked in zip(
+            drawn.CLIENT_NAMES, self.schedule.routers, self.schedule.requests, strict=False
+        ):
+            context = self.new_process(name).context
+            loop.call_at(self.begin_s, context.run, StepTaker, name, partial(ask, self, name, routers, asked))
+        while len(self.outcomes) < sum(map(len, self.schedule.requests)):
+            loop._run_once()
+        self.end_all()
+        heard_s = [self.begin_s + fault.end_s for fault in self.schedule.faults if fault.kind == "half-open"]
+        end_s = max(loop.now_s, *heard_s, 0.0) + whole.SETTLE_S
+        while (left := [name for name, host in self.hosts.items() if host.sessions.sessions]) and loop.now_s < end_s:
+            loop._run_once()
+        problems = [*loop.problems, *whole.beyond_words(self.whole_tries)]
+        problems += [f"{name} still holds sessions" for name in left]
+        return whole.ScheduleRun(self.outcomes, [], None, problems, self.network.events)
+
+
+class Script:
+    """The scripted model, with the outcome of every case without faults."""
+
+    def __init__(self) -> None:
+        gc.collect()
+        gc.freeze()  # a schedule makes thousands of objects: the collector looks at these alone
+        requests = (tuple(Asked(case, 0.0) for case in range(len(CASES))),)
+        self.answers = [(each,) for each in self.run(Schedule(-1, requests, (ROUTER_NAMES[:1],), ())).outcomes]
+
+    def schedule(self, seed: int) -> Schedule:
+        return drawn.make_schedule(seed, len(CASES), is_scripted=True)
+
+    def run(self, schedule: Schedule) -> whole.ScheduleRun:
+        with ExitStack() as stack:
+            gc.disable()
+            stack.callback(gc.enable)
+            stack.enter_context(quiet())
+            stack.enter_context(clock.replaced((loop := VirtualLoop()).time))
+            stack.callback(loop.close)
+            world = ScriptedWorld(loop, schedule)
+            try:
+                return world.run()
+            except RuntimeError as error:
+                return whole.ScheduleRun([], [], None, [f"it came to no end: {error!r}"], world.network.events)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__.partition(":")[0])
+    parser.add_argument("--schedules", type=int, default=10_000)
+    parser.add_argument("--seed", type=int, default=0, help="of the first one")
+    options = parser.parse_args()
+    report = search(options.schedules, options.seed, print, Script(), "python .ci/schedules.py")
+    print(report.table)
+    return 0 if report.holds else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())
