@@ -31,6 +31,9 @@ class PeerSettings:
     checkpoint: Path = field(metadata=flag("an import of --source", metavar="DIR", type=absolute))
     source: Path = field(metadata=flag("what llama.cpp reads", metavar="FILE.gguf", type=absolute))
     rounds: int = setting(3, "times that both are measured, in turns", metavar="R", least=1)
+    rpc: Path | None = setting(
+        None, "llama.cpp's build/bin with RPC: over far links too, which needs root", metavar="DIR", type=absolute
+    )
 
 
 add_host = partial(add_measurement, settings=HostBenchSettings)

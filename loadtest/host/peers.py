@@ -1,14 +1,18 @@
-"""`bench peers`: what a processor makes of a model, by our stages and by llama.cpp, on the same file in turns."""
+"""`bench peers`: what a processor makes of a model, by our stages and by llama.cpp, on the same file in turns; with
+`--rpc` also over far links, by our modes and llama.cpp's RPC on the same hosts of a lab."""
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import importlib.util
+import json
 import multiprocessing
 import resource
 import statistics
+import subprocess
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass
@@ -19,14 +23,18 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from loadtest.commands import Row, say
+from loadtest.lab.profile import ROUTER
+from loadtest.workload.prompts import NOVEL
+from loadtest.workload.testbed import Network, check_network, default_hosts, deployed, open_network
 from stages.backends import Backend
 from stages.backends.base import CleanPiece
 from stages.checkpoint.bundle import find_bundle
 from stages.checkpoint.checkpoint import load_stage
 from stages.checkpoint.manifest import read_manifest
-from stages.errors import InputError, OnesweepError
+from stages.errors import InputError, OnesweepError, ServiceError
 from stages.memory import use_large_pages
 from stages.model.pipeline import new_caches
+from stages.wire.channel import parse_address
 
 if TYPE_CHECKING:
     from loadtest.host.commands import PeerSettings
@@ -35,6 +43,11 @@ AT_ONCE = (1, 4, 16)  # requests
 FIRST, STEPS = 8, 64  # tokens of a request until every prompt is read, and those that are timed
 PROMPT, LONG = 100, 512  # tokens
 PEER = "xllamacpp"  # llama.cpp in a wheel
+PROFILES = ("links-60", "links-20")
+MODES = ("ar", "ar-speculative")
+TOKENS = 128  # of each text
+RPC = "llama.cpp RPC"
+SERVER, CLIENT = "ggml-rpc-server", "llama-bench"  # on each host; on the router, which asks for tokens without a prompt
 
 
 @dataclass(frozen=True)
@@ -66,6 +79,14 @@ def measure_peers(settings: PeerSettings) -> list[Row]:
     positions = read_manifest(directory).text_architecture.positions
     if positions <= LONG:
         raise InputError(f"{directory} reads {positions} tokens: measured are prompts of {LONG}")
+    if settings.rpc is not None:
+        if missing := [name for name in (SERVER, CLIENT) if not (settings.rpc / name).is_file()]:
+            raise InputError(
+                f"{settings.rpc} has no {' and no '.join(missing)}: "
+                "build llama.cpp with -DGGML_RPC=ON, and give its build/bin"
+            )
+        for profile in PROFILES:
+            check_network(profile, default_hosts(settings.checkpoint), settings.checkpoint)
     sides: dict[str, Callable[[], Figures]] = {"onesweep": partial(our_figures, directory)}
     if importlib.util.find_spec(PEER):
         sides["llama.cpp"] = partial(their_figures, settings.source)
@@ -82,7 +103,8 @@ def measure_peers(settings: PeerSettings) -> list[Row]:
                     found[name].append(process.submit(measure).result())
                 except BrokenProcessPool:
                     raise OnesweepError(f"{name} ended its process: what it said before is the reason") from None
-    return [row for what in (*found["onesweep"][0].rates, "") for row in _rows(what, found)]
+    rows = [row for what in (*found["onesweep"][0].rates, "") for row in _rows(what, found)]
+    return rows if settings.rpc is None else rows + measure_links(settings)
 
 
 def _rows(what: str, found: dict[str, list[Figures]]) -> list[Row]:
@@ -149,3 +171,70 @@ def their_figures(source: Path) -> Figures:
         return time.process_time() - begin
 
     return Figures.measured(spent_s)
+
+
+def measure_links(settings: PeerSettings) -> list[Row]:
+    """Seconds a token of one request, medians over the rounds. Raises OnesweepError."""
+    rows = []
+    for profile in PROFILES:
+        taken: dict[str, list[float]] = {name: [] for name in (RPC, *MODES)}
+        with open_network(profile, default_hosts(settings.checkpoint)) as network:
+            for turn in range(settings.rounds):
+                say(f"{profile}, round {turn + 1} of {settings.rounds} ...")
+                taken[RPC].append(rpc_s(settings, network))
+                for mode, seconds in our_s(settings, network, seed=turn).items():
+                    taken[mode].append(seconds)
+        found = {name: statistics.median(each) for name, each in taken.items()}
+        rows += [Row(f"{profile}: {name}", seconds, "s a token") for name, seconds in found.items()]
+        rows += [Row(f"{profile}: theirs over {mode}", found[RPC] / found[mode], "x") for mode in MODES]
+    return rows
+
+
+def rpc_s(settings: PeerSettings, network: Network) -> float:
+    """A token by llama.cpp, whose layers lie on the hosts: they travel there first, which is not counted."""
+    assert settings.rpc is not None
+    with contextlib.ExitStack() as stack:
+        for node in network.nodes[1:]:
+            stack.enter_context(_serving(network, node, settings.rpc))
+        hosts = ",".join(map(network.address, network.nodes[1:]))
+        asked = ["-m", str(settings.source), "-p", "0", "-n", str(TOKENS), "-r", "1", "-t", "1", "-ngl", "99"]
+        command = [str(settings.rpc / CLIENT), "--rpc", hosts, *asked, "-o", "json"]
+        done = subprocess.run(network.command(ROUTER, command), capture_output=True, text=True)
+    try:
+        (figures,) = json.loads(done.stdout)
+        return 1 / float(figures["avg_ts"])
+    except (ValueError, KeyError, ZeroDivisionError):
+        said = " ".join(done.stderr.split())[-300:]
+        raise OnesweepError(f"{CLIENT} measured nothing (exit code {done.returncode}): {said}") from None
+
+
+@contextlib.contextmanager
+def _serving(network: Network, node: str, programs: Path) -> Iterator[None]:
+    """A server of llama.cpp in a node, listening."""
+    host, port = parse_address(network.address(node))
+    # by lines, or what it says would stay in its buffer
+    command = ["stdbuf", "-oL", str(programs / SERVER), "-H", host, "-p", str(port), "-t", "1"]
+    with subprocess.Popen(
+        network.command(node, command), stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
+    ) as process:
+        try:
+            assert process.stdout is not None
+            if not any("endpoint" in line for line in iter(process.stdout.readline, "")):
+                raise ServiceError(f"{SERVER} ended in {node}: start it by hand to see why")
+            yield
+        finally:
+            process.kill()
+
+
+def our_s(settings: PeerSettings, network: Network, seed: int) -> dict[str, float]:
+    """A token of each mode, at temperature 1, with the prompt's trip: more than the peer is asked for."""
+    found = {}
+    with deployed(network, settings.checkpoint) as testbed:
+        for mode in MODES:
+            call = {"prompt": NOVEL.text(seed), "mode": mode, "max_tokens": TOKENS, "temperature": 1.0, "seed": seed}
+            for _ in range(2):  # the first warms up
+                (answer,) = testbed.caller.ask([call])
+            if "error" in answer:
+                raise OnesweepError(f"{mode}: {answer['error']}")
+            found[mode] = answer["latency_ms"] / 1000 / answer["account"]["output_tokens"]
+    return found

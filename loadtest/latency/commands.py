@@ -43,6 +43,10 @@ class WanSettings:
         shown="sweep,chunked,ar,ar-speculative,local:copy; of pictures all",
         type=parse_variants,
     )
+    # Empty: a topology names the hosts. Else machines join with a ticket.
+    links: tuple[str, ...] = setting(
+        (), "machines that join, by links direct, reversed, relayed", name="--links", metavar="L[,L]", shown="no join"
+    )
     texts: tuple[str, ...] = setting((), "prompts: novel, copying", name="--text", metavar="T[,T]", shown="novel")
     temperature: float | None = setting(None, "of every request", metavar="T", shown="the router's default")
     # Turns of each variant, after one that warms up; `at_once` requests each.

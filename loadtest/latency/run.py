@@ -1,4 +1,4 @@
-"""The run of `bench wan`: a deployment for each profile, all variants taking turns; then texts that
+"""The run of `bench wan`: a deployment for each profile or kind of link, all variants taking turns; then texts that
 must be those of `ar` are compared with them.
 
 Their order rotates, so that a slow moment of the machine falls on every one.
@@ -10,6 +10,7 @@ import hashlib
 import statistics
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -18,13 +19,15 @@ from loadtest.commands import BenchReport, check_names, say, settings_record
 from loadtest.latency.floor import BookedCost, Course, Floor
 from loadtest.report.table import Column, number_column, open_meter, percentile, table, text_column
 from loadtest.workload.prompts import BUILT_IN, LEVELS, NOVEL, Length, Prompts
-from loadtest.workload.testbed import Testbed, check_network, deployed, open_network
-from loadtest.workload.texts import served_copy
+from loadtest.workload.testbed import Testbed, check_network, deployed, joined, open_network
+from loadtest.workload.texts import LOCAL_COLUMNS, local_distance, served_copy
 from serving.client.variants import ModeVariant
 from serving.drawing import DEFAULT_LEVELS, DRAWING_MODES
+from serving.modes import WITHOUT_HOSTS
 from stages.checkpoint.bundle import bundle_draws, find_bundle
 from stages.checkpoint.manifest import read_manifest
 from stages.errors import InputError, OnesweepError
+from stages.wire.links import DIRECT, KINDS
 
 if TYPE_CHECKING:
     from loadtest.latency.commands import WanSettings
@@ -62,21 +65,21 @@ class Sample:
 
 
 def take_turns(
-    testbed: Testbed, every: Sequence[RequestSeries], requests: int, at_once: int, seed: int
-) -> Iterator[tuple[RequestSeries, list[Sample]]]:
+    every: Sequence[tuple[Testbed, RequestSeries]], requests: int, at_once: int, seed: int
+) -> Iterator[tuple[Testbed, RequestSeries, list[Sample]]]:
     """`requests` turns of each series, after one that warms up and is left out. A failure is a sample like any other.
 
     Turn i of every series has the same prompts and seeds.
 
     :param at_once: requests made at the same time in a turn.
     """
-    for series in every:
+    for testbed, series in every:
         _turn(testbed, series, range(at_once), seed)
     for i in range(requests):
         # in another order each time: no series always follows the one that leaves the machine hot or the links busy
         first, numbers = i % len(every), range(i * at_once, (i + 1) * at_once)
-        for series in (*every[first:], *every[:first]):
-            yield series, _turn(testbed, series, numbers, seed)
+        for testbed, series in (*every[first:], *every[:first]):
+            yield testbed, series, _turn(testbed, series, numbers, seed)
 
 
 def sample_of(testbed: Testbed, number: int, seed: int, answer: dict[str, Any]) -> Sample:
@@ -106,8 +109,9 @@ def settled(settings: WanSettings) -> WanSettings:
     s = settings
     check_names("--text", s.texts, BUILT_IN)
     check_names("--profile", s.profiles)
+    check_names("--links", s.links, KINDS)
     for name in s.profiles:
-        check_network(name, s.host_count, s.checkpoint)
+        check_network(name, s.host_count, s.checkpoint, s.links)
     if not bundle_draws(s.checkpoint):
         lengths = s.lengths or (Length(32), Length(128))
         prompts = tuple(BUILT_IN[name] for name in s.texts or (NOVEL.name,))
@@ -146,19 +150,27 @@ def measure_wan(settings: WanSettings) -> BenchReport:
     """Measure every profile. One that cannot be measured gets failed rows with the reason; the others are measured."""
     rows, samples = list[Row](), list[dict[str, Any]]()
     for name in settings.profiles:
-        taken = Taken({series: [] for series in series_of(settings)})
-        say(f"{name}: {len(taken)} variants x {settings.requests * settings.at_once} requests ...")
+        every = {links: Taken({series: [] for series in series_of(settings)}) for links in settings.links or ("",)}
+        say(f"{name}: {sum(map(len, every.values()))} variants x {settings.requests * settings.at_once} requests ...")
         problem = ""
         try:
-            _measure_profile(settings, name, taken)
+            _measure_profile(settings, name, every)
         except OnesweepError as error:
             problem = str(error)
-        for series, found in taken.items():
-            # requests that a problem kept from being made are failures like others
-            missing = range(len(found), settings.requests * settings.at_once)
-            found += [Sample(settings.seed + number, number, error=problem) for number in missing]
-            samples += [_sample_record(name, series, sample) for sample in found]
-            rows.append(row_of(name, series, found) | same_as_ar(series, taken))
+        for links, taken in every.items():
+            for series, found in taken.items():
+                # requests that a problem kept from being made are failures like others
+                missing = range(len(found), settings.requests * settings.at_once)
+                found += [Sample(settings.seed + number, number, error=problem) for number in missing]
+                samples += [_sample_record(name, series, sample) for sample in found]
+                row = row_of(name, series, found, links) | same_as_ar(series, taken)
+                if links:
+                    row["over_direct"] = _over_direct(found, every.get(DIRECT, {}).get(series, []))
+                if series.variant.mode in WITHOUT_HOSTS and not series.length.draws:
+                    good = [(series.prompts.text(each.number), each.account) for each in found if not each.error]
+                    texts = [(prompt.encode(), bytes.fromhex(account["output_hex"])) for prompt, account in good]
+                    row |= local_distance(settings.checkpoint, texts)
+                rows.append(row)
     record = {
         "bench": "wan",
         "settings": settings_record(
@@ -173,16 +185,26 @@ def measure_wan(settings: WanSettings) -> BenchReport:
     return BenchReport(wan_table(rows), record, holds=not any(row["failures"] for row in rows))
 
 
-def _measure_profile(settings: WanSettings, profile: str, taken: Taken) -> None:
-    s = settings
-    with (
-        open_network(profile, s.host_count) as network,
-        deployed(network, s.checkpoint) as testbed,
-        open_meter(profile, len(taken) * s.requests, "turn") as count,
-    ):
-        for series, samples in take_turns(testbed, list(taken), s.requests, s.at_once, s.seed):
-            taken[series] += samples
+def _measure_profile(settings: WanSettings, profile: str, every: Mapping[str, Taken]) -> None:
+    """:param every: by the kind of link; all kinds are there at once and take turns, so that a drift of the machine
+    falls on each."""
+    s, rows = settings, list[tuple[Testbed, RequestSeries]]()
+    with ExitStack() as stack:
+        for links, taken in every.items():
+            network = stack.enter_context(open_network(profile, s.host_count, links))
+            testbed = stack.enter_context(joined(network, s.checkpoint) if links else deployed(network, s.checkpoint))
+            rows += [(testbed, series) for series in taken]
+        count = stack.enter_context(open_meter(profile, len(rows) * s.requests, "turn"))
+        for testbed, series, samples in take_turns(rows, s.requests, s.at_once, s.seed):
+            every[testbed.network.links][series] += samples
             count(1)
+
+
+def _over_direct(found: Sequence[Sample], direct: Sequence[Sample]) -> float | None:
+    """Median over requests of their time by that of the same one over direct links, which was asked at about the same
+    time; None where none was."""
+    both = [(one, other) for one, other in zip(found, direct, strict=False) if not (one.error or other.error)]
+    return statistics.median(one.latency_ms / other.latency_ms for one, other in both) if both else None
 
 
 def _sample_record(profile: str, series: RequestSeries, sample: Sample) -> dict[str, Any]:
@@ -201,7 +223,7 @@ def _sample_record(profile: str, series: RequestSeries, sample: Sample) -> dict[
 # Rows of the table, one for each series of requests on each profile
 
 
-def row_of(profile: str, series: RequestSeries, samples: Sequence[Sample]) -> Row:
+def row_of(profile: str, series: RequestSeries, samples: Sequence[Sample], links: str = "") -> Row:
     """Medians over the requests that ended well; failures are counted, and the most frequent one is quoted."""
     good = [sample for sample in samples if not sample.error]
     errors = Counter(sample.error for sample in samples if sample.error).most_common(1)
@@ -216,6 +238,8 @@ def row_of(profile: str, series: RequestSeries, samples: Sequence[Sample]) -> Ro
 
     row = {
         "profile": profile,
+        "links": links or None,
+        "hop_ms": median(lambda s: s.latency_ms / s.account["hops"]) if links else None,
         "mode": series.variant.label,
         "text": series.prompts.name,
         "length": series.length.count,
@@ -291,7 +315,15 @@ WAN: tuple[Column[Row], ...] = (
     number_column("wire bytes", "wire_bytes", 0),
     number_column("host-s", "host_seconds", 2),
     ("as ar", _as_ar),
+    *LOCAL_COLUMNS,
     text_column("failed", "failures"),
+)
+
+# Of machines that joined.
+LINKED: tuple[Column[Row], ...] = (
+    text_column("links", "links"),
+    number_column("ms a hop", "hop_ms", 2),
+    number_column("x direct", "over_direct", 3),
 )
 
 # Of pictures: no figure of texts, and what a picture takes of the hosts.
@@ -320,4 +352,5 @@ def wan_table(rows: Sequence[Row]) -> str:
         for row in rows
         if row["failures"]
     ]
-    return "\n".join([table(PICTURES if draws else WAN, rows), *failures])
+    linked = LINKED if any(row["links"] for row in rows) else ()
+    return "\n".join([table((*linked, *(PICTURES if draws else WAN)), rows), *failures])

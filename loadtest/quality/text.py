@@ -23,7 +23,7 @@ from loadtest.quality.judge import check_judge, open_judge
 from loadtest.report.table import Column, Estimate, number_column, open_meter, percentile, ratio_of_sums, table
 from loadtest.workload.caller import Access
 from loadtest.workload.testbed import TestbedSettings, check_testbed, open_testbed
-from loadtest.workload.texts import TextNats, local_distance, served_copy, text_nats
+from loadtest.workload.texts import LOCAL_COLUMNS, TextNats, local_distance, served_copy, text_nats
 from serving.client.client import Client, RequestRefused, Result, RouterError
 from serving.client.variants import ModeVariant, parse_variants
 from serving.modes import MODES, WITHOUT_HOSTS
@@ -86,8 +86,7 @@ COLUMNS: tuple[Column[QualityRow], ...] = (
     number_column("nats a token", "nats", 3),
     number_column("entropy", "entropy", 3),
     ("excess nats", lambda row: _interval(row.excess)),
-    number_column("KL nats", "kl_nats", 4),
-    number_column("agrees", "agreement", 3),
+    *LOCAL_COLUMNS,
 )
 
 

@@ -8,15 +8,21 @@ ends with it, even when it is killed.
 """
 
 import contextlib
+import os
+import re
 import shutil
-from collections.abc import Iterator
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from loadtest.lab.lab import Lab, lab_problem, temporary_lab
 from loadtest.lab.profile import ROUTER, Link, node_names, profile_named
 from loadtest.workload.caller import COMMAND, Access, Caller
-from serving.cli.deployment import Deployment, temporary_deployment
+from serving.cli.deployment import MODULE, POLL_S, Deployment, temporary_deployment
 from serving.cli.ports import free_port_block
 from serving.router.request import DEFAULT_ROUTER
 from serving.router.topology import Topology, local_topology
@@ -24,6 +30,7 @@ from stages.checkpoint.shipped import SHIPPED
 from stages.errors import InputError, ServiceError
 from stages.settings import setting
 from stages.wire.channel import parse_address
+from stages.wire.links import KINDS, RELAYED, REVERSED
 
 LOOPBACK = "loopback"  # the profile without a lab: every process on this machine, no link emulated
 AS_FOUND = "as found"  # the profile of a deployment that was not started here
@@ -44,6 +51,7 @@ class Network:
     hosts: int
     first_port: int  # of the node `router`; host i listens on the i-th port after it
     lab: Lab | None = None
+    links: str = ""  # the kind of those between machines that joined; empty: a topology names the hosts
 
     @property
     def nodes(self) -> tuple[str, ...]:
@@ -67,8 +75,14 @@ class Network:
         return [*MORTAL, *argv] if shutil.which(MORTAL[0]) else argv
 
     def link(self, source: str, destination: str) -> Link:
-        """The directed link between two nodes; loopback takes no time."""
-        return self.lab.profile.link(source, destination) if self.lab else Link()
+        """The directed link between two nodes, with the way over the router where it relays; loopback takes no time."""
+        if self.lab is None:
+            return Link()
+        if self.links != RELAYED or ROUTER in (source, destination):
+            return self.lab.profile.link(source, destination)
+        ways = [self.lab.profile.link(source, ROUTER), self.lab.profile.link(ROUTER, destination)]
+        rate_mbps = min((way.rate_mbps for way in ways if way.rate_mbps), default=None)
+        return Link(sum(way.delay_ms for way in ways), rate_mbps, jitter_ms=sum(way.jitter_ms for way in ways))
 
     def cut(self, one: str, other: str, lasts: bool = True) -> None:
         """Cut a link as `Lab.cut` does. Raises LabError."""
@@ -77,16 +91,24 @@ class Network:
 
 
 @contextlib.contextmanager
-def open_network(profile: str, hosts: int) -> Iterator[Network]:
+def open_network(profile: str, hosts: int, links: str = "") -> Iterator[Network]:
     """Nodes for a router and `hosts` hosts, for the length of a `with` block. Raises OnesweepError.
 
     :param profile: of the links; LOOPBACK needs no lab.
+    :param links: that machines which join find there, in a ring of their order.
     """
     if profile == LOOPBACK:
         yield Network(LOOPBACK, hosts, free_port_block(hosts + 2))
         return
-    with temporary_lab(profile_named(profile), hosts) as lab:
-        yield Network(profile, hosts, FIRST_PORT, lab)
+    found, names, port = profile_named(profile), node_names(hosts)[1:], FIRST_PORT
+    if links:
+        # all kinds may be there at once, and this user's records of routers, by address
+        port += 10 * KINDS.index(links)
+        # nobody dials a home; nor the next of a ring, which can dial who comes before it
+        closed = {there: [here] for here, there in zip(names, (*names[1:], names[0]), strict=True)}
+        found = replace(found, gateways=names * (links == RELAYED), closed=closed if links == REVERSED else {})
+    with temporary_lab(found, hosts) as lab:
+        yield Network(profile, hosts, port, lab, links)
 
 
 @dataclass
@@ -141,6 +163,54 @@ def deployed(
         yield Testbed(access, network, caller, deployment)
 
 
+@contextlib.contextmanager
+def joined(network: Network, checkpoint: Path) -> Iterator[Testbed]:
+    """A ready deployment of machines that joined with a ticket, for the length of a `with` block.
+
+    Raises OnesweepError where one ends, or finds other links than those of the network."""
+    from stages.wire.link_quality import LinkRecord  # imports torch, which help can do without
+
+    lab, nodes, port = network.lab, network.nodes[1:], network.first_port
+    assert lab is not None, "loopback has no links"
+    with contextlib.ExitStack() as stack:
+        directory = Path(stack.enter_context(tempfile.TemporaryDirectory(ignore_cleanup_errors=True)))
+        running = dict[str, subprocess.Popen[bytes]]()
+
+        def start(node: str, *words: object) -> None:
+            command = network.command(node, [sys.executable, *MODULE, *map(str, words)])
+            environment = os.environ | {"XDG_STATE_HOME": str(directory / node)}
+            with (directory / f"{node}.log").open("wb") as log:
+                running[node] = process = subprocess.Popen(command, stdout=log, stderr=log, env=environment)
+            stack.callback(process.wait)
+            stack.callback(process.terminate)
+
+        def served(pattern: str) -> str:
+            """Words of the server that match, said before or yet to come."""
+            while True:
+                said = {node: (directory / f"{node}.log").read_text(errors="replace") for node in running}
+                if found := re.search(pattern, said[ROUTER]):
+                    return found[0]
+                if ended := [node for node, process in running.items() if process.poll() is not None]:
+                    raise ServiceError(f"{ended[0]} ended: {' '.join(said[ended[0]].split()[-40:])}")
+                time.sleep(POLL_S)
+
+        at = ["--listen", f"{lab.address(ROUTER)}:{port + 2}", "--port", port, "--http", f"127.0.0.1:{port + 1}"]
+        start(ROUTER, "serve", checkpoint, "--wait", len(nodes), *at)
+        ticket = served(r"onesweep-[\w-]+")
+        for node in nodes:  # one after the other: that is their order in the ring
+            start(node, "join", ticket, "--name", node, "--threads", 1)
+            served(f"{node} is there")
+        served("Ctrl-C stops them")
+        run = directory / ROUTER / "onesweep" / "run"
+        access = Access(f"127.0.0.1:{port}", str(run / "ca.pem"))
+        caller = stack.enter_context(contextlib.closing(Caller(network.command(ROUTER, COMMAND), access)))
+        caller.facts()
+        kinds = LinkRecord.read(run).kinds
+        if {kinds.get(pair) for pair in zip(nodes, (*nodes[1:], nodes[0]), strict=True)} != {network.links}:
+            raise ServiceError(f"not all links are {network.links}, but {kinds}")
+        yield Testbed(access, network, caller)
+
+
 @dataclass(frozen=True)
 class TestbedSettings:
     """Choice of the deployment under test."""
@@ -173,18 +243,20 @@ def default_hosts(checkpoint: Path) -> int:
     return min(DEFAULT_HOSTS, block_count(checkpoint))
 
 
-def check_network(profile: str, hosts: int, checkpoint: Path) -> None:
+def check_network(profile: str, hosts: int, checkpoint: Path, links: Sequence[str] = ()) -> None:
     """Raise OnesweepError where so many hosts cannot share the blocks, or a profile's links cannot join them."""
     local_topology(hosts, block_count(checkpoint), checkpoint)
-    check_links(profile, hosts)
+    if links and (profile == LOOPBACK or (REVERSED in links and hosts < DEFAULT_HOSTS)):
+        raise InputError(f"--links is for {DEFAULT_HOSTS} hosts or more, in a profile with links")
+    check_links(profile, hosts, may_join=bool(links))
 
 
-def check_links(profile: str, hosts: int) -> None:
+def check_links(profile: str, hosts: int, may_join: bool = False) -> None:
     """Raise OnesweepError where a profile's links between so many hosts cannot be emulated here."""
     if profile != LOOPBACK:
         (found := profile_named(profile)).check_hosts(hosts)
-        if found.gateways or found.closed:
-            raise InputError(f"nobody can dial the hosts of {profile}: it is for `onesweep join`")
+        if (found.gateways or found.closed) and not may_join:
+            raise InputError(f"nobody can dial the hosts of {profile}: it is for `onesweep join`, and for --links")
         if problem := lab_problem():
             raise ServiceError(f"{problem}; --profile {LOOPBACK} needs no lab, and has no links")
 

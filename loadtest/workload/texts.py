@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from loadtest.commands import say
+from loadtest.report.table import number_column
 from loadtest.workload.prompts import SeededPrompt
 from loadtest.workload.testbed import Testbed
 from serving.modes import COPY, NO_COPY
@@ -48,6 +49,9 @@ def served_copy(checkpoint: Path) -> tuple[str, ...]:
         return (COPY,)
     say(f"{COPY} is left out: {NO_COPY}")
     return ()
+
+
+LOCAL_COLUMNS = (number_column("KL nats", "kl_nats", 4), number_column("agrees", "agreement", 3))
 
 
 def local_distance(checkpoint: Path, texts: Iterable[tuple[bytes, bytes]]) -> dict[str, float]:

@@ -29,6 +29,8 @@ def bench(bundle: Path, *options: object) -> list[str]:
         (("--profile", "lan", "--bytes", "many"), "--bytes 'many' must be numbers from 1, such as"),
         (("--profile", "lan", "--text", "new"), "--text has no 'new'; choose from novel, copying"),
         (("--profile", "nat", "--hosts", 2), "'nat' speaks of host-3, which a lab of 2 hosts does not have"),
+        (("--profile", "lan", "--links", "reverse"), "--links has no 'reverse' (did you mean reversed?)"),
+        (("--profile", "lan", "--links", "reversed"), "--links is for 3 hosts or more, in a profile with links"),
         (("--profile", "lan", "--hosts", 3), "3 hosts cannot share 2 blocks"),
         (("--profile", "lan", "--json", "/nowhere/r.json"), "cannot write /nowhere/r.json"),
     ],
@@ -96,3 +98,13 @@ def test_a_whole_run(bundle: Path, tmp_path: Path) -> None:
         assert row["ratio"] >= 1, "nothing beats the floor"
     assert (record["settings"]["seed"], record["settings"]["hosts"]) == (3, 2)
     assert {sample["seed"] for sample in record["samples"]} == {3, 4}
+
+
+@needs_a_lab
+@pytest.mark.slow
+def test_machines_that_join_find_the_links_that_are_asked_for(capsys: pytest.CaptureFixture[str]) -> None:
+    """Others than those would be an error."""
+    options = ("--links", "reversed,relayed", "--modes", "ar", "--bytes", "8", "--requests", "1")
+    assert main(["bench", "wan", "--profile", "lan", *options]) == 0
+    rows = capsys.readouterr().out.splitlines()[-2:]
+    assert [row.split()[0] for row in rows] == ["reversed", "relayed"]

@@ -24,8 +24,8 @@ class Pretence:
 def test_turns_rotate_after_a_warm_up_and_share_their_seeds() -> None:
     pretence = Pretence()
     testbed = Testbed(Access("127.0.0.1:1"), Network("wan", 2, 7700), pretence)  # type: ignore[arg-type]
-    every = [RequestSeries(ModeVariant(mode), Length(8)) for mode in ("sweep", "chunked", "ar")]
-    taken = [series.variant.mode for series, _ in take_turns(testbed, every, 2, at_once=1, seed=5)]
+    every = [(testbed, RequestSeries(ModeVariant(mode), Length(8))) for mode in ("sweep", "chunked", "ar")]
+    taken = [series.variant.mode for _, series, _ in take_turns(every, 2, at_once=1, seed=5)]
     assert taken == ["sweep", "chunked", "ar", "chunked", "ar", "sweep"]
     asked = [(call["mode"], call["seed"]) for call in pretence.calls]
     assert asked[:3] == [("sweep", 5), ("chunked", 5), ("ar", 5)]
