@@ -78,7 +78,7 @@ def served(bundles: Path, module_servers: Any, tmp_path_factory: pytest.TempPath
     keys = [Key(**{"name": n, "sha256": token_hash(tokens[n]), **usual, **limits}) for n, limits in LIMITS.items()]
     write_tokens(directory / "tokens.toml", keys)
     pki = Pki(Authority.create(directory / "certs", days=10))
-    topology = Topology((HostEntry("h", "127.0.0.1:1", (0,), "127.0.0.1:1"),), address)
+    topology = Topology((HostEntry("h", "127.0.0.1:1", (0, 1, 2), "127.0.0.1:1"),), address)
     security, limits = Security(pki.issue(ROUTER, "router")), AdmissionSettings(request_limit=8)
     module_servers.router(
         topology, bundles / "own", security=security, tokens=directory / "tokens.toml", admission=limits
