@@ -224,8 +224,9 @@ class ScriptedLink(HostLink):
 
         ScriptedCall(self.channel, free, lambda why: self._owed.append(session))  # type: ignore[arg-type]
 
-    def look(self) -> None:
-        """Take note of how the host is, and of those after it."""
+    def look(self) -> bool:
+        """Take note of how the host is, and of those after it. True if it will soon say more."""
+        dials = False
         since_s = self.world.silent_since(self.ring.place, self.entry.name)
         self.relay.asked_at = since_s and since_s + ASKED_S
         if since_s is not None and monotonic() > since_s + LOST_S:
@@ -236,8 +237,10 @@ class ScriptedLink(HostLink):
                 since_s = self.world.silent_since(self.entry.name, name)
                 is_lost = since_s is not None and monotonic() > since_s + ONWARD_S
                 relay: Any = self.world.hosts[self.entry.name].next_hosts.to(name)
-                is_away = relay.channel._dialling or self.world.processes[name].killed
-                link.problem = "lost" if is_lost or is_away else ""
+                is_killed = self.world.processes[name].killed
+                dials = dials or (relay.channel._dialling and not is_killed)
+                link.problem = "lost" if is_lost or is_killed or relay.channel._dialling else ""
+        return dials
 
 
 def serve(case: whole.Case, left_s: float, hear: Callable[..., object], call: Any) -> None:  # noqa: ANN401
@@ -398,8 +401,9 @@ class ScriptedWorld(FaultyWorld):
                 self.processes[name].call_at(self.loop.now_s + after_s, self._look, self.rings[name])
 
     def _look(self, ring: WatchedRing) -> None:
-        for link in ring.links:
-            link.look()  # type: ignore[attr-defined]
+        links: list[Any] = ring.links
+        if any([link.look() for link in links]):
+            self.processes[ring.place].call_at(self.loop.now_s + LOOK_S[0], self._look, ring)
         ring._looked_at = monotonic()
         ring.look()
 
