@@ -402,7 +402,7 @@ class ScriptedWorld(FaultyWorld):
 
     def _look(self, ring: WatchedRing) -> None:
         links: list[Any] = ring.links
-        if any([link.look() for link in links]):
+        if sum(link.look() for link in links):  # of every one
             self.processes[ring.place].call_at(self.loop.now_s + LOOK_S[0], self._look, ring)
         ring._looked_at = monotonic()
         ring.look()
@@ -468,6 +468,8 @@ def main() -> int:
     parser.add_argument("--schedules", type=int, default=10_000)
     parser.add_argument("--seed", type=int, default=0, help="of the first one")
     options = parser.parse_args()
+    if options.schedules < 1 or options.seed < 0:
+        parser.error("--schedules begin at 1, and --seed at 0")
     report = search(options.schedules, options.seed, print, Script(), "python .ci/schedules.py")
     print(report.table)
     return 0 if report.holds else 1

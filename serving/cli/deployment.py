@@ -154,11 +154,11 @@ class Deployment:
         """End every process, the router first so that running requests end; kill what does not stop."""
         hosts = {host.name for host in self.topology.hosts}
         routers = [self.topology.router, *(self.processes.keys() - hosts - {ROUTER, HTTP})]
-        for address in (*routers, *(each for host in self.topology.hosts for each in (host.address, host.listen))):
-            own_token_path(address).unlink(missing_ok=True)
         with ticking("stopping them, the router first: it ends what it has begun"):
             _end([self._process(name) for name in self.processes.keys() - hosts])
             _end([self._process(name) for name in hosts])
+        for address in (*routers, *(each for host in self.topology.hosts for each in (host.address, host.listen))):
+            own_token_path(address).unlink(missing_ok=True)
         (self.directory / RECORD).unlink(missing_ok=True)
 
     def _launch(self, name: str, log_mode: str) -> None:

@@ -76,6 +76,11 @@ class _ToldProgress(ProgressLine):
             (run_directory() / DOING_NAME).write_text(record, encoding="utf-8")
         super().at(what, share)
 
+    def close(self) -> None:
+        self._doing = ""
+        (run_directory() / DOING_NAME).unlink(missing_ok=True)
+        super().close()
+
 
 def _serve(options: argparse.Namespace, progress: ProgressLine) -> None:
     from serving.cli.deployment import HTTP, ROUTER, Deployment, new_directory, present

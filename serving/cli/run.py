@@ -46,7 +46,7 @@ def add_run(run: argparse.ArgumentParser) -> None:
     add_chat_options(run)
     run.add_argument("--hosts", type=int, metavar="N", help=f"hosts on this machine that share the model ({HOSTS})")
     run.add_argument("--blocks", type=int, metavar="N", help="stages that the model is cut into (one a host)")
-    run.add_argument("--threads", type=int, metavar="N", help="processor threads of each host (all cores)")
+    run.add_argument("--threads", type=int, metavar="N", help="of each host (all cores; 1 for bfloat16)")
     add_import_options(run)
 
 

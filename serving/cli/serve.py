@@ -77,7 +77,7 @@ def add_up(up: argparse.ArgumentParser) -> None:
         metavar="HOST:PORT",
         help=f"an API and a page, too ({DEFAULT_LISTEN})",
     )
-    add("--threads", type=int, metavar="N", help="processor threads of each host (1 for blocks, else all cores)")
+    add("--threads", type=int, metavar="N", help="of each host (all cores; 1 for chains, pictures and bfloat16)")
     add_device(up)
     add("--tokens", type=Path, metavar="FILE", help="who may ask the router, from `onesweep token`")
 
