@@ -135,7 +135,9 @@ class RouterConnection(ABC):
                 with suppress(InputError):  # half of it may be replaced yet
                     self._open()
             problem = handshake_problem(details, self.security)
-            missing = f"no router answers at {address}; start one with `onesweep up` ({details})"
+            taken = "SETTINGS frame" in details or "HTTP/2" in details
+            remedy = "another program has that port, or it hangs" if taken else "start one with `onesweep up`"
+            missing = f"no router answers at {address}; {remedy} ({details})"
             if "resolving" in details:  # gRPC's sentence has three kinds of brackets
                 missing = f"the name in {address} has no address: see that it is spelled right"
             # one that had a connection is asked again: only the call was cut off
