@@ -104,7 +104,7 @@ def test_a_machine_that_is_killed_costs_its_share_until_it_is_back(tmp_path: Pat
         'context_length = 32\n[rounds]\nmodel = "ar"\nrounds = 1000\ndeadline_s = 0\n'
         f"steps_per_round = {STEPS}\n"
     )
-    with temporary_lab(Profile("near", "", Link(delay_ms=1)), 2) as lab, contextlib.ExitStack() as stack:
+    with temporary_lab(Profile("near", Link(delay_ms=1)), 2) as lab, contextlib.ExitStack() as stack:
 
         def run(node: str, name: str, *arguments: object) -> subprocess.Popen[bytes]:
             log = stack.enter_context((tmp_path / f"{name}.log").open("ab"))
