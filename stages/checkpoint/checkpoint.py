@@ -294,8 +294,8 @@ def check_size(directory: Path, part: Part, module: AnyPart) -> None:
     tables = sum(t.nbytes for name, t in module.named_buffers() if name not in stored)
     if part.bytes < least or tables > max(MAX_TABLE_BYTES, TABLES_PER_WEIGHTS * part.bytes):
         raise CheckpointError(
-            f"{directory / part.file} has {part.bytes} bytes by its manifest, which asks for {least} at least, "
-            f"and for a context with tables of {tables}: one of the two is damaged or another model's; fetch both again"
+            f"{directory / part.file} has {part.bytes} bytes by its manifest, which asks for weights of at least "
+            f"{least}, and a context with tables of {tables}: one of the two is damaged or another's; fetch both again"
         )
 
 
