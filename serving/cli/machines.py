@@ -81,10 +81,9 @@ def served_here(router: str | None) -> str:
     except ServiceError:
         if router is not None and router.replace("localhost", "127.0.0.1") != record["router"]:
             return ""
-    state = f"has no router yet: {record['doing']}"
     if deployment_here(record["router"]):
-        state = "its router does not answer: its own lines say more"
-    return f"`onesweep serve` is here, and {state}"
+        return "`onesweep serve` is here, and its router does not answer: its own lines say more"
+    return record["doing"] and f"`onesweep serve` is here, and has no router yet: {record['doing']}"
 
 
 @dataclass(frozen=True)

@@ -70,16 +70,17 @@ class _ToldProgress(ProgressLine):
         self._router, self._doing = router, ""
 
     def at(self, what: str, share: float | None = None) -> None:
-        if what != self._doing:
-            self._doing = what
-            record = json.dumps({"router": self._router, "doing": what})
-            (run_directory() / DOING_NAME).write_text(record, encoding="utf-8")
+        self._tell(what)
         super().at(what, share)
 
     def close(self) -> None:
-        self._doing = ""
-        (run_directory() / DOING_NAME).unlink(missing_ok=True)
+        self._tell("")
         super().close()
+
+    def _tell(self, what: str) -> None:
+        if what != self._doing:
+            self._doing, record = what, {"router": self._router, "doing": what}
+            (run_directory() / DOING_NAME).write_text(json.dumps(record), encoding="utf-8")
 
 
 def _serve(options: argparse.Namespace, progress: ProgressLine) -> None:
