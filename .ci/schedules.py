@@ -10,20 +10,20 @@ from __future__ import annotations
 import argparse
 import gc
 import sys
-from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from functools import partial
 from types import SimpleNamespace
 from typing import Any
-from zlib import crc32
+
+from scripted_hosts import ENTRIES, RTT_MS, WEIGHTS, ScriptedHost, ScriptedRelay, after
 
 import loadtest.simulation.schedule as drawn
 import loadtest.simulation.world as whole
 from loadtest.simulation.calls import MemoryChannel, ScriptedCall
 from loadtest.simulation.loop import StepTaker, VirtualLoop, here, quiet
-from loadtest.simulation.network import SMALL_BYTES, Connection, FaultyWorld
-from loadtest.simulation.processes import EchoingSubscribers, SimulatedHost, Try, WatchedRing
+from loadtest.simulation.network import SMALL_BYTES, FaultyWorld
+from loadtest.simulation.processes import Try, WatchedRing
 from loadtest.simulation.schedule import HOSTS, ROUTER_NAMES, STAGES, Asked, PlannedFault, Schedule
 from loadtest.simulation.search import search
 from serving.client.client import RequestRefused, Result, RouterError
@@ -37,155 +37,15 @@ from serving.router.topology import HostEntry
 from serving.v1 import router_pb2
 from stages import clock
 from stages.clock import monotonic
-from stages.host.parts import Release
-from stages.host.scheduler import HopWork, TextWork
-from stages.host.settings import HostSettings
-from stages.model.draft_tree import Draft
-from stages.model.vocabulary import BYTES
 from stages.v1 import stage_pb2
-from stages.wire.messages import copy_of, next_read, work_of
-from stages.wire.status import Code, StatusError, deadline_exceeded, internal, unavailable
+from stages.wire.status import Code, StatusError, internal
 
 LENGTHS = {"sweep": 6, "chunked": 6, "ar": 4, "scored": 3}  # of texts
 CASES = tuple(whole.Case(mode, text, 0, most) for mode, most in LENGTHS.items() for text in ("sea ", "a ship, "))
 CHUNK = 2  # tokens of a sweep, and of a prompt that are scored together
 LOOK_S = 0.2, 1.45, 2.2, 5.5, 10.5, 15.5  # after a fault begins or ends, routers look at their links
 ASKED_S, ONWARD_S, LOST_S = 0.25, 2.0, 5.3  # after a link falls silent: it was asked, its host says so, it is lost
-RTT_MS, READY_S = 60.0, 0.1  # until routers listen on all hosts
-WEIGHTS, NO_DRAFT = ("chain", "ar", "", ""), Draft(())
-ENTRIES = tuple(HostEntry(name, name, (i // drawn.REPLICAS,), name) for i, name in enumerate(HOSTS))
-# A session takes a few bytes on a host: it has no cache but the text.
-PICTURES = SimpleNamespace(draws=True, picture_architecture=SimpleNamespace(tokens=1, features=1, patch_dim=1))
-
-
-def after(entry: HostEntry) -> list[HostEntry]:
-    """Hosts of the next stage."""
-    return [each for each in ENTRIES if each.blocks[0] == (entry.blocks[0] + 1) % len(STAGES)]
-
-
-# Hosts
-
-
-class ScriptedWork(TextWork):
-    """A sweep or step. A session's cache is the text that it has read; of sweeps, with the ends of their pieces."""
-
-    rows = 1
-    next_op: Any = None  # there are no calls to the backend
-
-    def complete(self, result: object) -> None:
-        caches: dict[int, Any] = self.session.caches
-        message: Any = work_of(self.hop)
-        cache, clean, before = caches.get(0, b""), message.clean, "hidden"
-        if is_sweep := isinstance(message, stage_pb2.Sweep):
-            ends = [sum(message.reads[: i + 1]) for i in range(len(message.reads))]
-            pieces = [clean[at:end] for at, end in zip([0, *ends], [*ends, None], strict=True)]
-            cache, before = b"|".join([cache, *pieces]), "estimate"
-        else:
-            cache = cache[: self.start] + clean
-        caches[0] = cache
-        seen = b"%x" % crc32(cache, crc32(getattr(message, before)))
-        if self.hop.place + 1 < len(self.hop.path):
-            setattr(message, before, seen)
-            self.outcome = self.hop
-            return
-        letters = bytes(97 + crc32(seen, at) % 26 for at in range(message.slots if is_sweep else 1))
-        text = letters if is_sweep else clean[len(clean) - message.sample.draft :] + letters
-        self.outcome = event = stage_pb2.Event(session=self.hop.session, number=self.number, text=text)
-        if self.hop.read.sample.remaining > 1:
-            self.result, self.outcome = event, next_read(self.hop, text, BYTES, 0, NO_DRAFT)
-
-
-def parse(hop: stage_pb2.Hop, *_: object, **__: object) -> HopWork:
-    """The work of a hop that a session made."""
-    if not hop.left_s > 0:
-        raise deadline_exceeded("the deadline of this request has passed")
-    message: Any = work_of(hop)
-    kind = "ar" if hop.HasField("read") else "chain"
-    what: Any = {"hop": hop, "kind": kind, "number": message.number, "start": message.start, "clean": None}
-    return ScriptedWork(**what, positions=len(message.clean), remembered=len(message.clean))
-
-
-class ScriptedHost(SimulatedHost):
-    """A host whose passes compute nothing."""
-
-    full = False
-
-    def __init__(self, network: Any, entry: HostEntry) -> None:  # noqa: ANN401
-        models = dict.fromkeys(("chain", "ar"), SimpleNamespace(manifest=PICTURES))
-        plan: Any = SimpleNamespace(blocks=entry.blocks, weights=WEIGHTS, models=models)
-        parts: Any = SimpleNamespace(plan=plan, drafter=lambda kind: None)
-        relays = {each.address: ScriptedRelay(network, each.address) for each in after(entry)}
-        onward: Any = SimpleNamespace(to=relays.__getitem__)
-        super().__init__(Release("", plan, parts), HostSettings(entry.name, prefix_mb=0), onward)
-        self.admission.parse, self.subscribers, self.jobs = parse, EchoingSubscribers(), deque[Any]()
-        self.scheduler: Any = self
-        self.submit = self.jobs.append
-
-    def __len__(self) -> int:
-        return len(self.jobs)
-
-    def turn(self) -> list[Any]:
-        ended = [self.jobs.popleft() for _ in range(len(self.jobs))]
-        for job in ended:
-            job.work.begin(job.session, 0)
-            job.work.complete(None)
-            job.result = job.work.outcome
-        return ended
-
-    def listen(self, ring: WatchedRing, opened: Callable[[], object], call: Any) -> None:  # noqa: ANN401
-        """A router subscribes: it has every event at once."""
-        publish = partial(call.connection.answer, SMALL_BYTES, ring._deliver)
-        stream: Any = SimpleNamespace(bytes=0, key=b"", full=lambda: False, put_nowait=publish)
-        self.subscribers.queues[ring.name] = stream
-
-        def lost() -> None:
-            if self.subscribers.queues.get(ring.name) is stream:
-                del self.subscribers.queues[ring.name]
-                self.sessions.release_router(ring.name)
-
-        call.cancel, call.connection.served[call] = lost, None
-        call.connection.answer(SMALL_BYTES, opened)
-
-
-class ScriptedRelay:
-    """A way to a host, as `Relay` is one: it tells of hops that are refused or lost."""
-
-    least_rtt_ms, late_ms, asked_at = RTT_MS, 0.0, None
-
-    def __init__(self, network: Any, address: str, _: object = None, hop_timeout_s: float = 5.0, *__: object) -> None:  # noqa: ANN401
-        self.address, self.hop_timeout_s, self.channel = address, hop_timeout_s, MemoryChannel(network, address)
-        if address in network.servers:
-            self.channel.connection = Connection(self.channel, *network.servers[address][::-1])
-
-    def wake(self) -> None:
-        """Nothing cools down."""
-
-    def send(self, hop: stage_pb2.Hop, settled: Callable[[StatusError | None], object]) -> None:
-        is_open = True
-
-        def take(call: Any) -> None:  # noqa: ANN401
-            try:
-                call.connection.serves.accept(copy_of(hop), SMALL_BYTES)
-                call.connection.serves._go()
-            except StatusError as error:
-                call.connection.answer(SMALL_BYTES, done, error)
-            else:
-                if call.connection.back.cut:
-                    call.connection.answer(SMALL_BYTES, done, None)
-                else:
-                    done(None)  # a receipt takes no time
-
-        def done(refusal: StatusError | str | None) -> None:
-            nonlocal is_open
-            if is_open:
-                is_open = False
-                call.end()
-                settled(unavailable(refusal) if isinstance(refusal, str) else refusal)
-
-        call = ScriptedCall(self.channel, take, done)
-        due_s, silent = min(self.hop_timeout_s, hop.left_s), f"{self.address} did not answer"
-        silence = silent if due_s < hop.left_s else deadline_exceeded(silent)
-        here().call_at(monotonic() + max(due_s, 0.001), done, silence)
+READY_S = 0.1  # until routers listen on all hosts
 
 
 # Routers
