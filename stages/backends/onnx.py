@@ -16,7 +16,8 @@ from stages.backends.packed import Attend, PackedReader, PipelineRunner, normed_
 from stages.backends.rows import PRODUCT_THREADS, Rows
 from stages.errors import CheckpointError
 from stages.memory import give_back, is_owned
-from stages.model.layers import GroupedLinear, Int8Linear, QuantLinear, TiedHead
+from stages.model.few_bits import GroupedLinear, Int8Linear, QuantLinear
+from stages.model.layers import TiedHead
 from stages.model.pipeline import PipelineStage
 
 # Of matrices: fewer are read before another thread is awake.

@@ -12,7 +12,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from stages.model.architecture import GROUP
-from stages.model.layers import GroupedLinear, Int8Linear, Layer, QuantLinear, TiedHead
+from stages.model.few_bits import GroupedLinear, Int8Linear, QuantLinear
+from stages.model.layers import Layer, TiedHead
 from stages.model.llama import LlamaLayer
 from stages.model.pipeline import PipelineStage
 

@@ -19,7 +19,8 @@ from stages.backends.packed import (
 from stages.backends.rows import PRODUCT_THREADS, Rows, in_slabs
 from stages.errors import CheckpointError
 from stages.model.architecture import LlamaArchitecture
-from stages.model.layers import Bfloat16Linear, GroupedLinear, TiedHead
+from stages.model.few_bits import Bfloat16Linear, GroupedLinear
+from stages.model.layers import TiedHead
 from stages.model.llama import ACTIVATIONS, Expert, LlamaLayer, LlamaStage, Mixture
 from stages.model.pipeline import PipelineStage
 

@@ -19,7 +19,8 @@ from stages.checkpoint.checkpoint import CPU, KERNEL_TOLERANCE, check_measures, 
 from stages.checkpoint.gate import PROBE_INPUT, PROBE_OUTPUT, probe_stage, probe_tokens
 from stages.errors import CheckpointError
 from stages.model.block import Block
-from stages.model.layers import GroupedLinear, LayerCache
+from stages.model.few_bits import GroupedLinear
+from stages.model.layers import LayerCache
 from stages.model.pipeline import PipelineStage, new_caches
 from stages.pictures.part import PicturePart
 from stages.pictures.trajectory import PicturePiece

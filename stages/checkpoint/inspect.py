@@ -15,7 +15,7 @@ from stages.checkpoint.bundle import find_bundle
 from stages.checkpoint.checkpoint import check_size, load_part, new_part, read_companion
 from stages.checkpoint.manifest import Manifest, read_manifest
 from stages.errors import CheckpointError
-from stages.model.layers import GroupedLinear
+from stages.model.few_bits import GroupedLinear
 from stages.model.llama import LlamaStage
 from stages.progress import aligned
 

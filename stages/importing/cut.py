@@ -7,7 +7,7 @@ from functools import lru_cache
 
 from stages.errors import InputError
 from stages.model.architecture import LlamaArchitecture, Matrix
-from stages.model.layers import BYTES_EACH, INT8_BYTES_EACH
+from stages.model.few_bits import BYTES_EACH, INT8_BYTES_EACH
 from stages.progress import counted
 
 NUMBER_BYTES = 4

@@ -20,7 +20,7 @@ from stages.importing.gguf_tokenizer import METADATA, OF_ARCHITECTURE, OLDER_NAM
 from stages.importing.source import ALL, PIECE_ROWS, Shape, Source, expected_shapes, is_matrix, matrix_of, places_of
 from stages.importing.speech import require_file
 from stages.model.architecture import GROUP, LlamaArchitecture, Matrix, RopeScaling, Weights
-from stages.model.layers import LARGEST
+from stages.model.few_bits import LARGEST
 from stages.model.llama import stretch
 
 # The reader of the package gguf, which by itself reads as many elements as a damaged file says it has.

@@ -14,7 +14,7 @@ from stages.errors import CheckpointError
 from stages.importing.family import ModelFamily
 from stages.importing.speech import Speech
 from stages.model.architecture import GROUP, LlamaArchitecture, Matrix, Weights
-from stages.model.layers import quantised, rounded
+from stages.model.few_bits import quantised, rounded
 from stages.model.llama import LlamaLayer
 from stages.model.pipeline import without_memory
 

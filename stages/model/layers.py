@@ -1,20 +1,18 @@
-"""Transformer layers that carry a causal clean stream and, beside it, noisy slots; and matrices in fewer bits."""
+"""Transformer layers that carry a causal clean stream and, beside it, noisy slots."""
 
 from __future__ import annotations
 
 import math
-from abc import abstractmethod
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from stages.model.architecture import GROUP
+from stages.model.few_bits import Int8Embedding
 
 Numbers = Any  # NDArray[np.float32] in the processor's memory, a Tensor on another device: both are assigned to alike
 
@@ -236,151 +234,3 @@ class TiedHead(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """x: (..., width) -> logits (..., vocabulary)."""
         return F.linear(x, self.weight)
-
-
-# Weights in bfloat16, of 8 bits with a scale for each GROUP in a row, or of 4 with a scale and an offset for each.
-LARGEST = 15
-LARGEST_INT8 = 127
-BYTES_EACH, INT8_BYTES_EACH = 0.5 + 2 * 2 / GROUP, 1 + 2 / GROUP  # of a weight, with its share of scale and offset
-# Rows come in pieces: a whole matrix in float32 takes 6.4 times the memory of what it is made of, and a piece of two
-# megabytes stays in the processor's cache, which halves the time. Their number is a multiple of the blocks of rows that
-# kernels have.
-PIECE_NUMBERS = 1 << 19
-PIECE_ROWS = 16
-
-
-class Bfloat16Linear(nn.Linear):
-    """A linear map whose matrix has numbers of bfloat16. Its bias, its arithmetic and its results are of float32."""
-
-    def __init__(self, in_features: int, out_features: int, bias: bool) -> None:
-        super().__init__(in_features, out_features, bias)
-        self.weight = nn.Parameter(self.weight.bfloat16())
-
-    def forward(self, x: Tensor) -> Tensor:
-        """x: (..., in) -> (..., out)."""
-        return F.linear(x, self.weight.float(), self.bias)
-
-
-class GroupedLinear(nn.Linear):
-    """A linear map of weights of a few bits, of which GROUP neighbours of a row share a scale. It has no `weight`: in
-    float32 there are never more than a few rows of it.
-
-    scales: (out, in / GROUP) float16.
-    """
-
-    bits: int
-    codes: Tensor
-    scales: Tensor
-
-    def __init__(self, in_features: int, out_features: int, bias: bool) -> None:
-        nn.Module.__init__(self)
-        self.in_features, self.out_features = in_features, out_features
-        self.register_buffer("codes", self.zeros())
-        self.register_buffer("scales", torch.zeros(out_features, in_features // GROUP, dtype=torch.float16))
-        self.register_parameter("bias", nn.Parameter(torch.zeros(out_features)) if bias else None)
-
-    @abstractmethod
-    def zeros(self) -> Tensor:
-        """Codes of the right shape."""
-
-    @abstractmethod
-    def dense(self, rows: slice | Tensor) -> Tensor:
-        """Some rows in float32: (rows, in)."""
-
-    def pieces(self) -> Iterator[slice]:
-        """All rows, some at a time."""
-        count = max(1, PIECE_NUMBERS // (self.in_features * PIECE_ROWS)) * PIECE_ROWS
-        return (slice(begin, begin + count) for begin in range(0, self.out_features, count))
-
-    def forward(self, x: Tensor) -> Tensor:
-        """x: (..., in) -> (..., out)."""
-        product = torch.cat([F.linear(x, self.dense(rows)) for rows in self.pieces()], dim=-1)
-        return product if self.bias is None else product + self.bias
-
-
-class Int8Linear(GroupedLinear):
-    """Weights scale * code, which is what GGUF's Q8_0 has. codes: (out, in) int8."""
-
-    bits = 8
-
-    def zeros(self) -> Tensor:
-        return torch.zeros(self.out_features, self.in_features, dtype=torch.int8)
-
-    def dense(self, rows: slice | Tensor) -> Tensor:
-        groups = self.codes[rows].float().unflatten(1, (-1, GROUP))
-        return groups.mul_(self.scales[rows].float().unsqueeze(2)).flatten(1)
-
-
-def rounded(weight: Tensor, kind: torch.dtype = torch.float16) -> dict[str, Tensor]:
-    """A matrix (out, in) float32, rounded to nearest: `Int8Linear`'s codes, and scales of a kind. One that was rounded
-    so before has the same codes again."""
-    groups = weight.unflatten(1, (-1, GROUP))
-    scales = (groups.abs().amax(2) / LARGEST_INT8).to(kind)
-    codes = (groups / scales.float().masked_fill(scales == 0, 1).unsqueeze(2)).round_()
-    return {"codes": codes.clamp_(-LARGEST_INT8, LARGEST_INT8).to(torch.int8).flatten(1), "scales": scales}
-
-
-class Int8Embedding(Int8Linear):
-    """A row of such weights for each token."""
-
-    def __init__(self, tokens: int, width: int) -> None:
-        super().__init__(width, tokens, bias=False)
-
-    def forward(self, x: Tensor) -> Tensor:
-        """x: tokens (...,) int64 -> (..., width)."""
-        return self.dense(x.flatten()).unflatten(0, x.shape)
-
-
-class QuantLinear(GroupedLinear):
-    """Weights scale * code + offset, which is what GGUF's Q4_0 and Q4_1 have.
-
-    codes: (out, in / 2) uint8. As in GGUF, number i of a group's 16 bytes has weight i of the group in its lower half
-    and weight i + 16 in its upper; offsets: (out, in / 32) float16.
-    """
-
-    bits = 4
-    offsets: Tensor
-
-    def __init__(self, in_features: int, out_features: int, bias: bool) -> None:
-        super().__init__(in_features, out_features, bias)
-        # not `zeros_like`, which without memory imports a package of 25 MB
-        self.register_buffer("offsets", torch.zeros(self.scales.shape, dtype=torch.float16))
-
-    def zeros(self) -> Tensor:
-        return torch.zeros(self.out_features, self.in_features // 2, dtype=torch.uint8)
-
-    def neighbours(self, room: int = 0) -> Tensor:
-        """Codes of which weights 2 i and 2 i + 1 of a group are in byte i: (out, in / GROUP + room, GROUP / 2) uint8.
-
-        room: groups at the end of each row, for others to fill."""
-        pairs = self.codes.numpy().view("<u2").reshape(self.out_features, -1, GROUP // 4)
-        count = pairs.shape[1]
-        found = np.empty((len(pairs), count + room, GROUP // 2), np.uint8)
-        for rows in self.pieces():
-            two = pairs[rows]  # bytes 2 i and 2 i + 1; numpy takes half of torch's time
-            found[rows, :count, : GROUP // 4] = two & LARGEST | two >> 4 & LARGEST << 4
-            found[rows, :count, GROUP // 4 :] = two >> 4 & LARGEST | two >> 8 & LARGEST << 4
-        return torch.from_numpy(found)
-
-    def dense(self, rows: slice | Tensor) -> Tensor:
-        both = self.codes[rows].unflatten(1, (-1, GROUP // 2))
-        # of signed bytes, which torch turns into floats in half the time
-        groups = torch.cat([both & LARGEST, both >> 4], dim=2).view(torch.int8).float()
-        scales, offsets = (each[rows].float().unsqueeze(2) for each in (self.scales, self.offsets))
-        return groups.mul_(scales).add_(offsets).flatten(1)
-
-
-def quantised(weight: Tensor) -> dict[str, Tensor]:
-    """A matrix (out, in) float32, rounded to nearest: `QuantLinear`'s codes, scales and offsets.
-
-    Codes 0 and 15 of a group are its smallest and its largest weight. A scale or an offset that float16 does not hold
-    is infinite.
-    """
-    # Fitted by least squares, some layers of SmolLM2 had 7 % less error and more loss (docs/research/pretrained.md).
-    groups = weight.unflatten(1, (-1, GROUP))
-    offsets = groups.amin(2).half()
-    scales = ((groups.amax(2) - offsets.float()) / LARGEST).half()
-    divisor = scales.float().masked_fill(scales == 0, 1).unsqueeze(2)
-    codes = (groups - offsets.float().unsqueeze(2)).div_(divisor).round_().clamp_(0, LARGEST).to(torch.uint8)
-    lower, upper = codes.chunk(2, dim=2)
-    return {"codes": (lower | upper << 4).flatten(1), "scales": scales, "offsets": offsets}

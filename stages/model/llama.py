@@ -12,19 +12,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from stages.model.architecture import Activation, Experts, LinearScaling, LlamaArchitecture, Matrix, RopeScaling
-from stages.model.layers import (
-    Bfloat16Linear,
-    CausalLayer,
-    CausalStage,
-    Int8Embedding,
-    Int8Linear,
-    QuantLinear,
-    TiedHead,
-    initialise,
-    rotate,
-    seen_keys,
-    soft_capped,
-)
+from stages.model.few_bits import Bfloat16Linear, Int8Embedding, Int8Linear, QuantLinear
+from stages.model.layers import CausalLayer, CausalStage, TiedHead, initialise, rotate, seen_keys, soft_capped
 
 
 # Rounded to float32 as in the code that trained these models, each frequency and each product with a position. Float64

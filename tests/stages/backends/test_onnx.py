@@ -12,7 +12,7 @@ from stages.backends.base import CleanPiece
 from stages.backends.onnx import OnnxSession
 from stages.backends.onnx_graphs import Graph, product_graph
 from stages.model.architecture import GROUP, Architecture
-from stages.model.layers import Int8Linear, QuantLinear
+from stages.model.few_bits import Int8Linear, QuantLinear
 from stages.model.pipeline import ArModel
 from tests.stages.backends.conftest import clean_piece
 

@@ -12,7 +12,7 @@ from stages.checkpoint.checkpoint import save_part, write_manifest
 from stages.checkpoint.manifest import TOKENIZER_NAME, Manifest
 from stages.model.architecture import Experts, LinearScaling, LlamaArchitecture
 from stages.model.architecture import SlidingWindow as Window
-from stages.model.layers import GroupedLinear, QuantLinear, quantised, rounded
+from stages.model.few_bits import GroupedLinear, QuantLinear, quantised, rounded
 from stages.model.llama import LlamaStage
 
 TINY = LlamaArchitecture(
