@@ -14,3 +14,12 @@ MAX_PENALTY = 2.0
 MAX_REPETITION_PENALTY = 10.0
 MAX_ADDRESS = 255  # characters of HOST:PORT
 MAX_THREADS = 1024  # processor threads of a process
+MAX_NESTING = 100  # of JSON: it is copied and written by recursion, of which Python has 1,000 levels
+
+
+def nesting(value: object) -> int:
+    """Objects and lists in one another in a value of JSON."""
+    depth, level = 0, [value]
+    while level := [each for each in level if isinstance(each, dict | list)]:
+        depth, level = depth + 1, [x for each in level for x in (each.values() if isinstance(each, dict) else each)]
+    return depth

@@ -19,10 +19,10 @@ from pydantic import BeforeValidator, ConfigDict, Field, model_validator
 
 from serving.gateway.base_fields import Fields
 from serving.gateway.errors import ApiError
-from serving.modes.tokenizer import StopCutter
+from serving.modes.stops import StopCutter
 from serving.router.request import MAX_TOOLS
-from stages.checkpoint.manifest import MAX_NESTING, nesting
 from stages.host.schema_check import CALL_END, CALL_TAG
+from stages.limits import MAX_NESTING, nesting
 
 # Parts with text, of chats and of responses.
 _TEXTS = ("text", "input_text", "output_text", "refusal")

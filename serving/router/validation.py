@@ -24,10 +24,10 @@ from serving.router.request import (
     given_in,
 )
 from serving.v1 import router_pb2
-from stages.checkpoint.manifest import MAX_NESTING, nesting
 from stages.clock import monotonic
 from stages.errors import close_to, one_of
 from stages.host.schema_check import CHECKS_AT_ONCE, schema_problem
+from stages.limits import MAX_NESTING, nesting
 from stages.model.samplers import SAMPLERS
 from stages.model.scoring import bias_problem
 from stages.threads import FairPool

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any, Literal, get_args
 
 from stages.errors import CheckpointError, InputError, MissingCheckpoint, regular
+from stages.limits import MAX_NESTING, nesting
 from stages.model.architecture import CONTEXT, VOCABULARY, Architecture, LlamaArchitecture, drop_defaults
 from stages.model.block import Codes
 from stages.model.partition import LogNormalPrior, NoisePartition
@@ -22,7 +23,6 @@ from stages.pictures.part import PictureArchitecture
 FORMAT = 1
 MANIFEST_NAME = "manifest.json"
 MAX_MANIFEST_BYTES = 1 << 20
-MAX_NESTING = 100  # of JSON: it is copied and written by recursion, of which Python has 1,000 levels
 
 TOKENIZER_NAME = "tokenizer.json"
 MAX_FILES = 16
@@ -162,14 +162,6 @@ def read_json(path: Path, missing: str = "", most_bytes: int = MAX_MANIFEST_BYTE
     if nesting(record) > MAX_NESTING:
         raise CheckpointError(f"{path} is damaged: it has more than {MAX_NESTING} objects and lists in one another")
     return record
-
-
-def nesting(value: object) -> int:
-    """Objects and lists in one another in a value of JSON."""
-    depth, level = 0, [value]
-    while level := [each for each in level if isinstance(each, dict | list)]:
-        depth, level = depth + 1, [x for each in level for x in (each.values() if isinstance(each, dict) else each)]
-    return depth
 
 
 def _finite(literal: str) -> float:

@@ -84,7 +84,7 @@ async def test_calls_of_a_client_that_is_closed_fail(deployment: Deployment) -> 
                 _ = [piece async for piece in pieces]
 
 
-def test_a_client_needs_no_torch() -> None:
-    modules = "serving.client.client, serving.cli.serve, serving.cli.deployment"
+def test_neither_a_client_nor_the_gateway_needs_torch() -> None:
+    modules = "serving.client.client, serving.cli.serve, serving.cli.deployment, serving.gateway.app"
     code = f"import sys, {modules}; assert 'torch' not in sys.modules"
     subprocess.run([sys.executable, "-c", code], check=True)
