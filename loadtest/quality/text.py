@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import math
 import statistics
+import time
 from collections import Counter
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -17,6 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+from grpc import StatusCode
 
 from loadtest.commands import BenchReport, origin, settings_record
 from loadtest.quality.judge import check_judge, open_judge
@@ -31,6 +33,7 @@ from serving.modes.base import DEFAULT_TEMPERATURE
 from serving.modes.frontier import CHOOSABLE, Frontier, Option
 from stages.checkpoint.bundle import find_bundle
 from stages.checkpoint.manifest import read_manifest
+from stages.clock import monotonic
 from stages.errors import InputError
 from stages.model.randomness import Purpose, uniforms
 from stages.settings import write_destination
@@ -218,6 +221,7 @@ def option_of(variant: ModeVariant, results: Sequence[Result], bits: Estimate) -
 # Continuations from a router
 
 TIMEOUT_S = 600.0  # of a text: far links and many candidates; a slow one is no reason to end a run of hours
+FULL_S = 0.5
 
 
 def generate_all(
@@ -234,12 +238,17 @@ def generate_all(
 
     def one(variant: ModeVariant, number: int) -> Result:
         request = {"prompt": passages[number].prompt, "max_bytes": settings.max_bytes, **variant.request()}
-        try:
-            result = client.generate(**request, seed=settings.seed + number, timeout_s=TIMEOUT_S)
-        except (RequestRefused, RouterError) as error:
-            raise type(error)(f"{variant.label}: {error}", error.code) from None
-        progress(1)
-        return result
+        until_s = monotonic() + TIMEOUT_S
+        while True:
+            try:
+                result = client.generate(**request, seed=settings.seed + number, timeout_s=TIMEOUT_S)
+            except (RequestRefused, RouterError) as error:
+                if error.code is not StatusCode.RESOURCE_EXHAUSTED or monotonic() > until_s:
+                    raise type(error)(f"{variant.label}: {error}", error.code) from None
+                time.sleep(FULL_S)  # hosts have no room for so many at once: some of them end
+            else:
+                progress(1)
+                return result
 
     with (
         Client(access.router, **access.who()) as client,

@@ -21,9 +21,9 @@ BYTES_EACH, INT8_BYTES_EACH = 0.5 + 2 * 2 / GROUP, 1 + 2 / GROUP  # of a weight,
 # kernels have.
 PIECE_NUMBERS = 1 << 19
 PIECE_ROWS = 16
-# Of a group's range, what 15 steps may span, and rows that are fitted at once: they stay in the cache.
+# Of a group's range, what 15 steps may span; and numbers that are fitted at once, which stay in the cache, too.
 FITTED_SHARES = (1.07, 1.035, 1.0, 0.965, 0.93, 0.895)
-FITTED_ROWS = 128
+FITTED_NUMBERS = 1 << 18
 
 
 class Bfloat16Linear(nn.Linear):
@@ -154,21 +154,21 @@ def quantised(weight: Tensor) -> dict[str, Tensor]:
 
     A scale or an offset that float16 does not hold is infinite.
     """
-    found = [_quantised(rows) for rows in weight.split(FITTED_ROWS)]
+    found = [_quantised(rows) for rows in weight.split(max(1, FITTED_NUMBERS // weight.shape[1]))]
     return {part: torch.cat([each[part] for each in found]) for part in found[0]}
 
 
 def _quantised(weight: Tensor) -> dict[str, Tensor]:
-    groups = weight.unflatten(1, (-1, GROUP))
-    smallest, largest = groups.aminmax(dim=2)
-    above = groups - smallest.unsqueeze(2)  # small where weights are near each other, so that sums are exact enough
-    total, squares = above.sum(2), torch.linalg.vecdot(above, above)
+    groups = weight.unflatten(1, (-1, GROUP)).permute(2, 0, 1).contiguous()  # a group's numbers in front
+    smallest, largest = groups.aminmax(dim=0)
+    above = groups - smallest  # small where weights are near each other, so that sums are exact enough
+    total, squares = _sums(above), _sums(above.square())
     scales = step = (largest - smallest) / LARGEST
     offsets, least = torch.zeros_like(step), torch.full_like(step, torch.inf)
     for share in FITTED_SHARES:
         codes = _codes(above, share * step)
-        of_codes, of_both = codes.sum(2), torch.linalg.vecdot(above, codes)
-        spread = GROUP * torch.linalg.vecdot(codes, codes) - of_codes.square()  # 0 where all codes are one
+        of_codes, of_both = _sums(codes), _sums(above * codes)
+        spread = GROUP * _sums(codes.square()) - of_codes.square()  # 0 where all codes are one
         scale = (GROUP * of_both - total * of_codes) / spread.masked_fill(spread == 0, 1)
         offset = (total - scale * of_codes) / GROUP
         error = squares - scale * of_both - offset * total
@@ -176,11 +176,18 @@ def _quantised(weight: Tensor) -> dict[str, Tensor]:
         least = torch.where(is_less, error, least)
         scales, offsets = torch.where(is_less, scale, scales), torch.where(is_less, offset, offsets)
     scales, offsets = scales.half(), (smallest + offsets).half()
-    codes = _codes(groups - offsets.float().unsqueeze(2), scales.float())
-    lower, upper = codes.to(torch.uint8).chunk(2, dim=2)
-    return {"codes": (lower | upper << 4).flatten(1), "scales": scales, "offsets": offsets}
+    lower, upper = _codes(groups - offsets.float(), scales.float()).to(torch.uint8).chunk(2)
+    return {"codes": (lower | upper << 4).permute(1, 2, 0).flatten(1), "scales": scales, "offsets": offsets}
+
+
+def _sums(groups: Tensor) -> Tensor:
+    """Of each group, added in one order: torch's own depends on the processor, and every machine that rounds a model is
+    to get the same codes."""
+    while len(groups) > 1:
+        groups = torch.add(*groups.chunk(2))
+    return groups[0]
 
 
 def _codes(above: Tensor, scales: Tensor) -> Tensor:
     """The nearest to weights above their group's offset, as floats; 0 where the scale is."""
-    return (above / scales.masked_fill(scales == 0, 1).unsqueeze(2)).round_().clamp_(0, LARGEST)
+    return (above / scales.masked_fill(scales == 0, 1)).round_().clamp_(0, LARGEST)
