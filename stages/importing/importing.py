@@ -197,16 +197,16 @@ def build_stage(source: Source, architecture: LlamaArchitecture, index: int) -> 
         stage = LlamaStage(a, index)
     stage.restore_tables()
     types = {name: tensor.dtype for name, tensor in stage.state_dict().items()}
-    tensors = source.parts(EMBEDDING, a) if stage.is_first else {}
     with one_thread_each() as threads:
+        tensors = source.parts(EMBEDDING, a) if stage.is_first else {}
         for i in range(a.layers_in(index)):
             found = layer_tensors(source, sum(a.layers[:index]) + i, threads, a)
             tensors |= {(name := f"layers.{i}.{each}"): x.to(types[name]) for each, x in found.items()}
-    if stage.is_last:
-        tensors[NORM] = source.tensor(NORM)
-    if isinstance(stage.head, nn.Linear):
-        head = source.parts(EMBEDDING if a.tied_head else HEAD, a)
-        tensors |= {name.replace("embedding.", "head."): x for name, x in head.items()}
+        if stage.is_last:
+            tensors[NORM] = source.tensor(NORM)
+        if isinstance(stage.head, nn.Linear):
+            head = source.parts(EMBEDDING if a.tied_head else HEAD, a)
+            tensors |= {name.replace("embedding.", "head."): x for name, x in head.items()}
     stage.load_state_dict(tensors, assign=True)
     return stage.eval().requires_grad_(False)
 
