@@ -221,7 +221,7 @@ def option_of(variant: ModeVariant, results: Sequence[Result], bits: Estimate) -
 # Continuations from a router
 
 TIMEOUT_S = 600.0  # of a text: far links and many candidates; a slow one is no reason to end a run of hours
-FULL_S = 0.5
+FULL_S = 2.0
 
 
 def generate_all(
