@@ -42,8 +42,12 @@ def run_chaos(options: argparse.Namespace) -> int:
     known = ("seed", "schedules") if settings.simulate else [name for name in vars(settings) if name != "schedules"]
     usual = ChaosSettings(**{name: getattr(settings, name) for name in (*known, "simulate")})
     if other := [name for name in vars(settings) if getattr(settings, name) != getattr(usual, name)]:
-        how = "has no say in" if settings.simulate else "is for"
-        raise InputError(f"--{other[0].replace('_', '-')} {how} --simulate: leave one of them out")
+        how = (
+            "has no say in --simulate: leave one of them out"
+            if settings.simulate
+            else "is for simulations: add --simulate"
+        )
+        raise InputError(f"--{other[0].replace('_', '-')} {how}")
     if settings.simulate:
         from loadtest.simulation.search import search
 

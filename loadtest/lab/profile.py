@@ -103,12 +103,12 @@ def node_names(hosts: int) -> tuple[str, ...]:
     return (ROUTER, *(f"host-{i + 1}" for i in range(hosts)))
 
 
-def profile_named(name: str) -> Profile:
-    """A shipped profile, or one of a file: FILE:NAME. Raises ProfileError that lists those of the file."""
+def profile_named(name: str, *others: str) -> Profile:
+    """A shipped profile, or one of a file: FILE:NAME. Raises ProfileError that lists those of the file, and others."""
     path, _, own = name.rpartition(":")
     profiles = read_profiles(Path(path) if path else SHIPPED)
     if own not in profiles:
-        raise ProfileError(f"no profile {own!r}{one_of(own, sorted(profiles), 'there are')}")
+        raise ProfileError(f"no profile {own!r}{one_of(own, [*others, *sorted(profiles)], 'there are')}")
     return profiles[own]
 
 
