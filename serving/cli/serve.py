@@ -10,8 +10,8 @@ from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
 
-from serving.cli.deployment import Deployment, NothingUp, deployment_here, new_directory, present, router_here
-from serving.cli.generate import add_router_options, async_client_of, client_of
+from serving.cli.deployment import Deployment, NothingUp, deployment_here, new_directory, present
+from serving.cli.generate import add_router_options, async_client_of, client_of, router_here
 from serving.cli.machines import served_here
 from serving.client.client import RouterError
 from serving.gateway.settings import DEFAULT_LISTEN, HttpSettings, check_framework
@@ -199,7 +199,7 @@ def run_down(options: argparse.Namespace) -> int:
             raise NothingUp(f"{said}; Ctrl-C there ends it")
         what = f"no router of yours is up at {options.router}" if options.router else "nothing is up"
         raise NothingUp(f"{what}; start a deployment with `onesweep up --detach`")
-    deployment.stop()
+    deployment.stop_visibly()
     print(f"stopped {len(deployment.processes)} processes of the router at {deployment.topology.router}")
     return 0
 

@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 
 from serving.cli import machine_ring, machines, remote
+from serving.cli.generate import router_here
 from serving.cli.machines import JoinedMachine
 from serving.cli.ports import free_port_block
 from serving.cli.remote import _rendezvous, ticket_of
@@ -221,12 +222,24 @@ def test_other_commands_tell_what_serve_waits_for(tmp_path: Path, monkeypatch: p
     monkeypatch.setenv("ONESWEEP_STATE", str(tmp_path / "up"))
     router, waits = "127.0.0.1:7700", "waiting for machines: 1 of 2 (paris)"
     with machines.locked(machines.run_directory()):
-        assert machines.served_here(router) == "", "nothing was said yet"
+        assert (machines.served_here(router), router_here(None)[0]) == ("", router), "nothing was said yet"
         remote._ToldProgress(router).at(waits)
         for named in (router, "localhost:7700", None):
             assert machines.served_here(named) == f"`onesweep serve` is here, and has no router yet: {waits}"
         assert machines.served_here("127.0.0.1:7711") == "", "another one's router"
-    assert machines.served_here(router) == "", "it ended"
+        remote._ToldProgress("127.0.0.1:7722").at(waits)
+        assert router_here(None) == ("127.0.0.1:7722", None)
+    assert (machines.served_here(router), router_here(None)[0]) == ("", router), "it ended"
+
+
+def test_a_look_at_who_serves_keeps_nobody_from_serving(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    looking = contextlib.ExitStack()
+    looking.enter_context(machines.locked(tmp_path / "run"))
+    with pytest.raises(ServiceError, match="another process serves from"), machines.locked(tmp_path / "run"):
+        pass
+    monkeypatch.setattr(machines.time, "sleep", lambda _: looking.close())
+    with machines.locked(tmp_path / "run", tries=2):
+        pass
 
 
 def test_links_of_a_machine_that_does_not_answer_are_not_shown() -> None:
