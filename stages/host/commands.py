@@ -74,6 +74,10 @@ def run_import(options: argparse.Namespace) -> int:
 
 
 def run_inspect(options: argparse.Namespace) -> int:
+    if (file := options.directory).is_file():
+        is_own = file.name == "manifest.json"
+        how = f"give its directory, {file.parent}" if is_own else f"`onesweep import {file} --out DIR` reads models"
+        raise InputError(f"{file} is a file: {how}")
     from stages.checkpoint.inspect import describe, record, verify
 
     if options.source is not None:
