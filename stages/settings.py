@@ -194,8 +194,8 @@ def from_toml(
         raise error(f"{where}: {missing[0]} is missing")
     try:
         return dataclasses.replace(base, **given) if base is not None else cls(**given)
-    except InputError as trouble:
-        raise error(f"{where}: {trouble}") from None
+    except InputError as trouble:  # some name their section themselves
+        raise error(f"{where}: {str(trouble).removeprefix(where.rpartition('[')[2].replace(']', ': '))}") from None
 
 
 def check(settings: DataclassInstance, error: type[InputError] = ConfigError, where: str = "") -> None:

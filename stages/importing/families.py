@@ -227,7 +227,8 @@ def family_named(name: object) -> ModelFamily:
     found = next((family for family in FAMILIES if family.name == name), None)
     if found is None:
         known = ", ".join(family.name for family in FAMILIES)
-        raise CheckpointError(f"the architecture {name} is not supported; there are {known}")
+        said = f"the architecture {name} is not supported" if name else "config.json names no model in `architectures`"
+        raise CheckpointError(f"{said}; there are {known}")
     return found
 
 

@@ -58,13 +58,14 @@ class ImportSettings:
 
 def open_source(path: Path) -> Source:
     """Raises InputError or CheckpointError."""
-    if path.is_dir():
+    if (path / "config.json").exists():
         return HuggingFaceSource(path)
     require_file(path)
     # a hub's own copy of a file has no suffix
     if path.is_file() and (path.suffix.lower() == ".gguf" or first_bytes(path).startswith(b"GGUF")):
         return GgufSource(path)
-    raise InputError(f"{path} is neither a Hugging Face folder (config.json, safetensors) nor a .gguf file")
+    folder = "a Hugging Face folder (with config.json, tokenizer.json, *.safetensors)"
+    raise InputError(f"{path} is neither {folder} nor a .gguf file")
 
 
 # The model is read twice: layer by layer to measure its loss and that of some fifteen other readings of the same
@@ -99,7 +100,7 @@ def import_model(settings: ImportSettings, progress: WorkProgress | None = None)
     if architecture.eight_bits:
         progress.say(f"{', '.join(architecture.eight_bits)} have 8 bits: the file has more than 4 of some of them")
     if settings.drafter is None:
-        progress.say(f"the last host drafts by: {drafter} (another: `onesweep import --drafter`)")
+        progress.say(f"the last host drafts by: {drafter}")
     require_memory(memory, f"importing {settings.source}")
     _require_disk(disk, settings.out)
     if (nats := settings.loss_nats) is None:
