@@ -120,7 +120,7 @@ def run_status(options: argparse.Namespace) -> int:
     from trainer.rounds.view import lines_of, show
 
     if isinstance(sys.stdout, io.TextIOWrapper):
-        sys.stdout.reconfigure(errors="replace")  # a terminal without Unicode has no bars
+        sys.stdout.reconfigure(errors="replace")  # a terminal without Unicode
     settings = from_flags(WatchSettings, options)
     link = _link(options, settings, threading.Event())
     for update in link.watch(settings.interval_s):

@@ -4,6 +4,7 @@ import asyncio
 import logging
 from collections.abc import AsyncIterator, Callable, Hashable, Iterator
 from contextlib import aclosing, asynccontextmanager, contextmanager
+from statistics import fmean
 from typing import Any
 
 import grpc
@@ -21,7 +22,7 @@ from stages.wire.tokens import STATUS, WORK, Keyring
 from trainer.blocks.config import TrainingConfig
 from trainer.blocks.data import Corpus
 from trainer.rounds.coordinator import Coordinator
-from trainer.rounds.ledger import Ledger, mean_losses
+from trainer.rounds.ledger import Ledger
 from trainer.rounds.members import Member
 from trainer.rounds.parts import FEATURES
 from trainer.rounds.publishing import Publisher
@@ -257,6 +258,10 @@ def _part(coordinator: Coordinator, index: int) -> rounds_pb2.PartStatus:
     first = min(coordinator.spec.fragments.parts[name], key=coordinator.ledger.round)
     round_, due = coordinator.ledger.round(first), coordinator.ledger.due_at(first)
     members = [member for member in coordinator.members if member.place.part == index]
+    losses: dict[str, list[float]] = {}
+    for member in members:
+        for kind, nats in member.beat.losses.items():
+            losses.setdefault(kind, []).append(nats)
     return rounds_pb2.PartStatus(
         part=index,
         name=name,
@@ -265,9 +270,8 @@ def _part(coordinator: Coordinator, index: int) -> rounds_pb2.PartStatus:
         replicas=coordinator.members.replicas,
         present=coordinator.members.present(index, now),
         arrived=sum(member.done(first) >= round_ for member in members),
-        losses=mean_losses(member.beat.losses for member in members),
+        losses={kind: fmean(values) for kind, values in losses.items()},
         published=coordinator.publisher.published.get(name),
-        closed=coordinator.ledger.curve(coordinator.spec.fragments.parts[name][-1]),
     )
 
 
