@@ -90,6 +90,7 @@ def absolute(text: str) -> Path:
     return Path(text).resolve()
 
 
+MAX_AT_ONCE = 64  # requests in flight that a router takes by default
 CHECKPOINT = flag("default: shipped weights", metavar="DIR", shown="", type=absolute)
 
 

@@ -34,7 +34,9 @@ from loadtest.lab.profile import Profile, node_names
 def main() -> None:
     request = json.loads(sys.stdin.readline())
     try:
-        die_with(request["owner"])
+        prctl(PR_SET_PDEATHSIG, signal.SIGKILL)  # the lab ends with the one that started it
+        if os.getppid() != request["owner"]:
+            sys.exit(1)
         lab = LabProcess(Profile.from_record(request["profile"]), request["hosts"])
         lab.keeper = fork_keeper(lab.inodes, [*lab.tuns, lab.orders.fileno()])
     except (LabError, OSError) as error:
@@ -95,13 +97,6 @@ class LabProcess:
             end_processes(self.inodes)
             os.kill(self.keeper, signal.SIGKILL)
             os.waitpid(self.keeper, 0)
-
-
-def die_with(owner: int) -> None:
-    """Have the kernel kill this process when the one that started it ends, or end now if it has."""
-    prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
-    if os.getppid() != owner:
-        sys.exit(1)
 
 
 def fork_keeper(inodes: set[int], not_its: list[int]) -> int:

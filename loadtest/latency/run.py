@@ -119,7 +119,8 @@ def settled(settings: WanSettings) -> WanSettings:
         if any(length.draws for length in lengths):
             raise InputError(f"{s.checkpoint} writes: it takes --bytes or --max-tokens, and no levels")
         for length in lengths:  # as each request of it is checked
-            Request(temperature=s.temperature, **{f"max_{length.unit}": length.count}).message()
+            asked: dict[str, Any] = {f"max_{length.unit}": length.count, "temperature": s.temperature}
+            Request(**asked).message()
         models = [read_manifest(path).text_architecture for path in vars(bundle).values() if path is not None]
         if (longest := max(length.count for length in lengths)) >= (most := max(each.positions for each in models)):
             raise InputError(f"a length of {longest} leaves no place for a prompt: the context is {most}")
@@ -202,10 +203,10 @@ def _measure_profile(settings: WanSettings, profile: str, every: Mapping[str, Ta
             network = stack.enter_context(open_network(profile, s.host_count, links))
             testbed = stack.enter_context(joined(network, s.checkpoint) if links else deployed(network, s.checkpoint))
             rows += [(testbed, series) for series in taken]
-        count = stack.enter_context(open_meter(profile, len(rows) * s.requests, "turn"))
+        meter = stack.enter_context(open_meter(desc=profile, total=len(rows) * s.requests, unit="turn"))
         for testbed, series, samples in take_turns(rows, s.requests, s.at_once, s.seed):
             every[testbed.network.links][series] += samples
-            count(1)
+            meter.update()
 
 
 def _over_direct(found: Sequence[Sample], direct: Sequence[Sample]) -> float | None:

@@ -103,13 +103,13 @@ def measure_text(settings: QualitySettings) -> BenchReport:
         if variants is None:
             served_copy(target.bundle)
             variants = tuple(ModeVariant(mode) for mode in testbed.caller.facts().modes if mode in CHOOSABLE)
-        with open_meter("generating", len(variants) * len(passages)) as progress:
-            results = generate_all(testbed.access, variants, passages, s, progress)
+        with open_meter(desc="generating", total=len(variants) * len(passages), unit="text") as progress:
+            results = generate_all(testbed.access, variants, passages, s, progress.update)
     texts = {variant.label: [result.output for result in taken] for variant, taken in results.items()}
     texts[HUMAN] = [passage.continuation for passage in passages]
     judge, prompts = open_judge(), [passage.prompt for passage in passages]
-    with open_meter("judging", len(texts) * len(passages)) as progress:
-        bits = {label: judge.judge(prompts, outputs, progress) for label, outputs in texts.items()}
+    with open_meter(desc="judging", total=len(texts) * len(passages), unit="text") as progress:
+        bits = {label: judge.judge(prompts, outputs, progress.update) for label, outputs in texts.items()}
     taken = {variant.label: found for variant, found in results.items()}
     rows = {label: _row(label, bits[label], outputs, taken.get(label), s.seed) for label, outputs in texts.items()}
     for label, found in taken.items():

@@ -146,16 +146,12 @@ def add_token_add(add: argparse.ArgumentParser) -> None:
     add.add_argument("--concurrent", type=int, metavar="N", help="requests at once (any)")
     add.add_argument("--bytes-per-day", type=int, metavar="B", help="bytes of prompts and texts a day (any)")
     add.add_argument("--out", type=Path, metavar="FILE", help="write the token there, for its owner alone (prints it)")
-    _add_file(add)
-
-
-def add_token_list(show: argparse.ArgumentParser) -> None:
-    _add_file(show)
+    add_token_list(add)
 
 
 def add_token_remove(remove: argparse.ArgumentParser) -> None:
     remove.add_argument("name", metavar="NAME")
-    _add_file(remove)
+    add_token_list(remove)
 
 
 def run_token_add(options: argparse.Namespace) -> int:
@@ -210,6 +206,6 @@ def run_token_remove(options: argparse.Namespace) -> int:
     return 0
 
 
-def _add_file(parser: argparse.ArgumentParser) -> None:
+def add_token_list(parser: argparse.ArgumentParser) -> None:
     what = "what `onesweep router` or `onesweep train coordinate` is given"
     parser.add_argument("--tokens", type=Path, required=True, metavar="FILE", help=what)

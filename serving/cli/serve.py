@@ -205,7 +205,7 @@ def run_down(options: argparse.Namespace) -> int:
 
 
 def run_deploy(options: argparse.Namespace) -> int:
-    from serving.cli.deploy import deploy, line_of, read_release, roll_back
+    from serving.cli.deploy import deploying, line_of, read_release, roll_back
 
     if options.rollback == (options.checkpoint is not None):
         raise InputError("give the directory of a checkpoint to deploy, or --rollback to go back to the one before")
@@ -217,7 +217,7 @@ def run_deploy(options: argparse.Namespace) -> int:
     if options.rollback:
         switch = roll_back(client, show, options.timeout_s)
     else:
-        switch = deploy(client, read_release(options.checkpoint), without, show, options.timeout_s)
+        switch = asyncio.run(deploying(client, read_release(options.checkpoint), without, show, options.timeout_s))
     print(json.dumps(record_of(switch)) if options.json else line_of(switch))
     return 0
 

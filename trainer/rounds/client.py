@@ -281,7 +281,9 @@ class RoundsClient:
             if now - said > SAY_EVERY_S:
                 log.warning("%s; trying again", problem)
                 said = now
-            self._pause(wait_s)
+            while time.monotonic() < now + wait_s:
+                self._stop_if_asked()
+                time.sleep(min(LOOK_S, wait_s))
             delay = min(2 * delay, LAST_DELAY_S)
             self._renew()
 
@@ -312,12 +314,6 @@ class RoundsClient:
 
     def _moved(self) -> int:
         return self.sent_bytes + self.received_bytes
-
-    def _pause(self, seconds: float) -> None:
-        end = time.monotonic() + seconds
-        while time.monotonic() < end:
-            self._stop_if_asked()
-            time.sleep(min(LOOK_S, seconds))
 
     def _stop_if_asked(self, wanted: Wanted = lambda: True) -> None:
         if self.asked_to_stop() or not wanted():

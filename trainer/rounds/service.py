@@ -361,8 +361,9 @@ async def _run(coordinator: Coordinator, stop: asyncio.Event) -> None:
     rounds, told = asyncio.create_task(coordinator.run()), asyncio.create_task(stop.wait())
     try:
         await asyncio.wait((rounds, told), return_when=asyncio.FIRST_COMPLETED)
-        if rounds.done() and not rounds.exception():
-            await _farewell(coordinator)
+        ends = monotonic() + FAREWELL_S * (rounds.done() and not rounds.exception())
+        while monotonic() < ends and any(coordinator.members.is_here(m, monotonic()) for m in coordinator.members):
+            await asyncio.sleep(POLL_S)  # until the workers that are here know of the end
     finally:
         coordinator.stop()
         if not rounds.done():
@@ -372,11 +373,3 @@ async def _run(coordinator: Coordinator, stop: asyncio.Event) -> None:
     if rounds.cancelled():
         raise Interrupted("stopped: everything is stored; start it again to go on")
     rounds.result()
-
-
-async def _farewell(coordinator: Coordinator) -> None:
-    """Wait until the workers that are here know of the end."""
-    loop = asyncio.get_running_loop()
-    end = loop.time() + FAREWELL_S
-    while loop.time() < end and any(coordinator.members.is_here(m, coordinator.clock()) for m in coordinator.members):
-        await asyncio.sleep(POLL_S)
