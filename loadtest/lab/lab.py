@@ -108,7 +108,7 @@ def lab_problem() -> str:
 def temporary_lab(profile: Profile, hosts: int) -> Iterator[Lab]:
     """A lab of this process's own for the length of a `with` block; it dies with the thread that made it.
 
-    Raises LabError or ProfileError.
+    Raises LabError or ConfigError.
     """
     with tempfile.TemporaryFile() as log:
         process, record = _spawn(profile, hosts, log)

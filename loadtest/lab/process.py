@@ -29,6 +29,7 @@ from loadtest.lab.namespaces import (
     start_ticks,
 )
 from loadtest.lab.profile import Profile, node_names
+from stages.errors import file_errors
 
 
 def main() -> None:
@@ -56,7 +57,7 @@ class LabProcess:
         self.namespaces = dict[str, int]()
         self.tuns: list[int] = []
         self.keeper = 0
-        try:
+        with file_errors(LabError, "no network namespace could be made here"):
             for name, address in zip(self.names, self.addresses, strict=True):
                 with own_namespace() as namespace:
                     self.tuns.append(open_tun())
@@ -65,8 +66,6 @@ class LabProcess:
                     if name in profile.gateways:
                         self.namespaces[name.replace("host", "gateway")], namespace = namespace, make_home()
                     self.namespaces[name] = namespace
-        except OSError as error:
-            raise LabError(f"no network namespace could be made here: {error.strerror}") from None
         self.inodes = {os.fstat(namespace).st_ino for namespace in self.namespaces.values()}
         self.orders = open_orders(os.getpid())
 

@@ -306,11 +306,6 @@ def length_of(row: Row) -> str:
     return f"{row['length']} {row['unit']}"
 
 
-def _as_ar(row: Row) -> str:
-    """The share of compared texts that are the same."""
-    return "-" if row["compared"] is None else f"{row['same_as_ar']} of {row['compared']}"
-
-
 WAN: tuple[Column[Row], ...] = (
     *map(text_column, ("profile", "text", "mode")),
     ("length", length_of),
@@ -323,7 +318,7 @@ WAN: tuple[Column[Row], ...] = (
     number_column("accepted", "acceptance", 2),
     number_column("wire bytes", "wire_bytes", 0),
     number_column("host-s", "host_seconds", 2),
-    ("as ar", _as_ar),
+    ("as ar", lambda row: "-" if row["compared"] is None else f"{row['same_as_ar']} of {row['compared']}"),
     *LOCAL_COLUMNS,
     text_column("failed", "failures"),
 )

@@ -113,7 +113,8 @@ def measure_text(settings: QualitySettings) -> BenchReport:
     taken = {variant.label: found for variant, found in results.items()}
     rows = {label: _row(label, bits[label], outputs, taken.get(label), s.seed) for label, outputs in texts.items()}
     for label, found in taken.items():
-        drawn = zip(prompts, texts[label], map(temperature_of, found), strict=True)
+        heat = [float(result.sampling.removeprefix("temperature ").partition(",")[0]) for result in found]
+        drawn = zip(prompts, texts[label], heat, strict=True)
         rows[label] = _with_nats(rows[label], text_nats(target.bundle, drawn), s.seed)
     for label in (variant.label for variant in results if variant.mode in WITHOUT_HOSTS):
         distance: dict[str, Any] = local_distance(target.bundle, zip(prompts, texts[label], strict=True))
@@ -154,11 +155,6 @@ def _row(
         router_ms=mean(router_ms(result) for result in results),
         wire_bytes=mean(result.wire_bytes_total for result in results),
     )
-
-
-def temperature_of(result: Result) -> float:
-    """The temperature that a text was drawn at."""
-    return float(result.sampling.removeprefix("temperature ").partition(",")[0])
 
 
 def _with_nats(row: QualityRow, found: Sequence[TextNats], seed: int) -> QualityRow:

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 
 from serving.cli.chat import ChatSettings, add_chat_options, given_prompt, talk
 from serving.cli.generate import check_request
-from stages.errors import InputError, ServiceError
+from stages.errors import InputError, ServiceError, file_errors
 from stages.host.commands import add_import_options, check_positive
 from stages.progress import ProgressLine, counted
 from stages.settings import from_flags
@@ -188,13 +188,9 @@ def import_once(
 @contextmanager
 def _locked(entry: Path, progress: ProgressLine) -> Iterator[None]:
     """One process at a time works on an entry. Raises ServiceError."""
-    try:
+    with file_errors(ServiceError, f"cannot keep models in {entry.parent}", "name another in XDG_CACHE_HOME"):
         entry.parent.mkdir(parents=True, exist_ok=True)
         lock = entry.with_name(f"{entry.name}.lock").open("wb")
-    except OSError as error:
-        raise ServiceError(
-            f"cannot keep models in {entry.parent} ({error.strerror}); name another in XDG_CACHE_HOME"
-        ) from None
     with lock:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -30,8 +30,7 @@ CALL_S = 30.0
 TRANSFER_S = 24 * 3600.0
 LONG_POLL_S = 20.0
 LOOK_S = 0.05
-# While gRPC waits before it connects again, calls fail without a packet, so asking soon is not a storm. With pauses of
-# up to 5 s, the last of six workers came back 6 s after a restarted coordinator listened; with 2 s, after 1.7 to 3.5 s.
+# While gRPC waits before it connects again, calls fail without a packet, so asking soon is not a storm.
 FIRST_DELAY_S, LAST_DELAY_S = 0.2, 2.0
 SAY_EVERY_S = 30.0
 BEATS_A_LEASE = 3
