@@ -98,9 +98,7 @@ def lab_problem() -> str:
     done = subprocess.run(trial, capture_output=True, text=True)
     if done.returncode:
         said = " ".join(done.stderr.split())
-        return (
-            f"this user may not make network namespaces with devices ({said}): a lab needs CAP_SYS_ADMIN, CAP_NET_ADMIN"
-        )
+        return f"this user may not make network namespaces ({said}): a lab needs CAP_SYS_ADMIN, CAP_NET_ADMIN"
     return ""
 
 

@@ -28,9 +28,7 @@ def add_certs_issue(action: argparse.ArgumentParser) -> None:
     action.add_argument("role", metavar="ROLE", choices=roles, help=f"{', '.join(roles)}: whose it is")
     action.add_argument("name", metavar="NAME")
     _add_common(action, LEAF_DAYS)
-    action.add_argument(
-        "--address", action="append", default=[], metavar="HOST", help="IP address or name that others dial"
-    )
+    action.add_argument("--address", action="append", default=[], metavar="HOST", help="IP or name that others dial")
     action.add_argument("--force", action="store_true", help="replace the one that is there, with a new key")
 
 
@@ -89,11 +87,9 @@ def run_certs_renew(options: argparse.Namespace) -> int:
 
 def add_sign(action: argparse.ArgumentParser) -> None:
     action.add_argument(
-        "checkpoint", type=Path, metavar="DIR", help="bundle or checkpoint, as `onesweep deploy` sends it"
+        "checkpoint", type=Path, metavar="DIR", help="bundle or checkpoint that `onesweep deploy` sends"
     )
-    action.add_argument(
-        "--key", type=Path, required=True, metavar="FILE", help="a key of `onesweep certs issue signer`"
-    )
+    action.add_argument("--key", type=Path, required=True, metavar="FILE", help="key of `onesweep certs issue signer`")
 
 
 def run_sign(options: argparse.Namespace) -> int:

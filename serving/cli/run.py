@@ -66,9 +66,7 @@ def run_run(options: argparse.Namespace) -> int:
     with ends_cleanly(), closing(progress):
         checkpoint, parts = find_checkpoint(options, options.blocks or options.hosts or HOSTS, progress)
         if options.blocks not in (None, parts):
-            raise InputError(
-                f"{options.model} is cut into {parts} blocks already, not {options.blocks}: import it anew"
-            )
+            raise InputError(f"{options.model} is cut into {parts} blocks, not {options.blocks}: import it anew")
         hosts = options.hosts or min(HOSTS, parts)
         threads = options.threads or plan_host(checkpoint, (0,)).shared_threads
         topology = local_topology(hosts, parts, checkpoint, free_port_block(hosts + 1) + 1)

@@ -89,9 +89,7 @@ def add_down(down: argparse.ArgumentParser) -> None:
 def add_deploy(deploy: argparse.ArgumentParser) -> None:
     deploy.add_argument("checkpoint", type=Path, nargs="?", metavar="DIR", help="bundle to serve from now on")
     deploy.add_argument("--rollback", action="store_true", help="go back to the release before")
-    deploy.add_argument(
-        "--without", default="", metavar="NAME[,NAME]", help="hosts that are down and need not take part"
-    )
+    deploy.add_argument("--without", default="", metavar="NAME[,NAME]", help="hosts that are down and take no part")
     add_router_options(deploy)
     deploy.add_argument("--timeout-s", type=float, default=600.0, metavar="S", help="give it up after (600)")
     deploy.add_argument("--json", action="store_true", help="print JSON")

@@ -51,9 +51,7 @@ def positive_numbers(text: str) -> tuple[float, ...]:
 def add_inspect(inspect: argparse.ArgumentParser) -> None:
     inspect.add_argument("directory", type=Path, metavar="DIR")
     inspect.add_argument("--verify", action="store_true", help="load everything: digests, shapes, loss gate")
-    inspect.add_argument(
-        "--source", type=Path, metavar="MODEL", help="compare with transformers: what it was imported from"
-    )
+    inspect.add_argument("--source", type=Path, metavar="MODEL", help="compare with transformers: its source")
     inspect.add_argument("--json", action="store_true", help="print JSON")
 
 

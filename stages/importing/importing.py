@@ -173,9 +173,7 @@ def _drafter_architecture(
         other = "; drafters have 8 bits or 4: give another MODEL, or none" if isinstance(error, ShapeError) else ""
         raise InputError(f"drafter {drafter} cannot be imported: {error}{other}") from None
     if (theirs := _tokens(model)) != (ours := _tokens(source)):
-        raise InputError(
-            f"drafter {drafter} has other tokens ({theirs}; the model {ours}): give a model of the same family"
-        )
+        raise InputError(f"drafter {drafter} has other tokens ({theirs}; the model {ours}): give one of its family")
     room = settings.hosts[-1].memory_bytes if settings.hosts else math.inf
     if (missing := stage_costs(architecture)[-1].held + stage_costs(near)[0].held - room) > 0:
         raise InputError(
@@ -244,9 +242,7 @@ def _cut(whole: LlamaArchitecture, settings: ImportSettings) -> LlamaArchitectur
         window = None  # all positions are within it
     total = sum(whole.layers)
     if not 1 <= settings.blocks <= total:
-        raise InputError(
-            f"--blocks {settings.blocks}: the model has {total} layers, and every stage needs one at least"
-        )
+        raise InputError(f"--blocks {settings.blocks}: the model has {total} layers, and every stage needs one")
     hosts = settings.hosts or (StageHost(),) * settings.blocks
     whole = replace(whole, weights=settings.weights or whole.weights, positions=context, window=window)
     return replace(whole, layers=cut(whole, hosts))

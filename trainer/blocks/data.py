@@ -188,9 +188,7 @@ class TextTokenizer:
         except OSError as error:
             raise DataError(f"cannot read {path}: {error.strerror}") from None
         except (ValueError, CheckpointError) as error:
-            raise DataError(
-                f"{path} is no tokenizer.json ({error}): make one with `onesweep train tokenizer`"
-            ) from None
+            raise DataError(f"{path} is no tokenizer.json ({error}): `onesweep train tokenizer` makes one") from None
         return made
 
     @cached_property

@@ -208,9 +208,7 @@ class Run:
                 self.optimizers.restore(tensors)
                 self.step = int(record["step"])
             except (KeyError, ValueError, RuntimeError) as error:
-                raise ResumeError(
-                    f"{self.state_path} does not fit this run ({error}); delete it to start anew"
-                ) from None
+                raise ResumeError(f"{self.state_path} is not of this run ({error}); delete it to start anew") from None
         self.log.cut(self.step)
 
     def _ask_to_stop(self) -> None:

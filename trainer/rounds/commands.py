@@ -172,9 +172,7 @@ def run_simulate(options: argparse.Namespace) -> int:
     compared = variants(config_of(options), asked.vary, asked.one_place)
     for result in run_variants(compared, asked.seeds, corpus_of(options)):
         results.append(result)
-        print(
-            f"{result.variant}, seed {result.seed}: {result.losses['next_byte']:.3f} nats", file=sys.stderr, flush=True
-        )
+        print(f"{result.variant}, seed {result.seed}: {result.losses['next_byte']:.3f} nats", file=sys.stderr)
     if options.json:
         print_json({"results": [{**vars(each), "traffic": vars(each.traffic)} for each in results]})
     else:

@@ -60,9 +60,7 @@ class WorkerAccess:
         identity = identity_of(context)
         if identity is None or identity.role != CLIENT:
             shown = identity.uri if identity else "of nobody that onesweep knows"
-            said = (
-                f"your certificate is {shown}: a worker needs one of role client (`onesweep certs issue client NAME`)"
-            )
+            said = f"your certificate is {shown}: workers need one of role client (`onesweep certs issue client NAME`)"
             raise permission_denied(said)
         return identity.name
 
@@ -118,13 +116,11 @@ class RoundsService(rounds_pb2_grpc.RoundsServiceServicer):
             return await self.coordinator.join(request, self.access.check_worker(context, request.worker))
 
     async def Next(self, request: rounds_pb2.NextRequest, context: Context) -> rounds_pb2.NextResponse:
-        async with self._statuses():
-            self.access.check_worker(context, request.worker)
+        async with self._statuses(context, request.worker):
             return await self.coordinator.next(request)
 
     async def Fetch(self, request: rounds_pb2.FetchRequest, context: Context) -> AsyncIterator[rounds_pb2.Piece]:
-        async with self._statuses():
-            self.access.check_worker(context, request.worker)
+        async with self._statuses(context, request.worker):
             member, offset = self.coordinator.called(request.worker, request.lease), request.offset
             with self._fetching.begin((member.place, request.name)) as check:
                 # looked up for each piece, and not kept: a slow reader keeps no file that is not offered any more
@@ -173,13 +169,11 @@ class RoundsService(rounds_pb2_grpc.RoundsServiceServicer):
             yield rounds_pb2.PassResponse(offset=intake.offset)
 
     async def Beat(self, request: rounds_pb2.BeatRequest, context: Context) -> rounds_pb2.BeatResponse:
-        async with self._statuses():
-            self.access.check_worker(context, request.worker)
+        async with self._statuses(context, request.worker):
             return await self.coordinator.beat(request)
 
     async def Leave(self, request: rounds_pb2.LeaveRequest, context: Context) -> rounds_pb2.LeaveResponse:
-        async with self._statuses():
-            self.access.check_worker(context, request.worker)
+        async with self._statuses(context, request.worker):
             return await self.coordinator.leave(request)
 
     async def Watch(self, request: rounds_pb2.WatchRequest, context: Context) -> AsyncIterator[rounds_pb2.WatchUpdate]:
@@ -203,9 +197,11 @@ class RoundsService(rounds_pb2_grpc.RoundsServiceServicer):
             self.watchers -= 1
 
     @asynccontextmanager
-    async def _statuses(self) -> AsyncIterator[None]:
-        """Makes a status of an error that is raised inside: it ends the call."""
+    async def _statuses(self, context: Context | None = None, worker: str = "") -> AsyncIterator[None]:
+        """Makes a status of an error that is raised inside: it ends the call. :param worker: who must be the caller."""
         try:
+            if context is not None:
+                self.access.check_worker(context, worker)
             yield
         except DamagedError as error:
             raise data_loss(str(error)) from None
