@@ -10,10 +10,12 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 from serving.cli import machine_ring, machines, remote
+from serving.cli.deployment import answers_of
 from serving.cli.generate import router_here
 from serving.cli.machines import JoinedMachine
 from serving.cli.ports import free_port_block
@@ -248,6 +250,12 @@ def test_links_of_a_machine_that_does_not_answer_are_not_shown() -> None:
     away = router_pb2.HostStatus(name="tokyo", reason="did not answer", links=links)
     lines = [*status_lines(router_pb2.StatusResponse(hosts=[there, away]))]
     assert [" ".join(line.split()) for line in lines if "to oslo" in line] == ["to oslo direct, 20.0 ms"]
+
+
+def test_a_reason_that_others_quote_is_told_once() -> None:
+    hosts = [router_pb2.HostStatus(name=name, reason=f"{name}waits for c: is gone") for name in ("a ", "b ", "")]
+    status = router_pb2.StatusResponse(hosts=hosts)
+    assert next(answers_of(SimpleNamespace(status=lambda _: status))) == "waits for c: is gone"  # type: ignore[arg-type]
 
 
 def test_a_machine_of_the_ring_may_be_away_for_a_minute(

@@ -63,11 +63,6 @@ def test_a_bad_setting_is_named(tmp_path: Path, text: str, message: str) -> None
     assert "\n" not in str(caught.value)
 
 
-def test_a_missing_file_is_named(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"cannot read .*nowhere.toml: No such file"):
-        load_config(tmp_path / "nowhere.toml")
-
-
 def test_bad_flags_are_named() -> None:
     with pytest.raises(ConfigError, match="flags: steps must be"):
         load_config(None, steps=-3)
