@@ -16,7 +16,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from stages.device import all_cores
+from stages.device import all_cores, processor
 from stages.errors import InputError, one_of
 from stages.settings import add_flags, check_destination, flag, write_destination
 
@@ -90,6 +90,7 @@ def absolute(text: str) -> Path:
     return Path(text).resolve()
 
 
+MAX_AT_ONCE = 64  # requests in flight that a router takes by default
 CHECKPOINT = flag("default: shipped weights", metavar="DIR", shown="", type=absolute)
 
 
@@ -115,7 +116,7 @@ def origin() -> dict[str, Any]:
 def machine() -> dict[str, Any]:
     """The machine of a run: without it a figure means little."""
     return {
-        "processor": _processor(),
+        "processor": processor(),
         "cores": all_cores(),
         "system": f"{platform.system()} {platform.release()}",
         "python": platform.python_version(),
@@ -145,12 +146,3 @@ def _git(*arguments: str) -> str | None:
     except (OSError, subprocess.TimeoutExpired):
         return None
     return done.stdout.strip() if done.returncode == 0 else None
-
-
-def _processor() -> str:
-    try:
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
-    except OSError:
-        lines = []
-    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
-    return names[0] if names else platform.processor() or platform.machine()

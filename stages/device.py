@@ -55,6 +55,14 @@ def device_kind(device: torch.device) -> str:
     return f"cuda ({torch.cuda.get_device_name(device)})" if device.type == "cuda" else device.type
 
 
+def processor() -> str:
+    """The model of this machine's processor."""
+    models = list[str]()
+    with suppress(OSError):  # a system without it
+        models = re.findall(r"^model name\s*: (.*)", Path("/proc/cpuinfo").read_text(), re.MULTILINE)
+    return models[0] if models else platform.processor() or platform.machine()
+
+
 @cache  # hosts are asked every second
 def machine_kind(device: torch.device, threads: int) -> str:
     """A device with the software that computes on it: those of one kind compute the same bits."""
@@ -62,8 +70,5 @@ def machine_kind(device: torch.device, threads: int) -> str:
 
     where = device_kind(device)
     if device.type == "cpu":
-        models = [platform.machine()]
-        with suppress(OSError):  # a system without it
-            models = re.findall(r"^model name\s*: (.*)", Path("/proc/cpuinfo").read_text(), re.MULTILINE) or models
-        where = f"{models[0]} ({torch.backends.cpu.get_cpu_capability()}), {threads} threads"
+        where = f"{processor()} ({torch.backends.cpu.get_cpu_capability()}), {threads} threads"
     return f"torch {torch.__version__}, onnxruntime {version('onnxruntime')} on {where}"

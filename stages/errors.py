@@ -3,12 +3,10 @@
 OnesweepError           exit 1
 +- InputError           exit 2: a value that a user gave
 |  +- ShapeError        an architecture
-|  +- PartitionError    a noise partition
 |  +- CodecError        a codec's name or payload
 |  +- RequestError      a field of a request or message
 |  +- DataError         training text
-|  +- ConfigError       settings of a run
-|  +- TopologyError     a topology file
+|  +- ConfigError       a file of settings, and what they ask for
 +- CheckpointError      files that cannot be loaded or saved
 |  +- MissingCheckpoint none where one should be; exit 2, for a service that starts again would not find it either
 |  +- StalePart         what a file began with was another's; it was removed
@@ -35,9 +33,6 @@ class InputError(OnesweepError):
 class ShapeError(InputError): ...
 
 
-class PartitionError(InputError): ...
-
-
 class CodecError(InputError): ...
 
 
@@ -48,9 +43,6 @@ class DataError(InputError): ...
 
 
 class ConfigError(InputError): ...
-
-
-class TopologyError(InputError): ...
 
 
 class CheckpointError(OnesweepError): ...

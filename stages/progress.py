@@ -17,12 +17,13 @@ CLEAR = "\r\x1b[K"
 def aligned(rows: Sequence[Sequence[str]], ruled: bool = False) -> list[str]:
     """Lines of a table for a terminal; a row of fewer cells than the first says something in place of figures.
 
-    :param ruled: a line below the head.
+    :param ruled: of figures: they stand to the right, and a line is below the head.
     """
     widths = [max(map(len, column)) for column in zip(*(r for r in rows if len(r) == len(rows[0])), strict=True)]
     if ruled:
         rows = [rows[0], ["-" * width for width in widths], *rows[1:]]
-    return ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=False)).rstrip() for row in rows]
+    side = str.rjust if ruled else str.ljust
+    return ["  ".join([row[0].ljust(widths[0]), *map(side, row[1:], widths[1:])]).rstrip() for row in rows]
 
 
 def counted(count: int, noun: str) -> str:

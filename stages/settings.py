@@ -147,55 +147,54 @@ def from_flags(cls: type[S], options: argparse.Namespace, base: S | None = None,
     return dataclasses.replace(base, **given) if base is not None else cls(**given)
 
 
-def read_toml(path: Path, what: str = "", error: type[InputError] = ConfigError) -> dict[str, Any]:
-    """The tables of a file. Raises `error`; `what` names the file in it, such as "the topology"."""
+def read_toml(path: Path, what: str = "") -> dict[str, Any]:
+    """The tables of a file. Raises ConfigError; `what` names the file in it, such as "the topology"."""
     try:
-        return parse_toml(path.read_bytes(), str(path), error)
+        return parse_toml(path.read_bytes(), str(path))
     except OSError as trouble:
-        raise error(f"cannot read {what} {path}: {trouble.strerror}".replace("  ", " ")) from None
+        raise ConfigError(f"cannot read {what} {path}: {trouble.strerror}".replace("  ", " ")) from None
 
 
-def parse_toml(data: bytes, where: str, error: type[InputError] = ConfigError) -> dict[str, Any]:
-    """The tables of a text. Raises `error` that names `where` it is from."""
+def parse_toml(data: bytes, where: str) -> dict[str, Any]:
+    """The tables of a text. Raises ConfigError that names `where` it is from."""
     try:
         table = tomllib.loads(data.decode())
         repr(table)  # fails for a hexadecimal number of over 4,300 digits, which no error about it could show
         return table
     except (ValueError, RecursionError) as trouble:  # some are no TOMLDecodeError: a number of 5,000 digits
-        raise error(f"{where} is not TOML: {trouble}") from None
+        raise ConfigError(f"{where} is not TOML: {trouble}") from None
 
 
-def from_toml(
-    cls: type[S], table: object, where: str, base: S | None = None, error: type[InputError] = ConfigError
-) -> S:
+def from_toml(cls: type[S], table: object, where: str, base: S | None = None) -> S:
     """The settings of a table, over `base` (else the defaults).
 
-    Raises `error` that names `where`, the key, what it may be and what it is.
+    Raises ConfigError that names `where`, the key, what it may be and what it is.
     """
     if not isinstance(table, dict):
-        raise error(f"{where} must be a section")
+        raise ConfigError(f"{where} must be a section")
     known = {f.name: f for f in dataclasses.fields(cls) if f.init}
     given: dict[str, Any] = {}
     for key, value in table.items():
         if key not in known:
-            raise error(f"{where}: unknown setting {key!r}{one_of(key, sorted(known), 'there are')}")
+            raise ConfigError(f"{where}: unknown setting {key!r}{one_of(key, sorted(known), 'there are')}")
         if section := _section(known[key]):
             if not isinstance(value, dict):
-                raise error(f"{where}: {key} must be a section [{key}]")
-            given[key] = from_toml(section, value, f"{where} [{key}]", getattr(base, key, None), error)
+                raise ConfigError(f"{where}: {key} must be a section [{key}]")
+            given[key] = from_toml(section, value, f"{where} [{key}]", getattr(base, key, None))
             continue
         given[key] = tuple(value) if isinstance(value, list) else value
         if _kind(cls, known[key])[0] is Path and isinstance(value, str):
             given[key] = Path(value)
         if expected := _expected(cls, known[key], given[key]):
-            raise error(f"{where}: {key} must be {expected}, not {value!r}")
+            raise ConfigError(f"{where}: {key} must be {expected}, not {value!r}")
     missing = [name for name, f in known.items() if _required(f) and name not in given]
     if missing and base is None:
-        raise error(f"{where}: {missing[0]} is missing")
+        raise ConfigError(f"{where}: {missing[0]} is missing")
     try:
         return dataclasses.replace(base, **given) if base is not None else cls(**given)
-    except InputError as trouble:
-        raise error(f"{where}: {trouble}") from None
+    except InputError as trouble:  # some name their section themselves
+        section = where.rpartition("[")[2].replace("]", ": ")
+        raise ConfigError(f"{where}: {str(trouble).removeprefix(section)}") from None
 
 
 def check(settings: DataclassInstance, error: type[InputError] = ConfigError, where: str = "") -> None:

@@ -11,7 +11,7 @@ from typing import Literal
 
 from stages.progress import counted
 from stages.settings import add_flags, flag, from_flags, from_toml, read_toml, setting
-from trainer.options import add_own_and_shared, config_of, corpus_of, print_json, set_threads
+from trainer.options import SharedFlags, add_own_and_shared, config_of, corpus_of, print_json, set_threads
 
 # Modules that need torch are imported when a command runs: help should not wait for it.
 
@@ -153,7 +153,7 @@ def run_pictures(options: argparse.Namespace) -> int:
     set_threads(options)
     asked = from_flags(PictureTraining, options)
     config = from_toml(PictureConfig, read_toml(options.config) if options.config else {}, str(options.config))
-    config = from_toml(PictureConfig, {} if options.steps is None else {"steps": options.steps}, "flags", config)
+    config = replace(config, steps=from_flags(SharedFlags, options).steps or config.steps)
     pictures = replace(load_pictures(asked.data), device=check_device(options.device or "cpu"))
     out = asked.out or Path("runs/pictures") / asked.kind
     if asked.kind == "chain":

@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from stages.device import all_cores
-from stages.errors import InputError
-from stages.settings import add_flags, setting
+from stages.limits import MAX_THREADS
+from stages.settings import add_flags, from_flags, setting
 
 if TYPE_CHECKING:
     from trainer.blocks.config import TrainingConfig
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 # Modules that need torch are imported when a command runs: help should not wait for it.
 
-MAX_THREADS = 1024
+MAX_COUNT = 2**31
 
 
 @dataclass(frozen=True)
@@ -29,8 +29,8 @@ class SharedFlags:
     config: Path | None = setting(None, "settings in TOML; flags win over them")
     data: Path | None = setting(None, "UTF-8 text, file or folder (Python's docs)", metavar="PATH")
     tokenizer: Path | None = setting(None, "tokenizer.json: train on its tokens (bytes without it)")
-    steps: int | None = setting(None, "steps of each part, or of each worker")
-    threads: int | None = setting(None, "processor threads (all cores)")
+    steps: int | None = setting(None, "steps of each part, or of each worker", least=1, most=MAX_COUNT)
+    threads: int | None = setting(None, "processor threads (all cores)", least=1, most=MAX_THREADS)
     device: str = setting("cpu", "where to train", metavar="cpu|cuda[:N]")
     json: bool = setting(False, "print JSON")
 
@@ -45,7 +45,7 @@ def config_of(options: argparse.Namespace) -> TrainingConfig:
     """Settings of a training: the file's, over them the flags. Raises ConfigError, InputError."""
     from trainer.blocks.config import load_config
 
-    return load_config(options.config, steps=getattr(options, "steps", None))
+    return load_config(options.config, steps=from_flags(SharedFlags, options).steps)
 
 
 def corpus_of(options: argparse.Namespace) -> Corpus:
@@ -65,10 +65,7 @@ def set_threads(options: argparse.Namespace) -> None:
     """
     import torch
 
-    count = getattr(options, "threads", None)
-    if count is not None and not 1 <= count <= MAX_THREADS:
-        raise InputError(f"--threads must be from 1 to {MAX_THREADS}, not {count}")
-    torch.set_num_threads(count or all_cores())
+    torch.set_num_threads(from_flags(SharedFlags, options).threads or all_cores())
 
 
 def markdown(head: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:

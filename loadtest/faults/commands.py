@@ -17,9 +17,7 @@ class ChaosSettings:
     """A deployment, a load, and what happens to them."""
 
     minutes: float = setting(10.0, "Minutes of load", metavar="M", above=0, most=7 * 24 * 60)
-    profile: str = setting(
-        "links-60", "Links between the machines; loopback needs no root, and cannot be cut", metavar="P"
-    )
+    profile: str = setting("links-60", "Links; loopback needs no root, and cannot be cut", metavar="P")
     seed: int = setting(0, "Seed for the fault schedule and the prompts", metavar="S", least=0, most=(1 << 32) - 1)
     length_scale: float = 1.0  # of every fault's length: below 1 a test takes less time
     checkpoint: Path | None = setting(None, "Bundle to serve", shown="the shipped weights", metavar="DIR")
@@ -42,8 +40,12 @@ def run_chaos(options: argparse.Namespace) -> int:
     known = ("seed", "schedules") if settings.simulate else [name for name in vars(settings) if name != "schedules"]
     usual = ChaosSettings(**{name: getattr(settings, name) for name in (*known, "simulate")})
     if other := [name for name in vars(settings) if getattr(settings, name) != getattr(usual, name)]:
-        how = "has no say in" if settings.simulate else "is for"
-        raise InputError(f"--{other[0].replace('_', '-')} {how} --simulate: leave one of them out")
+        how = (
+            "has no say in --simulate: leave one of them out"
+            if settings.simulate
+            else "is for simulations: add --simulate"
+        )
+        raise InputError(f"--{other[0].replace('_', '-')} {how}")
     if settings.simulate:
         from loadtest.simulation.search import search
 

@@ -5,11 +5,9 @@ from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 
-from loadtest.commands import CHECKPOINT, BenchReport, absolute, add_measurement, run_bench
+from loadtest.commands import CHECKPOINT, MAX_AT_ONCE, BenchReport, absolute, add_measurement, run_bench
 from stages.checkpoint.shipped import SHIPPED
 from stages.settings import flag, from_flags, setting
-
-MAX_AT_ONCE = 64  # requests in flight that a router takes by default
 
 
 @dataclass(frozen=True)

@@ -98,9 +98,7 @@ def lab_problem() -> str:
     done = subprocess.run(trial, capture_output=True, text=True)
     if done.returncode:
         said = " ".join(done.stderr.split())
-        return (
-            f"this user may not make network namespaces with devices ({said}): a lab needs CAP_SYS_ADMIN, CAP_NET_ADMIN"
-        )
+        return f"this user may not make network namespaces ({said}): a lab needs CAP_SYS_ADMIN, CAP_NET_ADMIN"
     return ""
 
 
@@ -108,7 +106,7 @@ def lab_problem() -> str:
 def temporary_lab(profile: Profile, hosts: int) -> Iterator[Lab]:
     """A lab of this process's own for the length of a `with` block; it dies with the thread that made it.
 
-    Raises LabError or ProfileError.
+    Raises LabError or ConfigError.
     """
     with tempfile.TemporaryFile() as log:
         process, record = _spawn(profile, hosts, log)

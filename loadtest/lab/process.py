@@ -29,12 +29,15 @@ from loadtest.lab.namespaces import (
     start_ticks,
 )
 from loadtest.lab.profile import Profile, node_names
+from stages.errors import file_errors
 
 
 def main() -> None:
     request = json.loads(sys.stdin.readline())
     try:
-        die_with(request["owner"])
+        prctl(PR_SET_PDEATHSIG, signal.SIGKILL)  # the lab ends with the one that started it
+        if os.getppid() != request["owner"]:
+            sys.exit(1)
         lab = LabProcess(Profile.from_record(request["profile"]), request["hosts"])
         lab.keeper = fork_keeper(lab.inodes, [*lab.tuns, lab.orders.fileno()])
     except (LabError, OSError) as error:
@@ -54,7 +57,7 @@ class LabProcess:
         self.namespaces = dict[str, int]()
         self.tuns: list[int] = []
         self.keeper = 0
-        try:
+        with file_errors(LabError, "no network namespace could be made here"):
             for name, address in zip(self.names, self.addresses, strict=True):
                 with own_namespace() as namespace:
                     self.tuns.append(open_tun())
@@ -63,8 +66,6 @@ class LabProcess:
                     if name in profile.gateways:
                         self.namespaces[name.replace("host", "gateway")], namespace = namespace, make_home()
                     self.namespaces[name] = namespace
-        except OSError as error:
-            raise LabError(f"no network namespace could be made here: {error.strerror}") from None
         self.inodes = {os.fstat(namespace).st_ino for namespace in self.namespaces.values()}
         self.orders = open_orders(os.getpid())
 
@@ -95,13 +96,6 @@ class LabProcess:
             end_processes(self.inodes)
             os.kill(self.keeper, signal.SIGKILL)
             os.waitpid(self.keeper, 0)
-
-
-def die_with(owner: int) -> None:
-    """Have the kernel kill this process when the one that started it ends, or end now if it has."""
-    prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
-    if os.getppid() != owner:
-        sys.exit(1)
 
 
 def fork_keeper(inodes: set[int], not_its: list[int]) -> int:

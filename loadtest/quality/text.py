@@ -106,17 +106,18 @@ def measure_text(settings: QualitySettings) -> BenchReport:
         if variants is None:
             served_copy(target.bundle)
             variants = tuple(ModeVariant(mode) for mode in testbed.caller.facts().modes if mode in CHOOSABLE)
-        with open_meter("generating", len(variants) * len(passages)) as progress:
-            results = generate_all(testbed.access, variants, passages, s, progress)
+        with open_meter(desc="generating", total=len(variants) * len(passages), unit="text") as progress:
+            results = generate_all(testbed.access, variants, passages, s, progress.update)
     texts = {variant.label: [result.output for result in taken] for variant, taken in results.items()}
     texts[HUMAN] = [passage.continuation for passage in passages]
     judge, prompts = open_judge(), [passage.prompt for passage in passages]
-    with open_meter("judging", len(texts) * len(passages)) as progress:
-        bits = {label: judge.judge(prompts, outputs, progress) for label, outputs in texts.items()}
+    with open_meter(desc="judging", total=len(texts) * len(passages), unit="text") as progress:
+        bits = {label: judge.judge(prompts, outputs, progress.update) for label, outputs in texts.items()}
     taken = {variant.label: found for variant, found in results.items()}
     rows = {label: _row(label, bits[label], outputs, taken.get(label), s.seed) for label, outputs in texts.items()}
     for label, found in taken.items():
-        drawn = zip(prompts, texts[label], map(temperature_of, found), strict=True)
+        heat = [float(result.sampling.removeprefix("temperature ").partition(",")[0]) for result in found]
+        drawn = zip(prompts, texts[label], heat, strict=True)
         rows[label] = _with_nats(rows[label], text_nats(target.bundle, drawn), s.seed)
     for label in (variant.label for variant in results if variant.mode in WITHOUT_HOSTS):
         distance: dict[str, Any] = local_distance(target.bundle, zip(prompts, texts[label], strict=True))
@@ -157,11 +158,6 @@ def _row(
         router_ms=mean(router_ms(result) for result in results),
         wire_bytes=mean(result.wire_bytes_total for result in results),
     )
-
-
-def temperature_of(result: Result) -> float:
-    """The temperature that a text was drawn at."""
-    return float(result.sampling.removeprefix("temperature ").partition(",")[0])
 
 
 def _with_nats(row: QualityRow, found: Sequence[TextNats], seed: int) -> QualityRow:

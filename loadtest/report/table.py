@@ -1,11 +1,14 @@
 """Results in aligned columns for a terminal, and the numbers in them."""
 
-import contextlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, TypeVar
 
 import numpy as np
+from tqdm import tqdm
+
+from stages import progress
 
 R = TypeVar("R")
 Column = tuple[str, Callable[[R], str]]  # a title, and the cell of a row below it
@@ -38,12 +41,7 @@ def value_of(row: object, name: str) -> Any:  # noqa: ANN401 - whatever a row ho
 
 def aligned(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     """A table: the first column to the left, figures to the right."""
-    widths = [max(len(row[i]) for row in (header, *rows)) for i in range(len(header))]
-    lines = []
-    for first, *others in (header, ["-" * width for width in widths], *rows):
-        figures = (cell.rjust(width) for cell, width in zip(others, widths[1:], strict=True))
-        lines.append("  ".join([first.ljust(widths[0]), *figures]).rstrip())
-    return "\n".join(lines)
+    return "\n".join(progress.aligned([header, *rows], ruled=True))
 
 
 def number(value: float | None, digits: int = 1) -> str:
@@ -60,17 +58,8 @@ def percentile(ordered: Sequence[float], percent: int) -> float | None:
     return ordered[-(-percent * len(ordered) // 100) - 1] if ordered else None
 
 
-@contextlib.contextmanager
-def open_meter(name: str, total: int, unit: str = "text") -> Iterator[Callable[[int], object]]:
-    """A progress bar for `total` units, gone at the end; yields what to call with the number of units just done.
-
-    Nothing is shown where the output is no terminal.
-    """
-    from tqdm import tqdm
-
-    with tqdm(desc=name, total=total, unit=unit, leave=False, disable=None) as bar:
-        yield bar.update
-
+# A progress bar that is gone at the end, and is not shown where the output is no terminal.
+open_meter = partial(tqdm, leave=False, disable=None)
 
 RESAMPLES = 1000  # the ends of an interval then vary by a few percent of its length
 

@@ -254,7 +254,7 @@ def check_network(profile: str, hosts: int, checkpoint: Path, links: Sequence[st
 def check_links(profile: str, hosts: int, may_join: bool = False) -> None:
     """Raise OnesweepError where a profile's links between so many hosts cannot be emulated here."""
     if profile != LOOPBACK:
-        (found := profile_named(profile)).check_hosts(hosts)
+        (found := profile_named(profile, LOOPBACK)).check_hosts(hosts)
         if (found.gateways or found.closed) and not may_join:
             raise InputError(f"nobody can dial the hosts of {profile}: it is for `onesweep join`, and for --links")
         if problem := lab_problem():

@@ -28,9 +28,7 @@ def add_certs_issue(action: argparse.ArgumentParser) -> None:
     action.add_argument("role", metavar="ROLE", choices=roles, help=f"{', '.join(roles)}: whose it is")
     action.add_argument("name", metavar="NAME")
     _add_common(action, LEAF_DAYS)
-    action.add_argument(
-        "--address", action="append", default=[], metavar="HOST", help="IP address or name that others dial"
-    )
+    action.add_argument("--address", action="append", default=[], metavar="HOST", help="IP or name that others dial")
     action.add_argument("--force", action="store_true", help="replace the one that is there, with a new key")
 
 
@@ -89,11 +87,9 @@ def run_certs_renew(options: argparse.Namespace) -> int:
 
 def add_sign(action: argparse.ArgumentParser) -> None:
     action.add_argument(
-        "checkpoint", type=Path, metavar="DIR", help="bundle or checkpoint, as `onesweep deploy` sends it"
+        "checkpoint", type=Path, metavar="DIR", help="bundle or checkpoint that `onesweep deploy` sends"
     )
-    action.add_argument(
-        "--key", type=Path, required=True, metavar="FILE", help="a key of `onesweep certs issue signer`"
-    )
+    action.add_argument("--key", type=Path, required=True, metavar="FILE", help="key of `onesweep certs issue signer`")
 
 
 def run_sign(options: argparse.Namespace) -> int:
@@ -146,16 +142,12 @@ def add_token_add(add: argparse.ArgumentParser) -> None:
     add.add_argument("--concurrent", type=int, metavar="N", help="requests at once (any)")
     add.add_argument("--bytes-per-day", type=int, metavar="B", help="bytes of prompts and texts a day (any)")
     add.add_argument("--out", type=Path, metavar="FILE", help="write the token there, for its owner alone (prints it)")
-    _add_file(add)
-
-
-def add_token_list(show: argparse.ArgumentParser) -> None:
-    _add_file(show)
+    add_token_list(add)
 
 
 def add_token_remove(remove: argparse.ArgumentParser) -> None:
     remove.add_argument("name", metavar="NAME")
-    _add_file(remove)
+    add_token_list(remove)
 
 
 def run_token_add(options: argparse.Namespace) -> int:
@@ -210,6 +202,6 @@ def run_token_remove(options: argparse.Namespace) -> int:
     return 0
 
 
-def _add_file(parser: argparse.ArgumentParser) -> None:
+def add_token_list(parser: argparse.ArgumentParser) -> None:
     what = "what `onesweep router` or `onesweep train coordinate` is given"
     parser.add_argument("--tokens", type=Path, required=True, metavar="FILE", help=what)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import itertools
 import sys
 from collections.abc import Callable, Sequence
 from contextlib import aclosing
@@ -204,9 +205,11 @@ class Conversation:
     def __init__(self, chat: Chat, failed: Callable[[], object]) -> None:
         self.chat, self._failed = chat, failed
         self._has_terminal = sys.stdin.isatty() and sys.stdout.isatty()
+        self._unanswered = list[str]()  # the numbers of such lines
 
     def hold(self) -> None:
-        """Return when the person leaves. Raises OnesweepError when nothing more can come."""
+        """Return when the person leaves. Raises OnesweepError when nothing more can come, and at the end of a pipe
+        where a line had no answer."""
         chat = self.chat
         if self._has_terminal:
             with contextlib.suppress(ImportError):
@@ -215,7 +218,7 @@ class Conversation:
         if not chat.has_template:
             tell("this model has no chat template: it continues each text that you type, and knows of none before")
         warned = False
-        while True:
+        for number in itertools.count(1):
             try:
                 line = input(PROMPT if self._has_terminal else "").strip()
                 warned = False
@@ -224,10 +227,12 @@ class Conversation:
                 if line.startswith("/"):
                     self._command(*line[1:].split())
                 elif line:
-                    self._answer(line)
+                    self._answer(line, number)
             except EOFError:
                 if self._has_terminal:
                     tell()
+                elif self._unanswered:  # a script sees the exit code alone
+                    raise OnesweepError(f"lines without an answer: {', '.join(self._unanswered)}") from None
                 return
             except Terminated:  # before its base class: only Ctrl-C has a second chance
                 raise
@@ -240,16 +245,17 @@ class Conversation:
                 warned = True
                 tell("(Ctrl-C again, Ctrl-D or /quit leaves)")
 
-    def _answer(self, line: str) -> None:
+    def _answer(self, line: str, number: int) -> None:
         from serving.client.client import RequestRefused
 
         try:
             self.chat.answer(line)
-        except RequestRefused as error:
-            tell(f"{error}{'; /reset forgets the conversation' if self.chat.messages else ''}")
         except OnesweepError as error:
-            tell(error)
-            self._failed()
+            self._unanswered.append(str(number))
+            is_refused = isinstance(error, RequestRefused)
+            tell(f"{error}{'; /reset forgets the conversation' if is_refused and self.chat.messages else ''}")
+            if not is_refused:
+                self._failed()
 
     def _command(self, name: str = "", *values: str) -> None:
         chat = self.chat

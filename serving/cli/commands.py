@@ -75,11 +75,7 @@ _CERTS = _family(
     "make and renew certificates of hosts, routers and clients",
     "serving.cli.admin:certs_",
     ("init", "make the authority that signs the others", ""),
-    (
-        "issue",
-        "make a certificate of a host, router or client, or a key that signs releases",
-        "host paris --address 10.8.0.1",
-    ),
+    ("issue", "make a certificate of a host, router or client, or a key for releases", "host paris --address 10.8.0.1"),
     ("renew", "renew certificates, with the same keys and addresses", ""),
 )
 _TOKEN = _family(
@@ -120,11 +116,7 @@ _BENCH = Family(
         ),
         "latency": _commands(
             "loadtest.latency.commands:",
-            (
-                "wan",
-                "every mode over emulated far links, against a computed floor",
-                "--profile links-60 --modes sweep,ar",
-            ),
+            ("wan", "every mode over far links, against a computed floor", "--profile links-60 --modes sweep,ar"),
         ),
         "load and faults": _commands(
             "loadtest.load.commands:",
@@ -156,7 +148,7 @@ ROOT = Family(
             "serving.cli.remote:",
             (
                 "serve",
-                "serve a model of your own over machines that join, with an API and a page; prints a ticket",
+                "serve a model over machines that join, with API and page; prints a ticket",
                 "model.gguf --wait 2",
             ),
             "serving.cli.machines:",
@@ -183,11 +175,7 @@ ROOT = Family(
         ),
         "models": _commands(
             "stages.host.commands:",
-            (
-                "import",
-                "make a checkpoint of a pretrained model, cut into stages",
-                "model.gguf --blocks 3 --out smollm2",
-            ),
+            ("import", "make a checkpoint of a pretrained model", "model.gguf --blocks 3 --out smollm2"),
             ("inspect", "print what is in a checkpoint", "weights --verify"),
             "trainer.commands:",
             ("evaluate", "measure bits per byte of checkpoints on held-out text", "weights --data corpus/"),

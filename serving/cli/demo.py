@@ -33,7 +33,7 @@ TINY = "The weights are tiny: their texts show what each way of writing costs an
 
 def add_demo(demo: argparse.ArgumentParser) -> None:
     demo.add_argument(
-        "model", type=Path, nargs="?", default=SHIPPED, metavar="MODEL", help="as of `run` (the shipped weights)"
+        "model", type=Path, nargs="?", default=SHIPPED, metavar="MODEL", help="of `run` (shipped weights)"
     )
     demo.add_argument("--prompt", metavar="TEXT", help="text to continue, or a question for a pretrained model")
     add_import_options(demo)

@@ -41,13 +41,6 @@ def read_release(checkpoint: Path) -> ReleaseManifest:
 
 # A release goes to the router, not to each host: one address and one token are enough, and the router has the files for
 # a host that comes back later.
-def deploy(
-    open_client: OpenClient, contents: ReleaseManifest, without: Sequence[str], show: Show, timeout_s: float
-) -> router_pb2.Switch:
-    """`deploying`, to its end."""
-    return asyncio.run(deploying(open_client, contents, without, show, timeout_s))
-
-
 async def deploying(
     open_client: OpenClient, contents: ReleaseManifest, without: Sequence[str], show: Show, timeout_s: float
 ) -> router_pb2.Switch:

@@ -21,13 +21,12 @@ import psutil
 
 from serving.cli.ports import check_free, port_free
 from serving.client.client import Client, RequestRefused, RouterError
-from serving.router.request import DEFAULT_ROUTER
 from serving.router.topology import Topology, read_topology
 from stages.errors import InputError, OnesweepError, ServiceError
 from stages.progress import ProgressLine, ticking
 from stages.signals import ASKED_TO_END, LIFELINE_VARIABLE, deferred
 from stages.wire.channel import DRAIN_S, is_loopback, parse_address
-from stages.wire.secret_files import check_private, make_state_directory, state_directory
+from stages.wire.secret_files import check_private, lock_beside, make_state_directory, state_directory
 from stages.wire.tokens import make_own_token, own_token_path
 
 STOP_S = DRAIN_S + 5.0
@@ -154,12 +153,17 @@ class Deployment:
         """End every process, the router first so that running requests end; kill what does not stop."""
         hosts = {host.name for host in self.topology.hosts}
         routers = [self.topology.router, *(self.processes.keys() - hosts - {ROUTER, HTTP})]
-        with ticking("stopping them, the router first: it ends what it has begun"):
-            _end([self._process(name) for name in self.processes.keys() - hosts])
-            _end([self._process(name) for name in hosts])
+        _end([self._process(name) for name in self.processes.keys() - hosts])
+        _end([self._process(name) for name in hosts])
         for address in (*routers, *(each for host in self.topology.hosts for each in (host.address, host.listen))):
             own_token_path(address).unlink(missing_ok=True)
         (self.directory / RECORD).unlink(missing_ok=True)
+
+    @ticking("stopping them, the router first: it ends what it has begun")
+    def stop_visibly(self) -> None:
+        """`stop`, for a person who waits for it, and one after the other: a second signal would end them at once."""
+        with lock_beside(self.directory / RECORD):
+            self.stop()
 
     def _launch(self, name: str, log_mode: str) -> None:
         # An interrupt between a process' start and its record would leave it running.
@@ -205,8 +209,10 @@ def answers_of(client: Client, within_s: float = 2.0) -> Iterator[str | None]:
         try:
             status = client.status(within_s)
             lacking = [line for line in status.advice if LACKING in line]
-            reasons = "; ".join(lacking or [host.reason for host in status.hosts if host.reason])
-            yield "" if status.ready else reasons or "not ready"
+            found = [host.reason for host in status.hosts if host.reason]
+            # hosts that wait for others quote their reasons
+            own = [each for each in found if not any(other in each for other in found if other != each)]
+            yield "" if status.ready else "; ".join(lacking or own) or "not ready"
         except RequestRefused:
             yield "" if client.serves(within_s) else NO_TOKEN
         except RouterError as error:
@@ -267,13 +273,6 @@ def _directory_of(router: str) -> Path:
     return own_token_path(router).with_suffix("")
 
 
-def router_here(given: str | None) -> tuple[str, Topology | None]:
-    """`given`, else the router that is up here, else where one is by default; with its topology, if it is up here."""
-    deployment = deployment_here(given)
-    topology = deployment.topology if deployment else None
-    return given or (topology.router if topology else DEFAULT_ROUTER), topology
-
-
 @contextlib.contextmanager
 def temporary_deployment(
     topology: Topology,
@@ -313,7 +312,7 @@ def present(
         if tend:
             watch(deployment, tend)
     except BaseException:
-        deployment.stop()
+        deployment.stop_visibly()
         raise
 
 
@@ -333,7 +332,7 @@ def watch(deployment: Deployment, tend: Callable[[Deployment], object]) -> None:
                     since[name] = time.monotonic()
             deployment.check_alive()
             tend(deployment)
-    deployment.stop()
+    deployment.stop_visibly()
 
 
 def _end(processes: list[psutil.Process | None]) -> None:

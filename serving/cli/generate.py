@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from serving.client.result import Result
 from serving.client.variants import all_variants, comparison, parse_variants, run_variants
 from serving.modes import COPY, MODES, NO_COPY, WITHOUT_HOSTS
-from serving.router.request import DEFAULT_TIMEOUT_S, ROUTER_HELP, SETTINGS, Request
+from serving.router.request import DEFAULT_ROUTER, DEFAULT_TIMEOUT_S, ROUTER_HELP, SETTINGS, Request
 from stages.errors import InputError, ServiceError, one_of, printable
 from stages.progress import ProgressLine
 from stages.settings import add_flags
@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from serving.client.client import AsyncClient, Client
+    from serving.router.topology import Topology
 
 # Modules that need gRPC are imported when a command runs.
 
@@ -45,7 +46,7 @@ def wait_ready(options: argparse.Namespace, *modes: str | None) -> None:
 
     Nobody waits unasked where no router answers and none was started here, for one that wants another token, or where
     no machine holds some blocks. Raises OnesweepError where a request would learn no more."""
-    from serving.cli.deployment import LACKING, NO_TOKEN, SILENT, NothingUp, answers_of, router_here
+    from serving.cli.deployment import LACKING, NO_TOKEN, SILENT, NothingUp, answers_of
     from serving.cli.machines import served_here
 
     wait_s = WAIT_S if options.wait is None else options.wait
@@ -91,7 +92,6 @@ def async_client_of(options: argparse.Namespace) -> AsyncClient:
 
 
 def _connection(options: argparse.Namespace) -> dict[str, Any]:
-    from serving.cli.deployment import router_here
     from stages.wire.tls import security_of
     from stages.wire.tokens import token_of
 
@@ -100,6 +100,17 @@ def _connection(options: argparse.Namespace) -> dict[str, Any]:
     # else looked up with each call: a router that `serve` starts anew may ask for another
     token = token_of(options, address, security.tls) if options.token_file else None
     return {"address": address, "tls": security.tls, "token": token, "insecure": security.insecure}
+
+
+def router_here(given: str | None) -> tuple[str, Topology | None]:
+    """`given`, else the router that is up here, else that of `serve` or where one is by default; with its topology, if
+    it is up here."""
+    from serving.cli.deployment import deployment_here
+    from serving.cli.machines import serving_here
+
+    deployment = deployment_here(given)
+    topology = deployment.topology if deployment else None
+    return given or (topology.router if topology else serving_here().get("router", DEFAULT_ROUTER)), topology
 
 
 def add_generate(generate: argparse.ArgumentParser) -> None:

@@ -35,6 +35,7 @@ if TYPE_CHECKING:
 
 ADDRESSES_NAME, DOING_NAME, MACHINE_NAME = "addresses.json", "doing.json", "machine.json"
 MOST_NAMESAKES = 32  # machines of one person's on one computer
+LOOKED_IN_S = 0.05  # for which another command may hold a directory to see who has it
 DIAL_S, ENROL_S = 5.0, 20.0
 RENEWED_DAYS, CHECK_S = 15, 3600.0  # that a certificate is good for yet when another one is asked for
 
@@ -50,20 +51,42 @@ def run_directory() -> Path:
 
 
 @contextlib.contextmanager
-def locked(directory: Path) -> Iterator[None]:
-    """Keep a directory for this process. Raises ServiceError where another one has it."""
+def locked(directory: Path, tries: int = 1) -> Iterator[None]:
+    """Keep a directory for this process. Raises ServiceError where another one has it.
+
+    :param tries: with pauses, where others look in for a moment."""
     from stages.wire.secret_files import make_private_directory
 
     make_private_directory(directory)
     handle = os.open(directory / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:
-        try:
-            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            raise ServiceError(f"another process serves from {directory}: end it, or set XDG_STATE_HOME") from None
+        while not _takes(handle, fcntl.LOCK_EX):
+            tries -= 1
+            if not tries:
+                raise ServiceError(f"another process serves from {directory}: end it, or set XDG_STATE_HOME")
+            time.sleep(LOOKED_IN_S)
         yield
     finally:
         os.close(handle)
+
+
+def _takes(handle: int, kind: int) -> bool:
+    """Take a lock, if nobody holds one that excludes it."""
+    with contextlib.suppress(BlockingIOError):
+        fcntl.flock(handle, kind | fcntl.LOCK_NB)
+        return True
+    return False
+
+
+def serving_here() -> dict[str, str]:
+    """The doings of the `onesweep serve` of this machine, and its router's address; empty where none runs."""
+    try:
+        with (run_directory() / "lock").open("rb") as lock:
+            if not _takes(lock.fileno(), fcntl.LOCK_SH):
+                return dict(json.loads((run_directory() / DOING_NAME).read_text(encoding="utf-8")))
+    except (OSError, ValueError):
+        pass
+    return {}
 
 
 def served_here(router: str | None) -> str:
@@ -72,15 +95,9 @@ def served_here(router: str | None) -> str:
     :param router: its address, or None for whichever."""
     from serving.cli.deployment import deployment_here
 
-    try:
-        record = json.loads((run_directory() / DOING_NAME).read_text(encoding="utf-8"))
-        with locked(run_directory()):
-            return ""
-    except (OSError, ValueError):
+    record = serving_here()
+    if not record or (router is not None and router.replace("localhost", "127.0.0.1") != record["router"]):
         return ""
-    except ServiceError:
-        if router is not None and router.replace("localhost", "127.0.0.1") != record["router"]:
-            return ""
     if deployment_here(record["router"]):
         return "`onesweep serve` is here, and its router does not answer: its own lines say more"
     return record["doing"] and f"`onesweep serve` is here, and has no router yet: {record['doing']}"

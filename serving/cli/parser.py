@@ -5,6 +5,7 @@ import re
 import sys
 import textwrap
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any, NoReturn
 
 from serving.cli.commands import Command, Family, Words, find, near
@@ -12,7 +13,8 @@ from stages.errors import InputError, close_to
 from stages.settings import SetAction
 
 WIDTH = 100
-GONE = " (if an earlier version had it, CHANGELOG.md says what to use now)"
+CHANGES = Path(__file__).parents[2] / "CHANGELOG.md"  # of a source tree: a wheel has none
+GONE = " (CHANGELOG.md says what to use now)"
 _NOUNS = {"int": "a whole number", "float": "a number", "numbers": "whole numbers such as 1,3"}
 
 
@@ -60,7 +62,7 @@ class CommandParser(argparse.ArgumentParser):
                 return f"no option {name}: write -- before a text that begins with a dash"
             if (setting := name[2:].replace("-", "_")) in settings_of(self):
                 return f"no option {name}: give --set {setting}=VALUE"
-            return f"no option {name}{close_to(name, known) or GONE}"
+            return f"no option {name}{close_to(name, known) or gone(name)}"
         return ""
 
     def _check_value(self, action: argparse.Action, value: object) -> None:
@@ -68,6 +70,12 @@ class CommandParser(argparse.ArgumentParser):
             known = [str(choice) for choice in action.choices]
             words = f"{value!r} is none of {', '.join(known)}{close_to(str(value), known)}"
             raise argparse.ArgumentError(action, words)
+
+
+def gone(name: str) -> str:
+    """A hint at the changes, where they name an option, or a command after its backtick."""
+    changes = CHANGES.read_text(encoding="utf-8") if CHANGES.is_file() else ""
+    return GONE if re.search(rf"(?<![\w-]){re.escape(name)}(?![\w-])", changes) else ""
 
 
 def _plain(message: str) -> str:
@@ -134,7 +142,7 @@ def parse(words: Sequence[str]) -> argparse.Namespace:
         said = close_to(rest[0], known) or ": the command comes first, then its options"
         raise UsageError(f"{called}: no option {rest[0]}{said}; see `{called} --help`")
     found = near(rest[0], path)
-    said = f"; did you mean {' or '.join(found)}?" if found else f"{GONE}; `{called} --help` lists them"
+    said = f"; did you mean {' or '.join(found)}?" if found else f"{gone(f'`{rest[0]}')}; `{called} --help` lists them"
     raise UsageError(f"{called}: there is no command {rest[0]!r}{said}")
 
 

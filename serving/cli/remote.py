@@ -57,7 +57,7 @@ def run_serve(options: argparse.Namespace) -> int:
     if (options.wait or 1) > MOST_MACHINES:
         raise InputError(f"--wait must be at most {MOST_MACHINES}, not {options.wait}")
     progress = _ToldProgress(f"127.0.0.1:{options.port}")
-    with ends_cleanly(), closing(progress), locked(run_directory()):
+    with ends_cleanly(), closing(progress), locked(run_directory(), tries=6):
         _serve(options, progress)
     return 0
 

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 
 from serving.cli.chat import ChatSettings, add_chat_options, given_prompt, talk
 from serving.cli.generate import check_request
-from stages.errors import InputError, ServiceError
+from stages.errors import InputError, ServiceError, file_errors
 from stages.host.commands import add_import_options, check_positive
 from stages.progress import ProgressLine, counted
 from stages.settings import from_flags
@@ -66,9 +66,7 @@ def run_run(options: argparse.Namespace) -> int:
     with ends_cleanly(), closing(progress):
         checkpoint, parts = find_checkpoint(options, options.blocks or options.hosts or HOSTS, progress)
         if options.blocks not in (None, parts):
-            raise InputError(
-                f"{options.model} is cut into {parts} blocks already, not {options.blocks}: import it anew"
-            )
+            raise InputError(f"{options.model} is cut into {parts} blocks, not {options.blocks}: import it anew")
         hosts = options.hosts or min(HOSTS, parts)
         threads = options.threads or plan_host(checkpoint, (0,)).shared_threads
         topology = local_topology(hosts, parts, checkpoint, free_port_block(hosts + 1) + 1)
@@ -188,13 +186,9 @@ def import_once(
 @contextmanager
 def _locked(entry: Path, progress: ProgressLine) -> Iterator[None]:
     """One process at a time works on an entry. Raises ServiceError."""
-    try:
+    with file_errors(ServiceError, f"cannot keep models in {entry.parent}", "name another in XDG_CACHE_HOME"):
         entry.parent.mkdir(parents=True, exist_ok=True)
         lock = entry.with_name(f"{entry.name}.lock").open("wb")
-    except OSError as error:
-        raise ServiceError(
-            f"cannot keep models in {entry.parent} ({error.strerror}); name another in XDG_CACHE_HOME"
-        ) from None
     with lock:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -10,8 +10,8 @@ from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
 
-from serving.cli.deployment import Deployment, NothingUp, deployment_here, new_directory, present, router_here
-from serving.cli.generate import add_router_options, async_client_of, client_of
+from serving.cli.deployment import Deployment, NothingUp, deployment_here, new_directory, present
+from serving.cli.generate import add_router_options, async_client_of, client_of, router_here
 from serving.cli.machines import served_here
 from serving.client.client import RouterError
 from serving.gateway.settings import DEFAULT_LISTEN, HttpSettings, check_framework
@@ -89,9 +89,7 @@ def add_down(down: argparse.ArgumentParser) -> None:
 def add_deploy(deploy: argparse.ArgumentParser) -> None:
     deploy.add_argument("checkpoint", type=Path, nargs="?", metavar="DIR", help="bundle to serve from now on")
     deploy.add_argument("--rollback", action="store_true", help="go back to the release before")
-    deploy.add_argument(
-        "--without", default="", metavar="NAME[,NAME]", help="hosts that are down and need not take part"
-    )
+    deploy.add_argument("--without", default="", metavar="NAME[,NAME]", help="hosts that are down and take no part")
     add_router_options(deploy)
     deploy.add_argument("--timeout-s", type=float, default=600.0, metavar="S", help="give it up after (600)")
     deploy.add_argument("--json", action="store_true", help="print JSON")
@@ -199,13 +197,13 @@ def run_down(options: argparse.Namespace) -> int:
             raise NothingUp(f"{said}; Ctrl-C there ends it")
         what = f"no router of yours is up at {options.router}" if options.router else "nothing is up"
         raise NothingUp(f"{what}; start a deployment with `onesweep up --detach`")
-    deployment.stop()
+    deployment.stop_visibly()
     print(f"stopped {len(deployment.processes)} processes of the router at {deployment.topology.router}")
     return 0
 
 
 def run_deploy(options: argparse.Namespace) -> int:
-    from serving.cli.deploy import deploy, line_of, read_release, roll_back
+    from serving.cli.deploy import deploying, line_of, read_release, roll_back
 
     if options.rollback == (options.checkpoint is not None):
         raise InputError("give the directory of a checkpoint to deploy, or --rollback to go back to the one before")
@@ -217,7 +215,7 @@ def run_deploy(options: argparse.Namespace) -> int:
     if options.rollback:
         switch = roll_back(client, show, options.timeout_s)
     else:
-        switch = deploy(client, read_release(options.checkpoint), without, show, options.timeout_s)
+        switch = asyncio.run(deploying(client, read_release(options.checkpoint), without, show, options.timeout_s))
     print(json.dumps(record_of(switch)) if options.json else line_of(switch))
     return 0
 

@@ -71,14 +71,14 @@ class ModeVariant:
         return ":".join([self.mode, *(str(v) if n in WORDS.values() else f"{n}={v}" for n, v in self.settings)])
 
 
-def parse_variant(text: str, modes: Collection[str] = (*MODES, *DRAWING_MODES)) -> ModeVariant:
-    """:param modes: names that are known. Raises InputError."""
+def parse_variant(text: str, modes: Collection[str] = (*MODES, *DRAWING_MODES), option: str = "--modes") -> ModeVariant:
+    """:param modes: names that are known. :param option: what names the variants, for errors. Raises InputError."""
     text = text.strip()
     named = (name for name in modes if text == name or text.startswith(f"{name}:"))
     mode = max(named, key=len, default=None)  # `local:copy` is no `local` with a setting
     if mode is None:
         name = text.partition(":")[0]
-        raise InputError(f"unknown mode {name!r} in --modes{one_of(name, dict.fromkeys(modes))}")
+        raise InputError(f"unknown mode {name!r} in {option}{one_of(name, dict.fromkeys(modes))}")
     settings: dict[str, Any] = {}
     for part in text[len(mode) + 1 :].split(":") if text != mode else ():
         name, equals, value = part.partition("=")
@@ -86,41 +86,43 @@ def parse_variant(text: str, modes: Collection[str] = (*MODES, *DRAWING_MODES)) 
             name, value = WORDS.get(part, ""), part
             if not name:
                 raise InputError(
-                    f"--modes {text!r}: {part!r} is not a setting{close_to(part, WORDS)}; after the mode come, with "
+                    f"{option} {text!r}: {part!r} is not a setting{close_to(part, WORDS)}; after the mode come, with "
                     f"colons between, a codec or a scorer ({', '.join(WORDS)}), or KEY=VALUE with the keys "
                     f"{', '.join(KEYS)}"
                 )
         elif name not in KEYS:
-            raise InputError(f"--modes {text!r}: unknown key {name!r}{one_of(name, KEYS)}")
+            raise InputError(f"{option} {text!r}: unknown key {name!r}{one_of(name, KEYS)}")
         if name in settings:
-            raise InputError(f"--modes {text!r} names {name} twice")
-        settings[name] = _value(text, name, value)
+            raise InputError(f"{option} {text!r} names {name} twice")
+        settings[name] = _value(f"{option} {text!r}", name, value)
     variant = ModeVariant(mode).having(**settings)
-    _check_request(text, variant)
+    _check_request(f"{option} {text!r}", variant)
     return variant
 
 
-def parse_variants(text: str, modes: Collection[str] = (*MODES, *DRAWING_MODES)) -> tuple[ModeVariant, ...]:
+def parse_variants(
+    text: str, modes: Collection[str] = (*MODES, *DRAWING_MODES), option: str = "--modes"
+) -> tuple[ModeVariant, ...]:
     """The variants of "M,M". Raises InputError."""
-    variants = tuple(parse_variant(part, modes) for part in text.split(",") if part.strip())
+    variants = tuple(parse_variant(part, modes, option) for part in text.split(",") if part.strip())
     if not variants:
-        raise InputError("--modes is empty: name one or more, such as sweep,ar")
+        raise InputError(f"{option} is empty: name one or more, such as sweep,ar")
     if doubled := next((each for each in variants if variants.count(each) > 1), None):
-        raise InputError(f"--modes names {doubled.label!r} twice")
+        raise InputError(f"{option} names {doubled.label!r} twice")
     return variants
 
 
-def _value(text: str, name: str, value: str) -> int | float | str:
+def _value(where: str, name: str, value: str) -> int | float | str:
     kind = KEYS.get(name, str)
     with contextlib.suppress(ValueError):
         found: int | float | str = kind(value)
         if not isinstance(found, float) or math.isfinite(found):
             return found
     wanted = "a whole number" if kind is int else "a number"
-    raise InputError(f"--modes {text!r}: {name} must be {wanted}, not {value!r}")
+    raise InputError(f"{where}: {name} must be {wanted}, not {value!r}")
 
 
-def _check_request(text: str, variant: ModeVariant) -> None:
+def _check_request(where: str, variant: ModeVariant) -> None:
     """Raise InputError for what no request's message can carry, before a router is asked."""
     from serving.drawing.request import DrawingRequest  # it imports grpc, and help waits for no such library
 
@@ -133,7 +135,7 @@ def _check_request(text: str, variant: ModeVariant) -> None:
             return
         except (InputError, TypeError) as error:
             problems.append(str(error))
-    raise InputError(f"--modes {text!r}: {problems[0]}")
+    raise InputError(f"{where}: {problems[0]}")
 
 
 # One prompt through several modes: what `compare` and `demo` run.

@@ -32,11 +32,6 @@ def is_ours(host: str, names: Collection[str] = ()) -> bool:
     return name is not None and (name == "localhost" or name in names or ip_of(name) is not None)
 
 
-def is_other_site(origin: str | None, host: str) -> bool:
-    """True if an Origin header is that of another site's page."""
-    return origin is not None and origin.lower().partition("://")[2] != host.lower()
-
-
 # Of every answer: a page runs only its own scripts, talks only to its own server, and is in no frame.
 SECURITY_HEADERS = {
     "content-security-policy": (
@@ -66,7 +61,8 @@ def check_site(names: Collection[str], method: str, headers: Headers) -> None:
             "or start it with --allow-host NAME",
             code="unknown_host",
         )
-    if is_other_site(headers.get("origin"), host):
+    origin = headers.get("origin")
+    if origin is not None and origin.lower().partition("://")[2] != host.lower():
         raise ApiError(403, "a page of another site may not call this server", code="cross_origin")
     # browsers send forms and plain text from other sites' pages without asking us
     if method == "POST" and headers.get("content-type", "").partition(";")[0].strip().lower() != "application/json":

@@ -54,7 +54,9 @@ _STREAM: dict[int | str, dict[str, Any]] = {
 @race_routes.post("/api/race", response_class=Response, responses=_STREAM)
 async def race(request: RaceRequest, router: Router) -> Response:
     """Events with a `lane` and one of: `started`, `trip`, `text`, `result`, `error`; then [DONE]."""
-    lanes = [_lane(router, entrant, request) for entrant in parse_variants(",".join(request.entrants), MODES)]
+    lanes = [
+        _lane(router, entrant, request) for entrant in parse_variants(",".join(request.entrants), MODES, "entrants")
+    ]
     return await event_stream(_events(lanes, request.together))
 
 

@@ -94,8 +94,7 @@ class ArMode(PipelineMode):
 
 
 # The hosts draw at every guess with the numbers that `ar` would use there, and keep guesses that agree. Rejection
-# sampling would accept the share 1 - TV (0.850 on 24 windows of validation text), this accepts 0.828, and the text is
-# that of `ar`.
+# sampling would accept little more, and write another text.
 class SpeculativeMode(ArMode):
     """The last host drafts what follows, and begins each trip itself: one confirms many tokens, and text comes here.
 

@@ -27,6 +27,7 @@ from stages.wire.status import StatusError, failed_precondition, invalid, unavai
 # text, which `ar-speculative` writes in fewer sweeps than `ar`. Then what writes without a pipeline, and last what asks
 # no host.
 PREFERENCE = ("resample", "ar-speculative", "ar", "chunked", "sweep", "local")
+FAR = "resample is passed over, for its drafter was not trained as its scorer was; "
 
 # What `auto` picks with a frontier: the best text that can be had in time, from forecasts alone.
 
@@ -153,6 +154,8 @@ class AutoMode(Mode):
         if request.budget_ms is not None:
             raise failed_precondition(f"mode auto cannot keep a budget: {why}: leave budget_ms out, or name a mode")
         refusal: StatusError | None = None
+        resample = self.modes.get(ResampleMode.name)
+        is_far = isinstance(resample, ResampleMode) and not resample.problem and not resample.is_near
         for mode in self._preferred():
             length = mode.tokenizer.vocabulary.count(request.prompt) + request.max_tokens
             if mode.tokenizer.id != self.tokenizer.id or length > mode.positions or not _takes(mode, request):
@@ -162,7 +165,8 @@ class AutoMode(Mode):
             except StatusError as error:
                 refusal = refusal or error
             else:
-                return mode, f"{mode.name} is the first of {', '.join(PREFERENCE)} that these weights allow; {why}"
+                said = f"{mode.name} is the first of {', '.join(PREFERENCE)} that these weights allow"
+                return mode, f"{said}; {FAR * is_far}{why}"
         raise refusal or failed_precondition("no mode that is served can do this request: name one")
 
     def _choose(self, request: Generation, account: Account) -> Choice:

@@ -24,9 +24,7 @@ from stages.wire.status import internal
 
 # Tokens a sweep, of bytes and of tokens.
 DEFAULT_CHUNK, DEFAULT_TOKEN_CHUNK = 32, 8
-# Bits a byte of the text under the AR model for 1, 2, 4, 8, 16, 32 steps: 6.53, 6.22, 6.04, 5.98, 5.91, 5.91. Past
-# eight, time doubles for nothing that matters at this quality.
-DEFAULT_STEPS = 8
+DEFAULT_STEPS = 8  # past them, time doubles for 0.07 bits a byte
 DEFAULT_TEMPERATURE = 0.8
 # English has 3.2 bytes a token with the shipped 3,072 tokens, and 4.5 with vocabularies of 50,000. An output made at
 # once is cut at the request's bytes: too many tokens cost time, too few a trip.

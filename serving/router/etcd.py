@@ -44,7 +44,7 @@ class EtcdTopology:
         return self._where
 
     def read(self) -> Topology:
-        """Raises ServiceError where no member answers or there is no such key, TopologyError for a wrong value."""
+        """Raises ServiceError where no member answers or there is no such key, ConfigError for a wrong value."""
         problems = []
         for member in tuple(self._members):
             try:

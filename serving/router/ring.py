@@ -25,6 +25,7 @@ from stages.host.prefixes import KEY_BYTES
 from stages.threads import cancelled
 from stages.v1 import stage_pb2
 from stages.wire.hop_stream import LinkObserver
+from stages.wire.link_quality import LinkRecord
 from stages.wire.status import NoMessageError, StatusError, internal, unavailable
 from stages.wire.tls import LOOPBACK_ONLY, Security
 
@@ -52,12 +53,14 @@ class Ring:
         security: Security = LOOPBACK_ONLY,
         owner: str = "",
         findings: Path | None = None,
+        run: Path | None = None,
     ) -> None:
         """:param verifier: decides where hosts disagree.
         :param meter: who hears of the link to the host of a name.
         :param owner: what the router's certificate calls it: hosts let it listen under that name only.
-        :param findings: file of what audits found; None: it ends with this process."""
-        self.settings, self.owner = settings or RingSettings(), owner
+        :param findings: file of what audits found; None: it ends with this process.
+        :param run: directory of the run of machines that joined."""
+        self.settings, self.owner, self.run = settings or RingSettings(), owner, run
         self.name = ".".join([*([owner] if owner else []), secrets.token_hex(8)])
         self.security = security
         self._looked_at = monotonic()
@@ -224,9 +227,11 @@ class Ring:
         name = f"host {link.entry.name} at {link.entry.address}"
         # a reason that names the host already says what happened and what to do
         problem = reason if reason.startswith(name) else f"{name} is lost ({reason}); see that it runs"
+        if link.entry.name in LinkRecord.read(self.run).let_go:
+            problem = f"{name} was let go (`onesweep invite --revoke`): have another join"
         if not link.problem:
             log.warning("%s", problem)
-        link.problem, self.changes = problem, self.changes + 1
+        link.problem, link.relay.rtt_ms, self.changes = problem, None, self.changes + 1
         # To leave a slow host is no use where the work can only be done again on the same one.
         if not is_gone and not any(self.choose(weights) for weights in link.held):
             return

@@ -65,14 +65,14 @@ async def run_router(settings: RouterSettings, stop: asyncio.Event) -> None:
     verifier = ReferenceVerifier(audited) if audited else None
     store = ReleaseStore(settings.releases, settings.signers) if settings.releases else None
     findings = store.directory / FINDINGS_NAME if store else None
-    ring = Ring(settings.ring, verifier, meter, security, name, findings=findings)
+    run = settings.topology.certificates  # of machines that joined, if there is one
+    ring = Ring(settings.ring, verifier, meter, security, name, findings=findings, run=run)
     rollout = Rollout(
         ring, first_release(ring, store, settings.checkpoint, settings.frontier), store, settings.checkpoint
     )
     lookout = Telemetry(settings.seeing, security.insecure)
     admission = Admission(settings.admission, reserves=keyring.shared)
-    run = settings.topology.certificates  # of machines that joined, if there is one
-    service = RouterService(rollout, keyring, admission, settings.ring.hop_timeout_s, figures, run)
+    service = RouterService(rollout, keyring, admission, settings.ring.hop_timeout_s, figures)
     checks = Health(rollout)
     server = _server_of(service, checks)
     port = bind(server, settings.listen, security)

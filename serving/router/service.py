@@ -6,7 +6,6 @@ from contextlib import aclosing
 from dataclasses import asdict
 from functools import partial
 from importlib.metadata import version
-from pathlib import Path
 from typing import Any, TypeVar
 
 import grpc.aio
@@ -62,16 +61,13 @@ class RouterService(router_pb2_grpc.RouterServiceServicer):
         admission: Admission,
         ring_wait_s: float,
         figures: RouterCounters | None = None,
-        run: Path | None = None,
     ) -> None:
         """:param keyring: who may ask.
         :param admission: how much of it at once.
-        :param ring_wait_s: how long a request waits for hosts that are not ready.
-        :param run: directory of the run of machines that joined."""
+        :param ring_wait_s: how long a request waits for hosts that are not ready."""
         self.rollout, self.ring = rollout, rollout.ring
         self.keyring, self.admission, self.ring_wait_s = keyring, admission, ring_wait_s
-        self.figures, self.run = figures, run
-        self.prompts = PromptPools()
+        self.figures, self.prompts = figures, PromptPools()
 
     def Generate(
         self, request: router_pb2.GenerateRequest, context: Context
@@ -137,7 +133,7 @@ class RouterService(router_pb2_grpc.RouterServiceServicer):
         """The router and its hosts as they are now."""
         served, frontier = self.rollout.current, self.rollout.current.frontier
         names = {link.entry.address: link.entry.name for link in self.ring.links}
-        record = LinkRecord.read(self.run)  # each time, for the rendezvous is another process: 56 us for 16 machines
+        record = LinkRecord.read(self.ring.run)  # each time, for the rendezvous is another process: 56 us
         pairs = [(link.entry.name, names[to]) for link in self.ring.links for to in link.onward if to in names]
         trips_ms = {link.entry.name: (link.relay.least_rtt_ms or 0.0) / 2 for link in self.ring.links}
         tokenizers = [served.modes[name].tokenizer for name in served.served_modes]

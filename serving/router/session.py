@@ -113,9 +113,12 @@ class Session:
             while True:
                 wait = next(steps)
                 came.clear()
+                if not wait.hears:
+                    await asyncio.sleep(wait.seconds)
+                    continue
                 with suppress(TimeoutError):
                     async with asyncio.timeout(wait.seconds):
-                        await (came.wait() if wait.hears else asyncio.sleep(wait.seconds))
+                        await came.wait()
         except StopIteration as ended:
             return ended.value
 

@@ -10,7 +10,7 @@ from typing import Any
 
 from serving.router.request import DEFAULT_ROUTER
 from stages.device import AUTO, is_device_name
-from stages.errors import InputError, TopologyError, file_errors, one_of
+from stages.errors import ConfigError, InputError, file_errors, one_of
 from stages.settings import from_toml, limits, parse_toml
 from stages.wire.channel import check_name, parse_address
 from stages.wire.tls import Tls
@@ -54,14 +54,15 @@ class Topology:
 
     def __post_init__(self) -> None:
         if not 0 < len(self.hosts) <= MAX_HOSTS:
-            raise TopologyError(f"a topology has 1 to {MAX_HOSTS} hosts, not {len(self.hosts)}")
+            raise ConfigError(f"a topology has 1 to {MAX_HOSTS} hosts, not {len(self.hosts)}")
         for host in self.hosts:
-            check_host_name(host.name)
+            if check_name(host.name, "host name") in ("router", "http"):
+                raise ConfigError(f"a host cannot be called {host.name!r}: give it another name")
         for what in ("name", "address"):
             values = [getattr(host, what) for host in self.hosts]
             doubled = sorted({value for value in values if values.count(value) > 1})
             if doubled:
-                raise TopologyError(f"two hosts have the {what} {doubled[0]!r}: give each its own")
+                raise ConfigError(f"two hosts have the {what} {doubled[0]!r}: give each its own")
         self._check_blocks()
 
     @property
@@ -70,13 +71,11 @@ class Topology:
         return max(host.blocks[-1] for host in self.hosts) + 1
 
     def host(self, name: str) -> HostEntry:
-        """The host called `name`. Raises TopologyError."""
+        """The host called `name`. Raises ConfigError."""
         for host in self.hosts:
             if host.name == name:
                 return host
-        raise TopologyError(
-            f"no host {name!r} in the topology{one_of(name, [h.name for h in self.hosts], 'there are')}"
-        )
+        raise ConfigError(f"no host {name!r} in the topology{one_of(name, [h.name for h in self.hosts], 'there are')}")
 
     @property
     def addresses(self) -> set[str]:
@@ -111,23 +110,23 @@ class Topology:
     def _check_blocks(self) -> None:
         for host in self.hosts:
             if not host.blocks:
-                raise TopologyError(f"host {host.name!r} has no blocks")
+                raise ConfigError(f"host {host.name!r} has no blocks")
             if list(host.blocks) != list(range(host.blocks[0], host.blocks[0] + len(host.blocks))):
-                raise TopologyError(f"host {host.name!r} holds {host.span}: a host holds neighbouring blocks, in order")
+                raise ConfigError(f"host {host.name!r} holds {host.span}: a host holds neighbouring blocks, in order")
         begins = {host.blocks[0] for host in self.hosts}
         for host in self.hosts:
             due = host.blocks[-1] + 1
             if due < self.blocks and due not in begins:
-                raise TopologyError(
+                raise ConfigError(
                     f"no host begins with block {due}, which must follow {host.name!r} ({host.span}): "
                     "a host continues where another one ends"
                 )
         if 0 not in begins:
-            raise TopologyError("block 0 is missing: a sweep begins there")
+            raise ConfigError("block 0 is missing: a sweep begins there")
         ends = {host.blocks[-1] + 1 for host in self.hosts}
         for host in self.hosts:
             if host.blocks[0] and host.blocks[0] not in ends:
-                raise TopologyError(f"no host ends with block {host.blocks[0] - 1}, so {host.name!r} is never reached")
+                raise ConfigError(f"no host ends with block {host.blocks[0] - 1}, so {host.name!r} is never reached")
 
     def to_toml(self) -> str:
         """The file that `read_topology` reads. Raises InputError for a path that is not UTF-8."""
@@ -140,12 +139,6 @@ class Topology:
             lines += [f"blocks = [{', '.join(map(str, host.blocks))}]"]
             lines += [f"device = {_quoted(host.device)}"] if host.device else []
         return "\n".join(lines) + "\n"
-
-
-def check_host_name(name: str) -> None:
-    """Raise InputError unless a host can be called so."""
-    if check_name(name, "host name") in ("router", "http"):
-        raise TopologyError(f"a host cannot be called {name!r}: give it another name")
 
 
 def local_topology(
@@ -172,22 +165,22 @@ def local_topology(
 
 
 def read_topology(path: Path) -> Topology:
-    """Read a topology file. Raises TopologyError that names the file and what to change."""
-    with file_errors(TopologyError, f"cannot read the topology {path}"):
+    """Read a topology file. Raises ConfigError that names the file and what to change."""
+    with file_errors(ConfigError, f"cannot read the topology {path}"):
         return parse_topology(path.read_bytes(), str(path), path.parent.absolute())
 
 
 @lru_cache(maxsize=1)  # hosts that follow one read the same text every second, and 64 hosts take milliseconds
 def parse_topology(data: bytes, where: str, folder: Path | None = None) -> Topology:
-    """The topology of a TOML text. Raises TopologyError that names `where` it is from, and what to change.
+    """The topology of a TOML text. Raises ConfigError that names `where` it is from, and what to change.
 
     :param folder: relative paths begin there; None: there are none.
     """
-    table = parse_toml(data, where, TopologyError)
+    table = parse_toml(data, where)
     try:
         return _parse(table, folder)
     except InputError as error:
-        raise TopologyError(f"{where}: {error}") from None
+        raise ConfigError(f"{where}: {error}") from None
 
 
 def _parse(table: dict[str, Any], folder: Path | None) -> Topology:
@@ -197,7 +190,7 @@ def _parse(table: dict[str, Any], folder: Path | None) -> Topology:
     _only(tls, {"directory"}, "[tls]")
     hosts = table.get("hosts")
     if not isinstance(hosts, list):
-        raise TopologyError("there is no [[hosts]] entry")
+        raise ConfigError("there is no [[hosts]] entry")
     listen = _text(router, "listen", DEFAULT_ROUTER, "[router]")
     parse_address(listen, "router listen")
     directory = _path(table, "checkpoint", "", "the topology", folder) if "checkpoint" in table else None
@@ -209,26 +202,26 @@ def _host(entry: dict[str, Any], index: int) -> HostEntry:
     where, given = f"host {index + 1}", entry
     if isinstance(entry, dict):
         given = {"name": f"host-{index + 1}", **entry, "listen": entry.get("listen", entry.get("address", ""))}
-    host = from_toml(HostEntry, given, where, error=TopologyError)
+    host = from_toml(HostEntry, given, where)
     for what, value in (("address", host.address), ("listen", host.listen)):
         parse_address(value, f"{where} ({host.name}): {what}")
     if host.device not in (None, AUTO) and not is_device_name(host.device):
         device = host.device[:40]
-        raise TopologyError(f"{where} ({host.name}): device must be auto, cpu, cuda or cuda:N, not {device!r}")
+        raise ConfigError(f"{where} ({host.name}): device must be auto, cpu, cuda or cuda:N, not {device!r}")
     return host
 
 
 def _text(table: dict[str, Any], key: str, default: str, where: str) -> str:
     value = table.get(key, default)
     if not isinstance(value, str):
-        raise TopologyError(f"{where}: {key} must be text in quotes, not {value!r}")
+        raise ConfigError(f"{where}: {key} must be text in quotes, not {value!r}")
     return value
 
 
 def _path(table: dict[str, Any], key: str, default: str, where: str, folder: Path | None) -> Path:
     path = Path(_text(table, key, default, where))
     if folder is None and not path.is_absolute():
-        raise TopologyError(f"{where}: {key} {str(path)!r} must be absolute: etcd has no folder that it could be in")
+        raise ConfigError(f"{where}: {key} {str(path)!r} must be absolute: etcd has no folder that it could be in")
     return path if folder is None else folder / path
 
 
@@ -243,7 +236,7 @@ def _quoted(text: str) -> str:
 
 def _only(table: object, known: set[str], where: str) -> None:
     if not isinstance(table, dict):
-        raise TopologyError(f"{where} must be a section, with {', '.join(sorted(known))} in it, not {table!r}")
+        raise ConfigError(f"{where} must be a section, with {', '.join(sorted(known))} in it, not {table!r}")
     unknown = sorted(set(table) - known)
     if unknown:
-        raise TopologyError(f"{where} has an unknown key {unknown[0]!r}; there are {', '.join(sorted(known))}")
+        raise ConfigError(f"{where} has an unknown key {unknown[0]!r}; there are {', '.join(sorted(known))}")

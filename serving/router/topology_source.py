@@ -25,7 +25,7 @@ class TopologySource(Protocol):
     """A place where a topology is kept; as text, its name in messages."""
 
     def read(self) -> Topology:
-        """The topology that is there now. Raises TopologyError for a wrong one, ServiceError where there is none."""
+        """The topology that is there now. Raises ConfigError for a wrong one, ServiceError where there is none."""
         ...
 
 

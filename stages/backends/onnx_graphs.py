@@ -174,9 +174,6 @@ class Graph:
 
 
 # A layer of the causal stream as two graphs, of what is done before attention and after it, for layers of any family.
-#
-# Attention itself is torch's (attention.py): it alone depends on what else a request has read, so rows of several
-# requests go through these graphs together.
 AnyLayer = Layer | LlamaLayer
 
 

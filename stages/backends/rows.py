@@ -27,8 +27,7 @@ ROWS_TOGETHER = 512
 LANES = 32
 # Rows of every matrix product on a device other than the processor. A GPU's library chooses its kernel by all sizes of
 # a product and promises nothing about rows, so all products there have the same: what a row gives is then the same in
-# any company. No size loses much: by its data sheet an H100 in float32 waits for the matrix below 40 rows (67 TFLOP/s,
-# 3.35 TB/s), and above for the arithmetic, which is the same in slabs.
+# any company.
 SLAB_ROWS = 64
 
 R = TypeVar("R")

@@ -237,6 +237,9 @@ def _notes(record: dict[str, Any]) -> dict[str, Any]:
     for name in ("data", "training", "metrics"):
         if not isinstance(record[name], dict):
             raise CheckpointError(f"{name} must be an object, not {record[name]!r}")
+    for name, found in record["metrics"].items():
+        if not isinstance(found, dict) or not all(isinstance(value, int | float) for value in found.values()):
+            raise CheckpointError(f"metrics of {name} must be numbers by their names, not {found!r}")
     return {name: record[name] for name in ("probe_tolerance", "data", "training", "metrics")}
 
 

@@ -25,12 +25,9 @@ Shapes = dict[str, tuple[int, ...]]
 Types = Mapping[str, torch.dtype]  # of tensors that are not float32
 
 # The safetensors library maps its file: weights would change under a running host, or kill it, when somebody writes
-# over the file after its digest was checked, and a copy of the mapped tensors needs the part's memory twice. Here the
-# digest and the tensors come from one open file, and nothing is allocated before shapes are checked (peak 1.02 of the
-# part).
-#
-# Weights of a few bits, most of a large model, are mapped all the same: a host lays them out anew, and of an embedding
-# it reads a few rows. No file of weights is ever written over here: a new one has another name.
+# over the file after its digest was checked, and a copy of them needs the part's memory twice. Here the digest and the
+# tensors come from one open file. Weights of a few bits, most of a large model, are mapped all the same: a host lays
+# them out anew, and of an embedding it reads a few rows.
 MAPPED = (torch.int8, torch.uint8, torch.float16)
 
 

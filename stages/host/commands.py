@@ -51,9 +51,7 @@ def positive_numbers(text: str) -> tuple[float, ...]:
 def add_inspect(inspect: argparse.ArgumentParser) -> None:
     inspect.add_argument("directory", type=Path, metavar="DIR")
     inspect.add_argument("--verify", action="store_true", help="load everything: digests, shapes, loss gate")
-    inspect.add_argument(
-        "--source", type=Path, metavar="MODEL", help="compare with transformers: what it was imported from"
-    )
+    inspect.add_argument("--source", type=Path, metavar="MODEL", help="compare with transformers: its source")
     inspect.add_argument("--json", action="store_true", help="print JSON")
 
 
@@ -74,6 +72,10 @@ def run_import(options: argparse.Namespace) -> int:
 
 
 def run_inspect(options: argparse.Namespace) -> int:
+    if (file := options.directory).is_file():
+        is_own = file.name == "manifest.json"
+        how = f"give its directory, {file.parent}" if is_own else f"`onesweep import {file} --out DIR` reads models"
+        raise InputError(f"{file} is a file: {how}")
     from stages.checkpoint.inspect import describe, record, verify
 
     if options.source is not None:

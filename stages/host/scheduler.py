@@ -119,8 +119,7 @@ class TextWork(HopWork):
 # leave the host at the same moment, and the next host would have idled until then.
 PASS_ROWS = 256
 # AR steps of up to so many new positions together, in passes that take less than this by the warm-up and took less the
-# last time, are computed on the event loop: a byte on a loopback ring of three then costs 1.8 ms beside the arithmetic
-# instead of 2.6. What the warm-up did not measure goes to the thread.
+# last time, are computed on the event loop. What the warm-up did not measure goes to the thread.
 QUICK_MS, QUICK_ROWS = 3.0, 64
 # Hops of batch requests sit out so many passes while others have work, then share one: they must not starve.
 MOST_YIELDS = 7

@@ -53,7 +53,10 @@ def parse_hop(hop: stage_pb2.Hop, plan: HostPlan, is_open: bool = False) -> HopW
     kind, source = _model(hop, plan, MODELS[kind_of_work])
     if message.number > MAX_NUMBER:
         raise invalid(f"sweep {message.number} of a session; the largest number is {MAX_NUMBER}")
-    _check_part(message, plan)
+    noun = "block" if isinstance(message, stage_pb2.Sweep | stage_pb2.Draw) else "stage"
+    if (part := getattr(message, noun)) != plan.blocks[0]:
+        held = ",".join(map(str, plan.blocks))
+        raise failed_precondition(f"{noun} {part} does not start here: this host holds {held}; check the topology")
     if hop.HasField("memory"):
         _check_memory(hop)
     try:
@@ -148,10 +151,3 @@ def _model(hop: stage_pb2.Hop, plan: HostPlan, kinds: Sequence[ModelKind]) -> tu
         f"the request is for the checkpoint {hop.digest[:12] or '(none)'}, this host has {shown}: "
         "give every host the same checkpoint"
     )
-
-
-def _check_part(work: AnyWork, plan: HostPlan) -> None:
-    noun = "block" if isinstance(work, stage_pb2.Sweep | stage_pb2.Draw) else "stage"
-    if (part := getattr(work, noun)) != plan.blocks[0]:
-        held = ",".join(map(str, plan.blocks))
-        raise failed_precondition(f"{noun} {part} does not start here: this host holds {held}; check the topology")

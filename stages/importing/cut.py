@@ -15,10 +15,8 @@ MEGABYTE = 1e6
 
 
 # A model is cut into contiguous stages of about equal cost. The cost of a layer, and of the head, is the numbers in its
-# matrices: each is read from memory once for a token and multiplied once, whether the step waits for memory or for
-# arithmetic. Counting them gives the same cut on every machine, which timing them does not. The embedding costs a step
-# nothing, for one row of it is read, but memory: among equally fast cuts, the one whose largest stage is smallest wins.
-# Of a mixture, a step reads the experts that it uses.
+# matrices: counting them gives the same cut on every machine, which timing them does not. Of the embedding a step reads
+# one row, of a mixture the experts that it uses. Among equally fast cuts, that whose largest stage is smallest wins.
 @dataclass(frozen=True)
 class StageCost:
     """Cost of a stage to its host."""

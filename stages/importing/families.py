@@ -87,9 +87,7 @@ QWEN3 = ModelFamily(
 
 def _mixture_options(config: Config) -> dict[str, Any]:
     if config.get("decoder_sparse_step", 1) != 1 or config.get("mlp_only_layers"):
-        raise CheckpointError(
-            "layers of which some are mixtures (decoder_sparse_step, mlp_only_layers) are not supported"
-        )
+        raise CheckpointError("some layers as mixtures (decoder_sparse_step, mlp_only_layers) are not supported")
     count = config["num_experts"] if "num_experts" in config else config["num_local_experts"]
     experts = Experts(count, config["num_experts_per_tok"], bool(config.get("norm_topk_prob", False)))
     sliding = window(config, every_layer(config)) if config.get("use_sliding_window") else {}
@@ -227,7 +225,8 @@ def family_named(name: object) -> ModelFamily:
     found = next((family for family in FAMILIES if family.name == name), None)
     if found is None:
         known = ", ".join(family.name for family in FAMILIES)
-        raise CheckpointError(f"the architecture {name} is not supported; there are {known}")
+        said = f"the architecture {name} is not supported" if name else "config.json names no model in `architectures`"
+        raise CheckpointError(f"{said}; there are {known}")
     return found
 
 

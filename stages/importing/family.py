@@ -97,6 +97,9 @@ class ModelFamily:
         width, heads, rope = config["hidden_size"], config["num_attention_heads"], rope_of(config)
         if config.get("mlp_bias"):
             raise CheckpointError("a bias in the MLP (mlp_bias) is not supported")
+        if (activation := config.get(self.activation[0]) or self.activation[1]) not in ACTIVATIONS:
+            known = " and ".join(ACTIVATIONS)
+            raise CheckpointError(f"the activation {activation!r} is not supported; there are {known}")
         fields = {
             "layers": (config["num_hidden_layers"],),
             "width": width,
@@ -111,7 +114,7 @@ class ModelFamily:
             "rope_scaling": _scaling(rope),
             "tied_head": bool(config.get("tie_word_embeddings", False)),
             "attention_bias": "all" if config.get("attention_bias") else "none",
-            "activation": self._activation(config),
+            "activation": ACTIVATIONS[activation],
         }
         return LlamaArchitecture(**fields | self.options(config))
 
@@ -125,13 +128,6 @@ class ModelFamily:
         if a.rotary_dim is not None and kind in ("q", "k", "q_norm", "k_norm"):
             return rotated_in_halves(tensor, a)
         return tensor
-
-    def _activation(self, config: Config) -> Activation:
-        setting, default = self.activation
-        if (named := config.get(setting) or default) not in ACTIVATIONS:
-            known = " and ".join(ACTIVATIONS)
-            raise CheckpointError(f"the activation {named!r} is not supported; there are {known}")
-        return ACTIVATIONS[named]
 
 
 @contextmanager

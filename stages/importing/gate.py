@@ -192,8 +192,7 @@ def _changed_layer(a: LlamaArchitecture, index: int, tensors: Tensors, variants:
     return layer.eval().requires_grad_(False)
 
 
-# Products of a short text are so small that threads within one mostly wait for each other, and beside other processes
-# for long: SmolLM2's gate took 66 s in place of 6 on two busy cores. Readings need not wait for each other.
+# Products of a short text are so small that threads within one mostly wait for each other; readings need not.
 @contextmanager
 def one_thread_each() -> Iterator[ThreadPoolExecutor]:
     """Threads, as many as torch has, each of which computes by itself."""

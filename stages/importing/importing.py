@@ -58,13 +58,14 @@ class ImportSettings:
 
 def open_source(path: Path) -> Source:
     """Raises InputError or CheckpointError."""
-    if path.is_dir():
+    if (path / "config.json").exists():
         return HuggingFaceSource(path)
     require_file(path)
     # a hub's own copy of a file has no suffix
     if path.is_file() and (path.suffix.lower() == ".gguf" or first_bytes(path).startswith(b"GGUF")):
         return GgufSource(path)
-    raise InputError(f"{path} is neither a Hugging Face folder (config.json, safetensors) nor a .gguf file")
+    folder = "a Hugging Face folder (with config.json, tokenizer.json, *.safetensors)"
+    raise InputError(f"{path} is neither {folder} nor a .gguf file")
 
 
 # The model is read twice: layer by layer to measure its loss and that of some fifteen other readings of the same
@@ -99,7 +100,7 @@ def import_model(settings: ImportSettings, progress: WorkProgress | None = None)
     if architecture.eight_bits:
         progress.say(f"{', '.join(architecture.eight_bits)} have 8 bits: the file has more than 4 of some of them")
     if settings.drafter is None:
-        progress.say(f"the last host drafts by: {drafter} (another: `onesweep import --drafter`)")
+        progress.say(f"the last host drafts by: {drafter}")
     require_memory(memory, f"importing {settings.source}")
     _require_disk(disk, settings.out)
     if (nats := settings.loss_nats) is None:
@@ -172,9 +173,7 @@ def _drafter_architecture(
         other = "; drafters have 8 bits or 4: give another MODEL, or none" if isinstance(error, ShapeError) else ""
         raise InputError(f"drafter {drafter} cannot be imported: {error}{other}") from None
     if (theirs := _tokens(model)) != (ours := _tokens(source)):
-        raise InputError(
-            f"drafter {drafter} has other tokens ({theirs}; the model {ours}): give a model of the same family"
-        )
+        raise InputError(f"drafter {drafter} has other tokens ({theirs}; the model {ours}): give one of its family")
     room = settings.hosts[-1].memory_bytes if settings.hosts else math.inf
     if (missing := stage_costs(architecture)[-1].held + stage_costs(near)[0].held - room) > 0:
         raise InputError(
@@ -243,9 +242,7 @@ def _cut(whole: LlamaArchitecture, settings: ImportSettings) -> LlamaArchitectur
         window = None  # all positions are within it
     total = sum(whole.layers)
     if not 1 <= settings.blocks <= total:
-        raise InputError(
-            f"--blocks {settings.blocks}: the model has {total} layers, and every stage needs one at least"
-        )
+        raise InputError(f"--blocks {settings.blocks}: the model has {total} layers, and every stage needs one")
     hosts = settings.hosts or (StageHost(),) * settings.blocks
     whole = replace(whole, weights=settings.weights or whole.weights, positions=context, window=window)
     return replace(whole, layers=cut(whole, hosts))

@@ -135,9 +135,7 @@ class Int4(Int8):
 
 
 # The largest number of a hidden row is 11 to 18 times its root mean square (SmolLM2-135M, both cuts), in a handful of
-# channels that are always the same, so one scale for the row is coarse for all others. Mean KL from the exact states,
-# nats a token: one scale 0.0382, a scale for each 64 numbers 0.0045, 1 number apart 0.0025, 2 apart 0.0006, 4 apart
-# 0.0002, 8 apart 0.0001. Bytes of a row of 576: 580, 612, 586, 592, 604, 628.
+# channels that are always the same, so one scale for the row is coarse for all others (docs/research/pretrained.md).
 class HiddenInt8(StateCodec):
     """One byte a number and a scale a position, but for the few largest of each row, which travel exactly.
 

@@ -17,8 +17,7 @@ from stages.model.layers import CausalLayer, CausalStage, TiedHead, initialise, 
 
 
 # Rounded to float32 as in the code that trained these models, each frequency and each product with a position. Float64
-# is nearer to the formula and further from the model: 4,000 positions on a logit of SmolLM2-135M was off by 1.1e-3 and
-# is by 9.1e-5.
+# is nearer to the formula and further from the model.
 def rotary_frequencies(architecture: LlamaArchitecture, slides: bool = False) -> Tensor:
     """Angle by which each pair of a head turns from one position to the next: (head_dim / 2,) float32.
 

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from stages.errors import PartitionError
+from stages.errors import ConfigError
 
 Kind = Literal["equal_probability", "equal_entropy", "uniform"]
 KINDS: tuple[Kind, ...] = get_args(Kind)
@@ -25,7 +25,7 @@ class LogNormalPrior:
 
     def __post_init__(self) -> None:
         if not math.isfinite(self.mean) or not 0 < self.std < math.inf:
-            raise PartitionError(f"noise partition: a prior needs a finite mean and a positive std, not {self}")
+            raise ConfigError(f"noise partition: a prior needs a finite mean and a positive std, not {self}")
 
 
 @dataclass(frozen=True)
@@ -40,14 +40,14 @@ class NoisePartition:
 
     def __post_init__(self) -> None:
         if self.kind not in KINDS:
-            raise PartitionError(f"noise partition: unknown kind {self.kind!r}; choose from {', '.join(KINDS)}")
+            raise ConfigError(f"noise partition: unknown kind {self.kind!r}; choose from {', '.join(KINDS)}")
         bounds = self.boundaries
         if len(bounds) < 2 or not all(math.isfinite(s) and s > 0 for s in bounds):
-            raise PartitionError(f"noise partition: boundaries must be finite and positive, not {bounds}")
+            raise ConfigError(f"noise partition: boundaries must be finite and positive, not {bounds}")
         if any(high <= low for high, low in pairwise(bounds)):
-            raise PartitionError(f"noise partition: boundaries must fall from sigma_max to sigma_min, not {bounds}")
+            raise ConfigError(f"noise partition: boundaries must fall from sigma_max to sigma_min, not {bounds}")
         if not 0 <= self.overlap < 1:
-            raise PartitionError(f"noise partition: overlap must be in [0, 1), not {self.overlap}")
+            raise ConfigError(f"noise partition: overlap must be in [0, 1), not {self.overlap}")
 
     @property
     def sigma_max(self) -> float:
@@ -85,23 +85,23 @@ def equal_probability(blocks: int, sigma_min: float, sigma_max: float, overlap: 
     """Ranges of equal mass under the truncated log-normal prior (DiffusionBlocks section 3.3).
 
     sigma_b = exp(P_mean + P_std * Phi^-1(q_b)), q_b equally spaced between the truncation points.
-    Raises PartitionError for a range that is empty, or so far in the prior's tail that it has no mass to share.
+    Raises ConfigError for a range that is empty, or so far in the prior's tail that it has no mass to share.
     """
     _check_range(blocks, sigma_min, sigma_max)
     prior = LogNormalPrior()
     normal = NormalDist(prior.mean, prior.std)
     q_min, q_max = normal.cdf(math.log(sigma_min)), normal.cdf(math.log(sigma_max))
     if q_max - q_min < 1e-9:  # the CDF's rounding would show in the boundaries
-        raise PartitionError(f"noise partition: the prior has no mass to share in [{sigma_min:g}, {sigma_max:g}]")
+        raise ConfigError(f"noise partition: the prior has no mass to share in [{sigma_min:g}, {sigma_max:g}]")
     inner = [math.exp(normal.inv_cdf(q_max + (q_min - q_max) * b / blocks)) for b in range(1, blocks)]
     return NoisePartition("equal_probability", (sigma_max, *inner, sigma_min), prior, overlap)
 
 
 def _check_range(blocks: int, sigma_min: float, sigma_max: float) -> None:
     if blocks < 1:
-        raise PartitionError(f"noise partition: needs at least one block, not {blocks}")
+        raise ConfigError(f"noise partition: needs at least one block, not {blocks}")
     if not 0 < sigma_min < sigma_max < math.inf:
-        raise PartitionError(f"noise partition: sigma must have 0 < min < max, not [{sigma_min:g}, {sigma_max:g}]")
+        raise ConfigError(f"noise partition: sigma must have 0 < min < max, not [{sigma_min:g}, {sigma_max:g}]")
 
 
 def equal_entropy(
@@ -115,7 +115,7 @@ def equal_entropy(
     log_sigma = np.log(np.asarray(sigmas, dtype=np.float64))
     curve = np.maximum.accumulate(np.asarray(cross_entropies, dtype=np.float64))
     if not np.all(np.isfinite(curve)) or curve[-1] <= curve[0]:
-        raise PartitionError("noise partition: equal_entropy needs a cross-entropy that rises with sigma")
+        raise ConfigError("noise partition: equal_entropy needs a cross-entropy that rises with sigma")
     curve = curve + np.linspace(0, 1e-9, len(curve))  # strictly rising, so that it can be inverted
     levels = [curve[-1] + (curve[0] - curve[-1]) * b / blocks for b in range(1, blocks)]
     inner = [float(np.exp(np.interp(level, curve, log_sigma))) for level in levels]

@@ -86,9 +86,7 @@ def draw(probs: Floats, u: Floats) -> NDArray[np.int64]:
 
 # Probabilities that are looked at together, whatever the vocabulary: 1 MB of float32.
 DRAWN_AT_ONCE = 1 << 18
-# Probabilities whose running sum is taken one by one; of a larger vocabulary that of blocks of so many comes first.
-# For 16 rows of 49,152 that takes 0.1 ms instead of 11.
-BLOCK = 256
+BLOCK = 256  # probabilities whose running sum is taken one by one; of more, that of such blocks comes first
 # Temperature below which the likeliest token takes all: no logit divided by it overflows.
 LEAST_TEMPERATURE = 1e-30
 

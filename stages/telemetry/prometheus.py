@@ -12,7 +12,7 @@ from itertools import accumulate
 from typing import TYPE_CHECKING, Any, Literal
 from wsgiref.simple_server import WSGIRequestHandler
 
-from stages.errors import ServiceError
+from stages.errors import ServiceError, file_errors
 from stages.wire.channel import parse_address
 
 if TYPE_CHECKING:
@@ -78,11 +78,8 @@ class MetricsServer:
         registry = CollectorRegistry()
         registry.register(self)  # a collector by its methods
         ProcessCollector(registry=registry)
-        try:
+        with file_errors(ServiceError, f"cannot serve metrics on {address}", "give --metrics another port"):
             self._server, _ = start_http_server(port, host, registry)
-        except OSError as error:
-            reason = error.strerror or error
-            raise ServiceError(f"cannot serve metrics on {address}: {reason}; give --metrics another port") from None
         self._server.RequestHandlerClass = _Handler
         app = make_wsgi_app(registry)
 

@@ -55,9 +55,7 @@ DRAIN_S = 25.0  # time for running requests to end after SIGTERM (drain_s)
 KEEP_ALIVE_S = 75  # for the next request of an HTTP connection: longer than clients keep one
 KEEP_WARM_S = 0.15  # between messages on an idle link (keep_warm_s)
 
-# An attempt to connect takes up to four round trips, with TLS. With 100 ms a client 120 ms of round trip away never
-# reached its router, and a coordinator as far away was tried three times: six workers were there after 1 to 2 s with
-# 15 to 20 connections; with 5 s after 0.6 s with one connection each.
+# An attempt to connect takes up to four round trips, with TLS: with 100 ms, far clients would never reach a router.
 CONNECT_MS = 5_000
 Options = Sequence[tuple[str, int | str]]
 # Machines that joined are dialled as NAME.onesweep, over the proxy of stages/wire/links.py that this variable names.

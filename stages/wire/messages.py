@@ -14,11 +14,7 @@ from stages.model.vocabulary import Vocabulary
 from stages.v1 import stage_pb2
 from stages.wire.status import internal, protocol_refusal
 
-# Of hops and their answers. Protocol 1 had one `Step` for all that a pipeline does; 2 had scores of every token, and
-# no batches; 3 had no pictures; 4 drew tokens from the whole distribution only; 5 had drafts of the router only; 6 had
-# deadlines by the wall clock; 7 told the lengths of reads where 8 tells how long the prompt is; 8 had
-# rejection sampling, and receipts.
-PROTOCOL = 9
+PROTOCOL = 9  # of hops and their answers
 hops_refusal = partial(protocol_refusal, ours=PROTOCOL, subject="hops")
 
 Work = stage_pb2.Sweep | stage_pb2.Read  # on a text

@@ -190,8 +190,9 @@ class Rendezvous(join_pb2_grpc.JoinServiceServicer):
         """Know machines no more that `onesweep invite --revoke` took out of the run."""
         for name in names:
             machine = self.machines.pop(name)
-            machine.dismiss()
             self._let_go[machine.sha256] = name
+            self.tell()  # before the router loses it, and wonders why
+            machine.dismiss()
             self._say(f"{name} is let go")
 
     def tell(self) -> None:
@@ -200,6 +201,7 @@ class Rendezvous(join_pb2_grpc.JoinServiceServicer):
         ports = {each.name: each.addresses[0] for each in list(self.machines.values()) if each.addresses}
         sizes = [[*pair, size] for pair, size in self.budget.carried.copy().items() if ROUTER_NAME not in pair]
         record = {"proxy": self.proxy, "links": kinds, "ports": ports, "advice": self.advice, "relayed_bytes": sizes}
+        record["let_go"] = [name for name in self._let_go.values() if name not in self.machines]
         write_file(self.run.directory / LINKS_NAME, json.dumps(record).encode())
 
     # gRPC's face

@@ -163,7 +163,7 @@ def token_metadata(token: str) -> Metadata:
 
 def read_tokens(path: Path) -> tuple[Key, ...]:
     """Raises InputError that names the file and what to change."""
-    table = read_toml(path, error=InputError)
+    table = read_toml(path)
     check_secret(path)
     entries = table.get("keys", [])
     if table.keys() - {"keys"} or not isinstance(entries, list):
@@ -192,7 +192,7 @@ def write_tokens(path: Path, keys: Sequence[Key]) -> None:
 def _key(path: Path, entry: object) -> Key:
     name = entry.get("name", "(without a name)") if isinstance(entry, dict) else entry
     given = {"scopes": [], **entry} if isinstance(entry, dict) else entry  # a file that names none grants none
-    key = from_toml(Key, given, f"{path}: key {name!r}", error=InputError)
+    key = from_toml(Key, given, f"{path}: key {name!r}")
     if not re.fullmatch("[0-9a-f]{64}", key.sha256):
         raise InputError(f"{path}: key {name!r} needs the sha256 of its token, 64 hex digits")
     return key

@@ -74,7 +74,7 @@ FILES = {
         ("AR --data short.txt", 2, "are too few; give at least"),
         ("BLOCKS --config key.toml", 2, "key.toml: unknown setting 'speeed'"),
         ("AR --config nowhere.toml", 2, "cannot read nowhere.toml"),
-        ("AR --steps 0", 2, "steps must be a whole number from 1"),
+        ("AR --steps 0", 2, "--steps must be from 1 to 2"),
         ("AR --threads 0", 2, "--threads must be from 1"),
         ("BLOCKS --block 2", 2, "this chain has blocks 0 to 1"),
         ("AR --block 0", 2, "--block is of a chain: the parts of ar are trained together"),

@@ -32,9 +32,8 @@ class RoundSettings:
     # H: local steps of a worker between two merges.
     steps_per_round: int = field(default=30, metadata=limits(least=1, most=MAX_COUNT))
     replicas: int = field(default=2, metadata=limits(least=1, most=1024))  # M: workers a part
-    # Of the outer optimizer: 1 and 0 are a plain mean, which in 45 rounds of 30 steps ends nearest to one place.
-    # DiLoCo's momentum of 0.9 is far worse in short runs, and worst where updates are late; docs/research/rounds.md has
-    # the tables. In 30 rounds of 16 steps on tiny batches, rate 1 with momentum 0.3 was 0.03 nats better than a mean.
+    # Of the outer optimizer: 1 and 0 are a plain mean, which ends nearest to one place. DiLoCo's momentum of 0.9 is far
+    # worse in short runs: docs/research/rounds.md.
     outer_rate: float = field(default=1.0, metadata=limits(least=1e-6, most=10))
     outer_momentum: float = field(default=0.0, metadata=limits(least=0, most=1))
     # Seconds after which a round is closed with what has come, if anything has; 0: it waits for all that are there.
@@ -42,18 +41,14 @@ class RoundSettings:
     # Share of the expected workers after which the others have a while yet: so many times the median arrival.
     quorum: float = field(default=0.5, metadata=limits(least=0, most=1))
     grace: float = field(default=1.5, metadata=limits(least=1, most=1000))
-    # What is left of an update's weight with each round that it is late: 0 drops it. With a mean, and with rate 1 and
-    # momentum 0.3, late work at half weight is better than none; with DiLoCo's momentum of 0.9 it is not.
+    # What is left of an update's weight with each round that it is late: 0 drops it.
     stale_discount: float = field(default=0.5, metadata=limits(least=0, most=1))
     # Rounds after which a late update is refused.
     max_staleness: int = field(default=8, metadata=limits(least=0, most=1024))
-    # int8 cost no loss against fp32; on a 20 Mbit/s uplink a worker with steps of 0.4 s trains 93 % of the time with
-    # int8 and 87 % with fp32.
     codec: CodecName = "int8"  # how updates travel to the coordinator
     down_codec: CodecName = "int8"  # how new versions travel to the workers: `fp32` whole, the others as differences
-    # How stages of a scorer get what they read: from copies of the stages before, which they run, or as the features
-    # that the workers of these stages make, step by step. Copies are older, by a round: a scorer learns much less from
-    # them, so `auto` has it read features, where its settings allow that.
+    # How stages of a scorer get what they read: from copies of the stages before, which are older by a round, or as the
+    # features that the workers of these stages make, from which it learns much more: `auto`, where that is possible.
     context_by: Literal["auto", "copies"] = "auto"
     # Fragments of a part that are exchanged in turn within a round; 1 is the whole at its end.
     fragments: int = field(default=1, metadata=limits(least=1, most=256))

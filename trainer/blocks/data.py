@@ -73,13 +73,13 @@ class Corpus:
         starts = np.linspace(0, len(self.valid) - length, sequences).astype(np.int64)
         return windows(self.valid, starts, length).to(self.device)
 
-    def require(self, length: int, setting: str = "context_length") -> None:
-        """Raise DataError unless both texts hold a window of `length` tokens; :param setting: which says that."""
+    def require(self, length: int) -> None:
+        """Raise DataError unless both texts hold a window of `length` tokens."""
         for what, text in (("training", self.train), ("validation", self.valid)):
             if len(text) < length:
                 raise DataError(
                     f"{self.name}: the {what} text has {len(text)} {self.noun}, but one window needs {length}; "
-                    f"give more text, or a smaller {setting}"
+                    "give more text, or a smaller context_length"
                 )
 
     def digest(self) -> str:
@@ -188,9 +188,7 @@ class TextTokenizer:
         except OSError as error:
             raise DataError(f"cannot read {path}: {error.strerror}") from None
         except (ValueError, CheckpointError) as error:
-            raise DataError(
-                f"{path} is no tokenizer.json ({error}): make one with `onesweep train tokenizer`"
-            ) from None
+            raise DataError(f"{path} is no tokenizer.json ({error}): `onesweep train tokenizer` makes one") from None
         return made
 
     @cached_property

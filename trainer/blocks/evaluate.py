@@ -55,6 +55,7 @@ class Scorer:
     min_context: int = 64
     steps: int = 4  # Euler steps in each block of a chain
 
+    @torch.inference_mode()
     def score(self, directory: Path) -> CheckpointScores:
         """Score one checkpoint. Raises CheckpointError, DataError or InputError."""
         manifest = read_manifest(directory)
@@ -68,8 +69,11 @@ class Scorer:
         corpus.require(context + 1)
         # No more windows than fit side by side, so that no token is scored twice.
         text = corpus.valid_batch(min(self.windows, len(corpus.valid) // (context + 1)), context + 1)
-        chain = manifest.kind == "chain"
-        scores = self._chain(directory, manifest, text, corpus) if chain else self._ar(directory, text, corpus)
+        if manifest.kind == "chain":
+            scores = self._chain(directory, manifest, text, corpus)
+        else:
+            scored = text[:, self.min_context :]
+            scores = [TextScore.of("next byte", self._nats(load_ar(directory), text), scored, corpus)]
         return CheckpointScores(
             directory=str(directory),
             kind=manifest.kind,
@@ -84,12 +88,6 @@ class Scorer:
         rows = text.split(ROWS)
         return sum(next_byte_nats(predict(row[:, :-1]), row, self.min_context) * len(row) for row in rows) / len(text)
 
-    @torch.inference_mode()
-    def _ar(self, directory: Path, text: Tensor, corpus: Corpus) -> list[TextScore]:
-        nats = self._nats(load_ar(directory), text)
-        return [TextScore.of("next byte", nats, text[:, self.min_context :], corpus)]
-
-    @torch.inference_mode()
     def _chain(self, directory: Path, manifest: Manifest, text: Tensor, corpus: Corpus) -> list[TextScore]:
         blocks = [load_block(directory, i) for i, part in enumerate(manifest.parts) if part is not None]
         if not blocks:

@@ -29,9 +29,6 @@ class OptimizerSet:
     """Muon for the layers' matrices, AdamW for embeddings, heads, norms and AdaLN (as Muon's author advises); or AdamW
     for all."""
 
-    # Six AR layers of width 128 after 250 steps of 2,048 bytes, one seed, bits a byte on validation text: AdamW at 4e-3
-    # and 8e-3 3.13; Muon at 1e-2 3.06, at 2e-2 2.90, at 4e-2 2.95.
-
     def __init__(self, module: nn.Module, config: RunConfig) -> None:
         named = [(name, p) for name, p in module.named_parameters() if p.requires_grad]
         matrices = [p for name, p in named if "layers." in name and "modulation" not in name and p.dim() == 2]
@@ -211,9 +208,7 @@ class Run:
                 self.optimizers.restore(tensors)
                 self.step = int(record["step"])
             except (KeyError, ValueError, RuntimeError) as error:
-                raise ResumeError(
-                    f"{self.state_path} does not fit this run ({error}); delete it to start anew"
-                ) from None
+                raise ResumeError(f"{self.state_path} is not of this run ({error}); delete it to start anew") from None
         self.log.cut(self.step)
 
     def _ask_to_stop(self) -> None:

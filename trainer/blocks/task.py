@@ -81,12 +81,8 @@ class ArTask:
 INT8_LEVELS = 127
 
 
-# A scorer is trained stage by stage: a stage's loss is the last head's, through frozen copies of the others. A worker
-# holds gradients and optimizer state of one stage. It reads the features that the stages before it send, and has copies
-# of the stages after it that are refreshed now and then. With copies that are always fresh, every worker's gradient is
-# that of end-to-end training; the copies' age is all that is lost.
-# A scorer is a pipeline of its own rather than the chain's clean stream: trained with noisy slots in the same blocks it
-# is 0.13 bits a byte worse for the same budget, and a second set of weights costs a host 1.8 MB.
+# A scorer is trained stage by stage: a worker reads the features that the stages before it send, and has frozen copies
+# of the stages after it, which are refreshed now and then. Their age is all that is lost of end-to-end training.
 
 
 class StagesInOneProcess(ArModel):
@@ -109,9 +105,8 @@ class StagesInOneProcess(ArModel):
         for index, stage in enumerate(self.stages):
             hidden = stage.read(x)
             found.append(stage_loss(stage, self.copies[index + 1 :], hidden, text))
-            # Detached: no gradient crosses from one stage's worker to another. Live, not of copies: stale copies of
-            # later stages only steer a gradient, stale features are an input that the served stage never sees again
-            # (3.18 bits a byte in place of 2.75 in a short trial).
+            # Detached: no gradient crosses from one stage's worker to another. Live, not of copies: stale features are
+            # an input that the served stage never sees again.
             x = hidden.detach()
         return found
 

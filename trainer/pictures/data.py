@@ -138,9 +138,7 @@ def _labelled(where: Path, arrays: Mapping[str, NDArray[Any]], part: str) -> Lab
 
 def _check_size(where: Path, width: int, height: int) -> None:
     if not (1 <= width <= MAX_SIDE and 1 <= height <= MAX_SIDE):
-        raise DataError(
-            f"{where} has {width} x {height} pixels; at most {MAX_SIDE} x {MAX_SIDE} are read: scale it down"
-        )
+        raise DataError(f"{where} has {width} x {height} pixels; at most {MAX_SIDE} x {MAX_SIDE} are read: shrink it")
 
 
 # Folders
@@ -175,9 +173,7 @@ def _read_classes(
             picture = _read_picture(path)
             shape = shape or picture.shape
             if picture.shape != tuple(shape):
-                raise DataError(
-                    f"{path} is {_described(picture.shape)}, others are {_described(shape)}: make them alike"
-                )
+                raise DataError(f"{path} is {_described(picture.shape)}, others {_described(shape)}: make them alike")
             size += picture.size
             if size > MAX_BYTES:
                 raise DataError(f"{folder} holds more than {MAX_BYTES} bytes of pixels: give fewer or smaller pictures")

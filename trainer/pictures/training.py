@@ -127,24 +127,19 @@ class PictureTask:
         self, pictures: LabelledPictures, chosen: Tensor, generator: torch.Generator, drop_class: float
     ) -> Tensor:
         """mean (F - F*)^2 with F* = (y - c_skip z) / c_out (EDM, arXiv 2206.00364, section 5)."""
-        noised = self._noised(pictures.take(chosen), generator, drop_class)
-        y, z, levels, classes = (x.to(self.pictures.device) for x in noised)
+        taken = pictures.take(chosen)
+        y, n = self.architecture.to_rows(taken.pixels), len(taken)
+        # Noise levels of a batch are spread evenly over the range's probability: the loss then varies less.
+        uniform = (torch.arange(n) + torch.rand(n, generator=generator)) / n
+        levels = self.partition.sample(self.block, uniform)
+        z = y + levels[:, None, None] * torch.randn(y.shape, generator=generator)
+        hidden = torch.rand(n, generator=generator) < drop_class
+        classes = torch.where(hidden, len(self.architecture.classes), taken.labels)
+        y, z, levels, classes = (x.to(self.pictures.device) for x in (y, z, levels, classes))
         sigma = levels[:, None, None]
         variance = sigma**2 + DATA_STD**2
         wanted = (y - DATA_STD**2 / variance * z) * variance.sqrt() / (sigma * DATA_STD)
         return (self.module(z / variance.sqrt(), levels, classes) - wanted).square().mean()
-
-    def _noised(
-        self, pictures: LabelledPictures, generator: torch.Generator, drop_class: float
-    ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """Clean y and noisy z (pictures, tokens, patch_dim), noise levels (pictures,), classes (pictures,) int64."""
-        y, n = self.architecture.to_rows(pictures.pixels), len(pictures)
-        # Noise levels of a batch are spread evenly over the range's probability: the loss then varies less.
-        uniform = (torch.arange(n) + torch.rand(n, generator=generator)) / n
-        sigma = self.partition.sample(self.block, uniform)
-        z = y + sigma[:, None, None] * torch.randn(y.shape, generator=generator)
-        hidden = torch.rand(n, generator=generator) < drop_class
-        return y, z, sigma, torch.where(hidden, len(self.architecture.classes), pictures.labels)
 
 
 def train_picture_blocks(

@@ -204,8 +204,7 @@ class TopCodec(TensorCodec):
 
     # A group's code is 0 where all of it is 0, else it tells the place of the largest, one of a few levels, and the
     # sign. The levels of 256 such numbers are the means of equally many of them, in the order of their sizes. A tensor
-    # is its levels, then its codes, the lowest bit first. Top-k of a whole tensor (SparseLoCo, arXiv 2508.15706) needs
-    # longer places, and was no better here.
+    # is its levels, then its codes, the lowest bit first.
 
     def __init__(self, name: CodecName, group: int, levels: int) -> None:
         self.name, self.group, self.levels = name, group, levels
@@ -263,8 +262,7 @@ def with_feedback(settings: RoundSettings, delta: Tensors, carried: Tensors, rou
     """
     # What was rounded away is added to the next update (arXiv 1901.09847). A sparse codec leaves most numbers out for
     # tens of rounds: a worker that began each from the common weights would make the same way again and send it many
-    # times over. So there it stays in the worker's weights. In 100 rounds of 30 steps that was 0.14 nats better
-    # (docs/research/rounds.md#bytes).
+    # times over. So there it stays in the worker's weights (docs/research/rounds.md#bytes).
     codec = CODECS[settings.up_codec(round_)]
     wanted = add(delta, carried) if carried and settings.codec not in SPARSE else delta
     payload = codec.encode(wanted)

@@ -120,7 +120,7 @@ def run_status(options: argparse.Namespace) -> int:
     from trainer.rounds.view import lines_of, show
 
     if isinstance(sys.stdout, io.TextIOWrapper):
-        sys.stdout.reconfigure(errors="replace")  # a terminal without Unicode has no bars
+        sys.stdout.reconfigure(errors="replace")  # a terminal without Unicode
     settings = from_flags(WatchSettings, options)
     link = _link(options, settings, threading.Event())
     for update in link.watch(settings.interval_s):
@@ -172,9 +172,7 @@ def run_simulate(options: argparse.Namespace) -> int:
     compared = variants(config_of(options), asked.vary, asked.one_place)
     for result in run_variants(compared, asked.seeds, corpus_of(options)):
         results.append(result)
-        print(
-            f"{result.variant}, seed {result.seed}: {result.losses['next_byte']:.3f} nats", file=sys.stderr, flush=True
-        )
+        print(f"{result.variant}, seed {result.seed}: {result.losses['next_byte']:.3f} nats", file=sys.stderr)
     if options.json:
         print_json({"results": [{**vars(each), "traffic": vars(each.traffic)} for each in results]})
     else:

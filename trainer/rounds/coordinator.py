@@ -54,9 +54,7 @@ class Coordinator:
         there is too little text to score updates.
         """
         if settings.own_data and spec.config.rounds.by_features:
-            raise ConfigError(
-                'features are of one text for all parts: leave --own-data out, or give context_by = "copies"'
-            )
+            raise ConfigError('features are of one text for all: leave --own-data out, or give context_by = "copies"')
         self.needs = {part: spec.task(i, corpus, spec.config.seed).copies.keys() for i, part in enumerate(spec.parts)}
         self.spec, self.settings, self.clock, self.publisher = spec, settings, monotonic, publisher
         self.begun_s = self.clock()

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import math
 import secrets
-from collections import defaultdict, deque
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
-from statistics import fmean, median
+from statistics import median
 from typing import Literal
 
 from stages.errors import ResumeError
@@ -17,32 +17,6 @@ from trainer.rounds.codecs import Tensors, norm, publish
 from trainer.rounds.merging import outer_step, votes, wrong_norm, wrong_round
 from trainer.rounds.scoring import Loss, Reputation, UpdateScore, admit
 from trainer.rounds.store import Record, Share, Store, Update, Version
-from trainer.v1.rounds_pb2 import ClosedRounds
-
-MOST_POINTS = 100  # of a fragment; once there are more rounds, a point stands for 2, 3, 4... of them
-
-Told = tuple[bool, Mapping[str, float]]  # of a merged update: whether it was late, and its losses
-
-
-def curve_of(rounds: Sequence[Sequence[Told]]) -> list[ClosedRounds]:
-    """At most MOST_POINTS, in order; all but the last stand for as many rounds."""
-    each = -(-len(rounds) // MOST_POINTS)
-    return [_point(begin, rounds[begin : begin + each]) for begin in range(0, len(rounds), each or 1)]
-
-
-def _point(first: int, rounds: Sequence[Sequence[Told]]) -> ClosedRounds:
-    told = [update for merged in rounds for update in merged]
-    losses, late = mean_losses(losses for _, losses in told), sum(late for late, _ in told)
-    return ClosedRounds(first=first, last=first + len(rounds) - 1, updates=len(told), late=late, losses=losses)
-
-
-def mean_losses(each: Iterable[Mapping[str, float]]) -> dict[str, float]:
-    """The mean of each loss, over those that have it."""
-    found = defaultdict[str, list[float]](list)
-    for losses in each:
-        for name, nats in losses.items():
-            found[name].append(nats)
-    return {name: fmean(values) for name, values in found.items()}
 
 
 def closes_at(settings: RoundSettings, arrivals: Sequence[float], expected: int, past: Sequence[float]) -> float | None:
@@ -130,10 +104,6 @@ class Ledger:
         """From version - 1 to `version` in the `down_codec`; None where the weights must be sent whole."""
         p = self._fragments[fragment]
         return (self._version(p, version).difference or None) if version in p.digests else None
-
-    def curve(self, fragment: str) -> list[ClosedRounds]:
-        """The losses of all rounds that were closed, also before a restart."""
-        return curve_of(self._fragments[fragment].closed)
 
     def version_with(self, fragment: str, name: str, worker: str) -> int | None:
         """The version that a worker's update goes into, by its id, 0 where it was dropped; None where it is not known,
@@ -318,7 +288,6 @@ class _Fragment:
         self.arrivals: list[float] = []
         self.past: deque[float] = deque(maxlen=REMEMBERED)
         self.norms: deque[float] = deque(maxlen=REMEMBERED)
-        self.closed: list[list[Told]] = []  # by round
         self.reputation = Reputation()
 
     def ready(self) -> list[Record]:
@@ -345,10 +314,8 @@ class _Fragment:
 
     def follow(self, record: Record, every: Mapping[str, _Fragment]) -> None:
         """Go on to the round after the one that was closed."""
-        for name in record.get("left_out", ()):
+        for name in (*record.get("left_out", ()), *record["updates"]):
             del self.pending[name]
-        merged = [self.pending.pop(name) for name in record["updates"]]
-        self.closed.append([(update["round"] < record["round"], update["losses"]) for update in merged])
         self.reputation.take(record.get("scores", {}))
         self.round = record["round"] + 1
         self.beside = {name: other.round for name, other in every.items()}

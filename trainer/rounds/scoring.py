@@ -29,8 +29,7 @@ Loss = Callable[[Tensors], Sequence[float]]  # of weights of a fragment: nats of
 BATCHES = 8  # of the size of a worker's; a merge of M voters takes at most 3 M times so many forward passes
 WINDOWS = 16  # of held-out text at least: a worker that knows the few there are could learn them by heart
 DOUBT = 3.0  # standard errors within which a difference proves nothing
-# Share of the others' gain that a voter may cost. With none, honest runs of three workers ended 0.015 nats higher: in a
-# round the longest step is often best, in a run the mean is.
+# Share of the others' gain that a voter may cost: in a round the longest step is often best, in a run the mean is.
 SLACK = 0.1
 # Merges after which a voter has its full weight: until then so many newcomers together weigh what one worker does.
 FULL_RECORD = 10

@@ -4,6 +4,7 @@ import asyncio
 import logging
 from collections.abc import AsyncIterator, Callable, Hashable, Iterator
 from contextlib import aclosing, asynccontextmanager, contextmanager
+from statistics import fmean
 from typing import Any
 
 import grpc
@@ -21,7 +22,7 @@ from stages.wire.tokens import STATUS, WORK, Keyring
 from trainer.blocks.config import TrainingConfig
 from trainer.blocks.data import Corpus
 from trainer.rounds.coordinator import Coordinator
-from trainer.rounds.ledger import Ledger, mean_losses
+from trainer.rounds.ledger import Ledger
 from trainer.rounds.members import Member
 from trainer.rounds.parts import FEATURES
 from trainer.rounds.publishing import Publisher
@@ -59,9 +60,7 @@ class WorkerAccess:
         identity = identity_of(context)
         if identity is None or identity.role != CLIENT:
             shown = identity.uri if identity else "of nobody that onesweep knows"
-            said = (
-                f"your certificate is {shown}: a worker needs one of role client (`onesweep certs issue client NAME`)"
-            )
+            said = f"your certificate is {shown}: workers need one of role client (`onesweep certs issue client NAME`)"
             raise permission_denied(said)
         return identity.name
 
@@ -117,13 +116,11 @@ class RoundsService(rounds_pb2_grpc.RoundsServiceServicer):
             return await self.coordinator.join(request, self.access.check_worker(context, request.worker))
 
     async def Next(self, request: rounds_pb2.NextRequest, context: Context) -> rounds_pb2.NextResponse:
-        async with self._statuses():
-            self.access.check_worker(context, request.worker)
+        async with self._statuses(context, request.worker):
             return await self.coordinator.next(request)
 
     async def Fetch(self, request: rounds_pb2.FetchRequest, context: Context) -> AsyncIterator[rounds_pb2.Piece]:
-        async with self._statuses():
-            self.access.check_worker(context, request.worker)
+        async with self._statuses(context, request.worker):
             member, offset = self.coordinator.called(request.worker, request.lease), request.offset
             with self._fetching.begin((member.place, request.name)) as check:
                 # looked up for each piece, and not kept: a slow reader keeps no file that is not offered any more
@@ -172,13 +169,11 @@ class RoundsService(rounds_pb2_grpc.RoundsServiceServicer):
             yield rounds_pb2.PassResponse(offset=intake.offset)
 
     async def Beat(self, request: rounds_pb2.BeatRequest, context: Context) -> rounds_pb2.BeatResponse:
-        async with self._statuses():
-            self.access.check_worker(context, request.worker)
+        async with self._statuses(context, request.worker):
             return await self.coordinator.beat(request)
 
     async def Leave(self, request: rounds_pb2.LeaveRequest, context: Context) -> rounds_pb2.LeaveResponse:
-        async with self._statuses():
-            self.access.check_worker(context, request.worker)
+        async with self._statuses(context, request.worker):
             return await self.coordinator.leave(request)
 
     async def Watch(self, request: rounds_pb2.WatchRequest, context: Context) -> AsyncIterator[rounds_pb2.WatchUpdate]:
@@ -202,9 +197,11 @@ class RoundsService(rounds_pb2_grpc.RoundsServiceServicer):
             self.watchers -= 1
 
     @asynccontextmanager
-    async def _statuses(self) -> AsyncIterator[None]:
-        """Makes a status of an error that is raised inside: it ends the call."""
+    async def _statuses(self, context: Context | None = None, worker: str = "") -> AsyncIterator[None]:
+        """Makes a status of an error that is raised inside: it ends the call. :param worker: who must be the caller."""
         try:
+            if context is not None:
+                self.access.check_worker(context, worker)
             yield
         except DamagedError as error:
             raise data_loss(str(error)) from None
@@ -257,6 +254,10 @@ def _part(coordinator: Coordinator, index: int) -> rounds_pb2.PartStatus:
     first = min(coordinator.spec.fragments.parts[name], key=coordinator.ledger.round)
     round_, due = coordinator.ledger.round(first), coordinator.ledger.due_at(first)
     members = [member for member in coordinator.members if member.place.part == index]
+    losses: dict[str, list[float]] = {}
+    for member in members:
+        for kind, nats in member.beat.losses.items():
+            losses.setdefault(kind, []).append(nats)
     return rounds_pb2.PartStatus(
         part=index,
         name=name,
@@ -265,9 +266,8 @@ def _part(coordinator: Coordinator, index: int) -> rounds_pb2.PartStatus:
         replicas=coordinator.members.replicas,
         present=coordinator.members.present(index, now),
         arrived=sum(member.done(first) >= round_ for member in members),
-        losses=mean_losses(member.beat.losses for member in members),
+        losses={kind: fmean(values) for kind, values in losses.items()},
         published=coordinator.publisher.published.get(name),
-        closed=coordinator.ledger.curve(coordinator.spec.fragments.parts[name][-1]),
     )
 
 
@@ -357,8 +357,9 @@ async def _run(coordinator: Coordinator, stop: asyncio.Event) -> None:
     rounds, told = asyncio.create_task(coordinator.run()), asyncio.create_task(stop.wait())
     try:
         await asyncio.wait((rounds, told), return_when=asyncio.FIRST_COMPLETED)
-        if rounds.done() and not rounds.exception():
-            await _farewell(coordinator)
+        ends = monotonic() + FAREWELL_S * (rounds.done() and not rounds.exception())
+        while monotonic() < ends and any(coordinator.members.is_here(m, monotonic()) for m in coordinator.members):
+            await asyncio.sleep(POLL_S)  # until the workers that are here know of the end
     finally:
         coordinator.stop()
         if not rounds.done():
@@ -368,11 +369,3 @@ async def _run(coordinator: Coordinator, stop: asyncio.Event) -> None:
     if rounds.cancelled():
         raise Interrupted("stopped: everything is stored; start it again to go on")
     rounds.result()
-
-
-async def _farewell(coordinator: Coordinator) -> None:
-    """Wait until the workers that are here know of the end."""
-    loop = asyncio.get_running_loop()
-    end = loop.time() + FAREWELL_S
-    while loop.time() < end and any(coordinator.members.is_here(m, coordinator.clock()) for m in coordinator.members):
-        await asyncio.sleep(POLL_S)

@@ -38,9 +38,7 @@ class WorkerSettings:
     state: Path  # A directory of this worker alone
     part: int | None = setting(None, "the part to train (default: whichever lacks a worker)", name="--block")
     wait: bool = setting(False, "where every place is taken, wait for one")
-    save_every_s: float = setting(
-        60.0, "between two saves in a round", name="--save-every", least=0, most=MAX_PATIENCE_S
-    )
+    save_every_s: float = setting(60.0, "between saves in a round", name="--save-every", least=0, most=MAX_PATIENCE_S)
     device: str = setting("cpu", "where to train", metavar="cpu|cuda[:N]")
     site: str | None = setting(
         None, "work with other machines as one worker: where the first of them listens", metavar="HOST:PORT"

@@ -2,10 +2,8 @@
 
 # Machine 0 is the worker that the coordinator knows. As steps begin it makes a group of all machines that are ready, by
 # a TCPStore of its own, and lends them its weights and optimizer; Gloo adds the gradients. Where an exchange fails it
-# makes a group of those that are left, for the same step. torchrun's elastic agent does this for equals, but it
-# unpickles what is in its store, so that anyone who can reach the port can run code; and a machine that fails for good
-# ends the others. Here every port is on the machine's own address at the site. Nothing is encrypted, and there are no
-# tokens.
+# makes a group of those that are left, for the same step. torchrun's elastic agent unpickles what is in its store, so
+# that anyone who can reach the port can run code; and there a machine that fails for good ends the others.
 
 from __future__ import annotations
 

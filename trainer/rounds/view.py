@@ -3,23 +3,10 @@
 import os
 import shutil
 from collections.abc import Sequence
-from itertools import pairwise
 
 from stages.errors import printable
 from stages.progress import aligned, counted
 from trainer.v1 import rounds_pb2
-
-BARS = "▁▂▃▄▅▆▇█"
-
-
-def spark(values: Sequence[float], width: int) -> str:
-    """At most `width` bars from the least to the greatest value; with more values than bars, each stands for a mean."""
-    count = min(len(values), width)
-    edges = [len(values) * i // count for i in range(count + 1)] if count else []
-    means = [sum(values[a:b]) / (b - a) for a, b in pairwise(edges)]
-    low, span = min(means, default=0.0), max(means, default=0.0) - min(means, default=0.0)
-    return "".join(BARS[round((mean - low) / span * (len(BARS) - 1)) if span else 0] for mean in means)
-
 
 DOING = {
     rounds_pb2.DOING_WAITING: "waits",
@@ -29,7 +16,6 @@ DOING = {
 }
 PART_HEAD = ("part", "round", "left", "here", "in", "published", "losses in nats")
 WORKER_HEAD = ("worker", "part", "device", "does", "round", "step", "busy", "up", "down", "silent", "taken", "")
-CURVE_WIDTH = 12
 
 
 def lines_of(update: rounds_pb2.WatchUpdate) -> list[str]:
@@ -69,15 +55,8 @@ def _part(part: rounds_pb2.PartStatus, rounds: int) -> tuple[str, ...]:
         f"{part.present}/{part.replicas}",
         str(part.arrived),
         str(part.published) if part.HasField("published") else "-",
-        "  ".join(_loss(part, name) for name in sorted({*part.losses, *(n for c in part.closed for n in c.losses)})),
+        "  ".join(f"{printable(name.removesuffix('_nats'))} {nats:.3f}" for name, nats in sorted(part.losses.items())),
     )
-
-
-def _loss(part: rounds_pb2.PartStatus, name: str) -> str:
-    """The newest value, after the curve of the closed rounds."""
-    curve = [closed.losses[name] for closed in part.closed if name in closed.losses]
-    newest = part.losses[name] if name in part.losses else curve[-1]
-    return " ".join(filter(None, (printable(name.removesuffix("_nats")), spark(curve, CURVE_WIDTH), f"{newest:.3f}")))
 
 
 def _worker(worker: rounds_pb2.WorkerStatus, part: rounds_pb2.PartStatus | None) -> tuple[str, ...]:

@@ -944,7 +944,6 @@ class PartStatus(_message.Message):
     ARRIVED_FIELD_NUMBER: _builtins.int
     LOSSES_FIELD_NUMBER: _builtins.int
     PUBLISHED_FIELD_NUMBER: _builtins.int
-    CLOSED_FIELD_NUMBER: _builtins.int
     part: _builtins.int
     name: _builtins.str
     round: _builtins.int
@@ -962,10 +961,6 @@ class PartStatus(_message.Message):
     def losses(self) -> _containers.ScalarMap[_builtins.str, _builtins.float]:
         """mean over the last updates"""
 
-    @_builtins.property
-    def closed(self) -> _containers.RepeatedCompositeFieldContainer[Global___ClosedRounds]:
-        """all so far, in order, of earlier coordinators too; at most 100"""
-
     def __init__(
         self,
         *,
@@ -978,11 +973,10 @@ class PartStatus(_message.Message):
         arrived: _builtins.int = ...,
         losses: _abc.Mapping[_builtins.str, _builtins.float] | None = ...,
         published: _builtins.int | None = ...,
-        closed: _abc.Iterable[Global___ClosedRounds] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_published", b"_published", "_seconds_left", b"_seconds_left", "published", b"published", "seconds_left", b"seconds_left"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_published", b"_published", "_seconds_left", b"_seconds_left", "arrived", b"arrived", "closed", b"closed", "losses", b"losses", "name", b"name", "part", b"part", "present", b"present", "published", b"published", "replicas", b"replicas", "round", b"round", "seconds_left", b"seconds_left"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_published", b"_published", "_seconds_left", b"_seconds_left", "arrived", b"arrived", "losses", b"losses", "name", b"name", "part", b"part", "present", b"present", "published", b"published", "replicas", b"replicas", "round", b"round", "seconds_left", b"seconds_left"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__published: _TypeAlias = _typing.Literal["published"]  # noqa: Y015
     _WhichOneofArgType__published: _TypeAlias = _typing.Literal["_published", b"_published"]  # noqa: Y015
@@ -994,64 +988,6 @@ class PartStatus(_message.Message):
     def WhichOneof(self, oneof_group: _WhichOneofArgType__seconds_left) -> _WhichOneofReturnType__seconds_left | None: ...
 
 Global___PartStatus: _TypeAlias = PartStatus  # noqa: Y015
-
-@_typing.final
-class ClosedRounds(_message.Message):
-    """A closed round, or several in a row where there are many."""
-
-    DESCRIPTOR: _descriptor.Descriptor
-
-    @_typing.final
-    class LossesEntry(_message.Message):
-        DESCRIPTOR: _descriptor.Descriptor
-
-        KEY_FIELD_NUMBER: _builtins.int
-        VALUE_FIELD_NUMBER: _builtins.int
-        key: _builtins.str
-        value: _builtins.float
-        def __init__(
-            self,
-            *,
-            key: _builtins.str = ...,
-            value: _builtins.float = ...,
-        ) -> None: ...
-        _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
-        def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-        _ClearFieldArgType: _TypeAlias = _typing.Literal["key", b"key", "value", b"value"]  # noqa: Y015
-        def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-        def WhichOneof(self, oneof_group: _Never) -> None: ...
-
-    FIRST_FIELD_NUMBER: _builtins.int
-    LAST_FIELD_NUMBER: _builtins.int
-    UPDATES_FIELD_NUMBER: _builtins.int
-    LATE_FIELD_NUMBER: _builtins.int
-    LOSSES_FIELD_NUMBER: _builtins.int
-    first: _builtins.int
-    last: _builtins.int
-    updates: _builtins.int
-    """merged"""
-    late: _builtins.int
-    """of these, handed in for an earlier round"""
-    @_builtins.property
-    def losses(self) -> _containers.ScalarMap[_builtins.str, _builtins.float]:
-        """mean over these updates of the last step of each"""
-
-    def __init__(
-        self,
-        *,
-        first: _builtins.int = ...,
-        last: _builtins.int = ...,
-        updates: _builtins.int = ...,
-        late: _builtins.int = ...,
-        losses: _abc.Mapping[_builtins.str, _builtins.float] | None = ...,
-    ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
-    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["first", b"first", "last", b"last", "late", b"late", "losses", b"losses", "updates", b"updates"]  # noqa: Y015
-    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
-
-Global___ClosedRounds: _TypeAlias = ClosedRounds  # noqa: Y015
 
 @_typing.final
 class WorkerStatus(_message.Message):

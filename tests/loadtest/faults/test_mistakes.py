@@ -11,8 +11,8 @@ from serving.cli.__main__ import main
     [
         ("bench chaos --checkpoint /nowhere", "/nowhere"),
         ("bench chaos --simulate --minutes 3", "--minutes has no say in --simulate"),
-        ("bench chaos --schedules 3", "--schedules is for --simulate"),
-        ("bench chaos --profile moon", "no profile 'moon'"),
+        ("bench chaos --schedules 3", "--schedules is for simulations: add --simulate"),
+        ("bench chaos --profile moon", "no profile 'moon'; there are loopback, "),
         ("bench chaos --profile loopback --json /nowhere/x.json", "cannot write /nowhere/x.json"),
     ],
 )

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from loadtest.lab.profile import Link, Profile, ProfileError, profile_named, read_profiles
+from loadtest.lab.profile import ConfigError, Link, Profile, profile_named, read_profiles
 
 SHIPPED = ["consumer", "lan", "links-150", "links-20", "links-60", "nat", "three-regions"]
 
@@ -69,7 +69,7 @@ def test_a_file_has_profiles_of_its_own(tmp_path: Path) -> None:
     ],
 )
 def test_a_profile_that_cannot_be_is_a_sentence(tmp_path: Path, text: str, said: str) -> None:
-    with pytest.raises(ProfileError) as caught:
+    with pytest.raises(ConfigError) as caught:
         read(tmp_path, f"[p]\n{text}")
     assert said in str(caught.value)
     assert str(tmp_path / "mine.toml") in str(caught.value)
@@ -77,18 +77,18 @@ def test_a_profile_that_cannot_be_is_a_sentence(tmp_path: Path, text: str, said:
 
 
 def test_files_that_cannot_be_read_are_named(tmp_path: Path) -> None:
-    with pytest.raises(ProfileError, match=r"cannot read the profiles .*absent\.toml: No such file"):
+    with pytest.raises(ConfigError, match=r"cannot read the profiles .*absent\.toml: No such file"):
         read_profiles(tmp_path / "absent.toml")
-    with pytest.raises(ProfileError, match="Is a directory"):
+    with pytest.raises(ConfigError, match="Is a directory"):
         read_profiles(tmp_path)
     (tmp_path / "bytes.toml").write_bytes(b"\xff")
-    with pytest.raises(ProfileError, match="is not TOML"):
+    with pytest.raises(ConfigError, match="is not TOML"):
         read_profiles(tmp_path / "bytes.toml")
     (tmp_path / "flat.toml").write_text("delay_ms = 1")
-    with pytest.raises(ProfileError, match="profile 'delay_ms' must be a section"):
+    with pytest.raises(ConfigError, match="profile 'delay_ms' must be a section"):
         read_profiles(tmp_path / "flat.toml")
 
 
 def test_an_unknown_profile_lists_those_that_are_there() -> None:
-    with pytest.raises(ProfileError, match=f"no profile 'mars'; there are {', '.join(SHIPPED)}"):
+    with pytest.raises(ConfigError, match=f"no profile 'mars'; there are {', '.join(SHIPPED)}"):
         profile_named("mars")

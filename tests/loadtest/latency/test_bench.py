@@ -26,6 +26,11 @@ def bench(bundle: Path, *options: object) -> list[str]:
         (("--profile", "atlantis"), "atlantis"),
         (("--profile", "lan,lan"), "--profile names 'lan' twice"),
         (("--profile", "lan", "--modes", "swep"), "unknown mode 'swep' in --modes"),
+        (("--profile", "lan", "--temperature", -1), "temperature must be from 0 to 100, not -1"),
+        (
+            ("--profile", "lan", "--bytes", 99999999),
+            "a length of 99999999 leaves no place for a prompt: the context is",
+        ),
         (("--profile", "lan", "--bytes", "many"), "--bytes 'many' must be numbers from 1, such as"),
         (("--profile", "lan", "--text", "new"), "--text has no 'new'; choose from novel, copying"),
         (("--profile", "nat", "--hosts", 2), "'nat' speaks of host-3, which a lab of 2 hosts does not have"),

@@ -10,10 +10,13 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 from serving.cli import machine_ring, machines, remote
+from serving.cli.deployment import answers_of
+from serving.cli.generate import router_here
 from serving.cli.machines import JoinedMachine
 from serving.cli.ports import free_port_block
 from serving.cli.remote import _rendezvous, ticket_of
@@ -221,12 +224,24 @@ def test_other_commands_tell_what_serve_waits_for(tmp_path: Path, monkeypatch: p
     monkeypatch.setenv("ONESWEEP_STATE", str(tmp_path / "up"))
     router, waits = "127.0.0.1:7700", "waiting for machines: 1 of 2 (paris)"
     with machines.locked(machines.run_directory()):
-        assert machines.served_here(router) == "", "nothing was said yet"
+        assert (machines.served_here(router), router_here(None)[0]) == ("", router), "nothing was said yet"
         remote._ToldProgress(router).at(waits)
         for named in (router, "localhost:7700", None):
             assert machines.served_here(named) == f"`onesweep serve` is here, and has no router yet: {waits}"
         assert machines.served_here("127.0.0.1:7711") == "", "another one's router"
-    assert machines.served_here(router) == "", "it ended"
+        remote._ToldProgress("127.0.0.1:7722").at(waits)
+        assert router_here(None) == ("127.0.0.1:7722", None)
+    assert (machines.served_here(router), router_here(None)[0]) == ("", router), "it ended"
+
+
+def test_a_look_at_who_serves_keeps_nobody_from_serving(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    looking = contextlib.ExitStack()
+    looking.enter_context(machines.locked(tmp_path / "run"))
+    with pytest.raises(ServiceError, match="another process serves from"), machines.locked(tmp_path / "run"):
+        pass
+    monkeypatch.setattr(machines.time, "sleep", lambda _: looking.close())
+    with machines.locked(tmp_path / "run", tries=2):
+        pass
 
 
 def test_links_of_a_machine_that_does_not_answer_are_not_shown() -> None:
@@ -235,6 +250,12 @@ def test_links_of_a_machine_that_does_not_answer_are_not_shown() -> None:
     away = router_pb2.HostStatus(name="tokyo", reason="did not answer", links=links)
     lines = [*status_lines(router_pb2.StatusResponse(hosts=[there, away]))]
     assert [" ".join(line.split()) for line in lines if "to oslo" in line] == ["to oslo direct, 20.0 ms"]
+
+
+def test_a_reason_that_others_quote_is_told_once() -> None:
+    hosts = [router_pb2.HostStatus(name=name, reason=f"{name}waits for c: is gone") for name in ("a ", "b ", "")]
+    status = router_pb2.StatusResponse(hosts=hosts)
+    assert next(answers_of(SimpleNamespace(status=lambda _: status))) == "waits for c: is gone"  # type: ignore[arg-type]
 
 
 def test_a_machine_of_the_ring_may_be_away_for_a_minute(

@@ -47,6 +47,10 @@ def test_what_is_no_mode(text: str, says: str) -> None:
     with pytest.raises(InputError) as caught:
         parse_variants(text)
     assert says in str(caught.value)
+    with pytest.raises(InputError) as caught:
+        parse_variants(text, option="entrants")
+    assert says.replace("--modes", "entrants") in str(caught.value)
+    assert "--modes" not in str(caught.value)
 
 
 def test_having_leaves_settings_in_one_order() -> None:

@@ -12,6 +12,7 @@ import pytest
 
 from serving.cli.ports import free_port_block
 from serving.client.client import Client, RequestRefused, Result
+from serving.modes.auto import FAR
 from serving.modes.frontier import Frontier, Option
 from serving.router.topology import local_topology
 from stages.checkpoint.manifest import read_manifest
@@ -159,6 +160,7 @@ def test_the_first_served_mode_of_one_order(unguided: Client) -> None:
         f"resample is the first of {ORDER} that these weights allow; the router has no frontier ("
     )
     assert result.output == ask(unguided, mode="resample").output
+    assert FAR not in result.reason
     assert "auto" in unguided.status().modes
 
 

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from serving.cli.deploy import deploy, read_release, roll_back
+from serving.cli.deploy import deploying, read_release, roll_back
 from serving.cli.deployment import Deployment, temporary_deployment
 from serving.cli.ports import free_port_block
 from serving.client.client import AsyncClient, Client, RouterError
@@ -55,7 +55,7 @@ def at(router: str, caller: Client) -> Callable[[Path], None]:
     """Has this bundle served."""
 
     def have(bundle: Path) -> None:
-        deploy(partial(AsyncClient, router), read_release(bundle), [], print, 120)
+        asyncio.run(deploying(partial(AsyncClient, router), read_release(bundle), [], print, 120))
         assert caller.status().release == read_release_manifest(bundle).name
 
     return have
@@ -119,7 +119,7 @@ def test_no_request_fails_or_mixes_weights(
     lines: list[str] = []
 
     def forth() -> router_pb2.Switch:
-        return deploy(partial(AsyncClient, router), read_release(new), [], lines.append, 120)
+        return asyncio.run(deploying(partial(AsyncClient, router), read_release(new), [], lines.append, 120))
 
     assert under_load(router, forth, texts["old"], texts["new"]).changed
     assert any("gated and warm" in line for line in lines)

@@ -16,7 +16,7 @@ from serving.router import topology_source
 from serving.router.etcd import EtcdTopology
 from serving.router.topology import local_topology
 from serving.router.topology_source import follow_topology
-from stages.errors import ServiceError, TopologyError
+from stages.errors import ConfigError, ServiceError
 from stages.wire.auth import HOST
 from stages.wire.tls import Tls
 from tests.conftest import PATIENCE_S, eventually, jobs
@@ -35,7 +35,7 @@ async def test_it_is_followed_through_an_outage(
         with pytest.raises(ServiceError, match="has no key /onesweep/topology: `etcdctl put /onesweep/topology < "):
             source.read()
         etcd.put("hosts = []")
-        with pytest.raises(TopologyError, match=f"^{source}: a topology has 1 to 64 hosts, not 0"):
+        with pytest.raises(ConfigError, match=f"^{source}: a topology has 1 to 64 hosts, not 0"):
             source.read()
         etcd.put(WHOLE.to_toml())
         assert source.read() == WHOLE

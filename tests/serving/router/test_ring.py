@@ -24,6 +24,7 @@ from stages.host.server import SERVICE
 from stages.host.sessions import SessionStore
 from stages.v1 import stage_pb2
 from stages.wire.channel import new_server
+from stages.wire.link_quality import LINKS_NAME
 from stages.wire.status import MOST_PARTS
 from tests.conftest import eventually
 from tests.stages.hops import step
@@ -132,7 +133,7 @@ async def test_a_quarantine_ends_and_the_next_one_is_longer(topology: Topology) 
             assert link.problem == ""
 
 
-async def test_a_host_that_falls_silent_is_lost_unless_the_router_stood_still() -> None:
+async def test_a_host_that_falls_silent_is_lost_unless_the_router_stood_still(tmp_path: Path) -> None:
     now = [100.0]
     entry = HostEntry("frozen", "127.0.0.1:1", (0,), "127.0.0.1:1")
     with clock.replaced(lambda: now[0]):
@@ -143,6 +144,10 @@ async def test_a_host_that_falls_silent_is_lost_unless_the_router_stood_still() 
             ring.look()
             assert bool(link.problem) == lost
     assert "is lost (it has been silent for 2.2 s)" in link.problem
+    (tmp_path / LINKS_NAME).write_text('{"let_go": ["frozen"]}')
+    ring.run = tmp_path
+    ring._lose(link, "it closed the connection")
+    assert link.problem == f"host frozen at {entry.address} was let go (`onesweep invite --revoke`): have another join"
 
 
 @pytest.mark.parametrize("elsewhere", [False, True])

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from serving.router.topology import HostEntry, local_topology, parse_topology, read_topology
-from stages.errors import InputError, TopologyError
+from stages.errors import ConfigError, InputError
 
 Run = Callable[..., tuple[int, str, str]]
 
@@ -70,24 +70,24 @@ def test_a_file_is_read(tmp_path: Path) -> None:
 )
 def test_a_wrong_file_is_explained(tmp_path: Path, text: str, says: str) -> None:
     path = write(tmp_path / "t.toml", text)
-    with pytest.raises(TopologyError, match=says) as caught:
+    with pytest.raises(ConfigError, match=says) as caught:
         read_topology(path)
     assert str(path) in str(caught.value)
 
 
 def test_a_file_that_cannot_be_read(tmp_path: Path) -> None:
     (tmp_path / "latin.toml").write_bytes(b'checkpoint = "caf\xe9"')
-    with pytest.raises(TopologyError, match="is not TOML"):
+    with pytest.raises(ConfigError, match="is not TOML"):
         read_topology(tmp_path / "latin.toml")
-    with pytest.raises(TopologyError, match=r"cannot read the topology .*: No such file"):
+    with pytest.raises(ConfigError, match=r"cannot read the topology .*: No such file"):
         read_topology(tmp_path / "none.toml")
-    with pytest.raises(TopologyError, match="cannot read the topology"):
+    with pytest.raises(ConfigError, match="cannot read the topology"):
         read_topology(tmp_path)
 
 
 def test_outside_a_file_paths_are_absolute() -> None:
     for text in (b'checkpoint = "weights"', b"[tls]", b'[tls]\ndirectory = "certs"'):
-        with pytest.raises(TopologyError, match=r"etcd://x: .* '(weights|certs)' must be absolute"):
+        with pytest.raises(ConfigError, match=r"etcd://x: .* '(weights|certs)' must be absolute"):
             parse_topology(text + HOSTS.encode(), "etcd://x")
     text = b'checkpoint = "/weights"\n[tls]\ndirectory = "/certs"' + HOSTS.encode()
     topology = parse_topology(text, "etcd://x")

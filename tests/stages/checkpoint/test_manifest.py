@@ -141,6 +141,10 @@ CONTRADICTIONS: dict[str, tuple[Callable[[dict[str, Any]], object], str]] = {
     "empty probe": (lambda r: r.update(probe_text=""), "two bytes at least"),
     "no tolerance": (lambda r: r.update(probe_tolerance=0), "probe tolerance 0"),
     "metrics are a list": (lambda r: r.update(metrics=[1]), "metrics must be an object"),
+    "metrics are words": (
+        lambda r: r["metrics"].update(probe={"next_token_nats": "x"}),
+        "metrics of probe must be num",
+    ),
     "deep metrics": (lambda r: r["metrics"].update(a=json.loads("[" * 600 + "]" * 600)), "lists in one another"),
     "no metrics": (lambda r: r.pop("metrics"), "'metrics' is missing"),
 }

@@ -120,6 +120,7 @@ def test_a_machine_reads_its_stage_from_its_own_copy(
     ("config", "sentence"),
     [
         ({"architectures": ["GemmaForCausalLM"]}, "architecture GemmaForCausalLM is not supported; there are LlamaFor"),
+        ({"architectures": []}, "config.json names no model in `architectures`; there are LlamaFor"),
         ({"mlp_bias": True}, "bias in the MLP"),
         ({"quantization_config": {"bits": 4}}, "quantised safetensors"),
         ({"intermediate_size": 64}, r"layers.0.gate.weight has shape \(32, 32\), the config.* asks for \(64, 32\)"),
@@ -157,8 +158,8 @@ def test_what_is_refused_before_a_tensor_is_read(imported: Any, folder: Path, tm
         imported(folder, blocks=4)
     with pytest.raises(InputError, match=r"--context 300: the model reads from 2 to 256"):
         imported(folder, context=300)
-    for name in ("nothing", "model/LICENSE"):
-        with pytest.raises(InputError, match=r"neither a Hugging Face folder .* nor a .gguf file"):
+    for name in ("nothing", "model/LICENSE", "."):
+        with pytest.raises(InputError, match=r"neither a .* folder \(with config.json, .* nor a .gguf file"):
             imported(tmp_path / name)
     monkeypatch.setattr(memory, "free_memory", lambda: 1000)
     with pytest.raises(CheckpointError, match=r"not enough memory for importing .* MB needed, 0 MB free"):

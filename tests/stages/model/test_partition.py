@@ -10,7 +10,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from stages.errors import PartitionError
+from stages.errors import ConfigError
 from stages.model.partition import NoisePartition, equal_entropy, equal_probability
 
 RANGES = st.tuples(st.floats(0.01, 1.0), st.floats(1.1, 80.0))
@@ -103,7 +103,7 @@ def test_widening_adds_a_share_of_the_log_width_on_both_sides(ends, blocks: int,
     ],
 )
 def test_boundaries_that_are_no_partition(boundaries: tuple[float, ...], reason: str) -> None:
-    with pytest.raises(PartitionError, match=reason):
+    with pytest.raises(ConfigError, match=reason):
         NoisePartition("equal_entropy", boundaries)
 
 
@@ -111,7 +111,7 @@ def test_boundaries_that_are_no_partition(boundaries: tuple[float, ...], reason:
     ("blocks", "low", "high"), [(0, 0.1, 1.0), (2, 1.0, 1.0), (2, 2.0, 1.0), (2, 0.0, 1.0), (2, 0.1, math.inf)]
 )
 def test_a_range_that_cannot_be_cut(blocks: int, low: float, high: float) -> None:
-    with pytest.raises(PartitionError, match="noise partition"):
+    with pytest.raises(ConfigError, match="noise partition"):
         equal_probability(blocks, low, high)
 
 
@@ -124,5 +124,5 @@ def test_a_range_that_cannot_be_cut(blocks: int, low: float, high: float) -> Non
     ],
 )
 def test_a_curve_that_cannot_be_cut(sigmas: list[float], nats: list[float], reason: str) -> None:
-    with pytest.raises(PartitionError, match=reason):
+    with pytest.raises(ConfigError, match=reason):
         equal_entropy(2, sigmas, nats)

@@ -13,6 +13,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from stages.v1 import join_pb2
 from stages.wire.channel import open_channel
+from stages.wire.link_quality import LinkRecord
 from stages.wire.links import LinkProxy, MachineLinks, link_address
 from stages.wire.messages import PROTOCOL
 from stages.wire.rendezvous import Rendezvous, RunDirectory
@@ -113,6 +114,7 @@ async def test_a_machine_that_was_let_go_ends(
         there = run.machines["a"]
         run.rendezvous.run.keep("a", None)
         await eventually(lambda: "a is let go" in run.said)
+        assert LinkRecord.read(run.rendezvous.run.directory).let_go == ("a",)
         links = MachineLinks("a", there.tls, [run.address], there._secret, there.own, tuple)
         with pytest.raises(StatusError, match="this machine has not joined"):
             await links.attend()

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from stages.model.block import Block
 from tests.trainer.small import make_blocks, partition
-from trainer.blocks.losses import MASKED, ChunkLayout, Corruption, block_loss, next_byte_loss
+from trainer.blocks.losses import MASKED, ChunkLayout, Corruption, block_loss
 
 LENGTH = 12
 
@@ -39,37 +39,6 @@ def test_mask_follows_the_rules(chunk: int, offset: int) -> None:
             assert (mask[slot, LENGTH + position] == 0) == own, "slots of the own chunk, both directions"
     assert set(mask.unique().tolist()) <= {0.0, MASKED}
     assert mask.isfinite().all()
-
-
-def slot_logits(block: Block, text: Tensor, z: Tensor, sigma: Tensor, layout: ChunkLayout) -> Tensor:
-    _, memory = block.read(text)
-    return block.denoise(z, torch.zeros_like(z), sigma, memory, 0, layout.mask()).detach()
-
-
-@pytest.mark.parametrize(("chunk", "offset"), [(1, 0), (4, 1), (LENGTH, 0)])
-def test_a_slot_reads_what_lies_before_its_chunk_and_nothing_else(chunk: int, offset: int) -> None:
-    block, layout = make_blocks()[0], ChunkLayout(LENGTH, chunk, offset)
-    text, sigma, z = example(block, batch=1)
-    text, number = text[:, :-1], layout.indices().tolist()
-    before = slot_logits(block, text, z, sigma, layout)
-    for position in range(LENGTH):
-        other = text.clone()
-        other[0, position] = (other[0, position] + 1) % 256
-        moved = (slot_logits(block, other, z, sigma, layout) - before).abs().amax(dim=-1)[0]
-        for slot in range(LENGTH):
-            start = number.index(number[slot])
-            assert (moved[slot] > 0) == (position < start), (slot, position)
-
-
-def test_clean_positions_read_clean_positions_up_to_themselves() -> None:
-    block = make_blocks()[0]
-    text, _, _ = example(block, batch=1)
-    before = block.next_byte(block.read(text)[0]).detach()
-    for position in range(LENGTH):
-        other = text.clone()
-        other[0, position] = (other[0, position] + 1) % 256
-        moved = (block.next_byte(block.read(other)[0]) - before).abs().amax(dim=-1)[0] > 0
-        assert moved.tolist() == [at >= position for at in range(LENGTH + 1)]
 
 
 # An independent float64 implementation: loops over positions, no masks
@@ -209,14 +178,6 @@ def test_block_loss_is_that_of_an_independent_implementation(chunk: int, offset:
     slots, heads = np.array(slots), np.array(heads)
     assert denoise.item() == pytest.approx(slots.mean(), rel=1e-4)
     assert next_byte.item() == pytest.approx(heads.mean(), rel=1e-4)
-
-
-def test_next_byte_loss_compares_each_position_with_the_byte_after_it() -> None:
-    text = torch.tensor([[3, 1, 2]])
-    logits = torch.full((1, 2, 256), -100.0)
-    logits[0, 0, 1] = logits[0, 1, 2] = 0
-    assert float(next_byte_loss(logits, text)) < 1e-3
-    assert float(next_byte_loss(torch.zeros(1, 2, 256), text)) == pytest.approx(math.log(256))
 
 
 # Gradients

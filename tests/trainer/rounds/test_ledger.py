@@ -1,7 +1,6 @@
 """The ledger: what counts, what is refused with which sentence, when a round is due, what a merge makes."""
 
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -11,8 +10,8 @@ from tests.trainer.small import tensors, update
 from trainer.blocks.config import RoundSettings
 from trainer.blocks.state import digest
 from trainer.rounds.codecs import norm, receive, scale, subtract
-from trainer.rounds.ledger import MOST_POINTS, REMEMBERED, Ledger, curve_of
-from trainer.rounds.store import Store, open_store
+from trainer.rounds.ledger import REMEMBERED, Ledger
+from trainer.rounds.store import Store
 
 
 def ledger(**settings: Any) -> Ledger:
@@ -168,36 +167,3 @@ def test_workers_that_follow_the_differences_have_what_was_published(codec: str)
     assert ours.difference("p", 1) is None
     exact = ours._fragments["p"].version.weights
     assert sum(float((exact[n] - mine[n]).norm()) for n in exact) < 0.2
-
-
-SETTINGS = RoundSettings(stale_discount=1.0)
-
-
-def test_a_restart_does_not_cut_it(tmp_path: Path) -> None:
-    def run(begin: int, end: int) -> list[tuple[Any, ...]]:
-        with open_store(tmp_path) as store:
-            ledger = Ledger(SETTINGS, {"p": tensors(0)}, store, "run")
-            for number in range(begin, end):
-                ledger.accept(update(number, 0, losses={"a_nats": 3.0 - number}), 1.0)
-                if number:
-                    ledger.accept(update(number - 1, 1, losses={"a_nats": 4.0 - number, "b_nats": 1.0}), 1.0)
-                ledger.close("p", 2.0)
-            return [(p.first, p.last, p.updates, p.late, dict(p.losses)) for p in ledger.curve("p")]
-
-    whole = [
-        (0, 0, 1, 0, {"a_nats": 3.0}),
-        (1, 1, 2, 1, {"a_nats": 2.5, "b_nats": 1.0}),
-        (2, 2, 2, 1, {"a_nats": 1.5, "b_nats": 1.0}),
-    ]
-    assert run(0, 2) == whole[:2]
-    assert run(2, 3) == whole
-
-
-@pytest.mark.parametrize("rounds", [1, MOST_POINTS, MOST_POINTS + 1, 777])
-def test_it_is_bounded_and_forgets_nothing(rounds: int) -> None:
-    points = curve_of([[(False, {"a_nats": number})] for number in range(rounds)])
-    assert len(points) <= MOST_POINTS
-    assert [p.first for p in points] == [0, *(p.last + 1 for p in points[:-1])]
-    assert points[-1].last == rounds - 1
-    assert all(p.losses == {"a_nats": (p.first + p.last) / 2} for p in points)
-    assert len({p.last - p.first for p in points[:-1]}) <= 1, "all but the last stand for as many"

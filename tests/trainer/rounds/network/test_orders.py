@@ -94,7 +94,4 @@ def test_who_watches_sees_parts_and_workers(network: Start) -> None:
     other = net.join("other", part=1)
     payload = net.payload("block-1", net.delta("block-1", 0.02))
     link.submit(net.submission(other, payload, "other", losses={"denoise_nats": 2.75}), payload)
-    closed = next(update.parts[1].closed for update in link.watch(0.05) if update.parts[1].closed)
-    assert [(c.first, c.last, c.updates, c.late, dict(c.losses)) for c in closed] == [
-        (0, 0, 2, 0, {"denoise_nats": 2.5})
-    ]
+    assert next(update.parts[1].round for update in link.watch(0.05) if update.parts[1].round) == 1
