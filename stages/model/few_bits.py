@@ -181,8 +181,8 @@ def _quantised(weight: Tensor) -> dict[str, Tensor]:
 
 
 def _sums(groups: Tensor) -> Tensor:
-    """Of each group, added in one order: torch's own depends on the processor, and every machine that rounds a model is
-    to get the same codes."""
+    """Sums of groups, added in one order: torch's own depends on the processor, and every machine that rounds a model
+    is to get the same codes."""
     while len(groups) > 1:
         groups = torch.add(*groups.chunk(2))
     return groups[0]
