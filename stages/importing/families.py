@@ -87,7 +87,7 @@ QWEN3 = ModelFamily(
 
 def _mixture_options(config: Config) -> dict[str, Any]:
     if config.get("decoder_sparse_step", 1) != 1 or config.get("mlp_only_layers"):
-        raise CheckpointError("some layers as mixtures (decoder_sparse_step, mlp_only_layers) are not supported")
+        raise CheckpointError("mixtures in some layers only (decoder_sparse_step, mlp_only_layers) are not supported")
     count = config["num_experts"] if "num_experts" in config else config["num_local_experts"]
     experts = Experts(count, config["num_experts_per_tok"], bool(config.get("norm_topk_prob", False)))
     sliding = window(config, every_layer(config)) if config.get("use_sliding_window") else {}

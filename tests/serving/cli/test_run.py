@@ -158,7 +158,7 @@ def test_the_demo_of_a_pretrained_model_checks_its_promise(tmp_path: Path, onesw
         (["{gguf}", "x", "--hosts", "3", "--blocks", "2"], "3 hosts cannot share 2 blocks"),
         (["{gguf}", "x", "--mode", "swep"], "unknown mode 'swep' (did you mean sweep?); choose from"),
         (["{own}", "x", "--context", "9"], "is a checkpoint, which keeps its context: leave --context out"),
-        (["{own}", "x", "--blocks", "2"], "is cut into 3 blocks already, not 2: import it anew"),
+        (["{own}", "x", "--blocks", "2"], "is cut into 3 blocks, not 2: import it anew"),
     ],
 )
 def test_mistakes(gguf: Path, bundles: Path, tmp_path: Path, onesweep: Run, arguments: list[str], says: str) -> None:

@@ -214,7 +214,7 @@ MIXTURE |= {"moe_intermediate_size": 8}
         ({"num_hidden_layers": 10**12}, "layers of a stage must be a whole number from 1 to 1024"),
         ({**MIXTURE, "num_experts": 1 << 20}, "experts.count must be a whole number from 2 to 32768, not 1048576"),
         ({**MIXTURE, "num_experts_per_tok": 9}, "experts.used must be a whole number from 1 to 8, not 9"),
-        ({**MIXTURE, "mlp_only_layers": [1]}, "layers of which some are mixtures"),
+        ({**MIXTURE, "mlp_only_layers": [1]}, "mixtures in some layers only"),
         ({"architectures": ["Gemma2ForCausalLM"], "use_bidirectional_attention": True}, "attention to later tokens"),
     ],
 )

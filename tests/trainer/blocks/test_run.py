@@ -127,7 +127,7 @@ def test_a_state_that_lacks_something_is_refused(tmp_path: Path, missing: str) -
     record, tensors = load_state(path)
     del (record if missing in record else tensors)[missing]
     save_state(path, record, tensors)
-    with pytest.raises(ResumeError, match=r"(?s)does not fit this run .*; delete it to start anew"):
+    with pytest.raises(ResumeError, match=r"(?s)is not of this run .*; delete it to start anew"):
         Run(Line(), tiny, tmp_path, "run").train()
 
 

@@ -94,7 +94,7 @@ def test_folders_with_bad_pictures_are_refused(tmp_path: Path) -> None:
         ("empty", lambda folder: (folder / "c").mkdir(), "c holds no picture"),
         ("truncated", lambda folder: cut(folder / "a" / "0.png"), "0.png cannot be read as PNG or JPEG"),
         ("text", lambda folder: (folder / "a" / "1.png").write_text("no picture"), "1.png cannot be read"),
-        ("mixed", lambda folder: Image.new("L", (4, 8)).save(folder / "b" / "0.png"), "is 4 x 8 in grey, others are"),
+        ("mixed", lambda folder: Image.new("L", (4, 8)).save(folder / "b" / "0.png"), "is 4 x 8 in grey, others"),
         ("colour", lambda folder: Image.new("RGB", (8, 8)).save(folder / "b" / "0.png"), "is 8 x 8 in colour"),
         ("large", lambda folder: write_huge(folder / "b" / "0.png", 5_000), "has 5000 x 5000 pixels; at most 1024"),
         ("huge", lambda folder: write_huge(folder / "b" / "0.png", 40_000), "1600000000 pixels. exceeds limit"),

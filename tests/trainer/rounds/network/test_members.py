@@ -190,5 +190,5 @@ def test_certificates_say_who_may_work(network: Start, new_pki: Callable[[str], 
 
     assert "of rounds" in problem("ann", Security(worker)), "who may work hears of the next problem"
     assert "you are ann: you may work as ann" in problem("eve", Security(worker))
-    assert "a worker needs one of role client" in problem("h", Security(host))
+    assert "workers need one of role client" in problem("h", Security(host))
     assert "closed the connection" in problem("ann", LOOPBACK_ONLY)
