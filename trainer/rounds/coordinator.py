@@ -78,7 +78,6 @@ class Coordinator:
         self.problem = self.unpublished = ""
         self.stopping = False
         self.received_bytes = self.sent_bytes = 0
-        self._ordered = set[str]()
         # Rounds of a fragment that its waiting workers have done.
         self._asked: dict[str, list[int]] = {fragment: [] for fragment in ledger.fragments()}
         self._publishing: asyncio.Task[None] | None = None
@@ -313,11 +312,7 @@ class Coordinator:
     def _filled(self, order: Order, fragment: str, held: dict[str, rounds_pb2.Held]) -> Order | None:
         if self.ledger.round(fragment) > order.round:
             return None
-        # The first round begins with its first order: an adaptive deadline would take the minutes in which workers are
-        # started for the time that a round needs.
-        if fragment not in self._ordered:
-            self._ordered.add(fragment)
-            self.ledger.begin(fragment, self.clock())
+        self.ledger.begin(fragment, self.clock())
         order.steps = self.spec.config.rounds.steps_per_round if order.round < self.spec.rounds else 0
         order.base.CopyFrom(self.weights.weights(fragment, held.get(fragment)))
         if self.schedule.is_last(fragment):

@@ -113,10 +113,15 @@ class Ledger:
         return version if owner == worker else None
 
     def begin(self, fragment: str, now_s: float) -> None:
-        """The open round begins now, if nothing has come for it. Not stored."""
+        """A worker begins the open round. The versions that the first one has of other fragments are those of the
+        round's scores; they are stored with the updates.
+        """
         p = self._fragments[fragment]
-        if not p.arrivals:
+        p.beside = p.beside or {name: other.round for name, other in self._fragments.items()}
+        # An adaptive deadline would take the minutes in which workers are started for the time that a round needs.
+        if not (p.has_workers or p.arrivals):
             p.begun_s = now_s
+        p.has_workers = True
 
     def expect(self, fragment: str, workers: int) -> None:
         """So many workers hand in for the open round (at first: settings.replicas). Not stored."""
@@ -155,6 +160,7 @@ class Ledger:
             "weight": update.steps * worth,
             "norm": length,
             "after_s": round(now_s - fragment.begun_s, 3),
+            "beside": fragment.beside,
         }
         if not worth:
             self.store.commit(record)
@@ -229,7 +235,7 @@ class Ledger:
             "weights": digest(public),
         }
         self.store.commit(record)
-        p.follow(record, self._fragments)
+        p.follow(record)
         p.version, p.begun_s = version, now_s
         self.store.forget(fragment, (*ids, *left_out), number + 1 - KEPT_VERSIONS)
         return Merged(number, ids, left_out, scores)
@@ -260,7 +266,7 @@ class Ledger:
         for record in others:
             fragment = self._fragments[record["part"]]
             if record["kind"] == "closed":
-                fragment.follow(record, self._fragments)
+                fragment.follow(record)
             else:
                 fragment.take(record)
         for fragment in self._fragments.values():
@@ -280,8 +286,8 @@ class _Fragment:
         self.version = Version(weights, weights)
         self.public_digest = digest(weights)
         self.digests = {0: self.public_digest}  # of what is stored, by version
-        self.round, self.beside = 0, dict[str, int]()  # versions of all fragments when its round was opened
-        self.begun_s, self.expected = now_s, settings.replicas
+        self.round, self.beside = 0, dict[str, int]()  # versions of all fragments when its round began
+        self.begun_s, self.expected, self.has_workers = now_s, settings.replicas, False
         self.pending: dict[str, Record] = {}
         self.ids: dict[str, tuple[str, int]] = {}  # of each update its worker, and the version that it goes into
         self.handed_in: dict[tuple[str, int], str] = {}
@@ -304,23 +310,20 @@ class _Fragment:
         self.norms.append(record["norm"])
         if record["round"] == self.round:
             self.arrivals.append(record["after_s"])
+            self.beside = record.get("beside", {})
 
     def began_beside(self, other: _Fragment) -> int:
-        """The version of another fragment that workers had when the open round began."""
-        begun = self.beside.get(other.name, 0)
-        # Rounds that go together end within a moment of each other, and workers begin after the last.
-        begun = min(begun + (begun == self.round - 1), other.round)
-        return max(begun, min(other.digests))
+        """The version of another fragment that workers had when the open round began; the oldest that is kept."""
+        return max(self.beside.get(other.name, other.round), min(other.digests))
 
-    def follow(self, record: Record, every: Mapping[str, _Fragment]) -> None:
+    def follow(self, record: Record) -> None:
         """Go on to the round after the one that was closed."""
         for name in (*record.get("left_out", ()), *record["updates"]):
             del self.pending[name]
         self.reputation.take(record.get("scores", {}))
         self.round = record["round"] + 1
-        self.beside = {name: other.round for name, other in every.items()}
         self.past.extend(self.arrivals)
-        self.arrivals = []
+        self.arrivals, self.beside = [], {}
         self.public_digest, self.digests[self.round] = record["weights"], record["sha256"]
         self.digests.pop(self.round - KEPT_VERSIONS, None)
         # older ones are refused as stale

@@ -217,6 +217,7 @@ class VirtualWorker:
             return
         if (now := self.be_fed(now)) == math.inf:
             return
+        self.engine.ledger.begin(fragment.name, 0.0)  # when the first round began
         if self.turn == 0:
             self.see_copies()
         begin = self.after[self.turn - 1] if self.turn else 0

@@ -51,7 +51,6 @@ def test_every_combination_is_a_row(onesweep: Command, flags: list[object]) -> N
 
     again = onesweep("train", "simulate", *flags, *vary, "--json")
     results = json.loads(again.out)["results"]
-    assert len(results) == 10
     up = {result["variant"]: result["traffic"]["up_bytes"] for result in results}
     assert up["codec=fp32 in_time=1"] > 6 * up["codec=e3m0 in_time=1"]
     assert results[2]["traffic"]["updates"] == {"in time": 4}

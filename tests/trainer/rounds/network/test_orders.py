@@ -65,7 +65,7 @@ def test_an_order_is_of_the_round_that_is_open_when_it_is_made(network: Start, m
 
     monkeypatch.setattr(net.coordinator, "_filled", made_late)
     order = net.stub.Next(rounds_pb2.NextRequest(worker="hand", lease=place.lease), timeout=PATIENCE_S).order
-    assert (order.round, order.base.version) == (1, 1)
+    assert (order.round, order.base.version, net.ledger._fragments["block-0"].beside["block-0"]) == (1, 1, 1)
 
 
 def test_who_watches_sees_parts_and_workers(network: Start) -> None:
