@@ -25,7 +25,7 @@ from loadtest.lab.lab import Child
 from serving.client.client import Client, DrawnPictures, RequestRefused, Result, RouterError
 from stages.errors import InputError, OnesweepError, ServiceError
 from stages.wire.channel import check_target
-from stages.wire.flags import add_client_options
+from stages.wire.secret_files import add_client_options
 from stages.wire.tls import LOOPBACK_ONLY, Tls, security_of
 
 # -P: not what lies in the working directory

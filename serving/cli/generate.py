@@ -17,7 +17,7 @@ from stages.errors import InputError, ServiceError, one_of, printable
 from stages.progress import ProgressLine
 from stages.settings import add_flags
 from stages.signals import run_interruptible
-from stages.wire.flags import add_client_options, add_token_options
+from stages.wire.secret_files import add_client_options, add_token_options
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

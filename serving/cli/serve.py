@@ -35,7 +35,7 @@ from stages.progress import ProgressLine, ticking
 from stages.settings import add_flags, from_flags
 from stages.signals import ends_cleanly
 from stages.telemetry.observability import ObservabilitySettings, start_log
-from stages.wire.flags import add_server_options
+from stages.wire.secret_files import add_server_options
 from stages.wire.status import record_of
 from stages.wire.tls import security_of
 from stages.wire.tokens import read_tokens

@@ -1,5 +1,7 @@
-"""Files that nobody else may read: keys and tokens. Written whole or not at all."""
+"""Files that nobody else may read, keys and tokens: written whole or not at all; and the flags that name them. It must not
+import gRPC: help waits for no such library."""
 
+import argparse
 import fcntl
 import os
 import stat
@@ -10,6 +12,7 @@ from pathlib import Path
 
 from stages.errors import InputError, ServiceError, file_errors
 
+TOKEN_VARIABLE = "ONESWEEP_TOKEN"
 SECRET, PUBLIC = 0o600, 0o644
 SECRET_MODE = 0o027  # permissions that no secret's file may have: its group may read it, others nothing
 FileStamp = tuple[int, int, int] | None
@@ -109,3 +112,21 @@ def _be_like(handle: int, path: Path, mode: int) -> None:
             "and who reads it could not read a file of yours; run this as that user, or as root"
         ) from None
     os.fchmod(handle, before.st_mode & (mode | GROUP_READS))
+
+
+def add_server_options(parser: argparse.ArgumentParser) -> None:
+    """`--tls-cert`, `--tls-key`, `--tls-ca`, `--insecure`."""
+    parser.add_argument("--tls-cert", type=Path, metavar="FILE", help="certificate to show, from `onesweep certs`")
+    parser.add_argument("--tls-key", type=Path, metavar="FILE", help="its key")
+    add_client_options(parser)
+
+
+def add_client_options(parser: argparse.ArgumentParser) -> None:
+    """`--tls-ca`, `--insecure`."""
+    parser.add_argument("--tls-ca", type=Path, metavar="FILE", help="authority whose certificates are believed")
+    parser.add_argument("--insecure", action="store_true", help="accept plain text to and from other machines")
+
+
+def add_token_options(parser: argparse.ArgumentParser) -> None:
+    """`--token-file`."""
+    parser.add_argument("--token-file", type=Path, metavar="FILE", help=f"holds the token (${TOKEN_VARIABLE})")

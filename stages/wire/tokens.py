@@ -19,8 +19,8 @@ import grpc
 from stages.errors import InputError, one_of
 from stages.settings import from_toml, read_toml
 from stages.wire.channel import check_name, is_loopback
-from stages.wire.flags import TOKEN_VARIABLE
 from stages.wire.secret_files import (
+    TOKEN_VARIABLE,
     check_private,
     check_secret,
     make_state_directory,

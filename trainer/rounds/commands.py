@@ -18,7 +18,7 @@ from stages.progress import counted
 from stages.settings import add_flags, from_flags, setting
 from stages.signals import on_signal
 from stages.telemetry.observability import start_log
-from stages.wire.flags import add_server_options, add_token_options
+from stages.wire.secret_files import add_server_options, add_token_options
 from stages.wire.tls import LOOPBACK_ONLY, security_of
 from stages.wire.tokens import token_of
 from trainer.options import add_own_and_shared, config_of, corpus_of, print_json

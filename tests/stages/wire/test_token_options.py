@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from stages.wire.flags import TOKEN_VARIABLE, add_token_options
+from stages.wire.secret_files import TOKEN_VARIABLE, add_token_options
 from stages.wire.tls import Tls
 from stages.wire.tokens import token_of
 
