@@ -1,5 +1,6 @@
-"""Files that nobody else may read, keys and tokens: written whole or not at all; and the flags that name them. It must not
-import gRPC: help waits for no such library."""
+"""Keys and tokens: files that nobody else may read, written whole or not at all; and the flags that name them.
+
+It must not import gRPC: help waits for no such library."""
 
 import argparse
 import fcntl
