@@ -91,6 +91,12 @@ class MemoryCall:
         else:
             self._answers.put(data)
 
+    def finish(self, initial: Pairs, one: bytes | None, *status: Any) -> None:  # noqa: ANN401
+        """The call's status, and its answer where there is one only."""
+        if one is not None:
+            self.hear(initial, one)
+        self.end(*status)
+
     def end(self, code: StatusCode, details: str, trailing: Pairs) -> None:
         """The call's status, unless it has one."""
         if self._code is not None:

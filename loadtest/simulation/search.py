@@ -270,7 +270,10 @@ def search(
     found = Found(first_seed)
     with tempfile.TemporaryDirectory(prefix="onesweep-simulation-") as folder:
         model = model or Weights(Path(folder))
-        answers, begin_s = model.answers, time.process_time()
+        answers = model.answers
+        gc.collect()
+        gc.freeze()  # what stays need not be looked at after each schedule
+        begin_s = time.process_time()
         for seed in range(first_seed, first_seed + schedules):
             run = model.run(schedule := model.schedule(seed))
             found.add(schedule, run, answers)

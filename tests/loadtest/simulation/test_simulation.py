@@ -6,12 +6,15 @@ from collections import Counter
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import torch
 
 from loadtest.simulation import search as searching
 from loadtest.simulation.loop import BEGIN_S, Process, virtual_time
+from loadtest.simulation.processes import Remembered
 from loadtest.simulation.schedule import (
     ALONE_AT,
     ALONE_EVERY,
@@ -29,8 +32,10 @@ from loadtest.simulation.training import BreakableStore
 from loadtest.simulation.world import CASES, PATIENCE_S, RequestOutcome
 from serving.router.journal import Journal, Tries
 from serving.router.paths import Suspects
+from stages.backends.base import CleanPiece
 from stages.clock import monotonic
 from stages.host.sessions import SessionStore
+from stages.model.layers import LayerCache
 
 SCHEDULES = 12
 EACH_ONCE = (tuple(Asked(case, 0.0) for case in range(0, len(CASES), 3)),)
@@ -79,6 +84,21 @@ def test_a_wait_for_nothing_ends_in_an_error() -> None:
 
 
 # Schedules
+
+
+def test_arithmetic_is_computed_once_for_each_input(weights: Weights) -> None:
+    """To the last bit: caches that differ in one number are another input."""
+    known = weights.releases[0].parts[1].runners["ar"][1]
+    runner, calls, found = known._runner, list[int](), list[Any]()
+    counting = SimpleNamespace(read=lambda pieces: calls.append(len(found)) or runner.read(pieces))
+    remembered = Remembered(counting)
+    for number in (0.5, 0.5, 0.25):
+        cache = LayerCache(*torch.zeros(2, 1, 2, 4, 16))
+        cache.keys[0, 0, 0, 0], cache.length = number, 1
+        (result,) = remembered.read([CleanPiece(torch.ones(2, 32), [cache])])
+        found.append((result.tolist(), cache.keys.tolist(), cache.values.tolist(), cache.length))
+    assert calls == [0, 2]
+    assert found[0] == found[1] != found[2]
 
 
 def test_a_seed_decides_a_schedule_that_leaves_a_way_through() -> None:
