@@ -16,12 +16,12 @@ from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
-from scripted_hosts import ENTRIES, RTT_MS, WEIGHTS, ScriptedHost, ScriptedRelay, after
+from scripted_hosts import ENTRIES, RTT_MS, WEIGHTS, ScriptedCall, ScriptedHost, ScriptedRelay, StepTaker, after
 
 import loadtest.simulation.schedule as drawn
 import loadtest.simulation.world as whole
-from loadtest.simulation.calls import MemoryChannel, ScriptedCall
-from loadtest.simulation.loop import StepTaker, VirtualLoop, here, quiet
+from loadtest.simulation.calls import MemoryChannel
+from loadtest.simulation.loop import VirtualLoop, here, quiet
 from loadtest.simulation.network import SMALL_BYTES, FaultyWorld
 from loadtest.simulation.processes import Try, WatchedRing
 from loadtest.simulation.schedule import HOSTS, ROUTER_NAMES, STAGES, Asked, PlannedFault, Schedule

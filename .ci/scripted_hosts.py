@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Generator
 from functools import partial
 from types import SimpleNamespace
 from typing import Any
 from zlib import crc32
 
 import loadtest.simulation.schedule as drawn
-from loadtest.simulation.calls import MemoryChannel, ScriptedCall
-from loadtest.simulation.loop import here
+from loadtest.simulation.calls import MemoryChannel
+from loadtest.simulation.loop import CALLER, here
 from loadtest.simulation.network import SMALL_BYTES, Connection
 from loadtest.simulation.processes import EchoingSubscribers, SimulatedHost, WatchedRing
 from loadtest.simulation.schedule import HOSTS, STAGES
@@ -117,6 +117,59 @@ class ScriptedHost(SimulatedHost):
 
         call.cancel, call.connection.served[call] = lost, None
         call.connection.answer(SMALL_BYTES, opened)
+
+
+class ScriptedCall:
+    """A call of one message over a `MemoryChannel`, and what is answered to it."""
+
+    waits = False
+
+    def __init__(self, channel: Any, serve: Callable[[Any], object], lost: Callable[[str], object]) -> None:  # noqa: ANN401
+        """:param serve: is called at the server, with this call. :param lost: here, with the reason."""
+        self.serve, self.lost = serve, lost
+        self.connection: Any = None
+        self.cancel: Callable[[], object] = lambda: None  # at the server, once the client has gone
+        channel.begin(self)
+
+    def begin(self, connection: Any) -> None:  # noqa: ANN401
+        self.connection, connection.calls[self] = connection, None
+        connection.send(SMALL_BYTES, self.serve, self)
+
+    def lose(self, why: str) -> None:
+        self.end()
+        self.lost(why)
+
+    def end(self) -> None:
+        if self.connection is not None:
+            self.connection.calls.pop(self, None)
+
+
+class StepTaker:
+    """Takes steps in virtual time."""
+
+    def __init__(self, caller: str, steps: Callable[[StepTaker], Generator[Any, None, None]]) -> None:
+        """:param caller: the client that they are for."""
+        self.caller, self.process, self.inbox, self.waits, self.hears = caller, here(), deque[Any](), 0, False
+        self.steps = steps(self)
+        self.go(0)
+
+    def go(self, wait: int) -> None:
+        """Take those after a wait, unless it is over."""
+        if wait == self.waits:
+            self.hears, self.waits = False, wait + 1
+            CALLER.set(self.caller)
+            if (due := next(self.steps, None)) is not None:
+                self.hears = due.hears
+                self.process.call_at(monotonic() + due.seconds, self.go, self.waits)
+
+    def hear(self, *event: Any) -> None:  # noqa: ANN401
+        self.inbox.extend(event)
+        if self.hears:
+            self.go(self.waits)
+
+    def cancel(self) -> None:
+        self.hears, self.waits = False, self.waits + 1
+        self.steps.close()
 
 
 class ScriptedRelay:

@@ -264,28 +264,3 @@ class MemoryChannel:
         self._dialling = bool(self.waiting)
         if self._dialling:
             self.process.call_at(self._again_at, self._dial)
-
-
-class ScriptedCall:
-    """A call of one message over a `MemoryChannel`, and what is answered to it."""
-
-    waits = False
-
-    def __init__(self, channel: Any, serve: Callable[[Any], object], lost: Callable[[str], object]) -> None:  # noqa: ANN401
-        """:param serve: is called at the server, with this call. :param lost: here, with the reason."""
-        self.serve, self.lost = serve, lost
-        self.connection: Any = None
-        self.cancel: Callable[[], object] = lambda: None  # at the server, once the client has gone
-        channel.begin(self)
-
-    def begin(self, connection: Any) -> None:  # noqa: ANN401
-        self.connection, connection.calls[self] = connection, None
-        connection.send(SMALL_BYTES, self.serve, self)
-
-    def lose(self, why: str) -> None:
-        self.end()
-        self.lost(why)
-
-    def end(self) -> None:
-        if self.connection is not None:
-            self.connection.calls.pop(self, None)

@@ -5,15 +5,13 @@ from __future__ import annotations
 import asyncio
 import heapq
 import logging
-from collections import deque
-from collections.abc import Callable, Coroutine, Generator, Iterator
+from collections.abc import Callable, Coroutine, Iterator
 from concurrent.futures import Executor
 from contextlib import contextmanager
 from contextvars import Context, ContextVar, copy_context
 from typing import Any, TypeVar
 
 from stages import clock
-from stages.clock import monotonic
 
 T = TypeVar("T")
 Call = Callable[..., object]
@@ -61,34 +59,6 @@ def here() -> Process:
     process = PROCESS.get()
     assert process is not None, "nothing simulated runs"
     return process
-
-
-class StepTaker:
-    """Takes steps in virtual time."""
-
-    def __init__(self, caller: str, steps: Callable[[StepTaker], Generator[Any, None, None]]) -> None:
-        """:param caller: the client that they are for."""
-        self.caller, self.process, self.inbox, self.waits, self.hears = caller, here(), deque[Any](), 0, False
-        self.steps = steps(self)
-        self.go(0)
-
-    def go(self, wait: int) -> None:
-        """Take those after a wait, unless it is over."""
-        if wait == self.waits:
-            self.hears, self.waits = False, wait + 1
-            CALLER.set(self.caller)
-            if (due := next(self.steps, None)) is not None:
-                self.hears = due.hears
-                self.process.call_at(monotonic() + due.seconds, self.go, self.waits)
-
-    def hear(self, *event: Any) -> None:  # noqa: ANN401
-        self.inbox.extend(event)
-        if self.hears:
-            self.go(self.waits)
-
-    def cancel(self) -> None:
-        self.hears, self.waits = False, self.waits + 1
-        self.steps.close()
 
 
 class _Handle(asyncio.Handle):
