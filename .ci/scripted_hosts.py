@@ -160,7 +160,7 @@ class StepTaker:
             CALLER.set(self.caller)
             if (due := next(self.steps, None)) is not None:
                 self.hears = due.hears
-                self.process.call_at(monotonic() + due.seconds, self.go, self.waits)
+                self.process.loop.call_at(monotonic() + due.seconds, self.go, self.waits)
 
     def hear(self, *event: Any) -> None:  # noqa: ANN401
         self.inbox.extend(event)
@@ -210,4 +210,4 @@ class ScriptedRelay:
         call = ScriptedCall(self.channel, take, done)
         due_s, silent = min(self.hop_timeout_s, hop.left_s), f"{self.address} did not answer"
         silence = silent if due_s < hop.left_s else deadline_exceeded(silent)
-        here().call_at(monotonic() + max(due_s, 0.001), done, silence)
+        here().loop.call_at(monotonic() + max(due_s, 0.001), done, silence)

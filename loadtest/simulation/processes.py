@@ -161,7 +161,7 @@ class SimulatedHost(Host):
     def _go(self) -> None:
         if not self._has_pass and len(self.scheduler):
             self._has_pass = True
-            here().call_at(monotonic() + self.pass_s, self._pass)
+            here().call_at(here().loop.now_s + self.pass_s, self._pass)
 
     def _pass(self) -> None:
         self._has_pass = False
@@ -210,7 +210,8 @@ class Try:
     client: str
     router: str
     path: tuple[str, ...]
-    begun_s: float
+    begun_s: float  # by the world's clock; all others by that of the router
+    begun_at: float
     heard_s: float = 0.0  # when its last result came
     number: int = -1  # of that result
     scores: dict[tuple[int, int], bytes] = field(default_factory=dict)  # by result and batch
@@ -251,7 +252,7 @@ class WatchedRing(Ring):
 
         attempt = super().begin(path, heard)
         names = tuple(link.entry.name for link in path)
-        self.tries[attempt.name] = Try(session, CALLER.get(), self.place, names, monotonic())
+        self.tries[attempt.name] = Try(session, CALLER.get(), self.place, names, here().loop.now_s, monotonic())
         return attempt
 
     def end(self, attempt: Attempt) -> None:
@@ -266,8 +267,8 @@ class WatchedRing(Ring):
     def _check(self, session: Session, path: HostPath) -> None:
         self._check_blame(session)
         names = " - ".join(link.entry.name for link in path)
-        begun_s = [self.tries[each.name].begun_s for each in session.tries.attempts]
-        if begun_s and (len(begun_s) > 1 or max(session.tries.failed_on.values(), default=0.0) > max(begun_s)):
+        begun_at = [self.tries[each.name].begun_at for each in session.tries.attempts]
+        if begun_at and (len(begun_at) > 1 or max(session.tries.failed_on.values(), default=0.0) > max(begun_at)):
             self.problems.append(f"{self.place} begins another try beside one that has not failed, on {names}")
         if self._left.pop(session, ()) == path:
             self.problems.append(f"{self.place} moves a request from silent hosts to the same ones, {names}")

@@ -94,7 +94,7 @@ class ServedCall:
         self._connection.served[self] = None
         loop = self._connection.network.loop
         if self._left_s is not None:
-            self._due_at = loop.now_s + self._left_s
+            self._due_at = loop.time() + self._left_s
             self._timer = loop.call_at(self._due_at, self.cancel)
         self._task = loop.create_task(self._serve(data))
 
@@ -185,7 +185,7 @@ class ServedCall:
         return self._call.metadata
 
     def time_remaining(self) -> float | None:
-        return None if self._due_at is None else max(self._due_at - self._connection.network.loop.now_s, 0.0)
+        return None if self._due_at is None else max(self._due_at - self._connection.network.loop.time(), 0.0)
 
     def auth_context(self) -> dict[str, Any]:
         return {}
