@@ -13,7 +13,7 @@ import loadtest.simulation.schedule as drawn
 from loadtest.simulation.calls import MemoryChannel
 from loadtest.simulation.loop import CALLER, here
 from loadtest.simulation.network import SMALL_BYTES, Connection
-from loadtest.simulation.processes import EchoingSubscribers, SimulatedHost, WatchedRing
+from loadtest.simulation.processes import SimulatedHost, WatchedRing
 from loadtest.simulation.schedule import HOSTS, STAGES
 from serving.router.topology import HostEntry
 from stages.clock import monotonic
@@ -89,7 +89,7 @@ class ScriptedHost(SimulatedHost):
         relays = {each.address: ScriptedRelay(network, each.address) for each in after(entry)}
         onward: Any = SimpleNamespace(to=relays.__getitem__)
         super().__init__(Release("", plan, parts), HostSettings(entry.name, prefix_mb=0), onward)
-        self.admission.parse, self.subscribers, self.jobs = parse, EchoingSubscribers(), deque[Any]()
+        self.admission.parse, self.jobs = parse, deque[Any]()
         self.scheduler: Any = self
         self.submit = self.jobs.append
 

@@ -22,6 +22,7 @@ HEADER_BYTES = 100  # of a call's beginning
 CONNECT_S = 5.0
 BACKOFF_S, MOST_BACKOFF_S, BACKOFF_GROWS = 0.1, 2.0, 1.6
 REFUSED = "failed to connect to all addresses; last error: UNAVAILABLE: Connection refused"
+UNTRUSTED = "failed to connect to all addresses; last error: UNKNOWN: Ssl handshake failed: CERTIFICATE_VERIFY_FAILED"
 TIMED_OUT = "failed to connect to all addresses; last error: UNAVAILABLE: connection attempt timed out"
 
 
@@ -91,14 +92,12 @@ class MemoryCall:
         else:
             self._answers.put(data)
 
-    def finish(self, initial: Pairs, one: bytes | None, *status: Any) -> None:  # noqa: ANN401
-        """The call's status, and its answer where there is one only."""
+    def end(
+        self, code: StatusCode, details: str, trailing: Pairs, initial: Pairs = (), one: bytes | None = None
+    ) -> None:
+        """The call's status, unless it has one, and with it an answer that is the only one."""
         if one is not None:
             self.hear(initial, one)
-        self.end(*status)
-
-    def end(self, code: StatusCode, details: str, trailing: Pairs) -> None:
-        """The call's status, unless it has one."""
         if self._code is not None:
             return
         self._code, self._details, self._trailing = code, details, trailing
@@ -233,6 +232,8 @@ class MemoryChannel:
         """At the other machine, which refuses by itself where nobody listens, or not any more."""
         if (found := self.network.servers.get(self.address)) is None:
             self.network.send(back, SMALL_BYTES, self.process, self._failed, (attempt, REFUSED))
+        elif {("untrusted", self.process.place), ("untrusted", found[0].place)} & self.network.states:
+            self.network.send(back, SMALL_BYTES, self.process, self._failed, (attempt, UNTRUSTED))
         else:
             answer = back, SMALL_BYTES, self.process, self._made, (attempt, found)
             found[0].call_at(self.network.loop.now_s, self.network.send, *answer)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections import deque
 from collections.abc import AsyncIterator, Callable, Sequence
 from functools import partial
 from types import SimpleNamespace
@@ -31,22 +30,18 @@ class Stream:
 
     def __init__(self, taken: Callable[[int], object]) -> None:
         """:param taken: tells the writer of bytes that were read."""
-        self._messages, self._came = deque[bytes | None](), asyncio.Event()
+        self._messages: asyncio.Queue[bytes | None] = asyncio.Queue()
         self._taken, self._unsaid = taken, 0
 
     def put(self, data: bytes | None = None) -> None:
         """A message, or the end."""
-        self._messages.append(data)
-        self._came.set()
+        self._messages.put_nowait(data)
 
     async def get(self) -> bytes | None:
         """The next message; None after the last."""
-        while not self._messages:
-            self._came.clear()
-            await self._came.wait()
-        if (data := self._messages[0]) is None:  # it stays the end
+        if (data := await self._messages.get()) is None:
+            self.put()  # it stays the end
             return None
-        self._messages.popleft()
         self._unsaid += len(data)
         if self._unsaid > WINDOW_BYTES // 2:
             self._taken(self._unsaid)
@@ -86,6 +81,7 @@ class ServedCall:
         self._due_at: float | None = None
         self._initial: Pairs = ()
         self._trailing: Pairs = ()
+        self._one: bytes | None = None  # the only answer: it travels with the status, as in gRPC
         self._status: tuple[StatusCode, str] | None = None
         self._callbacks: list[Callable[[Any], object]] = []
 
@@ -104,10 +100,10 @@ class ServedCall:
             self._task.cancel()
 
     async def _serve(self, data: bytes | None) -> None:
-        code, details, one = StatusCode.OK, "", None
+        code, details = StatusCode.OK, ""
         CALLER.set(self._connection.client.place)
         try:
-            one = await self._handle(data)
+            await self._handle(data)
         except asyncio.CancelledError:
             code, details = StatusCode.CANCELLED, "the call was cancelled"
         except grpc.aio.AbortError:
@@ -118,13 +114,14 @@ class ServedCall:
             self._timer.cancel()
         self._connection.served.pop(self, None)
         code, details = self._status or (code, details)
-        size = SMALL_BYTES + len(one or b"")
-        self._connection.answer(size, self._call.finish, self._initial, one, code, details, self._trailing)
+        one, size = self._one, SMALL_BYTES + len(self._one or b"")
+        self._connection.answer(size, self._call.end, code, details, self._trailing, self._initial, one)
         for callback in self._callbacks:
             callback(self)
 
-    async def _handle(self, data: bytes | None) -> bytes | None:
-        """Returns an answer that is the only one: it travels with the status, as in gRPC."""
+    async def _handle(self, data: bytes | None) -> None:
+        if ("token", self._connection.server.place) in self._connection.network.states:
+            await self.abort(StatusCode.UNAUTHENTICATED, "this needs a token: give --token-file")
         handler = await self._connection.serves.handler(self._call.path, self._call.metadata)
         if handler is None:
             await self.abort(StatusCode.UNIMPLEMENTED, "Method not found!")
@@ -133,13 +130,13 @@ class ServedCall:
         request: Any = self._each(data) if kind.startswith("stream") else await self._read(data)
         answers = answer(request, self)
         if kind.endswith("unary"):
-            return None if (one := await answers) is None else self._write(one)
-        if hasattr(answers, "__aiter__"):
+            if (one := await answers) is not None:
+                self._one = self._write(one)
+        elif hasattr(answers, "__aiter__"):
             async for each in answers:
                 await self.write(each)
         else:
             await answers
-        return None
 
     async def _each(self, first: bytes | None) -> AsyncIterator[Any]:
         """:param first: the only one, where the handler takes one request as a stream."""

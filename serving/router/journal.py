@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 # Faults of a host's state: other hosts may do the work, or the same one in a moment. All others are nonsense, which a
 # sound host does not say: the router checked the request, and keeps its deadline.
 ELSEWHERE = {Code.UNAVAILABLE, Code.NOT_FOUND, Code.FAILED_PRECONDITION, Code.CANCELLED, Code.RESOURCE_EXHAUSTED}
+ELSEWHERE |= {Code.UNAUTHENTICATED, Code.PERMISSION_DENIED}  # a host with another certificate or token
 # Faults that a client would take for its own.
 OF_THE_ROUTER = {Code.UNAUTHENTICATED, Code.PERMISSION_DENIED, Code.DEADLINE_EXCEEDED}
 NONSENSE_TRIES = 3
