@@ -17,7 +17,7 @@ MOST_FAULTS = 4
 SLOW = 50.0, (450.0, 520.0)  # times that a slow host takes; so many, and a second try begins beside the first
 SLOW_ALONE, PARTED_S = 100.0, 3.5  # of a range's only host; from the loss of one router to that of the other
 GONE_S = 600.0  # so long the other host is lost
-SLOW_LINK_S, FLAP_S = 0.3, 0.75  # what a slow link takes more; from one reset to the next
+SLOW_LINK_S, FLAP_S, JUMP_S = 0.3, 0.75, (1.0, 4.0)  # what a slow link takes more; from reset to reset; of a clock
 # Of so many seeds one deploys a release meanwhile, and another is a training: both take files, which are slow.
 DEPLOY_EVERY = TRAIN_EVERY = ALONE_EVERY = LIE_EVERY = 8
 TRAIN_AT, ALONE_AT, LIE_AT = 4, 2, 6  # in another a stage has one host only, and in another a host lies
@@ -61,7 +61,6 @@ SILENT_KINDS = ("freeze", "cut", "one-way")
 PROCESS_KINDS = KINDS.keys() - {"cut", "one-way", "reset", "half-open", "flap", "slow-link", "leave", "hurry"}
 TRAINING_KINDS = sorted(KINDS.keys() - {"replace", "flap", "slow", "full", "broken", "echo", "leave", "hurry"})
 OF_COORDINATOR = ("write", "token", "no-room", "power")
-JUMP_S = 1.0, 4.0
 MOST_CHANGES = 40  # of its disk: a coordinator makes 110 in a run
 # A router that is silent is left by its clients once gRPC's keepalive says so, and another was dialled in vain.
 SILENT_ROUTER_S = 20.0

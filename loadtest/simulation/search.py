@@ -213,14 +213,13 @@ def run_schedule(weights: Weights, schedule: Schedule, first: TinyRelease | None
             world.liars = {fault.targets[0] for fault in schedule.faults if fault.kind == "lie"}
             job = _run(world, schedule, said)
         connect: Any = partial(MemoryChannel, world.network)
-        before, channel.connect = channel.connect, connect
-        fsync, os.fsync = os.fsync, world.sync  # type: ignore[assignment]
+        before, channel.connect, os.fsync = (channel.connect, os.fsync), connect, world.sync  # type: ignore[assignment]
         try:
             return loop.run_until_complete(job)
         except (RuntimeError, TimeoutError) as error:
             return ScheduleRun([], [], None, [f"it came to no end: {error!r}"], world.network.events)
         finally:
-            channel.connect, os.fsync = before, fsync
+            channel.connect, os.fsync = before
             world.close()
 
 
