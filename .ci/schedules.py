@@ -246,6 +246,8 @@ class ScriptedWorld(FaultyWorld):
     def change(self, fault: PlannedFault, begins: bool) -> None:
         if fault.targets[0] in self.hosts:
             self.hosts[fault.targets[0]].change(fault, begins)
+            if fault.kind == "echo":
+                (self.network.states.add if begins else self.network.states.discard)(("echo", fault.targets[0]))
 
     def begin(self, fault: PlannedFault) -> None:
         super().begin(fault)
@@ -294,6 +296,8 @@ class ScriptedWorld(FaultyWorld):
             loop._run_once()
         problems = [*loop.problems, *whole.beyond_words(self.whole_tries)]
         problems += [f"{name} still holds sessions" for name in left]
+        sizes = {name: host.sessions.bytes for name, host in self.hosts.items() if not host.sessions.sessions}
+        problems += [f"{name} holds {size} bytes for no session" for name, size in sizes.items() if size]
         return whole.ScheduleRun(self.outcomes, [], None, problems, self.network.events)
 
 

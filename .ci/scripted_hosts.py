@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Generator
+from contextlib import suppress
 from functools import partial
 from types import SimpleNamespace
 from typing import Any
@@ -99,6 +100,8 @@ class ScriptedHost(SimulatedHost):
     def turn(self) -> list[Any]:
         ended = [self.jobs.popleft() for _ in range(len(self.jobs))]
         for job in ended:
+            if job.session.pending < 1:
+                self.problems.append(f"{self.settings.name} works on a session that waits for nothing")
             job.work.begin(job.session, 0)
             job.work.complete(None)
             job.result = job.work.outcome
@@ -191,6 +194,9 @@ class ScriptedRelay:
         def take(call: Any) -> None:  # noqa: ANN401
             try:
                 call.connection.serves.accept(copy_of(hop), SMALL_BYTES)
+                if ("echo", call.connection.client.place) in self.channel.network.states:
+                    with suppress(StatusError):
+                        call.connection.serves.accept(copy_of(hop), SMALL_BYTES)
                 call.connection.serves._go()
             except StatusError as error:
                 call.connection.answer(SMALL_BYTES, done, error)

@@ -232,8 +232,6 @@ class MemoryChannel:
         """At the other machine, which refuses by itself where nobody listens, or not any more."""
         if (found := self.network.servers.get(self.address)) is None:
             self.network.send(back, SMALL_BYTES, self.process, self._failed, (attempt, REFUSED))
-        elif {("untrusted", self.process.place), ("untrusted", found[0].place)} & self.network.states:
-            self.network.send(back, SMALL_BYTES, self.process, self._failed, (attempt, UNTRUSTED))
         else:
             answer = back, SMALL_BYTES, self.process, self._made, (attempt, found)
             found[0].call_at(self.network.loop.now_s, self.network.send, *answer)
@@ -242,9 +240,10 @@ class MemoryChannel:
         if attempt != self._attempt or not self._dialling:
             return
         self._dialling, self._backoff_s = False, 0.0
-        if found[0].killed:
+        untrusted = {("untrusted", self.process.place), ("untrusted", found[0].place)} & self.network.states
+        if found[0].killed or untrusted:
             self._dialling = True
-            self._failed(attempt, RESET)
+            self._failed(attempt, UNTRUSTED if untrusted else RESET)
             return
         self.connection = Connection(self, found[1], found[0])
         waiting, self.waiting = self.waiting, {}

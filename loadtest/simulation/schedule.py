@@ -107,7 +107,8 @@ class PlannedFault:
                 return 0.0
             is_only = any(each is not self and each.stages & self.stages for each in others)  # nobody leaves it
             spent_s = UNACKNOWLEDGED_S if is_only or set(self.targets) <= set(HOSTS) else UNHEARD_S
-            delay_s = spent_s if is_spent or is_only else delay_s
+            taught = [each for each in others if each.kind in SILENT_KINDS and each.at_s < min(begin_s, self.at_s)]
+            delay_s = spent_s if is_spent or is_only or taught else delay_s  # routers wait longer since
         return min(delay_s, self.length_s + AGAIN_S)
 
     def __str__(self) -> str:
