@@ -16,12 +16,12 @@ from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
-from scripted_hosts import ENTRIES, RTT_MS, WEIGHTS, ScriptedHost, ScriptedRelay, after
+from scripted_hosts import ENTRIES, RTT_MS, WEIGHTS, ScriptedCall, ScriptedHost, ScriptedRelay, StepTaker, after
 
 import loadtest.simulation.schedule as drawn
 import loadtest.simulation.world as whole
-from loadtest.simulation.calls import MemoryChannel, ScriptedCall
-from loadtest.simulation.loop import StepTaker, VirtualLoop, here, quiet
+from loadtest.simulation.calls import MemoryChannel
+from loadtest.simulation.loop import VirtualLoop, here, quiet
 from loadtest.simulation.network import SMALL_BYTES, FaultyWorld
 from loadtest.simulation.processes import Try, WatchedRing
 from loadtest.simulation.schedule import HOSTS, ROUTER_NAMES, STAGES, Asked, PlannedFault, Schedule
@@ -75,7 +75,7 @@ class ScriptedLink(HostLink):
     def lost(self, why: str) -> None:
         self.is_open = False
         self.ring._lose(self, why)
-        here().call_at(monotonic() + RETRY_S, self.listen)
+        here().call_at(self.world.loop.now_s + RETRY_S, self.listen)
 
     def release(self, session: str | None = None) -> None:  # type: ignore[override]
         def free(call: Any) -> None:  # noqa: ANN401
@@ -86,16 +86,16 @@ class ScriptedLink(HostLink):
 
     def look(self) -> bool:
         """Take note of how the host is, and of those after it. True if it will soon say more."""
-        dials = False
+        dials, now_s = False, self.world.loop.now_s
         since_s = self.world.silent_since(self.ring.place, self.entry.name)
-        self.relay.asked_at = since_s and since_s + ASKED_S
-        if since_s is not None and monotonic() > since_s + LOST_S:
+        self.relay.asked_at = since_s and monotonic() - (now_s - since_s) + ASKED_S
+        if since_s is not None and now_s > since_s + LOST_S:
             self.ring._lose(self, "it does not answer")
         elif since_s is None and self.is_open:
             self.problem = ""
             for name, link in self.onward.items():
                 since_s = self.world.silent_since(self.entry.name, name)
-                is_lost = since_s is not None and monotonic() > since_s + ONWARD_S
+                is_lost = since_s is not None and now_s > since_s + ONWARD_S
                 relay: Any = self.world.hosts[self.entry.name].next_hosts.to(name)
                 is_killed = self.world.processes[name].killed
                 dials = dials or (relay.channel._dialling and not is_killed)
@@ -121,7 +121,7 @@ def serve(case: whole.Case, left_s: float, hear: Callable[..., object], call: An
 
     taker = StepTaker(call.connection.client.place, steps)
     call.cancel, call.connection.served[call] = taker.cancel, None
-    here().call_at(due_at, taker.cancel)
+    here().loop.call_at(due_at, taker.cancel)
 
 
 def written(session: Session, case: whole.Case, say: Callable[[bytes], object]) -> Steps[None]:
@@ -169,10 +169,10 @@ def ask(
 
     for each in asked:
         yield Wait(each.pause_s, hears=False)
-        case, begin_s, replays, status, said = CASES[each.case], monotonic(), 0, "", ""
+        case, begin_s, replays, status, said = CASES[each.case], world.loop.now_s, 0, "", ""
         lasting = {fault.kind for fault in world.lasting if fault.targets == (name,)}
         turns = Turns(client, whole.HURRY_S if "hurry" in lasting else whole.PATIENCE_S)
-        end_s, end = turns.timeout_s, "DEADLINE_EXCEEDED"
+        begun_at, end_s, end = monotonic(), turns.timeout_s, "DEADLINE_EXCEEDED"
         if "leave" in lasting:
             end_s, end = whole.LEAVE_S, "LEFT"
         while not status:
@@ -182,7 +182,7 @@ def ask(
             try:
                 while not status:
                     if not taker.inbox:
-                        yield Wait(max(begin_s + end_s - monotonic(), 0.0), hears=True)
+                        yield Wait(max(begun_at + end_s - monotonic(), 0.0), hears=True)
                     what = taker.inbox.popleft() if taker.inbox else None
                     if isinstance(what, RouterError):
                         raise what
@@ -204,7 +204,7 @@ def ask(
         own, places, idle = whole.traces_of(world.all_rings, name, routers, begin_s, routers[turns.at])
         if status == "OK":
             world.whole_tries.append(max(own, key=lambda each: each.heard_s))
-        took = begin_s - world.begin_s, monotonic() - begin_s, turns.timeout_s
+        took = begin_s - world.begin_s, world.loop.now_s - begin_s, turns.timeout_s
         how = *took, replays, places, idle, frozenset[Any](), said, case.mode
         world.outcomes.append(whole.RequestOutcome(each.case, status, turns.output, *how))
 
@@ -246,6 +246,8 @@ class ScriptedWorld(FaultyWorld):
     def change(self, fault: PlannedFault, begins: bool) -> None:
         if fault.targets[0] in self.hosts:
             self.hosts[fault.targets[0]].change(fault, begins)
+            if fault.kind == "echo":
+                (self.network.states.add if begins else self.network.states.discard)(("echo", fault.targets[0]))
 
     def begin(self, fault: PlannedFault) -> None:
         super().begin(fault)
@@ -294,6 +296,8 @@ class ScriptedWorld(FaultyWorld):
             loop._run_once()
         problems = [*loop.problems, *whole.beyond_words(self.whole_tries)]
         problems += [f"{name} still holds sessions" for name in left]
+        sizes = {name: host.sessions.bytes for name, host in self.hosts.items() if not host.sessions.sessions}
+        problems += [f"{name} holds {size} bytes for no session" for name, size in sizes.items() if size]
         return whole.ScheduleRun(self.outcomes, [], None, problems, self.network.events)
 
 

@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Generator
+from contextlib import suppress
 from functools import partial
 from types import SimpleNamespace
 from typing import Any
 from zlib import crc32
 
 import loadtest.simulation.schedule as drawn
-from loadtest.simulation.calls import MemoryChannel, ScriptedCall
-from loadtest.simulation.loop import here
+from loadtest.simulation.calls import MemoryChannel
+from loadtest.simulation.loop import CALLER, here
 from loadtest.simulation.network import SMALL_BYTES, Connection
-from loadtest.simulation.processes import EchoingSubscribers, SimulatedHost, WatchedRing
+from loadtest.simulation.processes import SimulatedHost, WatchedRing
 from loadtest.simulation.schedule import HOSTS, STAGES
 from serving.router.topology import HostEntry
 from stages.clock import monotonic
@@ -89,7 +90,7 @@ class ScriptedHost(SimulatedHost):
         relays = {each.address: ScriptedRelay(network, each.address) for each in after(entry)}
         onward: Any = SimpleNamespace(to=relays.__getitem__)
         super().__init__(Release("", plan, parts), HostSettings(entry.name, prefix_mb=0), onward)
-        self.admission.parse, self.subscribers, self.jobs = parse, EchoingSubscribers(), deque[Any]()
+        self.admission.parse, self.jobs = parse, deque[Any]()
         self.scheduler: Any = self
         self.submit = self.jobs.append
 
@@ -99,6 +100,8 @@ class ScriptedHost(SimulatedHost):
     def turn(self) -> list[Any]:
         ended = [self.jobs.popleft() for _ in range(len(self.jobs))]
         for job in ended:
+            if job.session.pending < 1:
+                self.problems.append(f"{self.settings.name} works on a session that waits for nothing")
             job.work.begin(job.session, 0)
             job.work.complete(None)
             job.result = job.work.outcome
@@ -117,6 +120,59 @@ class ScriptedHost(SimulatedHost):
 
         call.cancel, call.connection.served[call] = lost, None
         call.connection.answer(SMALL_BYTES, opened)
+
+
+class ScriptedCall:
+    """A call of one message over a `MemoryChannel`, and what is answered to it."""
+
+    waits = False
+
+    def __init__(self, channel: Any, serve: Callable[[Any], object], lost: Callable[[str], object]) -> None:  # noqa: ANN401
+        """:param serve: is called at the server, with this call. :param lost: here, with the reason."""
+        self.serve, self.lost = serve, lost
+        self.connection: Any = None
+        self.cancel: Callable[[], object] = lambda: None  # at the server, once the client has gone
+        channel.begin(self)
+
+    def begin(self, connection: Any) -> None:  # noqa: ANN401
+        self.connection, connection.calls[self] = connection, None
+        connection.send(SMALL_BYTES, self.serve, self)
+
+    def lose(self, why: str) -> None:
+        self.end()
+        self.lost(why)
+
+    def end(self) -> None:
+        if self.connection is not None:
+            self.connection.calls.pop(self, None)
+
+
+class StepTaker:
+    """Takes steps in virtual time."""
+
+    def __init__(self, caller: str, steps: Callable[[StepTaker], Generator[Any, None, None]]) -> None:
+        """:param caller: the client that they are for."""
+        self.caller, self.process, self.inbox, self.waits, self.hears = caller, here(), deque[Any](), 0, False
+        self.steps = steps(self)
+        self.go(0)
+
+    def go(self, wait: int) -> None:
+        """Take those after a wait, unless it is over."""
+        if wait == self.waits:
+            self.hears, self.waits = False, wait + 1
+            CALLER.set(self.caller)
+            if (due := next(self.steps, None)) is not None:
+                self.hears = due.hears
+                self.process.loop.call_at(monotonic() + due.seconds, self.go, self.waits)
+
+    def hear(self, *event: Any) -> None:  # noqa: ANN401
+        self.inbox.extend(event)
+        if self.hears:
+            self.go(self.waits)
+
+    def cancel(self) -> None:
+        self.hears, self.waits = False, self.waits + 1
+        self.steps.close()
 
 
 class ScriptedRelay:
@@ -138,6 +194,9 @@ class ScriptedRelay:
         def take(call: Any) -> None:  # noqa: ANN401
             try:
                 call.connection.serves.accept(copy_of(hop), SMALL_BYTES)
+                if ("echo", call.connection.client.place) in self.channel.network.states:
+                    with suppress(StatusError):
+                        call.connection.serves.accept(copy_of(hop), SMALL_BYTES)
                 call.connection.serves._go()
             except StatusError as error:
                 call.connection.answer(SMALL_BYTES, done, error)
@@ -157,4 +216,4 @@ class ScriptedRelay:
         call = ScriptedCall(self.channel, take, done)
         due_s, silent = min(self.hop_timeout_s, hop.left_s), f"{self.address} did not answer"
         silence = silent if due_s < hop.left_s else deadline_exceeded(silent)
-        here().call_at(monotonic() + max(due_s, 0.001), done, silence)
+        here().loop.call_at(monotonic() + max(due_s, 0.001), done, silence)

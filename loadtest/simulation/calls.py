@@ -22,6 +22,7 @@ HEADER_BYTES = 100  # of a call's beginning
 CONNECT_S = 5.0
 BACKOFF_S, MOST_BACKOFF_S, BACKOFF_GROWS = 0.1, 2.0, 1.6
 REFUSED = "failed to connect to all addresses; last error: UNAVAILABLE: Connection refused"
+UNTRUSTED = "failed to connect to all addresses; last error: UNKNOWN: Ssl handshake failed: CERTIFICATE_VERIFY_FAILED"
 TIMED_OUT = "failed to connect to all addresses; last error: UNAVAILABLE: connection attempt timed out"
 
 
@@ -91,8 +92,12 @@ class MemoryCall:
         else:
             self._answers.put(data)
 
-    def end(self, code: StatusCode, details: str, trailing: Pairs) -> None:
-        """The call's status, unless it has one."""
+    def end(
+        self, code: StatusCode, details: str, trailing: Pairs, initial: Pairs = (), one: bytes | None = None
+    ) -> None:
+        """The call's status, unless it has one, and with it an answer that is the only one."""
+        if one is not None:
+            self.hear(initial, one)
         if self._code is not None:
             return
         self._code, self._details, self._trailing = code, details, trailing
@@ -235,9 +240,10 @@ class MemoryChannel:
         if attempt != self._attempt or not self._dialling:
             return
         self._dialling, self._backoff_s = False, 0.0
-        if found[0].killed:
+        untrusted = {("untrusted", self.process.place), ("untrusted", found[0].place)} & self.network.states
+        if found[0].killed or untrusted:
             self._dialling = True
-            self._failed(attempt, RESET)
+            self._failed(attempt, UNTRUSTED if untrusted else RESET)
             return
         self.connection = Connection(self, found[1], found[0])
         waiting, self.waiting = self.waiting, {}
@@ -258,28 +264,3 @@ class MemoryChannel:
         self._dialling = bool(self.waiting)
         if self._dialling:
             self.process.call_at(self._again_at, self._dial)
-
-
-class ScriptedCall:
-    """A call of one message over a `MemoryChannel`, and what is answered to it."""
-
-    waits = False
-
-    def __init__(self, channel: Any, serve: Callable[[Any], object], lost: Callable[[str], object]) -> None:  # noqa: ANN401
-        """:param serve: is called at the server, with this call. :param lost: here, with the reason."""
-        self.serve, self.lost = serve, lost
-        self.connection: Any = None
-        self.cancel: Callable[[], object] = lambda: None  # at the server, once the client has gone
-        channel.begin(self)
-
-    def begin(self, connection: Any) -> None:  # noqa: ANN401
-        self.connection, connection.calls[self] = connection, None
-        connection.send(SMALL_BYTES, self.serve, self)
-
-    def lose(self, why: str) -> None:
-        self.end()
-        self.lost(why)
-
-    def end(self) -> None:
-        if self.connection is not None:
-            self.connection.calls.pop(self, None)

@@ -6,24 +6,29 @@ them once it is whole, as TCP does; where that takes longer than gRPC's keepaliv
 
 from __future__ import annotations
 
+import os
 from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from loadtest.simulation.loop import Process, VirtualLoop
 from loadtest.simulation.schedule import FLAP_S, HOSTS, PROCESS_KINDS, PlannedFault
+from stages.errors import CheckpointError
 
 if TYPE_CHECKING:
     from loadtest.simulation.calls import MemoryCall, MemoryChannel
     from loadtest.simulation.served import MemoryServer, ServedCall
 
+T = TypeVar("T")
 DELAY_S, BYTES_PER_S = 0.03, 12.5e6  # one way
 RESEND_S = 0.2  # TCP's least time-out: a link that is whole again carries nothing sooner
 KEEPALIVE_S = 15.0  # 10 s from ping to ping, 5 s for the answer (stages/wire/channel.py)
 SMALL_BYTES = 64  # of what opens, ends or acknowledges
+DATABASE = ".sqlite3"
 RESET, SILENT = "recvmsg:Connection reset by peer", "keepalive watchdog timeout"
 
 
@@ -48,6 +53,7 @@ class MemoryNetwork:
         self.servers: dict[str, tuple[Process, MemoryServer]] = {}  # by address
         self.places: dict[str, str] = {}  # the machine of an address
         self.connections: list[Connection] = []
+        self.states = set[tuple[str, str]]()  # of machines, by the kind of fault that lasts
         self._links: dict[tuple[str, str], Direction] = {}
         self.events = 0  # a digest of all that was sent: when it arrives, over which link, how many bytes
 
@@ -99,8 +105,11 @@ class MemoryNetwork:
 
     def _lose_frozen(self, process: Process) -> None:
         if process.halted:
-            for each in [each for each in self.connections if process in (each.client, each.server)]:
-                each.end(SILENT)
+            self.lose(process, SILENT)
+
+    def lose(self, process: Process, why: str) -> None:
+        for each in [each for each in self.connections if process in (each.client, each.server)]:
+            each.end(why)
 
     def reset(self, ends: Sequence[str], after_s: float = 0.0, why: str = RESET) -> None:
         """End every connection between two machines, as something on the way would.
@@ -177,6 +186,30 @@ class FaultyWorld(ABC):
         self.lasting: dict[PlannedFault, Callable[[], object]] = {}  # and what ends each
         self.hit = set[str]()  # processes that a fault has hit so far, and hosts at the end of a link that one has
         self.is_over = False  # no fault begins any more
+        self._names, self._contents = dict[int, dict[str, int]](), dict[int, bytes]()  # by inode, as they were synced
+
+    def sync(self, handle: int) -> None:
+        """In the place of os.fsync: note what a power cut leaves."""
+        number, path = os.fstat(handle).st_ino, Path(os.readlink(f"/proc/self/fd/{handle}"))
+        if path.is_dir():
+            self._names[number] = {each.name: each.stat().st_ino for each in path.iterdir()}
+        else:
+            self._contents[number] = path.read_bytes()
+
+    def cut_power(self, directory: Path) -> None:
+        """Leave the names and contents that were synced; a database syncs its own."""
+        for path in [each for each in directory.rglob("*") if each.is_file() and DATABASE not in each.name]:
+            number = self._names.get(path.parent.stat().st_ino, {}).get(path.name)
+            if number is None:
+                path.unlink()
+            elif number != path.stat().st_ino or self._contents.get(number) != path.read_bytes():
+                path.write_bytes(self._contents.get(number, b"torn"))
+
+    def write(self, name: str, change: Callable[..., T], *what: Any) -> T:  # noqa: ANN401
+        """Change a machine's disk. Raises CheckpointError where that is full."""
+        if ("no-room", name) in self.network.states:
+            raise CheckpointError(f"cannot write on {name}: free some space")
+        return change(*what)
 
     @abstractmethod
     def start(self, name: str) -> None:
@@ -197,14 +230,21 @@ class FaultyWorld(ABC):
         names, network, self.lasting[fault] = fault.targets, self.network, lambda: None
         self.hit |= {name for name in names if fault.kind in PROCESS_KINDS or name in HOSTS}
         self.loop.call_later(fault.length_s, self.end, fault)
-        if fault.kind == "broken":  # who sends nonsense is not known: all of a path are avoided
+        if fault.kind in ("broken", "lie"):  # who sends nonsense is not known: all of a path are avoided
             self.hit.update(HOSTS)
         match fault.kind:
-            case "kill" | "replace":
+            case "kill" | "replace" | "power":
                 network.kill(self.processes[names[0]])
-                if fault.kind == "replace":
+                if fault.kind != "kill":
                     self.change(fault, begins=True)
                 self.lasting[fault] = partial(self.revive, names[0])
+            case "jump":
+                self.processes[names[0]].jump(fault.strength)
+            case "untrusted" | "token" | "no-room" | "lie":
+                network.states.add(state := (fault.kind, names[0]))
+                self.lasting[fault] = partial(network.states.discard, state)
+                if fault.kind == "untrusted":
+                    network.lose(self.processes[names[0]], RESET)
             case "freeze":
                 network.freeze(self.processes[names[0]])
                 self.lasting[fault] = self.processes[names[0]].resume

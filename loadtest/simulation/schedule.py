@@ -17,10 +17,10 @@ MOST_FAULTS = 4
 SLOW = 50.0, (450.0, 520.0)  # times that a slow host takes; so many, and a second try begins beside the first
 SLOW_ALONE, PARTED_S = 100.0, 3.5  # of a range's only host; from the loss of one router to that of the other
 GONE_S = 600.0  # so long the other host is lost
-SLOW_LINK_S, FLAP_S = 0.3, 0.75  # what a slow link takes more; from one reset to the next
+SLOW_LINK_S, FLAP_S, JUMP_S = 0.3, 0.75, (1.0, 4.0)  # what a slow link takes more; from reset to reset; of a clock
 # Of so many seeds one deploys a release meanwhile, and another is a training: both take files, which are slow.
-DEPLOY_EVERY = TRAIN_EVERY = ALONE_EVERY = 8
-TRAIN_AT, ALONE_AT = 4, 2  # and in another a stage has one host only
+DEPLOY_EVERY = TRAIN_EVERY = ALONE_EVERY = LIE_EVERY = 8
+TRAIN_AT, ALONE_AT, LIE_AT = 4, 2, 6  # in another a stage has one host only, and in another a host lies
 
 
 @dataclass(frozen=True)
@@ -47,13 +47,20 @@ KINDS = {
     "full": FaultKind(0.5, 6.0, 2, 0.6),  # a host has no memory for sessions
     "broken": FaultKind(0.5, 6.0, 1, 0.6),  # all that a host computes fails
     "echo": FaultKind(0.5, 6.0, 1, 0.0),  # a host sends every result twice
+    "jump": FaultKind(0.0, 0.0, 2, 6.0),  # the clock of a machine, ahead
+    "untrusted": FaultKind(0.3, 6.0, 2, 0.6),  # nobody takes a machine's certificate, and all connections end
+    "token": FaultKind(0.3, 6.0, 2, 1.6),  # a host takes nobody's token
+    "lie": FaultKind(0.5, 6.0, 0, 10.0),  # a host has other numbers than it should, or a worker another update
+    "no-room": FaultKind(0.3, 6.0, 0, 0.0),  # a disk takes nothing
+    "power": FaultKind(0.3, 6.0, 0, 0.6),  # as kill, and the disk has what was synced
     "leave": FaultKind(0.3, 1.0, 1, 0.0),  # a client goes before it has its texts
     "hurry": FaultKind(0.3, 2.0, 1, 0.0),  # a client's requests have a short deadline
     "write": FaultKind(0.3, 3.0, 0, 0.0),  # a coordinator is killed in the middle of what it writes
 }
 SILENT_KINDS = ("freeze", "cut", "one-way")
-PROCESS_KINDS = ("kill", "replace", "freeze", "slow", "full", "broken", "echo")
-TRAINING_KINDS = ("kill", "freeze", "cut", "one-way", "reset", "half-open", "slow-link", "write", "write")
+PROCESS_KINDS = KINDS.keys() - {"cut", "one-way", "reset", "half-open", "flap", "slow-link", "leave", "hurry"}
+TRAINING_KINDS = sorted(KINDS.keys() - {"replace", "flap", "slow", "full", "broken", "echo", "leave", "hurry"})
+OF_COORDINATOR = ("write", "token", "no-room", "power")
 MOST_CHANGES = 40  # of its disk: a coordinator makes 110 in a run
 # A router that is silent is left by its clients once gRPC's keepalive says so, and another was dialled in vain.
 SILENT_ROUTER_S = 20.0
@@ -76,10 +83,6 @@ class PlannedFault:
     strength: float = 0.0  # times that it is slower, seconds that a link takes more, or changes until a kill
 
     @property
-    def hits_host(self) -> bool:
-        return any(name in HOSTS for name in self.targets)
-
-    @property
     def end_s(self) -> float:
         return self.at_s + self.length_s
 
@@ -97,14 +100,15 @@ class PlannedFault:
         if self.at_s > end_s or self.end_s + AGAIN_S < begin_s:
             return 0.0
         delay_s = KINDS[self.kind].delay_s
-        if self.kind in SILENT_KINDS and not self.hits_host:
+        if self.kind in SILENT_KINDS and not self.stages:
             delay_s = SILENT_ROUTER_S
         elif self.kind in SILENT_KINDS:
             if seen_s + KNOWN_S < begin_s and end_s < self.end_s:
                 return 0.0
             is_only = any(each is not self and each.stages & self.stages for each in others)  # nobody leaves it
             spent_s = UNACKNOWLEDGED_S if is_only or set(self.targets) <= set(HOSTS) else UNHEARD_S
-            delay_s = spent_s if is_spent or is_only else delay_s
+            taught = [each for each in others if each.kind in SILENT_KINDS and each.at_s < min(begin_s, self.at_s)]
+            delay_s = spent_s if is_spent or is_only or taught else delay_s  # routers wait longer since
         return min(delay_s, self.length_s + AGAIN_S)
 
     def __str__(self) -> str:
@@ -168,13 +172,17 @@ def make_schedule(seed: int, cases: int, is_scripted: bool = False) -> Schedule:
         else:
             faults.append(PlannedFault("freeze", (only,), at_s, chance.uniform(0.5, 3.0)))
     count = int(not is_parted) if is_alone else chance.randint(1, MOST_FAULTS)
+    if seed % LIE_EVERY == LIE_AT and not is_scripted:  # an audit finds nothing where other hosts fail it
+        kind, count = "lie", 0
+        length_s = chance.uniform(KINDS[kind].least_s, KINDS[kind].most_s)
+        faults.append(PlannedFault(kind, (chance.choice(hosts),), chance.uniform(0, BEGIN_S), length_s))
     kinds = {name: kind.weight for name, kind in KINDS.items() if not (is_alone and name == "flap")}
     if deploy_at_s is not None:
-        kinds["replace"] = kinds["kill"]
+        kinds |= {"replace": kinds["kill"], "power": kinds["kill"], "no-room": kinds["kill"]}
     any_host, any_client = [(name,) for name in hosts], [(name,) for name in CLIENT_NAMES]
     targets_of: dict[str, Sequence[tuple[str, ...]]] = {
-        **{kind: [(name,) for name in harmed] for kind in ("kill", "freeze")},
-        **dict.fromkeys(("replace", "full", "broken", "slow"), any_host),
+        **{kind: [(name,) for name in harmed] for kind in ("kill", "freeze", "jump", "untrusted", "power", "no-room")},
+        **dict.fromkeys(("replace", "full", "broken", "slow", "token"), any_host),
         **dict.fromkeys(("cut", "one-way"), able),
         **dict.fromkeys(("reset", "half-open", "slow-link"), links),
         "flap": [ends for ends in able if ends[1] in HOSTS],
@@ -185,7 +193,7 @@ def make_schedule(seed: int, cases: int, is_scripted: bool = False) -> Schedule:
         if kind == "broken":  # one in a schedule: a request has three tries where hosts say what no host may
             del kinds[kind]
         targets = chance.choice(targets_of.get(kind, any_client))
-        strength = SLOW_LINK_S if kind == "slow-link" else 0.0
+        strength = {"slow-link": SLOW_LINK_S, "jump": chance.uniform(*JUMP_S)}.get(kind, 0.0)
         if kind == "slow":
             strength = chance.choice((SLOW[0], chance.uniform(*SLOW[1])))
         if kind != "half-open" and chance.random() < 0.5:  # of a link, the direction that is cut
@@ -211,9 +219,12 @@ def _training(seed: int, chance: random.Random) -> Schedule:
     faults = []
     for kind in chance.choices(TRAINING_KINDS, k=chance.randint(1, MOST_FAULTS)):
         targets: tuple[str, ...] = (chance.choice(WORKERS), COORDINATOR)[:: chance.choice((1, -1))]
-        if kind in ("kill", "freeze", "write"):
-            targets = (COORDINATOR if kind == "write" else chance.choice((COORDINATOR, *WORKERS)),)
+        if kind == "lie" or kind in OF_COORDINATOR:
+            targets = (COORDINATOR if kind in OF_COORDINATOR else chance.choice(WORKERS),)
+        elif kind in ("kill", "freeze", "jump", "untrusted"):
+            targets = (chance.choice((COORDINATOR, *WORKERS)),)
         at_s, length_s = chance.uniform(0, BEGIN_S), chance.uniform(KINDS[kind].least_s, KINDS[kind].most_s)
-        strength = {"write": float(chance.randint(1, MOST_CHANGES)), "slow-link": SLOW_LINK_S}.get(kind, 0.0)
+        changes = float(chance.randint(1, MOST_CHANGES))
+        strength = {"write": changes, "slow-link": SLOW_LINK_S, "jump": chance.uniform(*JUMP_S)}.get(kind, 0.0)
         faults.append(PlannedFault(kind, targets, at_s, length_s, strength))
     return Schedule(seed, (), (), tuple(sorted(faults, key=lambda fault: fault.at_s)), trains=True)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import os
 import tempfile
 import time
 from collections import Counter
@@ -132,10 +133,13 @@ def fate_of(outcome: RequestOutcome, answers: Sequence[RequestOutcome], schedule
     :param answers: the same request's without faults, of each release that it may have got."""
     took_s, is_whole = outcome.took_s, outcome.status == "OK"
     begun = [each for each in answers if each.text.startswith(outcome.text)]
+    lies = [fault for fault in schedule.faults if fault.kind == "lie"]
+    if outcome.status == "DATA_LOSS" and lies:
+        return "refused"  # its client knows that the text is wrong
     if not begun or (is_whole and outcome.text != begun[0].text):
         return "wrong"
     answer = begun[0]
-    if is_whole and outcome.told != answer.told:
+    if is_whole and not (outcome.told >= answer.told if lies else outcome.told == answer.told):  # liars told more
         return "wrong"
     if took_s > outcome.patience_s + LATE_S:
         return "late"
@@ -157,8 +161,9 @@ def fate_of(outcome: RequestOutcome, answers: Sequence[RequestOutcome], schedule
     if outcome.replays > MOST_MOVES * (len(met) + sum(fault.kind == "broken" for fault in met)) + flaps + has_waited:
         return "moved"
     delay_s = sum(met.values()) + (NO_WAY_S if has_no_way or (has_waited and outcome.replays) else 0.0)
-    delay_s += sum(answer.took_s for fault in met if not fault.hits_host)  # another router begins anew
+    delay_s += sum(answer.took_s for fault in met if not fault.stages)  # another router begins anew
     drafts = outcome.mode == "ar-speculative"  # as long as it pays, by what drafts took before
+    delay_s += KINDS["lie"].delay_s * len(lies)  # audits
     usual_s = answer.took_s * (1 + (drafts and any(fault.kind in ("slow", *SILENT_KINDS) for fault in schedule.faults)))
     return "slow" if took_s > usual_s + BUSY_S + delay_s else "right"
 
@@ -205,15 +210,16 @@ def run_schedule(weights: Weights, schedule: Schedule, first: TinyRelease | None
             disks = None if schedule.deploy_at_s is None else directory
             world = World(loop, weights.topology, weights.releases, first or weights.releases[0], disks)
             world.is_spent = schedule.is_spent
+            world.liars = {fault.targets[0] for fault in schedule.faults if fault.kind == "lie"}
             job = _run(world, schedule, said)
         connect: Any = partial(MemoryChannel, world.network)
-        before, channel.connect = channel.connect, connect
+        before, channel.connect, os.fsync = (channel.connect, os.fsync), connect, world.sync  # type: ignore[assignment]
         try:
             return loop.run_until_complete(job)
         except (RuntimeError, TimeoutError) as error:
             return ScheduleRun([], [], None, [f"it came to no end: {error!r}"], world.network.events)
         finally:
-            channel.connect = before
+            channel.connect, os.fsync = before
             world.close()
 
 
@@ -270,6 +276,7 @@ def search(
     found = Found(first_seed)
     with tempfile.TemporaryDirectory(prefix="onesweep-simulation-") as folder:
         model = model or Weights(Path(folder))
+        gc.freeze()  # what stays need not be looked at after each schedule
         answers, begin_s = model.answers, time.process_time()
         for seed in range(first_seed, first_seed + schedules):
             run = model.run(schedule := model.schedule(seed))

@@ -81,6 +81,7 @@ class ServedCall:
         self._due_at: float | None = None
         self._initial: Pairs = ()
         self._trailing: Pairs = ()
+        self._one: bytes | None = None  # the only answer: it travels with the status, as in gRPC
         self._status: tuple[StatusCode, str] | None = None
         self._callbacks: list[Callable[[Any], object]] = []
 
@@ -89,7 +90,7 @@ class ServedCall:
         self._connection.served[self] = None
         loop = self._connection.network.loop
         if self._left_s is not None:
-            self._due_at = loop.now_s + self._left_s
+            self._due_at = loop.time() + self._left_s
             self._timer = loop.call_at(self._due_at, self.cancel)
         self._task = loop.create_task(self._serve(data))
 
@@ -113,11 +114,14 @@ class ServedCall:
             self._timer.cancel()
         self._connection.served.pop(self, None)
         code, details = self._status or (code, details)
-        self._connection.answer(SMALL_BYTES, self._call.end, code, details, self._trailing)
+        one, size = self._one, SMALL_BYTES + len(self._one or b"")
+        self._connection.answer(size, self._call.end, code, details, self._trailing, self._initial, one)
         for callback in self._callbacks:
             callback(self)
 
     async def _handle(self, data: bytes | None) -> None:
+        if ("token", self._connection.server.place) in self._connection.network.states:
+            await self.abort(StatusCode.UNAUTHENTICATED, "this needs a token: give --token-file")
         handler = await self._connection.serves.handler(self._call.path, self._call.metadata)
         if handler is None:
             await self.abort(StatusCode.UNIMPLEMENTED, "Method not found!")
@@ -127,7 +131,7 @@ class ServedCall:
         answers = answer(request, self)
         if kind.endswith("unary"):
             if (one := await answers) is not None:
-                await self.write(one)
+                self._one = self._write(one)
         elif hasattr(answers, "__aiter__"):
             async for each in answers:
                 await self.write(each)
@@ -178,7 +182,7 @@ class ServedCall:
         return self._call.metadata
 
     def time_remaining(self) -> float | None:
-        return None if self._due_at is None else max(self._due_at - self._connection.network.loop.now_s, 0.0)
+        return None if self._due_at is None else max(self._due_at - self._connection.network.loop.time(), 0.0)
 
     def auth_context(self) -> dict[str, Any]:
         return {}

@@ -11,12 +11,14 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import grpc
+from grpc import StatusCode
 
 from loadtest.simulation.calls import MemoryChannel
 from loadtest.simulation.loop import Process, VirtualLoop
 from loadtest.simulation.network import FaultyWorld
 from loadtest.simulation.schedule import COORDINATOR, WORKERS, PlannedFault, Schedule
 from loadtest.simulation.served import MemoryServer
+from stages.errors import CheckpointError
 from stages.model.architecture import Architecture
 from stages.wire.status import DecodeErrors, with_decode_errors
 from stages.wire.tokens import Keyring
@@ -29,7 +31,7 @@ from trainer.rounds.publishing import Publisher
 from trainer.rounds.service import RoundsService, WorkerAccess, ledger_of
 from trainer.rounds.settings import PROTOCOL, CoordinatorSettings
 from trainer.rounds.spec import RunSpec
-from trainer.rounds.store import Record, Store, audit
+from trainer.rounds.store import Store, audit
 from trainer.rounds.transfer import file_of, piece_of
 from trainer.v1 import rounds_pb2, rounds_pb2_grpc
 
@@ -38,6 +40,7 @@ T = TypeVar("T")
 CODEC: CodecName = "int8"
 ADDRESS = "10.0.2.1:7900"
 ROUNDS, STEP_S, LEASE_S, POLL_S, CALL_S, PAUSE_S = 3, 0.4, 4.0, 2.0, 5.0, 0.3
+BACK_LATER = StatusCode.ABORTED, StatusCode.ALREADY_EXISTS, StatusCode.RESOURCE_EXHAUSTED, StatusCode.UNAUTHENTICATED
 PATIENCE_S = 120.0  # in which any run must end: the longest fault takes 20 s
 CONFIG = TrainingConfig(
     architecture=Architecture(parts=2, layers=1, width=8, heads=2, context_length=16, code_dim=8, condition_dim=8),
@@ -69,30 +72,6 @@ class Killed(BaseException):
     """The process was killed in the middle of a change of its disk: no error, and nothing may catch it."""
 
 
-class BreakableStore(Store):
-    """A store whose process may be killed before or after any change."""
-
-    on_change: Callable[[], None]
-
-    def commit(self, record: Record) -> None:
-        self._changed(partial(super().commit, record))
-
-    def save_members(self, records: Any) -> None:  # noqa: ANN401
-        self._changed(partial(super().save_members, records))
-
-    def _save(self, path: Path, tensors: Any) -> str:  # noqa: ANN401
-        return self._changed(partial(super()._save, path, tensors))
-
-    def _remove(self, path: Path) -> None:
-        self._changed(partial(super()._remove, path))
-
-    def _changed(self, change: Callable[[], T]) -> T:
-        self.on_change()
-        result = change()
-        self.on_change()
-        return result
-
-
 @dataclass
 class WorkerDisk:
     """A worker's own files, which outlive its process, and the updates that it knows to be accepted."""
@@ -112,7 +91,7 @@ class TrainingWorld(FaultyWorld):
         super().__init__(loop)
         self.training, self.directory = training, directory
         self.disks = {name: WorkerDisk() for name in WORKERS}
-        self.store: BreakableStore | None = None
+        self.store: Store | None = None
         self.ended = asyncio.Event()
         self.changes_left = 0  # of the store until its process is killed; 0: it is not
         self.network.places[ADDRESS] = COORDINATOR
@@ -121,13 +100,19 @@ class TrainingWorld(FaultyWorld):
         """Start a process on the machine of that name."""
         process = self.new_process(name)
         if name == COORDINATOR:
-            process.context.run(self._start_coordinator, process)
+            try:
+                process.context.run(self._start_coordinator, process)
+            except CheckpointError:  # of a full disk: it ends, and is started again
+                self.network.kill(process)
+                self.loop.call_later(PAUSE_S, self.revive, name)
         else:
             process.start(self._work(name, self.disks[name]))
 
     def change(self, fault: PlannedFault, begins: bool) -> None:
         self.changes_left = int(fault.strength) if begins else 0
-        if not begins:
+        if fault.kind == "power":
+            self.cut_power(self.directory)
+        elif not begins:
             self.revive(fault.targets[0])
 
     def _change(self) -> None:
@@ -135,12 +120,20 @@ class TrainingWorld(FaultyWorld):
             self.changes_left -= 1
             if not self.changes_left:
                 self.network.kill(self.processes[COORDINATOR])
+                self.cut_power(self.directory)  # what it wrote last may be torn
                 raise Killed
+
+    def _changed(self, change: Callable[..., T], *what: Any) -> T:  # noqa: ANN401
+        self._change()
+        result = self.write(COORDINATOR, change, *what)
+        self._change()
+        return result
 
     def _start_coordinator(self, process: Process) -> None:
         self.close()
-        store = self.store = BreakableStore(self.directory)
-        store.on_change = self._change
+        store = self.store = Store(self.directory)
+        for what in ("commit", "save_members", "_save", "_remove"):
+            setattr(store, what, partial(self._changed, getattr(store, what)))
         spec, corpus = self.training.spec, self.training.corpus
         settings = CoordinatorSettings(ADDRESS, self.directory, lease_s=LEASE_S, publish_every=1000)
         publisher = Publisher(spec, self.directory, corpus)
@@ -175,7 +168,7 @@ class TrainingWorld(FaultyWorld):
             try:
                 await self._in_one_place(name, disk, stub)
             except grpc.aio.AioRpcError as error:
-                if error.code() not in (*AWAY, grpc.StatusCode.ABORTED, grpc.StatusCode.ALREADY_EXISTS):
+                if error.code() not in (*AWAY, *BACK_LATER):
                     raise
                 await asyncio.sleep(PAUSE_S)
 
@@ -204,6 +197,8 @@ class TrainingWorld(FaultyWorld):
                 order, part = answer.order, spec.parts[place.part]
                 await asyncio.sleep(STEP_S)
                 disk.payload = self.training.updates[part]
+                if ("lie", name) in self.network.states:
+                    disk.payload = b"\xff" * len(disk.payload)  # no numbers
                 file = file_of(disk.payload)
                 disk.pending = rounds_pb2.Submission(
                     **called,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import math
 import shutil
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import product
@@ -15,7 +15,6 @@ from typing import Any
 from loadtest.simulation.loop import CALLER, Process, VirtualLoop
 from loadtest.simulation.network import FaultyWorld
 from loadtest.simulation.processes import (
-    EchoingSubscribers,
     SimulatedHost,
     TinyRelease,
     Try,
@@ -29,6 +28,7 @@ from serving.cli.deploy import deploying
 from serving.client.client import AsyncClient, RequestRefused, Result, RouterError
 from serving.router.active_release import ActiveRelease
 from serving.router.admission import Admission
+from serving.router.audit import Auditor
 from serving.router.paths import HEDGES, Hedging
 from serving.router.ring import RingView
 from serving.router.rollout import Rollout
@@ -128,6 +128,7 @@ class World(FaultyWorld):
         """:param first: what is served; stores: where each process keeps releases, if any is to be deployed."""
         super().__init__(loop)
         self.is_spent = False  # routers may make no second tries
+        self.liars: Collection[str] = ()  # hosts that lie some time: then all answers are audited
         self.topology, self.releases = topology, releases
         self.first, self.stores, self.open_stores = first, stores, dict[str, ReleaseStore]()
         self.hosts: dict[str, SimulatedHost] = {}
@@ -158,7 +159,8 @@ class World(FaultyWorld):
             security=SECURITY,
         )
         host = self.hosts[name] = SimulatedHost(starts[-1], settings, links)
-        host.problems, host.subscribers = self.loop.problems, EchoingSubscribers()
+        host.is_liar = lambda: ("lie", name) in self.network.states
+        host.problems = self.loop.problems
         host.releases.all = starts
         loader = VirtualLoader(host, sources, self.first.backend, plan.message_bytes())
         loader.known, loader.on_load = known, self._held_on
@@ -173,6 +175,8 @@ class World(FaultyWorld):
     def _start_router(self, process: Process, name: str) -> None:
         settings = RingSettings(keep_warm_s=KEEP_WARM_S)
         ring = WatchedRing(name, self.hit, self.loop.problems, settings=settings, security=SECURITY)
+        if self.liars:
+            ring.auditor = Auditor(ring, 1.0, self.first.verifier, seed=0)
         self.rings[name] = ring
         self.all_rings.append(ring)
         ring.hedging = Hedging(0.0 if self.is_spent else HEDGES)
@@ -197,6 +201,8 @@ class World(FaultyWorld):
         if name in self.open_stores:
             self.open_stores.pop(name).close()
         store = self.open_stores[name] = ReleaseStore(self.stores / name)
+        for what in ("begin", "use"):
+            setattr(store, what, partial(self.write, name, getattr(store, what)))
         return store
 
     def close(self) -> None:
@@ -218,6 +224,7 @@ class World(FaultyWorld):
     def _is_whole(self, name: str) -> bool:
         """True where a router reaches every host, each has what it serves, and its disk says that it serves it."""
         links, current, store = self.rings[name].links, self.rollouts[name].current, self.open_stores.get(name)
+        links = [link for link in links if not link.quarantined]
         if not links or any(link.problem or current.view.weights not in link.held for link in links):
             return False
         if any(each.problem for link in links for each in link.onward.values()):
@@ -257,15 +264,15 @@ class World(FaultyWorld):
             if self.loop.now_s > due:
                 return [f"{name} still holds sessions" for name in left]
             await asyncio.sleep(RETRY_S)
-        return beyond_words(self.whole_tries)
+        taken = {link.entry.name for ring in self.all_rings for link in ring.links if link.quarantined}
+        return [*beyond_words(self.whole_tries), *(f"{name} is taken for a liar" for name in taken - {*self.liars})]
 
     def change(self, fault: PlannedFault, begins: bool) -> None:
-        if fault.kind in ("leave", "hurry"):
-            return
-        self.hosts[fault.targets[0]].change(fault, begins)
-        if fault.kind == "replace" and (store := self.open_stores.pop(fault.targets[0], None)) is not None:
+        if fault.targets[0] in self.hosts:
+            self.hosts[fault.targets[0]].change(fault, begins)
+        if fault.kind in ("power", "replace") and (store := self.open_stores.pop(fault.targets[0], None)) is not None:
             store.close()
-            shutil.rmtree(store.directory)
+            shutil.rmtree(store.directory) if fault.kind == "replace" else self.cut_power(store.directory)
 
     async def deploy(self, after_s: float | None) -> str | None:
         """Have all routers exchange the release that they serve for the other; why that failed, or nothing.

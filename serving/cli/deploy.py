@@ -68,7 +68,7 @@ async def deploying(
             go.set()
         try:
             return [a if a.release else await _switch(show, *each) for a, each in zip(ready, begun, strict=True)][-1]
-        except RouterError as error:
+        except (RequestRefused, RouterError) as error:
             raise RouterError(f"{error}; {SWITCHED}", error.code) from None
 
 

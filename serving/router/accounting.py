@@ -112,9 +112,8 @@ class Account:
     def begin_again(self) -> None:
         """The text is written anew; what it cost so far stays."""
         self.output_tokens = 0
-        self.logprobs.clear()
-        self.prompt_logprobs.clear()
-        self.audits.clear()
+        for found in self.logprobs, self.prompt_logprobs, self.audits, self.effective_samples, self.divergence_bits:
+            found.clear()
         self.replays += 1
         self.distance_bound = 0.0
         self.trip_begin_ms = self.elapsed_ms()

@@ -116,19 +116,25 @@ class AuditedAnswer:
         drawn = self.told(events)
         return drawn if len(drawn) == len(self.told(self.results)) else None
 
+    @property
+    def given(self) -> int:
+        """Steps that scored tokens of the prompt, before the text."""
+        return sum(isinstance(work, stage_pb2.Read) and work.sample.given for work in self.works[: len(self.results)])
+
     def told(self, results: Sequence[stage_pb2.Event]) -> list[stage_pb2.Event]:
         """`results`, those of a drawn text as one, however it was cut."""
         if self.by_hosts:  # to where the text ended; a step without text is one more where another host took over
             return [each for each in results if each.text][: sum(bool(each.text) for each in self.results)]
-        if not self.in_one_pass:
-            return list(results)
+        scored, results = list(results[: self.given]), results[self.given :]
+        if not self.in_one_pass or not results:
+            return [*scored, *results]
         whole = stage_pb2.Event(text=b"".join(each.text for each in results), complete=results[-1].complete)
         if any(each.HasField("logprobs") for each in results):
             for each in results:
                 whole.logprobs.nats += each.logprobs.nats
                 whole.logprobs.top_tokens += each.logprobs.top_tokens
                 whole.logprobs.top_nats += each.logprobs.top_nats
-        return [whole]
+        return [*scored, whole]
 
     def steps(self, attempt: Attempt, cut: random.Random) -> list[list[stage_pb2.Hop]]:
         """The hops of each step along an attempt's path, in their order.
@@ -138,12 +144,13 @@ class AuditedAnswer:
         works = self._passes(cut) if self.in_one_pass else self.works[: len(self.results)]
         return [self.hops(attempt, work) for work in works]
 
-    def _passes(self, cut: random.Random) -> list[Work]:
-        first, vocabulary = self.works[0], self.vocabulary
+    def _passes(self, cut: random.Random) -> list[Work | PictureMessage]:
+        works = list[Work | PictureMessage](self.works[: self.given])
+        first, vocabulary = self.works[: len(works) + 1][-1], self.vocabulary
         assert isinstance(first, stage_pb2.Read)
-        drawn = b"".join(each.text for each in self.results)
+        drawn = b"".join(each.text for each in self.results[len(works) :])
         clean = vocabulary.cut(first.clean, 0, vocabulary.count(first.clean) - first.sample.draft)
-        works, at, start, count = list[Work](), 0, first.start, vocabulary.count(drawn)
+        at, start, count = 0, first.start, vocabulary.count(drawn)
         while at < count:
             end = min(at + cut.randint(PASS_TOKENS // 2, PASS_TOKENS), count)
             if count <= PASS_TOKENS:

@@ -297,6 +297,8 @@ async def retry_after_audit(
                         yield fresh
             return
         except AuditFailed:
+            if not whole and generation.logprobs is not None and (sent or generation.score_prompt):
+                raise data_loss(WRONG_SO_FAR) from None  # so were log-probabilities that its client has
             account.begin_again()
             await asyncio.sleep(RETRY_PAUSE_S)
     raise unavailable(f"{MOST_TRIES} times a host of this request was faulty: look at the hosts")

@@ -25,8 +25,9 @@ if TYPE_CHECKING:
 # Faults of a host's state: other hosts may do the work, or the same one in a moment. All others are nonsense, which a
 # sound host does not say: the router checked the request, and keeps its deadline.
 ELSEWHERE = {Code.UNAVAILABLE, Code.NOT_FOUND, Code.FAILED_PRECONDITION, Code.CANCELLED, Code.RESOURCE_EXHAUSTED}
+OF_ONE_HOST = {Code.UNAUTHENTICATED, Code.PERMISSION_DENIED}  # its certificate or tokens are others
 # Faults that a client would take for its own.
-OF_THE_ROUTER = {Code.UNAUTHENTICATED, Code.PERMISSION_DENIED, Code.DEADLINE_EXCEEDED}
+OF_THE_ROUTER = {*OF_ONE_HOST, Code.DEADLINE_EXCEEDED}
 NONSENSE_TRIES = 3
 # Beyond one for each position of a session: nobody sound sends as many that are not waited for.
 MOST_EVENTS_BEYOND = 8
@@ -202,7 +203,7 @@ class Tries:
         source = f"{fault.host}: " if fault.host else ""
         refusal = StatusError.numbered(fault.code, source + fault.message)
         is_nonsense = refusal.code not in ELSEWHERE
-        self._blame(attempt, fault, is_nonsense, now_s)
+        self._blame(attempt, fault, is_nonsense and refusal.code not in OF_ONE_HOST, now_s)
         if self.attempts:
             return None
         late = refusal.code is Code.DEADLINE_EXCEEDED and now_s >= self.due_at - JITTER_S

@@ -208,8 +208,10 @@ class Rollout:
             if isinstance(outcome, StatusError):
                 log.warning("release %s may stay on a host: %s", name, outcome.message)
         names = [name for name in (self.previous_name, self.current.release) if name]
-        with contextlib.suppress(CheckpointError):
+        try:
             await in_thread(self.store.use, names if was_pinned else [])
+        except CheckpointError:  # a full disk: what it says is served stays so
+            was_pinned = bool(self.store.in_use)
         await in_thread(self.store.remove_others, names)
         if not was_pinned:
             self.current.view.unpin()

@@ -6,7 +6,6 @@ hops of a request; gRPC's keepalive pings do not. A link that no request uses is
 """
 
 import asyncio
-import contextlib
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Iterable
 from typing import Protocol
@@ -104,7 +103,7 @@ class Relay:
         self.asked_at: float | None = None
         """When the oldest keep-warm message without an answer was sent, by the monotonic clock."""
         self._used_at = monotonic()
-        self._woken = asyncio.Event()
+        self._is_cold, self._is_due = False, asyncio.Event()  # the next keep-warm message
         self._rtts_ms: deque[float] = deque(maxlen=RECENT)
         self.late_ms = 0.0
         """How late answers to keep-warm messages came of late; those of a busy machine do."""
@@ -172,20 +171,22 @@ class Relay:
         """Open the congestion window of an idle link: work is about to take it."""
         before, self._used_at = self._used_at, monotonic()
         if self._used_at - before > IDLE_AFTER_S:
-            self._woken.set()
+            self._is_cold = True
+            self._is_due.set()
 
     async def keep_warm(self, size: int, pause_s: float = KEEP_WARM_S) -> None:
         """Warm the link for ever, in pauses of `pause_s` while it is used; after a break, with `size` bytes."""
         while True:
-            is_cold = self.rtt_ms is None or self._woken.is_set()
-            self._woken.clear()
+            is_cold, self._is_cold = self.rtt_ms is None or self._is_cold, False
+            self._is_due.clear()
             try:
                 await self.warm(size if is_cold else 0)
             except StatusError:
                 await asyncio.sleep(pause_s)
-            with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(max(pause_s, IDLE_PAUSE_S) if self.is_idle else pause_s):
-                    await self._woken.wait()
+            pause_now_s = max(pause_s, IDLE_PAUSE_S) if self.is_idle else pause_s
+            timer = asyncio.get_running_loop().call_later(pause_now_s, self._is_due.set)
+            await self._is_due.wait()
+            timer.cancel()
 
     async def close(self, grace_s: float | None = None) -> None:
         """:param grace_s: how long calls that wait for an answer may go on; None = not at all."""

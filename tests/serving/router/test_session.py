@@ -73,7 +73,7 @@ class RecordingRing(Ring):
         (CODE.INTERNAL, "b-1", "", {"a-1", "b-1"}),
         (CODE.NOT_FOUND, "stage-1", "", {"b-1"}),
         (CODE.DEADLINE_EXCEEDED, "b-1", "", {"a-1", "b-1"}),
-        (CODE.PERMISSION_DENIED, "", "a-1", {"a-1", "b-1"}),
+        (CODE.PERMISSION_DENIED, "", "a-1", {"a-1"}),
         (CODE.ABORTED, "b-1", "", {"a-1", "b-1"}),
     ],
 )
