@@ -40,6 +40,7 @@ from loadtest.simulation.training import Training, TrainingWorld, train
 from loadtest.simulation.world import CASES, RequestOutcome, ScheduleRun, World
 from serving.cli.deploy import SWITCHED
 from serving.router.topology import HostEntry, Topology
+from stages.progress import counted
 from stages.wire import channel
 
 DISKS = "/dev/shm" if Path("/dev/shm").is_dir() else None  # a tenth of the time is a real disk's
@@ -298,7 +299,8 @@ def report(found: Found, seconds: float, command: str) -> BenchReport:
     lines = [
         f"{found.schedules} schedules, {minute:.0f} a minute of one processor",
         f"{found.requests} requests: {fates}; {found.replays} replays",
-        f"{found.deploys['done']} deployments, {found.deploys['given up']} given up; {found.trainings} trainings",
+        f"{counted(found.deploys['done'], 'deployment')}, {found.deploys['given up']} given up; "
+        f"{counted(found.trainings, 'training')}",
     ]
     if found.failing is not None:
         lines += [f"seed {found.failing.seed} fails, with the faults that it needs:"]
