@@ -253,7 +253,7 @@ def deployment_here(router: str | None = None) -> Deployment | None:
         return next((each for each in running if each.directory == _directory_of(router)), None)
     if len(running) > 1:
         names = ", ".join(f"{each.topology.router} ({each.directory / TOPOLOGY})" for each in running)
-        raise InputError(f"several routers are up: name one with --router, or its file with --topology: {names}")
+        raise InputError(f"several routers are up: name one with --router (of doctor with --topology): {names}")
     return running[0] if running else None
 
 

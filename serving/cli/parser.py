@@ -62,7 +62,7 @@ class CommandParser(argparse.ArgumentParser):
                 return f"no option {name}: write -- before a text that begins with a dash"
             if (setting := name[2:].replace("-", "_")) in settings_of(self):
                 return f"no option {name}: give --set {setting}=VALUE"
-            return f"no option {name}{close_to(name, known) or gone(name)}"
+            return f"no option {name}{close_to(name, known) or gone(name, self.prog.split()[-1])}"
         return ""
 
     def _check_value(self, action: argparse.Action, value: object) -> None:
@@ -72,10 +72,12 @@ class CommandParser(argparse.ArgumentParser):
             raise argparse.ArgumentError(action, words)
 
 
-def gone(name: str) -> str:
-    """A hint at the changes, where they name an option, or a command after its backtick."""
+def gone(*words: str) -> str:
+    """A hint at the changes, where one of what went names all of these words."""
     changes = CHANGES.read_text(encoding="utf-8") if CHANGES.is_file() else ""
-    return GONE if re.search(rf"(?<![\w-]){re.escape(name)}(?![\w-])", changes) else ""
+    cells = re.findall(r"^\| (.+?) \| ", changes, re.MULTILINE)  # the first of each row
+    found = (all(re.search(rf"(?<![\w-]){re.escape(word)}(?![\w-])", cell) for word in words) for cell in cells)
+    return GONE if any(found) else ""
 
 
 def _plain(message: str) -> str:
@@ -142,7 +144,7 @@ def parse(words: Sequence[str]) -> argparse.Namespace:
         said = close_to(rest[0], known) or ": the command comes first, then its options"
         raise UsageError(f"{called}: no option {rest[0]}{said}; see `{called} --help`")
     found = near(rest[0], path)
-    said = f"; did you mean {' or '.join(found)}?" if found else f"{gone(f'`{rest[0]}')}; `{called} --help` lists them"
+    said = f"; did you mean {' or '.join(found)}?" if found else f"{gone(f'`{rest[0]}`')}; `{called} --help` lists them"
     raise UsageError(f"{called}: there is no command {rest[0]!r}{said}")
 
 

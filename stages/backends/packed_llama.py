@@ -19,12 +19,11 @@ from stages.backends.packed import (
 from stages.backends.rows import PRODUCT_THREADS, Rows, in_slabs
 from stages.errors import CheckpointError
 from stages.model.architecture import LlamaArchitecture
-from stages.model.few_bits import Bfloat16Linear, GroupedLinear
+from stages.model.few_bits import LARGEST_HALF, Bfloat16Linear, GroupedLinear
 from stages.model.layers import TiedHead
 from stages.model.llama import ACTIVATIONS, Expert, LlamaLayer, LlamaStage, Mixture
 from stages.model.pipeline import PipelineStage
 
-_LARGEST_HALF = 65504.0
 # FBGEMM gives a row the same bits in any company with up to 7 threads, not with 8, 9, 11, 12 or 16 (SmolLM2).
 HALF_THREADS = 4
 
@@ -39,7 +38,7 @@ class HalfProduct:
 
     def __init__(self, linear: nn.Linear | TiedHead) -> None:
         weight = linear.weight.detach().float()
-        if not weight.abs().max() <= _LARGEST_HALF:
+        if not weight.abs().max() <= LARGEST_HALF:
             raise CheckpointError("a matrix holds numbers beyond 65504: import the model with --weights float32")
         self.bias = None if linear.bias is None else linear.bias.detach()
         try:

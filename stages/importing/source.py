@@ -14,7 +14,7 @@ from stages.errors import CheckpointError
 from stages.importing.family import ModelFamily
 from stages.importing.speech import Speech
 from stages.model.architecture import GROUP, LlamaArchitecture, Matrix, Weights
-from stages.model.few_bits import quantised, rounded
+from stages.model.few_bits import LARGEST_HALF, quantised, rounded
 from stages.model.llama import LlamaLayer
 from stages.model.pipeline import without_memory
 
@@ -58,7 +58,10 @@ class Source(ABC):
         of the embedding and the head in 8 bits. Raises CheckpointError where float16 does not hold a scale."""
         is_table = name in (EMBEDDING, HEAD)
         if not cut.is_grouped or not (is_table or is_matrix(name, self.places[name].shape)):
-            return {name: self.tensor(name)}
+            tensor = self.tensor(name)
+            if cut.weights == "bfloat16" and tensor.ndim > 1 and tensor.abs().max() > LARGEST_HALF:
+                raise CheckpointError(f"tensor {name} holds numbers beyond {LARGEST_HALF:.0f}: use float32")
+            return {name: tensor}
         bits = 8 if is_table or cut.weights_of(matrix_of(name)) == "q8" else 4
         if bits == 4:
             four = self.read_four_bits(name)

@@ -15,6 +15,7 @@ from stages.model.architecture import GROUP
 # Weights in bfloat16, of 8 bits with a scale for each GROUP in a row, or of 4 with a scale and an offset for each.
 LARGEST = 15
 LARGEST_INT8 = 127
+LARGEST_HALF = 65504.0  # of float16, in which weights of bfloat16 are multiplied
 BYTES_EACH, INT8_BYTES_EACH = 0.5 + 2 * 2 / GROUP, 1 + 2 / GROUP  # of a weight, with its share of scale and offset
 # Rows come in pieces: a whole matrix in float32 takes 6.4 times the memory of what it is made of, and a piece of two
 # megabytes stays in the processor's cache, which halves the time. Their number is a multiple of the blocks of rows that

@@ -86,6 +86,7 @@ TYPING = [
     ("bench lodtest", 2, "did you mean `onesweep bench loadtest`?"),
     ("serve", 2, "MODEL is missing"),
     ("--verison", 2, "no option --verison (did you mean --version?)"),
+    ("down --port 1", 2, "no option --port; see `onesweep down --help`"),
     ("train simulate --momentum 1", 2, "no option --momentum; see `onesweep train simulate --help`"),
     ("invite --list", 2, "no option --list (CHANGELOG.md says what to use now); see"),
     ("generate x --top-p 1", 2, "no option --top-p: give --set top_p=VALUE; see `onesweep generate --help`"),
