@@ -184,7 +184,7 @@ def _parse(record: dict[str, Any], path: Path) -> Manifest:
         raise CheckpointError(f"{path}: {error}") from None
     except (KeyError, TypeError, AttributeError, ValueError, OverflowError, InputError) as error:
         what = f"{error} is missing" if isinstance(error, KeyError) else str(error)
-        raise CheckpointError(f"{path} is damaged: {what}") from None
+        raise CheckpointError(f"{path} is damaged: {what}; fetch it again") from None
 
 
 def _build(record: dict[str, Any]) -> Manifest:
