@@ -186,6 +186,7 @@ class TrainingWorld(FaultyWorld):
                 verdict = await self._submit(stub, disk)
                 is_refused = verdict.outcome == rounds_pb2.OUTCOME_REFUSED
                 (disk.refused if is_refused else disk.accepted).add(disk.pending.id)
+                disk.refused -= disk.accepted  # a round that is asked again has the same name
                 disk.done, disk.pending = max(disk.done, disk.pending.round), None
             after = disk.done if disk.done >= 0 else None
             asked = rounds_pb2.NextRequest(**called, after=after, wait_seconds=POLL_S)

@@ -203,10 +203,10 @@ class Tries:
         source = f"{fault.host}: " if fault.host else ""
         refusal = StatusError.numbered(fault.code, source + fault.message)
         is_nonsense = refusal.code not in ELSEWHERE
-        self._blame(attempt, fault, is_nonsense and refusal.code not in OF_ONE_HOST, now_s)
+        late = refusal.code is Code.DEADLINE_EXCEEDED and now_s >= self.due_at - JITTER_S
+        self._blame(attempt, fault, is_nonsense and not late and refusal.code not in OF_ONE_HOST, now_s)
         if self.attempts:
             return None
-        late = refusal.code is Code.DEADLINE_EXCEEDED and now_s >= self.due_at - JITTER_S
         if refusal.code in OF_THE_ROUTER and not late:
             refusal = internal(refusal.message)
         self.count, self._nonsense, self._because = self.count + 1, self._nonsense + is_nonsense, refusal
