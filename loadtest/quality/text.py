@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import math
 import statistics
-import time
+import threading
 from collections import Counter
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -231,25 +231,26 @@ def generate_all(
 
     Raises RequestRefused or RouterError, for the first request that fails.
     """
+    in_flight = 1 if settings.write else settings.in_flight
+    room = threading.Semaphore(in_flight)
 
     def one(variant: ModeVariant, number: int) -> Result:
         request = {"prompt": passages[number].prompt, "max_bytes": settings.max_bytes, **variant.request()}
-        until_s = monotonic() + TIMEOUT_S
-        while True:
-            try:
-                result = client.generate(**request, seed=settings.seed + number, timeout_s=TIMEOUT_S)
-            except (RequestRefused, RouterError) as error:
-                if error.code is not StatusCode.RESOURCE_EXHAUSTED or monotonic() > until_s:
-                    raise type(error)(f"{variant.label}: {error}", error.code) from None
-                time.sleep(FULL_S)  # hosts have no room for so many at once: some of them end
-            else:
-                progress(1)
-                return result
+        with room:
+            until_s = monotonic() + TIMEOUT_S
+            while True:
+                try:
+                    result = client.generate(**request, seed=settings.seed + number, timeout_s=TIMEOUT_S)
+                except (RequestRefused, RouterError) as error:
+                    if error.code is not StatusCode.RESOURCE_EXHAUSTED or monotonic() > until_s:
+                        raise type(error)(f"{variant.label}: {error}", error.code) from None
+                    # hosts have no room for so many at once: where another ends, one fewer is under way from then on
+                    room.acquire(timeout=FULL_S)
+                else:
+                    progress(1)
+                    return result
 
-    with (
-        Client(access.router, **access.who()) as client,
-        ThreadPoolExecutor(1 if settings.write else settings.in_flight) as threads,
-    ):
+    with Client(access.router, **access.who()) as client, ThreadPoolExecutor(in_flight) as threads:
         # one at a time: what the router refuses is known at once, and not after an hour of others
         first = {variant: one(variant, 0) for variant in variants}
         others = range(1, len(passages))
