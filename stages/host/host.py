@@ -23,6 +23,8 @@ from stages.v1 import stage_pb2
 from stages.wire.messages import PROTOCOL, Outcome, forward, hops_refusal, seconds_until, summed, work_of
 from stages.wire.status import StatusError
 
+STEPPING_S = 1.0  # a text whose last step is older waits for its user or a far link
+
 log = logging.getLogger(__name__)
 
 
@@ -50,6 +52,7 @@ class Host:
         self.subscribers = Subscribers()
         self.scheduler = Scheduler(self.blocks[-1] + 1, settings.queue_limit, settings.batch, self.meter)
         self.compute = ThreadPoolExecutor(1, thread_name_prefix="compute")
+        self._going: asyncio.TimerHandle | None = None  # steps wait for company until then
         self.stall_s = 0.0
         """Longest that the event loop stood still of late."""
         self.counters = stage_pb2.Counters()
@@ -87,7 +90,10 @@ class Host:
                     message=refusal.message,
                     retry_after_ms=refusal.retry_after_ms or 0,
                 )
-        self._go()
+        if (wait_s := self._company_s()) and self._going is None:
+            self._going = asyncio.get_running_loop().call_later(wait_s, self._go)
+        elif not wait_s:
+            self._go()
         return ack
 
     async def work(self) -> None:
@@ -103,7 +109,18 @@ class Host:
         finally:
             self.scheduler.stop()
 
+    def _company_s(self) -> float:
+        """How long what has just arrived waits for other texts' steps, on the first host of the ring."""
+        if self.blocks[0]:
+            return 0.0
+        since = monotonic() - STEPPING_S
+        stepping = sum(session.stepped_at > since for session in self.sessions.sessions.values())
+        return self.scheduler.wait_s(stepping)
+
     def _go(self) -> None:
+        if self._going is not None:
+            self._going.cancel()
+            self._going = None
         self._finish(self.scheduler.go())
 
     async def end(self, names: list[str]) -> int:

@@ -213,6 +213,18 @@ class Scheduler:
             self._stopping = True
             self._wake.notify()
 
+    def wait_s(self, stepping: int) -> float:
+        """How long AR steps that arrived wait for those of other texts: at most a quick pass. As many groups as hosts
+        keep a ring busy; smaller ones never meet by themselves, and each costs every host a pass and a message.
+
+        :param stepping: texts that are written."""
+        arrived = list(self._arrived)
+        if not arrived or self._steps_ms >= QUICK_MS:  # during longer passes others arrive
+            return 0.0
+        share = stepping // max(len(arrived[0].hop.path), 1)
+        is_waiting = len(arrived) < share and all(job.work.is_step and not job.work.is_prefill for job in arrived)
+        return self._steps_ms / 1000 if is_waiting else 0.0
+
     def _is_quick(self) -> bool:
         """True if what arrived is nothing but a few rows of AR steps, and such a pass takes no time."""
         if self._steps_ms >= QUICK_MS:
@@ -242,6 +254,8 @@ class Scheduler:
             begin = max(job.accepted_at, job.session.free_at)  # behind others, not behind pieces of the same step
             job.queue_ms = max((now - begin) * 1000 - job.compute_ms, 0.0)
             job.session.free_at = now
+            if job.work.is_step:
+                job.session.stepped_at = now
             if isinstance(job.result, stage_pb2.Hop) and job.work.drafts:
                 self._ahead.append(job.work)
         return ended

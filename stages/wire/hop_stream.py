@@ -40,7 +40,9 @@ RECENT = 8
 LATE_FADES = 0.99
 # A call for each hop took 0.5 ms there and back and 0.6 ms of processor time, a message on an open stream half of that.
 BATCH_BYTES = 1 << 20  # A batch takes hops until it has this many bytes
-BATCH_HOPS = 8  # and at most so many: the next host begins with the first while this one still works on the others
+# and about so many, of equal number: the next host begins with the first while this one still works on the others, and
+# one that is left over would travel alone for the rest of its text.
+BATCH_HOPS = 8
 
 Settled = Callable[[StatusError | None], None]  # hears once what became of a hop: None when the next host has queued it
 
@@ -279,8 +281,9 @@ class Relay:
     def _take(self) -> list[_Handover]:
         """Waiting hops, as many as fit into one batch."""
         taken: list[_Handover] = []
-        size = 0
-        while self._outbox and size < BATCH_BYTES and len(taken) < BATCH_HOPS:
+        size, batches = 0, max(1, round(len(self._outbox) / BATCH_HOPS))
+        most = -(-len(self._outbox) // batches)
+        while self._outbox and size < BATCH_BYTES and len(taken) < most:
             handover = self._outbox.popleft()
             if not handover.is_settled:
                 handover.hop.left_s = seconds_until(handover.due_at)  # it waited here

@@ -35,6 +35,16 @@ async def test_a_full_queue_sends_work_away(parts: Parts) -> None:
         assert (counters.queued, counters.queue_limit, counters.refused, counters.sessions) == (2, 2, 1, 2)
 
 
+async def test_hops_that_wait_for_company_begin_with_it(parts: Parts, monkeypatch: pytest.MonkeyPatch) -> None:
+    async with open_host(parts, working=False) as host:
+        begun, waits_s = list[int](), iter([PATIENCE_S, 2 * PATIENCE_S, 0.0, 0.0])
+        monkeypatch.setattr(host.scheduler, "go", lambda: begun.append(len(host.scheduler)) or [])
+        monkeypatch.setattr(host.scheduler, "wait_s", lambda stepping: next(waits_s))
+        for name in "abcd":
+            host.take(stage_pb2.HopBatch(protocol=PROTOCOL, hops=[hop(host, name)]))
+        assert begun == [3, 4]
+
+
 async def test_work_that_became_late_is_dropped_and_told(parts: Parts) -> None:
     async with open_host(parts, working=False) as host:
         request = hop(host)

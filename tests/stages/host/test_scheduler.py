@@ -194,6 +194,28 @@ def test_what_may_take_long_is_left_to_the_thread(whole, quick, monkeypatch, hop
     assert (engine.go(), len(engine), job.result) == ([], 1, None)
 
 
+@pytest.mark.parametrize(
+    ("others", "stepping", "pass_ms", "wait_ms"),
+    [
+        ([], 6, 1.5, 1.5),
+        ([], 5, 1.5, 0.0),
+        ([], 6, 0.0, 0.0),
+        ([], 6, engines.QUICK_MS, 0.0),
+        ([steps] * 4, 15, 1.5, 0.0),
+        ([steps] * 4, 18, 1.5, 1.5),
+        ([sweeps], 18, 1.5, 0.0),
+    ],
+    ids=["few", "its share", "before the first pass", "slow model", "with others", "too few others", "beside a sweep"],
+)
+def test_few_steps_wait_for_those_of_other_texts(whole, others, stepping: int, pass_ms: float, wait_ms: float) -> None:
+    engine = Scheduler(3, 64, 64)
+    engine._steps_ms = pass_ms
+    assert engine.wait_s(stepping) == 0
+    for make in [steps, *others]:
+        job_of(engine, whole, make()).hop.path.extend(["a", "b", "c"])
+    assert engine.wait_s(stepping) * 1000 == pytest.approx(wait_ms)
+
+
 def test_a_quick_step_joins_what_the_thread_is_at(whole: Parts) -> None:
     """It shares the sweeps' next pass, instead of computing beside them."""
     engine = Scheduler(3, 64, 64)

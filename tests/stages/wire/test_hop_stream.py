@@ -69,6 +69,16 @@ async def test_hops_that_are_sent_at_once_arrive_in_one_parcel_and_in_their_orde
         assert service.streams == 1
 
 
+@pytest.mark.parametrize(("count", "parcels"), [(9, [9]), (12, [6, 6]), (20, [10, 10]), (23, [8, 8, 7])])
+async def test_a_parcel_has_few_hops_so_that_the_next_host_can_begin(count: int, parcels: list[int]) -> None:
+    async with relay_to(take) as (service, relay):
+        heard = Heard(relay)
+        for number in range(count):
+            heard.send(hop(str(number)))
+        assert set((await heard.all_of(count)).values()) == {"ok"}
+        assert list(map(len, service.sessions)) == parcels
+
+
 async def test_a_rejected_hop_does_not_harm_the_others_of_its_parcel() -> None:
     async with relay_to(rejecting(invalid("no"), indices=(1, 3))) as (service, relay):
         heard = Heard(relay)
@@ -105,15 +115,6 @@ async def test_parcels_are_closed_when_they_are_full(monkeypatch: pytest.MonkeyP
         heard.send(hop("last"))
         assert set((await heard.all_of(9)).values()) == {"ok"}
         assert service.sessions == [["a", "b", "c"], ["d", "e", "f"], ["g", "large"], ["last"]]
-
-
-async def test_a_parcel_has_few_hops_so_that_the_next_host_can_begin() -> None:
-    async with relay_to(take) as (service, relay):
-        heard = Heard(relay)
-        for i in range(20):
-            heard.send(hop(str(i)))
-        assert set((await heard.all_of(20)).values()) == {"ok"}
-        assert [len(names) for names in service.sessions] == [8, 8, 4]
 
 
 async def test_hops_without_a_receipt_are_settled_once_when_the_stream_breaks() -> None:
