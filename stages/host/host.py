@@ -4,7 +4,7 @@ import asyncio
 import contextlib
 import logging
 import secrets
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 
@@ -14,7 +14,7 @@ from stages.host.metrics import HostCounters
 from stages.host.next_hosts import NextHosts, Subscribers
 from stages.host.parts import Release, Releases
 from stages.host.prefixes import Beginning, PrefixStore
-from stages.host.scheduler import ScheduledHop, Scheduler
+from stages.host.scheduler import QUICK_MS, ScheduledHop, Scheduler
 from stages.host.sessions import SessionStore
 from stages.host.settings import HostSettings
 from stages.host.work.pictures import PictureWork
@@ -90,7 +90,7 @@ class Host:
                     message=refusal.message,
                     retry_after_ms=refusal.retry_after_ms or 0,
                 )
-        if (wait_s := self._company_s()) and self._going is None:
+        if (wait_s := self._wait_s()) and self._going is None:
             self._going = asyncio.get_running_loop().call_later(wait_s, self._go)
         elif not wait_s:
             self._go()
@@ -109,13 +109,11 @@ class Host:
         finally:
             self.scheduler.stop()
 
-    def _company_s(self) -> float:
-        """How long what has just arrived waits for other texts' steps, on the first host of the ring."""
-        if self.blocks[0]:
-            return 0.0
+    def _wait_s(self) -> float:
         since = monotonic() - STEPPING_S
         stepping = sum(session.stepped_at > since for session in self.sessions.sessions.values())
-        return self.scheduler.wait_s(stepping)
+        # on the first host alone: where they met once, they stay together
+        return 0.0 if self.blocks[0] else company_wait_s(self.scheduler.arrived, stepping, self.scheduler.steps_ms)
 
     def _go(self) -> None:
         if self._going is not None:
@@ -193,7 +191,9 @@ class Host:
             job.session.add_up(outcome, job.work.is_prefill)
         if result is not None:
             job.session.add_up(result, is_prefill=False)
-        self.sessions.renew(job.session, monotonic())
+        self.sessions.renew(job.session, now := monotonic())
+        if job.work.is_step:
+            job.session.stepped_at = now
         if job.session.released:
             return
         if isinstance(outcome, stage_pb2.Hop):
@@ -245,3 +245,16 @@ class Host:
         number = work_of(hop).number
         fault = stage_pb2.Fault(code=refusal.number, message=refusal.message, host=self.settings.name, lost=lost)
         self.subscribers.publish(hop.router, stage_pb2.Event(session=hop.session, number=number, fault=fault))
+
+
+def company_wait_s(arrived: Sequence[ScheduledHop], stepping: int, pass_ms: float) -> float:
+    """Seconds for which AR steps wait for those of other texts, at most a quick pass. As many groups as hosts keep a
+    ring busy; smaller ones never meet by themselves, and each costs every host a pass and a message.
+
+    :param stepping: texts that are written.
+    :param pass_ms: what the last pass took."""
+    if not arrived or pass_ms >= QUICK_MS:  # during longer passes others arrive
+        return 0.0
+    is_few = len(arrived) < stepping // max(len(arrived[0].hop.path), 1)
+    waits = is_few and all(job.work.is_step and not job.work.is_prefill for job in arrived)
+    return pass_ms / 1000 if waits else 0.0

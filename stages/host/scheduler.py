@@ -158,7 +158,7 @@ class Scheduler:
         self._wake = threading.Condition()
         self._passing = threading.Lock()
         """Held during a pass: its holder owns `_waiting` and `_jobs`."""
-        self._steps_ms = 0.0
+        self.steps_ms = 0.0
         """How long the AR steps of the last pass took; 0 before the first."""
         self._stopping = False
         self._yields = 0
@@ -174,6 +174,11 @@ class Scheduler:
             return False
         # else four long prompts would fill the queue, and the last pieces of a step be refused after the first
         return len({id(job.session) for job in (*self._arrived, *self._waiting, *self._jobs)}) >= self.limit
+
+    @property
+    def arrived(self) -> list[ScheduledHop]:
+        """Jobs of which no pass has begun."""
+        return list(self._arrived)
 
     def submit(self, job: ScheduledHop) -> None:
         """Take a job in; `go` has it computed."""
@@ -213,24 +218,12 @@ class Scheduler:
             self._stopping = True
             self._wake.notify()
 
-    def wait_s(self, stepping: int) -> float:
-        """How long AR steps that arrived wait for those of other texts: at most a quick pass. As many groups as hosts
-        keep a ring busy; smaller ones never meet by themselves, and each costs every host a pass and a message.
-
-        :param stepping: texts that are written."""
-        arrived = list(self._arrived)
-        if not arrived or self._steps_ms >= QUICK_MS:  # during longer passes others arrive
-            return 0.0
-        share = stepping // max(len(arrived[0].hop.path), 1)
-        is_waiting = len(arrived) < share and all(job.work.is_step and not job.work.is_prefill for job in arrived)
-        return self._steps_ms / 1000 if is_waiting else 0.0
-
     def _is_quick(self) -> bool:
         """True if what arrived is nothing but a few rows of AR steps, and such a pass takes no time."""
-        if self._steps_ms >= QUICK_MS:
+        if self.steps_ms >= QUICK_MS:
             return False
         rows, fewest = 0, QUICK_ROWS
-        for job in list(self._arrived):  # at once: the engine's thread may be taking from it
+        for job in self.arrived:  # at once: the engine's thread may be taking from it
             rows += job.work.clean.shape[0] if isinstance(job.work, TextWork) else 0
             fewest = min(fewest, _quick_rows(job))
         return rows <= fewest
@@ -245,7 +238,7 @@ class Scheduler:
         while running:  # through all stages of this host
             _advance(running)
             running = [job for job in running if job.result is None and not job.work.between_reads]
-            self._steps_ms = (monotonic() - begin) * 1000
+            self.steps_ms = (monotonic() - begin) * 1000
         if others:
             _advance(others)
         ended, now = [job for job in self._jobs if job.result is not None], monotonic()
@@ -254,8 +247,6 @@ class Scheduler:
             begin = max(job.accepted_at, job.session.free_at)  # behind others, not behind pieces of the same step
             job.queue_ms = max((now - begin) * 1000 - job.compute_ms, 0.0)
             job.session.free_at = now
-            if job.work.is_step:
-                job.session.stepped_at = now
             if isinstance(job.result, stage_pb2.Hop) and job.work.drafts:
                 self._ahead.append(job.work)
         return ended
