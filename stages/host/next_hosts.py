@@ -139,7 +139,7 @@ class NextHosts:
             other = await relay.describe(timeout=min(self._hop_timeout_s, WARM_TIMEOUT_S))
             problem = self._wiring(relay.address, other)
             if not problem and (relay.problem or relay.rtt_ms is None):
-                await relay.warm(self._state_bytes)
+                await relay.open_up()
         except StatusError as refusal:
             return refusal.message
         return problem

@@ -117,6 +117,26 @@ async def test_parcels_are_closed_when_they_are_full(monkeypatch: pytest.MonkeyP
         assert service.sessions == [["a", "b", "c"], ["d", "e", "f"], ["g", "large"], ["last"]]
 
 
+@pytest.mark.parametrize(
+    ("bytes_per_s", "message_bytes", "sent"),
+    [
+        (1e9, 4 << 20, [0, 1 << 14, 1 << 16, 1 << 18, 1 << 20]),
+        (5e5, 4 << 20, [0, 1 << 14, 1 << 16, 1 << 18]),
+        (1e4, 4 << 20, [0, 1 << 14]),
+        (1e9, 1 << 16, [0, 1 << 14]),
+    ],
+    ids=["fast", "4 Mbit/s", "slow", "small messages"],
+)
+async def test_a_new_link_is_opened_up_as_far_as_it_is_quick(
+    monkeypatch: pytest.MonkeyPatch, bytes_per_s: float, message_bytes: int, sent: list[int]
+) -> None:
+    async with relay_to(take) as (service, relay):
+        relay._message_bytes = message_bytes
+        monkeypatch.setattr(relays, "monotonic", lambda: sum(service.warmed) / bytes_per_s)
+        await relay.open_up()
+        assert service.warmed == sent
+
+
 async def test_hops_without_a_receipt_are_settled_once_when_the_stream_breaks() -> None:
     async def answer(context: Any, parcel: stage_pb2.HopBatch) -> stage_pb2.Ack:
         if parcel.number == 1:
