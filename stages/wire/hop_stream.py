@@ -35,7 +35,7 @@ WARM_TIMEOUT_S = 2.0
 # to each neighbour cost a host two hundredths of a core for nothing.
 IDLE_AFTER_S, IDLE_PAUSE_S = 10.0, 2.0
 # What a new link is sent, as long as none takes so much longer than a message of nothing.
-OPENING_BYTES, OPENING_MS = (1 << 14, 1 << 16, 1 << 18, 1 << 20), 250.0
+OPENING_BYTES, OPENING_MS = tuple(1 << power for power in range(15, 21)), 250.0
 # Keep-warm messages whose quickest tells the link's own round trip: the others may have waited for a processor.
 RECENT = 8
 # The latest answer is remembered so much shorter with each that follows: half of it after about ten seconds.
