@@ -14,7 +14,7 @@ from torch.nn import functional as F
 from stages.errors import ShapeError
 from stages.model.architecture import MAX_LAYERS, SHAPE
 from stages.model.block import FOURIER_FEATURES, noise_frequencies
-from stages.settings import check, limits
+from stages.settings import check, from_toml, limits
 
 FAMILY = "picture"
 # Standard deviation of what the net sees: c_skip, c_out and the usual noise prior are made for it (EDM, arXiv
@@ -69,8 +69,8 @@ class PictureArchitecture:
 
     @staticmethod
     def from_record(record: Mapping[str, Any]) -> PictureArchitecture:
-        """Build from a manifest's JSON object. Raises ShapeError, KeyError or TypeError."""
-        return PictureArchitecture(**{**record, "classes": tuple(record["classes"])})
+        """Build from a manifest's JSON object. Raises InputError."""
+        return from_toml(PictureArchitecture, record, "architecture")
 
     @property
     def tokens(self) -> int:
