@@ -18,6 +18,9 @@ from stages.wire.status import CALLS
 from stages.wire.tokens import SCHEME, own_token
 
 
+DEEPEST = 200  # objects and lists in one another that pydantic's parser takes
+
+
 def _client(request: Request) -> AsyncClient:
     client: AsyncClient = request.app.state.client
     return client
@@ -79,7 +82,10 @@ class _StrictRequest(Request):
         try:
             parsed: object = pydantic_core.from_json(await self.body(), allow_inf_nan=False)
         except ValueError as error:
-            raise ApiError(400, f"the body is not JSON: {error}", code="invalid_json") from None
+            problem = f"not JSON: {error}"
+            if "recursion limit" in str(error):
+                problem = f"nested too deep: at most {DEEPEST} objects and lists in one another"
+            raise ApiError(400, f"the body is {problem}", code="invalid_json") from None
         return parsed
 
 

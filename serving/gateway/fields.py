@@ -8,7 +8,16 @@ from typing import Annotated, Any, Literal
 from pydantic import AfterValidator, BeforeValidator, Field, create_model, model_validator
 
 from serving.drawing import DRAWING_MODES
-from serving.gateway.base_fields import OF_PICTURES, OF_TEXTS, Fields, without_effect
+from serving.gateway.base_fields import (
+    ENTRANT,
+    OF_PICTURES,
+    OF_TEXTS,
+    PICTURE_SIZE,
+    TOKEN_NUMBER,
+    TOOL_NAME,
+    Fields,
+    without_effect,
+)
 from serving.gateway.messages import ChatMessage
 from serving.router.request import (
     DEFAULT_MAX_BYTES,
@@ -71,8 +80,8 @@ TopCount = Annotated[int, Field(ge=0, le=MAX_LOGPROBS)]
 Timeout = Annotated[
     Annotated[float, Field(gt=0, le=MAX_TIMEOUT_S)] | None, Field(description="deadline of the whole request")
 ]
-TokenNumber = Annotated[str, Field(pattern="^(0|[1-9][0-9]{0,8})$")]
-ToolName = Annotated[str, Field(pattern=r"^[a-zA-Z0-9_-]{1,64}$")]
+TokenNumber = Annotated[str, Field(pattern=TOKEN_NUMBER)]
+ToolName = Annotated[str, Field(pattern=TOOL_NAME)]
 Stop = Annotated[str, AfterValidator(_check_stop)]
 Stops = Annotated[
     Annotated[list[Stop], Field(max_length=MAX_STOPS)] | None,  # the limit is the list's: None has no length
@@ -267,8 +276,8 @@ class ChatRequest(TextRequest):
             raise ValueError("continue_final_message needs add_generation_prompt: false, or none")
         if self.messages[-1].role != "assistant" or self.messages[-1].tool_calls or self.must_call:
             raise ValueError(
-                "continue_final_message is for a last message of role assistant that calls no tool, and needs "
-                "tool_choice none or auto"
+                "continue_final_message, or add_generation_prompt: false, is for a last message of role assistant that "
+                "calls no tool, and needs tool_choice none or auto"
             )
         return self
 
@@ -309,7 +318,7 @@ class ImageRequest(without_effect(OF_PICTURES)):  # type: ignore[misc]
     n: Annotated[int, Field(ge=1, le=MAX_IMAGES)] | None = Field(
         default=None, description="pictures; picture i is what seed + i gives by itself"
     )
-    size: Annotated[str, Field(pattern=r"^(auto|\d{1,5}x\d{1,5})$")] | None = Field(
+    size: Annotated[str, Field(pattern=PICTURE_SIZE)] | None = Field(
         default=None, description="WIDTHxHEIGHT of the model, or auto"
     )
     seed: SeedOrNone | None = Field(default=None, description="left out: a random one, told in the answer")
@@ -320,7 +329,7 @@ class RaceRequest(Fields):
     """POST /api/race: one prompt in several modes."""
 
     prompt: str
-    entrants: list[Annotated[str, Field(pattern=r"^[a-z-]{1,32}(:[a-z]{1,16})?$")]] = Field(
+    entrants: list[Annotated[str, Field(pattern=ENTRANT)]] = Field(
         min_length=1, max_length=MAX_ENTRANTS, description="MODE or MODE:SCORER, such as sweep or resample:scorer"
     )
     max_bytes: Count = DEFAULT_MAX_BYTES
