@@ -133,6 +133,8 @@ def parse(words: Sequence[str]) -> argparse.Namespace:
     path, node, rest = find(words)
     if isinstance(node, Command):
         return parser_of(path, node).parse(rest)
+    if rest[:1] == ["help"]:
+        return parse([*path[1:], *rest[1:], "--help"])
     if rest[:1] in (["-h"], ["--help"]):
         print(help_of(path, node))
         raise SystemExit(0)

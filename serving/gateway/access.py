@@ -18,9 +18,6 @@ from stages.wire.status import CALLS
 from stages.wire.tokens import SCHEME, own_token
 
 
-DEEPEST = 200  # objects and lists in one another that pydantic's parser takes
-
-
 def _client(request: Request) -> AsyncClient:
     client: AsyncClient = request.app.state.client
     return client
@@ -82,9 +79,8 @@ class _StrictRequest(Request):
         try:
             parsed: object = pydantic_core.from_json(await self.body(), allow_inf_nan=False)
         except ValueError as error:
-            problem = f"not JSON: {error}"
-            if "recursion limit" in str(error):
-                problem = f"nested too deep: at most {DEEPEST} objects and lists in one another"
+            too_deep = "nested too deep: at most 200 objects and lists in one another"  # as pydantic's parser has it
+            problem = too_deep if "recursion limit" in str(error) else f"not JSON: {error}"
             raise ApiError(400, f"the body is {problem}", code="invalid_json") from None
         return parsed
 

@@ -237,8 +237,8 @@ class LlamaArchitecture:
         if given["family"] != "llama":
             raise ShapeError(f"architecture: family {given['family']!r} is unknown; this version has 'llama'")
         is_linear = isinstance(scaling := given.get("rope_scaling"), dict) and scaling.keys() == {"factor"}
-        kinds = {"rope_scaling": LinearScaling if is_linear else RopeScaling, "window": SlidingWindow, "experts": Experts}
-        for name, kind in kinds.items():
+        scales = LinearScaling if is_linear else RopeScaling
+        for name, kind in (("rope_scaling", scales), ("window", SlidingWindow), ("experts", Experts)):
             if given.get(name) is not None:
                 given[name] = from_toml(kind, given[name], f"{SHAPE}{name}")
         return from_toml(LlamaArchitecture, given, "architecture")

@@ -91,8 +91,11 @@ TYPING = [
     ("--verison", 2, "no option --verison (did you mean --version?)"),
     ("down --port 1", 2, "no option --port; see `onesweep down --help`"),
     ("train simulate --momentum 1", 2, "no option --momentum; see `onesweep train simulate --help`"),
-    ("bench frontier", 2, "there is no command 'frontier' (CHANGELOG.md says what to use now); `onesweep bench --help`"),
-    ("train init", 2, "there is no command 'init' (CHANGELOG.md says what to use now)"),
+    (
+        "bench frontier",
+        2,
+        "there is no command 'frontier' (CHANGELOG.md says what to use now); `onesweep bench --help`",
+    ),
     ("bench quality --check", 2, "no option --check (CHANGELOG.md says what to use now); see"),
     ("invite --list", 2, "no option --list (CHANGELOG.md says what to use now); see"),
     ("generate x --top-p 1", 2, "no option --top-p: give --set top_p=VALUE; see `onesweep generate --help`"),
@@ -106,6 +109,7 @@ TYPING = [
     ("draw sneaker --pictures 0 --out x.png", 2, "pictures must be"),
     ("draw sneaker --guidance much --out x.png", 2, "--guidance must be a number, not 'much'"),
     ("up --hosts 2 --topology t.toml", 2, "exclude each other"),
+    ("up --port 99999", 2, "--port must be at most 65535, not 99999"),
 ]
 FILES = [
     ("inspect /nowhere", 2, "no checkpoint in /nowhere"),
