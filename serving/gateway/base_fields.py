@@ -7,17 +7,6 @@ from typing import Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, create_model, model_validator
 
 MAX_FIELDS = 64
-# Patterns of fields, and what each wants.
-TOKEN_NUMBER = "^(0|[1-9][0-9]{0,8})$"
-TOOL_NAME = "^[a-zA-Z0-9_-]{1,64}$"
-PICTURE_SIZE = r"^(auto|\d{1,5}x\d{1,5})$"
-ENTRANT = "^[a-z-]{1,32}(:[a-z]{1,16})?$"
-PATTERNS = {
-    TOKEN_NUMBER: "must be the number of a token",
-    TOOL_NAME: "must be 1 to 64 letters, digits, _ and -",
-    PICTURE_SIZE: "must be auto, or WIDTHxHEIGHT",
-    ENTRANT: "must be MODE or MODE:SCORER, such as sweep or resample:scorer",
-}
 
 
 def _describe_nulls(schema: dict[str, Any]) -> None:

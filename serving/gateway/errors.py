@@ -15,7 +15,7 @@ from starlette.exceptions import HTTPException as FrameworkError
 from starlette.responses import Response
 
 from serving.client.failover import RequestRefused, RouterError
-from serving.gateway.base_fields import INSTEAD, PATTERNS
+from serving.gateway.base_fields import INSTEAD
 from serving.router.request import SETTINGS
 from stages.errors import InputError, OnesweepError
 
@@ -48,6 +48,7 @@ _WANTED = {
     "float_type": "must be a number",
     "finite_number": "must be a finite number",
     "string_type": "must be a text",
+    "string_pattern_mismatch": "must be 1 to 64 letters, digits, _ and -",
     "list_type": "must be a list",
     "dict_type": "must be an object",
     "model_type": "must be an object",
@@ -61,6 +62,14 @@ _WANTED = {
     "too_short": "must not be empty",
     "too_long": "must have at most {max_length} entries",
     "missing": "is missing",
+}
+# The same where that says too little, by the field, whether it is within it, and the mistake.
+_WANTED_IN = {
+    **{(name, False, "list_type"): "must be a text or a list" for name in ("input", "prompt", "stop")},
+    ("prompt", True, "string_type"): "must be a text or a list",
+    ("logit_bias", True, "string_pattern_mismatch"): "must be the number of a token",
+    ("entrants", True, "string_pattern_mismatch"): "must be MODE or MODE:SCORER, such as sweep or resample:scorer",
+    ("size", False, "string_pattern_mismatch"): "must be auto, or WIDTHxHEIGHT",
 }
 
 # Errors in the schema: those of any request, and those of what asks the router. Without a default the framework would
@@ -136,9 +145,7 @@ def _path(error: Mapping[str, Any], body: object) -> list[str]:
     """A wrong field as the body has it, without pydantic's names of the kinds that a field may be of."""
     path = list[str]()
     for place, part in enumerate(error["loc"], 1):
-        if isinstance(body, dict) and part in body:
-            body = body[part]
-        elif isinstance(body, list) and isinstance(part, int):
+        if (isinstance(body, dict) and part in body) or (isinstance(body, list) and isinstance(part, int)):
             body = body[part]
         elif error["type"] != "missing" or place < len(error["loc"]):
             continue
@@ -153,23 +160,18 @@ def field_error(errors: Sequence[Mapping[str, Any]], body: object) -> ApiError:
     path, first = max(((_path(each, body), each) for each in of_first), key=lambda found: len(found[0]))
     param, name = ".".join(path) or None, path[0] if path else ""
     if first["type"] == "extra_forbidden":
-        instead = INSTEAD.get(param or "", "leave it out")
-        if param in _OWN_FIELDS:
-            instead = "send it in the object onesweep"
+        is_own = param in _OWN_FIELDS
+        instead = "send it in the object onesweep" if is_own else INSTEAD.get(param or "", "leave it out")
         words = f"unknown or unsupported field {param!r}: {instead}"
         return ApiError(400, words, param=param, code="unknown_field")
-    wanted = PATTERNS[first["ctx"]["pattern"]] if "pattern" in first.get("ctx", {}) else _WANTED.get(first["type"])
-    if wanted is None:  # a sentence of ours
+    if (wanted := _WANTED.get(first["type"])) is None:  # a sentence of ours
         words = str(first["msg"]).removeprefix("Value error, ")
         if param is None and isinstance(body, dict):
             named = (word for word in re.findall(r"\w+", words) if word in body)
             return ApiError(400, words, param=next(named, None))
         return ApiError(400, f"{param or 'the body'}: {words}", param=param)
     wanted = wanted.format(**first.get("ctx", {})).replace("False", "false")
-    if (param in ("input", "prompt", "stop") and first["type"] == "list_type") or (
-        name == "prompt" != param and first["type"] == "string_type"
-    ):
-        wanted = "must be a text or a list"
+    wanted = _WANTED_IN.get((name, len(path) > 1, first["type"]), wanted)
     words = f"{param or 'the body'} {wanted}"
     if isinstance(first["input"], int | float | str):
         words += f", not {json.dumps(first['input'])[:_SHOWN]}"

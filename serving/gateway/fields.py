@@ -8,16 +8,7 @@ from typing import Annotated, Any, Literal
 from pydantic import AfterValidator, BeforeValidator, Field, create_model, model_validator
 
 from serving.drawing import DRAWING_MODES
-from serving.gateway.base_fields import (
-    ENTRANT,
-    OF_PICTURES,
-    OF_TEXTS,
-    PICTURE_SIZE,
-    TOKEN_NUMBER,
-    TOOL_NAME,
-    Fields,
-    without_effect,
-)
+from serving.gateway.base_fields import OF_PICTURES, OF_TEXTS, Fields, without_effect
 from serving.gateway.messages import ChatMessage
 from serving.router.request import (
     DEFAULT_MAX_BYTES,
@@ -80,8 +71,8 @@ TopCount = Annotated[int, Field(ge=0, le=MAX_LOGPROBS)]
 Timeout = Annotated[
     Annotated[float, Field(gt=0, le=MAX_TIMEOUT_S)] | None, Field(description="deadline of the whole request")
 ]
-TokenNumber = Annotated[str, Field(pattern=TOKEN_NUMBER)]
-ToolName = Annotated[str, Field(pattern=TOOL_NAME)]
+TokenNumber = Annotated[str, Field(pattern="^(0|[1-9][0-9]{0,8})$")]
+ToolName = Annotated[str, Field(pattern=r"^[a-zA-Z0-9_-]{1,64}$")]
 Stop = Annotated[str, AfterValidator(_check_stop)]
 Stops = Annotated[
     Annotated[list[Stop], Field(max_length=MAX_STOPS)] | None,  # the limit is the list's: None has no length
@@ -90,17 +81,11 @@ Stops = Annotated[
 ]
 
 
-def _kind(f: dataclasses.Field[Any]) -> Any:  # noqa: ANN401
-    """The type of a setting: a name, or a number within its bounds."""
-    if f.metadata.get("name"):
-        return str
-    bounds = f.metadata["bounds"]
-    limits = {"ge": bounds.least, "le": bounds.most, "gt": bounds.above}
-    field = Field(**{name: limit for name, limit in limits.items() if limit is not None}, allow_inf_nan=False)
-    return Annotated[float, field] if is_decimal(f) else Annotated[int, field]
+def _kind(f: dataclasses.Field[Any]) -> type:
+    return str if f.metadata.get("name") else float if is_decimal(f) else int
 
 
-# Settings of a request that OpenAI's API does not have.
+# Settings of a request that OpenAI's API does not have. `Request` checks their bounds.
 OF_REQUESTS = tuple(f for f in SETTINGS if f.metadata.get("http"))
 _Settings = create_model(  # type: ignore[call-overload]
     "_Settings",
@@ -318,7 +303,7 @@ class ImageRequest(without_effect(OF_PICTURES)):  # type: ignore[misc]
     n: Annotated[int, Field(ge=1, le=MAX_IMAGES)] | None = Field(
         default=None, description="pictures; picture i is what seed + i gives by itself"
     )
-    size: Annotated[str, Field(pattern=PICTURE_SIZE)] | None = Field(
+    size: Annotated[str, Field(pattern=r"^(auto|\d{1,5}x\d{1,5})$")] | None = Field(
         default=None, description="WIDTHxHEIGHT of the model, or auto"
     )
     seed: SeedOrNone | None = Field(default=None, description="left out: a random one, told in the answer")
@@ -329,7 +314,7 @@ class RaceRequest(Fields):
     """POST /api/race: one prompt in several modes."""
 
     prompt: str
-    entrants: list[Annotated[str, Field(pattern=ENTRANT)]] = Field(
+    entrants: list[Annotated[str, Field(pattern=r"^[a-z-]{1,32}(:[a-z]{1,16})?$")]] = Field(
         min_length=1, max_length=MAX_ENTRANTS, description="MODE or MODE:SCORER, such as sweep or resample:scorer"
     )
     max_bytes: Count = DEFAULT_MAX_BYTES

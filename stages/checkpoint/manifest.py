@@ -207,8 +207,8 @@ def _build(record: dict[str, Any]) -> Manifest:
         raise CheckpointError(f"kind {kind!r} is none of {', '.join(KINDS)}")
     if kind == ("ar" if draws else "steps"):
         raise CheckpointError(f"kind {kind!r} is for models of {'text' if draws else 'pictures'}")
-    read = PictureArchitecture.from_record if draws else read_architecture
-    architecture: AnyArchitecture = read(shape)
+    drawing = from_toml(PictureArchitecture, shape, "architecture") if draws else None
+    architecture: AnyArchitecture = drawing or read_architecture(shape)
     parts = tuple(None if part is None else _part(part) for part in _get(record, "parts", list))
     if len(parts) != (count := architecture.parts):
         raise CheckpointError(f"{len(parts)} parts listed, the architecture has {count}")

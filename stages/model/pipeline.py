@@ -51,11 +51,11 @@ class ArModel(nn.Module):
         stages = stages or [ArStage(architecture, i) for i in range(architecture.parts)]
         self.stages = cast(Sequence[ArStage], nn.ModuleList(stages))
 
-    def forward(self, source: Tensor, caches: list[list[LayerCache]] | None = None) -> Tensor:
+    def forward(self, source: Tensor) -> Tensor:
         """Next-token logits (batch, positions, vocabulary) for tokens (batch, positions)."""
         x = source
-        for i, stage in enumerate(self.stages):
-            x = stage.read(x, caches[i] if caches else None)
+        for stage in self.stages:
+            x = stage.read(x)
         return self.stages[-1].next_byte(x)
 
 

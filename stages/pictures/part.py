@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal, cast
+from typing import Literal, cast
 
 import torch
 from torch import Tensor, nn
@@ -14,7 +14,7 @@ from torch.nn import functional as F
 from stages.errors import ShapeError
 from stages.model.architecture import MAX_LAYERS, SHAPE
 from stages.model.block import FOURIER_FEATURES, noise_frequencies
-from stages.settings import check, from_toml, limits
+from stages.settings import check, limits
 
 FAMILY = "picture"
 # Standard deviation of what the net sees: c_skip, c_out and the usual noise prior are made for it (EDM, arXiv
@@ -66,11 +66,6 @@ class PictureArchitecture:
         for name in self.classes:
             if not 0 < len(name) <= MAX_CLASS_NAME or not name.isprintable():
                 raise ShapeError(f"architecture: a class needs a printable name of at most {MAX_CLASS_NAME} characters")
-
-    @staticmethod
-    def from_record(record: Mapping[str, Any]) -> PictureArchitecture:
-        """Build from a manifest's JSON object. Raises InputError."""
-        return from_toml(PictureArchitecture, record, "architecture")
 
     @property
     def tokens(self) -> int:

@@ -63,23 +63,14 @@ def test_what_is_wrong_of_a_value_is_said_in_our_words(request_: type[Fields], j
         assert not re.search(r"Input|should|valid |[a-z] required|\w\[", refusal(request_, **{name: junk})), name
 
 
-ROLES = "'system', 'developer', 'user', 'assistant' or 'tool'"
-
-
-@pytest.mark.parametrize(
-    ("request_", "fields", "sentence"),
-    [
-        (CompletionRequest, {"prompt": [1.5]}, "prompt.0 must be a text or a list, not 1.5"),
-        (CompletionRequest, {"prompt": [[1, "x"]]}, 'prompt.0.1 must be a whole number, not "x"'),
-        (CompletionRequest, {"logit_bias": {"sea": 1}}, 'logit_bias.sea must be the number of a token, not "sea"'),
-        (ChatRequest, {"messages": [{"role": "dog"}]}, f'messages.0.role must be {ROLES}, not "dog"'),
-        (ChatRequest, {"response_format": {"type": "json_schema"}}, "response_format.json_schema is missing"),
-        (ChatRequest, {"add_generation_prompt": False}, "continue_final_message, or add_generation_prompt: false, is"),
-        (ResponseRequest, {"input": 3}, "input must be a text or a list, not 3"),
-    ],
-)
-def test_a_refusal_names_the_field_as_it_was_sent(request_: type[Fields], fields: Any, sentence: str) -> None:
-    assert refusal(request_, **fields).startswith(sentence)
+def test_a_refusal_names_the_field_as_it_was_sent() -> None:
+    assert refusal(CompletionRequest, prompt=[1.5]) == "prompt.0 must be a text or a list, not 1.5"
+    assert refusal(CompletionRequest, prompt=[[1, "x"]]) == 'prompt.0.1 must be a whole number, not "x"'
+    assert "logit_bias.sea must be the number of a token" in refusal(CompletionRequest, logit_bias={"sea": 1})
+    assert "'assistant' or 'tool', not \"dog\"" in refusal(ChatRequest, messages=[{"role": "dog"}])
+    assert refusal(ChatRequest, response_format={"type": "json_schema"}) == "response_format.json_schema is missing"
+    assert "add_generation_prompt: false, is for" in refusal(ChatRequest, add_generation_prompt=False)
+    assert refusal(ResponseRequest, input=3) == "input must be a text or a list, not 3"
 
 
 def test_the_page_names_them() -> None:
