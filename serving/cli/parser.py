@@ -73,10 +73,7 @@ class CommandParser(argparse.ArgumentParser):
 
 
 def gone(word: str, called: Sequence[str] = ()) -> str:
-    """A hint at the changes, where a row of what went names this word.
-
-    :param called: the command whose option it is: a row that names other commands only is not of it.
-    """
+    """A hint at the changes, where a row of what went names this word, and of commands none or a part of `called`."""
     changes = CHANGES.read_text(encoding="utf-8") if CHANGES.is_file() else ""
     known = {name for path, _ in walk() for name in path}
     for row in re.findall(r"^\| (.+?) \| ", changes.partition("**What came**")[0], re.MULTILINE):

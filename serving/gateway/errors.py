@@ -123,10 +123,8 @@ def api_error_of(error: Exception) -> ApiError:
         if status == 504:
             headers["x-should-retry"] = "false"  # OpenAI's client would have it computed twice more
         return ApiError(status, str(error), param=_refused_field(str(error)), code=code, headers=headers)
-    if isinstance(error, InputError):
-        return ApiError(400, str(error), param=_refused_field(str(error)))
     if isinstance(error, OnesweepError):
-        return ApiError(502, str(error))
+        return ApiError(400 if isinstance(error, InputError) else 502, str(error), param=_refused_field(str(error)))
     return ApiError(500, "the gateway failed: its log says why")
 
 

@@ -24,7 +24,6 @@ from stages.settings import from_toml
 FORMAT = 1
 MANIFEST_NAME = "manifest.json"
 MAX_MANIFEST_BYTES = 1 << 20
-_SHOWN = 80  # characters of a wrong value in the sentence about it
 
 TOKENIZER_NAME = "tokenizer.json"
 MAX_FILES = 16
@@ -196,7 +195,7 @@ def _get(record: dict[str, Any], name: str, kind: type) -> Any:  # noqa: ANN401 
     if name not in record:
         raise ConfigError(f"{name} is missing")
     if type(value := record[name]) not in ({int, float} if kind is float else {kind}):
-        raise ConfigError(f"{name} must be {_NOUNS[kind]}, not {json.dumps(value)[:_SHOWN]}")
+        raise ConfigError(f"{name} must be {_NOUNS[kind]}, not {json.dumps(value)[:80]}")
     return value
 
 

@@ -42,8 +42,8 @@ class Variant:
 
 
 def settings(source: Source) -> Iterator[Variant]:
-    """The source's own reading, then those that change one thing in all layers that no shape betrays: a setting, or the
-    order of rows within heads."""
+    """The source's own reading, then those that change one thing in all layers that no shape betrays: a setting, the
+    order of rows within heads, or two kinds of tensors of one shape exchanged."""
     a, prefix = source.architecture, "layers.0."
     shapes = {name.removeprefix(prefix): s for name, s in expected_shapes(a).items() if name.startswith(prefix)}
     yield Variant("", a)
@@ -66,6 +66,11 @@ def settings(source: Source) -> Iterator[Variant]:
         order = torch.cat([rearranged(q, a.heads), rearranged(k, a.kv_heads), v])
         what = f"the rows of each query and key head {shown} (head layout)"
         yield Variant(what, a, {"qkv": partial(_in_order, order)})
+    gate, up = torch.arange(2 * a.mlp_width).chunk(2)
+    for one, other, module, parts in (("k", "v", "qkv", (q, v, k)), ("gate", "up", "mlp_in", (up, gate))):
+        if f"{one}.weight" in shapes:
+            what = f"the tensors layers.*.{one}.weight and layers.*.{other}.weight exchanged"
+            yield Variant(what, a, {module: partial(_in_order, torch.cat(parts))})
 
 
 def _in_order(order: Tensor, _tensors: Tensors, _: Tensor, left: Tensor) -> Tensor:
@@ -220,6 +225,6 @@ def check_loss(
     if best <= mended:
         raise CheckpointError(f"{said}; with {cause} it is {best:.2f}: most likely that is the cause")
     raise CheckpointError(
-        f"{said}, and no other head layout, rotary embedding, norm epsilon or head mends it: a tensor is damaged or in "
-        "another's place, fetch the model's files again; random weights are imported with --untrained"
+        f"{said}, and no other head layout, rotary embedding, norm epsilon or head mends it, nor an exchange: a tensor "
+        "is damaged, fetch the model's files again; random weights are imported with --untrained"
     )

@@ -29,6 +29,11 @@ def heads(weights: Weights) -> Weights:
     return weights | {n: interleaved(weights[n], counts[kind]) for n, kind in kinds.items() if kind in counts}
 
 
+def exchanged(weights: Weights) -> Weights:
+    other = {"k": "v", "v": "k"}
+    return {".".join(other.get(part, part) for part in name.split(".")): x for name, x in weights.items()}
+
+
 def whole(weights: Weights) -> Weights:
     return weights
 
@@ -41,8 +46,9 @@ def whole(weights: Weights) -> Weights:
         (whole, {"rope_scaling": SCALING}, "another rotary scaling"),
         (whole, {"rms_norm_eps": 0.1}, "norm epsilon 1e-0"),  # 1e-5 and 1e-6 are the same for these weights
         (whole, {"tie_word_embeddings": True}, "the head's own tensor head.weight instead of the tied embedding"),
+        (exchanged, {}, "tensors layers.*.k.weight and layers.*.v.weight exchanged"),
     ],
-    ids=["heads", "theta", "scaling", "epsilon", "tied"],
+    ids=["heads", "theta", "scaling", "epsilon", "tied", "exchanged"],
 )
 def test_each_break_is_refused_with_its_cause(
     imported: Any, weights: Weights, tmp_path: Path, damage: Break, config: dict[str, Any], cause: str
@@ -65,7 +71,7 @@ def test_random_weights_are_refused_unless_said_to_be(imported: Any, weights: We
     torch.manual_seed(0)
     random = {name: x if x.dim() == 1 else 0.02 * torch.randn(x.shape) for name, x in weights.items()}
     folder = write_folder(tmp_path / "model", random)
-    with pytest.raises(CheckpointError, match=r"no other .* mends it: .*; random weights are imported with"):
+    with pytest.raises(CheckpointError, match=r"no other .* mends it.*; random weights are imported with"):
         imported(folder)
     assert imported(folder, is_untrained=True).metrics["probe"]["next_token_nats"] == pytest.approx(
         math.log(300), abs=0.2
