@@ -193,7 +193,7 @@ def from_toml(cls: type[S], table: object, where: str, base: S | None = None) ->
     try:
         return dataclasses.replace(base, **given) if base is not None else cls(**given)
     except InputError as trouble:  # some name their section themselves
-        section = where.rpartition("[")[2].replace("]", ": ")
+        section = where.rpartition("[")[2].removesuffix("]") + ": "
         raise ConfigError(f"{where}: {str(trouble).removeprefix(section)}") from None
 
 

@@ -205,7 +205,7 @@ class Conversation:
     def __init__(self, chat: Chat, failed: Callable[[], object]) -> None:
         self.chat, self._failed = chat, failed
         self._has_terminal = sys.stdin.isatty() and sys.stdout.isatty()
-        self._unanswered = list[str]()  # the numbers of such lines
+        self._unanswered = list[str]()  # the numbers of such lines, and of commands that there are not
 
     def hold(self) -> None:
         """Return when the person leaves. Raises OnesweepError when nothing more can come, and at the end of a pipe
@@ -225,7 +225,7 @@ class Conversation:
                 if line == "/quit":
                     return
                 if line.startswith("/"):
-                    self._command(*line[1:].split())
+                    self._command(line, number)
                 elif line:
                     self._answer(line, number)
             except EOFError:
@@ -257,22 +257,23 @@ class Conversation:
             if not is_refused:
                 self._failed()
 
-    def _command(self, name: str = "", *values: str) -> None:
+    def _command(self, line: str, number: int) -> None:
         chat = self.chat
-        match name, values:
-            case "help", ():
-                tell(HELP)
-            case "mode", ():
-                tell(f"mode {chat.mode}; served: {', '.join(chat.modes)}")
-            case "mode", (mode,):
-                try:
+        try:
+            match line[1:].split():
+                case ["help"]:
+                    tell(HELP)
+                case ["mode"]:
+                    tell(f"mode {chat.mode}; served: {', '.join(chat.modes)}")
+                case ["mode", mode]:
                     chat.take_mode(mode)
-                except InputError as error:
-                    tell(error)
-            case "stats", ():
-                tell("\n".join(cost_lines(chat.last)) if chat.last else "no answer came to its end yet")
-            case "reset", ():
-                chat.reset()
-                tell("the conversation is forgotten")
-            case _:
-                tell(f"no command /{' '.join((name, *values))}; /help lists them")
+                case ["stats"]:
+                    tell("\n".join(cost_lines(chat.last)) if chat.last else "no answer came to its end yet")
+                case ["reset"]:
+                    chat.reset()
+                    tell("the conversation is forgotten")
+                case _:
+                    raise InputError(f"no command {line}; /help lists them")
+        except InputError as error:
+            self._unanswered.append(str(number))
+            tell(error)

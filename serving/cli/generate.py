@@ -6,7 +6,7 @@ import argparse
 import json
 import sys
 import time
-from contextlib import closing
+from contextlib import ExitStack, closing
 from typing import TYPE_CHECKING, Any
 
 from serving.client.result import Result
@@ -14,7 +14,7 @@ from serving.client.variants import all_variants, comparison, parse_variants, ru
 from serving.modes import COPY, MODES, NO_COPY, WITHOUT_HOSTS
 from serving.router.request import DEFAULT_ROUTER, DEFAULT_TIMEOUT_S, ROUTER_HELP, SETTINGS, Request
 from stages.errors import InputError, ServiceError, one_of, printable
-from stages.progress import ProgressLine
+from stages.progress import ProgressLine, ticking
 from stages.settings import add_flags
 from stages.signals import run_interruptible
 from stages.wire.secret_files import add_client_options, add_token_options
@@ -154,16 +154,20 @@ async def _generate(options: argparse.Namespace) -> int:
 
     settings = _request_settings(options) | {"timeout_s": options.timeout_s}
     async with async_client_of(options) as client:
-        if options.json:
-            print(json.dumps((await client.generate(options.prompt, mode=options.mode, **settings)).as_json()))
-            return 0
-        decoder = TextDecoder()
-        async for item in client.stream(options.prompt, mode=options.mode, **settings):
-            if isinstance(item, Result):
-                print(printable(decoder.end(), newline="\n"), flush=True)
-                print("\n".join(cost_lines(item)), file=sys.stderr)
-            else:
-                print(printable(decoder.feed(item), newline="\n"), end="", flush=True)
+        with ExitStack() as waiting:
+            if options.mode == COPY:
+                waiting.enter_context(ticking("waiting for the first words; a router loads the copy when it is asked"))
+            if options.json:
+                print(json.dumps((await client.generate(options.prompt, mode=options.mode, **settings)).as_json()))
+                return 0
+            decoder = TextDecoder()
+            async for item in client.stream(options.prompt, mode=options.mode, **settings):
+                waiting.close()
+                if isinstance(item, Result):
+                    print(printable(decoder.end(), newline="\n"), flush=True)
+                    print("\n".join(cost_lines(item)), file=sys.stderr)
+                else:
+                    print(printable(decoder.feed(item), newline="\n"), end="", flush=True)
     return 0
 
 

@@ -20,6 +20,8 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import psutil
+
 from serving.cli.admin import check_installed
 from serving.cli.ports import port_free
 from stages.device import AUTO, check_device
@@ -35,7 +37,6 @@ if TYPE_CHECKING:
 
 ADDRESSES_NAME, DOING_NAME, MACHINE_NAME = "addresses.json", "doing.json", "machine.json"
 MOST_NAMESAKES = 32  # machines of one person's on one computer
-LOOKED_IN_S = 0.05  # for which another command may hold a directory to see who has it
 DIAL_S, ENROL_S = 5.0, 20.0
 RENEWED_DAYS, CHECK_S = 15, 3600.0  # that a certificate is good for yet when another one is asked for
 
@@ -51,41 +52,34 @@ def run_directory() -> Path:
 
 
 @contextlib.contextmanager
-def locked(directory: Path, tries: int = 1) -> Iterator[None]:
-    """Keep a directory for this process. Raises ServiceError where another one has it.
-
-    :param tries: with pauses, where others look in for a moment."""
+def locked(directory: Path) -> Iterator[None]:
+    """Keep a directory for this process. Raises ServiceError where another one has it."""
     from stages.wire.secret_files import make_private_directory
 
     make_private_directory(directory)
     handle = os.open(directory / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:
-        while not _takes(handle, fcntl.LOCK_EX):
-            tries -= 1
-            if not tries:
-                raise ServiceError(f"another process serves from {directory}: end it, or set XDG_STATE_HOME")
-            time.sleep(LOOKED_IN_S)
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise ServiceError(f"another process serves from {directory}: end it, or set XDG_STATE_HOME") from None
         yield
     finally:
         os.close(handle)
 
 
-def _takes(handle: int, kind: int) -> bool:
-    """Take a lock, if nobody holds one that excludes it."""
-    with contextlib.suppress(BlockingIOError):
-        fcntl.flock(handle, kind | fcntl.LOCK_NB)
-        return True
-    return False
+def tell_here(router: str, doing: str) -> None:
+    """Leave for `serving_here` what this process does."""
+    record = {"router": router, "doing": doing, "process": os.getpid(), "began": psutil.Process().create_time()}
+    (run_directory() / DOING_NAME).write_text(json.dumps(record), encoding="utf-8")
 
 
 def serving_here() -> dict[str, str]:
     """The doings of the `onesweep serve` of this machine, and its router's address; empty where none runs."""
-    try:
-        with (run_directory() / "lock").open("rb") as lock:
-            if not _takes(lock.fileno(), fcntl.LOCK_SH):
-                return dict(json.loads((run_directory() / DOING_NAME).read_text(encoding="utf-8")))
-    except (OSError, ValueError):
-        pass
+    with contextlib.suppress(OSError, ValueError, LookupError, psutil.Error):
+        record = dict(json.loads((run_directory() / DOING_NAME).read_text(encoding="utf-8")))
+        if psutil.Process(record["process"]).create_time() == record["began"]:  # not another of that number
+            return record
     return {}
 
 

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
-from serving.cli.commands import Command, Family, Words, find, near
+from serving.cli.commands import Command, Family, Words, find, near, walk
 from stages.errors import InputError, close_to
 from stages.settings import SetAction
 
@@ -62,7 +62,7 @@ class CommandParser(argparse.ArgumentParser):
                 return f"no option {name}: write -- before a text that begins with a dash"
             if (setting := name[2:].replace("-", "_")) in settings_of(self):
                 return f"no option {name}: give --set {setting}=VALUE"
-            return f"no option {name}{close_to(name, known) or gone(name, self.prog.split()[-1])}"
+            return f"no option {name}{gone(name, self.prog.split()) or close_to(name, known)}"
         return ""
 
     def _check_value(self, action: argparse.Action, value: object) -> None:
@@ -72,12 +72,15 @@ class CommandParser(argparse.ArgumentParser):
             raise argparse.ArgumentError(action, words)
 
 
-def gone(*words: str) -> str:
-    """A hint at the changes, where one of what went names all of these words."""
+def gone(word: str, called: Sequence[str] = ()) -> str:
+    """A hint at the changes, where a row of what went names this word, and of commands none or a part of `called`."""
     changes = CHANGES.read_text(encoding="utf-8") if CHANGES.is_file() else ""
-    cells = re.findall(r"^\| (.+?) \| ", changes, re.MULTILINE)  # the first of each row
-    found = (all(re.search(rf"(?<![\w-]){re.escape(word)}(?![\w-])", cell) for word in words) for cell in cells)
-    return GONE if any(found) else ""
+    known = {name for path, _ in walk() for name in path}
+    for row in re.findall(r"^\| (.+?) \| ", changes.partition("**What came**")[0], re.MULTILINE):
+        named = set(" ".join(re.findall(r"`([^`]+)`", row)).split())
+        if word in named and (not called or named & {*called} or not named & known):
+            return GONE
+    return ""
 
 
 def _plain(message: str) -> str:
@@ -127,6 +130,8 @@ def parse(words: Sequence[str]) -> argparse.Namespace:
     path, node, rest = find(words)
     if isinstance(node, Command):
         return parser_of(path, node).parse(rest)
+    if rest[:1] == ["help"]:
+        return parse([*path[1:], *rest[1:], "--help"])
     if rest[:1] in (["-h"], ["--help"]):
         print(help_of(path, node))
         raise SystemExit(0)
@@ -143,9 +148,11 @@ def parse(words: Sequence[str]) -> argparse.Namespace:
         known = ["--help", "--version"][: 1 + (len(path) == 1)]
         said = close_to(rest[0], known) or ": the command comes first, then its options"
         raise UsageError(f"{called}: no option {rest[0]}{said}; see `{called} --help`")
-    found = near(rest[0], path)
-    said = f"; did you mean {' or '.join(found)}?" if found else f"{gone(f'`{rest[0]}`')}; `{called} --help` lists them"
-    raise UsageError(f"{called}: there is no command {rest[0]!r}{said}")
+    hint = gone(rest[0])
+    # a command of one word may stand in a family now; a family's that went has nothing to do with others of its name
+    found = near(rest[0], path) if len(path) == 1 or not hint else []
+    said = f"did you mean {' or '.join(found)}?" if found else f"`{called} --help` lists them"
+    raise UsageError(f"{called}: there is no command {rest[0]!r}{hint}; {said}")
 
 
 def help_of(path: Words, family: Family) -> str:

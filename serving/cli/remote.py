@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from serving.cli.admin import check_installed
-from serving.cli.machines import ADDRESSES_NAME, DOING_NAME, locked, run_directory
+from serving.cli.machines import ADDRESSES_NAME, locked, run_directory, serving_here, tell_here
 from serving.cli.run import check_model, find_checkpoint
 from serving.gateway.settings import DEFAULT_LISTEN, check_framework
 from stages.clock import monotonic
@@ -31,6 +31,7 @@ if TYPE_CHECKING:
 # Modules that need gRPC or torch are imported when the command runs.
 
 POLL_S, LATE_S = 0.2, 10.0  # LATE_S: since a machine came last; then it is said what to do
+GONE_S = 5.0  # for the rendezvous to let a machine go
 OTHERS_S = 30.0  # then machines of no ring may stand in for those of the last one
 DEFAULT_RENDEZVOUS = "0.0.0.0:7790"
 
@@ -57,7 +58,7 @@ def run_serve(options: argparse.Namespace) -> int:
     if (options.wait or 1) > MOST_MACHINES:
         raise InputError(f"--wait must be at most {MOST_MACHINES}, not {options.wait}")
     progress = _ToldProgress(f"127.0.0.1:{options.port}")
-    with ends_cleanly(), closing(progress), locked(run_directory(), tries=6):
+    with ends_cleanly(), closing(progress), locked(run_directory()):
         _serve(options, progress)
     return 0
 
@@ -79,8 +80,8 @@ class _ToldProgress(ProgressLine):
 
     def _tell(self, what: str) -> None:
         if what != self._doing:
-            self._doing, record = what, {"router": self._router, "doing": what}
-            (run_directory() / DOING_NAME).write_text(json.dumps(record), encoding="utf-8")
+            self._doing = what
+            tell_here(self._router, what)
 
 
 def _serve(options: argparse.Namespace, progress: ProgressLine) -> None:
@@ -208,6 +209,7 @@ def add_invite(invite: argparse.ArgumentParser) -> None:
 
 def run_invite(options: argparse.Namespace) -> int:
     check_installed()
+    from stages.wire.link_quality import LinkRecord
     from stages.wire.links import check_machine
     from stages.wire.rendezvous import RunDirectory
 
@@ -220,6 +222,10 @@ def run_invite(options: argparse.Namespace) -> int:
         raise InputError(f"--revoke makes no ticket: leave out {beside[0]}, or --revoke")
     if options.revoke in run.machines():
         run.keep(options.revoke, None)
+        deadline = monotonic() + GONE_S
+        # the rendezvous knows it no more then, and a router that is asked next has lost it
+        while serving_here() and options.revoke in LinkRecord.read(run.directory).ports and monotonic() < deadline:
+            time.sleep(POLL_S)
         ends = "for other machines its certificate is good until it ends, 30 days at most"
         print(f"{options.revoke}: let go, and the router refuses it from now on; {ends}")
     elif options.revoke == "":

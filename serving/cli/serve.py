@@ -149,6 +149,7 @@ def run_doctor(options: argparse.Namespace) -> int:
 
 
 def run_up(options: argparse.Namespace) -> int:
+    check_positive(options, "hosts", "threads", "replicas", "port")
     topology = topology_in_file(options.topology) if options.topology is not None else None
     with ends_cleanly():
         deployment = _started(options, topology)
@@ -162,7 +163,6 @@ def _started(options: argparse.Namespace, topology: Topology | None) -> Deployme
 
     if options.http:
         check_framework("--http")
-    check_positive(options, "hosts", "threads")
     checkpoint = options.checkpoint or (topology.checkpoint if topology else None) or SHIPPED
     plan = plan_host(checkpoint, (0,))
     parts = plan.parts

@@ -44,6 +44,8 @@ KEYS: dict[str, type] = {
     "solver": str,
 }
 ORDER = ("scorer", "codec", *KEYS)
+# Modes that are run with each scorer.
+SCORED = ("resample",)
 
 
 @dataclass(frozen=True)
@@ -95,6 +97,8 @@ def parse_variant(text: str, modes: Collection[str] = (*MODES, *DRAWING_MODES), 
         if name in settings:
             raise InputError(f"{option} {text!r} names {name} twice")
         settings[name] = _value(f"{option} {text!r}", name, value)
+    if "scorer" in settings and mode not in SCORED:
+        raise InputError(f"{option} {text!r}: mode {mode} has no scorer: leave it out, or use {', '.join(SCORED)}")
     variant = ModeVariant(mode).having(**settings)
     _check_request(f"{option} {text!r}", variant)
     return variant
@@ -140,8 +144,6 @@ def _check_request(where: str, variant: ModeVariant) -> None:
 
 # One prompt through several modes: what `compare` and `demo` run.
 
-# Modes that are run with each scorer.
-SCORED = ("resample",)
 AUTO = "auto"
 
 

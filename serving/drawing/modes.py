@@ -138,27 +138,18 @@ class _RingDrawing(DrawingMode):
                 blocks.remove(shown.block)
                 preview(shown)
 
-        event = await self._answer(order, account, preview_of)
-        account.add_sweep(event)
-        return event.pictures.pixels
-
-    async def _answer(
-        self,
-        order: CheckedDrawing,
-        account: Account,
-        on_preview: Callable[[stage_pb2.Event], object] = lambda event: None,
-    ) -> stage_pb2.Event:
         def check(event: stage_pb2.Event) -> None:
             if len(event.pictures.pixels) != order.size:
                 raise internal(f"pictures of {len(event.pictures.pixels)} bytes came, where {order.size} are due")
 
         evaluations = order.plan.evaluations
         with Session(self.ring, self.kind, evaluations, order.due_at, account) as session:
-            session.on_preview = on_preview
+            session.on_preview = preview_of
             await session.push(self._work(order))
             event = await session.event(check)
             await session.finish()
-            return event
+        account.add_sweep(event)
+        return event.pictures.pixels
 
     @abstractmethod
     def _work(self, order: CheckedDrawing) -> PictureMessage: ...

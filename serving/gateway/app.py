@@ -36,7 +36,7 @@ from stages.descriptors import RESERVED, descriptor_limit, free_descriptors
 from stages.errors import InputError, OnesweepError, ServiceError
 from stages.signals import run_until_signal
 from stages.telemetry.observability import Telemetry
-from stages.wire.channel import KEEP_ALIVE_S, parse_address
+from stages.wire.channel import parse_address
 from stages.wire.secret_files import check_secret, stamp_of
 from stages.wire.tls import Stamp
 
@@ -74,9 +74,7 @@ async def run_gateway(settings: HttpSettings, stop: asyncio.Event) -> None:
     lookout = Telemetry(settings.seeing, settings.insecure)
     client = AsyncClient(settings.router, tls=settings.router_tls, token="", insecure=settings.insecure)
     app = make_app(settings, client)
-    server = WebServer(
-        app, settings.tls_cert, settings.tls_key, drain_s=settings.drain_s, keep_alive_s=settings.keep_alive_s
-    )
+    server = WebServer(app, settings)
     with open_socket(settings.listen) as listener:
         if settings.seeing.metrics is not None:
             lookout.serve(HTTP_METRICS, app.read)
@@ -178,24 +176,13 @@ class WebServer(uvicorn.Server):
     clients are refused is for the proxy in front of a public one.
     """
 
-    def __init__(
-        self,
-        app: ASGIApp,
-        certificate: Path | None = None,
-        key: Path | None = None,
-        drain_s: float = 1.0,
-        keep_alive_s: int = KEEP_ALIVE_S,
-    ) -> None:
-        """:param certificate: with its key, for HTTPS.
-        :param drain_s: time for running answers to end at the end.
-        :param keep_alive_s: a connection without a request is closed so long after the last one.
-
-        Raises InputError.
-        """
+    def __init__(self, app: ASGIApp, settings: HttpSettings) -> None:
+        """Raises InputError."""
         if (room := free_descriptors()) < 1:
             raise InputError(
                 f"the limit of {descriptor_limit()} open files leaves none for connections: raise it (ulimit -n)"
             )
+        certificate, key = settings.tls_cert, settings.tls_key
         context = OwnCertificate(certificate, key).context if certificate and key else None
         config = uvicorn.Config(
             app,
@@ -209,9 +196,9 @@ class WebServer(uvicorn.Server):
             proxy_headers=False,
             server_header=False,
             limit_concurrency=min(MAX_CONNECTIONS, room) + 1,
-            timeout_keep_alive=keep_alive_s,
+            timeout_keep_alive=settings.keep_alive_s,
             backlog=1,
-            timeout_graceful_shutdown=math.ceil(drain_s),
+            timeout_graceful_shutdown=math.ceil(settings.drain_s),
             h11_max_incomplete_event_size=MAX_HEAD_BYTES,
             ssl_context_factory=None if context is None else lambda config, default: context,
         )

@@ -2,6 +2,7 @@
 
 import json
 import math
+import re
 from collections.abc import Mapping, Sequence
 from http import HTTPStatus
 from typing import Any
@@ -34,6 +35,9 @@ _STATUSES = {
 
 # Fields of `onesweep` that clients of other servers send beside it.
 _OWN_FIELDS = {f.name for f in SETTINGS if f.metadata.get("http")} | {"mode", "timeout_s"}
+# The fields that a router's refusal may name, as clients send them.
+_SENT = {f.name: f"onesweep.{f.name}" if f.name in _OWN_FIELDS else f.name for f in SETTINGS}
+_SENT["logit_bias"] = "logit_bias"
 
 # What a value should have been, by pydantic's name of the mistake: its own sentences are of Python's types.
 _WANTED = {
@@ -44,7 +48,7 @@ _WANTED = {
     "float_type": "must be a number",
     "finite_number": "must be a finite number",
     "string_type": "must be a text",
-    "string_pattern_mismatch": "must match the pattern {pattern}",
+    "string_pattern_mismatch": "must be 1 to 64 letters, digits, _ and -",
     "list_type": "must be a list",
     "dict_type": "must be an object",
     "model_type": "must be an object",
@@ -58,6 +62,14 @@ _WANTED = {
     "too_short": "must not be empty",
     "too_long": "must have at most {max_length} entries",
     "missing": "is missing",
+}
+# The same where that says too little, by the field, whether it is within it, and the mistake.
+_WANTED_IN = {
+    **{(name, False, "list_type"): "must be a text or a list" for name in ("input", "prompt", "stop")},
+    ("prompt", True, "string_type"): "must be a text or a list",
+    ("logit_bias", True, "string_pattern_mismatch"): "must be the number of a token",
+    ("entrants", True, "string_pattern_mismatch"): "must be MODE or MODE:SCORER, such as sweep or resample:scorer",
+    ("size", False, "string_pattern_mismatch"): "must be auto, or WIDTHxHEIGHT",
 }
 
 # Errors in the schema: those of any request, and those of what asks the router. Without a default the framework would
@@ -94,7 +106,7 @@ def api_error_of(error: Exception) -> ApiError:
     if isinstance(error, ApiError):
         return error
     if isinstance(error, RequestValidationError):
-        return field_error(error.errors()[0])
+        return field_error(error.errors(), error.body)
     if isinstance(error, FrameworkError):  # no such path, no such method
         words = error.detail or HTTPStatus(error.status_code).phrase
         if error.status_code == 404:
@@ -110,9 +122,9 @@ def api_error_of(error: Exception) -> ApiError:
             headers["www-authenticate"] = "Bearer"
         if status == 504:
             headers["x-should-retry"] = "false"  # OpenAI's client would have it computed twice more
-        return ApiError(status, str(error), code=code, headers=headers)
+        return ApiError(status, str(error), param=_refused_field(str(error)), code=code, headers=headers)
     if isinstance(error, OnesweepError):
-        return ApiError(400 if isinstance(error, InputError) else 502, str(error))
+        return ApiError(400 if isinstance(error, InputError) else 502, str(error), param=_refused_field(str(error)))
     return ApiError(500, "the gateway failed: its log says why")
 
 
@@ -121,25 +133,47 @@ def named(requests: Sequence[str]) -> dict[str, str]:
     return {REQUEST_ID: requests[0]} if requests else {}
 
 
-def field_error(first: Mapping[str, Any]) -> ApiError:
-    """The answer to the first wrong field in pydantic's list."""
-    # without pydantic's names of the kinds that a field may have
-    path = [str(part) for part in first["loc"] if part != "body" and "[" not in str(part)]
+def _refused_field(sentence: str) -> str | None:
+    """The field, as it was sent, that the beginning of a router's refusal names."""
+    named = re.match(r"(?:unknown |mode \S+ (?:chooses|does not take|has no) )?(\w+)", sentence)
+    return _SENT.get(named[1]) if named else None
+
+
+def _path(error: Mapping[str, Any], body: object) -> list[str]:
+    """A wrong field as the body has it, without pydantic's names of the kinds that a field may be of."""
+    path = list[str]()
+    for place, part in enumerate(error["loc"], 1):
+        if (isinstance(body, dict) and part in body) or (isinstance(body, list) and isinstance(part, int)):
+            body = body[part]
+        elif error["type"] != "missing" or place < len(error["loc"]):
+            continue
+        path.append(str(part))
+    return path
+
+
+def field_error(errors: Sequence[Mapping[str, Any]], body: object) -> ApiError:
+    """The answer to pydantic's list of what is wrong with a body: about the first field in it, and the deepest place
+    there, since a value that may be of several kinds is wrong as each of them."""
+    of_first = (each for each in errors if each["loc"][:2] == errors[0]["loc"][:2])
+    path, first = max(((_path(each, body), each) for each in of_first), key=lambda found: len(found[0]))
     param, name = ".".join(path) or None, path[0] if path else ""
     if first["type"] == "extra_forbidden":
-        instead = INSTEAD.get(param or "", "leave it out")
-        if param in _OWN_FIELDS:
-            instead = "send it in the object onesweep"
+        is_own = param in _OWN_FIELDS
+        instead = "send it in the object onesweep" if is_own else INSTEAD.get(param or "", "leave it out")
         words = f"unknown or unsupported field {param!r}: {instead}"
         return ApiError(400, words, param=param, code="unknown_field")
     if (wanted := _WANTED.get(first["type"])) is None:  # a sentence of ours
         words = str(first["msg"]).removeprefix("Value error, ")
-        return ApiError(400, f"{param}: {words}" if param else f"the body is wrong: {words}", param=param)
+        if param is None and isinstance(body, dict):
+            named = (word for word in re.findall(r"\w+", words) if word in body)
+            return ApiError(400, words, param=next(named, None))
+        return ApiError(400, f"{param or 'the body'}: {words}", param=param)
     wanted = wanted.format(**first.get("ctx", {})).replace("False", "false")
+    wanted = _WANTED_IN.get((name, len(path) > 1, first["type"]), wanted)
     words = f"{param or 'the body'} {wanted}"
     if isinstance(first["input"], int | float | str):
         words += f", not {json.dumps(first['input'])[:_SHOWN]}"
-    if first["type"] == "literal_error" and name in INSTEAD:
+    if first["type"] == "literal_error" and path[-1] != "role" and name in INSTEAD:
         words += f": {INSTEAD[name]}"
     return ApiError(400, words, param=param)
 

@@ -22,7 +22,7 @@ from serving.router.request import (
     is_decimal,
 )
 from stages.host.schema_check import OF_CALLS, held_part
-from stages.limits import MAX_BIAS, MAX_BIASES, MAX_COUNT, MAX_LOGPROBS, MAX_PENALTY, MAX_SEED
+from stages.limits import MAX_BIAS, MAX_BIASES, MAX_COUNT, MAX_LOGPROBS, MAX_SEED
 
 MAX_CHOICES = 16  # of a prompt, and at once
 MAX_PROMPTS = 128
@@ -65,7 +65,6 @@ Count = Annotated[int, Field(ge=1, le=MAX_COUNT)]
 Token = Annotated[int, Field(ge=0, le=MAX_COUNT)]
 Seed = Annotated[int, Field(ge=0, le=MAX_SEED)]
 SeedOrNone = Annotated[int, Field(ge=-1, le=MAX_SEED)]  # -1: none, as other servers have it
-Penalty = Annotated[float, Field(ge=-MAX_PENALTY, le=MAX_PENALTY, allow_inf_nan=False)]
 Bias = Annotated[float, Field(ge=-MAX_BIAS, le=MAX_BIAS, allow_inf_nan=False)]
 TopCount = Annotated[int, Field(ge=0, le=MAX_LOGPROBS)]
 Timeout = Annotated[
@@ -81,17 +80,11 @@ Stops = Annotated[
 ]
 
 
-def _kind(f: dataclasses.Field[Any]) -> Any:  # noqa: ANN401
-    """The type of a setting: a name, or a number within its bounds."""
-    if f.metadata.get("name"):
-        return str
-    bounds = f.metadata["bounds"]
-    limits = {"ge": bounds.least, "le": bounds.most, "gt": bounds.above}
-    field = Field(**{name: limit for name, limit in limits.items() if limit is not None}, allow_inf_nan=False)
-    return Annotated[float, field] if is_decimal(f) else Annotated[int, field]
+def _kind(f: dataclasses.Field[Any]) -> type:
+    return str if f.metadata.get("name") else float if is_decimal(f) else int
 
 
-# Settings of a request that OpenAI's API does not have.
+# Settings of a request that OpenAI's API does not have. `Request` checks their bounds.
 OF_REQUESTS = tuple(f for f in SETTINGS if f.metadata.get("http"))
 _Settings = create_model(  # type: ignore[call-overload]
     "_Settings",
@@ -139,10 +132,10 @@ class TextRequest(SampledRequest):
     )
     stop: Stops = None
     stream_options: StreamOptions | None = None
-    frequency_penalty: Penalty | None = Field(
+    frequency_penalty: float | None = Field(
         default=None, description="taken from a token's logit each time it was written"
     )
-    presence_penalty: Penalty | None = Field(default=None, description="taken from it once if it was")
+    presence_penalty: float | None = Field(default=None, description="taken from it once if it was")
     logit_bias: Annotated[dict[TokenNumber, Bias], Field(max_length=MAX_BIASES)] | None = Field(
         default=None, description="added to the logits of tokens, by their numbers in the model's vocabulary"
     )
@@ -267,8 +260,8 @@ class ChatRequest(TextRequest):
             raise ValueError("continue_final_message needs add_generation_prompt: false, or none")
         if self.messages[-1].role != "assistant" or self.messages[-1].tool_calls or self.must_call:
             raise ValueError(
-                "continue_final_message is for a last message of role assistant that calls no tool, and needs "
-                "tool_choice none or auto"
+                "continue_final_message, or add_generation_prompt: false, is for a last message of role assistant that "
+                "calls no tool, and needs tool_choice none or auto"
             )
         return self
 

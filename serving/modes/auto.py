@@ -184,7 +184,7 @@ class AutoMode(Mode):
         if budget_ms is not None and not self.ring.problem and budget_ms < sweep_ms:
             raise invalid(
                 f"a budget of {budget_ms} ms is below one sweep, which takes {sweep_ms:.0f} ms on the links as they "
-                f"are now: give more{self._without_sweeps(forecasts, budget_ms)}"
+                "are now: give more"
             )
         choice = choose(forecasts, budget_ms)
         if choice is None:
@@ -194,13 +194,6 @@ class AutoMode(Mode):
                 f"{least.option.label}, takes {least.high_ms:.0f} ms now; give more time, or ask for fewer {noun}"
             )
         return choice
-
-    def _without_sweeps(self, forecasts: list[Forecast], budget_ms: int) -> str:
-        local = min((f for f in forecasts if not f.sweeps), key=lambda f: f.ms, default=None)
-        if local is None:
-            return ""
-        fits = "" if local.ms <= budget_ms else f", but takes {local.ms:.0f} ms for this text"
-        return f", or use mode {local.option.mode}, which needs none{fits}"
 
     def _can_do(self, option: Option, request: Generation) -> bool:
         mode = self.modes[option.mode]

@@ -174,9 +174,6 @@ def tokenizer_id(manifest: Manifest) -> str:
     return BYTES_NAME if manifest.tokenizer == BYTES_NAME else manifest.files[TOKENIZER_NAME]
 
 
-# Stop strings: where a text ends before its time.
-
-
 # A text on its way to who asked for it: read from tokens, cut where the request says.
 
 

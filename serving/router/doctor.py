@@ -110,7 +110,7 @@ async def examine(topology: Topology, security: Security) -> Report:
 async def _examine_host(report: Report, topology: Topology, host: HostEntry, relay: Relay) -> None:
     info = await relay.describe(REACH_TIMEOUT_S)
     newest = info.releases[-1] if info.releases else stage_pb2.Release()
-    if host.is_first:
+    if host.blocks[0] == 0:  # a sweep begins here
         quality = await _measured(relay, lambda: measure_link(relay, STATE_BYTES, MAX_PROBE_BYTES))
         report.hops.append(_hop("router", host.name, quality))
     begin = time.time()

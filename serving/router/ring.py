@@ -25,7 +25,6 @@ from stages.host.prefixes import KEY_BYTES
 from stages.threads import cancelled
 from stages.v1 import stage_pb2
 from stages.wire.hop_stream import LinkObserver
-from stages.wire.link_quality import LinkRecord
 from stages.wire.status import NoMessageError, StatusError, internal, unavailable
 from stages.wire.tls import LOOPBACK_ONLY, Security
 
@@ -226,9 +225,8 @@ class Ring:
     def _lose(self, link: HostLink, reason: str, is_gone: bool = True) -> None:
         name = f"host {link.entry.name} at {link.entry.address}"
         # a reason that names the host already says what happened and what to do
-        problem = reason if reason.startswith(name) else f"{name} is lost ({reason}); see that it runs"
-        if link.entry.name in LinkRecord.read(self.run).let_go:
-            problem = f"{name} was let go (`onesweep invite --revoke`): have another join"
+        remedy = "see that it runs" if self.run is None else "machines that joined take its place, or have one join"
+        problem = reason if reason.startswith(name) else f"{name} is lost ({reason}); {remedy}"
         if not link.problem:
             log.warning("%s", problem)
         link.problem, link.relay.rtt_ms, self.changes = problem, None, self.changes + 1

@@ -36,11 +36,6 @@ class HostEntry:
     def span(self) -> str:
         return ",".join(map(str, self.blocks))
 
-    @property
-    def is_first(self) -> bool:
-        """True where a sweep begins here."""
-        return self.blocks[0] == 0
-
 
 @dataclass(frozen=True)
 class Topology:

@@ -126,12 +126,7 @@ def _read_alone(runner: StageRunner, stage: PipelineStage, source: Tensor) -> tu
 
 
 @torch.inference_mode()
-def _outputs(
-    runner: Any,  # noqa: ANN401 - of the part's kind
-    part: AnyPart,
-    mixture: Sizes,
-    layers: int = 0,
-) -> list[Tensor]:
+def _outputs(runner: Any, part: AnyPart, mixture: Sizes, layers: int) -> list[Tensor]:  # noqa: ANN401 - of its kind
     """Everything that the runner of a part computes for pieces of these sizes, each time of the same numbers.
 
     :param layers: of the runner, where it has fewer than the part.

@@ -54,9 +54,7 @@ def verify(directory: Path) -> list[Check]:
     checks = []
     for name, path in _models(directory).items():
         manifest = read_manifest(path)
-        for i in range(len(manifest.parts)):
-            what = "router net" if i == manifest.architecture.parts else f"part {i}"
-            checks.append(_check(name, what, partial(load_part, path, i)))
+        checks += [_check(name, f"part {i}", partial(load_part, path, i)) for i in range(len(manifest.parts))]
         checks += [_check(name, file, partial(read_companion, path, manifest, file)) for file in manifest.files]
     return checks
 

@@ -11,7 +11,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal, get_args
 
-from stages.errors import CheckpointError, InputError, MissingCheckpoint, regular
+from stages.errors import CheckpointError, ConfigError, InputError, MissingCheckpoint, regular
 from stages.limits import MAX_NESTING, nesting
 from stages.model.architecture import CONTEXT, VOCABULARY, Architecture, LlamaArchitecture, drop_defaults
 from stages.model.block import Codes
@@ -19,6 +19,7 @@ from stages.model.partition import LogNormalPrior, NoisePartition
 from stages.model.pipeline import TextArchitecture, read_architecture
 from stages.pictures.part import FAMILY as PICTURES
 from stages.pictures.part import PictureArchitecture
+from stages.settings import from_toml
 
 FORMAT = 1
 MANIFEST_NAME = "manifest.json"
@@ -182,28 +183,40 @@ def _parse(record: dict[str, Any], path: Path) -> Manifest:
         return _build(record)
     except CheckpointError as error:
         raise CheckpointError(f"{path}: {error}") from None
-    except (KeyError, TypeError, AttributeError, ValueError, OverflowError, InputError) as error:
-        what = f"{error} is missing" if isinstance(error, KeyError) else str(error)
-        raise CheckpointError(f"{path} is damaged: {what}; fetch it again") from None
+    except InputError as error:
+        raise CheckpointError(f"{path} is damaged: {error}; fetch it again") from None
+
+
+_NOUNS: dict[type, str] = {dict: "an object", float: "a number", int: "a whole number", list: "a list", str: "a text"}
+
+
+def _get(record: dict[str, Any], name: str, kind: type) -> Any:  # noqa: ANN401 - of this kind
+    """A field of one of the manifest's objects. Raises ConfigError where it is missing, or of another kind."""
+    if name not in record:
+        raise ConfigError(f"{name} is missing")
+    if type(value := record[name]) not in ({int, float} if kind is float else {kind}):
+        raise ConfigError(f"{name} must be {_NOUNS[kind]}, not {json.dumps(value)[:80]}")
+    return value
 
 
 def _build(record: dict[str, Any]) -> Manifest:
-    kind, draws = record["kind"], record["architecture"].get("family") == PICTURES
+    kind, shape = _get(record, "kind", str), _get(record, "architecture", dict)
+    draws = shape.get("family") == PICTURES
     if kind not in KINDS:
         raise CheckpointError(f"kind {kind!r} is none of {', '.join(KINDS)}")
     if kind == ("ar" if draws else "steps"):
         raise CheckpointError(f"kind {kind!r} is for models of {'text' if draws else 'pictures'}")
-    read = PictureArchitecture.from_record if draws else read_architecture
-    architecture: AnyArchitecture = read(record["architecture"])
-    parts = tuple(None if part is None else _part(part) for part in record["parts"])
+    drawing = from_toml(PictureArchitecture, shape, "architecture") if draws else None
+    architecture: AnyArchitecture = drawing or read_architecture(shape)
+    parts = tuple(None if part is None else _part(part) for part in _get(record, "parts", list))
     if len(parts) != (count := architecture.parts):
         raise CheckpointError(f"{len(parts)} parts listed, the architecture has {count}")
     text = {} if isinstance(architecture, PictureArchitecture) else _text(kind, architecture, parts, record)
     partition = None
     if kind == "chain" or draws:  # a chain's blocks have a range each; all other nets have all noise levels in common
-        told, ranges = record["partition"], architecture.parts if kind == "chain" else 1
-        prior = LogNormalPrior(**told["prior"])
-        partition = NoisePartition(told["kind"], tuple(told["boundaries"]), prior, told["overlap"])
+        told, ranges = _get(record, "partition", dict), architecture.parts if kind == "chain" else 1
+        prior = from_toml(LogNormalPrior, _get(told, "prior", dict), "noise partition")
+        partition = from_toml(NoisePartition, {**told, "prior": prior}, "noise partition")
         if len(partition.boundaries) != ranges + 1:
             raise CheckpointError(f"{len(partition.boundaries)} boundaries for {ranges} noise ranges")
     return Manifest(kind, architecture, parts, partition=partition, **_notes(record), **text)
@@ -213,7 +226,7 @@ def _text(
     kind: Kind, architecture: TextArchitecture, parts: tuple[Part | None, ...], record: dict[str, Any]
 ) -> dict[str, Any]:
     """The fields of a model that writes."""
-    found = {name: record[name] for name in ("probe_text", "tokenizer")}
+    found = {name: _get(record, name, str) for name in ("probe_text", "tokenizer")}
     is_pretrained = isinstance(architecture, LlamaArchitecture)
     if kind == "chain" and is_pretrained:
         raise CheckpointError("a pretrained model is an AR pipeline, not a chain of blocks")
@@ -224,23 +237,21 @@ def _text(
     if len(record["probe_text"].encode()) < 2:
         raise CheckpointError("the probe text needs two bytes at least, or its gate holds nothing back")
     if kind == "chain" and isinstance(architecture, Architecture):
-        found["codes"] = _codes(record["codes"], architecture, parts)
+        found["codes"] = _codes(_get(record, "codes", dict), architecture, parts)
     if record["tokenizer"] == "tokens":
-        found["probe_tokens"] = _probe_tokens(record["probe_tokens"], architecture.vocabulary)
-        found["files"] = _files(record["files"])
+        found["probe_tokens"] = _probe_tokens(_get(record, "probe_tokens", list), architecture.vocabulary)
+        found["files"] = _files(_get(record, "files", dict))
     return found
 
 
 def _notes(record: dict[str, Any]) -> dict[str, Any]:
-    if not 0 < record["probe_tolerance"] <= 1:
+    if not 0 < _get(record, "probe_tolerance", float) <= 1:
         raise CheckpointError(f"probe tolerance {record['probe_tolerance']} must be above 0 and at most 1")
-    for name in ("data", "training", "metrics"):
-        if not isinstance(record[name], dict):
-            raise CheckpointError(f"{name} must be an object, not {record[name]!r}")
-    for name, found in record["metrics"].items():
+    notes = {name: _get(record, name, dict) for name in ("data", "training", "metrics")}
+    for name, found in notes["metrics"].items():
         if not isinstance(found, dict) or not all(isinstance(value, int | float) for value in found.values()):
             raise CheckpointError(f"metrics of {name} must be numbers by their names, not {found!r}")
-    return {name: record[name] for name in ("probe_tolerance", "data", "training", "metrics")}
+    return {"probe_tolerance": record["probe_tolerance"], **notes}
 
 
 def _probe_tokens(tokens: list[int], vocabulary: int) -> tuple[int, ...]:
@@ -256,28 +267,28 @@ def _files(files: dict[str, str]) -> dict[str, str]:
         raise CheckpointError(
             f"beside its weights a model of tokens has {TOKENIZER_NAME}, and at most {MAX_FILES} files"
         )
-    for name, digest in files.items():
+    for name in files:
         if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}", name) or name == MANIFEST_NAME:
             raise CheckpointError(f"file {name!r} must be a plain name in the same directory")
-        if not re.fullmatch(r"[0-9a-f]{64}", digest):
+        if not re.fullmatch(r"[0-9a-f]{64}", _get(files, name, str)):
             raise CheckpointError(f"file {name!r} needs its SHA-256")
     return files
 
 
-def _part(record: dict[str, Any]) -> Part:
-    part = Part(**record)
+def _part(record: object) -> Part:
+    part = from_toml(Part, record, "an entry of parts")
     if not re.fullmatch(r"[A-Za-z0-9_-]+\.safetensors", part.file):
         raise CheckpointError(f"part file {part.file!r} must be a plain .safetensors name in the same directory")
-    if type(part.bytes) is not int or part.bytes < 1 or not re.fullmatch(r"[0-9a-f]{64}", part.sha256):
+    if part.bytes < 1 or not re.fullmatch(r"[0-9a-f]{64}", part.sha256):
         raise CheckpointError(f"part file {part.file!r} needs its size in bytes and its SHA-256")
-    if not all(isinstance(value, int | float) for value in part.probe.values()):
+    if not isinstance(part.probe, dict) or not all(isinstance(value, int | float) for value in part.probe.values()):
         raise CheckpointError(f"part file {part.file!r}: the probe's measures must be numbers")
     return part
 
 
 def _codes(record: dict[str, Any], architecture: Architecture, parts: tuple[Part | None, ...]) -> Codes:
     a = architecture
-    codes = Codes(int(record["seed"]), int(record["dim"]), a.vocabulary)
+    codes = Codes(_get(record, "seed", int), _get(record, "dim", int), a.vocabulary)
     if codes.dim != a.code_dim:
         raise CheckpointError(f"codes of {codes.dim} numbers, the architecture has {a.code_dim}")
     # both inputs of codes and both heads, in 16 bits: files that hold less are refused before the table is computed
@@ -285,6 +296,6 @@ def _codes(record: dict[str, Any], architecture: Architecture, parts: tuple[Part
     if codes.dim * codes.size > MAX_CODES or any(part is not None and part.bytes < least for part in parts):
         what = f"{codes.size} codes of {codes.dim} numbers"
         raise CheckpointError(f"{what}: at most {MAX_CODES} are read, and files of blocks have {least} bytes or more")
-    if codes.digest() != record["digest"]:
-        raise CheckpointError(f"codes from seed {codes.seed} do not have the recorded digest {record['digest'][:12]}")
+    if codes.digest() != (digest := _get(record, "digest", str)):
+        raise CheckpointError(f"codes from seed {codes.seed} do not have the recorded digest {digest[:12]}")
     return codes

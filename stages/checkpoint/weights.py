@@ -107,7 +107,7 @@ def _read_tensor(
     tensor = tensor.to(wanted)
     low, high = tensor.aminmax()  # both NaN if any number is; needs no copy
     if not -math.inf < low <= high < math.inf:
-        raise CheckpointError(f"{path}: tensor {name} holds numbers that are not finite")
+        raise CheckpointError(f"{path}: tensor {name} holds numbers that are not finite; fetch it again")
     if mapping is not None:
         mapping.madvise(mmap.MADV_DONTNEED)  # a page that is read again comes from the file again
     return tensor.view(shape)

@@ -108,5 +108,5 @@ def check_positive(options: argparse.Namespace, *names: str) -> None:
         flag = "--" + name.replace("_", "-")
         if value is not None and not 0 < value < math.inf:
             raise InputError(f"{flag} must be above 0, not {value}")
-        if name == "threads" and value is not None and value > MAX_THREADS:
-            raise InputError(f"{flag} must be at most {MAX_THREADS}, not {value}")
+        if value is not None and value > (most := {"threads": MAX_THREADS, "port": 65535}.get(name, math.inf)):
+            raise InputError(f"{flag} must be at most {most}, not {value}")

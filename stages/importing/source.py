@@ -50,17 +50,18 @@ class Source(ABC):
         no finite number. :param rows: as of `read`."""
         found = self.family.adapted(name, self.read(name, rows), self.architecture)
         if not all(math.isfinite(end) for end in found.aminmax()):
-            raise CheckpointError(f"tensor {name} holds NaN or infinite numbers: the weights are damaged")
+            stored = self.places[name].stored
+            raise CheckpointError(f"tensor {stored} holds NaN or infinite numbers: fetch the model's files again")
         return found
 
     def parts(self, name: str, cut: LlamaArchitecture) -> dict[str, Tensor]:
         """A tensor as the layers of `cut` hold it, by name: of a matrix in `q4` or `q8` codes, scales and offsets, and
         of the embedding and the head in 8 bits. Raises CheckpointError where float16 does not hold a scale."""
-        is_table = name in (EMBEDDING, HEAD)
+        is_table, stored = name in (EMBEDDING, HEAD), self.places[name].stored
         if not cut.is_grouped or not (is_table or is_matrix(name, self.places[name].shape)):
             tensor = self.tensor(name)
             if cut.weights == "bfloat16" and tensor.ndim > 1 and tensor.abs().max() > LARGEST_HALF:
-                raise CheckpointError(f"tensor {name} holds numbers beyond {LARGEST_HALF:.0f}: use float32")
+                raise CheckpointError(f"tensor {stored} holds numbers beyond {LARGEST_HALF:.0f}: use float32")
             return {name: tensor}
         bits = 8 if is_table or cut.weights_of(matrix_of(name)) == "q8" else 4
         if bits == 4:
@@ -77,7 +78,7 @@ class Source(ABC):
                 for part, each in rounded(self.tensor(name, at)).items():
                     found[part][at] = each
         if not all(each.isfinite().all() for part, each in found.items() if part != "codes"):
-            raise CheckpointError(f"tensor {name} holds numbers that {bits} bits and their scales do not: use float32")
+            raise CheckpointError(f"tensor {stored} holds numbers that {bits} bits and scales do not: use float32")
         return {name.removesuffix("weight") + part: each for part, each in found.items()}
 
     def read_four_bits(self, name: str) -> dict[str, Tensor]:

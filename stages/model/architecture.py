@@ -9,11 +9,12 @@ from functools import cached_property
 from typing import Any, Literal, get_args
 
 from stages.errors import ShapeError
-from stages.settings import check, limits
+from stages.settings import check, from_toml, limits
 
 # Of a model of bytes. There is no padding and no start token: a prompt has at least one token.
 VOCABULARY = 256
 SHAPE = "architecture: "
+SCALING = f"{SHAPE}rope_scaling: "
 MAX_LAYERS = 1024  # every layer is built before its tensors are compared with their file: that takes time
 
 CONTEXT = "own"  # what a block's clean stream reads, in manifests: the text. There is no other.
@@ -108,10 +109,10 @@ class RopeScaling:
     original_positions: int = field(metadata=_POSITIONS)
 
     def __post_init__(self) -> None:
-        check(self, ShapeError, f"{SHAPE}rope_scaling.")
+        check(self, ShapeError, SCALING)
         if self.low_frequency_factor >= self.high_frequency_factor:
             raise ShapeError(
-                f"architecture: rope_scaling.low_frequency_factor {self.low_frequency_factor} must be below "
+                f"{SCALING}low_frequency_factor {self.low_frequency_factor} must be below "
                 f"high_frequency_factor {self.high_frequency_factor}"
             )
 
@@ -123,7 +124,7 @@ class LinearScaling:
     factor: float = field(metadata=_FACTOR)
 
     def __post_init__(self) -> None:
-        check(self, ShapeError, f"{SHAPE}rope_scaling.")
+        check(self, ShapeError, SCALING)
 
 
 @dataclass(frozen=True)
@@ -135,9 +136,9 @@ class SlidingWindow:
     rope_theta: float | None = field(default=None, metadata=_THETA)  # theirs, unscaled, where it is not the model's
 
     def __post_init__(self) -> None:
-        check(self, ShapeError, f"{SHAPE}window.")
+        check(self, ShapeError, f"{SHAPE}window: ")
         if not self.layers or list(self.layers) != sorted(set(self.layers)):
-            raise ShapeError("architecture: window.layers must name each layer that slides once, in order")
+            raise ShapeError("architecture: window: layers must name each layer that slides once, in order")
 
 
 @dataclass(frozen=True)
@@ -149,8 +150,8 @@ class Experts:
     normalised: bool  # the weights of those that are used add up to one
 
     def __post_init__(self) -> None:
-        check(self, ShapeError, f"{SHAPE}experts.")
-        check_whole("experts.used", self.used, 1, self.count)
+        check(self, ShapeError, f"{SHAPE}experts: ")
+        check_whole("experts: used", self.used, 1, self.count)
 
 
 @dataclass(frozen=True)
@@ -231,20 +232,16 @@ class LlamaArchitecture:
 
     @staticmethod
     def from_record(record: Mapping[str, Any]) -> LlamaArchitecture:
-        """Architecture of a manifest's JSON object. Raises ShapeError or TypeError."""
+        """Architecture of a manifest's JSON object. Raises InputError."""
         given = dict(record)
         if given["family"] != "llama":
             raise ShapeError(f"architecture: family {given['family']!r} is unknown; this version has 'llama'")
-        layers, scaling = given.get("layers"), given.get("rope_scaling")
-        given["layers"] = tuple(layers) if isinstance(layers, list) else layers
-        given["eight_bits"] = tuple(given.get("eight_bits", ()))
-        if scaling is not None:
-            given["rope_scaling"] = LinearScaling(**scaling) if scaling.keys() == {"factor"} else RopeScaling(**scaling)
-        if (window := given.get("window")) is not None:
-            given["window"] = SlidingWindow(**{**window, "layers": tuple(window["layers"])})
-        if (experts := given.get("experts")) is not None:
-            given["experts"] = Experts(**experts)
-        return LlamaArchitecture(**given)
+        is_linear = isinstance(scaling := given.get("rope_scaling"), dict) and scaling.keys() == {"factor"}
+        scales = LinearScaling if is_linear else RopeScaling
+        for name, kind in (("rope_scaling", scales), ("window", SlidingWindow), ("experts", Experts)):
+            if given.get(name) is not None:
+                given[name] = from_toml(kind, given[name], f"{SHAPE}{name}")
+        return from_toml(LlamaArchitecture, given, "architecture")
 
     @property
     def parts(self) -> int:

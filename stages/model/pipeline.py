@@ -14,6 +14,7 @@ from stages.errors import ShapeError
 from stages.model.architecture import CONTEXT, Architecture, LlamaArchitecture
 from stages.model.layers import CausalStage, Layer, LayerCache, initialise, rotary_table
 from stages.model.llama import LlamaStage
+from stages.settings import from_toml
 
 
 class ArStage(CausalStage):
@@ -50,11 +51,11 @@ class ArModel(nn.Module):
         stages = stages or [ArStage(architecture, i) for i in range(architecture.parts)]
         self.stages = cast(Sequence[ArStage], nn.ModuleList(stages))
 
-    def forward(self, source: Tensor, caches: list[list[LayerCache]] | None = None) -> Tensor:
+    def forward(self, source: Tensor) -> Tensor:
         """Next-token logits (batch, positions, vocabulary) for tokens (batch, positions)."""
         x = source
-        for i, stage in enumerate(self.stages):
-            x = stage.read(x, caches[i] if caches else None)
+        for stage in self.stages:
+            x = stage.read(x)
         return self.stages[-1].next_byte(x)
 
 
@@ -81,13 +82,13 @@ def new_stage(architecture: TextArchitecture, index: int) -> PipelineStage:
 
 
 def read_architecture(record: Mapping[str, Any]) -> TextArchitecture:
-    """The architecture of a manifest's JSON object, of whatever family. Raises ShapeError, KeyError or TypeError."""
+    """The architecture of a manifest's JSON object, of whatever family. Raises InputError."""
     if "family" in record:
         return LlamaArchitecture.from_record(record)
     sizes = dict(record)
-    if (context := sizes.pop("context")) != CONTEXT:
+    if (context := sizes.pop("context", None)) != CONTEXT:
         raise ShapeError(f"architecture: context must be {CONTEXT!r}, not {context!r}: every block reads the text")
-    return Architecture(**sizes)
+    return from_toml(Architecture, sizes, "architecture")
 
 
 # torch's own meta device imports the compiler with its first random number: 1.7 s of processor in every host.

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal, cast
+from typing import Literal, cast
 
 import torch
 from torch import Tensor, nn
@@ -66,11 +66,6 @@ class PictureArchitecture:
         for name in self.classes:
             if not 0 < len(name) <= MAX_CLASS_NAME or not name.isprintable():
                 raise ShapeError(f"architecture: a class needs a printable name of at most {MAX_CLASS_NAME} characters")
-
-    @staticmethod
-    def from_record(record: Mapping[str, Any]) -> PictureArchitecture:
-        """Build from a manifest's JSON object. Raises ShapeError, KeyError or TypeError."""
-        return PictureArchitecture(**{**record, "classes": tuple(record["classes"])})
 
     @property
     def tokens(self) -> int:

@@ -31,7 +31,6 @@ class LinkRecord:
     ports: Mapping[str, str] = field(default_factory=dict)  # an address where each machine listens
     advice: tuple[str, ...] = ()
     relayed_bytes: Mapping[frozenset[str], int] = field(default_factory=dict)  # by the two machines of a link
-    let_go: tuple[str, ...] = ()  # machines that are of the run no more
 
     @classmethod
     def read(cls, directory: Path | None) -> LinkRecord:
@@ -41,8 +40,7 @@ class LinkRecord:
             kinds = {(here, there): kind for here, there, kind in record.get("links", ())}
             relayed_bytes = {frozenset(pair): size for *pair, size in record.get("relayed_bytes", ())}
             advice = tuple(record.get("advice", ()))
-            let_go = tuple(record.get("let_go", ()))
-            return cls(record.get("proxy", ""), kinds, record.get("ports", {}), advice, relayed_bytes, let_go)
+            return cls(record.get("proxy", ""), kinds, record.get("ports", {}), advice, relayed_bytes)
         except (OSError, ValueError):
             return cls()
 

@@ -177,7 +177,8 @@ class MachineLinks:
             await asyncio.sleep(RETRY_S)
         while True:
             address = self._rendezvous[at % len(self._rendezvous)]
-            stub = self._at_rendezvous(address)
+            channel = self._channel(address, link_name(ROUTER_NAME), Tls(self.tls.authority), self._shown)
+            stub: join_pb2_grpc.JoinServiceAsyncStub = join_pb2_grpc.JoinServiceStub(channel)
             self.told = tuple(self._addresses())[:MOST_TOLD]  # a laptop may be elsewhere by now
             try:
                 async for notice in stub.Attend(join_pb2.AttendRequest(addresses=self.told)):
@@ -356,11 +357,6 @@ class MachineLinks:
                 await stub.Reach(join_pb2.ReachRequest(to=name, kind=kind), timeout=NOTICE_S)
 
         self._begin(tell())
-
-    def _at_rendezvous(self, address: str) -> join_pb2_grpc.JoinServiceAsyncStub:
-        channel = self._channel(address, link_name(ROUTER_NAME), Tls(self.tls.authority), self._shown)
-        stub: join_pb2_grpc.JoinServiceAsyncStub = join_pb2_grpc.JoinServiceStub(channel)
-        return stub
 
     def _channel(self, address: str, name: str, tls: Tls, shown: tuple[tuple[str, str], ...] = ()) -> grpc.aio.Channel:
         """A channel to an address where `name` is expected."""

@@ -129,7 +129,6 @@ class Rendezvous(join_pb2_grpc.JoinServiceServicer):
         self.machines = run.machines()
         self.neighbours: dict[str, set[str]] = {}  # whom each machine may reach, by its place in the ring
         self.refused = Counter[str]()  # calls, by method
-        self._let_go = dict[str, str]()  # names of machines that were, by the hash of their secrets
         self._awaited, self.budget = AwaitedPipes(), RelayBudget()  # type: ignore[abstract]
         self.kinds = {**LinkRecord.read(run.directory).kinds}  # of links that were made, some before this start
         self.proxy = ""  # that commands on this machine dial machines over
@@ -190,9 +189,8 @@ class Rendezvous(join_pb2_grpc.JoinServiceServicer):
         """Know machines no more that `onesweep invite --revoke` took out of the run."""
         for name in names:
             machine = self.machines.pop(name)
-            self._let_go[machine.sha256] = name
-            self.tell()  # before the router loses it, and wonders why
             machine.dismiss()
+            self.tell()
             self._say(f"{name} is let go")
 
     def tell(self) -> None:
@@ -201,7 +199,6 @@ class Rendezvous(join_pb2_grpc.JoinServiceServicer):
         ports = {each.name: each.addresses[0] for each in list(self.machines.values()) if each.addresses}
         sizes = [[*pair, size] for pair, size in self.budget.carried.copy().items() if ROUTER_NAME not in pair]
         record = {"proxy": self.proxy, "links": kinds, "ports": ports, "advice": self.advice, "relayed_bytes": sizes}
-        record["let_go"] = [name for name in self._let_go.values() if name not in self.machines]
         write_file(self.run.directory / LINKS_NAME, json.dumps(record).encode())
 
     # gRPC's face
@@ -336,10 +333,8 @@ class Rendezvous(join_pb2_grpc.JoinServiceServicer):
         return machine
 
     def _caller(self, method: str, context: Context) -> Machine:
-        machine = self._machine_of(metadata := dict(context.invocation_metadata() or ()))
+        machine = self._machine_of(dict(context.invocation_metadata() or ()))
         if machine is None:
-            if name := self._let_go.get(secret_hash(_secret_of(metadata))):
-                method = f"{method} of {name}"
             raise self._refusal(method, "this machine has not joined, or was let go: `onesweep join TICKET`")
         return machine
 

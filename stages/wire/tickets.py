@@ -54,24 +54,19 @@ class Ticket:
         text = text.strip()
         if not text.startswith(PREFIX):
             raise InputError(f"this is no ticket: one begins with {PREFIX}, and `onesweep serve` prints it")
-        if len(text) > MOST_CHARACTERS:
-            raise InputError(DAMAGED)
         try:
             packed = text.removeprefix(PREFIX).encode("ascii")
             packed = base64.b64decode(packed + b"=" * (-len(packed) % 4), b"-_", validate=True)
-            if zlib.crc32(packed[4:]) != int.from_bytes(packed[:4], "big"):
-                raise InputError(DAMAGED)
-            addresses, fingerprint, secret = json.loads(packed[4:])
+            is_whole = len(text) <= MOST_CHARACTERS and zlib.crc32(packed[4:]) == int.from_bytes(packed[:4], "big")
+            addresses, fingerprint, secret = json.loads(packed[4:] if is_whole else b"")
+            if not all(isinstance(each, str) for each in (*addresses, fingerprint, secret)):
+                raise ValueError
+            # a folder is called by the beginning of the fingerprint
+            if not 1 <= len(addresses) <= MOST_ADDRESSES or not re.fullmatch("[0-9a-f]{64}", fingerprint):
+                raise ValueError
         except (ValueError, TypeError, RecursionError, binascii.Error):
             raise InputError(DAMAGED) from None
-        is_text = isinstance(fingerprint, str) and isinstance(secret, str) and isinstance(addresses, list)
-        if not is_text or not 1 <= len(addresses) <= MOST_ADDRESSES:
-            raise InputError(DAMAGED)
-        if not re.fullmatch("[0-9a-f]{64}", fingerprint):  # a folder is called by its beginning
-            raise InputError(DAMAGED)
         for address in addresses:
-            if not isinstance(address, str):
-                raise InputError(DAMAGED)
             parse_address(address, "the ticket's address")
         return cls(tuple(addresses), fingerprint, secret)
 

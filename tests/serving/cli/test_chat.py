@@ -117,11 +117,11 @@ def test_one_prompt_has_one_answer_and_nothing_else(
 def test_a_model_of_bytes_continues(local_ring: Any, bundles: Path) -> None:
     with local_ring(bundles / "own", 1) as client:
         options = ["--router", client.address, "--max-tokens", "8", "--temperature", "0", "--mode", "ar"]
-        lines = f"The sea\n{'long' * 500}\n"
+        lines = f"The sea\n{'long' * 500}\n/nope\n"
         shown = subprocess.run([*CHAT, *options], input=lines, capture_output=True, text=True, timeout=PATIENCE_S)
         text = client.generate("The sea", mode="ar", max_tokens=8, temperature=0).text
     assert shown.returncode == 1, shown.stderr
-    assert "onesweep: lines without an answer: 2\n" in shown.stderr
+    assert "onesweep: lines without an answer: 2, 3\n" in shown.stderr
     assert "this model has no chat template: it continues each text that you type" in shown.stderr
     assert shown.stdout == "".join(c if c.isprintable() or c in "\n\t" else "\ufffd" for c in text) + "\n"
 

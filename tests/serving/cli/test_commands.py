@@ -40,7 +40,7 @@ def last_line(program: str, *arguments: str) -> str:
 
 
 @pytest.mark.parametrize(
-    "line", ["--version", "--help", "generate --help", "compare --help", "bench --help", "train text --help"]
+    "line", ["--version", "help", "help bench", "generate --help", "compare --help", "train text --help"]
 )
 def test_help_waits_for_no_heavy_library(line: str) -> None:
     assert last_line(ASK, *line.split()) == ""

@@ -224,6 +224,8 @@ def test_other_commands_tell_what_serve_waits_for(tmp_path: Path, monkeypatch: p
     monkeypatch.setenv("ONESWEEP_STATE", str(tmp_path / "up"))
     router, waits = "127.0.0.1:7700", "waiting for machines: 1 of 2 (paris)"
     with machines.locked(machines.run_directory()):
+        with pytest.raises(ServiceError, match="another process serves"), machines.locked(machines.run_directory()):
+            pass
         assert (machines.served_here(router), router_here(None)[0]) == ("", router), "nothing was said yet"
         remote._ToldProgress(router).at(waits)
         for named in (router, "localhost:7700", None):
@@ -231,17 +233,8 @@ def test_other_commands_tell_what_serve_waits_for(tmp_path: Path, monkeypatch: p
         assert machines.served_here("127.0.0.1:7711") == "", "another one's router"
         remote._ToldProgress("127.0.0.1:7722").at(waits)
         assert router_here(None) == ("127.0.0.1:7722", None)
+    (machines.run_directory() / machines.DOING_NAME).write_text('{"process": 1, "began": 0}')
     assert (machines.served_here(router), router_here(None)[0]) == ("", router), "it ended"
-
-
-def test_a_look_at_who_serves_keeps_nobody_from_serving(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    looking = contextlib.ExitStack()
-    looking.enter_context(machines.locked(tmp_path / "run"))
-    with pytest.raises(ServiceError, match="another process serves from"), machines.locked(tmp_path / "run"):
-        pass
-    monkeypatch.setattr(machines.time, "sleep", lambda _: looking.close())
-    with machines.locked(tmp_path / "run", tries=2):
-        pass
 
 
 def test_links_of_a_machine_that_does_not_answer_are_not_shown() -> None:

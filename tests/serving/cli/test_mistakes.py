@@ -2,6 +2,7 @@
 
 import io
 import os
+import re
 import shutil
 import signal
 import socket
@@ -14,11 +15,13 @@ from typing import Any
 import pytest
 
 from serving.cli.__main__ import main
+from serving.cli.commands import Command, find
 from serving.cli.deployment import MODULE
-from serving.cli.parser import parse
+from serving.cli.parser import CHANGES, parse
 from serving.cli.ports import free_port_block
 from serving.client.client import Client
 from serving.router.topology import local_topology
+from stages.errors import InputError
 from tests.conftest import wait_ready
 from tests.serving.harm import harm_with
 
@@ -88,6 +91,12 @@ TYPING = [
     ("--verison", 2, "no option --verison (did you mean --version?)"),
     ("down --port 1", 2, "no option --port; see `onesweep down --help`"),
     ("train simulate --momentum 1", 2, "no option --momentum; see `onesweep train simulate --help`"),
+    (
+        "bench frontier",
+        2,
+        "there is no command 'frontier' (CHANGELOG.md says what to use now); `onesweep bench --help`",
+    ),
+    ("bench quality --check", 2, "no option --check (CHANGELOG.md says what to use now); see"),
     ("invite --list", 2, "no option --list (CHANGELOG.md says what to use now); see"),
     ("generate x --top-p 1", 2, "no option --top-p: give --set top_p=VALUE; see `onesweep generate --help`"),
     ("stage", 2, "there is no command 'stage' (CHANGELOG.md says what to use now); `onesweep --help`"),
@@ -100,6 +109,7 @@ TYPING = [
     ("draw sneaker --pictures 0 --out x.png", 2, "pictures must be"),
     ("draw sneaker --guidance much --out x.png", 2, "--guidance must be a number, not 'much'"),
     ("up --hosts 2 --topology t.toml", 2, "exclude each other"),
+    ("up --port 99999", 2, "--port must be at most 65535, not 99999"),
 ]
 FILES = [
     ("inspect /nowhere", 2, "no checkpoint in /nowhere"),
@@ -185,6 +195,24 @@ def test_options_and_texts_stand_in_any_order() -> None:
     for line in ("run m --max-tokens 8 hi", "run --max-tokens 8 m hi", "run m hi --max-tokens 8"):
         options = parse(line.split())
         assert (str(options.model), options.max_tokens, options.prompt) == ("m", 8, "hi")
+
+
+def test_each_command_and_option_that_went_has_a_hint() -> None:
+    rows = re.findall(r"^\| (.+?) \| ", CHANGES.read_text().partition("**What came**")[0], re.MULTILINE)
+    hints = re.compile(r"CHANGELOG\.md says|give --set|the command comes first")
+    tried = 0
+    for spans in (re.findall(r"`([a-z][a-z -]*|--[a-z].*?)`", row) for row in rows):
+        there = [" ".join(path[1:]) for path, node, _ in map(find, map(str.split, spans)) if isinstance(node, Command)]
+        for span in spans:
+            lines = [f"{command} {span}" for command in there or ["train text"]] if span.startswith("--") else [span]
+            for line in lines:
+                with pytest.raises(InputError) as refusal:
+                    parse([*line.split(), "--no-such"])
+                said = str(refusal.value)
+                if re.search("no (option (?!--no-such)|command)", said):
+                    assert hints.search(said), line
+                    tried += 1
+    assert tried > 300
 
 
 @pytest.mark.parametrize(("line", "code"), [("generat x", 2), ("inspect /nowhere", 2), ("up --checkpoint /nowhere", 2)])

@@ -132,7 +132,7 @@ def test_an_idle_connection_is_not_closed_on_a_request_that_is_on_its_way() -> N
     loop = asyncio.new_event_loop()
     near, far = socket.socketpair()
     with near, far:
-        config = gateway.WebServer(partial(print)).config
+        config = gateway.WebServer(partial(print), HttpSettings()).config
         connection = gateway._Connection(config, ServerState(), {}, loop)
         transport: Any = FakeTransport(near)
         connection.connection_made(transport)

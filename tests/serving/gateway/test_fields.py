@@ -29,8 +29,8 @@ TAKEN = {"store": False, "background": False, "best_of": 1, "truncation": "disab
 
 def refusal(request: type[Fields], **fields: Any) -> str:
     with pytest.raises(ValidationError) as caught:
-        request.model_validate({"model": "onesweep", **LEAST[request], **fields})
-    return str(field_error(caught.value.errors()[0]).detail)
+        request.model_validate(body := {"model": "onesweep", **LEAST[request], **fields})
+    return str(field_error([{**each, "loc": ("body", *each["loc"])} for each in caught.value.errors()], body).detail)
 
 
 @pytest.mark.parametrize(
@@ -61,6 +61,16 @@ def test_what_is_wrong_of_a_value_is_said_in_our_words(request_: type[Fields], j
             request_.model_validate({"model": "onesweep", **LEAST[request_], name: junk})
             continue
         assert not re.search(r"Input|should|valid |[a-z] required|\w\[", refusal(request_, **{name: junk})), name
+
+
+def test_a_refusal_names_the_field_as_it_was_sent() -> None:
+    assert refusal(CompletionRequest, prompt=[1.5]) == "prompt.0 must be a text or a list, not 1.5"
+    assert refusal(CompletionRequest, prompt=[[1, "x"]]) == 'prompt.0.1 must be a whole number, not "x"'
+    assert "logit_bias.sea must be the number of a token" in refusal(CompletionRequest, logit_bias={"sea": 1})
+    assert "'assistant' or 'tool', not \"dog\"" in refusal(ChatRequest, messages=[{"role": "dog"}])
+    assert refusal(ChatRequest, response_format={"type": "json_schema"}) == "response_format.json_schema is missing"
+    assert "add_generation_prompt: false, is for" in refusal(ChatRequest, add_generation_prompt=False)
+    assert refusal(ResponseRequest, input=3) == "input must be a text or a list, not 3"
 
 
 def test_the_page_names_them() -> None:

@@ -2,7 +2,6 @@
 
 import contextlib
 import json
-import re
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -118,7 +117,6 @@ def test_budgets_that_cannot_be_kept(serve: Callable[..., Client]) -> None:
     says, code = refused(serve((LOCAL, CHUNKED, AR)), budget_ms=1)
     assert code is grpc.StatusCode.INVALID_ARGUMENT
     assert "a budget of 1 ms is below one sweep, which takes" in says
-    assert re.search(r"or use mode local, which needs none, but takes \d+ ms for this text", says)
     slow = option("local", 3.0, 0, 0.0)
     says, code = refused(serve((Option(**{**vars(slow), "router_ms": 1e6}),)), budget_ms=5_000)
     assert code is grpc.StatusCode.INVALID_ARGUMENT

@@ -238,7 +238,7 @@ def test_a_folder_in_4_bits(weights: dict[str, Tensor], tmp_path: Path, capsys: 
 def test_what_fewer_bits_do_not_hold_is_refused(weights: dict[str, Tensor], tmp_path: Path, kind: Weights) -> None:
     huge = {**weights, "layers.1.up.weight": weights["layers.1.up.weight"] * 1e8}
     source = write_folder(tmp_path / "huge", huge, WIDE)
-    with pytest.raises(CheckpointError, match=r"up.weight holds numbers (beyond 65504|that 4 bits and their sc)"):
+    with pytest.raises(CheckpointError, match=r"up_proj.weight holds numbers (beyond 65504|that 4 bits and scales)"):
         import_model(ImportSettings(source, tmp_path / "out", 2, weights=kind, is_untrained=True))
     assert not (tmp_path / "out").exists()
 

@@ -139,7 +139,10 @@ def test_a_configuration_that_cannot_be(imported: Any, folder: Path, config: dic
     ("change", "sentence"),
     [
         # of a token that the probe text does not have
-        (lambda t: t["model.embed_tokens.weight"][299].fill_(math.nan), "embedding.weight holds NaN or infinite"),
+        (
+            lambda t: t["model.embed_tokens.weight"][299].fill_(math.nan),
+            "embed_tokens.weight holds NaN or infinite numbers: fetch the model",
+        ),
         (lambda t: t["lm_head.weight"].fill_(3e38), "no finite loss on the probe text"),
         (lambda t: t.pop("lm_head.weight"), "head.weight is missing.* tied to the embedding, it seems"),
         (lambda t: t.update({"model.norm.weight": torch.ones(32).int()}), "norm.weight is torch.int32, not a floating"),

@@ -76,10 +76,10 @@ def test_options_that_are_not_used_are_not_written(directory: Path) -> None:
         ({"rotary_dim": 14}, r"rotary_dim must be a whole number from 2 to 12, not 14"),
         ({"window": {"size": 5, "layers": [4]}}, "layer 4 slides; there are 4"),
         ({"window": {"size": 5, "layers": [1, 0]}}, "must name each layer that slides once, in order"),
-        ({"window": {"size": 1 << 40, "layers": [1]}}, "window.size must be a whole number from 1 to 4194304"),
-        ({"experts": {"count": 4, "used": 5, "normalised": True}}, "experts.used must be a whole number from 1 to 4"),
+        ({"window": {"size": 1 << 40, "layers": [1]}}, "window: size must be a whole number from 1 to 4194304"),
+        ({"experts": {"count": 4, "used": 5, "normalised": True}}, "experts: used must be a whole number from 1 to 4"),
         ({"experts": {"count": 9000, "used": 5, "normalised": True}}, "36000 experts in all layers; at most 32768"),
-        ({"rope_scaling": {"factor": 0}}, "rope_scaling.factor must be a number from 0.01 to 10000, not 0"),
+        ({"rope_scaling": {"factor": 0}}, "rope_scaling: factor must be a number from 0.01 to 10000, not 0"),
     ],
 )
 def test_options_that_cannot_be(directory: Path, changes: dict[str, Any], sentence: str) -> None:

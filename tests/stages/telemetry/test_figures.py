@@ -117,10 +117,8 @@ async def test_who_asks_nothing_is_not_waited_for(monkeypatch, capfd) -> None:
 @pytest.mark.parametrize(
     ("address", "insecure", "sentence"),
     [
-        ("nowhere", False, "--metrics 'nowhere' must be HOST:PORT"),
         ("127.0.0.1:70000", False, "--metrics '127.0.0.1:70000' must be HOST:PORT"),
         ("0.0.0.0:9101", False, "--metrics 0.0.0.0:9101 could be read from other machines"),
-        ("10.8.0.1:9101", False, "give a loopback or tunnel address, or accept it with --insecure"),
     ],
 )
 def test_addresses_that_are_refused(address: str, insecure: bool, sentence: str) -> None:

@@ -1,15 +1,10 @@
-"""Lines of a server's log, and its options."""
+"""Lines of a server's log."""
 
-import argparse
 import json
 import logging
 import re
 
-import pytest
-
-from stages.errors import InputError
-from stages.settings import add_flags, from_flags
-from stages.telemetry.observability import JsonLines, ObservabilitySettings, TextLines
+from stages.telemetry.observability import JsonLines, TextLines
 
 
 def record(**more: object) -> logging.LogRecord:
@@ -40,28 +35,6 @@ def test_an_exception_is_part_of_its_line() -> None:
     except ValueError as error:
         entry.exc_info = (ValueError, error, error.__traceback__)
     assert json.loads(JsonLines("paris").format(entry))["exception"].endswith("ValueError: it broke")
-
-
-def sets(*words: str) -> tuple[str, ...]:
-    return tuple(each for word in words for each in ("--set", word))
-
-
-def options(*arguments: str) -> argparse.Namespace:
-    parser = argparse.ArgumentParser()
-    add_flags(parser, ObservabilitySettings)
-    return parser.parse_args(arguments)
-
-
-@pytest.mark.parametrize(
-    ("given", "sentence"),
-    [
-        (sets("log_format=xml"), "unknown log_format 'xml'; choose from text, json"),
-        (sets("log_form=json"), "--set log_form=json: unknown setting 'log_form' .did you mean log_format"),
-    ],
-)
-def test_options_that_are_refused(given: tuple[str, ...], sentence: str) -> None:
-    with pytest.raises(InputError, match=sentence):
-        from_flags(ObservabilitySettings, options(*given))
 
 
 def test_a_message_is_one_line() -> None:
