@@ -14,7 +14,7 @@ from torch.nn import functional as F
 from stages.errors import CheckpointError
 from stages.importing.gguf_file import LLAMA3_SCALINGS, half_split, interleaved
 from stages.importing.source import EMBEDDING, HEAD, NORM, Source, expected_shapes
-from stages.model.architecture import LlamaArchitecture
+from stages.model.architecture import MAX_LAYERS, LlamaArchitecture
 from stages.model.layers import soft_capped
 from stages.model.llama import LlamaLayer, llama_rotary
 
@@ -39,11 +39,12 @@ class Variant:
     what: str  # the difference from the source's own settings, worded to follow "with"
     architecture: LlamaArchitecture
     changes: Mapping[str, Change] = field(default_factory=dict)  # by the module within a layer
+    layers: range = range(MAX_LAYERS)  # that differ from the source's own reading
 
 
 def settings(source: Source) -> Iterator[Variant]:
     """The source's own reading, then those that change one thing in all layers that no shape betrays: a setting, the
-    order of rows within heads, or two kinds of tensors of one shape exchanged."""
+    order of rows within heads, two kinds of tensors of one shape exchanged, or square ones transposed."""
     a, prefix = source.architecture, "layers.0."
     shapes = {name.removeprefix(prefix): s for name, s in expected_shapes(a).items() if name.startswith(prefix)}
     yield Variant("", a)
@@ -60,17 +61,40 @@ def settings(source: Source) -> Iterator[Variant]:
     if not a.tied_head or HEAD in source.shapes():
         own_head = f"the head's own tensor {HEAD} instead of the tied embedding"
         what = own_head if a.tied_head else "the head tied to the embedding"
-        yield Variant(what, replace(a, tied_head=not a.tied_head))
+        yield Variant(what, replace(a, tied_head=not a.tied_head), layers=range(MAX_LAYERS, MAX_LAYERS))
     q, k, v = torch.arange(a.qkv_width).split([a.query_width, *[a.kv_heads * a.head_dim] * 2])
+    gate, up = torch.arange(2 * a.mlp_width).chunk(2)
     for rearranged, shown in ((half_split, "de-interleaved"), (interleaved, "interleaved")):
         order = torch.cat([rearranged(q, a.heads), rearranged(k, a.kv_heads), v])
         what = f"the rows of each query and key head {shown} (head layout)"
         yield Variant(what, a, {"qkv": partial(_in_order, order)})
-    gate, up = torch.arange(2 * a.mlp_width).chunk(2)
-    for one, other, module, parts in (("k", "v", "qkv", (q, v, k)), ("gate", "up", "mlp_in", (up, gate))):
-        if f"{one}.weight" in shapes:
-            what = f"the tensors layers.*.{one}.weight and layers.*.{other}.weight exchanged"
-            yield Variant(what, a, {module: partial(_in_order, torch.cat(parts))})
+    exchanges: dict[tuple[str, str], dict[str, Change]] = {
+        ("gate", "up"): {"mlp_in": partial(_in_order, torch.cat([up, gate]))},
+        ("k", "v"): {"qkv": partial(_in_order, torch.cat([q, v, k]))},
+        ("attention_norm", "mlp_norm"): {
+            "attention_norm": partial(_normed, "mlp_norm", a.norm_epsilon),
+            "mlp_norm": partial(_normed, "attention_norm", a.norm_epsilon),
+        },
+    }
+    for (one, other), changes in exchanges.items():
+        if f"{one}.weight" in shapes and f"{other}.weight" in shapes:
+            yield Variant(f"the tensors layers.*.{one}.weight and layers.*.{other}.weight exchanged", a, changes)
+    firsts = {"q": ("qkv", 0), "k": ("qkv", len(q)), "v": ("qkv", len(q) + len(k))}
+    firsts |= {"gate": ("mlp_in", 0), "up": ("mlp_in", len(gate))}
+    for name, shape in shapes.items():
+        if len(shape) == 2 and shape[0] == shape[1] and not name.startswith(("experts.", "router.")):
+            module, first = firsts.get(kind := name.removesuffix(".weight"), (kind, 0))
+            yield Variant(f"the tensors layers.*.{name} transposed", a, {module: partial(_transposed, module, first)})
+
+
+def omissions(source: Source) -> Iterator[Variant]:
+    """Readings that leave one half of one layer out: where a tensor is damaged, that does less harm."""
+    halves = {"attention_after": "q, k, v, attention_out, attention_norm", "mlp_after": "gate, up, mlp_out, mlp_norm"}
+    a = source.architecture
+    for i in range(a.total_layers):
+        for module, half in halves.items():
+            what = f"one half of layer {i} left out (its tensors {half})"
+            yield Variant(what, a, {module: lambda *found: torch.zeros_like(found[2])}, range(i, i + 1))
 
 
 def _in_order(order: Tensor, _tensors: Tensors, _: Tensor, left: Tensor) -> Tensor:
@@ -80,6 +104,14 @@ def _in_order(order: Tensor, _tensors: Tensors, _: Tensor, left: Tensor) -> Tens
 def _normed(name: str, epsilon: float, tensors: Tensors, entered: Tensor, _: Tensor) -> Tensor:
     """By the weight of the norm `name`."""
     return F.rms_norm(entered, entered.shape[-1:], tensors[f"{name}.weight"], epsilon)
+
+
+def _transposed(name: str, first: int, tensors: Tensors, entered: Tensor, left: Tensor) -> Tensor:
+    """:param first: row of the square matrix among those of the module `name`."""
+    rows = slice(first, first + entered.shape[-1])
+    bias = tensors.get(f"{name}.bias")
+    left[..., rows] = F.linear(entered, tensors[f"{name}.weight"][rows].t(), None if bias is None else bias[rows])
+    return left
 
 
 # The first tensor of each that is stored as one -> its name, and all of them.
@@ -106,7 +138,7 @@ def layer_tensors(source: Source, index: int, threads: ThreadPoolExecutor, cut: 
 
 
 # One way through a model's layers, for many readings of them at once. A layer is read, run for every reading, and let
-# go: memory holds one layer, however large the model is.
+# go: memory holds one layer, however large the model is. A reading is run from the first layer on that differs.
 @torch.inference_mode()
 def losses(
     source: Source,
@@ -119,7 +151,7 @@ def losses(
     :param variants: the first is the source's own reading.
     :param done: called before each layer with the number of those that were run.
     """
-    a, count = source.architecture, math.ceil(len(variants) / AT_ONCE)
+    a, numbers = source.architecture, range(len(variants))
     rotary = lru_cache(None)(lambda a, slides: llama_rotary(replace(a, positions=len(tokens)), slides))
     embedded = torch.cat([source.tensor(EMBEDDING, slice(token, token + 1)) for token in tokens])
     hidden = embedded.repeat(len(variants), 1, 1)
@@ -134,7 +166,10 @@ def losses(
                 tables = torch.stack([rotary(each.architecture, a.slides(i)) for each in these], dim=1)
                 hidden[group] = _changed_layer(a, i, tensors, these).clean(hidden[group], tables[:, :, None])[0]
 
-            list(threads.map(run, [[*range(first, len(variants), count)] for first in range(count)]))
+            read = [number for number in numbers if variants[number].layers.start <= i]
+            count = math.ceil(len(read) / AT_ONCE)
+            list(threads.map(run, [read[first::count] for first in range(count)]))
+            hidden[[number for number in numbers if number not in read]] = hidden[0].clone()
 
         for i in range(a.total_layers):
             done(i)
@@ -152,7 +187,7 @@ def _changed_layer(a: LlamaArchitecture, index: int, tensors: Tensors, variants:
         left[number] = changed(tensors, entered[0][number], left[number])
 
     for number, variant in enumerate(variants):
-        for name, changed in variant.changes.items():
+        for name, changed in variant.changes.items() if index in variant.layers else ():
             layer.get_submodule(name).register_forward_hook(partial(change, number, changed))
     return layer.eval().requires_grad_(False)
 
@@ -215,16 +250,23 @@ def check_loss(
     own = found[0] if math.isfinite(found[0]) else math.inf
     if is_untrained and own == math.inf:
         raise CheckpointError("these weights give no finite loss on the probe text: they are damaged")
-    finite = ((loss, variant.what) for loss, variant in zip(found, variants, strict=True) if math.isfinite(loss))
-    best, cause = min(finite, default=(math.inf, ""))
+    best, cause = _best(found, variants)
     mended = min(own - CLEAR_NATS, NEAR_UNTRAINED * limit)
     if is_untrained or (own < NEAR_UNTRAINED * limit and best > mended):
         return own
+    if best > mended:
+        others = [variants[0], *omissions(source)]
+        best, cause = _best(losses(source, tokens, others, done), others)
     untrained = f"ln({source.architecture.vocabulary}) = {limit:.2f} is what untrained weights give"
     said = f"weights loaded but mis-mapped: {own:.2f} nats a token on the probe text, where {untrained}"
     if best <= mended:
         raise CheckpointError(f"{said}; with {cause} it is {best:.2f}: most likely that is the cause")
     raise CheckpointError(
-        f"{said}, and no other head layout, rotary embedding, norm epsilon or head mends it, nor an exchange: a tensor "
-        "is damaged, fetch the model's files again; random weights are imported with --untrained"
+        f"{said}, and no single change of head layout, rotary embedding, norm epsilon, tied head or one tensor mends "
+        "it; random weights are imported with --untrained"
     )
+
+
+def _best(nats: Sequence[float], variants: Sequence[Variant]) -> tuple[float, str]:
+    finite = ((loss, variant.what) for loss, variant in zip(nats, variants, strict=True) if math.isfinite(loss))
+    return min(finite, default=(math.inf, ""))

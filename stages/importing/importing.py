@@ -68,7 +68,7 @@ def open_source(path: Path) -> Source:
     raise InputError(f"{path} is neither {folder} nor a .gguf file")
 
 
-# The model is read twice: layer by layer to measure its loss and that of some ten other readings of the same
+# The model is read twice: layer by layer to measure its loss and that of some fifteen other readings of the same
 # tensors, then stage by stage to write. Memory stays near one stage, and a mis-mapped model is refused before anything
 # is written, with its cause.
 def import_model(settings: ImportSettings, progress: WorkProgress | None = None) -> Manifest:

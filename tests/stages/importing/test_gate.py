@@ -34,6 +34,16 @@ def exchanged(weights: Weights) -> Weights:
     return {".".join(other.get(part, part) for part in name.split(".")): x for name, x in weights.items()}
 
 
+def transposed(weights: Weights) -> Weights:
+    return {name: x.T.contiguous() if ".gate." in name else x for name, x in weights.items()}
+
+
+def one_tensor(weights: Weights) -> Weights:
+    name = "layers.1.up.weight"
+    generator = torch.Generator().manual_seed(1)
+    return weights | {name: 3 * torch.randn(weights[name].shape, generator=generator)}
+
+
 def whole(weights: Weights) -> Weights:
     return weights
 
@@ -47,8 +57,10 @@ def whole(weights: Weights) -> Weights:
         (whole, {"rms_norm_eps": 0.1}, "norm epsilon 1e-0"),  # 1e-5 and 1e-6 are the same for these weights
         (whole, {"tie_word_embeddings": True}, "the head's own tensor head.weight instead of the tied embedding"),
         (exchanged, {}, "tensors layers.*.k.weight and layers.*.v.weight exchanged"),
+        (transposed, {}, "tensors layers.*.gate.weight transposed"),
+        (one_tensor, {}, "one half of layer 1 left out (its tensors gate, up, mlp_out, mlp_norm)"),
     ],
-    ids=["heads", "theta", "scaling", "epsilon", "tied", "exchanged"],
+    ids=["heads", "theta", "scaling", "epsilon", "tied", "exchanged", "transposed", "one tensor"],
 )
 def test_each_break_is_refused_with_its_cause(
     imported: Any, weights: Weights, tmp_path: Path, damage: Break, config: dict[str, Any], cause: str
@@ -71,7 +83,7 @@ def test_random_weights_are_refused_unless_said_to_be(imported: Any, weights: We
     torch.manual_seed(0)
     random = {name: x if x.dim() == 1 else 0.02 * torch.randn(x.shape) for name, x in weights.items()}
     folder = write_folder(tmp_path / "model", random)
-    with pytest.raises(CheckpointError, match=r"no other .* mends it.*; random weights are imported with"):
+    with pytest.raises(CheckpointError, match=r"no single change .* mends it; random weights are imported with"):
         imported(folder)
     assert imported(folder, is_untrained=True).metrics["probe"]["next_token_nats"] == pytest.approx(
         math.log(300), abs=0.2
