@@ -88,7 +88,6 @@ class RoundSettings:
 
 MAX_WHOLE = 2**53
 
-Copies = Literal["fp32", "int8"]
 MatrixOptimizer = Literal["muon", "adamw"]
 
 _COUNT = limits(least=1, most=MAX_WHOLE)
@@ -120,7 +119,6 @@ class LookaheadConfig:
 
     # Steps between two refreshes of the copies that the workers have of each other's stages.
     refresh_every: int = field(default=10, metadata=_COUNT)
-    copies: Copies = "fp32"  # how the copies travel
 
     def __post_init__(self) -> None:
         check(self)

@@ -62,7 +62,7 @@ def train_scorer(config: TrainingConfig, corpus: Corpus, out: Path) -> Manifest:
     """Train an AR pipeline stage by stage, as workers do that hold one stage each; see trainer/blocks/task.py."""
     config = in_tokens_of(config, corpus)
     torch.manual_seed(config.seed)
-    workers = StagesInOneProcess(config.architecture, config.lookahead)
+    workers = StagesInOneProcess(config.architecture)
     task = ScorerTask("scorer", workers, corpus, config)
     return _train_pipeline(config, corpus, out, task, workers.stages, "block by block")
 

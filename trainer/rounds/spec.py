@@ -135,11 +135,6 @@ class RunSpec:
         Raises ConfigError for settings that do not go together, DataError for too little text.
         """
         model, architecture = config.rounds.model, config.architecture
-        if config.lookahead.copies != "fp32":
-            raise ConfigError(
-                f"copies = {config.lookahead.copies!r} in [lookahead] is for training in one place: over rounds give "
-                "down_codec in [rounds]"
-            )
         corpus.require(architecture.context_length + 1)
         codes = Codes(config.noise.code_seed, architecture.code_dim)
         if model == "chain":
