@@ -10,11 +10,10 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import IO, Any
 
-from loadtest.lab.forwarder import give_order
 from loadtest.lab.namespaces import TUN, LabError, start_ticks
 from loadtest.lab.profile import Profile
 from stages.errors import InputError
@@ -42,6 +41,10 @@ class Lab:
     places: dict[str, Node]  # `router`, `host-1`, ..
     # Id and start of the lab process (`lab`) and of the one that cleans up after it (`keeper`).
     processes: dict[str, tuple[int, int]]
+    pipes: tuple[int, int] = (
+        -1,
+        -1,
+    )  # of orders to the lab process and of its answers; of another's lab there are none
 
     @classmethod
     def from_record(cls, record: dict[str, Any]) -> Lab:
@@ -73,9 +76,13 @@ class Lab:
         return [*inside, *([] if outlives_parent else ["setpriv", "--pdeathsig", "KILL", "--"]), *argv]
 
     def cut(self, one: str, other: str, lasts: bool = True) -> None:
-        """Drop every packet between two nodes, or carry them again. Raises InputError or LabError."""
-        ends = (self.address(one), self.address(other))
-        give_order(self.pid, [ends, ends[::-1]], lasts)
+        """Drop every packet between two nodes of an own lab, or carry them again. Raises InputError or LabError."""
+        ends, (orders, answers) = (self.address(one), self.address(other)), self.pipes
+        try:
+            os.write(orders, json.dumps({"links": [ends, ends[::-1]], "cut": lasts}).encode())
+            os.read(answers, 1)
+        except OSError as error:
+            raise LabError(f"the lab process {self.pid} does not answer: {error}") from None
 
     def _place(self, node: str) -> Node:
         if node not in self.places:
@@ -109,16 +116,12 @@ def temporary_lab(profile: Profile, hosts: int) -> Iterator[Lab]:
     Raises LabError or ConfigError.
     """
     with tempfile.TemporaryFile() as log:
-        process, record = _spawn(profile, hosts, log)
-        lab = Lab.from_record(record)
+        child, lab = _spawn(profile, hosts, log)
         try:
             yield lab
         finally:
-            process.terminate()
-            with contextlib.suppress(subprocess.TimeoutExpired):
-                process.wait(STOP_S)
-            process.kill()  # does nothing to one that has ended; its keeper ends what is left
-            process.wait()
+            child.process.terminate()
+            child.end(STOP_S)  # its keeper ends what is left
 
 
 def find_lab(directory: Path) -> Lab | None:
@@ -134,7 +137,7 @@ def find_lab(directory: Path) -> Lab | None:
     return lab if lab.is_up else None
 
 
-def _spawn(profile: Profile, hosts: int, log: IO[bytes]) -> tuple[subprocess.Popen[str], dict[str, Any]]:
+def _spawn(profile: Profile, hosts: int, log: IO[bytes]) -> tuple[Child, Lab]:
     profile.check_hosts(hosts)
     problem = lab_problem()
     if problem:
@@ -150,8 +153,10 @@ def _spawn(profile: Profile, hosts: int, log: IO[bytes]) -> tuple[subprocess.Pop
         child.process.kill()
         child.end(STOP_S)
         raise
-    child.stop()
-    return child.process, record
+    stdin, stdout = child.process.stdin, child.process.stdout
+    assert stdin is not None
+    assert stdout is not None
+    return child, replace(Lab.from_record(record), pipes=(stdin.fileno(), stdout.fileno()))
 
 
 # A process that its parent speaks with: JSON messages, one a line, on its standard input and output.
