@@ -122,10 +122,6 @@ class Testbed:
     caller: Caller  # a client process beside the router
     deployment: Deployment | None = None  # None for a deployment that was found running
 
-    def beside(self, argv: list[str]) -> list[str]:
-        """The command that runs `argv` where it can reach the router."""
-        return self.network.command(ROUTER, argv)
-
 
 def ring_topology(network: Network, checkpoint: Path) -> Topology:
     """A ring of all hosts of the network in their order. Raises InputError when there are more hosts than blocks."""

@@ -191,6 +191,4 @@ def parse_config(text: str, where: str) -> TrainingConfig:
         record = json.loads(text)
     except (ValueError, RecursionError) as error:
         raise ConfigError(f"{where} are damaged: {error}") from None
-    if not isinstance(record, dict):
-        raise ConfigError(f"{where} are damaged: they are no object")
     return from_toml(TrainingConfig, record, where)
