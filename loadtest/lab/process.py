@@ -13,7 +13,7 @@ from dataclasses import asdict
 from itertools import permutations
 from typing import NoReturn
 
-from loadtest.lab.forwarder import Channel, Forwarder
+from loadtest.lab.forwarder import Channel, carry
 from loadtest.lab.lab import Lab, Node
 from loadtest.lab.namespaces import (
     HOME_ADDRESS,
@@ -89,7 +89,7 @@ class LabProcess:
             for (one, source), (other, destination) in permutations(zip(self.names, self.addresses, strict=True), 2)
         }
         try:
-            Forwarder(dict(zip(self.addresses, self.tuns, strict=True)), channels, 0, 1).run()
+            carry(dict(zip(self.addresses, self.tuns, strict=True)), channels, orders=0, answers=1)
         finally:
             signal.signal(signal.SIGTERM, signal.SIG_IGN)
             end_processes(self.inodes)
