@@ -26,11 +26,10 @@ PACKAGES = {"ip": "iproute2", "unshare": "util-linux", "nsenter": "util-linux", 
 
 @dataclass(frozen=True)
 class Node:
-    """A place of a lab: its address, and the file and number of its network namespace."""
+    """A place of a lab: its address, and the file of its network namespace."""
 
     address: str
     namespace: str
-    inode: int
 
 
 @dataclass(frozen=True)
@@ -39,32 +38,24 @@ class Lab:
 
     profile: Profile
     places: dict[str, Node]  # `router`, `host-1`, ..
-    # Id and start of the lab process (`lab`) and of the one that cleans up after it (`keeper`).
-    processes: dict[str, tuple[int, int]]
-    pipes: tuple[int, int] = (
-        -1,
-        -1,
-    )  # of orders to the lab process and of its answers; of another's lab there are none
+    pid: int  # of the lab process
+    ticks: int  # when it started
+    # Of orders to it, and of its answers; none to the lab of another process.
+    pipes: tuple[int, int] = (-1, -1)
 
     @classmethod
     def from_record(cls, record: dict[str, Any]) -> Lab:
         """The inverse of `asdict`. Raises KeyError, TypeError, ValueError or OnesweepError for anything else."""
         places = {name: Node(**node) for name, node in record["places"].items()}
-        processes = {str(name): (int(pid), int(ticks)) for name, (pid, ticks) in record["processes"].items()}
-        return cls(Profile.from_record(record["profile"]), places, processes)
+        return cls(Profile.from_record(record["profile"]), places, int(record["pid"]), int(record["ticks"]))
 
     @property
     def nodes(self) -> tuple[str, ...]:
         return tuple(self.places)
 
     @property
-    def pid(self) -> int:
-        """The lab process."""
-        return self.processes["lab"][0]
-
-    @property
     def is_up(self) -> bool:
-        return start_ticks(self.pid) == self.processes["lab"][1]
+        return start_ticks(self.pid) == self.ticks
 
     def address(self, node: str) -> str:
         """IP address of a node. Raises InputError."""

@@ -74,12 +74,8 @@ class LabProcess:
         addresses = dict(zip(self.names, self.addresses, strict=True))
         for name in self.profile.gateways:
             addresses[name.replace("host", "gateway")], addresses[name] = addresses[name], HOME_ADDRESS
-        places = {
-            name: Node(addresses[name], f"{own}/{held}", os.fstat(held).st_ino)
-            for name, held in self.namespaces.items()
-        }
-        processes = {name: (pid, start_ticks(pid)) for name, pid in (("lab", os.getpid()), ("keeper", self.keeper))}
-        return Lab(self.profile, places, processes)
+        places = {name: Node(addresses[name], f"{own}/{held}") for name, held in self.namespaces.items()}
+        return Lab(self.profile, places, os.getpid(), start_ticks(os.getpid()))
 
     def run(self) -> NoReturn:
         """Carry packets until SIGTERM, or until the one that started it is gone."""

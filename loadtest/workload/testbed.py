@@ -273,12 +273,7 @@ def open_testbed(settings: TestbedSettings) -> Iterator[Testbed]:
 def check_testbed(settings: TestbedSettings) -> None:
     """Refuse settings that cannot work before anything is started. Raises OnesweepError."""
     if settings.access is not None:
-        for flag, given in (
-            ("--hosts", settings.hosts),
-            ("--checkpoint", settings.checkpoint),
-            ("--profile", None if settings.profile == LOOPBACK else settings.profile),
-        ):
-            if given is not None:
-                raise InputError(f"--router names a deployment that is there, as it is: leave out {flag}")
+        if settings != TestbedSettings(access=settings.access):
+            raise InputError("--router names a deployment that is there: leave out --hosts, --checkpoint, --profile")
         return
     check_network(settings.profile, settings.host_count, settings.bundle)
