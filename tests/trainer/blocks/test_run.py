@@ -171,25 +171,19 @@ STEPS = 24
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("arguments", "log", "save_every_s"),
-    [
-        (["chain"], "block-1.jsonl", 0.1),
-        (["ar"], "ar.jsonl", 0.0),
-    ],
-)
+@pytest.mark.parametrize(("kind", "log", "save_every_s"), [("chain", "block-1.jsonl", 0.1), ("ar", "ar.jsonl", 0.0)])
 def test_a_killed_process_loses_and_repeats_nothing(
     tmp_path: Path,
     text_file: Path,
     settings: Callable[..., Path],
     onesweep: Callable[..., Any],
-    arguments: list[str],
+    kind: str,
     log: str,
     save_every_s: float,
 ) -> None:
     def command(out: str) -> list[object]:
         given = ["--config", settings(save_every_s), "--data", text_file, "--steps", STEPS]
-        return ["train", "text", *arguments, *given, "--out", tmp_path / out]
+        return ["train", "text", kind, *given, "--out", tmp_path / out]
 
     watched = tmp_path / "killed" / "training" / log
     process = launched(tmp_path / "words", *command("killed"))
