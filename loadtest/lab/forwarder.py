@@ -8,12 +8,12 @@ import os
 import random
 import select
 import socket
-import sys
+import struct
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import NoReturn
 
-from loadtest.lab.namespaces import prctl
+from loadtest.lab.namespaces import LabError, prctl
 from loadtest.lab.profile import Link
 
 # The arithmetic of a directed link: when a packet that comes now is delivered, or that it is dropped.
@@ -58,16 +58,52 @@ class Channel:
         return delivery_ns
 
 
-Ends = tuple[str, str]  # addresses of a directed link's source and destination
+# Changing the links of a lab while it is up: datagrams to the process that carries its packets.
+
+ANSWER_S = 5.0
 MOST_BYTES = 1 << 16  # of an order
+CREDENTIALS = struct.Struct("3i")  # process, user and group of a sender, as the kernel vouches for them
+
+Ends = tuple[str, str]  # addresses of a directed link's source and destination
 
 
-def obey(order: bytes, channels: Mapping[Ends, Channel]) -> None:
-    """Cut the links that an order names, or mend them."""
-    table = json.loads(order)
-    for source, destination in table["links"]:
-        channel = channels[source, destination]
-        channel.loss = 1.0 if table["cut"] else channel.link.loss
+def open_orders(pid: int) -> socket.socket:
+    """The socket on which a lab process receives orders. Its name has no file and ends with the process."""
+    orders = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+    orders.setsockopt(socket.SOL_SOCKET, socket.SO_PASSCRED, 1)
+    orders.bind(_name(pid))
+    orders.setblocking(False)
+    return orders
+
+
+def obey(orders: socket.socket, channels: Mapping[Ends, Channel]) -> None:
+    """Change the links named in a datagram of this user, and say so."""
+    with contextlib.suppress(OSError, ValueError, TypeError, KeyError):
+        order, ancillary, _, sender = orders.recvmsg(MOST_BYTES, socket.CMSG_SPACE(CREDENTIALS.size))
+        users = [CREDENTIALS.unpack(data)[1] for _, kind, data in ancillary if kind == socket.SCM_CREDENTIALS]
+        if users != [os.geteuid()]:
+            return
+        table = json.loads(order)
+        for source, destination in table["links"]:
+            channel = channels[source, destination]
+            channel.loss = 1.0 if table["cut"] else channel.link.loss
+        orders.sendto(b"done", sender)
+
+
+def give_order(pid: int, links: Sequence[Ends], cut: bool) -> None:
+    """Have the process of a lab cut these links, or mend them. Raises LabError."""
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as own:
+        own.settimeout(ANSWER_S)
+        own.bind("")  # the kernel finds a name for the answer
+        try:
+            own.sendto(json.dumps({"links": links, "cut": cut}).encode(), _name(pid))
+            own.recv(MOST_BYTES)
+        except OSError as error:
+            raise LabError(f"the lab process {pid} does not answer: {error}") from None
+
+
+def _name(pid: int) -> str:
+    return f"\0onesweep-wan-{pid}"
 
 
 PR_SET_TIMERSLACK = 29
@@ -82,11 +118,10 @@ LONGEST_NAP_S, SHORTEST_NAP_S, NAP_SHARE = 200e-6, 50e-6, 0.02
 LOAD_TURNS, LOAD_TURN_NS = 32, 500_000  # load is that many turns in a row that took less each
 
 
-def carry(devices: dict[str, int], channels: dict[Ends, Channel], orders: int, answers: int) -> NoReturn:
-    """Read TUN devices and deliver packets by their destination address, until no more orders can come.
+def carry(devices: dict[str, int], channels: dict[Ends, Channel], orders: socket.socket) -> NoReturn:
+    """Read TUN devices and deliver packets by their destination address, until the process ends.
 
-    `devices`: TUN descriptors by node address; `orders`: descriptor of those that `obey` takes; `answers`: of a byte
-    for each. Raises OSError when a device has gone.
+    `devices`: TUN descriptors by node address; `orders`: as of `open_orders`. Raises OSError when a device has gone.
     """
     nap_s = min((channel.delay_ns for channel in channels.values()), default=0) * 1e-9 * NAP_SHARE
     nap_s = min(nap_s, LONGEST_NAP_S) if nap_s >= SHORTEST_NAP_S else 0.0
@@ -101,7 +136,7 @@ def carry(devices: dict[str, int], channels: dict[Ends, Channel], orders: int, a
     hurry()
     flying: list[tuple[int, int, int, bytes]] = []
     number = 0  # keeps packets of one delivery time in order
-    waiting = [*ways, orders]
+    waiting = [*ways, orders.fileno()]
     # Names of this function are found faster than those of modules and objects.
     turns, since_ns, loaded = 0, 0, False
     clock, read, write, push, pop = time.monotonic_ns, os.read, os.write, heapq.heappush, heapq.heappop
@@ -110,11 +145,8 @@ def carry(devices: dict[str, int], channels: dict[Ends, Channel], orders: int, a
         timeout_s = max(0, flying[0][0] - clock() - EARLY_NS) / 1e9 if flying else None
         ready = wait(waiting, (), (), timeout_s)[0]
         for tun in ready:
-            if tun == orders:
-                if not (order := read(orders, MOST_BYTES)):
-                    sys.exit(0)
-                obey(order, channels)
-                write(answers, b"\n")
+            if tun not in ways:
+                obey(orders, channels)
                 continue
             links = ways[tun]
             try:

@@ -10,10 +10,11 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import IO, Any
 
+from loadtest.lab.forwarder import give_order
 from loadtest.lab.namespaces import TUN, LabError, start_ticks
 from loadtest.lab.profile import Profile
 from stages.errors import InputError
@@ -40,8 +41,6 @@ class Lab:
     places: dict[str, Node]  # `router`, `host-1`, ..
     pid: int  # of the lab process
     ticks: int  # when it started
-    # Of orders to it, and of its answers; none to the lab of another process.
-    pipes: tuple[int, int] = (-1, -1)
 
     @classmethod
     def from_record(cls, record: dict[str, Any]) -> Lab:
@@ -67,13 +66,9 @@ class Lab:
         return [*inside, *([] if outlives_parent else ["setpriv", "--pdeathsig", "KILL", "--"]), *argv]
 
     def cut(self, one: str, other: str, lasts: bool = True) -> None:
-        """Drop every packet between two nodes of an own lab, or carry them again. Raises InputError or LabError."""
-        ends, (orders, answers) = (self.address(one), self.address(other)), self.pipes
-        try:
-            os.write(orders, json.dumps({"links": [ends, ends[::-1]], "cut": lasts}).encode())
-            os.read(answers, 1)
-        except OSError as error:
-            raise LabError(f"the lab process {self.pid} does not answer: {error}") from None
+        """Drop every packet between two nodes, or carry them again. Raises InputError or LabError."""
+        ends = (self.address(one), self.address(other))
+        give_order(self.pid, [ends, ends[::-1]], lasts)
 
     def _place(self, node: str) -> Node:
         if node not in self.places:
@@ -107,12 +102,15 @@ def temporary_lab(profile: Profile, hosts: int) -> Iterator[Lab]:
     Raises LabError or ConfigError.
     """
     with tempfile.TemporaryFile() as log:
-        child, lab = _spawn(profile, hosts, log)
+        process, lab = _spawn(profile, hosts, log)
         try:
             yield lab
         finally:
-            child.process.terminate()
-            child.end(STOP_S)  # its keeper ends what is left
+            process.terminate()
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                process.wait(STOP_S)
+            process.kill()  # does nothing to one that has ended; its keeper ends what is left
+            process.wait()
 
 
 def find_lab(directory: Path) -> Lab | None:
@@ -128,7 +126,7 @@ def find_lab(directory: Path) -> Lab | None:
     return lab if lab.is_up else None
 
 
-def _spawn(profile: Profile, hosts: int, log: IO[bytes]) -> tuple[Child, Lab]:
+def _spawn(profile: Profile, hosts: int, log: IO[bytes]) -> tuple[subprocess.Popen[str], Lab]:
     profile.check_hosts(hosts)
     problem = lab_problem()
     if problem:
@@ -144,10 +142,8 @@ def _spawn(profile: Profile, hosts: int, log: IO[bytes]) -> tuple[Child, Lab]:
         child.process.kill()
         child.end(STOP_S)
         raise
-    stdin, stdout = child.process.stdin, child.process.stdout
-    assert stdin is not None
-    assert stdout is not None
-    return child, replace(Lab.from_record(record), pipes=(stdin.fileno(), stdout.fileno()))
+    child.stop()
+    return child.process, Lab.from_record(record)
 
 
 # A process that its parent speaks with: JSON messages, one a line, on its standard input and output.

@@ -13,7 +13,7 @@ from dataclasses import asdict
 from itertools import permutations
 from typing import NoReturn
 
-from loadtest.lab.forwarder import Channel, carry
+from loadtest.lab.forwarder import Channel, carry, open_orders
 from loadtest.lab.lab import Lab, Node
 from loadtest.lab.namespaces import (
     HOME_ADDRESS,
@@ -39,7 +39,7 @@ def main() -> None:
         if os.getppid() != request["owner"]:
             sys.exit(1)
         lab = LabProcess(Profile.from_record(request["profile"]), request["hosts"])
-        lab.keeper = fork_keeper(lab.inodes, lab.tuns)
+        lab.keeper = fork_keeper(lab.inodes, [*lab.tuns, lab.orders.fileno()])
     except (LabError, OSError) as error:
         print(json.dumps({"error": f"cannot make the lab: {error}"}), flush=True)
         sys.exit(1)
@@ -67,6 +67,7 @@ class LabProcess:
                         self.namespaces[name.replace("host", "gateway")], namespace = namespace, make_home()
                     self.namespaces[name] = namespace
         self.inodes = {os.fstat(namespace).st_ino for namespace in self.namespaces.values()}
+        self.orders = open_orders(os.getpid())
 
     def made(self) -> Lab:
         """The values that another process needs to find the lab and to run programs in it."""
@@ -78,14 +79,14 @@ class LabProcess:
         return Lab(self.profile, places, os.getpid(), start_ticks(os.getpid()))
 
     def run(self) -> NoReturn:
-        """Carry packets until SIGTERM, or until the one that started it is gone."""
+        """Carry packets until SIGTERM."""
         signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
         channels = {
             (source, destination): Channel(self.profile.link(one, other), f"{one} to {other}")
             for (one, source), (other, destination) in permutations(zip(self.names, self.addresses, strict=True), 2)
         }
         try:
-            carry(dict(zip(self.addresses, self.tuns, strict=True)), channels, orders=0, answers=1)
+            carry(dict(zip(self.addresses, self.tuns, strict=True)), channels, self.orders)
         finally:
             signal.signal(signal.SIGTERM, signal.SIG_IGN)
             end_processes(self.inodes)
@@ -106,7 +107,7 @@ def fork_keeper(inodes: set[int], not_its: list[int]) -> int:
         signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM})
         return keeper
     try:
-        # an open tun in the keeper would keep the device beyond the lab's end
+        # an open tun or socket in the keeper would keep the device, or the name, beyond the lab's end
         for descriptor in (*not_its, 0, 1):
             os.close(descriptor)
         prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
