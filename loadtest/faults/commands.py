@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import argparse
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
@@ -37,16 +37,11 @@ add_chaos = partial(add_measurement, settings=ChaosSettings)
 
 def run_chaos(options: argparse.Namespace) -> int:
     settings = from_flags(ChaosSettings, options)
-    known = ("seed", "schedules") if settings.simulate else [name for name in vars(settings) if name != "schedules"]
-    usual = ChaosSettings(**{name: getattr(settings, name) for name in (*known, "simulate")})
-    if other := [name for name in vars(settings) if getattr(settings, name) != getattr(usual, name)]:
-        how = (
-            "has no say in --simulate: leave one of them out"
-            if settings.simulate
-            else "is for simulations: add --simulate"
-        )
-        raise InputError(f"--{other[0].replace('_', '-')} {how}")
+    if settings.schedules != ChaosSettings.schedules and not settings.simulate:
+        raise InputError("--schedules is for simulations: add --simulate")
     if settings.simulate:
+        if replace(settings, seed=0, schedules=ChaosSettings.schedules) != ChaosSettings(simulate=True):
+            raise InputError("--simulate takes --seed and --schedules alone: leave the others out")
         from loadtest.simulation.search import search
 
         return run_bench(options, lambda: search(settings.schedules, settings.seed, say))

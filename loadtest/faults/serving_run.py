@@ -26,6 +26,7 @@ from loadtest.faults.serving_testbed import (
     make_schedule,
     open_serving_testbed,
 )
+from loadtest.lab.profile import ROUTER
 from loadtest.workload.caller import COMMAND, Access, Caller, RouterState
 from loadtest.workload.prompts import NOVEL
 from loadtest.workload.testbed import LOOPBACK, check_links
@@ -208,7 +209,7 @@ def chaos(settings: ChaosSettings, say: Say) -> ChaosResult:
         say(f"the texts of {len(cases)} requests, before anything happens ...")
         texts = _texts(testbed, cases)
         say(f"{settings.requests_at_once} requests at once for {settings.minutes:g} min, {len(schedule)} faults ...")
-        caller = Caller(testbed.opened.beside(COMMAND), Access(testbed.router, insecure=True))
+        caller = Caller(testbed.opened.network.command(ROUTER, COMMAND), Access(testbed.router, insecure=True))
         with closing(Clients(caller, cases, settings.requests_at_once, settings.patience_s)) as clients:
             begin_s = time.monotonic()
             faults, ended = _go_through(testbed, clients, schedule, begin_s + settings.warm_up_s, say)

@@ -40,21 +40,13 @@ add_peers = partial(add_measurement, settings=PeerSettings)
 
 def run_host(options: argparse.Namespace) -> int:
     settings = from_flags(HostBenchSettings, options)
+    from loadtest.host.ring import measure_ring  # torch takes a second to import: only when it runs
 
-    def bench() -> BenchReport:
-        from loadtest.host.ring import measure_ring  # torch takes a second to import: only when it runs
-
-        return BenchReport.of_rows("host", settings, measure_ring(settings))
-
-    return run_bench(options, bench)
+    return run_bench(options, lambda: BenchReport.of_rows("host", settings, measure_ring(settings)))
 
 
 def run_peers(options: argparse.Namespace) -> int:
     settings = from_flags(PeerSettings, options)
+    from loadtest.host.peers import measure_peers
 
-    def bench() -> BenchReport:
-        from loadtest.host.peers import measure_peers
-
-        return BenchReport.of_rows("peers", settings, measure_peers(settings))
-
-    return run_bench(options, bench)
+    return run_bench(options, lambda: BenchReport.of_rows("peers", settings, measure_peers(settings)))

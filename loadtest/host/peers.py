@@ -15,7 +15,6 @@ import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -40,6 +39,7 @@ if TYPE_CHECKING:
     from loadtest.host.commands import PeerSettings
 
 AT_ONCE = (1, 4, 16)  # requests
+MEMORY = "most memory"
 FIRST, STEPS = 8, 64  # tokens of a request until every prompt is read, and those that are timed
 PROMPT, LONG = 100, 512  # tokens
 PEER = "xllamacpp"  # llama.cpp in a wheel
@@ -50,23 +50,18 @@ RPC = "llama.cpp RPC"
 SERVER, CLIENT = "ggml-rpc-server", "llama-bench"  # on each host; on the router, which asks for tokens without a prompt
 
 
-@dataclass(frozen=True)
-class Figures:
-    """Tokens a second of one thread's processor time, by what was measured, and the most memory that it took."""
+def figures(spent_s: Callable[[int, int, int], float]) -> dict[str, float]:
+    """Tokens a second of one thread's processor time, by what was measured, and the most MEMORY that it took, in MB.
 
-    rates: dict[str, float]
-    memory_mb: float
-
-    @classmethod
-    def measured(cls, spent_s: Callable[[int, int, int], float]) -> Figures:
-        """:param spent_s: processor time by requests at once, tokens of each prompt, tokens that each writes."""
-        spent_s(1, PROMPT, FIRST)  # kernels load
-        rates = {}
-        for count in AT_ONCE:
-            seconds = spent_s(count, PROMPT, FIRST + STEPS) - spent_s(count, PROMPT, FIRST)
-            rates[f"{count} at once"] = count * STEPS / seconds
-        rates[f"a prompt of {LONG}"] = LONG / spent_s(1, LONG, 1)
-        return cls(rates, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024)
+    :param spent_s: processor time by requests at once, tokens of each prompt, tokens that each writes.
+    """
+    spent_s(1, PROMPT, FIRST)  # kernels load
+    found = {}
+    for count in AT_ONCE:
+        seconds = spent_s(count, PROMPT, FIRST + STEPS) - spent_s(count, PROMPT, FIRST)
+        found[f"{count} at once"] = count * STEPS / seconds
+    found[f"a prompt of {LONG}"] = LONG / spent_s(1, LONG, 1)
+    return found | {MEMORY: resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024}
 
 
 def measure_peers(settings: PeerSettings) -> list[Row]:
@@ -87,12 +82,12 @@ def measure_peers(settings: PeerSettings) -> list[Row]:
             )
         for profile in PROFILES:
             check_network(profile, default_hosts(settings.checkpoint), settings.checkpoint)
-    sides: dict[str, Callable[[], Figures]] = {"onesweep": partial(our_figures, directory)}
+    sides: dict[str, Callable[[], dict[str, float]]] = {"onesweep": partial(our_figures, directory)}
     if importlib.util.find_spec(PEER):
         sides["llama.cpp"] = partial(their_figures, settings.source)
     else:
         say(f"llama.cpp is not here, and ours stands alone: pip install {PEER}")
-    found: dict[str, list[Figures]] = {name: [] for name in sides}
+    found: dict[str, list[dict[str, float]]] = {name: [] for name in sides}
     # a process for each, that neither is measured in memory or beside threads of the other
     context = multiprocessing.get_context("spawn")
     with ProcessPoolExecutor(1, mp_context=context, max_tasks_per_child=1) as process:
@@ -103,25 +98,22 @@ def measure_peers(settings: PeerSettings) -> list[Row]:
                     found[name].append(process.submit(measure).result())
                 except BrokenProcessPool:
                     raise OnesweepError(f"{name} ended its process: what it said before is the reason") from None
-    rows = [row for what in (*found["onesweep"][0].rates, "") for row in _rows(what, found)]
+    rows = [row for what in found["onesweep"][0] for row in _rows(what, found)]
     return rows if settings.rpc is None else rows + measure_links(settings)
 
 
-def _rows(what: str, found: dict[str, list[Figures]]) -> list[Row]:
-    """Rows of one measurement; of memory where `what` is empty."""
-    values = {
-        name: statistics.median(each.rates[what] if what else each.memory_mb for each in turns)
-        for name, turns in found.items()
-    }
-    title, unit = (what, "tokens a processor second") if what else ("most memory", "MB")
-    rows = [Row(f"{title}: {name}", value, unit) for name, value in values.items()]
+def _rows(what: str, found: dict[str, list[dict[str, float]]]) -> list[Row]:
+    """Rows of one measurement."""
+    values = {name: statistics.median(each[what] for each in turns) for name, turns in found.items()}
+    unit = "MB" if what == MEMORY else "tokens a processor second"
+    rows = [Row(f"{what}: {name}", value, unit) for name, value in values.items()]
     if "llama.cpp" in values:
-        rows.append(Row(f"{title}: ours over theirs", values["onesweep"] / values["llama.cpp"], "x"))
+        rows.append(Row(f"{what}: ours over theirs", values["onesweep"] / values["llama.cpp"], "x"))
     return rows
 
 
 @torch.inference_mode()
-def our_figures(directory: Path) -> Figures:
+def our_figures(directory: Path) -> dict[str, float]:
     """All stages in this process, one after the other, with the likeliest token written."""
     torch.set_num_threads(1)
     a = read_manifest(directory).text_architecture
@@ -141,10 +133,10 @@ def our_figures(directory: Path) -> Figures:
             sources = [logits.argmax(-1) for logits in stages[-1].next_byte([x[-1:] for x in sources])]
         return time.process_time() - begin
 
-    return Figures.measured(spent_s)
+    return figures(spent_s)
 
 
-def their_figures(source: Path) -> Figures:
+def their_figures(source: Path) -> dict[str, float]:
     """llama.cpp's server with one thread, without HTTP, with the likeliest token written."""
     llama: Any = importlib.import_module(PEER)
     most = max(AT_ONCE)
@@ -170,7 +162,7 @@ def their_figures(source: Path) -> Figures:
             list(threads.map(ask, [prompt] * count, [steps] * count))
         return time.process_time() - begin
 
-    return Figures.measured(spent_s)
+    return figures(spent_s)
 
 
 def measure_links(settings: PeerSettings) -> list[Row]:
@@ -201,8 +193,8 @@ def rpc_s(settings: PeerSettings, network: Network) -> float:
         command = [str(settings.rpc / CLIENT), "--rpc", hosts, *asked, "-o", "json"]
         done = subprocess.run(network.command(ROUTER, command), capture_output=True, text=True)
     try:
-        (figures,) = json.loads(done.stdout)
-        return 1 / float(figures["avg_ts"])
+        (measured,) = json.loads(done.stdout)
+        return 1 / float(measured["avg_ts"])
     except (ValueError, KeyError, ZeroDivisionError):
         said = " ".join(done.stderr.split())[-300:]
         raise OnesweepError(f"{CLIENT} measured nothing (exit code {done.returncode}): {said}") from None

@@ -13,7 +13,7 @@ from loadtest.lab.namespaces import LabError
 from loadtest.lab.profile import profile_named
 from stages.errors import InputError
 from stages.signals import ends_cleanly
-from stages.wire.secret_files import make_state_directory, state_directory
+from stages.wire.secret_files import make_state_directory, state_directory, write_file
 
 LOOK_S = 0.2
 
@@ -34,11 +34,10 @@ def run_wan_up(options: argparse.Namespace) -> int:
     make_state_directory(directory)
     if (other := find_lab(directory)) is not None:
         raise LabError(f"a lab is up already ({other.profile.name}): end its `onesweep wan up` first")
-    record, unfinished = directory / RECORD, directory / f"{RECORD}.new"
+    record = directory / RECORD
     with ends_cleanly(), temporary_lab(profile, options.hosts) as lab:
         try:
-            unfinished.write_text(json.dumps(asdict(lab)), encoding="utf-8")
-            unfinished.replace(record)  # now that it is whole
+            write_file(record, json.dumps(asdict(lab)).encode())
             say(f"{profile.name} is up: {', '.join(f'{node} {lab.address(node)}' for node in lab.nodes)}")
             say("`onesweep wan exec NODE -- COMMAND` runs a program inside; Ctrl-C here ends the network")
             while lab.is_up:

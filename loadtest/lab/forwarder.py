@@ -118,66 +118,62 @@ LONGEST_NAP_S, SHORTEST_NAP_S, NAP_SHARE = 200e-6, 50e-6, 0.02
 LOAD_TURNS, LOAD_TURN_NS = 32, 500_000  # load is that many turns in a row that took less each
 
 
-class Forwarder:
-    """Reads TUN devices and delivers packets by their destination address until the process ends."""
+def carry(devices: dict[str, int], channels: dict[Ends, Channel], orders: socket.socket) -> NoReturn:
+    """Read TUN devices and deliver packets by their destination address, until the process ends.
 
-    def __init__(self, devices: dict[str, int], channels: dict[Ends, Channel], orders: socket.socket) -> None:
-        """`devices`: TUN descriptors by node address; `orders`: as of `open_orders`."""
-        self.channels, self.orders = channels, orders
-        nap_s = min((channel.delay_ns for channel in channels.values()), default=0) * 1e-9 * NAP_SHARE
-        self.nap_s = min(nap_s, LONGEST_NAP_S) if nap_s >= SHORTEST_NAP_S else 0.0
-        self.ways = {
-            tun: {
-                socket.inet_aton(destination): (channels[source, destination], other)
-                for destination, other in devices.items()
-                if destination != source
-            }
-            for source, tun in devices.items()
+    `devices`: TUN descriptors by node address; `orders`: as of `open_orders`. Raises OSError when a device has gone.
+    """
+    nap_s = min((channel.delay_ns for channel in channels.values()), default=0) * 1e-9 * NAP_SHARE
+    nap_s = min(nap_s, LONGEST_NAP_S) if nap_s >= SHORTEST_NAP_S else 0.0
+    ways = {
+        tun: {
+            socket.inet_aton(destination): (channels[source, destination], other)
+            for destination, other in devices.items()
+            if destination != source
         }
-
-    def run(self) -> NoReturn:
-        """Carry packets. Raises OSError when a device has gone."""
-        hurry()
-        flying: list[tuple[int, int, int, bytes]] = []
-        number = 0  # keeps packets of one delivery time in order
-        waiting = [*self.ways, self.orders.fileno()]
-        # Names of this function are found faster than those of modules and objects.
-        turns, since_ns, loaded = 0, 0, False
-        clock, read, write, push, pop = time.monotonic_ns, os.read, os.write, heapq.heappush, heapq.heappop
-        ways, orders, wait, sleep, nap_s = self.ways, self.orders.fileno(), select.select, time.sleep, self.nap_s
-        while True:
-            timeout_s = max(0, flying[0][0] - clock() - EARLY_NS) / 1e9 if flying else None
-            ready = wait(waiting, (), (), timeout_s)[0]
-            for tun in ready:
-                if tun == orders:
-                    obey(self.orders, self.channels)
-                    continue
-                links = ways[tun]
-                try:
-                    for _ in range(BATCH):
-                        packet = read(tun, 2048)
-                        way = links.get(packet[16:20])
-                        if way is None:  # not IPv4, or for no node of the lab
-                            continue
-                        due_ns = way[0].admit(clock(), len(packet))
-                        if due_ns != DROPPED:
-                            number += 1
-                            push(flying, (due_ns, number, way[1], packet))
-                except BlockingIOError:
-                    pass
-            limit_ns = clock() + EARLY_NS
+        for source, tun in devices.items()
+    }
+    hurry()
+    flying: list[tuple[int, int, int, bytes]] = []
+    number = 0  # keeps packets of one delivery time in order
+    waiting = [*ways, orders.fileno()]
+    # Names of this function are found faster than those of modules and objects.
+    turns, since_ns, loaded = 0, 0, False
+    clock, read, write, push, pop = time.monotonic_ns, os.read, os.write, heapq.heappush, heapq.heappop
+    wait, sleep = select.select, time.sleep
+    while True:
+        timeout_s = max(0, flying[0][0] - clock() - EARLY_NS) / 1e9 if flying else None
+        ready = wait(waiting, (), (), timeout_s)[0]
+        for tun in ready:
+            if tun not in ways:
+                obey(orders, channels)
+                continue
+            links = ways[tun]
             try:
-                while flying and flying[0][0] <= limit_ns:
-                    _, _, tun, packet = pop(flying)
-                    write(tun, packet)
-            except OSError:  # the node's device was taken down; what else is due goes in the next turn
+                for _ in range(BATCH):
+                    packet = read(tun, 2048)
+                    way = links.get(packet[16:20])
+                    if way is None:  # not IPv4, or for no node of the lab
+                        continue
+                    due_ns = way[0].admit(clock(), len(packet))
+                    if due_ns != DROPPED:
+                        number += 1
+                        push(flying, (due_ns, number, way[1], packet))
+            except BlockingIOError:
                 pass
-            turns += 1
-            if turns == LOAD_TURNS:
-                loaded = limit_ns - since_ns < LOAD_TURNS * LOAD_TURN_NS
-                turns, since_ns = 0, limit_ns
-            if loaded and nap_s:
-                sleep(nap_s)
+        limit_ns = clock() + EARLY_NS
+        try:
+            while flying and flying[0][0] <= limit_ns:
+                _, _, tun, packet = pop(flying)
+                write(tun, packet)
+        except OSError:  # the node's device was taken down; what else is due goes in the next turn
+            pass
+        turns += 1
+        if turns == LOAD_TURNS:
+            loaded = limit_ns - since_ns < LOAD_TURNS * LOAD_TURN_NS
+            turns, since_ns = 0, limit_ns
+        if loaded and nap_s:
+            sleep(nap_s)
 
 
 def hurry() -> None:

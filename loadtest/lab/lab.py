@@ -27,11 +27,10 @@ PACKAGES = {"ip": "iproute2", "unshare": "util-linux", "nsenter": "util-linux", 
 
 @dataclass(frozen=True)
 class Node:
-    """A place of a lab: its address, and the file and number of its network namespace."""
+    """A place of a lab: its address, and the file of its network namespace."""
 
     address: str
     namespace: str
-    inode: int
 
 
 @dataclass(frozen=True)
@@ -40,28 +39,22 @@ class Lab:
 
     profile: Profile
     places: dict[str, Node]  # `router`, `host-1`, ..
-    # Id and start of the lab process (`lab`) and of the one that cleans up after it (`keeper`).
-    processes: dict[str, tuple[int, int]]
+    pid: int  # of the lab process
+    ticks: int  # when it started
 
     @classmethod
     def from_record(cls, record: dict[str, Any]) -> Lab:
         """The inverse of `asdict`. Raises KeyError, TypeError, ValueError or OnesweepError for anything else."""
         places = {name: Node(**node) for name, node in record["places"].items()}
-        processes = {str(name): (int(pid), int(ticks)) for name, (pid, ticks) in record["processes"].items()}
-        return cls(Profile.from_record(record["profile"]), places, processes)
+        return cls(Profile.from_record(record["profile"]), places, int(record["pid"]), int(record["ticks"]))
 
     @property
     def nodes(self) -> tuple[str, ...]:
         return tuple(self.places)
 
     @property
-    def pid(self) -> int:
-        """The lab process."""
-        return self.processes["lab"][0]
-
-    @property
     def is_up(self) -> bool:
-        return start_ticks(self.pid) == self.processes["lab"][1]
+        return start_ticks(self.pid) == self.ticks
 
     def address(self, node: str) -> str:
         """IP address of a node. Raises InputError."""
@@ -109,8 +102,7 @@ def temporary_lab(profile: Profile, hosts: int) -> Iterator[Lab]:
     Raises LabError or ConfigError.
     """
     with tempfile.TemporaryFile() as log:
-        process, record = _spawn(profile, hosts, log)
-        lab = Lab.from_record(record)
+        process, lab = _spawn(profile, hosts, log)
         try:
             yield lab
         finally:
@@ -134,7 +126,7 @@ def find_lab(directory: Path) -> Lab | None:
     return lab if lab.is_up else None
 
 
-def _spawn(profile: Profile, hosts: int, log: IO[bytes]) -> tuple[subprocess.Popen[str], dict[str, Any]]:
+def _spawn(profile: Profile, hosts: int, log: IO[bytes]) -> tuple[subprocess.Popen[str], Lab]:
     profile.check_hosts(hosts)
     problem = lab_problem()
     if problem:
@@ -151,7 +143,7 @@ def _spawn(profile: Profile, hosts: int, log: IO[bytes]) -> tuple[subprocess.Pop
         child.end(STOP_S)
         raise
     child.stop()
-    return child.process, record
+    return child.process, Lab.from_record(record)
 
 
 # A process that its parent speaks with: JSON messages, one a line, on its standard input and output.

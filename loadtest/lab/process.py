@@ -13,7 +13,7 @@ from dataclasses import asdict
 from itertools import permutations
 from typing import NoReturn
 
-from loadtest.lab.forwarder import Channel, Forwarder, open_orders
+from loadtest.lab.forwarder import Channel, carry, open_orders
 from loadtest.lab.lab import Lab, Node
 from loadtest.lab.namespaces import (
     HOME_ADDRESS,
@@ -75,12 +75,8 @@ class LabProcess:
         addresses = dict(zip(self.names, self.addresses, strict=True))
         for name in self.profile.gateways:
             addresses[name.replace("host", "gateway")], addresses[name] = addresses[name], HOME_ADDRESS
-        places = {
-            name: Node(addresses[name], f"{own}/{held}", os.fstat(held).st_ino)
-            for name, held in self.namespaces.items()
-        }
-        processes = {name: (pid, start_ticks(pid)) for name, pid in (("lab", os.getpid()), ("keeper", self.keeper))}
-        return Lab(self.profile, places, processes)
+        places = {name: Node(addresses[name], f"{own}/{held}") for name, held in self.namespaces.items()}
+        return Lab(self.profile, places, os.getpid(), start_ticks(os.getpid()))
 
     def run(self) -> NoReturn:
         """Carry packets until SIGTERM."""
@@ -90,7 +86,7 @@ class LabProcess:
             for (one, source), (other, destination) in permutations(zip(self.names, self.addresses, strict=True), 2)
         }
         try:
-            Forwarder(dict(zip(self.addresses, self.tuns, strict=True)), channels, self.orders).run()
+            carry(dict(zip(self.addresses, self.tuns, strict=True)), channels, self.orders)
         finally:
             signal.signal(signal.SIGTERM, signal.SIG_IGN)
             end_processes(self.inodes)

@@ -10,40 +10,31 @@ from pathlib import Path
 from typing import Any
 
 from stages.errors import ConfigError, one_of
-from stages.settings import from_toml, read_toml
+from stages.settings import check, from_toml, limits, read_toml
 
 # One directed link between two nodes, as a user describes it.
 
 MTU = 1500  # bytes of the largest IP packet on every link
 DEFAULT_QUEUE_MS = 100.0
-MAX_MS = 60_000.0
-MAX_RATE_MBPS = 100_000.0
 
 
 @dataclass(frozen=True)
 class Link:
     """Delay, rate, queue and loss of packets from one node to another. Raises ConfigError for impossible values."""
 
-    delay_ms: float = 0.0  # propagation, one way
-    rate_mbps: float | None = None  # Megabits (10^6) of IP packets a second; None for no limit
-    queue_ms: float | None = None  # of what waits for the rate before packets are dropped: 100
-    jitter_ms: float = 0.0  # each packet's delay is drawn evenly from delay_ms +/- jitter_ms; order is kept
-    loss: float = 0.0  # probability that a packet vanishes before the queue
+    delay_ms: float = field(default=0.0, metadata=limits(least=0, most=60_000))  # propagation, one way
+    # Megabits (10^6) of IP packets a second; None for no limit.
+    rate_mbps: float | None = field(default=None, metadata=limits(above=0, most=100_000))
+    # Of what waits for the rate before packets are dropped: 100.
+    queue_ms: float | None = field(default=None, metadata=limits(above=0))
+    # Each packet's delay is drawn evenly from delay_ms +/- jitter_ms; order is kept.
+    jitter_ms: float = field(default=0.0, metadata=limits(least=0))
+    loss: float = field(default=0.0, metadata=limits(least=0, most=0.99))  # share that vanishes before the queue
 
     def __post_init__(self) -> None:
-        if not 0 <= self.delay_ms <= MAX_MS:
-            raise ConfigError(f"delay_ms must be 0 to {MAX_MS:.0f}, not {self.delay_ms:g}")
-        if not 0 <= self.jitter_ms <= self.delay_ms:
+        check(self)
+        if self.jitter_ms > self.delay_ms:
             raise ConfigError(f"jitter_ms must be 0 to delay_ms ({self.delay_ms:g}), not {self.jitter_ms:g}")
-        if self.rate_mbps is not None and not 0 < self.rate_mbps <= MAX_RATE_MBPS:
-            raise ConfigError(
-                f"rate_mbps must be more than 0 and at most {MAX_RATE_MBPS:.0f}, not {self.rate_mbps:g}; "
-                "leave it out for no limit"
-            )
-        if not 0 <= self.loss < 1:
-            raise ConfigError(f"loss is a probability, 0 or more and less than 1, not {self.loss:g}")
-        if self.queue_ms is not None and self.queue_ms <= 0:
-            raise ConfigError(f"queue_ms must be more than 0, not {self.queue_ms:g}")
         if self.queue_ms is not None and self.rate_mbps is None:
             raise ConfigError("queue_ms says what waits for the rate: give rate_mbps, too, or leave it out")
 

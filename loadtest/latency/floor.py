@@ -64,60 +64,52 @@ class Floor:
         return self.delay_ms + self.serialisation_ms + self.compute_ms
 
 
-@dataclass(frozen=True)
-class Course:
-    """The hosts in ring order, and the links between them."""
+def floor_of(account: BookedCost, hosts: Sequence[str], link: Callable[[str, str], Link]) -> Floor:
+    """The floor of one request, from its own account; `hosts` in ring order, and the links between them."""
+    if not account.sweeps:
+        return Floor(0.0, 0.0, account.host_ms + account.local_ms)
+    # the hops of one sweep, all of them on the critical path
+    path = [(ROUTER, hosts[0]), *itertools.pairwise(hosts), (hosts[-1], ROUTER)]
+    wires = [link(*ends) for ends in path]
+    rates = list(map(_rate_mbps, wires))
+    if account.mode in ("ar", "ar-speculative", "steps"):  # the last host begins the next trip
+        back = [link(hosts[-1], hosts[0])] if len(hosts) > 1 else []  # one host hands the byte to itself
+        delay_ms, serialisation_ms = _round_the_ring(account, wires, back)
+    else:
+        delay_ms = account.sweeps * sum(map(least_delay_ms, wires))
+        serialisation_ms = least_serialisation_ms(account, rates)
+    if account.batches == 1:
+        return Floor(delay_ms, serialisation_ms, account.host_ms + account.local_ms)
+    # Equal batches that pass links and hosts in a row, each of which takes one at a time: one batch passes them
+    # all, and the others are behind it at the slowest of them.
+    later = 1 - 1 / account.batches
+    host_ms, wires_ms = account.host_ms / account.batches, serialisation_ms / account.batches
+    slowest_ms = max(map(wire_ms, account.wire_bytes, rates), default=0.0) * account.sweeps
+    if slowest_ms > account.slowest_ms:
+        wires_ms += later * min(slowest_ms, serialisation_ms)
+    else:
+        host_ms += later * account.slowest_ms
+    return Floor(delay_ms, wires_ms, host_ms + account.local_ms)
 
-    hosts: tuple[str, ...]
-    link: Callable[[str, str], Link]
 
-    def floor(self, account: BookedCost) -> Floor:
-        """The floor of one request, from its own account."""
-        if not account.sweeps:
-            return Floor(0.0, 0.0, account.host_ms + account.local_ms)
-        # the hops of one sweep, all of them on the critical path
-        path = [(ROUTER, self.hosts[0]), *itertools.pairwise(self.hosts), (self.hosts[-1], ROUTER)]
-        wires = [self.link(*ends) for ends in path]
-        rates = list(map(_rate_mbps, wires))
-        if account.mode in ("ar", "ar-speculative", "steps"):  # the last host begins the next trip
-            delay_ms, serialisation_ms = self._round_the_ring(account, *wires)
-        else:
-            delay_ms = account.sweeps * sum(map(least_delay_ms, wires))
-            serialisation_ms = least_serialisation_ms(account, rates)
-        if account.batches == 1:
-            return Floor(delay_ms, serialisation_ms, account.host_ms + account.local_ms)
-        # Equal batches that pass links and hosts in a row, each of which takes one at a time: one batch passes them
-        # all, and the others are behind it at the slowest of them.
-        later = 1 - 1 / account.batches
-        host_ms, wires_ms = account.host_ms / account.batches, serialisation_ms / account.batches
-        slowest_ms = max(map(wire_ms, account.wire_bytes, rates), default=0.0) * account.sweeps
-        if slowest_ms > account.slowest_ms:
-            wires_ms += later * min(slowest_ms, serialisation_ms)
-        else:
-            host_ms += later * account.slowest_ms
-        return Floor(delay_ms, wires_ms, host_ms + account.local_ms)
-
-    def _round_the_ring(self, account: BookedCost, out: Link, *others: Link) -> tuple[float, float]:
-        """The last host begins the next trip at the first host, so only the last trip's way to the router is waited
-        for. But in `steps` the router hears of every trip beside that."""
-        *inner, home = others
-        # a ring of one host hands the byte to itself
-        back = self.link(self.hosts[-1], self.hosts[0]) if len(self.hosts) > 1 else Link()
-        steps = account.sweeps
-        within_ms = sum(map(least_delay_ms, inner))
-        ends_ms = least_delay_ms(out) + least_delay_ms(home)
-        delay_ms = ends_ms + steps * within_ms + (steps - 1) * least_delay_ms(back)
-        # at most the largest event came back beside each further step; what was left went round, at best on the
-        # fastest link, but for one message of the largest size that each inner link carried for certain, or of `steps`
-        # one of the mean size for each trip
-        beside = (steps - 1) * account.wire_bytes[-1] if account.wire_bytes and account.mode != "steps" else 0
-        certain = account.wire_bytes[1:-1] if len(account.wire_bytes) == len(inner) + 2 else ()
-        if account.mode == "steps":
-            certain = tuple(steps * size for size in certain)
-        serialisation_ms = sum(wire_ms(size, _rate_mbps(wire)) for size, wire in zip(certain, inner, strict=False))
-        rest = max(account.wire_bytes_total - beside - sum(certain), 0)
-        fastest = max(_rate_mbps(wire) for wire in (out, *inner, home, *([back] if len(self.hosts) > 1 else [])))
-        return delay_ms, serialisation_ms + wire_ms(rest, fastest)
+def _round_the_ring(account: BookedCost, wires: Sequence[Link], back: Sequence[Link]) -> tuple[float, float]:
+    """The last host begins the next trip at the first host, so only the last trip's way to the router is waited
+    for. But in `steps` the router hears of every trip beside that."""
+    (out, *inner, home), steps = wires, account.sweeps
+    within_ms = sum(map(least_delay_ms, inner))
+    ends_ms = least_delay_ms(out) + least_delay_ms(home)
+    delay_ms = ends_ms + steps * within_ms + (steps - 1) * sum(map(least_delay_ms, back))
+    # at most the largest event came back beside each further step; what was left went round, at best on the
+    # fastest link, but for one message of the largest size that each inner link carried for certain, or of `steps`
+    # one of the mean size for each trip
+    beside = (steps - 1) * account.wire_bytes[-1] if account.wire_bytes and account.mode != "steps" else 0
+    certain = account.wire_bytes[1:-1] if len(account.wire_bytes) == len(inner) + 2 else ()
+    if account.mode == "steps":
+        certain = tuple(steps * size for size in certain)
+    serialisation_ms = sum(wire_ms(size, _rate_mbps(wire)) for size, wire in zip(certain, inner, strict=False))
+    rest = max(account.wire_bytes_total - beside - sum(certain), 0)
+    fastest = max(map(_rate_mbps, (*wires, *back)))
+    return delay_ms, serialisation_ms + wire_ms(rest, fastest)
 
 
 def least_serialisation_ms(account: BookedCost, rates_mbps: Sequence[float]) -> float:

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from loadtest.commands import BenchReport, check_names, say, settings_record
-from loadtest.latency.floor import BookedCost, Course, Floor
+from loadtest.latency.floor import BookedCost, Floor, floor_of
 from loadtest.report.table import Column, number_column, open_meter, percentile, table, text_column
 from loadtest.workload.prompts import BUILT_IN, LEVELS, NOVEL, Length, Prompts
 from loadtest.workload.testbed import Testbed, check_network, deployed, joined, open_network
@@ -88,7 +88,7 @@ def sample_of(testbed: Testbed, number: int, seed: int, answer: dict[str, Any]) 
     if "error" in answer:
         return Sample(seed, number, error=answer["error"])
     network = testbed.network
-    floor = Course(network.nodes[1:], network.link).floor(BookedCost.of(answer["account"]))
+    floor = floor_of(BookedCost.of(answer["account"]), network.nodes[1:], network.link)
     return Sample(seed, number, answer["latency_ms"], answer["first_byte_ms"], floor, answer["account"])
 
 

@@ -11,11 +11,10 @@ from typing import TYPE_CHECKING
 from loadtest.commands import BenchReport, add_measurement, check_names, run_bench, say
 from loadtest.load.plan import LoadSettings
 from loadtest.workload.caller import Access, add_access_options
-from stages.errors import InputError, OnesweepError
+from stages.errors import InputError
 from stages.settings import check, from_flags
 
 if TYPE_CHECKING:
-    from loadtest.load.run import LoadResult
     from loadtest.workload.caller import RouterState
 
 
@@ -26,13 +25,7 @@ def add_loadtest(loadtest: argparse.ArgumentParser) -> None:
 
 def run_loadtest(options: argparse.Namespace) -> int:
     settings = _settings(options)
-    results: list[LoadResult] = []
-    code = run_bench(options, lambda: _measure(settings, results))
-    counts = [count for result in results for count in (result.figures.counts, result.figures.outside)]
-    if sum(count.trouble for count in counts):  # a sound deployment answers all
-        failed, lost, wrong = (sum(getattr(c, name) for c in counts) for name in ("failed", "lost", "wrong"))
-        raise OnesweepError(f"of all requests, warm-up included, {failed} failed, {lost} were lost, {wrong} were wrong")
-    return code
+    return run_bench(options, lambda: _measure(settings))
 
 
 def _settings(options: argparse.Namespace) -> LoadSettings:
@@ -51,16 +44,16 @@ def _settings(options: argparse.Namespace) -> LoadSettings:
     return settings
 
 
-def _measure(settings: LoadSettings, results: list[LoadResult]) -> BenchReport:
-    """:param results: where every run is put as soon as it is over. Raises OnesweepError."""
+def _measure(settings: LoadSettings) -> BenchReport:
+    """Raises OnesweepError."""
     from loadtest.commands import settings_record
-    from loadtest.load.run import RUNS, find_knee, knee_note, run_line, run_load, run_notes, run_record
+    from loadtest.load.run import RUNS, LoadResult, find_knee, knee_note, run_line, run_load, run_notes, run_record
     from loadtest.report.table import table
     from loadtest.workload.prompts import seeded_prompts
     from loadtest.workload.testbed import open_testbed
     from loadtest.workload.texts import Texts
 
-    s = settings
+    s, results = settings, list[LoadResult]()
     if s.target.access is None:
         say(f"starting {s.target.host_count} hosts and a router ({s.target.profile}) ...")
     with open_testbed(s.target) as target:
@@ -79,7 +72,11 @@ def _measure(settings: LoadSettings, results: list[LoadResult]) -> BenchReport:
     found = {"router": target.access.router, "hosts": facts.hosts, "request_limit": facts.request_limit, "rows": rows}
     found["knees"] = [{"mode": result.mode, "users": result.users} for result, _ in knees]
     record = found | {"settings": settings_record(s, target=target.network.profile)}
-    return BenchReport("\n".join([table(RUNS, rows), *notes]), record)
+    counts = [count for result in results for count in (result.figures.counts, result.figures.outside)]
+    failed, lost, wrong = (sum(getattr(count, name) for count in counts) for name in ("failed", "lost", "wrong"))
+    if trouble := failed + lost + wrong:  # a sound deployment answers all
+        notes.append(f"of all requests, warm-up included, {failed} failed, {lost} were lost, {wrong} were wrong")
+    return BenchReport("\n".join([table(RUNS, rows), *notes]), record, holds=not trouble)
 
 
 def _served(modes: Sequence[str], facts: RouterState) -> list[str]:

@@ -11,6 +11,7 @@ from itertools import pairwise
 from typing import Any
 
 from loadtest.lab.lab import Child
+from loadtest.lab.profile import ROUTER
 from loadtest.load.plan import OK, LoadPlan, LoadSample, LoadSettings, Outcome, Recording, Window, outcome_of
 from loadtest.report.table import Column, number, number_column, percentile, text_column
 from loadtest.workload.testbed import Testbed
@@ -60,7 +61,7 @@ def _difference(sample: LoadSample, texts: Texts, expected: dict[int, bytes]) ->
 
 def recorded(target: Testbed, plan: LoadPlan) -> Recording:
     """The recording of a load generator that runs beside the router. Raises ServiceError when it fails."""
-    command = target.beside([sys.executable, "-P", "-m", "loadtest.load.users"])
+    command = target.network.command(ROUTER, [sys.executable, "-P", "-m", "loadtest.load.users"])
     with tempfile.TemporaryFile("w+", prefix="onesweep-load-") as words:
         generator = Child(command, asdict(plan), words)
         try:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
-from loadtest.commands import BenchReport, absolute, add_measurement, run_bench
+from loadtest.commands import absolute, add_measurement, run_bench
 from stages.errors import InputError
 from stages.settings import check_destination, from_flags, setting
 
@@ -51,12 +51,8 @@ def run_quality(options: argparse.Namespace) -> int:
         if settings.pictures is not None:
             raise InputError("--write is for text: mode auto chooses among modes that write")
         check_destination(settings.write, "--write")
-
-    def bench() -> BenchReport:
-        if settings.pictures is not None:
-            from loadtest.quality.pictures import measure_pictures as measure
-        else:
-            from loadtest.quality.text import measure_text as measure
-        return measure(settings)
-
-    return run_bench(options, bench)
+    if settings.pictures is not None:
+        from loadtest.quality.pictures import measure_pictures as measure
+    else:
+        from loadtest.quality.text import measure_text as measure
+    return run_bench(options, lambda: measure(settings))

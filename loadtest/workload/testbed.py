@@ -122,10 +122,6 @@ class Testbed:
     caller: Caller  # a client process beside the router
     deployment: Deployment | None = None  # None for a deployment that was found running
 
-    def beside(self, argv: list[str]) -> list[str]:
-        """The command that runs `argv` where it can reach the router."""
-        return self.network.command(ROUTER, argv)
-
 
 def ring_topology(network: Network, checkpoint: Path) -> Topology:
     """A ring of all hosts of the network in their order. Raises InputError when there are more hosts than blocks."""
@@ -277,12 +273,7 @@ def open_testbed(settings: TestbedSettings) -> Iterator[Testbed]:
 def check_testbed(settings: TestbedSettings) -> None:
     """Refuse settings that cannot work before anything is started. Raises OnesweepError."""
     if settings.access is not None:
-        for flag, given in (
-            ("--hosts", settings.hosts),
-            ("--checkpoint", settings.checkpoint),
-            ("--profile", None if settings.profile == LOOPBACK else settings.profile),
-        ):
-            if given is not None:
-                raise InputError(f"--router names a deployment that is there, as it is: leave out {flag}")
+        if settings != TestbedSettings(access=settings.access):
+            raise InputError("--router names a deployment that is there: leave out --hosts, --checkpoint, --profile")
         return
     check_network(settings.profile, settings.host_count, settings.bundle)

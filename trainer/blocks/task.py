@@ -14,7 +14,7 @@ from stages.model.block import Block
 from stages.model.partition import NoisePartition
 from stages.model.pipeline import ArModel, ArStage
 from stages.model.randomness import Purpose, uniforms
-from trainer.blocks.config import Copies, LookaheadConfig, TrainingConfig
+from trainer.blocks.config import TrainingConfig
 from trainer.blocks.data import Corpus
 from trainer.blocks.losses import ChunkLayout, Corruption, block_loss, chain_diagnostics, next_byte_loss, next_byte_nats
 from trainer.blocks.run import StepLoss
@@ -78,9 +78,6 @@ class ArTask:
         return {"valid_next_byte_nats": nats, "valid_next_byte_bits": self.corpus.bits(nats, text[:, 1:])}
 
 
-INT8_LEVELS = 127
-
-
 # A scorer is trained stage by stage: a worker reads the features that the stages before it send, and has frozen copies
 # of the stages after it, which are refreshed now and then. Their age is all that is lost of end-to-end training.
 
@@ -88,16 +85,15 @@ INT8_LEVELS = 127
 class StagesInOneProcess(ArModel):
     """The stages in training and their copies of each other, as if each were on a machine of its own."""
 
-    def __init__(self, architecture: Architecture, config: LookaheadConfig) -> None:
+    def __init__(self, architecture: Architecture) -> None:
         super().__init__(architecture)
-        self.config = config
         copies = nn.ModuleList(copy.deepcopy(stage) for stage in self.stages)
         self.copies = cast(Sequence[ArStage], copies.requires_grad_(False))
 
     def refresh(self) -> None:
         """Give every worker the others' stages as they are now."""
         for stage, frozen in zip(self.stages, self.copies, strict=True):
-            copy_parameters(stage, frozen, self.config.copies)
+            frozen.load_state_dict(stage.state_dict())
 
     def losses(self, text: Tensor) -> list[Tensor]:
         """Each worker's objective, in nats; no parameter is in more than one. text: (batch, length + 1) int64."""
@@ -135,15 +131,3 @@ class ScorerTask(ArTask):
         text = self.corpus.batch(self.config.seed, step, self.config.sequences, self.length + 1)
         losses = self.workers.losses(text)
         return StepLoss(torch.stack(losses).sum(), {"next_byte_nats": float(losses[-1].detach())})
-
-
-@torch.no_grad()
-def copy_parameters(source: nn.Module, target: nn.Module, how: Copies) -> None:
-    """Copy a part's weights as they arrive over a network: in int8 its matrices lose some precision."""
-    for ours, theirs in zip(source.parameters(), target.parameters(), strict=True):
-        # Vectors travel in fp32: they are few bytes, and norms are sensitive.
-        if how == "int8" and ours.dim() > 1:
-            scale = ours.abs().amax(dim=1, keepdim=True).clamp_min(1e-12) / INT8_LEVELS  # one a row
-            theirs.copy_((ours / scale).round() * scale)
-        else:
-            theirs.copy_(ours)

@@ -17,7 +17,6 @@ from trainer.blocks.config import RunConfig, TrainingConfig, in_tokens_of
 from trainer.blocks.data import Corpus
 from trainer.blocks.losses import chain_diagnostics
 from trainer.blocks.run import Run, Task, state_path
-from trainer.blocks.state import StepLog
 from trainer.blocks.task import STEPS_PER_BLOCK, ArTask, BlockTask, ScorerTask, StagesInOneProcess
 
 
@@ -62,7 +61,7 @@ def train_scorer(config: TrainingConfig, corpus: Corpus, out: Path) -> Manifest:
     """Train an AR pipeline stage by stage, as workers do that hold one stage each; see trainer/blocks/task.py."""
     config = in_tokens_of(config, corpus)
     torch.manual_seed(config.seed)
-    workers = StagesInOneProcess(config.architecture, config.lookahead)
+    workers = StagesInOneProcess(config.architecture)
     task = ScorerTask("scorer", workers, corpus, config)
     return _train_pipeline(config, corpus, out, task, workers.stages, "block by block")
 
@@ -107,12 +106,8 @@ def train_part(
 
 
 def diagnose(config: TrainingConfig, corpus: Corpus, out: Path, manifest: Manifest) -> Manifest:
-    """Measure a whole chain on validation text, into `chain.jsonl` and the manifest; returns the manifest."""
+    """Measure a whole chain on validation text; returns the manifest with it."""
     assert manifest.partition is not None
     text = corpus.valid_batch(config.valid_windows, config.architecture.context_length + 1).cpu()
     losses = chain_diagnostics(load_chain(out), manifest.partition, text, STEPS_PER_BLOCK)
-    log = StepLog(out / RUN_FOLDER / "chain.jsonl")
-    # A measurement before a kill is replaced.
-    log.cut(-1)
-    log.append({"step": config.steps, "steps_per_block": STEPS_PER_BLOCK, **losses})
     return add_metrics(out, {"chain": {**losses, "steps_per_block": STEPS_PER_BLOCK}})

@@ -13,7 +13,6 @@ from torch import Tensor
 from stages.settings import from_toml
 from trainer.blocks.config import TrainingConfig
 from trainer.blocks.data import Corpus
-from trainer.options import markdown
 from trainer.rounds.simulation import RoundsTraffic, SimulatedWorkers, Simulation
 from trainer.rounds.spec import RunSpec, replica_seed
 
@@ -99,7 +98,7 @@ def variants(config: TrainingConfig, varied: Sequence[str], one_place: bool = Fa
 def _with(variant: RoundsVariant, name: str, text: str) -> RoundsVariant:
     """The variant with one thing changed."""
     section, _, key = name.rpartition(".")
-    if name != "seed" and name in SimulatedWorkers.__dataclass_fields__:
+    if name in SimulatedWorkers.__dataclass_fields__:
         return replace(variant, fleet=from_toml(SimulatedWorkers, {name: _value(text)}, "--vary", variant.fleet))
     if not section and name not in TOP:
         section = "rounds"  # which knows what names there are
@@ -124,7 +123,7 @@ def run_variants(variants: Sequence[RoundsVariant], seeds: Sequence[int], corpus
         if variant.pooled > 1:
             text = PooledCorpus(corpus.name, corpus.train, corpus.valid, corpus.tokenizer, replicas=variant.pooled)
         spec = RunSpec.of(replace(variant.config, seed=seed), text)
-        engine = Simulation(spec, text, replace(variant.fleet, seed=seed))
+        engine = Simulation(spec, text, variant.fleet)
         traffic = engine.run()
         losses = spec.evaluate(engine.published(), text)
         yield VariantResult(variant.name, seed, losses, spec.rounds, len(engine.workers), traffic)
@@ -161,7 +160,8 @@ def table(results: Rows) -> list[str]:
     for variant, rows in by_variant.items():
         spreads = [_spread([row.losses.get(name, math.nan) for row in rows]) for name in losses]
         cells.append([variant, str(len(rows)), *spreads, *(column(rows) for column in COLUMNS.values())])
-    return markdown(["variant", "seeds", *losses, *COLUMNS], cells)
+    head = ["variant", "seeds", *losses, *COLUMNS]
+    return [f"| {' | '.join(head)} |", f"|{'---|' * len(head)}", *(f"| {' | '.join(row)} |" for row in cells)]
 
 
 def _spread(values: Sequence[float]) -> str:

@@ -19,7 +19,7 @@ from trainer.blocks.run import OptimizerSet, StepLoss, Task, train_step
 from trainer.blocks.task import ArTask, BlockTask, stage_loss
 from trainer.rounds.codecs import Tensors, load, share, trainable
 
-BLOCK, STAGE, AR = "block", "stage", "ar"
+STAGE, AR = "stage", "ar"
 
 
 @dataclass
@@ -91,10 +91,6 @@ def see(part: PartTask, published: Mapping[str, Tensors]) -> None:
     """Give a part newer weights of all that it has copies of."""
     for name, copy in part.copies.items():
         share(copy, published[name])
-
-
-def block_name(index: int) -> str:
-    return f"{BLOCK}-{index}"
 
 
 def stage_name(index: int) -> str:

@@ -24,18 +24,17 @@ from stages.wire.status import failed_precondition, invalid, protocol_refusal
 from trainer.blocks.checkpoint_dir import identity, make_partition, new_ar, new_chain, open_checkpoint_dir
 from trainer.blocks.config import MAX_WHOLE, TrainingConfig, parse_config
 from trainer.blocks.data import Corpus
-from trainer.blocks.losses import chain_diagnostics, next_byte_nats
+from trainer.blocks.losses import next_byte_nats
 from trainer.blocks.state import json_digest
-from trainer.blocks.task import STEPS_PER_BLOCK
 from trainer.rounds.codecs import Shapes, Tensors, load, parameter_shapes, trainable
 from trainer.rounds.parts import (
     AR,
+    STAGE,
     ArPart,
     BlockPart,
     Learner,
     PartTask,
     StagePart,
-    block_name,
     is_fed,
     stage_name,
 )
@@ -135,11 +134,6 @@ class RunSpec:
         Raises ConfigError for settings that do not go together, DataError for too little text.
         """
         model, architecture = config.rounds.model, config.architecture
-        if config.lookahead.copies != "fp32":
-            raise ConfigError(
-                f"copies = {config.lookahead.copies!r} in [lookahead] is for training in one place: over rounds give "
-                "down_codec in [rounds]"
-            )
         corpus.require(architecture.context_length + 1)
         codes = Codes(config.noise.code_seed, architecture.code_dim)
         if model == "chain":
@@ -190,8 +184,8 @@ class RunSpec:
         """Names of the parts, in order."""
         if self.config.rounds.model == "ar":
             return (AR,)
-        named = block_name if self.config.rounds.model == "chain" else stage_name
-        return tuple(named(index) for index in range(self.config.architecture.parts))
+        kind = "block" if self.config.rounds.model == "chain" else STAGE
+        return tuple(f"{kind}-{index}" for index in range(self.config.architecture.parts))
 
     @cached_property
     def fragments(self) -> FragmentMap:
@@ -246,7 +240,7 @@ class RunSpec:
 
     def evaluate(self, published: Mapping[str, Tensors], corpus: Corpus) -> dict[str, float]:
         """Validation losses in nats of what was published: "next_byte" at its end; of a chain also "PART next_byte" of
-        each block, and those of the whole, as `chain_diagnostics` names them.
+        each block.
         """
         text = corpus.valid_batch(self.config.valid_windows, self.config.architecture.context_length + 1)
         if self.config.rounds.model != "chain":
@@ -256,9 +250,6 @@ class RunSpec:
         with torch.inference_mode():
             for name, block in zip(self.parts, blocks, strict=True):
                 losses[f"{name} next_byte"] = next_byte_nats(block.next_byte(block.read(text[:, :-1])[0]), text)
-        assert self.partition is not None
-        chain = chain_diagnostics(blocks, self.partition, text, STEPS_PER_BLOCK)
-        losses |= {key.removesuffix("_nats"): nats for key, nats in chain.items()}
         return losses | {"next_byte": losses[f"{self.parts[-1]} next_byte"]}
 
     def chain(self, published: Mapping[str, Tensors]) -> list[Block]:

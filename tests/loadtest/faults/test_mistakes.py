@@ -10,7 +10,7 @@ from serving.cli.__main__ import main
     ("arguments", "words"),
     [
         ("bench chaos --checkpoint /nowhere", "/nowhere"),
-        ("bench chaos --simulate --minutes 3", "--minutes has no say in --simulate"),
+        ("bench chaos --simulate --minutes 3", "--simulate takes --seed and --schedules alone"),
         ("bench chaos --schedules 3", "--schedules is for simulations: add --simulate"),
         ("bench chaos --profile moon", "no profile 'moon'; there are loopback, "),
         ("bench chaos --profile loopback --json /nowhere/x.json", "cannot write /nowhere/x.json"),

@@ -8,12 +8,12 @@ from pathlib import Path
 import pytest
 
 from loadtest.commands import Row
-from loadtest.host.peers import PEER, Figures, _rows
+from loadtest.host.peers import MEMORY, PEER, _rows
 from serving.cli.__main__ import main
 from tests.serving.pretrained import ARCHITECTURE, write_model
 
-OURS = [Figures({"1 at once": rate}, 100 + rate) for rate in (30.0, 10.0, 20.0)]
-THEIRS = [Figures({"1 at once": rate}, 2 * rate) for rate in (40.0, 50.0, 10.0)]
+OURS = [{"1 at once": rate, MEMORY: 100 + rate} for rate in (30.0, 10.0, 20.0)]
+THEIRS = [{"1 at once": rate, MEMORY: 2 * rate} for rate in (40.0, 50.0, 10.0)]
 
 
 def test_rows_are_medians_and_their_ratio() -> None:
@@ -23,7 +23,7 @@ def test_rows_are_medians_and_their_ratio() -> None:
         Row("1 at once: llama.cpp", 40.0, unit),
         Row("1 at once: ours over theirs", 0.5, "x"),
     ]
-    assert _rows("", {"onesweep": OURS}) == [Row("most memory: onesweep", 120.0, "MB")]
+    assert _rows(MEMORY, {"onesweep": OURS}) == [Row("most memory: onesweep", 120.0, "MB")]
 
 
 def test_mistakes_end_in_a_sentence(bundle: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

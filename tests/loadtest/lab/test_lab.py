@@ -48,21 +48,25 @@ def let_go(nodes: set[int]) -> bool:
     return settled(lambda: not first & holders(nodes))
 
 
-def gone(lab: Lab) -> bool:
-    """No process of the lab, none in it, and nothing that keeps a namespace of it."""
-    own, inodes = lab.processes.values(), {node.inode for node in lab.places.values()}
-    return settled(lambda: all(start_ticks(pid) != ticks for pid, ticks in own)) and let_go(inodes)
+def namespaces(lab: Lab) -> set[int]:
+    return {os.stat(node.namespace).st_ino for node in lab.places.values()}
+
+
+def gone(lab: Lab, nodes: set[int]) -> bool:
+    """The lab's process is over, and nobody is in a namespace of it, or keeps one."""
+    return settled(lambda: not lab.is_up) and let_go(nodes)
 
 
 def sleeper(lab: Lab, node: str, **how: Any) -> subprocess.Popen[bytes]:
     """A program in a node that has certainly arrived there."""
     process = subprocess.Popen(lab.command(node, ["sleep", "1000"], **how))
-    assert settled(lambda: process.pid in processes_in({lab.places[node].inode}))
+    assert settled(lambda: process.pid in processes_in({os.stat(lab.places[node].namespace).st_ino}))
     return process
 
 
 def test_nodes_have_addresses_and_commands(needs_lab: None) -> None:
     with temporary_lab(NEAR, 2) as lab:
+        nodes = namespaces(lab)
         assert lab.nodes == ("router", "host-1", "host-2")
         assert len({lab.address(node) for node in lab.nodes}) == 3
         assert lab.is_up
@@ -70,23 +74,22 @@ def test_nodes_have_addresses_and_commands(needs_lab: None) -> None:
         assert subprocess.run(argv).returncode == 5
         with pytest.raises(InputError, match="no node 'host-3' in the lab; there are router, host-1, host-2"):
             lab.command("host-3", ["true"])
-    assert gone(lab)
+    assert gone(lab, nodes)
 
 
 def test_kill_9_of_the_lab_process_leaves_nothing(needs_lab: None) -> None:
     with temporary_lab(NEAR, 2) as lab:
-        inside = [sleeper(lab, "host-1"), sleeper(lab, "router", outlives_parent=True)]
+        nodes, inside = namespaces(lab), [sleeper(lab, "host-1"), sleeper(lab, "router", outlives_parent=True)]
         os.kill(lab.pid, signal.SIGKILL)
         assert [process.wait(10) for process in inside] == [-signal.SIGKILL] * 2
-        assert gone(lab)
-        assert not lab.is_up
+        assert gone(lab, nodes)
         with pytest.raises(LabError, match="does not answer"):
             lab.cut("router", "host-1")
 
 
 OWNER = textwrap.dedent(
     """
-    import signal, subprocess, sys, time
+    import os, signal, subprocess, sys, time
     signal.signal(signal.SIGINT, signal.default_int_handler)  # a background job inherits it ignored
     from loadtest.lab.lab import temporary_lab
     from loadtest.lab.namespaces import processes_in
@@ -96,10 +99,10 @@ OWNER = textwrap.dedent(
         inside = subprocess.Popen(lab.command("host-1", ["sleep", "1000"]))
         starts = "import subprocess; subprocess.run(['sleep', '1000'], start_new_session=True)"
         subprocess.Popen(lab.command("router", [sys.executable, "-c", starts]))
-        inodes = {node.inode for node in lab.places.values()}
+        inodes = {os.stat(node.namespace).st_ino for node in lab.places.values()}
         while len(processes_in(inodes)) < 3:
             time.sleep(0.01)
-        print(*processes_in(inodes), *(pid for pid, _ in lab.processes.values()), flush=True)
+        print(*processes_in(inodes), lab.pid, flush=True)
         print(*inodes, flush=True)
         time.sleep(1000)
     """
@@ -114,7 +117,7 @@ def test_the_end_of_its_owner_leaves_nothing(needs_lab: None, how: signal.Signal
     assert owner.stdout is not None
     pids = [int(pid) for pid in owner.stdout.readline().split()]
     nodes = {int(inode) for inode in owner.stdout.readline().split()}
-    assert (len(pids), len(nodes)) == (5, 2)
+    assert (len(pids), len(nodes)) == (4, 2)
     assert all(start_ticks(pid) for pid in pids)
     owner.send_signal(how)
     owner.wait(30)

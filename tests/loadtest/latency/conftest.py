@@ -7,7 +7,6 @@ from typing import Any
 import pytest
 
 from loadtest.lab.profile import Link
-from loadtest.latency.floor import Course
 from loadtest.latency.run import Sample, sample_of
 
 
@@ -33,16 +32,10 @@ def account(**changes: Any) -> dict[str, Any]:
 
 
 @pytest.fixture
-def course() -> Course:
-    """Two hosts, 10 ms and 1 Mbit/s between any two nodes."""
-    return Course(("host-1", "host-2"), lambda *_: Link(10.0, 1.0))
+def sample() -> Callable[..., Sample]:
+    """A sample of a given latency on two hosts, 10 ms and 1 Mbit/s apart; with `error`, a failed one."""
 
-
-@pytest.fixture
-def sample(course: Course) -> Callable[..., Sample]:
-    """A sample of a given latency; with `error`, a failed one."""
-
-    network = SimpleNamespace(nodes=("router", *course.hosts), link=course.link)
+    network = SimpleNamespace(nodes=("router", "host-1", "host-2"), link=lambda *_: Link(10.0, 1.0))
 
     def make(latency_ms: float = 100.0, error: str = "", **changes: Any) -> Sample:
         answer: dict[str, Any] = {"latency_ms": latency_ms, "first_byte_ms": latency_ms, "account": account(**changes)}

@@ -3,7 +3,7 @@
 import pytest
 
 from loadtest.lab.profile import Link
-from loadtest.latency.floor import BookedCost, Course, Floor
+from loadtest.latency.floor import BookedCost, Floor, floor_of
 from tests.loadtest.latency.conftest import account
 
 Wires = dict[tuple[str, str], Link]
@@ -17,10 +17,6 @@ TRIANGLE: Wires = {
     ("host-2", "router"): Link(40.0, 80.0),
     ("router", "host-2"): Link(41.0, 80.0),
 }
-
-
-def triangle() -> Course:
-    return Course(("host-1", "host-2"), lambda a, b: TRIANGLE[a, b])
 
 
 def booked(mode: str, sweeps: int, wire_bytes: tuple[int, ...] = (), total: int = 0, **ms: float) -> BookedCost:
@@ -73,17 +69,16 @@ def booked(mode: str, sweeps: int, wire_bytes: tuple[int, ...] = (), total: int 
     ],
 )
 def test_unequal_links_by_hand(cost: BookedCost, expected: Floor) -> None:
-    floor = triangle().floor(cost)
+    floor = floor_of(cost, ("host-1", "host-2"), lambda a, b: TRIANGLE[a, b])
     assert (floor.delay_ms, floor.compute_ms) == (expected.delay_ms, expected.compute_ms)
     assert floor.serialisation_ms == pytest.approx(expected.serialisation_ms)
     assert floor.total_ms == pytest.approx(expected.total_ms)
 
 
 def test_one_host_hands_its_bytes_to_itself() -> None:
-    course = Course(("host-1",), lambda a, b: {"router": Link(10.0, 8.0), "host-1": Link(11.0, 8.0)}[a])
-    assert course.floor(booked("ar", 5)).delay_ms == 21.0
-    assert course.floor(booked("sweep", 1)).delay_ms == 21.0
-    assert course.floor(booked("chunked", 5)).delay_ms == 105.0
+    for mode, sweeps, expected_ms in [("ar", 5, 21.0), ("sweep", 1, 21.0), ("chunked", 5, 105.0)]:
+        floor = floor_of(booked(mode, sweeps), ("host-1",), lambda a, b: TRIANGLE[a, b])
+        assert floor.delay_ms == expected_ms
 
 
 def test_an_account_splits_hosts_from_router() -> None:

@@ -73,7 +73,7 @@ def test_ctrl_c_takes_everything_down(bundle: Path, locust: None) -> None:
         (["--hosts", "3"], "3 hosts cannot share 2 blocks: choose 1 to 2 hosts"),
         (["--json", "no/such/folder.json"], "cannot write no/such/folder.json: No such file or directory"),
         (["--router", "nowhere"], "--router 'nowhere' must be HOST:PORT"),
-        (["--router", "127.0.0.1:1"], "--router names a deployment that is there, as it is: leave out --checkpoint"),
+        (["--router", "127.0.0.1:1"], "--router names a deployment that is there: leave out --hosts, --checkpoint"),
     ],
 )
 def test_mistakes_end_in_a_sentence_before_anything_starts(

@@ -26,7 +26,7 @@ def gradients(workers: StagesInOneProcess, index: int) -> list[torch.Tensor]:
 
 
 def test_fresh_copies_give_the_gradient_of_end_to_end_training() -> None:
-    workers = StagesInOneProcess(three, LookaheadConfig(refresh_every=1))
+    workers = StagesInOneProcess(three)
     workers.refresh()
     sum(workers.losses(text())).backward()
     whole = ArModel(three)
@@ -38,7 +38,7 @@ def test_fresh_copies_give_the_gradient_of_end_to_end_training() -> None:
 
 
 def test_stale_copies_give_another_gradient() -> None:
-    workers = StagesInOneProcess(three, LookaheadConfig())
+    workers = StagesInOneProcess(three)
     workers.refresh()
     sum(workers.losses(text())).backward()
     fresh = gradients(workers, 0)
@@ -69,7 +69,7 @@ def test_a_resumed_scorer_is_the_one_that_was_never_stopped(tmp_path: Path) -> N
 
     def task() -> ScorerTask:
         torch.manual_seed(0)
-        return ScorerTask("scorer", StagesInOneProcess(config.architecture, config.lookahead), corpus, config)
+        return ScorerTask("scorer", StagesInOneProcess(config.architecture), corpus, config)
 
     whole = task()
     Run(whole, config, tmp_path / "whole", "run").train()

@@ -14,7 +14,6 @@ from tests.trainer.small import corpus, tiny
 from trainer.blocks import train as local
 from trainer.blocks.config import NoiseConfig
 from trainer.blocks.losses import next_byte_nats
-from trainer.blocks.state import read_records
 from trainer.blocks.task import BlockTask
 from trainer.blocks.train import train_ar, train_blocks
 
@@ -33,8 +32,6 @@ def test_blocks_are_trained_in_order_and_measured(tmp_path: Path) -> None:
     assert {"from_noise_nats", "from_noise_sigma1_nats"} <= manifest.metrics["chain"].keys()
     assert manifest.data["train_sha256"] == corpus.digest()
     assert [block.index for block in load_chain(tmp_path)] == [0, 1]
-    (record,) = read_records(tmp_path / "training" / "chain.jsonl")
-    assert record["from_noise_nats"] == manifest.metrics["chain"]["from_noise_nats"]
     assert not list((tmp_path / "training").glob("*.safetensors"))
 
 

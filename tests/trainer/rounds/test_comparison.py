@@ -85,8 +85,8 @@ def test_one_place_reads_what_all_replicas_read() -> None:
 
 def test_fates_are_drawn_in_the_shares_that_were_asked_for() -> None:
     fleet = SimulatedWorkers(in_time=0.6, lost=0.2)
-    fates = [fleet.fate("p", f"w-{i}") for i in range(2000)]
-    assert fates == [fleet.fate("p", f"w-{i}") for i in range(2000)]
+    fates = [fleet.fate(0, "p", f"w-{i}") for i in range(2000)]
+    assert fates == [fleet.fate(0, "p", f"w-{i}") for i in range(2000)]
     assert abs(fates.count("lost") / 2000 - 0.2) < 0.05
     assert abs(fates.count("in time") / 2000 - 0.8 * 0.6) < 0.05
     assert SimulatedWorkers(slowness=(1.0, 3.0)).training_s(3, 10) == 30.0
