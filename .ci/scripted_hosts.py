@@ -184,6 +184,8 @@ class ScriptedRelay:
         self.address, self.hop_timeout_s, self.channel = address, hop_timeout_s, MemoryChannel(network, address)
         if address in network.servers:
             self.channel.connection = Connection(self.channel, *network.servers[address][::-1])
+        else:  # it starts in this moment
+            ScriptedCall(self.channel, ScriptedCall.end, lambda why: None)
 
     def wake(self) -> None:
         """Nothing cools down."""

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from loadtest.simulation.loop import Process, VirtualLoop
-from loadtest.simulation.schedule import FLAP_S, HOSTS, PROCESS_KINDS, PlannedFault
+from loadtest.simulation.schedule import CLIENT_NAMES, FLAP_S, HOSTS, PROCESS_KINDS, PlannedFault
 from stages.errors import CheckpointError
 
 if TYPE_CHECKING:
@@ -230,7 +230,8 @@ class FaultyWorld(ABC):
         names, network, self.lasting[fault] = fault.targets, self.network, lambda: None
         self.hit |= {name for name in names if fault.kind in PROCESS_KINDS or name in HOSTS}
         self.loop.call_later(fault.length_s, self.end, fault)
-        if fault.kind in ("broken", "lie"):  # who sends nonsense is not known: all of a path are avoided
+        # who sends nonsense is not known: all of a path are avoided, as where a clock has passed a short deadline
+        if fault.kind in ("broken", "lie") or (fault.kind == "jump" and not self.hit.isdisjoint(CLIENT_NAMES)):
             self.hit.update(HOSTS)
         match fault.kind:
             case "kill" | "replace" | "power":

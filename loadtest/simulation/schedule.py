@@ -58,7 +58,7 @@ KINDS = {
     "write": FaultKind(0.3, 3.0, 0, 0.0),  # a coordinator is killed in the middle of what it writes
 }
 SILENT_KINDS = ("freeze", "cut", "one-way")
-PROCESS_KINDS = KINDS.keys() - {"cut", "one-way", "reset", "half-open", "flap", "slow-link", "leave", "hurry"}
+PROCESS_KINDS = KINDS.keys() - {"cut", "one-way", "reset", "half-open", "flap", "slow-link", "leave"}
 TRAINING_KINDS = sorted(KINDS.keys() - {"replace", "flap", "slow", "full", "broken", "echo", "leave", "hurry"})
 OF_COORDINATOR = ("write", "token", "no-room", "power")
 MOST_CHANGES = 40  # of its disk: a coordinator makes 110 in a run

@@ -204,7 +204,8 @@ class Tries:
         refusal = StatusError.numbered(fault.code, source + fault.message)
         is_nonsense = refusal.code not in ELSEWHERE
         late = refusal.code is Code.DEADLINE_EXCEEDED and now_s >= self.due_at - JITTER_S
-        self._blame(attempt, fault, is_nonsense and not late and refusal.code not in OF_ONE_HOST, now_s)
+        if not late:  # by then a host may have had no time to answer
+            self._blame(attempt, fault, is_nonsense and refusal.code not in OF_ONE_HOST, now_s)
         if self.attempts:
             return None
         if refusal.code in OF_THE_ROUTER and not late:
