@@ -20,8 +20,6 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import psutil
-
 from serving.cli.admin import check_installed
 from serving.cli.ports import port_free
 from stages.device import AUTO, check_device
@@ -70,17 +68,22 @@ def locked(directory: Path) -> Iterator[None]:
 
 def tell_here(router: str, doing: str) -> None:
     """Leave for `serving_here` what this process does."""
-    record = {"router": router, "doing": doing, "process": os.getpid(), "began": psutil.Process().create_time()}
+    record = {"router": router, "doing": doing, "process": os.getpid(), "began": _began(os.getpid())}
     (run_directory() / DOING_NAME).write_text(json.dumps(record), encoding="utf-8")
 
 
 def serving_here() -> dict[str, str]:
     """The doings of the `onesweep serve` of this machine, and its router's address; empty where none runs."""
-    with contextlib.suppress(OSError, ValueError, LookupError, psutil.Error):
+    with contextlib.suppress(OSError, ValueError, LookupError):
         record = dict(json.loads((run_directory() / DOING_NAME).read_text(encoding="utf-8")))
-        if psutil.Process(record["process"]).create_time() == record["began"]:  # not another of that number
+        if _began(record["process"]) == record["began"]:  # not another of that number
             return record
     return {}
+
+
+def _began(process: int) -> str:
+    """When a process began, in clock ticks since the machine did, which no change of its clock touches."""
+    return Path(f"/proc/{process}/stat").read_text(encoding="utf-8").rpartition(")")[2].split()[19]
 
 
 def served_here(router: str | None) -> str:

@@ -226,26 +226,6 @@ def test_a_quick_step_joins_what_the_thread_is_at(whole: Parts) -> None:
     assert engine._turn() == [job]
 
 
-def test_hops_may_be_taken_in_while_they_are_looked_at(whole: Parts, quick: Parts) -> None:
-    engine = Scheduler(3, 64, 64)
-    first, second = (job_of(engine, whole, steps(seed=i)) for i in range(2))
-
-    class Seen:
-        """A session whose hop the scheduler's thread takes in while the event loop looks at it."""
-
-        beginning, parts = None, quick
-
-        @property
-        def pending(self) -> int:
-            engine._arrived.clear()
-            return 1
-
-    first.session = Seen()  # type: ignore[assignment]
-    assert engine._is_quick()
-    assert len(engine) == 0
-    assert second.result is None
-
-
 def test_a_hop_of_a_batch_request_gives_way_and_does_not_starve(whole: Parts) -> None:
     engine = Scheduler(3, 64, 64)
     batch, usual = (job_of(engine, whole, sweeps(seed=i)) for i in range(2))
