@@ -70,9 +70,17 @@ class Session:
         self.journal = Journal(self.vocabulary)
         self._space = account.context.space  # of its text in the hosts' memory; empty: it has none
         self.tries = Tries(
-            *(self.journal, kind, account.context.batch, capacity, due_at, self.ring.settings.hop_timeout_s),
-            *(self.ring.hedging, self.ring.suspects, self._choose, self.ring.may_replay),
-            lambda: problem_of(self.ring.links, self.weights),
+            journal=self.journal,
+            kind=kind,
+            is_batch=account.context.batch,
+            capacity=capacity,
+            due_at=due_at,
+            patience_s=self.ring.settings.hop_timeout_s,
+            hedging=self.ring.hedging,
+            suspects=self.ring.suspects,
+            choose=self._choose,
+            may_replay=self.ring.may_replay,
+            problem=lambda: problem_of(self.ring.links, self.weights),
         )
         # Called with an event that shows how far pictures are, as soon as it comes.
         self.on_preview: Callable[[stage_pb2.Event], object] = lambda event: None
@@ -259,10 +267,16 @@ class Session:
         works, results, self._works, self._results = self._works, self._results, [], []
         if not results:
             return None
-        took_s = monotonic() - self._begun_at
         answer = AuditedAnswer(
-            *(frozenset(self._helpers), self._path, works, results, self.vocabulary, self._hops),
-            *(partial(self.ring.choose, self.weights), self.due_at, took_s),
+            hosts=frozenset(self._helpers),
+            path=self._path,
+            works=works,
+            results=results,
+            vocabulary=self.vocabulary,
+            hops=self._hops,
+            choose=partial(self.ring.choose, self.weights),
+            due_at=self.due_at,
+            took_s=monotonic() - self._begun_at,
         )
         return answer if self.ring.auditor.picks(answer) else None
 
