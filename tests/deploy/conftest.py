@@ -10,10 +10,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 
 from stages.wire.channel import DRAIN_S
-
-yaml = pytest.importorskip("yaml", reason="PyYAML is not installed: pip install 'onesweep[dev]'")
 
 ROOT = Path(__file__).resolve().parents[2]
 DEPLOY = ROOT / "deploy"

@@ -1,8 +1,6 @@
 """Freed memory goes back to the system."""
 
 import asyncio
-import ctypes
-import sys
 
 import psutil
 import pytest
@@ -14,7 +12,6 @@ from stages.memory import give_back, is_owned, keep_trimmed, use_large_pages
 MB = 1 << 20
 
 
-@pytest.mark.skipif(getattr(ctypes.CDLL(None), "malloc_trim", None) is None, reason="the C library is not glibc")
 async def test_what_is_freed_in_the_midst_of_a_heap_is_given_back(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(allocator, "TRIM_S", 0.01)
     process = psutil.Process()
@@ -27,7 +24,6 @@ async def test_what_is_freed_in_the_midst_of_a_heap_is_given_back(monkeypatch: p
 
 
 # Tensors whose memory is given back while they exist.
-@pytest.mark.skipif(sys.platform != "linux", reason="pages are given back on Linux only")
 def test_a_tensor_that_is_given_back_takes_nothing() -> None:
     tensor, process = torch.ones(64 * MB // 4), psutil.Process()
     before = process.memory_info().rss
@@ -37,7 +33,6 @@ def test_a_tensor_that_is_given_back_takes_nothing() -> None:
     give_back(torch.ones(3))
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="pages are given back on Linux only")
 def test_large_pages_fill_no_holes() -> None:
     tensor, process = torch.ones(64 * MB // 4), psutil.Process()
     give_back(tensor[: 48 * MB // 4])

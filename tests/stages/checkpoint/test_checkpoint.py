@@ -106,7 +106,6 @@ MEASURE = """
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="peak memory is read from /proc")
 def test_loading_takes_little_more_memory_than_the_weights(tmp_path: Path) -> None:
     for name, width, layers in (("small", 256, 1), ("large", 512, 2)):
         a = Architecture(parts=1, layers=layers, width=width, context_length=32)

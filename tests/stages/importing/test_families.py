@@ -186,7 +186,6 @@ def test_company_changes_no_bit(made: Made) -> None:
 
 
 def test_a_gguf_file_of_it_is_the_same_model(made: Made, tmp_path: Path) -> None:
-    pytest.importorskip("gguf", reason="gguf is not installed: pip install 'onesweep[pretrained]'")
     if made.said is None:
         pytest.skip("a GGUF file says nothing of these options")
     one, other = open_source(made.folder), open_source(write_gguf(tmp_path / "model.gguf", made.folder, made.said))

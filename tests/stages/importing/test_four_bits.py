@@ -32,7 +32,6 @@ from stages.model.pipeline import new_caches
 from tests.stages.importing.large import write_large
 from tests.stages.importing.published import SHAPE, learnt, taken_apart, write_folder, write_gguf
 
-pytest.importorskip("gguf", reason="gguf is not installed: pip install 'onesweep[pretrained]'")
 WIDE = replace(SHAPE, layers=(2,), head_dim=16)  # rows of all matrices are whole groups
 LONG = replace(WIDE, width=256, head_dim=64, mlp_width=512)  # and of Q4_K, whole super-blocks
 KINDS = ("Q4_0", "Q4_1")

@@ -73,7 +73,6 @@ def test_each_break_is_refused_with_its_cause(
 
 
 def test_a_gguf_file_without_its_permutation_is_refused(imported: Any, weights: Weights, tmp_path: Path) -> None:
-    pytest.importorskip("gguf", reason="the package gguf is not installed: pip install 'onesweep[pretrained]'")
     path = write_gguf(tmp_path / "model.gguf", weights, permuted=False)
     with pytest.raises(CheckpointError, match=r"mis-mapped.*interleaved \(head layout\)"):
         imported(path)

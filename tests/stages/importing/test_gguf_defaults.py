@@ -4,6 +4,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import gguf
 import pytest
 import regex
 import torch
@@ -19,7 +20,6 @@ from stages.model.architecture import LinearScaling
 from stages.model.llama import LlamaStage
 from tests.stages.importing.published import SHAPE, letters, taken_apart, write_gguf
 
-gguf = pytest.importorskip("gguf", reason="the package gguf is not installed: pip install 'onesweep[pretrained]'")
 CONTROL, ADDED = 3, 4
 PLAIN, KINDS = [1] * 300, [1] * 256 + [CONTROL] * 44
 TURN = {290: "<|im_start|>", 291: "<|im_end|>"}

@@ -10,7 +10,6 @@ from torch import Tensor
 from stages.errors import CheckpointError
 from tests.stages.importing.published import letters_said, write_gguf
 
-pytest.importorskip("gguf", reason="the package gguf is not installed: pip install 'onesweep[pretrained]'")
 KINDS = b"tokenizer.ggml.token_type"
 """Followed by the type of the field (array), that of its elements and their count."""
 Weights = dict[str, Tensor]

@@ -148,7 +148,6 @@ def test_what_is_spelled_as_a_control_token_is_one() -> None:
 # From the file to the text
 @pytest.mark.slow
 def test_a_file_is_imported_and_speaks(imported: Any, tmp_path: Path) -> None:
-    pytest.importorskip("gguf", reason="gguf is not installed: pip install 'onesweep[pretrained]'")
     torch.manual_seed(0)
     a = replace(SHAPE, layers=(2,), vocabulary=model().get_piece_size())
     path = write_gguf(tmp_path / "model.gguf", taken_apart(LlamaStage(a, 0)), a, said=said_of(model()))

@@ -74,7 +74,6 @@ def test_shards_and_a_gguf_file_give_the_same_stages(imported: Any, weights: Wei
     (folder / "model.safetensors").unlink()
     (folder / "model.safetensors.index.json").write_text(json.dumps({"weight_map": places}))
     assert import_model(ImportSettings(folder, tmp_path / "shards", 2)).parts == expected.parts
-    pytest.importorskip("gguf", reason="gguf is not installed: pip install 'onesweep[pretrained]'")
     source = write_gguf(tmp_path / "model.gguf", weights)
     from_gguf = import_model(ImportSettings(source, tmp_path / "gguf", 2))
     assert from_gguf.architecture == expected.architecture
@@ -214,7 +213,6 @@ def test_files_that_are_damaged(imported: Any, folder: Path, tmp_path: Path) -> 
     (folder / "config.json").write_text("{")
     with pytest.raises(CheckpointError, match="is damaged"):
         imported(folder)
-    pytest.importorskip("gguf", reason="gguf is not installed: pip install 'onesweep[pretrained]'")
     (tmp_path / "x.gguf").write_bytes(b"GGUF" + bytes(40))
     with pytest.raises(CheckpointError, match="is no GGUF file, or is damaged"):
         imported(tmp_path / "x.gguf")
