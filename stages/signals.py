@@ -1,4 +1,4 @@
-"""Signals that end a command: what they call, and what they interrupt."""
+"""Signals that end a command: what they call, and what they interrupt; and when a process started."""
 
 import asyncio
 import contextlib
@@ -9,6 +9,7 @@ import signal
 import threading
 from collections.abc import Callable, Coroutine, Iterator
 from functools import partial
+from pathlib import Path
 from typing import Any, NoReturn, TypeVar
 
 from stages.clock import monotonic
@@ -149,3 +150,12 @@ def stop_on_signals() -> asyncio.Event:
     if os.environ.get(LIFELINE_VARIABLE):
         loop.add_reader(0, end)
     return stop
+
+
+def start_ticks(pid: int) -> int:
+    """When a process started, which with its id names it for good; 0 for one that has ended."""
+    try:
+        state, *others = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    except OSError:
+        return 0
+    return 0 if state in "ZX" else int(others[18])

@@ -15,9 +15,10 @@ from pathlib import Path
 from typing import IO, Any
 
 from loadtest.lab.forwarder import give_order
-from loadtest.lab.namespaces import TUN, LabError, start_ticks
+from loadtest.lab.namespaces import TUN, LabError
 from loadtest.lab.profile import Profile
 from stages.errors import InputError
+from stages.signals import start_ticks
 from stages.wire.secret_files import check_private
 
 RECORD = "wan.json"  # of the lab of `wan up`, in a directory that is the user's alone

@@ -141,12 +141,3 @@ def end_processes(inodes: set[int]) -> None:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
         time.sleep(0.01)  # what is killed may have forked just before
-
-
-def start_ticks(pid: int) -> int:
-    """When a process started, which with its id names it for good; 0 for one that has ended."""
-    try:
-        state, *others = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-    except OSError:
-        return 0
-    return 0 if state in "ZX" else int(others[18])

@@ -26,10 +26,10 @@ from loadtest.lab.namespaces import (
     own_namespace,
     prctl,
     set_network,
-    start_ticks,
 )
 from loadtest.lab.profile import Profile, node_names
 from stages.errors import file_errors
+from stages.signals import start_ticks
 
 
 def main() -> None:

@@ -26,6 +26,7 @@ from stages.device import AUTO, check_device
 from stages.errors import InputError, ServiceError
 from stages.host.commands import add_device, check_positive
 from stages.settings import from_flags
+from stages.signals import start_ticks
 from stages.telemetry.observability import start_log
 
 if TYPE_CHECKING:
@@ -68,7 +69,7 @@ def locked(directory: Path) -> Iterator[None]:
 
 def tell_here(router: str, doing: str) -> None:
     """Leave for `serving_here` what this process does."""
-    record = {"router": router, "doing": doing, "process": os.getpid(), "began": _began(os.getpid())}
+    record = {"router": router, "doing": doing, "process": os.getpid(), "began": start_ticks(os.getpid())}
     (run_directory() / DOING_NAME).write_text(json.dumps(record), encoding="utf-8")
 
 
@@ -76,14 +77,9 @@ def serving_here() -> dict[str, str]:
     """The doings of the `onesweep serve` of this machine, and its router's address; empty where none runs."""
     with contextlib.suppress(OSError, ValueError, LookupError):
         record = dict(json.loads((run_directory() / DOING_NAME).read_text(encoding="utf-8")))
-        if _began(record["process"]) == record["began"]:  # not another of that number
+        if start_ticks(record["process"]) == record["began"]:  # not another of that number
             return record
     return {}
-
-
-def _began(process: int) -> str:
-    """When a process began, in clock ticks since the machine did, which no change of its clock touches."""
-    return Path(f"/proc/{process}/stat").read_text(encoding="utf-8").rpartition(")")[2].split()[19]
 
 
 def served_here(router: str | None) -> str:

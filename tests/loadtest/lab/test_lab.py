@@ -15,9 +15,10 @@ import pytest
 
 from loadtest.lab import lab as module
 from loadtest.lab.lab import Lab, lab_problem, temporary_lab
-from loadtest.lab.namespaces import LabError, processes_in, start_ticks
+from loadtest.lab.namespaces import LabError, processes_in
 from loadtest.lab.profile import Link, Profile
 from stages.errors import InputError
+from stages.signals import start_ticks
 
 pytestmark = pytest.mark.slow
 
