@@ -90,7 +90,7 @@ class ScriptedHost(SimulatedHost):
         relays = {each.address: ScriptedRelay(network, each.address) for each in after(entry)}
         onward: Any = SimpleNamespace(to=relays.__getitem__)
         super().__init__(Release("", plan, parts), HostSettings(entry.name, prefix_mb=0), onward)
-        self.admission.parse, self.jobs = parse, deque[Any]()
+        self.admission.parse, self.jobs, self.done = parse, deque[Any](), set[tuple[str, int, int]]()
         self.scheduler: Any = self
         self.submit = self.jobs.append
 
@@ -100,8 +100,10 @@ class ScriptedHost(SimulatedHost):
     def turn(self) -> list[Any]:
         ended = [self.jobs.popleft() for _ in range(len(self.jobs))]
         for job in ended:
-            if job.session.pending < 1:
-                self.problems.append(f"{self.settings.name} works on a session that waits for nothing")
+            part, is_first = (job.hop.session, job.work.number, job.work.start), 0 not in job.session.caches
+            if job.session.pending < 1 or part in self.done or (is_first and job.work.start):
+                self.problems.append(f"{self.settings.name} computes what nobody waits for, or without what is before")
+            self.done.add(part)
             job.work.begin(job.session, 0)
             job.work.complete(None)
             job.result = job.work.outcome

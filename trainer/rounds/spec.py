@@ -28,17 +28,7 @@ from trainer.blocks.losses import chain_diagnostics, next_byte_nats
 from trainer.blocks.state import json_digest
 from trainer.blocks.task import STEPS_PER_BLOCK
 from trainer.rounds.codecs import Shapes, Tensors, load, parameter_shapes, trainable
-from trainer.rounds.parts import (
-    AR,
-    ArPart,
-    BlockPart,
-    Learner,
-    PartTask,
-    StagePart,
-    block_name,
-    is_fed,
-    stage_name,
-)
+from trainer.rounds.parts import AR, ArPart, BlockPart, Learner, PartTask, StagePart, block_name, is_fed, stage_name
 from trainer.rounds.settings import PROTOCOL, WorkerSettings
 from trainer.v1 import rounds_pb2
 
