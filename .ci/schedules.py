@@ -295,8 +295,7 @@ class ScriptedWorld(FaultyWorld):
         end_s = max(loop.now_s, *heard_s, 0.0) + whole.SETTLE_S
         while (left := [name for name, host in self.hosts.items() if host.sessions.sessions]) and loop.now_s < end_s:
             loop._run_once()
-        problems = [*loop.problems, *whole.beyond_words(self.whole_tries)]
-        problems += [f"{name} still holds sessions" for name in left]
+        problems = [*loop.problems, *whole.beyond_words(self.whole_tries), *(f"{n} still holds sessions" for n in left)]
         sizes = {name: host.sessions.bytes for name, host in self.hosts.items() if not host.sessions.sessions}
         problems += [f"{name} holds {size} bytes for no session" for name, size in sizes.items() if size]
         return whole.ScheduleRun(self.outcomes, [], None, problems, self.network.events)

@@ -30,11 +30,7 @@ from serving.gateway.messages import Arguments, ChatMessage, Sent, Text, ToolCal
 from serving.router.request import MAX_MESSAGES, MAX_TOOLS
 
 # Fields that an item of each type must have.
-_ITEMS = {
-    "message": ("role", "content"),
-    "function_call": ("call_id", "name"),
-    "function_call_output": ("call_id",),
-}
+_ITEMS = {"message": ("role", "content"), "function_call": ("call_id", "name"), "function_call_output": ("call_id",)}
 # Items of answers that are no words to a model of ours: what tools of OpenAI's did, and what nobody reads.
 _LEFT_OUT = {
     "code_interpreter_call",

@@ -84,11 +84,7 @@ Matrix = Literal["qkv", "attention_out", "mlp_in", "mlp_out"]  # of a layer, or 
 # Of the matrices in layers: numbers of 4 bytes, of 2, of 8 bits with a scale for 32 of them, or of 4 bits with a scale
 # and an offset for 32. With either, the embedding and the head are of 8 bits.
 Weights = Literal["float32", "bfloat16", "q8", "q4"]
-WEIGHT_WORDS: dict[str, str] = {
-    "bfloat16": "weights in bfloat16",
-    "q8": "weights of 8 bits",
-    "q4": "weights of 4 bits",
-}
+WEIGHT_WORDS: dict[str, str] = {"bfloat16": "weights in bfloat16", "q8": "weights of 8 bits", "q4": "weights of 4 bits"}
 
 MAX_POSITIONS = 1 << 22
 MAX_EXPERTS = 1 << 15  # in all layers together
