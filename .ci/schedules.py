@@ -13,6 +13,7 @@ import sys
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from functools import partial
+from itertools import product
 from types import SimpleNamespace
 from typing import Any
 
@@ -30,7 +31,7 @@ from serving.client.client import RequestRefused, Result, RouterError
 from serving.client.failover import Turns
 from serving.router.accounting import Account
 from serving.router.host_link import HostLink
-from serving.router.paths import HEDGES, Hedging
+from serving.router.paths import Hedging
 from serving.router.ring import RETRY_S
 from serving.router.session import Session, Steps, Wait
 from serving.router.topology import HostEntry
@@ -110,13 +111,15 @@ def serve(case: whole.Case, left_s: float, hear: Callable[..., object], call: An
     say = partial(call.connection.answer, SMALL_BYTES, hear, call)
 
     def steps(taker: StepTaker) -> Steps[None]:
-        account = Account()
+        account, patient_until_s = Account(), min(monotonic() + view.ring.settings.hop_timeout_s, due_at)
         try:
             with Session(view, kind, len(case.prompt) + case.max_bytes, due_at, account) as session:  # type: ignore[arg-type]
                 session.on_event = taker.hear
                 yield from written(session, case, say)
             say(router_pb2.Summary(replays=account.replays))
         except StatusError as error:
+            if error.code is Code.UNAVAILABLE and monotonic() < patient_until_s:
+                view.ring.problems.append(f"{view.ring.place} gives a request up and should wait for a way")
             say(RouterError(error.message, error.code, error.retry_after_ms))
 
     taker = StepTaker(call.connection.client.place, steps)
@@ -169,7 +172,7 @@ def ask(
 
     for each in asked:
         yield Wait(each.pause_s, hears=False)
-        case, begin_s, replays, status, said = CASES[each.case], world.loop.now_s, 0, "", ""
+        case, begin_s, replays, status, said, had = CASES[each.case], world.loop.now_s, 0, "", "", 0
         lasting = {fault.kind for fault in world.lasting if fault.targets == (name,)}
         turns = Turns(client, whole.HURRY_S if "hurry" in lasting else whole.PATIENCE_S)
         begun_at, end_s, end = monotonic(), turns.timeout_s, "DEADLINE_EXCEEDED"
@@ -194,8 +197,11 @@ def ask(
                         if isinstance(item, Result):
                             status, replays = "OK", item.replays
             except RouterError as error:
+                is_first, had = len(turns.output) > had or not turns.moves, len(turns.output)
                 try:
                     turns.lost(error)
+                    if is_first and turns.pause_s and len(routers) > 1 and error.code is Code.UNAVAILABLE:
+                        world.loop.problems.append(f"{name} waits before it asks a router that it has not lost")
                 except (RequestRefused, RouterError) as refused:
                     status, said = refused.code.name, str(refused)
             call.end()
@@ -203,7 +209,9 @@ def ask(
                 call.connection.send(SMALL_BYTES, lambda call=call: call.cancel())
         own, places, idle = whole.traces_of(world.all_rings, name, routers, begin_s, routers[turns.at])
         if status == "OK":
-            world.whole_tries.append(max(own, key=lambda each: each.heard_s))
+            world.whole_tries.append(last := max(own, key=lambda each: each.heard_s))
+            if replays != turns.moves + sum(each.session is last.session for each in own) - 1:
+                world.loop.problems.append(f"{name} hears of {replays} replays, not of as many as there were")
         took = begin_s - world.begin_s, world.loop.now_s - begin_s, turns.timeout_s
         how = *took, replays, places, idle, frozenset[Any](), said, case.mode
         world.outcomes.append(whole.RequestOutcome(each.case, status, turns.output, *how))
@@ -238,7 +246,7 @@ class ScriptedWorld(FaultyWorld):
         self.all_rings.append(ring)
         done: Any = lambda job: job  # noqa: E731 - a link's jobs are done at once
         ring.spawn = done  # type: ignore[method-assign]
-        ring.hedging = Hedging(0.0 if self.schedule.is_spent else HEDGES)
+        ring.hedging = Hedging(self.schedule.second_tries)
         for kind in ("ar", "chain"):
             ring.hedging.record(kind, whole.USUAL_S)
         ring.links = [ScriptedLink(self, ring, entry) for entry in ENTRIES]
@@ -249,18 +257,9 @@ class ScriptedWorld(FaultyWorld):
             if fault.kind == "echo":
                 (self.network.states.add if begins else self.network.states.discard)(("echo", fault.targets[0]))
 
-    def begin(self, fault: PlannedFault) -> None:
-        super().begin(fault)
-        self._look_soon(fault)
-
-    def end(self, fault: PlannedFault) -> None:
-        super().end(fault)
-        self._look_soon(fault)
-
-    def _look_soon(self, fault: PlannedFault) -> None:
-        for name in ROUTER_NAMES if fault.kind in ("kill", "replace", *drawn.SILENT_KINDS) else ():
-            for after_s in LOOK_S:
-                self.processes[name].call_at(self.loop.now_s + after_s, self._look, self.rings[name])
+    def _look_soon(self) -> None:
+        for name, after_s in product(ROUTER_NAMES, LOOK_S):
+            self.processes[name].call_at(self.loop.now_s + after_s, self._look, self.rings[name])
 
     def _look(self, ring: WatchedRing) -> None:
         links: list[Any] = ring.links
@@ -282,6 +281,8 @@ class ScriptedWorld(FaultyWorld):
             self.start(name)
         for fault in self.schedule.faults:
             loop.call_at(self.begin_s + fault.at_s, self.begin, fault)
+            for at_s in (fault.at_s, fault.end_s) if fault.kind in ("kill", "replace", *drawn.SILENT_KINDS) else ():
+                loop.call_at(self.begin_s + at_s, self._look_soon)
         for name, routers, asked in zip(
             drawn.CLIENT_NAMES, self.schedule.routers, self.schedule.requests, strict=False
         ):
@@ -294,8 +295,7 @@ class ScriptedWorld(FaultyWorld):
         end_s = max(loop.now_s, *heard_s, 0.0) + whole.SETTLE_S
         while (left := [name for name, host in self.hosts.items() if host.sessions.sessions]) and loop.now_s < end_s:
             loop._run_once()
-        problems = [*loop.problems, *whole.beyond_words(self.whole_tries)]
-        problems += [f"{name} still holds sessions" for name in left]
+        problems = [*loop.problems, *whole.beyond_words(self.whole_tries), *(f"{n} still holds sessions" for n in left)]
         sizes = {name: host.sessions.bytes for name, host in self.hosts.items() if not host.sessions.sessions}
         problems += [f"{name} holds {size} bytes for no session" for name, size in sizes.items() if size]
         return whole.ScheduleRun(self.outcomes, [], None, problems, self.network.events)
@@ -305,8 +305,6 @@ class Script:
     """The scripted model, with the outcome of every case without faults."""
 
     def __init__(self) -> None:
-        gc.collect()
-        gc.freeze()  # a schedule makes thousands of objects: the collector looks at these alone
         requests = (tuple(Asked(case, 0.0) for case in range(len(CASES))),)
         self.answers = [(each,) for each in self.run(Schedule(-1, requests, (ROUTER_NAMES[:1],), ())).outcomes]
 

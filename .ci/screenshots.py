@@ -93,11 +93,7 @@ def main(arguments: list[str]) -> int:
         print("screenshots need chromium, which is not installed here (Debian: apt install chromium)", file=sys.stderr)
         return 1
     topology = local_topology(HOSTS, HOSTS, SHIPPED, free_port_block(HOSTS + 1) + 1)
-    with (
-        temporary_deployment(topology, SHIPPED),
-        gateway(topology.router) as url,
-        sync_playwright() as playwright,
-    ):
+    with temporary_deployment(topology, SHIPPED), gateway(topology.router) as url, sync_playwright() as playwright:
         browser = playwright.chromium.launch(executable_path=chromium, args=["--no-sandbox"])
         shoot(browser, url, folder)
         browser.close()

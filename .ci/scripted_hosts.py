@@ -90,7 +90,7 @@ class ScriptedHost(SimulatedHost):
         relays = {each.address: ScriptedRelay(network, each.address) for each in after(entry)}
         onward: Any = SimpleNamespace(to=relays.__getitem__)
         super().__init__(Release("", plan, parts), HostSettings(entry.name, prefix_mb=0), onward)
-        self.admission.parse, self.jobs = parse, deque[Any]()
+        self.admission.parse, self.jobs, self.done = parse, deque[Any](), set[tuple[str, int, int]]()
         self.scheduler: Any = self
         self.submit = self.jobs.append
 
@@ -100,8 +100,12 @@ class ScriptedHost(SimulatedHost):
     def turn(self) -> list[Any]:
         ended = [self.jobs.popleft() for _ in range(len(self.jobs))]
         for job in ended:
-            if job.session.pending < 1:
-                self.problems.append(f"{self.settings.name} works on a session that waits for nothing")
+            part, start, known = (job.hop.session, job.work.number, job.work.start), job.work.start, job.session.caches
+            clean = work_of(job.hop).clean  # that begins with one known token at most
+            is_again = job.work.kind == "ar" and known.get(0, b"")[start : start + 2] == clean[:2] != clean[:1]
+            if job.session.pending < 1 or part in self.done or (start and 0 not in known) or is_again:
+                self.problems.append(f"{self.settings.name} computes what nobody waits for, or without what is before")
+            self.done.add(part)
             job.work.begin(job.session, 0)
             job.work.complete(None)
             job.result = job.work.outcome

@@ -18,7 +18,8 @@ from loadtest.simulation.schedule import PlannedFault
 from serving.router.active_release import RouterParts
 from serving.router.answer import ReferenceVerifier
 from serving.router.host_link import Attempt, HostLink, HostPath
-from serving.router.paths import SUSPECT_S
+from serving.router.journal import MOST_PAUSE_S, PAUSE_S
+from serving.router.paths import HEDGE_SHARE, SUSPECT_S
 from serving.router.ring import Ring
 from serving.router.session import Session
 from stages.backends import Backend
@@ -210,7 +211,7 @@ class WatchedRing(Ring):
 
     No host is avoided that no fault has hit. A second try at a time is for slow ones, and silent hosts are left only
     where there is another way. A link that lost work a moment ago is taken only beside another try, or where
-    there is no other way.
+    there is no other way; later it is as good as any. Second tries are few, and prefer slow hosts to failed ones.
     """
 
     def __init__(self, place: str, hit: Collection[str], problems: list[str], **how: Any) -> None:  # noqa: ANN401
@@ -218,9 +219,11 @@ class WatchedRing(Ring):
         super().__init__(**how)
         self.place, self.hit, self.problems = place, hit, problems
         self.tries = dict[str, Try]()  # by the session's name on the hosts
-        self._lost_until = dict[Pair, float]()
+        self._lost_until, self._told_until = dict[Pair, float](), dict[Pair, float]()
         self._unread = dict[Session, dict[Pair, float]]()  # the same, until the session has read of it
         self._is_silent = False  # the router leaves a host that says nothing
+        self._ended_at = dict[Session, float]()  # its last try
+        self._results = self._second_tries = 0
         self._left = dict[Session, HostPath]()  # the path of silent hosts that a request left without another way
 
     def begin(self, path: HostPath, receive: Callable[[Attempt, stage_pb2.Event], object]) -> Attempt:
@@ -235,7 +238,8 @@ class WatchedRing(Ring):
             elif event.fault.lost and not self.tries[attempt.name].is_lost:
                 self.tries[attempt.name].is_lost = True
                 source = next((link.entry.address for link in path if link.entry.name == event.fault.host), "")
-                self._unread.setdefault(session, {})[source, event.fault.lost] = monotonic() + SUSPECT_S
+                until_s = self._told_until[source, event.fault.lost] = monotonic() + SUSPECT_S
+                self._unread.setdefault(session, {})[source, event.fault.lost] = until_s
             receive(attempt, event)
 
         attempt = super().begin(path, heard)
@@ -246,6 +250,7 @@ class WatchedRing(Ring):
     def end(self, attempt: Attempt) -> None:
         super().end(attempt)
         if attempt.name in self.tries:
+            self._ended_at[self.tries[attempt.name].session] = monotonic()
             self._check_blame(self.tries[attempt.name].session)
 
     def _check_blame(self, session: Session) -> None:
@@ -255,19 +260,33 @@ class WatchedRing(Ring):
 
     def _check(self, session: Session, path: HostPath) -> None:
         self._check_blame(session)
-        names = " - ".join(link.entry.name for link in path)
-        begun_at = [self.tries[each.name].begun_at for each in session.tries.attempts]
-        if begun_at and (len(begun_at) > 1 or max(session.tries.failed_on.values(), default=0.0) > max(begun_at)):
-            self.problems.append(f"{self.place} begins another try beside one that has not failed, on {names}")
-        if self._left.pop(session, ()) == path:
-            self.problems.append(f"{self.place} moves a request from silent hosts to the same ones, {names}")
         self._lost_until |= self._unread.pop(session, {})
-        targets = self._lost_targets(path)
-        if targets and not session.tries.attempts:
-            other = self.choose(session.weights, {*session.tries.blamed, *targets}) or path
-            others = {link.entry.address for link in other}
-            if not others & (targets | session.tries.blamed) and not self._lost_targets(other):
-                self.problems.append(f"{self.place} takes a link that lost work a moment ago, on {names}")
+        tries, now_s, targets, other = session.tries, monotonic(), self._lost_targets(path), path
+        begun_at = [self.tries[each.name].begun_at for each in tries.attempts]
+        self._second_tries += len(begun_at)
+        if begun_at or targets:
+            slow = [link.entry.address for each in tries.attempts for link in each.path]
+            avoid = [*tries.blamed, *tries.blamed, *slow] if slow else [*tries.blamed, *targets]
+            other = self.choose(session.weights, avoid) or path
+        addresses, others = ({link.entry.address for link in way} for way in (path, other))
+        wrong = {
+            "begins another try beside one that has not failed": begun_at
+            and (len(begun_at) > 1 or max(tries.failed_on.values(), default=0.0) > max(begun_at)),
+            "makes more second tries than it may": self._second_tries
+            > self.hedging._most + HEDGE_SHARE * self._results,
+            "prefers a host that failed to a slow one": begun_at
+            and len(addresses & tries.blamed) > len(others & tries.blamed),
+            "asks again at once": tries.count > 1 and not begun_at and now_s < self._ended_at[session] + PAUSE_S,
+            "moves a request from silent hosts to the same ones": self._left.pop(session, ()) == path,
+            "takes a link that lost work a moment ago": targets
+            and not begun_at
+            and not others & (targets | tries.blamed)
+            and not self._lost_targets(other),
+            "avoids a link that lost work long ago": self.place not in self.hit  # else its clock may have jumped
+            and any(self._told_until.get(pair, 0.0) + MOST_PAUSE_S < now_s for pair in self.suspects.now(now_s)),
+        }
+        names = " - ".join(link.entry.name for link in path)
+        self.problems += [f"{self.place} {what}, on {names}" for what, is_so in wrong.items() if is_so]
 
     def _lost_targets(self, path: HostPath) -> set[str]:
         """Addresses to which links of a path lost work a moment ago."""
@@ -280,6 +299,7 @@ class WatchedRing(Ring):
         if seen is not None and event.session not in self._attempts:
             seen.beyond += event.number > seen.number
         elif seen is not None and not event.HasField("fault"):
+            self._results += 1
             seen.number, seen.heard_s = max(seen.number, event.number), monotonic()
             if event.scores.nats:
                 seen.scores[event.number, event.scores.batch] = event.scores.nats

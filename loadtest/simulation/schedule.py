@@ -6,6 +6,8 @@ import random
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from serving.router.paths import HEDGES
+
 STAGES, REPLICAS, ROUTERS, CLIENTS, REQUESTS = "abc", 2, 2, 2, 3
 HOSTS = tuple(f"{stage}-{replica + 1}" for stage in STAGES for replica in range(REPLICAS))
 ROUTER_NAMES = tuple(f"router-{i + 1}" for i in range(ROUTERS))
@@ -15,7 +17,7 @@ WORKERS = tuple(f"worker-{i + 1}" for i in range(4))  # two parts, two replicas 
 BEGIN_S = 2.0  # within which faults begin
 MOST_FAULTS = 4
 SLOW = 50.0, (450.0, 520.0)  # times that a slow host takes; so many, and a second try begins beside the first
-SLOW_ALONE, PARTED_S = 100.0, 3.5  # of a range's only host; from the loss of one router to that of the other
+SLOW_ALONE, PARTED_S = 100.0, (0.3, 3.5)  # of a range's only host; from the loss of one router to that of the other
 GONE_S = 600.0  # so long the other host is lost
 SLOW_LINK_S, FLAP_S, JUMP_S = 0.3, 0.75, (1.0, 4.0)  # what a slow link takes more; from reset to reset; of a clock
 # Of so many seeds one deploys a release meanwhile, and another is a training: both take files, which are slow.
@@ -134,7 +136,7 @@ class Schedule:
     faults: tuple[PlannedFault, ...]
     deploy_at_s: float | None = None  # when the other release is deployed, if it is
     trains: bool = False  # it is a training, and no requests come
-    is_spent: bool = False  # routers may make no second tries
+    second_tries: float = HEDGES  # that each router may make
 
 
 def make_schedule(seed: int, cases: int, is_scripted: bool = False) -> Schedule:
@@ -166,8 +168,9 @@ def make_schedule(seed: int, cases: int, is_scripted: bool = False) -> Schedule:
         other, at_s = next(name for name in hosts if name[0] == only[0]), chance.uniform(0.5, BEGIN_S)
         faults.append(PlannedFault("kill", (other,), 0.0, GONE_S))
         if is_parted := chance.random() < 0.5:
+            times_s = at_s, at_s + chance.uniform(*PARTED_S)
             ends = [(CLIENT_NAMES[0], router) for router in ROUTER_NAMES]
-            faults += [PlannedFault("reset", each, at_s + PARTED_S * i, 0.0) for i, each in enumerate(ends)]
+            faults += [PlannedFault("reset", each, then_s, 0.0) for each, then_s in zip(ends, times_s, strict=True)]
             faults.append(PlannedFault("slow", (only,), 0.0, KINDS["slow"].most_s, SLOW_ALONE))
         else:
             faults.append(PlannedFault("freeze", (only,), at_s, chance.uniform(0.5, 3.0)))
@@ -210,8 +213,8 @@ def make_schedule(seed: int, cases: int, is_scripted: bool = False) -> Schedule:
     ways = [(spared_router,), (spared_router, *others), *[(*others, spared_router)] * 2]
     known = (ROUTER_NAMES if is_parted else chance.choice(ways), *(chance.choice(ways) for _ in CLIENT_NAMES[1:]))
     faults.sort(key=lambda fault: fault.at_s)
-    is_spent = chance.random() < 0.5 or is_alone
-    return Schedule(seed, tuple(map(tuple, requests)), known, tuple(faults), deploy_at_s, is_spent=is_spent)
+    second_tries = 0.0 if is_alone else (0.0, 1.0, HEDGES, HEDGES)[int(4 * chance.random())]
+    return Schedule(seed, tuple(map(tuple, requests)), known, tuple(faults), deploy_at_s, second_tries=second_tries)
 
 
 def _training(seed: int, chance: random.Random) -> Schedule:

@@ -39,6 +39,7 @@ from loadtest.simulation.schedule import (
 from loadtest.simulation.training import Training, TrainingWorld, train
 from loadtest.simulation.world import CASES, RequestOutcome, ScheduleRun, World
 from serving.cli.deploy import SWITCHED
+from serving.router.paths import HEDGES
 from serving.router.topology import HostEntry, Topology
 from stages.progress import counted
 from stages.wire import channel
@@ -93,8 +94,8 @@ class Weights:
         """The outcome of each case by each release without faults, one request after the other."""
         requests = (tuple(Asked(case, 0.0) for case in range(len(CASES))),)
         plain, found = Schedule(-1, requests, (ROUTER_NAMES[:1],), ()), []
-        for release in self.releases:
-            run = run_schedule(self, plain, release)
+        for is_second in (False, True):
+            run = run_schedule(self, plain, is_second)
             assert all(each.status == "OK" and not each.replays for each in run.outcomes), run
             found.append(run.outcomes)
         return list(zip(*found, strict=True))
@@ -173,7 +174,8 @@ def faults_of(outcome: RequestOutcome, schedule: Schedule) -> dict[PlannedFault,
     """The faults that a request may have met where it was, and the seconds that each may have cost it."""
     end_s = outcome.begun_s + outcome.took_s
     there = (fault for fault in schedule.faults if outcome.places.issuperset(fault.targets))
-    delays_s = {fault: fault.delay_s(outcome.begun_s, end_s, schedule.faults, schedule.is_spent) for fault in there}
+    is_spent = schedule.second_tries < HEDGES
+    delays_s = {fault: fault.delay_s(outcome.begun_s, end_s, schedule.faults, is_spent) for fault in there}
     return {fault: delay_s for fault, delay_s in delays_s.items() if delay_s}
 
 
@@ -194,10 +196,10 @@ def trouble_of(schedule: Schedule, run: ScheduleRun, answers: Answers) -> tuple[
     return tuple(told)
 
 
-def run_schedule(weights: Weights, schedule: Schedule, first: TinyRelease | None = None) -> ScheduleRun:
+def run_schedule(weights: Weights, schedule: Schedule, is_second: bool = False) -> ScheduleRun:
     """Run a schedule from its start to its end, in virtual time. Deterministic.
 
-    :param first: what is served; the first of the weights' releases, where none is given."""
+    :param is_second: the second of the weights' releases is served, not the first."""
     with ExitStack() as stack:
         gc.disable()  # a tenth of the time; and it may not come between, where the same seed is to give the same
         stack.callback(gc.enable)
@@ -208,10 +210,7 @@ def run_schedule(weights: Weights, schedule: Schedule, first: TinyRelease | None
             world = TrainingWorld(loop, weights.training, directory)
             job = _train(world, schedule, said)
         else:
-            disks = None if schedule.deploy_at_s is None else directory
-            world = World(loop, weights.topology, weights.releases, first or weights.releases[0], disks)
-            world.is_spent = schedule.is_spent
-            world.liars = {fault.targets[0] for fault in schedule.faults if fault.kind == "lie"}
+            world = World(loop, weights.topology, weights.releases[is_second:], schedule, directory)
             job = _run(world, schedule, said)
         connect: Any = partial(MemoryChannel, world.network)
         before, channel.connect, os.fsync = (channel.connect, os.fsync), connect, world.sync  # type: ignore[assignment]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import math
 import shutil
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import product
@@ -14,22 +14,15 @@ from typing import Any
 
 from loadtest.simulation.loop import CALLER, Process, VirtualLoop
 from loadtest.simulation.network import FaultyWorld
-from loadtest.simulation.processes import (
-    SimulatedHost,
-    TinyRelease,
-    Try,
-    VirtualLoader,
-    WatchedRing,
-    held,
-)
-from loadtest.simulation.schedule import HOSTS, ROUTER_NAMES, Asked, PlannedFault
+from loadtest.simulation.processes import SimulatedHost, TinyRelease, Try, VirtualLoader, WatchedRing, held
+from loadtest.simulation.schedule import HOSTS, ROUTER_NAMES, Asked, PlannedFault, Schedule
 from loadtest.simulation.served import MemoryServer
 from serving.cli.deploy import deploying
 from serving.client.client import AsyncClient, RequestRefused, Result, RouterError
 from serving.router.active_release import ActiveRelease
 from serving.router.admission import Admission
 from serving.router.audit import Auditor
-from serving.router.paths import HEDGES, Hedging
+from serving.router.paths import Hedging
 from serving.router.ring import RingView
 from serving.router.rollout import Rollout
 from serving.router.server import first_release
@@ -118,19 +111,15 @@ class World(FaultyWorld):
     """The processes of one schedule, by name."""
 
     def __init__(
-        self,
-        loop: VirtualLoop,
-        topology: Topology,
-        releases: Sequence[TinyRelease],
-        first: TinyRelease,
-        stores: Path | None,
+        self, loop: VirtualLoop, topology: Topology, releases: Sequence[TinyRelease], schedule: Schedule, disks: Path
     ) -> None:
-        """:param first: what is served; stores: where each process keeps releases, if any is to be deployed."""
+        """:param releases: the first one is served. :param disks: where each process keeps some, if one is deployed."""
         super().__init__(loop)
-        self.is_spent = False  # routers may make no second tries
-        self.liars: Collection[str] = ()  # hosts that lie some time: then all answers are audited
-        self.topology, self.releases = topology, releases
-        self.first, self.stores, self.open_stores = first, stores, dict[str, ReleaseStore]()
+        self.second_tries = schedule.second_tries
+        # Hosts that lie some time: then all answers are audited.
+        self.liars = {fault.targets[0] for fault in schedule.faults if fault.kind == "lie"}
+        self.topology, self.releases, self.first = topology, releases, releases[0]
+        self.stores, self.open_stores = disks if schedule.deploy_at_s is not None else None, dict[str, ReleaseStore]()
         self.hosts: dict[str, SimulatedHost] = {}
         self.rings: dict[str, WatchedRing] = {}
         self.all_rings: list[WatchedRing] = []
@@ -179,7 +168,7 @@ class World(FaultyWorld):
             ring.auditor = Auditor(ring, 1.0, self.first.verifier, seed=0)
         self.rings[name] = ring
         self.all_rings.append(ring)
-        ring.hedging = Hedging(0.0 if self.is_spent else HEDGES)
+        ring.hedging = Hedging(self.second_tries)
         for kind, what in product(MODEL_KINDS, ("", " candidates", " more candidates")):
             ring.hedging.record(kind + what, USUAL_S)  # it has served: one that knows no usual time waits longer
         store = self._store(name)

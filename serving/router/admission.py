@@ -66,11 +66,7 @@ class AdmittedRequest:
 class Admission:
     """The router's places. Lives on the event loop."""
 
-    def __init__(
-        self,
-        settings: AdmissionSettings | None = None,
-        reserves: bool = False,
-    ) -> None:
+    def __init__(self, settings: AdmissionSettings | None = None, reserves: bool = False) -> None:
         """:param reserves: whether there may be more than one key."""
         self.settings = settings or AdmissionSettings()
         # In flight, and how many of them are batch requests.

@@ -17,14 +17,7 @@ from stages.host.sessions import HostSession, SessionStore
 from stages.host.validation import parse_hop
 from stages.model.vocabulary import Vocabulary
 from stages.v1 import stage_pb2
-from stages.wire.messages import (
-    Outcome,
-    PictureMessage,
-    Work,
-    copy_of,
-    merged,
-    results_of,
-)
+from stages.wire.messages import Outcome, PictureMessage, Work, copy_of, merged, results_of
 
 # Whether two hosts gave the same result, as far as honest machines do.
 

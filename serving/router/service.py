@@ -80,11 +80,7 @@ class RouterService(router_pb2_grpc.RouterServiceServicer):
         return self._recorded(mode, request, context, self._draw)
 
     async def _recorded(
-        self,
-        mode: str,
-        request: Q,
-        context: Context,
-        serve: Callable[[Q, RequestRecord, Key], AsyncGenerator[R, None]],
+        self, mode: str, request: Q, context: Context, serve: Callable[[Q, RequestRecord, Key], AsyncGenerator[R, None]]
     ) -> AsyncGenerator[R, None]:
         """The answer to a request, under the name that logs have for it."""
         left_s = context.time_remaining()

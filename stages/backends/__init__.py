@@ -7,15 +7,7 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor
 
-from stages.backends.base import (
-    BlockRunner,
-    BranchPiece,
-    CleanPiece,
-    Denoised,
-    NoisyPiece,
-    PictureRunner,
-    StageRunner,
-)
+from stages.backends.base import BlockRunner, BranchPiece, CleanPiece, Denoised, NoisyPiece, PictureRunner, StageRunner
 from stages.backends.packed import PackedBlock
 from stages.backends.packed_llama import packed_stage
 from stages.backends.pictures import PackedPictures

@@ -32,11 +32,7 @@ class Host:
     """Everything between a hop and what follows from it. Lives on the event loop; arithmetic has its own thread."""
 
     def __init__(
-        self,
-        first: Release,
-        settings: HostSettings,
-        next_hosts: NextHosts,
-        meter: HostCounters | None = None,
+        self, first: Release, settings: HostSettings, next_hosts: NextHosts, meter: HostCounters | None = None
     ) -> None:
         """:param first: what it begins with; all that comes later holds the same blocks.
         :param next_hosts: to the hosts that may come next; none where this host holds a whole model.

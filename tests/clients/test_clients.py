@@ -87,10 +87,7 @@ def url(source: Path, tmp_path_factory: pytest.TempPathFactory, local_ring: Any)
     """A gateway before that model."""
     directory = tmp_path_factory.mktemp("served")
     assert main(["import", str(source), "--out", str(directory / "model"), "--blocks", "3", "--untrained"]) == 0
-    with (
-        local_ring(directory / "model", 2) as client,
-        run(directory, "--router", client.address) as gateway,
-    ):
+    with local_ring(directory / "model", 2) as client, run(directory, "--router", client.address) as gateway:
         yield f"{gateway.url}/v1"
 
 

@@ -27,17 +27,7 @@ from trainer.blocks.data import Corpus
 from trainer.blocks.losses import next_byte_nats
 from trainer.blocks.state import json_digest
 from trainer.rounds.codecs import Shapes, Tensors, load, parameter_shapes, trainable
-from trainer.rounds.parts import (
-    AR,
-    STAGE,
-    ArPart,
-    BlockPart,
-    Learner,
-    PartTask,
-    StagePart,
-    is_fed,
-    stage_name,
-)
+from trainer.rounds.parts import AR, STAGE, ArPart, BlockPart, Learner, PartTask, StagePart, is_fed, stage_name
 from trainer.rounds.settings import PROTOCOL, WorkerSettings
 from trainer.v1 import rounds_pb2
 

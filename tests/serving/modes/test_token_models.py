@@ -13,16 +13,7 @@ from serving.modes.local import LocalModel
 from stages.backends.whole_model import Continuations, WholeModel
 from stages.model.llama import LlamaStage
 from stages.model.resampling import weigh
-from tests.serving.pretrained import (
-    ARCHITECTURE,
-    DRAFTER,
-    VOCABULARY,
-    ids,
-    panicking,
-    text_of,
-    write_model,
-    written,
-)
+from tests.serving.pretrained import ARCHITECTURE, DRAFTER, VOCABULARY, ids, panicking, text_of, write_model, written
 
 PROMPT = "the old man said that the sea"
 COUNT = 24

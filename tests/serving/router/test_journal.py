@@ -3,12 +3,16 @@
 from collections.abc import Sequence
 from typing import Any
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from serving.router.journal import Journal
+from serving.router.host_link import Attempt
+from serving.router.journal import Journal, Tries
+from serving.router.paths import Hedging, Suspects
 from stages.model.vocabulary import BYTES, Vocabulary
 from stages.v1 import stage_pb2
+from stages.wire.status import Code, StatusError
 from tests.stages.hops import step
 
 
@@ -72,3 +76,12 @@ def test_tokens_are_counted_and_only_accepted_drafts_are_kept(
     assert (second.number, second.start) == (1, len(prompt) + len(written) - 1)
     assert TOKENS.tokens(second.clean) == written[-1:]
     assert TOKENS.tokens(again.clean) == prompt + written
+
+
+def test_a_deadline_that_passed_is_no_hosts_fault() -> None:
+    journal, attempt = after((step(), b"a", [])), Attempt((), lambda *_: None)
+    tries = Tries(journal, "ar", False, 9, 10.0, 5.0, Hedging(), Suspects(), lambda *_: None, lambda: True, str)
+    tries.begun(attempt, 9.98)
+    with pytest.raises(StatusError):
+        tries.failed(attempt, stage_pb2.Fault(code=Code.DEADLINE_EXCEEDED.value[0], lost="b"), 9.99)
+    assert not tries.blamed

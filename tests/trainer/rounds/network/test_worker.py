@@ -17,13 +17,7 @@ from tests.trainer.small import corpus
 from trainer.blocks import state
 from trainer.rounds.simulation import SimulatedWorkers, Simulation
 from trainer.rounds.store import audit
-from trainer.rounds.worker_state import (
-    STATE_NAME,
-    FragmentProgress,
-    WorkerProgress,
-    load_worker,
-    save_worker,
-)
+from trainer.rounds.worker_state import STATE_NAME, FragmentProgress, WorkerProgress, load_worker, save_worker
 
 Start = Callable[..., Any]
 
