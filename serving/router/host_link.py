@@ -44,9 +44,15 @@ Weights = tuple[str, ...]
 class HostLink:
     """One host as the router sees it."""
 
-    def __init__(self, entry: HostEntry, hop_timeout_s: float, security: Security = LOOPBACK_ONLY) -> None:
+    def __init__(
+        self,
+        entry: HostEntry,
+        hop_timeout_s: float,
+        security: Security = LOOPBACK_ONLY,
+        dial: Callable[..., Relay] = Relay,
+    ) -> None:
         self.entry = entry
-        self.relay = Relay(entry.address, MESSAGE_BYTES, hop_timeout_s, entry.name, security, EVENTS_BYTES)
+        self.relay = dial(entry.address, MESSAGE_BYTES, hop_timeout_s, entry.name, security, EVENTS_BYTES)
         self.info: stage_pb2.DescribeResponse | None = None
         # Blocks of a whole model, as it says; 0 while that is not known.
         self.parts = 0
