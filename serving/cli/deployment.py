@@ -200,7 +200,8 @@ class Deployment:
             return asked[-1][asked[-1].index(ASKED_TO_END) :]
         if lines and (said := re.match(r"onesweep( \w+)*: (error: )?", lines[-1])):
             return lines[-1][said.end() :]
-        return " ".join(lines[-LOG_LINES:]) or "its log is empty"
+        is_silent = not lines or re.search(r"^[-\d]+ [:,\d]+ (INFO|WARNING) |: ready$", lines[-1])
+        return "without a word: killed, for lack of memory perhaps" if is_silent else " ".join(lines[-LOG_LINES:])
 
 
 def answers_of(client: Client, within_s: float = 2.0) -> Iterator[str | None]:

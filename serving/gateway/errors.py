@@ -151,11 +151,20 @@ def _path(error: Mapping[str, Any], body: object) -> list[str]:
     return path
 
 
+def _reached(found: tuple[list[str], Mapping[str, Any]]) -> tuple[int, list[int], bool]:
+    """Depth and places of a mistake in a value, and whether it is more than another kind of value."""
+    path, error = found
+    return len(path), [int(part) for part in path if part.isdigit()], not error["type"].endswith("_type")
+
+
 def field_error(errors: Sequence[Mapping[str, Any]], body: object) -> ApiError:
     """The answer to pydantic's list of what is wrong with a body: about the first field in it, and the deepest place
     there, since a value that may be of several kinds is wrong as each of them."""
     of_first = (each for each in errors if each["loc"][:2] == errors[0]["loc"][:2])
-    path, first = max(((_path(each, body), each) for each in of_first), key=lambda found: len(found[0]))
+    of_kinds = dict[tuple[str, ...], Mapping[str, Any]]()  # the first mistake as each of them
+    for each in of_first:
+        of_kinds.setdefault(tuple(part for part in each["loc"] if not isinstance(part, int)), each)
+    path, first = max(((_path(each, body), each) for each in of_kinds.values()), key=_reached)
     param, name = ".".join(path) or None, path[0] if path else ""
     if first["type"] == "extra_forbidden":
         is_own = param in _OWN_FIELDS

@@ -323,7 +323,7 @@ def check_measures(directory: Path, manifest: Manifest, index: int, measures: Me
             raise CheckpointError(
                 f"{directory}: part {index} is refused: {name} on the probe is {value:.4f}, the manifest recorded "
                 f"{expected:.4f} (tolerance {tolerance:.2g}{hint}): "
-                "the weights do not mean what the manifest says"
+                "the weights do not mean what the manifest says; fetch both again"
             )
 
 

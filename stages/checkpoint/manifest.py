@@ -181,9 +181,7 @@ def _parse(record: dict[str, Any], path: Path) -> Manifest:
         raise CheckpointError(f"{path} has format {record['format']}, this version reads {FORMAT}: {advice}")
     try:
         return _build(record)
-    except CheckpointError as error:
-        raise CheckpointError(f"{path}: {error}") from None
-    except InputError as error:
+    except (CheckpointError, InputError) as error:
         raise CheckpointError(f"{path} is damaged: {error}; fetch it again") from None
 
 

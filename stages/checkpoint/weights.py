@@ -64,10 +64,9 @@ def _read(file: BufferedReader, path: Path, size: int, expected: Shapes, types: 
         found = {name: tuple(entry["shape"]) for name, entry in entries}
         for name in sorted(expected.keys() | found.keys()):
             if expected.get(name) != found.get(name):
-                raise CheckpointError(
-                    f"{path}: tensor {name} has shape {found.get(name, 'none')}, "
-                    f"the manifest's architecture asks for {expected.get(name, 'none')}"
-                )
+                held = f"has shape {found[name]}" if name in found else "is missing"
+                wanted = f"asks for {expected[name]}" if name in expected else "has none of this name"
+                raise CheckpointError(f"{path}: tensor {name} {held}, the manifest {wanted}; fetch it again")
         _check_layout(path, entries, size - 8 - length, types)
     except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
         raise CheckpointError(f"{path} is no safetensors file: its header is damaged ({error})") from None
@@ -86,9 +85,9 @@ def _check_layout(path: Path, entries: list[tuple[str, Any]], data_bytes: int, t
             raise CheckpointError(f"{path}: tensor {name} is {entry['dtype']}; only {names} are read")
         begin, end = end, end + TYPES[entry["dtype"]].itemsize * math.prod(entry["shape"])
         if entry["data_offsets"] != [begin, end]:
-            raise CheckpointError(f"{path}: tensor {name} is not at bytes {begin} to {end} of the data")
+            raise CheckpointError(f"{path}: tensor {name} is not at bytes {begin} to {end} of the data; fetch it again")
     if end != data_bytes:
-        raise CheckpointError(f"{path} holds {data_bytes} bytes of data, its tensors take {end}")
+        raise CheckpointError(f"{path} holds {data_bytes} bytes of data, its tensors take {end}; fetch it again")
 
 
 def _read_tensor(

@@ -65,6 +65,7 @@ def test_what_is_wrong_of_a_value_is_said_in_our_words(request_: type[Fields], j
 
 def test_a_refusal_names_the_field_as_it_was_sent() -> None:
     assert refusal(CompletionRequest, prompt=[1.5]) == "prompt.0 must be a text or a list, not 1.5"
+    assert refusal(CompletionRequest, prompt=[1, -1]) == "prompt.0 must be at least 0, not -1"
     assert refusal(CompletionRequest, prompt=[[1, "x"]]) == 'prompt.0.1 must be a whole number, not "x"'
     assert "logit_bias.sea must be the number of a token" in refusal(CompletionRequest, logit_bias={"sea": 1})
     assert "'assistant' or 'tool', not \"dog\"" in refusal(ChatRequest, messages=[{"role": "dog"}])
