@@ -51,7 +51,7 @@ class ProgressLine(WorkProgress):
         """:param stream: standard error without one, which leaves standard output to results."""
         self._stream, self._clock = stream or sys.stderr, clock
         self._in_place, self._shown, self._step = self._stream.isatty(), "", ""
-        self._begin, self._last = clock(), -float("inf")
+        self._begin, self._last, self._what, self._pause_s = clock(), -float("inf"), "", PAUSE_S
 
     def say(self, line: str) -> None:
         self.close()
@@ -63,9 +63,11 @@ class ProgressLine(WorkProgress):
         if share == 0.0 or (share is None and step != self._step):
             self._begin = now
         self._step = step
-        if now - self._last < (TERMINAL_PAUSE_S if self._in_place else PAUSE_S):
+        if what != self._what or share is not None:
+            self._pause_s = PAUSE_S
+        if now - self._last < (TERMINAL_PAUSE_S if self._in_place else self._pause_s):
             return
-        self._last = now
+        self._last, self._what, self._pause_s = now, what, 2 * self._pause_s  # the same again is less and less news
         line = what + self._figures(now - self._begin, share)
         if self._in_place:
             # a line that wraps cannot be taken back

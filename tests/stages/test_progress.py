@@ -29,8 +29,8 @@ def test_what_is_left_of_some_work_is_told_by_the_time_since_it_began() -> None:
 
 
 def test_seconds_are_those_of_the_step_that_is_named() -> None:
-    stream, times = io.StringIO(), iter((0.0, 0.0, 5.0, 60.0, 75.0))
+    stream, times = io.StringIO(), iter((0.0, 0.0, 5.0, 60.0, 75.0, 80.0, 90.0))
     line = progress.ProgressLine(stream, lambda: next(times))
-    for step in ("waiting for machines: none", "waiting for machines: 1 of 2", "starting", "starting"):
+    for step in ("waiting for machines: none", "waiting for machines: 1 of 2", *["starting"] * 4):
         line.at(step)
-    assert stream.getvalue().splitlines()[-1] == "starting (15 s)"
+    assert stream.getvalue().splitlines()[-2:] == ["starting (15 s)", "starting (30 s)"], "less and less often"
