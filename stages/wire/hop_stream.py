@@ -34,8 +34,8 @@ WARM_TIMEOUT_S = 2.0
 # A link without hops for so long is idle, and gets a message in a pause of this length: twenty small messages a second
 # to each neighbour cost a host two hundredths of a core for nothing.
 IDLE_AFTER_S, IDLE_PAUSE_S = 10.0, 2.0
-# What a new link is sent, as long as none takes so much longer than a message of nothing.
-OPENING_BYTES, OPENING_MS = tuple(1 << power for power in range(15, 21)), 250.0
+# A new link is sent these, until one takes so much longer than nothing, or is more than this part of the largest hop.
+OPENING_BYTES, OPENING_MS, OPENING_PART = tuple(1 << power for power in range(15, 21)), 250.0, 8
 # Keep-warm messages whose quickest tells the link's own round trip: the others may have waited for a processor.
 RECENT = 8
 # The latest answer is remembered so much shorter with each that follows: half of it after about ten seconds.
@@ -173,7 +173,7 @@ class Relay:
         await self.warm(0)
         quick_ms = (self.rtt_ms or 0.0) + OPENING_MS
         for size in OPENING_BYTES:
-            if size < self._message_bytes and (self.rtt_ms or 0.0) <= quick_ms:
+            if size <= self._message_bytes // OPENING_PART and (self.rtt_ms or 0.0) <= quick_ms:
                 await self.warm(size)
 
     @property

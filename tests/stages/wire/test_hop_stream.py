@@ -120,10 +120,10 @@ async def test_parcels_are_closed_when_they_are_full(monkeypatch: pytest.MonkeyP
 @pytest.mark.parametrize(
     ("bytes_per_s", "message_bytes", "sent"),
     [
-        (1e9, 4 << 20, [0, 1 << 15, 1 << 16, 1 << 17, 1 << 18, 1 << 19, 1 << 20]),
-        (5e5, 4 << 20, [0, 1 << 15, 1 << 16, 1 << 17]),
-        (1e4, 4 << 20, [0, 1 << 15]),
-        (1e9, 1 << 16, [0, 1 << 15]),
+        (1e9, 8 << 20, [0, 1 << 15, 1 << 16, 1 << 17, 1 << 18, 1 << 19, 1 << 20]),
+        (5e5, 8 << 20, [0, 1 << 15, 1 << 16, 1 << 17]),
+        (1e4, 8 << 20, [0, 1 << 15]),
+        (1e9, 8 << 15, [0, 1 << 15]),
     ],
     ids=["fast", "4 Mbit/s", "slow", "small messages"],
 )
