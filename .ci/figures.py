@@ -101,16 +101,16 @@ def _load(record: Record) -> dict[str, float]:
     return found
 
 
-def _pretrained(record: Record) -> dict[str, float]:
+def _near_model(record: Record) -> dict[str, float]:
     found: dict[str, float] = {}
     for row in record["rows"]:
-        mode = "ar" if row["mode"].partition(":")[0] == "ar" else "lookup"
+        mode = "ar_" if row["mode"].partition(":")[0] == "ar" else ""
         name = ("copying_" if row["text"] == "copying" else "") + mode
         found |= {
-            f"{name}_tokens_per_s": row["tokens_per_s"],
-            f"{name}_s": row["p50_ms"] / 1000,
-            f"{name}_trips": row["sweeps"],
-            f"{name}_ratio": row["ratio"],
+            f"{name}tokens_per_s": row["tokens_per_s"],
+            f"{name}s": row["p50_ms"] / 1000,
+            f"{name}trips": row["sweeps"],
+            f"{name}ratio": row["ratio"],
         }
     return found
 
@@ -140,10 +140,10 @@ MEASUREMENTS: dict[str, Measurement] = {
         " --users 1,2,4,8,16,32,64",
         _load,
     ),
-    "pretrained": Measurement(
-        "onesweep bench wan --profile links-60 --checkpoint $MODEL --modes ar,ar-speculative:lookup"
-        " --text novel,copying --max-tokens 64 --temperature 0 --requests 1",
-        _pretrained,
+    "near_model": Measurement(
+        "onesweep bench wan --profile links-60 --checkpoint $MODEL --modes ar,ar-speculative --text novel,copying"
+        " --max-tokens 128 --temperature 1 --requests 2",
+        _near_model,
     ),
 }
 

@@ -106,10 +106,11 @@ class Host:
             self.scheduler.stop()
 
     def _wait_s(self) -> float:
+        if self.blocks[0]:  # on the first host alone: where they met once, they stay together
+            return 0.0
         since = monotonic() - STEPPING_S
         stepping = sum(session.stepped_at > since for session in self.sessions.sessions.values())
-        # on the first host alone: where they met once, they stay together
-        return 0.0 if self.blocks[0] else company_wait_s(self.scheduler.arrived, stepping, self.scheduler.steps_ms)
+        return company_wait_s(self.scheduler.arrived, stepping, self.scheduler.steps_ms)
 
     def _go(self) -> None:
         if self._going is not None:
@@ -252,5 +253,4 @@ def company_wait_s(arrived: Sequence[ScheduledHop], stepping: int, pass_ms: floa
     if not arrived or pass_ms >= QUICK_MS:  # during longer passes others arrive
         return 0.0
     is_few = len(arrived) < stepping // max(len(arrived[0].hop.path), 1)
-    waits = is_few and all(job.work.is_step and not job.work.is_prefill for job in arrived)
-    return pass_ms / 1000 if waits else 0.0
+    return pass_ms / 1000 if is_few and all(job.work.is_step and not job.work.is_prefill for job in arrived) else 0.0
