@@ -20,8 +20,7 @@ from playwright.sync_api import Browser, Page, ViewportSize, sync_playwright
 
 from serving.cli.deployment import MODULE, temporary_deployment
 from serving.cli.ports import free_port_block
-from serving.router.topology import local_topology
-from stages.checkpoint.shipped import SHIPPED
+from serving.router.topology import SHIPPED, local_topology
 
 HOSTS = 3
 ENTRANTS = ("sweep", "resample:scorer", "ar", "ar-speculative")

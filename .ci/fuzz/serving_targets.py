@@ -22,8 +22,8 @@ from serving.modes.pretrained_tokenizer import PretrainedTokenizer
 from serving.router import validation
 from serving.router.accounting import Account
 from serving.router.request import Request
+from serving.router.topology import SHIPPED
 from serving.v1 import router_pb2, router_pb2_grpc
-from stages.checkpoint.shipped import SHIPPED
 from stages.host.parts import ModelSource, plan_host
 from stages.host.validation import parse_hop
 from stages.model.vocabulary import Vocabulary

@@ -30,7 +30,7 @@ from loadtest.lab.profile import ROUTER
 from loadtest.workload.caller import COMMAND, Access, Caller, RouterState
 from loadtest.workload.prompts import NOVEL
 from loadtest.workload.testbed import LOOPBACK, check_links
-from stages.checkpoint.shipped import SHIPPED
+from serving.router.topology import SHIPPED
 from stages.errors import ServiceError
 from stages.host.parts import plan_host
 

@@ -6,7 +6,7 @@ from functools import partial
 from pathlib import Path
 
 from loadtest.commands import CHECKPOINT, MAX_AT_ONCE, BenchReport, absolute, add_measurement, run_bench
-from stages.checkpoint.shipped import SHIPPED
+from serving.router.topology import SHIPPED
 from stages.settings import flag, from_flags, setting
 
 

@@ -9,7 +9,7 @@ from loadtest.commands import CHECKPOINT, MAX_AT_ONCE, add_measurement, check_na
 from loadtest.workload.prompts import BYTES, LEVELS, TOKENS, Length, Prompts
 from loadtest.workload.testbed import default_hosts
 from serving.client.variants import ModeVariant, parse_variants
-from stages.checkpoint.shipped import SHIPPED
+from serving.router.topology import SHIPPED
 from stages.errors import InputError
 from stages.settings import flag, from_flags, setting
 

@@ -23,7 +23,7 @@ from loadtest.workload.testbed import TestbedSettings, check_testbed, open_testb
 from serving.client.client import Client, DrawnPictures
 from serving.client.variants import ModeVariant, parse_variants
 from serving.drawing import DRAWING_MODES
-from stages.checkpoint.shipped import SHIPPED
+from serving.router.topology import SHIPPED
 from stages.errors import InputError, ResumeError
 from trainer.blocks.state import digest, load_state, save_state
 from trainer.pictures.data import PictureSet, load_pictures

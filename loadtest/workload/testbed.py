@@ -25,8 +25,7 @@ from loadtest.workload.caller import COMMAND, Access, Caller
 from serving.cli.deployment import MODULE, POLL_S, Deployment, temporary_deployment
 from serving.cli.ports import free_port_block
 from serving.router.request import DEFAULT_ROUTER
-from serving.router.topology import Topology, local_topology
-from stages.checkpoint.shipped import SHIPPED
+from serving.router.topology import SHIPPED, Topology, local_topology
 from stages.errors import InputError, ServiceError
 from stages.settings import setting
 from stages.wire.channel import parse_address

@@ -12,8 +12,7 @@ from serving.cli.run import HOSTS, find_checkpoint, manifest_record
 from serving.client.client import Client, DrawnPictures, Result
 from serving.client.variants import TEXT_WIDTH, ModeVariant, all_variants, comparison, run_variants
 from serving.router.request import MAX_TIMEOUT_S
-from serving.router.topology import local_topology
-from stages.checkpoint.shipped import SHIPPED
+from serving.router.topology import SHIPPED, local_topology
 from stages.host.commands import add_import_options
 from stages.progress import ProgressLine, ticking
 from stages.signals import ends_cleanly

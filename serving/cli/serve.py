@@ -17,7 +17,7 @@ from serving.client.client import RouterError
 from serving.gateway.settings import DEFAULT_LISTEN, HttpSettings, check_framework
 from serving.router.request import DEFAULT_ROUTER
 from serving.router.settings import RouterSettings
-from serving.router.topology import HostEntry, Topology, local_topology
+from serving.router.topology import SHIPPED, HostEntry, Topology, local_topology
 from serving.router.topology_source import (
     TopologySource,
     add_topology_option,
@@ -26,7 +26,6 @@ from serving.router.topology_source import (
     topology_in_file,
 )
 from serving.v1 import router_pb2
-from stages.checkpoint.shipped import SHIPPED
 from stages.device import AUTO
 from stages.errors import InputError
 from stages.host.commands import add_device, check_positive

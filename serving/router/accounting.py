@@ -21,15 +21,14 @@ JITTER_S = 0.02
 class RequestContext:
     """The properties of a request that travel to the hosts beside its work."""
 
-    # It gives way to others, on the hosts too.
-    batch = False
-    # Where hosts may keep the beginnings of its texts; empty: nowhere.
-    space = b""
-    # The key that it came with.
-    caller = ""
+    name = ""
+    batch = False  # it gives way to others, on the hosts too
+    space = b""  # where hosts may keep the beginnings of its texts; empty: nowhere
+    caller = ""  # the key that it came with
 
     def stamp(self, hop: stage_pb2.Hop) -> None:
         """Name the request in work that leaves for the hosts."""
+        hop.request, hop.batch = self.name, self.batch
 
 
 @dataclass(frozen=True)
@@ -54,21 +53,15 @@ class Account:
 
     context: RequestContext = field(default_factory=RequestContext)
     begin: float = field(default_factory=monotonic)
-    # Of what is written.
-    vocabulary: Vocabulary = BYTES
+    vocabulary: Vocabulary = BYTES  # of what is written
     first_byte_ms: float = 0.0
     prompt_bytes: int = 0
     prompt_tokens: int = 0
-    # Of these, those that the hosts had in memory.
-    cached_tokens: int = 0
-    # Of text, as far as it was handed out.
-    output_bytes: int = 0
-    # Tokens that were written.
-    output_tokens: int = 0
-    # Whether nothing can follow the text by its schema.
-    complete: bool = False
-    # Whether the text ended before it had the length asked for.
-    stopped: bool = False
+    cached_tokens: int = 0  # of these, those that the hosts had in memory
+    output_bytes: int = 0  # of text, as far as it was handed out
+    output_tokens: int = 0  # tokens that were written
+    complete: bool = False  # whether nothing can follow the text by its schema
+    stopped: bool = False  # whether the text ended before it had the length asked for
     sweeps: int = 0
     hops: int = 0
     # One entry for each hop of a sweep, the largest where sweeps differ: a list of every hop of 256 steps helps nobody.
@@ -81,21 +74,16 @@ class Account:
     scorer: str = ""
     sampling: str = ""  # the settings that tokens were drawn with
     reason: str = ""
-    # Times that work moved to other hosts.
-    replays: int = 0
-    # The one that `auto` took.
-    mode: str = ""
+    replays: int = 0  # times that work moved to other hosts
+    mode: str = ""  # the one that `auto` took
     chunk: int = 0
     candidates: int = 0
-    # Batches that a sweep's candidates travelled in, the most; 1 where none did.
-    batches: int = 1
+    batches: int = 1  # batches that a sweep's candidates travelled in, the most; 1 where none did
     effective_samples: list[float] = field(default_factory=list)
-    # Between what was drawn and the scorer's distribution, over all sweeps.
-    distance_bound: float = 0.0
+    distance_bound: float = 0.0  # between what was drawn and the scorer's distribution, over all sweeps
     # For a token, and how many tokens it was measured on.
     divergence_bits: list[tuple[float, int]] = field(default_factory=list)
-    # Audits of answers that ended early.
-    audits: list[Awaitable[bool]] = field(default_factory=list)
+    audits: list[Awaitable[bool]] = field(default_factory=list)  # of answers that ended early
     # Of the tokens that were written, and how many of these are told already.
     logprobs: list[Drawn] = field(default_factory=list)
     told: int = 0

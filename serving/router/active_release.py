@@ -47,8 +47,7 @@ class RouterParts:
     # The drafter, and what mode `local` is; or `local:copy`, where it is the hosts' model in fewer bits.
     local: LocalModel | None
     guide: Guide
-    # The bundle.
-    directory: Path | None
+    directory: Path | None  # the bundle
     tokenizers: Tokenizers = NO_TOKENIZERS
     drawing: LocalDrawing | None = None
     is_copy: bool = False
@@ -85,10 +84,8 @@ class ActiveRelease:
     drawing: dict[str, DrawingMode]
     conditions: LatencyModel
     directory: Path | None
-    # Empty where the hosts brought the weights, until one of them says what it calls them.
-    name: str
-    # Under way.
-    requests: int = 0
+    name: str  # empty where the hosts brought the weights, until one of them says what it calls them
+    requests: int = 0  # under way
 
     @classmethod
     def over(cls, view: RingView, own: RouterParts, name: str = "") -> Self:

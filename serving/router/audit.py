@@ -56,13 +56,10 @@ def alike(one: Iterable[HostLink], other: Iterable[HostLink]) -> bool:
 class AuditCounters:
     """Cost and findings of audits."""
 
-    # That could have been audited.
-    sweeps: int = 0
+    sweeps: int = 0  # that could have been audited
     audited: int = 0
-    # Computed again.
-    hops: int = 0
-    # Of hosts, for audits.
-    compute_ms: float = 0.0
+    hops: int = 0  # computed again
+    compute_ms: float = 0.0  # of hosts, for audits
     faulty_hosts: int = 0
 
 
@@ -75,8 +72,7 @@ class Suspicion:
     """Hosts, by name, that were on the path of every answer found wrong of late."""
 
     names: frozenset[str] = frozenset()
-    # Audits without a finding until they are cleared.
-    left: int = 0
+    left: int = 0  # audits without a finding until they are cleared
 
     def add(self, hosts: frozenset[str]) -> None:
         """Book a wrong answer of `hosts`. Where none of them was suspected, the suspicion begins anew."""

@@ -54,29 +54,21 @@ class HostLink:
         self.entry = entry
         self.relay = dial(entry.address, MESSAGE_BYTES, hop_timeout_s, entry.name, security, EVENTS_BYTES)
         self.info: stage_pb2.DescribeResponse | None = None
-        # Blocks of a whole model, as it says; 0 while that is not known.
-        self.parts = 0
-        # What it has loaded, the newest last.
-        self.held: dict[Weights, stage_pb2.Release] = {}
+        self.parts = 0  # blocks of a whole model, as it says; 0 while that is not known
+        self.held: dict[Weights, stage_pb2.Release] = {}  # what it has loaded, the newest last
         # Why no request can use this host; empty when one can.
         self.problem = f"host {entry.name} at {entry.address} was not reached yet"
-        # Something to mend, though requests can use it; empty where nothing is known.
-        self.warning = ""
+        self.warning = ""  # something to mend, though requests can use it; empty where nothing is known
         # What an audit found against it: it gets no work until then, by the clock.
         self.quarantined, self.quarantined_until = "", 0.0
-        # Of this router, under way.
-        self.sessions = 0
-        # Running mean of what a hop takes here, waiting included.
-        self.hop_ms = 0.0
-        # For vouchers, another one with each subscription.
-        self.key = b""
+        self.sessions = 0  # of this router, under way
+        self.hop_ms = 0.0  # running mean of what a hop takes here, waiting included
+        self.key = b""  # for vouchers, another one with each subscription
         # What it keeps of earlier texts, and which version of its list that is.
         self.prefixes = frozenset[bytes]()
         self.prefix_version = 0
-        # Its own links, by the address that they lead to.
-        self.onward: dict[str, stage_pb2.LinkInfo] = {}
-        # Sessions to be freed there.
-        self._owed: list[str] = []
+        self.onward: dict[str, stage_pb2.LinkInfo] = {}  # its own links, by the address that they lead to
+        self._owed: list[str] = []  # sessions to be freed there
         self._releasing = False
 
     @property
@@ -195,17 +187,14 @@ class Attempt:
 
     path: HostPath
     receive: Callable[[Attempt, stage_pb2.Event], object]
-    # The session's name on the hosts.
-    name: str = field(default_factory=lambda: secrets.token_hex(16))
-    # Events that came and were not looked at yet.
-    unread: int = 0
+    name: str = field(default_factory=lambda: secrets.token_hex(16))  # the session's name on the hosts
+    unread: int = 0  # events that came and were not looked at yet
     # Results that the step under way has, and those of its batches that came.
     results: int = 1
     batches: list[stage_pb2.Event] = field(default_factory=list)
     # Tokens that the hosts are to have in memory, until the first result shows that they had.
     recalled: int = 0
-    # It reads again what other hosts had read, and brought no result yet.
-    replays: bool = False
+    replays: bool = False  # it reads again what other hosts had read, and brought no result yet
 
     def memory(self, space: bytes, prefix: bytes = b"") -> stage_pb2.Memory | None:
         """The place of its text in the hosts' memory, vouched for to each host; None where a host names no instance.

@@ -19,7 +19,6 @@ from serving.v1 import router_pb2
 from stages.clock import monotonic
 from stages.host.metrics import MAX_LINKS, LinkCounterTable
 from stages.telemetry.prometheus import Histogram, MetricFamily, MetricValues
-from stages.v1 import stage_pb2
 from stages.wire.status import REQUEST_KEY, StatusError
 from stages.wire.tls import Expiry
 
@@ -39,8 +38,7 @@ class RequestRecord(RequestContext):
         self.name = secrets.token_hex(8)
         self.metadata = ((REQUEST_KEY, self.name),)
         self.account = Account(self)
-        # Once the request is done.
-        self.summary: router_pb2.Summary | router_pb2.DrawSummary | None = None
+        self.summary: router_pb2.Summary | router_pb2.DrawSummary | None = None  # once the request is done
         self.code = grpc.StatusCode.OK
         self._reason = ""
         self._begin = monotonic()
@@ -75,9 +73,6 @@ class RequestRecord(RequestContext):
                 "bytes": account.output_bytes,
             },
         )
-
-    def stamp(self, hop: stage_pb2.Hop) -> None:
-        hop.request, hop.batch = self.name, self.batch
 
     def _fail(self, error: BaseException) -> None:
         if isinstance(error, StatusError):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from dataclasses import dataclass, field
 from functools import lru_cache
+from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,10 @@ from stages.settings import from_toml, limits, parse_toml
 from stages.wire.channel import check_name, parse_address
 from stages.wire.tls import Tls
 
+# The weights that come with the repository: beside the packages in a checkout, within one of them in a wheel. Resolved,
+# for others compare paths with it.
+_HOME = Path(str(files("onesweep"))).resolve()
+SHIPPED = _HOME / "weights" if (_HOME / "weights" / "chain").is_dir() else _HOME.parent / "weights"
 FIRST_HOST_PORT = 7701
 MAX_HOSTS = 64
 ETCD = "etcd://"  # what the place of a topology begins with that is in no file
@@ -44,8 +49,7 @@ class Topology:
     hosts: tuple[HostEntry, ...]
     router: str = DEFAULT_ROUTER
     checkpoint: Path | None = None
-    # Directory of `onesweep certs`; None = plain text.
-    certificates: Path | None = None
+    certificates: Path | None = None  # directory of `onesweep certs`; None = plain text
 
     def __post_init__(self) -> None:
         if not 0 < len(self.hosts) <= MAX_HOSTS:

@@ -10,10 +10,9 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from serving.modes.frontier import Frontier, Option, read_frontier
-from serving.router.topology import local_topology, read_topology
+from serving.router.topology import SHIPPED, local_topology, read_topology
 from stages.checkpoint.bundle import FRONTIER_NAME
 from stages.checkpoint.manifest import MANIFEST_NAME, read_manifest
-from stages.checkpoint.shipped import SHIPPED
 from stages.checkpoint.weights import read_weights
 from stages.wire.auth import HOST, Identity
 from stages.wire.tls import Tls, check_authority

@@ -15,9 +15,9 @@ import pytest
 import torch
 
 from serving.cli.__main__ import main
+from serving.router.topology import SHIPPED
 from stages.checkpoint.checkpoint import load_stage
 from stages.checkpoint.manifest import Manifest
-from stages.checkpoint.shipped import SHIPPED
 from stages.importing.parity import SourceComparison
 from tests.stages.model.tiny_llama import tiny_tokenizer
 
