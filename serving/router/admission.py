@@ -6,19 +6,15 @@ of the key with the most in it makes room. So who floods the router waits, and i
 
 Batch requests give way: a quarter of the places is never theirs, and a free place goes to an interactive request that
 waits, unless fewer than an eighth are with batch requests.
+
+Nothing here waits or reads a clock: the service tells the time, and is called when a request that waits has its answer.
 """
 
-import asyncio
 import math
-import time
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from asyncio_throttle.throttler import Throttler
-
 from serving.router.settings import AdmissionSettings
-from stages.clock import monotonic
 from stages.wire.status import StatusError, exhausted, unavailable
 from stages.wire.tokens import Key
 
@@ -30,13 +26,34 @@ LEAST_RETRY_MS, MOST_RETRY_MS = 1000, 60_000
 # Weight of a new request in the mean of how long they take.
 NEW_SHARE = 0.2
 
+# States of a request, what happens to it in each, and the state that follows.
+PLACE_STATES = {
+    "asks": {"place is free": "admitted", "has to wait": "waits"},
+    "waits": {"place is given": "admitted", "makes room": "refused", "waited too long": "refused", "leaves": "ended"},
+    "admitted": {"leaves": "ended"},
+    "refused": {"leaves": "ended"},
+}
+
 
 @dataclass(eq=False)
-class Waiting:
-    """A request in the queue."""
+class PlaceRequest:
+    """A request for a place, until it has left."""
 
-    turn: asyncio.Future[None]
-    batch: bool
+    key: Key
+    max_bytes: int  # its prompt, and what it may come to generate; counted in full until it ends
+    left_s: float = math.inf  # until its deadline: one that would wait beyond it is refused at once
+    batch: bool = False  # it gives way to others
+    state: str = "asks"
+    answered: Callable[[], object] = bool  # is called when one that waits is admitted or refused
+    wait_s: float = 0.0  # the longest that it waits
+    refusal: StatusError | None = None  # where it is not admitted
+    begun_s: float | None = None
+    day: int = 0  # of whose quota it is
+    spent_bytes: int = 0  # that were read or generated so far
+
+    def change(self, event: str) -> None:
+        """Follow PLACE_STATES. Raises KeyError for what cannot happen."""
+        self.state = PLACE_STATES[self.state][event]
 
 
 @dataclass
@@ -45,9 +62,8 @@ class Usage:
 
     held: int = 0
     most: int = 0  # that it may hold
-    # When it was last given a place, counted in places given.
-    turn: int = 0
-    waiting: list[Waiting] = field(default_factory=list)
+    turn: int = 0  # when it was last given a place, counted in places given
+    waiting: list[PlaceRequest] = field(default_factory=list)
     # Requests that may start now, by the key's rate; at most a second's worth, and at least one.
     allowance: float = 1.0
     topped_up_s: float = 0.0
@@ -55,80 +71,78 @@ class Usage:
     bytes_today: int = 0
 
 
-@dataclass
-class AdmittedRequest:
-    """An admitted request."""
-
-    # That were read or generated so far.
-    spent_bytes: int = 0
-
-
 class Admission:
-    """The router's places. Lives on the event loop."""
+    """The router's places. Times are seconds on a clock that only goes forward."""
 
     def __init__(self, settings: AdmissionSettings | None = None, reserves: bool = False) -> None:
         """:param reserves: whether there may be more than one key."""
         self.settings = settings or AdmissionSettings()
-        # In flight, and how many of them are batch requests.
-        self.requests = self.batches = 0
+        self.requests = self.batches = 0  # in flight, and how many of them are batch requests
         self._usage: dict[str, Usage] = {}
         self._turns = 0
-        # How long requests take, about.
-        self._mean_s = 0.0
-        self._pace = Throttler(rate_limit=self.settings.requests_per_s, period=1.0)
+        self._mean_s = 0.0  # how long requests take, about
         limit = self.settings.request_limit
         self._reserved = max(limit // RESERVED_SHARE, 1) if reserves and limit > 1 else 0
         # Most places of a key that has no limit of its own: it may fill them with requests that take an hour each.
         self._share = max(limit // 2, 1) if reserves else limit
         self._batch_most = max(limit - max(limit // INTERACTIVE_SHARE, 1), 1)
         self._batch_least = limit // BATCH_SHARE  # none of a few: interactive requests would wait for one of two
-        # Nobody enters any more.
-        self.stopping = False
+        self.stopping = False  # nobody enters any more
 
-    @asynccontextmanager
-    async def enter(
-        self, key: Key, max_bytes: int, left_s: float = math.inf, batch: bool = False
-    ) -> AsyncIterator[AdmittedRequest]:
-        """A place for one request, for the length of a `with` block.
+    def ask(self, request: PlaceRequest, now_s: float, unix_s: float) -> None:
+        """Admit a request, or have it wait for its answer; `begin` comes next, and `leave` in any case.
 
-        :param max_bytes: its prompt, and what it may come to generate; counted in full until it ends.
-        :param left_s: until its deadline: one that would wait beyond it is refused at once.
-        :param batch: it gives way to others.
+        :param unix_s: the time of day, for quotas.
 
-        Raises StatusError: RESOURCE_EXHAUSTED says which limit was met and when to come back.
-        """
+        Raises StatusError: RESOURCE_EXHAUSTED says which limit was met and when to come back."""
         if self.stopping:
             raise unavailable("the router is stopping: ask another one, or this one later")
-        usage = self._usage.setdefault(key.name, Usage())
-        usage.most = key.concurrent or self._share
+        usage = self._usage.setdefault(request.key.name, Usage())
+        usage.most = request.key.concurrent or self._share
         # waiting for one's own quota helps nobody: the caller knows best when to come back
-        self._check_quotas(key, usage, max_bytes)
-        admitted, day = AdmittedRequest(), usage.day
-        usage.bytes_today += max_bytes
-        try:
-            await self._take_place(key, usage, min(self.settings.queue_wait_s, left_s), batch)
-            begin = monotonic()
-            try:
-                async with self._pace:
-                    yield admitted
-            finally:
-                took_s = monotonic() - begin
-                self._mean_s += NEW_SHARE * (took_s - self._mean_s) if self._mean_s else took_s
-                self._leave(usage, batch)
-        finally:
-            if usage.day == day:
-                usage.bytes_today += admitted.spent_bytes - max_bytes
+        self._check_quotas(request.key, usage, request.max_bytes, now_s, unix_s)
+        if self._may_take(usage, request.batch) and not any(each.batch <= request.batch for each in usage.waiting):
+            self._give_place(request, usage, "place is free")
+        else:
+            self._queue(request, usage)
+        request.day = usage.day
+        usage.bytes_today += request.max_bytes
+
+    def begin(self, request: PlaceRequest, now_s: float) -> None:
+        """Start a request that was answered, or that need not wait any more. Raises StatusError where it is refused."""
+        if request.state == "waits":
+            request.change("waited too long")
+        if request.state == "refused":
+            assert request.refusal is not None
+            raise request.refusal
+        request.begun_s = now_s
+
+    def leave(self, request: PlaceRequest, now_s: float) -> None:
+        """End a request: its client may go in the very moment in which it gets its place."""
+        usage, had_place = self._usage[request.key.name], request.state == "admitted"
+        request.change("leaves")
+        if request in usage.waiting:
+            usage.waiting.remove(request)
+        if usage.day == request.day:
+            usage.bytes_today += request.spent_bytes - request.max_bytes
+        if request.begun_s is not None:
+            took_s = now_s - request.begun_s
+            self._mean_s += NEW_SHARE * (took_s - self._mean_s) if self._mean_s else took_s
+        if had_place:
+            self.requests, self.batches = self.requests - 1, self.batches - request.batch
+            usage.held -= 1
+            self._give_places()
 
     @property
     def waiting(self) -> int:
         return sum(len(usage.waiting) for usage in self._usage.values())
 
-    def _check_quotas(self, key: Key, usage: Usage, max_bytes: int) -> None:
+    def _check_quotas(self, key: Key, usage: Usage, max_bytes: int, now_s: float, unix_s: float) -> None:
         """Raises StatusError, or takes one request off the rate's allowance."""
         if key.concurrent is not None and usage.held + len(usage.waiting) >= key.concurrent:
             said = f"key {key.name} has {key.concurrent} requests under way, its limit"
             raise exhausted(said, self._retry_ms(1))
-        day, into_s = divmod(time.time(), DAY_S)
+        day, into_s = divmod(unix_s, DAY_S)
         if usage.day != day:
             usage.day, usage.bytes_today = int(day), 0
         if key.bytes_per_day is not None and usage.bytes_today + max_bytes > key.bytes_per_day:
@@ -139,7 +153,7 @@ class Admission:
             raise exhausted(f"{said}, and {max_bytes} were asked for", math.ceil((DAY_S - into_s) * 1000))
         if key.rate is None:
             return
-        now_s, most = monotonic(), max(key.rate, 1.0)
+        most = max(key.rate, 1.0)
         usage.allowance = min(most, usage.allowance + (now_s - usage.topped_up_s) * key.rate)
         usage.topped_up_s = now_s
         if usage.allowance < 1.0:
@@ -147,10 +161,8 @@ class Admission:
             raise exhausted(f"key {key.name} may start {key.rate:g} requests a second", wait_ms)
         usage.allowance -= 1.0
 
-    async def _take_place(self, key: Key, usage: Usage, wait_s: float, batch: bool) -> None:
-        if self._may_take(usage, batch) and not any(each.batch <= batch for each in usage.waiting):
-            self._give_place(usage, batch)
-            return
+    def _queue(self, request: PlaceRequest, usage: Usage) -> None:
+        key, batch, wait_s = request.key, request.batch, min(self.settings.queue_wait_s, request.left_s)
         full = f"{self.requests} requests are under way, the limit"
         if self.requests < self.settings.request_limit:
             full = f"key {key.name} has {usage.held} requests under way, and the places left are kept for others"
@@ -163,22 +175,10 @@ class Admission:
         # A wait evens out the moments in which requests come together: a few may, and none longer than its deadline.
         if self.waiting >= self.settings.queue_limit:
             self._make_room(usage, exhausted(f"{full}, and {self.waiting} more wait", self._retry_ms(place)), batch)
-        turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        usage.waiting.append(waiting := Waiting(turn, batch))
-        try:
-            async with asyncio.timeout(wait_s):
-                await turn
-        except TimeoutError:
-            if not _is_given(turn):
-                said = f"{full} (waited {wait_s:.3g} s)"
-                raise exhausted(said, self._retry_ms(place)) from None
-        except BaseException:
-            if _is_given(turn):  # in the very moment in which its client went
-                self._leave(usage, batch)
-            raise
-        finally:
-            if waiting in usage.waiting:
-                usage.waiting.remove(waiting)
+        request.change("has to wait")
+        request.wait_s, said = wait_s, f"{full} (waited {wait_s:.3g} s)"
+        request.refusal = exhausted(said, self._retry_ms(place))
+        usage.waiting.append(request)
 
     def _place_in_queue(self, usage: Usage, batch: bool) -> int:
         """Position of a key's next request: the first is served next."""
@@ -194,30 +194,31 @@ class Admission:
         """Refuse the newest request of the key that has the most waiting, batch requests first."""
         gives_way = any(each.batch for other in self._usage.values() for each in other.waiting)
 
-        def pool(other: Usage) -> list[Waiting]:
+        def pool(other: Usage) -> list[PlaceRequest]:
             return [each for each in other.waiting if each.batch or not (batch or gives_way)]
 
         longest = max(self._usage.values(), key=lambda other: len(pool(other)))
         if (batch or not gives_way) and len(pool(longest)) <= len(pool(usage)) + 1:
             raise refusal
         longest.waiting.remove(last := pool(longest)[-1])
-        if not last.turn.done():  # else its client went in this very moment, and there is room
-            last.turn.set_exception(refusal)
+        last.change("makes room")
+        last.refusal = refusal
+        last.answered()
 
     def _may_take(self, usage: Usage, batch: bool) -> bool:
         free = self.settings.request_limit - self.requests
         fits = free > (self._reserved if usage.held else 0) and usage.held < usage.most
         return fits and not (batch and self.batches >= self._batch_most)
 
-    def _give_place(self, usage: Usage, batch: bool) -> None:
-        self.requests, self.batches = self.requests + 1, self.batches + batch
+    def _give_place(self, request: PlaceRequest, usage: Usage, event: str) -> None:
+        request.change(event)
+        self.requests, self.batches = self.requests + 1, self.batches + request.batch
         self._turns += 1
         usage.held, usage.turn = usage.held + 1, self._turns
+        request.answered()
 
-    def _leave(self, usage: Usage, batch: bool) -> None:
+    def _give_places(self) -> None:
         """Give free places away: to the key that holds the fewest, and of these to the one that had to wait longest."""
-        self.requests, self.batches = self.requests - 1, self.batches - batch
-        usage.held -= 1
         while True:
             owed = self.batches < self._batch_least
             queues = [
@@ -230,15 +231,9 @@ class Admission:
                 return
             *_, usage, first = min(queues, key=lambda queue: queue[:4])
             usage.waiting.remove(first)
-            if not first.turn.done():  # else its client went, or waited long enough, in this very moment
-                first.turn.set_result(None)
-                self._give_place(usage, first.batch)
+            self._give_place(first, usage, "place is given")
 
     def _retry_ms(self, place: int) -> int:
         """When the request at this place of a queue would get its turn, about."""
         expected_ms = self._mean_s * place / self.settings.request_limit * 1000
         return int(min(max(expected_ms, LEAST_RETRY_MS), MOST_RETRY_MS))
-
-
-def _is_given(turn: asyncio.Future[None]) -> bool:
-    return turn.done() and not turn.cancelled() and turn.exception() is None

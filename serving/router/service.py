@@ -1,14 +1,16 @@
 """The gRPC face of the router."""
 
 import asyncio
+import time
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Coroutine
-from contextlib import aclosing
+from contextlib import aclosing, asynccontextmanager, suppress
 from dataclasses import asdict
 from functools import partial
 from importlib.metadata import version
 from typing import Any, TypeVar
 
 import grpc.aio
+from asyncio_throttle.throttler import Throttler
 
 from serving.drawing import DRAWING_MODES, PICTURES_SERVED, metric_mode
 from serving.drawing.modes import check_drawing, check_drawing_mode, retry_drawing
@@ -16,7 +18,7 @@ from serving.modes.base import words_of
 from serving.modes.tokenizer import BYTE_TOKENIZER, OutputText, Tokenizer
 from serving.router.accounting import Account, Drawn
 from serving.router.active_release import ActiveRelease
-from serving.router.admission import Admission
+from serving.router.admission import Admission, PlaceRequest
 from serving.router.audit import WRONG_SO_FAR, retry_after_audit
 from serving.router.records import UNKNOWN_MODE, RequestRecord, RouterCounters
 from serving.router.request import DEFAULT_TIMEOUT_S, MAX_TIMEOUT_S
@@ -68,6 +70,7 @@ class RouterService(router_pb2_grpc.RouterServiceServicer):
         self.rollout, self.ring = rollout, rollout.ring
         self.keyring, self.admission, self.ring_wait_s = keyring, admission, ring_wait_s
         self.figures, self.prompts = figures, PromptPools()
+        self._pace = Throttler(rate_limit=admission.settings.requests_per_s, period=1.0)
 
     def Generate(
         self, request: router_pb2.GenerateRequest, context: Context
@@ -119,7 +122,7 @@ class RouterService(router_pb2_grpc.RouterServiceServicer):
         check_size(len(request.text), mode)
         job = partial(_text_of, mode.tokenizer) if request.tokens else partial(_tokens_of, mode.tokenizer)
         size, left_s = len(request.text) + TOKEN_BYTES * len(request.tokens), context.time_remaining()
-        async with self.admission.enter(key, size, DEFAULT_TIMEOUT_S if left_s is None else left_s) as place:
+        async with self._placed(PlaceRequest(key, size, DEFAULT_TIMEOUT_S if left_s is None else left_s)) as place:
             place.spent_bytes += size
             answer = await self.prompts.tokenized(key.name, mode.tokenizer, job, request)
         answer.context_tokens = mode.positions
@@ -211,6 +214,22 @@ class RouterService(router_pb2_grpc.RouterServiceServicer):
             if task is not None:
                 task.cancel()
 
+    @asynccontextmanager
+    async def _placed(self, request: PlaceRequest) -> AsyncIterator[PlaceRequest]:
+        """A place for one request, for the length of a `with` block. Raises StatusError."""
+        answered = asyncio.Event()
+        request.answered = answered.set
+        self.admission.ask(request, monotonic(), time.time())
+        try:
+            with suppress(TimeoutError):
+                async with asyncio.timeout(request.wait_s):
+                    await answered.wait()
+            self.admission.begin(request, monotonic())
+            async with self._pace:
+                yield request
+        finally:
+            self.admission.leave(request, monotonic())
+
     async def _admit(
         self, request: router_pb2.GenerateRequest, record: RequestRecord, key: Key
     ) -> AsyncGenerator[router_pb2.GenerateResponse, None]:
@@ -218,7 +237,7 @@ class RouterService(router_pb2_grpc.RouterServiceServicer):
         record.space, record.caller = key.space(self.ring.owner), key.name
         record.batch = batch = is_batch(request)
         size, most = prompt_bytes(request), request.max_bytes or request.max_tokens
-        async with self.admission.enter(key, size + most, record.left_s, batch) as place:
+        async with self._placed(PlaceRequest(key, size + most, record.left_s, batch)) as place:
             place.spent_bytes += size
             served = self.rollout.current
             served.requests += 1
@@ -243,7 +262,7 @@ class RouterService(router_pb2_grpc.RouterServiceServicer):
         account = record.account = Account(record)
         served.requests += 1
         try:
-            async with self.admission.enter(key, order.size, record.left_s) as place:
+            async with self._placed(PlaceRequest(key, order.size, record.left_s)) as place:
                 place.spent_bytes += order.size  # a caller that leaves early pays, too: hosts have computed for it
                 previews = asyncio.Queue[stage_pb2.Pictures | None]()
                 task = asyncio.create_task(retry_drawing(order, account, previews.put_nowait))
