@@ -5,7 +5,7 @@ import logging
 import secrets
 from collections import Counter
 from collections.abc import Callable, Collection, Coroutine, Sequence
-from contextlib import aclosing
+from contextlib import aclosing, suppress
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -16,6 +16,7 @@ from serving.router.answer import ReferenceVerifier
 from serving.router.audit import Auditor, Quarantine
 from serving.router.host_link import Attempt, HostLink, HostPath, Weights
 from serving.router.paths import Hedging, Suspects, best_path, problem_of
+from serving.router.session import Session, Steps
 from serving.router.settings import RingSettings
 from serving.router.topology import HostEntry
 from stages.clock import monotonic
@@ -43,6 +44,8 @@ WARM_BYTES = 16 << 10
 
 class Ring:
     """Links to every host, subscribed, warmed and kept warm, and the ways through them."""
+
+    clock = staticmethod(monotonic)
 
     def __init__(
         self,
@@ -77,8 +80,7 @@ class Ring:
         """Link to these hosts and no others; what is under way on one that goes away moves to others. A RingView's
         `problem` says when the ring can be used.
 
-        Raises InputError where one may not be dialled: the ring stays as it was.
-        """
+        Raises InputError where one may not be dialled: the ring stays as it was."""
         # new links are made before old ones go: where one may not be dialled, nothing has changed yet
         before = {link.entry: link for link in self.links}
         self.links = [before.pop(entry) if entry in before else self._link(entry) for entry in hosts]
@@ -120,6 +122,23 @@ class Ring:
         for link in attempt.path:
             link.sessions -= 1
             self.spawn(link.release(attempt.name))
+
+    async def take(self, session: Session, steps: Steps[T]) -> T:
+        """Take the steps of a session, and wait between them."""
+        came = asyncio.Event()
+        session.on_event = came.set
+        try:
+            while True:
+                wait = next(steps)
+                came.clear()
+                if not wait.hears:
+                    await asyncio.sleep(wait.seconds)
+                    continue
+                with suppress(TimeoutError):
+                    async with asyncio.timeout(wait.seconds):
+                        await came.wait()
+        except StopIteration as ended:
+            return ended.value
 
     def quarantine(self, link: HostLink, reason: str, finder: str = "an audit found that ") -> None:
         """Give a host no work any more; sessions that it worked for fail (`Session.event`)."""

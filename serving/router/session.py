@@ -1,4 +1,5 @@
 """One request's place on the hosts: work goes out, results come back, and what fails is done again elsewhere.
+Its ring waits for it and tells the time.
 
 Hosts that die, freeze, are cut off or answer nonsense cost a request time, never its text: the session knows the text
 and in which pieces it was read, and any other hosts with the same blocks go on from there to the same bytes. The
@@ -8,12 +9,10 @@ in other pieces differ in the last bits, and a near tie could fall otherwise.
 
 from __future__ import annotations
 
-import asyncio
 from collections import deque
 from collections.abc import Callable, Collection, Generator, Sequence
-from contextlib import suppress
 from functools import partial
-from typing import NamedTuple, Self, TypeVar
+from typing import TYPE_CHECKING, NamedTuple, Self, TypeVar
 
 from serving.router.accounting import Account
 from serving.router.answer import AuditedAnswer
@@ -21,15 +20,16 @@ from serving.router.audit import AuditFailed
 from serving.router.host_link import Attempt, HostLink, HostPath
 from serving.router.journal import PAUSE_S, Journal, Tries
 from serving.router.paths import kept_by, problem_of
-from serving.router.ring import RingView
-from stages.clock import monotonic
 from stages.host.parts import MODEL_KINDS, ModelKind
 from stages.model.prefill import ATTEND_POSITIONS, MAX_PREFILL_CHUNKS, prefix_digests, prefix_root
 from stages.model.scoring import batch_rows
 from stages.model.vocabulary import BYTES, Vocabulary
 from stages.v1 import stage_pb2
-from stages.wire.messages import PictureMessage, Work, after_prefix, put_work, seconds_until, step_hops
+from stages.wire.messages import PictureMessage, Work, after_prefix, put_work, step_hops
 from stages.wire.status import StatusError
+
+if TYPE_CHECKING:
+    from serving.router.ring import RingView
 
 T = TypeVar("T")
 
@@ -91,7 +91,7 @@ class Session:
         self._path: HostPath = ()
         # Work and results so far, for an audit.
         self._works, self._results = list[Work | PictureMessage](), list[stage_pb2.Event]()
-        self._begun_at = monotonic()
+        self._begun_at = self.ring.clock()
 
     def __enter__(self) -> Self:
         return self
@@ -108,27 +108,11 @@ class Session:
 
     async def push(self, work: Work | PictureMessage, text: bytes = b"", drafts: bytes = b"") -> None:
         """Take the steps of `pushing`."""
-        await self._take(self.pushing(work, text, drafts))
+        await self.ring.take(self, self.pushing(work, text, drafts))
 
     async def event(self, check: Check | None = None) -> stage_pb2.Event:
         """Take the steps of `result`."""
-        return await self._take(self.result(check))
-
-    async def _take(self, steps: Steps[T]) -> T:
-        came = asyncio.Event()
-        self.on_event = came.set
-        try:
-            while True:
-                wait = next(steps)
-                came.clear()
-                if not wait.hears:
-                    await asyncio.sleep(wait.seconds)
-                    continue
-                with suppress(TimeoutError):
-                    async with asyncio.timeout(wait.seconds):
-                        await came.wait()
-        except StopIteration as ended:
-            return ended.value
+        return await self.ring.take(self, self.result(check))
 
     def pushing(self, work: Work | PictureMessage, text: bytes = b"", drafts: bytes = b"") -> Steps[None]:
         """Start a sweep, or the first of some AR steps: it gets its number, and what hosts have not read of the text.
@@ -137,7 +121,7 @@ class Session:
         :param text: all that is known of it.
         :param drafts: tokens after it that may be wrong."""
         self.journal.begin(work, text, drafts)
-        self.tries.work_begins(monotonic())
+        self.tries.work_begins(self.ring.clock())
         if self.ring.auditor.share:
             self._works.append(work)
         if attempts := self.tries.attempts:
@@ -149,9 +133,9 @@ class Session:
         """The next result. Raises StatusError when no hosts get it done, or at the deadline."""
         while True:
             if not self._inbox:
-                yield Wait(self.tries.wait_s(monotonic()), hears=True)
+                yield Wait(self.tries.wait_s(self.ring.clock()), hears=True)
             if not self._inbox:
-                if (path := self.tries.overtaking(monotonic())) is not None:
+                if (path := self.tries.overtaking(self.ring.clock())) is not None:
                     self._begin(path)
                 continue
             attempt, event = self._inbox.popleft()
@@ -166,7 +150,7 @@ class Session:
                     self.on_preview(event)
                 continue
             try:
-                if (whole := self.tries.whole(attempt, event, monotonic())) is None:
+                if (whole := self.tries.whole(attempt, event, self.ring.clock())) is None:
                     continue
                 if check is not None:
                     check(whole)
@@ -202,12 +186,12 @@ class Session:
             if timing.host in self.account.hosts:
                 self.account.hosts[timing.host].record(timing)
         if self.journal.settle(event):
-            self.tries.work_begins(monotonic())
+            self.tries.work_begins(self.ring.clock())
 
     def _fail(self, attempt: Attempt, fault: stage_pb2.Fault) -> Steps[None]:
         """End an attempt; if it was the last one, begin another. Raises StatusError where that is no use."""
         self.ring.end(attempt)
-        if (pause_s := self.tries.failed(attempt, fault, monotonic())) is None:
+        if (pause_s := self.tries.failed(attempt, fault, self.ring.clock())) is None:
             return
         if pause_s:
             yield Wait(pause_s, hears=False)
@@ -215,7 +199,7 @@ class Session:
 
     def _try(self) -> Steps[None]:
         """Begin an attempt, once there are hosts for it. Raises StatusError when there are none for too long."""
-        since_s, prefixes = monotonic(), list[bytes]()
+        since_s, prefixes = self.ring.clock(), list[bytes]()
         work, text = self.journal.work, self.journal.text
         # once something went wrong, hosts read all of it anew: the second try depends on nothing that may be gone, too
         anew = self.tries.count or self.tries.forgotten or self.journal.start
@@ -224,7 +208,7 @@ class Session:
         if self._space and most > 0 and not anew and isinstance(work, stage_pb2.Read):
             root = prefix_root(self._space, self._digest, work.codec)
             prefixes = prefix_digests(root, self.vocabulary.cut(text, 0, most), self.vocabulary)
-        while (path := self.tries.way(prefixes, since_s, monotonic())) is None:
+        while (path := self.tries.way(prefixes, since_s, self.ring.clock())) is None:
             yield Wait(PAUSE_S, hears=False)
         self._begin(path, prefixes)
 
@@ -235,7 +219,7 @@ class Session:
         """:param prefixes: of the text, which the hosts may have in memory."""
         self.account.replays += self.tries.count > 0
         attempt = self.ring.begin(path, self._receive)
-        self.tries.begun(attempt, monotonic())
+        self.tries.begun(attempt, self.ring.clock())
         work, memory = self.journal.replay(), None
         long = self.vocabulary.count(self.journal.text) >= ATTEND_POSITIONS
         if self._space and isinstance(work, stage_pb2.Read) and long:
@@ -252,7 +236,7 @@ class Session:
         hop = stage_pb2.Hop(
             router=self.ring.name,
             session=attempt.name,
-            left_s=seconds_until(self.due_at),
+            left_s=max(self.due_at - self.ring.clock(), 0.0),
             digest=self._digest,
             capacity=self.capacity,
             path=[link.entry.address for link in attempt.path],
@@ -276,7 +260,7 @@ class Session:
             hops=self._hops,
             choose=partial(self.ring.choose, self.weights),
             due_at=self.due_at,
-            took_s=monotonic() - self._begun_at,
+            took_s=self.ring.clock() - self._begun_at,
         )
         return answer if self.ring.auditor.picks(answer) else None
 

@@ -237,6 +237,7 @@ async def test_what_is_slow_and_has_no_other_way_is_waited_for() -> None:
         await asyncio.sleep(0)
     deliver(session.tries.attempts[0], stage_pb2.Event(text=b"b"))
     await waiting
+    assert [link.sessions for link in ring.path] == [1, 1]
     assert (len(session.tries.attempts), session.account.replays, session.tries.count) == (1, 0, 0)
 
 
