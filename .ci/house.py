@@ -14,7 +14,7 @@ import subprocess
 import sys
 import tokenize
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -28,13 +28,8 @@ TOP_FOLDERS = {"deploy", "docs", "proto", "tests", "weights", *PACKAGES}
 MATCHERS = {f"re.{name}" for name in ("compile", "match", "fullmatch", "search", "sub", "split", "findall", "finditer")}
 # Logic that is told events and the time: it runs in tests and in virtual time as it does over a network.
 LOGIC = {
-    *(
-        "serving.router.answer",
-        "serving.router.journal",
-        "serving.router.paths",
-        "serving.router.placement",
-        "serving.router.request",
-    ),
+    *("serving.router.admission", "serving.router.answer", "serving.router.journal", "serving.router.paths"),
+    *("serving.router.placement", "serving.router.request", "serving.router.rollout_state", "serving.router.session"),
     *("stages.host.admission", "stages.host.grammar", "stages.host.prefixes", "stages.host.sessions"),
     "stages.host.validation",
     *("trainer.rounds.ledger", "trainer.rounds.members", "trainer.rounds.merging", "trainer.rounds.schedule"),
@@ -79,13 +74,8 @@ def find_modules(root: Path) -> Iterator[Module]:
 
 
 def nameless_files(root: Path) -> list[str]:
-    folders = [root / package for package in (*PACKAGES, "tests")]
-    return [
-        f"{path.relative_to(root)}: name it after what it holds"
-        for folder in folders
-        for path in folder.rglob("*.py")
-        if path.name in NAMELESS
-    ]
+    paths = (path for package in (*PACKAGES, "tests") for path in (root / package).rglob("*.py"))
+    return [f"{path.relative_to(root)}: name it after what it holds" for path in paths if path.name in NAMELESS]
 
 
 def stray_folders(root: Path) -> list[str]:
@@ -147,9 +137,8 @@ def slow_patterns(root: Path) -> list[str]:
             if isinstance(node, ast.Call) and ast.unparse(node.func) in MATCHERS and node.args:
                 pattern = _literal(node.args[0])
                 if pattern is not None and _repeats_in_repeat(_parser.parse(pattern)):
-                    broken.append(
-                        f"{module.path.relative_to(root)}:{node.lineno}: {pattern!r} may be slow on some texts"
-                    )
+                    where = f"{module.path.relative_to(root)}:{node.lineno}"
+                    broken.append(f"{where}: {pattern!r} may be slow on some texts")
     return broken
 
 
@@ -202,13 +191,8 @@ def _holds(item: Any, char: int) -> bool:  # noqa: ANN401
     return op is not _constants.CATEGORY or value is not _constants.CATEGORY_WORD or chr(char).isalnum()
 
 
-RULES: tuple[Callable[[Path], list[str]], ...] = (
-    nameless_files,
-    stray_folders,
-    silent_tests,
-    mannered_prose,
-    logic_with_io,
-    slow_patterns,
+RULES: Sequence[Callable[[Path], list[str]]] = (
+    *(nameless_files, stray_folders, silent_tests, mannered_prose, logic_with_io, slow_patterns),
 )
 
 

@@ -6,6 +6,7 @@ import argparse
 import re
 import textwrap
 from collections import Counter
+from collections.abc import Iterator
 from dataclasses import dataclass, fields
 from pathlib import Path
 
@@ -14,6 +15,8 @@ from serving.cli.parser import parser_of, settings_of
 from serving.client import result
 from serving.modes import MODES
 from serving.modes.auto import PREFERENCE
+from serving.router.admission import PLACE_STATES
+from serving.router.rollout_state import DELIVERY_STATES, ROLLOUT_STATES
 
 HERE = Path(__file__).resolve().parent
 PAGE = HERE.parent / "docs" / "reference.md"
@@ -27,6 +30,9 @@ SETS = {
     "TLS": ("generate", "--tls-ca --insecure"),
     "settings": ("train text", "--config --data --threads"),
 }
+
+# Tables by which states change.
+STATES = {"A request at a router": PLACE_STATES, "A deployment": ROLLOUT_STATES, "A release's way": DELIVERY_STATES}
 
 # Of this group the page has names and defaults only: the sentences of its many options are in `--help`.
 BRIEF = "measure"
@@ -51,15 +57,12 @@ def options_of(path: Words, command: Command) -> list[Option]:
     return [option_of(action) for action in actions if not isinstance(action, argparse._HelpAction)]
 
 
-def commands_by_group() -> list[tuple[str, list[tuple[Words, Command]]]]:
+def commands_by_group() -> Iterator[tuple[str, list[tuple[Words, Command]]]]:
     """Of each group of `onesweep --help`: its commands, those of families among them."""
     everything = list(walk())
-    groups = []
     for title, members in ROOT.groups.items():
         names = [member.name for member in members]
-        own = [(path, node) for path, node in everything if path[1] in names and isinstance(node, Command)]
-        groups.append((title, own))
-    return groups
+        yield title, [(path, node) for path, node in everything if path[1] in names and isinstance(node, Command)]
 
 
 @dataclass(frozen=True)
@@ -143,10 +146,19 @@ def page() -> str:
     modes = ["| mode | sweeps | what it does |", "|---|---|---|"]
     modes += [f"| `{name}` | {sweeps} | {does} |" for name, (sweeps, does) in MODES.items()]
     text = (HERE / "reference.md").read_text(encoding="utf-8")
-    parts = {"COMMANDS": commands, "OPTIONS": options, "MODES": modes, "KEYS": keys()}
+    parts = {"COMMANDS": commands, "OPTIONS": options, "MODES": modes, "KEYS": keys(), "STATES": diagrams()}
     for name, lines in parts.items():
         text = text.replace(f"\n{name}\n", "\n" + "\n".join(lines) + "\n\n")
     return text.replace("ORDER", ", ".join(f"`{name}`" for name in PREFERENCE))
+
+
+def diagrams() -> list[str]:
+    """STATES as GitHub draws them."""
+    lines = list[str]()
+    for name, table in STATES.items():
+        arrows = [f"{state} --> {after}: {event}" for state, events in table.items() for event, after in events.items()]
+        lines += [f"{name}:", "", "```mermaid", "stateDiagram-v2", f"[*] --> {next(iter(table))}", *arrows, "```", ""]
+    return lines[:-1]
 
 
 def keys() -> list[str]:

@@ -24,6 +24,7 @@ from stages.host.parts import (
     ModelSource,
     Parts,
     Release,
+    check_cut,
     load_parts,
     plan_host,
 )
@@ -175,12 +176,7 @@ class Loader:
         await self._tidy()
 
     def _check(self, plan: HostPlan) -> None:
-        parts = self.host.releases.newest.plan.parts
-        if plan.parts != parts:
-            raise CheckpointError(
-                f"its models are cut into {plan.parts} parts, these hosts share out {parts}: cut it alike, "
-                "or start the hosts anew with another topology"
-            )
+        check_cut(plan.parts, self.host.releases.newest.plan.parts)
         if plan.message_bytes() > self.message_bytes:
             raise CheckpointError(
                 f"its hops may take {plan.message_bytes()} bytes, {self.host.settings.name} was started for "

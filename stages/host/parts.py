@@ -17,7 +17,7 @@ from stages.checkpoint.bundle import check_split, find_bundle
 from stages.checkpoint.checkpoint import CPU, load_block, load_picture_part
 from stages.checkpoint.manifest import Manifest, read_manifest
 from stages.device import AUTO, all_cores, check_device
-from stages.errors import InputError
+from stages.errors import CheckpointError, InputError
 from stages.host.drafter import Drafter
 from stages.model.architecture import WEIGHT_WORDS, LlamaArchitecture
 from stages.model.pipeline import cache_bytes
@@ -184,6 +184,15 @@ def check_blocks(blocks: int, parts: int) -> None:
     """Raise InputError where a topology has not as many blocks as a checkpoint has parts."""
     if blocks != parts:
         raise InputError(f"the topology has {blocks} blocks, the checkpoint {parts}: make them agree")
+
+
+def check_cut(parts: int, shared: int) -> None:
+    """Raise CheckpointError where a release is not cut into the parts that hosts share out."""
+    if parts != shared:
+        raise CheckpointError(
+            f"its models are cut into {parts} parts, these hosts share out {shared}: cut it alike, "
+            "or start the hosts anew with another topology"
+        )
 
 
 def device_for(name: str, plan: HostPlan) -> torch.device:

@@ -4,8 +4,8 @@ import asyncio
 import itertools
 import shutil
 import threading
-from collections.abc import AsyncIterator, Callable, Iterator
-from contextlib import aclosing, suppress
+from collections.abc import Callable, Iterator
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -15,14 +15,14 @@ import pytest
 from serving.cli.deploy import deploying, read_release, roll_back
 from serving.cli.deployment import Deployment, temporary_deployment
 from serving.cli.ports import free_port_block
-from serving.client.client import AsyncClient, Client, RouterError
+from serving.client.client import AsyncClient, Client
 from serving.router.topology import local_topology
 from serving.v1 import router_pb2
 from stages.checkpoint.release_store import read_release_manifest
-from stages.checkpoint.release_transfer import offer_of
 from stages.errors import OnesweepError
-from stages.v1 import stage_pb2
-from tests.conftest import PATIENCE_S, until
+from stages.host.server import StageServer
+from stages.host.settings import HostSettings, StageSettings
+from tests.conftest import PATIENCE_S, until, wait_ready
 from tests.serving.conftest import describe
 from tests.serving.harm import harm_with
 from tests.serving.releases import REQUESTS, Texts, answer
@@ -147,6 +147,7 @@ def test_a_host_that_was_down_serves_what_the_others_serve(
     code, _, err = onesweep("deploy", old, "--router", router)
     assert code == 1
     assert "or deploy with --without host-2" in err
+    assert onesweep("deploy", old, "--router", router, "--without", "nobody")[0] == 2
     # one whose disk was lost, too, begins with what it was started with, and gets what is served
     line.kill("host-3")
     shutil.rmtree(line.directory / "releases" / "host-3")
@@ -171,35 +172,6 @@ def test_a_router_that_is_started_anew_serves_the_same(
         assert {key: answer(client, key) for key in ("local", "ar", "sweep")} == {
             key: texts["old"][key] for key in ("local", "ar", "sweep")
         }
-
-
-def test_one_deployment_at_a_time(at: Callable[[Path], None], router: str, old: Path, new: Path) -> None:
-    at(old)
-
-    async def offer_only() -> AsyncIterator[router_pb2.DeployRequest]:
-        yield router_pb2.DeployRequest(store=stage_pb2.StoreRequest(offer=offer_of(read_release_manifest(new))))
-        await enough.wait()
-
-    enough = asyncio.Event()
-
-    async def main() -> None:
-        async with AsyncClient(router) as client, aclosing(client.exchange(offer_only(), 60)) as first:
-            await anext(first)
-            for requests in (offer_only(), None):
-                with pytest.raises(RouterError, match="another deployment is under way") as caught:
-                    assert not [each async for each in client.exchange(requests, 60)]
-                assert caught.value.exit_code == 1
-            enough.set()
-            await asyncio.sleep(0)
-
-    def again() -> bool:
-        with suppress(RouterError):  # the one that was left is being taken back
-            at(new)
-            return True
-        return False
-
-    asyncio.run(main())
-    until(again)
 
 
 @pytest.mark.parametrize(
@@ -257,3 +229,32 @@ def test_hosts_take_only_what_a_key_that_they_trust_has_signed(
         assert deployed()[0] == 0  # trusted from now on, without a restart
         (bundle / "frontier.json").write_text("{}")
         assert "signed by no key that is trusted here" in deployed()[1]  # it is another release
+
+
+def test_two_routers_switch_together_or_not_at_all(old: Path, new: Path, tmp_path, servers, onesweep: Run) -> None:
+    topology = local_topology(1, 3, old, free_port_block(2) + 1)
+    (host,), second = topology.hosts, f"127.0.0.1:{free_port_block(1)}"
+    both, alone = ["--router", f"{topology.router},{second}"], ["--router", topology.router]
+    settings = StageSettings(old, host.blocks, host.listen, (), HostSettings(host.name), releases=tmp_path / host.name)
+    servers.run(StageServer(settings).run)
+    servers.router(topology, old, releases=tmp_path / "first")
+    lacking = servers.router(replace(topology, router=second), old)
+    before, after = (read_release_manifest(each).name for each in (old, new))
+
+    def served(warns: bool) -> list[str]:
+        with Client(topology.router) as first, Client(second) as other:
+            until(lambda: ("brought release" in other.status().hosts[0].warning) is warns)
+            return [each.status().release for each in (first, other)]
+
+    wait_ready(topology.router)
+    wait_ready(second)
+    assert "has no release store" in onesweep("deploy", new, *both)[2]
+    assert served(warns=False) == [before, before], "the first one could switch, and did not"
+    until(lambda: onesweep("deploy", new, *alone)[0] == 0)  # once the first one is back
+    assert served(warns=True) == [after, before]
+    assert onesweep("deploy", "--rollback", *alone)[0] == 0
+    lacking.end()
+    servers.router(replace(topology, router=second), old, releases=tmp_path / "second")
+    wait_ready(second)
+    code, out, err = onesweep("deploy", new, *both)
+    assert (code, out.count("modes that work"), served(warns=False)) == (0, 1, [after, after]), err

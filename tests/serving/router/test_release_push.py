@@ -10,11 +10,10 @@ import grpc
 import grpc.aio
 import pytest
 
-from serving.router import rollout as bearer
 from serving.router.host_link import HostLink
 from serving.router.rollout import drop, load, send
 from serving.router.topology import HostEntry
-from stages.checkpoint.release_store import ReleaseManifest, read_release_manifest
+from stages.checkpoint.release_store import read_release_manifest
 from stages.v1 import stage_pb2_grpc
 from stages.wire.status import StatusError
 
@@ -75,24 +74,3 @@ async def test_a_deployment_that_is_given_up_is_cancelled() -> None:
         with pytest.raises(asyncio.CancelledError):
             await under_way
         await link.relay.close()
-
-
-@pytest.mark.parametrize("code", [grpc.StatusCode.NOT_FOUND, grpc.StatusCode.FAILED_PRECONDITION])
-async def test_what_is_lacking_or_damaged_is_stored_once(
-    monkeypatch: pytest.MonkeyPatch, code: grpc.StatusCode
-) -> None:
-    done: list[str] = []
-
-    async def loaded(*_: object) -> None:
-        done.append("load")
-        if "send" not in done:
-            raise StatusError(code, "no")
-
-    async def stored(*_: object) -> None:
-        done.append("send")
-
-    monkeypatch.setattr(bearer, "load", loaded)
-    monkeypatch.setattr(bearer, "send", stored)
-    link: Any = None
-    await bearer.bring(link, "0" * 16, ReleaseManifest({"ar": b"{}"}))
-    assert done == ["load", "send", "load"]

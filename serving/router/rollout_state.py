@@ -1,0 +1,170 @@
+"""The decisions of a deployment: which hosts get which release, and what follows each success and failure.
+
+Nothing here calls a host, waits or reads a clock: the rollout tells what happened and the time.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection, Iterable, Sequence
+from typing import TYPE_CHECKING
+
+from stages.wire.status import Code, StatusError, aborted, invalid, unavailable
+
+if TYPE_CHECKING:
+    from serving.router.active_release import ActiveRelease
+    from serving.router.host_link import HostLink
+
+DRAIN_S = 30.0  # How long a deployment waits for requests that still run on the release before the last.
+AGAIN_S = 10.0  # Pause before a host that could not be brought up to date is tried again.
+STORE_TRIES = 4  # A transfer that is cut off begins again where it was, so many times at most.
+# gRPC says INTERNAL where the connection ends while a message is written.
+CUT = (Code.UNAVAILABLE, Code.DATA_LOSS, Code.INTERNAL)
+# How a host refuses a release whose files it lacks, or has damaged ones of.
+NOT_WHOLE = (Code.NOT_FOUND, Code.FAILED_PRECONDITION)
+
+# The states of a deployment, and of a release's way to one host: what happens in each, and the state that follows.
+ROLLOUT_STATES = {
+    "rests": {"deployment begins": "receives", "rollback begins": "reverts"},
+    "receives": {"files are here": "brings", "ends": "rests"},
+    "brings": {"all hosts have it": "tries", "fails": "undoes"},
+    "tries": {"it works": "prepared", "fails": "undoes"},
+    "prepared": {"requests switch": "switched", "fails": "undoes"},
+    "switched": {"ends": "rests"},
+    "undoes": {"ends": "rests"},
+    "reverts": {"requests switch": "switched", "ends": "rests"},
+}
+DELIVERY_STATES = {
+    "loads": {"loaded": "done", "files are lacking": "sends"},
+    "sends": {"stored": "reloads", "cut off": "sends"},
+    "reloads": {"loaded": "done"},
+}
+
+
+class Delivery:
+    """The way of a release to one host: its files into the host's store, its weights into the host's memory."""
+
+    def __init__(self, state: str) -> None:
+        """:param state: "loads" where the host may have the files, "sends" where it may lack some."""
+        self.state, self.tries, self.sent_bytes = state, 1, 0
+
+    def change(self, event: str) -> None:
+        """Follow DELIVERY_STATES. Raises KeyError for what cannot happen."""
+        self.state = DELIVERY_STATES[self.state][event]
+
+    def refused(self, refusal: StatusError) -> None:
+        """Find a way round a refusal. Raises it where there is none."""
+        if self.state == "loads" and refusal.code in NOT_WHOLE:
+            self.change("files are lacking")
+        # what came before a cut is still there: only the rest is sent again
+        elif self.state == "sends" and self.tries < STORE_TRIES and self.sent_bytes and refusal.code in CUT:
+            self.tries += 1
+            self.change("cut off")
+        else:
+            raise refusal
+
+
+class RolloutState:
+    """The releases of a router: the one that requests use, the one before, and the one that is on its way."""
+
+    def __init__(self, current: ActiveRelease, previous_name: str) -> None:
+        self.current, self.previous_name = current, previous_name
+        self.previous: ActiveRelease | None = None
+        self.state = "rests"
+        self.was_pinned = False  # before the deployment; else what the hosts hold is served
+        self.coming = ""  # the release on its way
+        self.joining: list[HostLink] = []  # hosts that get it
+        self.anew: list[HostLink] = []  # those that had nothing of it before: where it fails, they let go of it
+        # When the current release is brought to hosts that came back without it, by address; infinite: it is.
+        self.due_at: dict[str, float] = {}
+
+    def change(self, event: str) -> None:
+        """Follow ROLLOUT_STATES. Raises KeyError for what cannot happen."""
+        self.state = ROLLOUT_STATES[self.state][event]
+
+    def begin(self, event: str) -> None:
+        """Raises StatusError while another deployment is under way."""
+        if self.state != "rests":
+            raise aborted("another deployment is under way: try again when it is done")
+        self.change(event)
+
+    def offered(self, name: str, links: Sequence[HostLink], without: Collection[str]) -> bool:
+        """False for the release that is served already. Raises StatusError where the hosts are not ready for another.
+
+        :param without: names of hosts that may lack it for now."""
+        if name == self.current.release:
+            return False
+        names = [link.entry.name for link in links]
+        if unknown := [name for name in without if name not in names]:
+            raise invalid(f"there is no host {unknown[0]!r} to do without; there are {', '.join(names)}")
+        self.joining = [link for link in links if link.entry.name not in without]
+        for link in self.joining:
+            if link.problem:
+                raise unavailable(
+                    f"{link.problem}; put that right, or deploy with --without {link.entry.name}: it gets the release "
+                    "when it comes back"
+                )
+        return True
+
+    def received(self, name: str) -> None:
+        """The files are here, and hosts will hold what was not tried yet: stay with what is served."""
+        self.change("files are here")
+        there = [link for link in self.joining if link.info and name in {each.name for each in link.info.releases}]
+        self.coming, self.anew = name, [link for link in self.joining if link not in there]
+        self.was_pinned = self.current.view.pinned
+        if not self.was_pinned:
+            self.current.name = self.current.release
+            self.current.view.pin()
+
+    @property
+    def names(self) -> list[str]:
+        """Releases to keep: the one before and the current one."""
+        return [name for name in (self.previous_name, self.current.release) if name]
+
+    def is_quiet(self, waited_s: float) -> bool:
+        """True if nothing needs the release before the last any more. Raises StatusError after DRAIN_S."""
+        # no clock and no host can tell: `auto` opens sessions late, and only the router knows its requests
+        busy = self.previous.requests if self.previous else 0
+        updates = [*self.due_at.values()].count(math.inf)
+        if (busy or updates) and waited_s >= DRAIN_S:
+            raise aborted(
+                f"{busy} requests still run on release {self.previous_name}, which would have to go, and "
+                f"{updates} hosts are being brought up to date: deploy again when these are done"
+            )
+        return not busy and not updates
+
+    def switch(self, served: ActiveRelease) -> None:
+        """From here on new requests use `served`; those under way end on what they began with."""
+        before = self.current.release
+        self.current.view.pin()
+        self.current.name = before
+        # the switch is one assignment here: hosts that had to agree on it could end as a ring of two minds
+        self.previous, self.previous_name, self.current = self.current, before, served
+        self.change("requests switch")
+
+    def next_updates(self, links: Iterable[HostLink], now_s: float) -> list[HostLink]:
+        """Hosts that came back without the current release, and are to get it now; counts them as under way."""
+        current = self.current
+        if self.state != "rests" or current.directory is None or not current.view.pinned:
+            return []
+        there = [link for link in links if link.info is not None and link.relay.rtt_ms is not None]
+        lacking = [link for link in there if current.view.weights not in link.held]
+        due = [link for link in lacking if self.due_at.get(link.entry.address, now_s) <= now_s]
+        self.due_at |= {link.entry.address: math.inf for link in due}
+        return due
+
+    def name_at(self, link: HostLink, served: ActiveRelease) -> str:
+        """A host's name of a release; one that it was started with may have another name there."""
+        release = link.held.get(served.view.weights)
+        return release.name if release else served.name
+
+    def kept(self, link: HostLink) -> list[str]:
+        """A host's name of the release that it must keep."""
+        return [self.name_at(link, self.current)] if self.current.view.weights in link.held else []
+
+    def beside(self, link: HostLink) -> str:
+        """A sentence about a newer release on a host, which another router brought; empty where there is none."""
+        if self.state != "rests" or (own := link.held.get(self.current.view.weights)) is None:
+            return ""
+        *_, newest = link.held.values()
+        return "" if newest is own else f"another router brought release {newest.name} there: deploy it here, too"

@@ -1,0 +1,147 @@
+"""The decisions of a deployment, told what happened and the time: no host, no wait."""
+
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from serving.modes.frontier import LatencyModel
+from serving.router.active_release import ActiveRelease
+from serving.router.host_link import HostLink
+from serving.router.ring import Ring, RingView
+from serving.router.rollout_state import AGAIN_S, DRAIN_S, ROLLOUT_STATES, STORE_TRIES, Delivery, RolloutState
+from serving.router.topology import HostEntry
+from stages.host.parts import weights_of
+from stages.v1 import stage_pb2
+from stages.wire.status import Code, StatusError, unavailable
+
+
+def release(name: str) -> stage_pb2.Release:
+    return stage_pb2.Release(name=name, ar=stage_pb2.ModelInfo(digest=name, parts=1))
+
+
+def link_to(name: str, *held: str) -> HostLink:
+    """A host without a problem that holds these releases."""
+    dial: Any = lambda *_: SimpleNamespace(rtt_ms=1.0)  # noqa: E731
+    link = HostLink(HostEntry(name, name, (0,), name), 1.0, dial=dial)
+    link.hear(stage_pb2.DescribeResponse(releases=map(release, held)))
+    link.problem = ""
+    return link
+
+
+def served(name: str) -> ActiveRelease:
+    view = RingView(Ring(), weights_of(release(name)))
+    return ActiveRelease(view, {}, {}, LatencyModel(view.rtts_ms), Path(name), name)
+
+
+@pytest.fixture
+def state() -> RolloutState:
+    return RolloutState(served("old"), "")
+
+
+def follow(state: RolloutState, *events: str) -> str:
+    for event in events:
+        state.change(event)
+    return state.state
+
+
+async def test_a_deployment_is_alone_and_ends_where_it_began(state: RolloutState) -> None:
+    for end in ROLLOUT_STATES:
+        assert end == "rests" or not {"ends", "fails"}.isdisjoint(ROLLOUT_STATES[end]), "nothing is left in between"
+    state.begin("deployment begins")
+    with pytest.raises(StatusError, match="another deployment is under way"):
+        state.begin("rollback begins")
+    with pytest.raises(KeyError):
+        state.change("requests switch")  # nothing was brought yet
+    assert follow(state, "files are here", "all hosts have it", "fails") == "undoes"
+    assert follow(state, "ends", "rollback begins", "ends") == "rests"
+
+
+async def test_what_was_there_stays_where_a_deployment_fails(state: RolloutState) -> None:
+    has, lacks, down = link_to("a", "old", "new"), link_to("b", "old"), link_to("c")
+    down.problem = "c is down"
+    links = [has, lacks, down]
+    state.begin("deployment begins")
+    assert not state.offered("old", links, ())
+    for without, code, says in (
+        ([], Code.UNAVAILABLE, "c is down; put that right, or deploy with --without c"),
+        (["d"], Code.INVALID_ARGUMENT, "there is no host 'd' to do without; there are a, b, c"),
+    ):
+        with pytest.raises(StatusError, match=says) as caught:
+            state.offered("new", links, without)
+        assert caught.value.code is code
+    assert state.offered("new", links, ["c"])
+    state.current.name = ""  # the hosts brought it, and nothing was deployed yet
+    state.current.view.unpin()
+    state.received("new")
+    assert (state.joining, state.anew, state.was_pinned) == ([has, lacks], [lacks], False)
+    assert [state.kept(link) for link in links] == [["old"], ["old"], []]
+
+
+async def test_a_switch_keeps_the_release_before(state: RolloutState) -> None:
+    before, after, host = state.current, served("new"), link_to("a", "old", "new")
+    assert state.beside(host) == "another router brought release new there: deploy it here, too"
+    state.begin("deployment begins")
+    assert state.beside(host) == "", "it is this one that brings it"
+    follow(state, "files are here", "all hosts have it", "it works")
+    state.switch(after)
+    assert (state.current, state.previous, state.names) == (after, before, ["old", "new"])
+    follow(state, "ends", "rollback begins")
+    state.switch(before)
+    assert state.names == ["new", "old"]
+
+
+async def test_the_release_before_the_last_is_waited_for(state: RolloutState) -> None:
+    assert state.is_quiet(0.0)
+    state.previous, state.previous_name = served("older"), "older"
+    state.previous.requests = 2
+    assert not state.is_quiet(DRAIN_S - 0.1)
+    with pytest.raises(StatusError, match="2 requests still run on release older"):
+        state.is_quiet(DRAIN_S)
+    state.previous.requests = 0
+    assert state.is_quiet(DRAIN_S)
+
+
+async def test_a_host_that_comes_back_gets_the_current_release(state: RolloutState) -> None:
+    has, lacks, lost = link_to("a", "old"), link_to("b"), link_to("c")
+    lost.relay.rtt_ms = None
+    links = [has, lacks, lost]
+    assert state.next_updates(links, 100.0) == [lacks]
+    assert state.next_updates(links, 1e6) == [], "it is under way"
+    assert not state.is_quiet(0.0)
+    state.due_at["b"] = 100.0 + AGAIN_S  # it failed
+    assert state.is_quiet(0.0)
+    assert state.next_updates(links, 100.0 + AGAIN_S - 0.1) == []
+    assert state.next_updates(links, 100.0 + AGAIN_S) == [lacks]
+    state.begin("deployment begins")
+    state.due_at.clear()
+    assert state.next_updates(links, 1e6) == [], "it would take the place of what is deployed"
+
+
+@pytest.mark.parametrize("code", [Code.NOT_FOUND, Code.FAILED_PRECONDITION])
+def test_what_is_lacking_or_damaged_is_stored_once(code: Code) -> None:
+    delivery = Delivery("loads")
+    with pytest.raises(StatusError, match="lost"):
+        delivery.refused(unavailable("lost"))
+    delivery.refused(StatusError(code, "no"))
+    assert delivery.state == "sends"
+    delivery.change("stored")
+    with pytest.raises(StatusError, match="still no"):
+        delivery.refused(StatusError(code, "still no"))
+    delivery.change("loaded")
+    assert delivery.state == "done"
+
+
+def test_a_transfer_that_is_cut_off_begins_again_where_it_was() -> None:
+    delivery = Delivery("sends")
+    with pytest.raises(StatusError, match="not reached"):
+        delivery.refused(unavailable("not reached"))  # nothing came there: another try would be no better
+    delivery.sent_bytes = 1
+    for _ in range(STORE_TRIES - 1):
+        delivery.refused(unavailable("cut"))
+    assert delivery.state == "sends"
+    with pytest.raises(StatusError, match="cut"):
+        delivery.refused(unavailable("cut"))
+    with pytest.raises(StatusError, match="full"):
+        Delivery("sends").refused(StatusError(Code.RESOURCE_EXHAUSTED, "full"))
