@@ -28,8 +28,9 @@ TOP_FOLDERS = {"deploy", "docs", "proto", "tests", "weights", *PACKAGES}
 MATCHERS = {f"re.{name}" for name in ("compile", "match", "fullmatch", "search", "sub", "split", "findall", "finditer")}
 # Logic that is told events and the time: it runs in tests and in virtual time as it does over a network.
 LOGIC = {
-    *("serving.router.admission", "serving.router.answer", "serving.router.journal", "serving.router.paths"),
-    *("serving.router.placement", "serving.router.request", "serving.router.rollout_state", "serving.router.session"),
+    *("serving.router.accounting", "serving.router.admission", "serving.router.answer", "serving.router.journal"),
+    *("serving.router.paths", "serving.router.placement", "serving.router.request", "serving.router.rollout_state"),
+    "serving.router.session",
     *("stages.host.admission", "stages.host.grammar", "stages.host.prefixes", "stages.host.sessions"),
     "stages.host.validation",
     *("trainer.rounds.ledger", "trainer.rounds.members", "trainer.rounds.merging", "trainer.rounds.schedule"),

@@ -9,7 +9,6 @@ import numpy as np
 from serving.router.host_link import HostLink
 from serving.router.topology import HostEntry
 from serving.v1 import router_pb2
-from stages.clock import monotonic
 from stages.model.resampling import ImportanceWeights
 from stages.model.vocabulary import BYTES, Vocabulary
 from stages.v1 import stage_pb2
@@ -25,6 +24,11 @@ class RequestContext:
     batch = False  # it gives way to others, on the hosts too
     space = b""  # where hosts may keep the beginnings of its texts; empty: nowhere
     caller = ""  # the key that it came with
+
+    @property
+    def age_ms(self) -> float:
+        """Milliseconds since it came."""
+        return 0.0
 
     def stamp(self, hop: stage_pb2.Hop) -> None:
         """Name the request in work that leaves for the hosts."""
@@ -52,7 +56,6 @@ class Account:
     """One request's account: sweeps, hops, bytes and milliseconds, as the servers measured them."""
 
     context: RequestContext = field(default_factory=RequestContext)
-    begin: float = field(default_factory=monotonic)
     vocabulary: Vocabulary = BYTES  # of what is written
     first_byte_ms: float = 0.0
     prompt_bytes: int = 0
@@ -96,6 +99,9 @@ class Account:
     hosts: dict[str, HostLink] = field(default_factory=dict)
     compute_ms: dict[HostEntry, float] = field(default_factory=dict)
     queue_ms: dict[HostEntry, float] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self._begin_ms = self.context.age_ms
 
     def begin_again(self) -> None:
         """The text is written anew; what it cost so far stays."""
@@ -196,7 +202,7 @@ class Account:
         return self.local_compute_ms + sum(self.compute_ms.values())
 
     def elapsed_ms(self) -> float:
-        return (monotonic() - self.begin) * 1000
+        return self.context.age_ms - self._begin_ms
 
 
 # Figures that a summary has as the account does, under the same name.

@@ -37,17 +37,21 @@ class RequestRecord(RequestContext):
         self.mode, self.due_at = mode, due_at
         self.name = secrets.token_hex(8)
         self.metadata = ((REQUEST_KEY, self.name),)
+        self._begin = monotonic()
         self.account = Account(self)
         self.summary: router_pb2.Summary | router_pb2.DrawSummary | None = None  # once the request is done
         self.code = grpc.StatusCode.OK
         self._reason = ""
-        self._begin = monotonic()
         self._figures = figures
 
     @property
     def left_s(self) -> float:
         """Until the deadline."""
         return self.due_at - monotonic()
+
+    @property
+    def age_ms(self) -> float:
+        return (monotonic() - self._begin) * 1000
 
     def __enter__(self) -> Self:
         return self
@@ -57,7 +61,7 @@ class RequestRecord(RequestContext):
     ) -> None:
         if error is not None:
             self._fail(error)
-        account, ms = self.account, (monotonic() - self._begin) * 1000
+        account, ms = self.account, self.age_ms
         if self._figures is not None:
             self._figures.ended(self)
         log.info(

@@ -264,9 +264,10 @@ async def send(
                 raise transfer_error(transfer.failure) from None
             delivery.sent_bytes += transfer.sent_bytes
             delivery.refused(refusal)
-            await asyncio.sleep(STORE_PAUSE_S)
         finally:
             transfer.close()
+        if delivery.state == "sends":  # it was cut off
+            await asyncio.sleep(STORE_PAUSE_S)
     return delivery.sent_bytes
 
 
