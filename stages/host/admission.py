@@ -1,4 +1,5 @@
-"""Admission of hops to a host: those that it takes, within its limits, and the session and weights of each.
+"""Admission of hops to a host: those that it takes, within its limits, the session and weights of each, and what leaves
+for one that was computed.
 
 Nothing here reaches for a network or a clock: the host tells who listens, what is under way, and the time.
 """
@@ -10,13 +11,15 @@ from stages.host.sessions import HostSession, SessionStore
 from stages.host.settings import HostSettings
 from stages.host.validation import parse_hop
 from stages.host.work.pictures import PictureWork
+from stages.host.work.read import ReadWork
 from stages.model.prefill import MAX_PREFILL_CHUNKS, prefix_root
 from stages.v1 import stage_pb2
+from stages.wire.messages import Outcome, forward, summed
 from stages.wire.status import exhausted, failed_precondition, invalid, permission_denied, unavailable
 
 
 class HopAdmission:
-    """A host's decisions before it computes anything of a hop."""
+    """A host's decisions before it computes anything of a hop, and after."""
 
     def __init__(
         self, settings: HostSettings, releases: Releases, sessions: SessionStore, prefixes: PrefixStore
@@ -72,6 +75,41 @@ class HopAdmission:
         session.pending += 1
         self.queued_bytes += received_bytes
         return ScheduledHop(hop, work, session, received_bytes, now_s + hop.left_s)
+
+    def computed(self, job: ScheduledHop, outcome: Outcome, now_s: float) -> list[Outcome]:
+        """Book what a hop brought. What leaves for it, in this order; nothing where nobody waits for it any more."""
+        work, session, result = job.work, job.session, job.work.result
+        if session.beginning is not None and isinstance(work, ReadWork):  # only what was computed can be kept
+            clean = session.vocabulary.cut(job.hop.read.clean, 0, work.at_once)
+            session.beginning.read(work.start, work.lengths, clean, session.vocabulary)
+        brought = outcome if result is None else result
+        if isinstance(brought, stage_pb2.Event):
+            brought.timings.extend(job.hop.timings)
+        brought.timings.add(
+            host=self.settings.name,
+            queue_ms=job.queue_ms,
+            compute_ms=job.compute_ms,
+            received_bytes=job.received_bytes,
+        )
+        if isinstance(outcome, stage_pb2.Hop):
+            forward(outcome)
+        if isinstance(work, PictureWork):
+            timings = summed(outcome.timings)  # a trajectory passes every host at each of its levels
+            del outcome.timings[:]
+            outcome.timings.extend(timings)
+        if isinstance(outcome, stage_pb2.Event):
+            session.add_up(outcome, work.is_prefill)
+        if result is not None:
+            session.add_up(result, is_prefill=False)
+        self.sessions.renew(session, now_s)
+        if work.is_step:
+            session.stepped_at = now_s
+        if session.released:
+            return []
+        if isinstance(outcome, stage_pb2.Event):  # of a prefill, the last hop of the step brings the result
+            return [] if work.is_prefill else [outcome]
+        # the next step starts first: its trip round the ring is what the user waits for
+        return [outcome] if result is None else [outcome, result]
 
     def _open(
         self, hop: stage_pb2.Hop, work: HopWork, parts: Parts, capacity: int, key: bytes, now_s: float

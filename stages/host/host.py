@@ -17,10 +17,8 @@ from stages.host.prefixes import Beginning, PrefixStore
 from stages.host.scheduler import QUICK_MS, ScheduledHop, Scheduler
 from stages.host.sessions import SessionStore
 from stages.host.settings import HostSettings
-from stages.host.work.pictures import PictureWork
-from stages.host.work.read import ReadWork
 from stages.v1 import stage_pb2
-from stages.wire.messages import PROTOCOL, Outcome, forward, hops_refusal, seconds_until, summed, work_of
+from stages.wire.messages import PROTOCOL, Outcome, hops_refusal, seconds_until, work_of
 from stages.wire.status import StatusError
 
 STEPPING_S = 1.0  # a text whose last step is older waits for its user or a far link
@@ -158,53 +156,21 @@ class Host:
                     self._fault(job.hop, job.result)
             else:
                 self.counters.completed += 1
-                work, begun = job.work, job.session.beginning
-                if begun is not None and isinstance(work, ReadWork):  # only what was computed can be kept
-                    vocabulary = job.session.vocabulary
-                    clean = vocabulary.cut(job.hop.read.clean, 0, work.at_once)
-                    begun.read(work.start, work.lengths, clean, vocabulary)
                 self._go_on(job, job.result)
             if self.meter is not None:
                 self.meter.ended(job)
 
     def _go_on(self, job: ScheduledHop, outcome: Outcome) -> None:
-        hop, result = job.hop, job.work.result
-        brought = outcome if result is None else result
-        if isinstance(brought, stage_pb2.Event):
-            brought.timings.extend(hop.timings)
-        brought.timings.add(
-            host=self.settings.name,
-            queue_ms=job.queue_ms,
-            compute_ms=job.compute_ms,
-            received_bytes=job.received_bytes,
-        )
-        if isinstance(outcome, stage_pb2.Hop):
-            forward(outcome)
-        if isinstance(job.work, PictureWork):
-            timings = summed(outcome.timings)  # a trajectory passes every host at each of its levels
-            del outcome.timings[:]
-            outcome.timings.extend(timings)
-        if isinstance(outcome, stage_pb2.Event):
-            job.session.add_up(outcome, job.work.is_prefill)
-        if result is not None:
-            job.session.add_up(result, is_prefill=False)
-        self.sessions.renew(job.session, now := monotonic())
-        if job.work.is_step:
-            job.session.stepped_at = now
-        if job.session.released:
-            return
-        if isinstance(outcome, stage_pb2.Hop):
-            self._push(outcome, job.due_at)
+        publish = partial(self.subscribers.publish, job.hop.router)
+        for each in self.admission.computed(job, outcome, monotonic()):
+            if isinstance(each, stage_pb2.Event):
+                publish(each)
+                continue
+            self._push(each, job.due_at)
             if job.work.preview is not None:
                 # made on a thread of its own: neither hops nor the event loop wait for it
                 made = asyncio.get_running_loop().run_in_executor(None, job.work.preview)
-                publish = partial(self.subscribers.publish, hop.router)
                 made.add_done_callback(lambda done: None if done.cancelled() else publish(done.result()))
-            # after the next step has started: its trip round the ring is what the user waits for
-            if result is not None:
-                self.subscribers.publish(hop.router, result)
-        elif not job.work.is_prefill:  # of a prefill, the last hop of the step brings the result
-            self.subscribers.publish(hop.router, outcome)
 
     def _push(self, hop: stage_pb2.Hop, due_at: float) -> None:
         hop.left_s = seconds_until(due_at)
