@@ -221,9 +221,10 @@ class RouterService(router_pb2_grpc.RouterServiceServicer):
         request.answered = answered.set
         self.admission.ask(request, monotonic(), time.time())
         try:
-            with suppress(TimeoutError):
-                async with asyncio.timeout(request.wait_s):
-                    await answered.wait()
+            if request.state == "waits":
+                with suppress(TimeoutError):
+                    async with asyncio.timeout(request.wait_s):
+                        await answered.wait()
             self.admission.begin(request, monotonic())
             async with self._pace:
                 yield request
