@@ -103,17 +103,6 @@ def test_a_wait_has_an_end_and_a_request_leaves_once() -> None:
     assert gate.counts == (0, 0, 0)
 
 
-def test_who_leaves_while_waiting_leaves_nothing_behind() -> None:
-    gate = Gate(1, queue=2)
-    first, second, third = (gate.ask() for _ in range(3))
-    gate.leave(second)
-    assert gate.counts == (1, 0, 1)
-    gate.leave(first)  # the place is given to the third, which goes in the same moment
-    gate.leave(third)
-    assert gate.counts == (0, 0, 0)
-    gate.enters(ANYBODY)
-
-
 # Waiting
 
 
@@ -156,7 +145,7 @@ async def test_a_request_waits_until_it_is_answered_or_its_wait_is_over() -> Non
     await asyncio.gather(first.task, fourth.task, return_exceptions=True)
     await fifth.inside.wait()
     await fifth.finish()
-    assert (limits.requests, limits.waiting) == (0, 0)
+    assert (limits.requests, limits.waiting) == (0, 0), "who leaves while it waits leaves nothing behind"
 
 
 async def test_requests_start_at_the_routers_rate(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -23,7 +23,7 @@ def release(name: str) -> stage_pb2.Release:
 
 def link_to(name: str, *held: str) -> HostLink:
     """A host without a problem that holds these releases."""
-    dial: Any = lambda *_: SimpleNamespace(rtt_ms=1.0)  # noqa: E731
+    dial: Any = lambda *_: SimpleNamespace(rtt_ms=1.0, least_rtt_ms=1.0)  # noqa: E731
     link = HostLink(HostEntry(name, name, (0,), name), 1.0, dial=dial)
     link.hear(stage_pb2.DescribeResponse(releases=map(release, held)))
     link.problem = ""
@@ -33,6 +33,12 @@ def link_to(name: str, *held: str) -> HostLink:
 def served(name: str) -> ActiveRelease:
     view = RingView(Ring(), weights_of(release(name)))
     return ActiveRelease(view, {}, {}, LatencyModel(view.rtts_ms), Path(name), name)
+
+
+def brought_by(links: list[HostLink], served: ActiveRelease) -> None:
+    """Have the hosts bring it: nothing was deployed yet."""
+    served.view.ring.links, served.name = links, ""
+    served.view.unpin()
 
 
 @pytest.fixture
@@ -72,10 +78,10 @@ async def test_what_was_there_stays_where_a_deployment_fails(state: RolloutState
             state.offered("new", links, without)
         assert caught.value.code is code
     assert state.offered("new", links, ["c"])
-    state.current.name = ""  # the hosts brought it, and nothing was deployed yet
-    state.current.view.unpin()
+    brought_by(links, state.current)
     state.received("new")
-    assert (state.joining, state.anew, state.was_pinned) == ([has, lacks], [lacks], False)
+    assert (state.state, state.coming, state.joining, state.anew) == ("brings", "new", [has, lacks], [lacks])
+    assert (state.was_pinned, state.current.view.pinned, state.current.name) == (False, True, "old")
     assert [state.kept(link) for link in links] == [["old"], ["old"], []]
 
 
@@ -85,7 +91,9 @@ async def test_a_switch_keeps_the_release_before(state: RolloutState) -> None:
     state.begin("deployment begins")
     assert state.beside(host) == "", "it is this one that brings it"
     follow(state, "files are here", "all hosts have it", "it works")
+    brought_by([host], before)
     state.switch(after)
+    assert (before.name, before.view.pinned) == ("old", True)
     assert (state.current, state.previous, state.names) == (after, before, ["old", "new"])
     follow(state, "ends", "rollback begins")
     state.switch(before)
@@ -138,10 +146,10 @@ def test_a_transfer_that_is_cut_off_begins_again_where_it_was() -> None:
     with pytest.raises(StatusError, match="not reached"):
         delivery.refused(unavailable("not reached"))  # nothing came there: another try would be no better
     delivery.sent_bytes = 1
+    with pytest.raises(StatusError, match="full"):
+        delivery.refused(StatusError(Code.RESOURCE_EXHAUSTED, "full"))
     for _ in range(STORE_TRIES - 1):
         delivery.refused(unavailable("cut"))
     assert delivery.state == "sends"
     with pytest.raises(StatusError, match="cut"):
         delivery.refused(unavailable("cut"))
-    with pytest.raises(StatusError, match="full"):
-        Delivery("sends").refused(StatusError(Code.RESOURCE_EXHAUSTED, "full"))
