@@ -82,12 +82,15 @@ def test_some_wait_for_a_place() -> None:
 
 
 def test_who_would_wait_too_long_is_refused_at_once() -> None:
-    gate = Gate(1, queue=8, wait_s=0.02)
-    first = gate.ask()
-    gate.now_s += 0.05  # so long do requests take
-    gate.leave(first)
-    gate.ask()
-    assert "waited" not in str(gate.refused())
+    gate = Gate(1, queue=8, wait_s=2.0)
+    for took_s, expected_ms in ((10.0, 10_000), (20.0, 10_400), (1000.0, 60_000)):
+        held = gate.ask()
+        gate.now_s += took_s
+        gate.leave(held)
+        held, refusal = gate.ask(), gate.refused()
+        assert "waited" not in str(refusal)
+        assert refusal.retry_after_ms == pytest.approx(expected_ms, abs=1)
+        gate.leave(held)  # at once
 
 
 def test_a_wait_has_an_end_and_a_request_leaves_once() -> None:
