@@ -80,7 +80,8 @@ class Ring:
         """Link to these hosts and no others; what is under way on one that goes away moves to others. A RingView's
         `problem` says when the ring can be used.
 
-        Raises InputError where one may not be dialled: the ring stays as it was."""
+        Raises InputError where one may not be dialled: the ring stays as it was.
+        """
         # new links are made before old ones go: where one may not be dialled, nothing has changed yet
         before = {link.entry: link for link in self.links}
         self.links = [before.pop(entry) if entry in before else self._link(entry) for entry in hosts]

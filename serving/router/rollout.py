@@ -245,7 +245,8 @@ async def send(
     """Put a release into a host's store; returns the bytes that were sent. Raises StatusError.
 
     :param contents: with its directories.
-    :param assignment: the stage of a host that was started without a checkpoint."""
+    :param assignment: the stage of a host that was started without a checkpoint.
+    """
     delivery = delivery or Delivery("sends")
     while delivery.state == "sends":
         transfer = ReleaseTransfer(contents, assignment=assignment)
@@ -276,7 +277,8 @@ async def load(
 ) -> None:
     """Have a host load a release from its store, and look at what it holds then. Raises StatusError.
 
-    :param assignment: the stage of a host that was started without a checkpoint; it loads after its answer."""
+    :param assignment: the stage of a host that was started without a checkpoint; it loads after its answer.
+    """
     with _refusals(link):
         request = stage_pb2.LoadRequest(release=name, keep=keep, assignment=assignment)
         await link.relay.stub.Load(request, timeout=LOAD_S)

@@ -97,7 +97,8 @@ class Loader:
     async def begin(self) -> None:
         """Load the newest of the releases that the host begins with; those that fail are left out.
 
-        Raises OnesweepError when none can be loaded, and what the host was started with neither."""
+        Raises OnesweepError when none can be loaded, and what the host was started with neither.
+        """
         releases, loop = self.host.releases, asyncio.get_running_loop()
         async with self._busy:
             while True:
@@ -224,7 +225,8 @@ class Loader:
 def warm_up(parts: Parts, known: Collection[str] = ()) -> None:
     """Run every part once at full size: the first request shall not pay for allocations and kernel choice.
 
-    :param known: digests of models that run already."""
+    :param known: digests of models that run already.
+    """
     for kind, source in parts.plan.models.items():
         runners = parts.runners[kind]
         if source.digest in known:

@@ -198,7 +198,8 @@ def check_cut(parts: int, shared: int) -> None:
 def device_for(name: str, plan: HostPlan) -> torch.device:
     """The device of a host's plan. Raises InputError for one that is not here, or that does not compute these models.
 
-    :param name: of a device, or `auto`: a GPU where there is one that computes them."""
+    :param name: of a device, or `auto`: a GPU where there is one that computes them.
+    """
     if name == AUTO:
         return torch.device("cuda" if not plan.cpu_only and torch.cuda.is_available() else "cpu")
     device = torch.device(check_device(name))
@@ -211,7 +212,8 @@ def load_parts(plan: HostPlan, backend: Backend | None = None, held: Sequence[Pa
     """Read this host's files, and no others; of models that are among `held`, not even these.
 
     One part after the other goes to the backend's device: in the machine's memory there is never more than one of
-    them beside it. Raises CheckpointError, and InputError for models that the device does not compute."""
+    them beside it. Raises CheckpointError, and InputError for models that the device does not compute.
+    """
     backend = backend or Backend()
     device = backend.device
     if device != CPU and plan.cpu_only:  # a release that comes later may be of another kind than the first
@@ -312,7 +314,8 @@ class Releases:
     def parts_for(self, digest: str) -> Parts:
         """The parts of the model called `digest`; of the newest release where there is no such model.
 
-        Raises StatusError while nothing is loaded."""
+        Raises StatusError while nothing is loaded.
+        """
         loaded = self.loaded
         if not loaded:
             raise unavailable("this host is still loading its weights")
