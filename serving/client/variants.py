@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 from serving.client.result import Result
 from serving.drawing import DRAWING_MODES
 from serving.modes import COPY, MODES, SCORERS
-from serving.router.request import Request
+from serving.router.request import SETTINGS, SHAPES, Request
 from stages.errors import InputError, OnesweepError, close_to, one_of, printable
 from stages.progress import aligned, ticking
 
@@ -97,8 +97,6 @@ def parse_variant(text: str, modes: Collection[str] = (*MODES, *DRAWING_MODES), 
         if name in settings:
             raise InputError(f"{option} {text!r} names {name} twice")
         settings[name] = _value(f"{option} {text!r}", name, value)
-    if "scorer" in settings and mode not in SCORED:
-        raise InputError(f"{option} {text!r}: mode {mode} has no scorer: leave it out, or use {', '.join(SCORED)}")
     variant = ModeVariant(mode).having(**settings)
     _check_request(f"{option} {text!r}", variant)
     return variant
@@ -144,8 +142,6 @@ def _check_request(where: str, variant: ModeVariant) -> None:
 
 # One prompt through several modes: what `compare` and `demo` run.
 
-AUTO = "auto"
-
 
 def all_variants(status: router_pb2.StatusResponse, scorer: str | None) -> list[ModeVariant]:
     """Every mode that is served, with each served scorer where it uses one.
@@ -177,9 +173,9 @@ def run_variants(
 
 
 def variant_settings(variant: ModeVariant, settings: dict[str, Any]) -> dict[str, Any]:
-    """`settings` without those that other modes refuse, and under the variant's own."""
-    own = settings if variant.mode == AUTO else {**settings, "budget_ms": None}
-    return {**own, **variant.request()}
+    """`settings` without those that are other modes' own, and under the variant's."""
+    others = {f.name for f in SETTINGS if variant.mode not in f.metadata.get("modes", MODES) and f.name not in SHAPES}
+    return {**{name: value for name, value in settings.items() if name not in others}, **variant.request()}
 
 
 # Results side by side, for a terminal.

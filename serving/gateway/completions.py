@@ -16,7 +16,6 @@ import grpc
 
 from serving.client.client import Result, RouterError, TextDecoder
 from serving.client.result import PromptLogprobs
-from serving.client.variants import AUTO
 from serving.gateway.access import RouterAccess
 from serving.gateway.errors import ApiError
 from serving.gateway.fields import (
@@ -29,7 +28,7 @@ from serving.gateway.fields import (
     TextRequest,
 )
 from serving.gateway.messages import CallReader, ToolCall, told_messages
-from serving.modes import SCORING
+from serving.modes import AUTO, SCORING
 from serving.v1 import router_pb2
 from stages.host.schema_check import held_part
 from stages.limits import MAX_SEED

@@ -17,7 +17,7 @@ from serving.gateway.fields import RaceRequest
 from serving.gateway.streams import DONE, event_stream, merged, sse
 from serving.modes import MODES
 from serving.v1 import router_pb2
-from stages.errors import OnesweepError
+from stages.errors import InputError, OnesweepError
 from stages.wire.status import record_of
 
 _TYPES = {"html": "text/html", "css": "text/css", "js": "text/javascript", "svg": "image/svg+xml"}
@@ -54,9 +54,11 @@ _STREAM: dict[int | str, dict[str, Any]] = {
 @race_routes.post("/api/race", response_class=Response, responses=_STREAM)
 async def race(request: RaceRequest, router: Router) -> Response:
     """Events with a `lane` and one of: `started`, `trip`, `text`, `result`, `error`; then [DONE]."""
-    lanes = [
-        _lane(router, entrant, request) for entrant in parse_variants(",".join(request.entrants), MODES, "entrants")
-    ]
+    try:
+        entrants = parse_variants(",".join(request.entrants), MODES, "entrants")
+    except InputError as error:
+        raise ApiError(400, str(error), param="entrants") from None
+    lanes = [_lane(router, entrant, request) for entrant in entrants]
     return await event_stream(_events(lanes, request.together))
 
 

@@ -41,7 +41,8 @@ def test_a_mode_and_its_settings(text: str, settings: dict[str, object]) -> None
         ("sweep:int8:fp32", "names codec twice"),
         ("chunked:chunk=0", "chunk must be a whole number from 1"),
         ("ar,sweep,ar", "--modes names 'ar' twice"),
-        ("sweep,ar:scorer", "'ar:scorer': mode ar has no scorer: leave it out, or use resample"),
+        ("sweep:draft=4", "mode sweep does not take draft: leave it out, or use mode ar-speculative"),
+        ("sweep,ar:scorer", "'ar:scorer': mode ar does not take scorer: leave it out, or use mode resample"),
     ],
 )
 def test_what_is_no_mode(text: str, says: str) -> None:
