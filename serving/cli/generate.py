@@ -10,6 +10,7 @@ import time
 from contextlib import ExitStack, closing
 from typing import TYPE_CHECKING, Any
 
+from serving.cli.parser import gone
 from serving.client.result import Result
 from serving.client.variants import all_variants, comparison, parse_variants, run_variants
 from serving.modes import COPY, MODES, NO_COPY, WITHOUT_HOSTS
@@ -155,7 +156,7 @@ def _add_request(parser: argparse.ArgumentParser) -> None:
 def check_request(mode: str | None, **settings: Any) -> None:  # noqa: ANN401 - those of a request
     """Raise InputError for what no router takes, before anything is started or waited for."""
     if mode is not None and mode not in MODES:
-        raise InputError(f"unknown mode {mode!r}{one_of(mode, MODES)}")
+        raise InputError(f"unknown mode {mode!r}{gone(mode)}{one_of(mode, MODES)}")
     Request(mode=mode or "", **settings).message()
 
 

@@ -131,7 +131,7 @@ def _read_signatures(directory: Path) -> tuple[tuple[bytes, bytes], ...]:
 def release_files(directories: Mapping[str, Path], wants: Wants) -> dict[str, Part]:
     """The files that manifests name, by their path in a bundle. The size of those beside the weights is not known: 0.
 
-    :param directories: by folder. Raises CheckpointError for a part that was not trained yet.
+    :param directories: by folder. Raises CheckpointError for a part that has no weights yet.
     """
     files: dict[str, Part] = {}
     for folder, directory in directories.items():
@@ -140,7 +140,7 @@ def release_files(directories: Mapping[str, Path], wants: Wants) -> dict[str, Pa
             raise CheckpointError(f"{folder}/ holds a model of kind {manifest.kind!r}, which belongs elsewhere")
         for index, part in enumerate(manifest.parts):
             if part is None:
-                raise CheckpointError(f"{folder}/: part {index} is not trained yet")
+                raise CheckpointError(f"{folder}/: part {index} has no weights yet")
             if wants(folder, index):
                 files[f"{folder}/{part.file}"] = part
         if wants(folder, BESIDE):

@@ -47,7 +47,7 @@ def test_a_record_and_back(tmp_path: Path) -> None:
         (record(options=None), "'options' must be a list"),
         (record(options=[3]), "an option must be a JSON object, not int"),
         (record(weights=None), "weights must be a JSON object"),
-        (record(judge=3), "it: judge must be text in quotes, not 3"),
+        (record(judge=3), "it: judge must be a text, not 3"),
         (record(options=[{**record()["options"][0], "mode": "magic"}]), "there is no mode 'magic'"),
         (record(options=[{**record()["options"][0], "mode": ["local"]}]), "there is no mode"),
         (record(options=[{**record()["options"][0], "bits": "good"}]), "bits must be a finite number of at"),

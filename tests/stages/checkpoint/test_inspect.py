@@ -91,12 +91,12 @@ def test_what_is_not_there_is_said(checkpoint: Copy) -> None:
     (path,) = directory.glob("block-0-*")
     path.unlink()
     text = describe(directory)
-    assert "no: blocks 1 not trained yet" in text
+    assert "no: blocks 1 have no weights yet" in text
     assert f"{path.name} (not here)" in text
     checks = verify(directory)
     assert [check.ok for check in checks] == [False, False]
     assert "is missing; fetch it again" in str(checks[0])
-    assert "not trained yet" in str(checks[1])
+    assert "has no weights yet" in str(checks[1])
 
 
 def test_everything_verifies(bundle: Path) -> None:
