@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, BeforeValidator, Field, create_model, model_validator
@@ -19,7 +18,7 @@ from serving.router.request import (
     MAX_TIMEOUT_S,
     MAX_TOOLS,
     SETTINGS,
-    is_decimal,
+    kind_of,
 )
 from stages.host.schema_check import OF_CALLS, held_part
 from stages.limits import MAX_BIAS, MAX_BIASES, MAX_COUNT, MAX_LOGPROBS, MAX_SEED
@@ -82,10 +81,6 @@ Stops = Annotated[
 ]
 
 
-def _kind(f: dataclasses.Field[Any]) -> type:
-    return str if f.metadata.get("name") else float if is_decimal(f) else int
-
-
 def _told(name: str, description: str = "") -> Any:  # noqa: ANN401
     """A field with the words and the bounds of a request's own. `Request` checks them: one sentence for all clients."""
     about = _OF_REQUESTS[name].metadata
@@ -102,7 +97,7 @@ _OF_REQUESTS = {f.name: f for f in SETTINGS}
 # Settings of a request that OpenAI's API does not have.
 OF_REQUESTS = tuple(f for f in SETTINGS if f.metadata.get("http"))
 _Settings = create_model(  # type: ignore[call-overload]
-    "_Settings", __base__=Fields, **{f.name: (_kind(f) | None, _told(f.name)) for f in OF_REQUESTS}
+    "_Settings", __base__=Fields, **{f.name: (kind_of(f) | None, _told(f.name)) for f in OF_REQUESTS}
 )
 
 

@@ -3,7 +3,7 @@
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Self, TypeVar
@@ -50,7 +50,7 @@ class RouterParts:
     # The bundle.
     directory: Path | None
     tokenizers: Tokenizers = NO_TOKENIZERS
-    drawing: LocalDrawing | None = None
+    drawing: LocalDrawing = field(default_factory=lambda: LocalDrawing(None))
     is_copy: bool = False
 
     @classmethod

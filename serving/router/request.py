@@ -207,7 +207,7 @@ def bounds_problem(f: Field[Any], value: object) -> str:
     if f.metadata.get("name"):
         word = str(value)
         return "" if word.isascii() else f"unknown {f.name} {word!r}: its name has letters that no {f.name} has"
-    bounds, decimal = f.metadata["bounds"], is_decimal(f)
+    bounds, decimal = f.metadata["bounds"], kind_of(f) is float
     if not isinstance(value, int | float) or not (decimal or isinstance(value, int)):
         return f"{f.name} must be a {'' if decimal else 'whole '}number, not {value!r}"
     noun = "" if decimal else "a whole number "
@@ -226,9 +226,9 @@ def mode_problem(mode: str, given: Mapping[str, Any]) -> str:
     return ""
 
 
-def is_decimal(f: Field[Any]) -> bool:
-    """True for a setting with bounds that takes more than whole numbers."""
-    return "float" in str(f.type)
+def kind_of(f: Field[Any]) -> type:
+    """The kind of a setting's values: str, float or int."""
+    return str if f.metadata.get("name") else float if "float" in str(f.type) else int
 
 
 def _word(what: str, word: str) -> str:

@@ -35,7 +35,7 @@ def test_a_mode_and_its_settings(text: str, settings: dict[str, object]) -> None
         (":int8", "unknown mode ''"),
         ("ar:", "'' is not a setting; after the mode come, with colons between, a codec or a scorer"),
         ("ar:deep", "'deep' is not a setting"),
-        ("sweep:size=3", "unknown key 'size'; choose from chunk, candidates, steps, max_tokens"),
+        ("sweep:size=3", "unknown key 'size'; choose from max_bytes, max_tokens, chunk, temperature"),
         ("sweep:steps=few", "steps must be a whole number, not 'few'"),
         ("ar:temperature=nan", "temperature must be a number, not 'nan'"),
         ("sweep:int8:fp32", "names codec twice"),

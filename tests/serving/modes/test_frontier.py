@@ -54,8 +54,14 @@ def test_a_record_and_back(tmp_path: Path) -> None:
         (record(options=[{**record()["options"][0], "bits": float("nan")}]), "local: bits must be a finite number"),
         (record(options=[{**record()["options"][0], "sweeps": -1}]), "of at least 0, not -1"),
         (record(options=[{**record()["options"][0], "output_tokens": 0}]), "output_tokens must be a whole number"),
-        (record(options=[{**record()["options"][0], "settings": {"magic": 1}}]), "magic = 1 is not a setting"),
-        (record(options=[{**record()["options"][0], "settings": {"chunk": "x"}}]), "chunk = 'x' is not a setting"),
+        (
+            record(options=[{**record()["options"][0], "settings": {"magic": 1}}]),
+            "local: magic is not a setting; there are scorer, chunk,",
+        ),
+        (
+            record(options=[{**record()["options"][0], "settings": {"chunk": "x"}}]),
+            "chunk must be a whole number, not 'x'",
+        ),
     ],
 )
 def test_a_bad_file(tmp_path: Path, content: object, says: str) -> None:
