@@ -135,9 +135,9 @@ class PictureTraining:
     )
     data: Path = field(metadata=flag("npz, or a folder for each class", metavar="PATH"))
     out: Path | None = setting(None, "the checkpoint (runs/pictures/KIND)", metavar="DIR")
-    # A net for all noise levels; of `steps` and `local` one of the same kind.
-    start: Path | None = setting(None, "nets to begin with", metavar="CKPT")
-    block: int | None = setting(None, "only this block")
+    # A net for all noise levels.
+    start: Path | None = setting(None, "of a chain: the net that its blocks begin with", metavar="CKPT")
+    block: int | None = setting(None, "of a chain: only this block")
 
 
 add_pictures = partial(add_own_and_shared, own=PictureTraining, shared="config steps threads device")
@@ -158,10 +158,10 @@ def run_pictures(options: argparse.Namespace) -> int:
     out = asked.out or Path("runs/pictures") / asked.kind
     if asked.kind == "chain":
         manifest = train_picture_blocks(config, pictures, out, asked.block, asked.start)
-    elif asked.block is not None:
-        raise InputError(f"--block is of a chain: {asked.kind} is trained as a whole")
+    elif asked.block is not None or asked.start is not None:
+        raise InputError(f"--block and --start are of a chain: {asked.kind} is trained as a whole")
     else:
-        manifest = train_undivided(config, pictures, out, asked.kind == "steps", asked.start)
+        manifest = train_undivided(config, pictures, out, asked.kind == "steps")
     for name, losses in manifest.metrics.items():
         print(f"{name:10} loss on validation pictures {next(iter(losses.values())):.4f}")
     done = sum(part is not None for part in manifest.parts)

@@ -31,8 +31,6 @@ WORDS = dict.fromkeys(SCORERS, "scorer") | dict.fromkeys(("fp32", "int8", "int4"
 KEYS: dict[str, type] = {f.name: kind_of(f) for f in SETTINGS if f.name not in ("mode", "seed", *WORDS.values())}
 KEYS |= {"guidance": float, "solver": str}
 ORDER = ("scorer", "codec", *KEYS)
-# Modes that are run with each scorer.
-SCORED = ("resample",)
 
 
 @dataclass(frozen=True)
@@ -139,7 +137,7 @@ def all_variants(status: router_pb2.StatusResponse, scorer: str | None) -> list[
     return [
         ModeVariant(mode).having(scorer=chosen)
         for mode in status.modes
-        for chosen in (scorers if mode in SCORED and scorer is None else (None,))
+        for chosen in (scorers if mode == "resample" and scorer is None else (None,))
     ]
 
 

@@ -82,7 +82,7 @@ async def _lane(
         async with aclosing(events):
             async for event in events:
                 if isinstance(event, router_pb2.Trip):
-                    yield {"lane": entrant.label, "trip": _trip(event)}
+                    yield {"lane": entrant.label, "trip": record_of(event)}
                 elif isinstance(event, Result):
                     text = decoder.end()
                     yield {"lane": entrant.label, "text": text, "result": costs_of(event)}
@@ -90,16 +90,6 @@ async def _lane(
                     yield {"lane": entrant.label, "text": text}
     except OnesweepError as error:
         yield {"lane": entrant.label, "error": str(error), "status": api_error_of(error).status_code}
-
-
-def _trip(trip: router_pb2.Trip) -> dict[str, Any]:
-    return {
-        "number": trip.number,
-        "begin_ms": round(trip.begin_ms, 3),
-        "end_ms": round(trip.end_ms, 3),
-        "wire_bytes": trip.wire_bytes,
-        "hosts": [{"name": host.name, "compute_ms": round(host.compute_ms, 3)} for host in trip.hosts],
-    }
 
 
 READY_TIMEOUT_S = 2.0
