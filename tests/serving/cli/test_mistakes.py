@@ -85,8 +85,7 @@ def run(*arguments: object, **environment: str) -> subprocess.CompletedProcess[s
 TYPING = [
     ("generat x", 2, "there is no command 'generat'; did you mean `onesweep generate`?"),
     ("chaos --minutes 1", 2, "did you mean `onesweep bench chaos`?"),
-    ("coordinate", 2, "did you mean `onesweep train coordinate`?"),
-    ("start", 2, "there is no command 'start' (CHANGELOG.md says what to use now); did you mean `onesweep up`?"),
+    ("start", 2, "there is no command 'start'; did you mean `onesweep up`?"),
     ("bench peers", 2, "--checkpoint, --source are missing"),
     (
         "train pictures blocks --data x",
@@ -99,14 +98,7 @@ TYPING = [
     ("serve", 2, "MODEL is missing"),
     ("--verison", 2, "no option --verison (did you mean --version?)"),
     ("down --port 1", 2, "no option --port; see `onesweep down --help`"),
-    ("train simulate --momentum 1", 2, "no option --momentum; see `onesweep train simulate --help`"),
-    (
-        "bench frontier",
-        2,
-        "there is no command 'frontier' (CHANGELOG.md says what to use now); `onesweep bench --help`",
-    ),
     ("bench quality --check", 2, "no option --check (CHANGELOG.md says what to use now); see"),
-    ("invite --list", 2, "no option --list (CHANGELOG.md says what to use now); see"),
     ("generate x --top-p 1", 2, "no option --top-p: give --set top_p=VALUE; see `onesweep generate --help`"),
     ("stage", 2, "there is no command 'stage' (CHANGELOG.md says what to use now); `onesweep --help`"),
     ("generate x --max-byte 5", 2, "no option --max-byte (did you mean --max-bytes?)"),
