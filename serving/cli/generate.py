@@ -63,9 +63,10 @@ def wait_ready(options: argparse.Namespace, *modes: str | None) -> None:
     lost_until = math.inf
     with client_of(options) as client, closing(ProgressLine()) as progress:
         for reason in answers_of(client, answer_s):
-            # without hosts, a mode is served by a router that answers at all
-            served = reason == "" or (reason not in (None, SILENT) and modes and {*modes} <= {*WITHOUT_HOSTS})
-            if served or reason == NO_TOKEN:
+            # without hosts, a mode is served by a router that answers at all, and perhaps a text within a budget
+            alone = reason not in (None, SILENT) and modes and {*modes} <= {*WITHOUT_HOSTS}
+            hurries = reason and LOST in reason and getattr(options, "budget_ms", None)
+            if reason in ("", NO_TOKEN) or alone or hurries:
                 return
             said = reason or served_here(options.router)
             lost_until = min(lost_until, time.monotonic() + LOST_S) if LOST in said else math.inf
@@ -75,8 +76,7 @@ def wait_ready(options: argparse.Namespace, *modes: str | None) -> None:
                 progress.at(f"waiting for the router at {client.address}: {said or 'it does not answer yet'}")
             elif said and reason is None:
                 raise NothingUp(said)
-            elif LACKING in said or (is_lost and not getattr(options, "budget_ms", None)):  # which may do without hosts
-                said = _remedied(said, options.router)
+            elif LACKING in said or is_lost:
                 raise ServiceError(f"nothing can be asked of the router at {client.address} now: {said}")
             elif reason == SILENT:
                 remedy = "it hangs, or another program has its port: see what listens there, and start it anew"
@@ -84,16 +84,6 @@ def wait_ready(options: argparse.Namespace, *modes: str | None) -> None:
                 raise ServiceError(f"the router at {client.address} {silence}; {remedy}")
             else:
                 return
-
-
-def _remedied(said: str, router: str | None) -> str:
-    """Why the hosts of a router cannot serve, with what to do where `up` started them here."""
-    from serving.cli.deployment import deployment_here
-
-    if LOST not in said or (here := deployment_here(router)) is None:
-        return said
-    ended = "; ".join(f"{name} ended: {words}" for name, words in here.ended().items())
-    return f"{ended or said.replace(LOST, '')}; `onesweep down`, then `onesweep up --detach`, starts all of them anew"
 
 
 def client_of(options: argparse.Namespace) -> Client:

@@ -187,9 +187,10 @@ def _place(ticket: Ticket | None, name: str | None, stack: contextlib.ExitStack)
             if name:
                 raise
             continue
-        if (place := JoinedMachine.read(run / each)) and (ticket is None or _is_known(place)):
+        if (place := JoinedMachine.read(run / each)) and _is_known(place):
             return place
-        assert ticket is not None
+        if ticket is None:
+            raise ServiceError("the router lets this machine in no more: give another ticket, of `onesweep invite`")
         if place := _enrolled(ticket, run / each, name or each, is_given=bool(name)):
             return place
     raise InputError(f"no machine {own!r} of this computer has joined: give the ticket that `onesweep serve` printed")

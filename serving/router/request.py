@@ -216,8 +216,11 @@ def bounds_problem(f: Field[Any], value: object) -> str:
 
 def mode_problem(mode: str, given: Mapping[str, Any]) -> str:
     """Why a mode does not take a setting that is given, for the client and for the router; empty where it takes all."""
+    # the rest of a text of resample that is too far from its scorer's is of ar-speculative
+    drafting = DRAFTING if given.get("max_distance") is None else (*DRAFTING, "resample")
     for f in SETTINGS:
         modes, value = f.metadata.get("modes", MODES), given.get(f.name)
+        modes = drafting if modes == DRAFTING else modes
         if mode not in MODES or mode in modes or value in (None, f.metadata.get("neutral")):
             continue
         if mode == AUTO:

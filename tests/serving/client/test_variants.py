@@ -15,6 +15,7 @@ from stages.errors import InputError
         ("chunked:chunk=4", {"chunk": 4}),
         ("resample:ar:chunk=12:candidates=64", {"scorer": "ar", "chunk": 12, "candidates": 64}),
         ("ar:temperature=0", {"temperature": 0.0}),
+        ("resample:max_distance=0.5:draft=4", {"max_distance": 0.5, "draft": 4}),
         ("local", {}),
         ("local:copy", {}),
         ("steps:int8", {"codec": "int8"}),
@@ -40,6 +41,7 @@ def test_a_mode_and_its_settings(text: str, settings: dict[str, object]) -> None
         ("chunked:chunk=0", "chunk must be a whole number from 1"),
         ("ar,sweep,ar", "--modes names 'ar' twice"),
         ("sweep:draft=4", "mode sweep does not take draft: leave it out, or use mode ar-speculative"),
+        ("resample:draft=4", "mode resample does not take draft: leave it out, or use mode ar-speculative"),
         ("sweep,ar:scorer", "'ar:scorer': mode ar does not take scorer: leave it out, or use mode resample"),
     ],
 )
