@@ -115,7 +115,8 @@ def order_of(request: TextRequest, mode: str, format_field: str) -> CompletionOr
     most_calls = 1 if chat and chat.parallel_tool_calls is False else None
     prompts = [("", settings | {"prompt": ""})]
     if isinstance(request, CompletionRequest):
-        prompts = [_asked(each, settings, bool(request.echo) and not scores) for each in request.prompt]
+        texts: list[Any] = request.prompt  # one prompt of tokens stands in a list by now
+        prompts = [_asked(each, settings, bool(request.echo) and not scores) for each in texts]
     told = most != 0, not scores or logprobs is not None
     names = tuple(tool.name for tool in offered)
     return CompletionOrder(tuple(prompts), seeds, *told, tuple(unenforced), names, most_calls)

@@ -41,9 +41,9 @@ def _check_stop(stop: str) -> str:
     return stop
 
 
-def _as_prompts(given: list[str | list[int]] | list[int]) -> list[str | list[int]]:
+def _as_prompts(given: list[Any]) -> list[str | list[int]]:
     """A list of prompts, each a text or a list of tokens. Raises ValueError for too many."""
-    prompts: list[str | list[int]] = [given] if isinstance(given[0], int) else given  # type: ignore[assignment, list-item]
+    prompts = [given] if isinstance(given[0], int) else given
     if len(prompts) > MAX_PROMPTS:
         raise ValueError(f"must have at most {MAX_PROMPTS} entries")
     return prompts
@@ -295,7 +295,6 @@ class ImageExtension(Fields):
 
     mode: str | None = Field(default=None, description=f"{', '.join(DRAWING_MODES)} (chain)")
     levels: Count | None = Field(default=None, description="steps from noise to picture")
-    solver: str | None = Field(default=None, description="euler, 2m")
     guidance: float | None = Field(default=None, allow_inf_nan=False, description="pull towards the class; 1 is none")
     codec: str | None = Field(default=None, description="of what travels between hosts: fp32, int8, int4")
     timeout_s: Timeout = None
