@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import asyncio
 import contextlib
-import fcntl
 import json
 import os
 import re
@@ -53,18 +52,12 @@ def run_directory() -> Path:
 @contextlib.contextmanager
 def locked(directory: Path) -> Iterator[None]:
     """Keep a directory for this process. Raises ServiceError where another one has it."""
-    from stages.wire.secret_files import make_private_directory
+    from stages.wire.secret_files import exclusive, make_private_directory
 
     make_private_directory(directory)
-    handle = os.open(directory / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-    try:
-        try:
-            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            raise ServiceError(f"another process serves from {directory}: end it, or set XDG_STATE_HOME") from None
+    said = f"another process serves from {directory}: end it, or set XDG_STATE_HOME"
+    with exclusive(directory / "lock", ServiceError(said)):
         yield
-    finally:
-        os.close(handle)
 
 
 def tell_here(router: str, doing: str) -> None:
