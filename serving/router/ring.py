@@ -24,7 +24,6 @@ from stages.host.parts import MODEL_KINDS, ModelKind
 from stages.host.prefixes import KEY_BYTES
 from stages.threads import cancelled
 from stages.v1 import stage_pb2
-from stages.wire.channel import is_loopback
 from stages.wire.hop_stream import LinkObserver
 from stages.wire.status import NoMessageError, StatusError, internal, unavailable
 from stages.wire.tls import LOOPBACK_ONLY, Security
@@ -227,7 +226,7 @@ class Ring:
         name = f"host {link.entry.name} at {link.entry.address}"
         # a reason that names the host already says what happened and what to do
         remedy = "see that it runs" if self.run is None else "machines that joined take its place, or have one join"
-        if self.run is None and is_loopback(link.entry.address):
+        if self.run is None and link.entry.address.startswith("127.0.0.1:"):  # where `up` lays hosts out
             remedy += " (of `up`: `onesweep down`, then `onesweep up --detach`)"
         problem = reason if reason.startswith(name) else f"{name} is lost ({reason}); {remedy}"
         if not link.problem:
