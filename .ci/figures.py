@@ -8,6 +8,7 @@
 
 docs/results.json says where each stands, under `places`: a page, the heading of a table (none in prose), a line of it
 with `#` for every number, and what these numbers are; null is not measured. A page keeps the decimals that it has.
+Of a command that went, or is called otherwise now, only the values that a page shows are kept; it says `at commit`.
 """
 
 from __future__ import annotations

@@ -91,6 +91,7 @@ def absolute(text: str) -> Path:
 
 
 MAX_AT_ONCE = 64  # requests in flight that a router takes by default
+MAX_SEED = (1 << 63) - 1  # half of a request's range: seeds count up from the first one
 CHECKPOINT = flag("default: shipped weights", metavar="DIR", shown="", type=absolute)
 
 

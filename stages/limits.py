@@ -12,6 +12,7 @@ MAX_BIASES, MAX_BIAS = 300, 100.0
 # Of frequency and presence: likewise.
 MAX_PENALTY = 2.0
 MAX_REPETITION_PENALTY = 10.0
+MAX_ENDS = 64  # tokens that end a text
 MAX_ADDRESS = 255  # characters of HOST:PORT
 MAX_THREADS = 1024  # processor threads of a process
 MAX_NESTING = 100  # of JSON: it is copied and written by recursion, of which Python has 1,000 levels

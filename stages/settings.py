@@ -30,6 +30,7 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import inspect
+import json
 import sys
 import tempfile
 import tomllib
@@ -51,8 +52,8 @@ _NOUNS: dict[Any, str] = {
     int: "whole number",
     float: "finite number",
     bool: "true or false",
-    str: "text in quotes",
-    Path: "text in quotes",
+    str: "a text",
+    Path: "a text",
 }
 _METAVARS: dict[Any, str] = {int: "N", float: "X", Path: "FILE"}
 _UNITS = {"s": "S", "ms": "MS", "mb": "MB"}
@@ -171,7 +172,7 @@ def from_toml(cls: type[S], table: object, where: str, base: S | None = None) ->
     Raises ConfigError that names `where`, the key, what it may be and what it is.
     """
     if not isinstance(table, dict):
-        raise ConfigError(f"{where} must be a section")
+        raise ConfigError(f"{where} must be a group of settings, not {as_written(table)}")
     known = {f.name: f for f in dataclasses.fields(cls) if f.init}
     given: dict[str, Any] = {}
     for key, value in table.items():
@@ -186,7 +187,7 @@ def from_toml(cls: type[S], table: object, where: str, base: S | None = None) ->
         if _kind(cls, known[key])[0] is Path and isinstance(value, str):
             given[key] = Path(value)
         if expected := _expected(cls, known[key], given[key]):
-            raise ConfigError(f"{where}: {key} must be {expected}, not {value!r}")
+            raise ConfigError(f"{where}: {key} must be {expected}, not {as_written(value)}")
     missing = [name for name, f in known.items() if _required(f) and name not in given]
     if missing and base is None:
         raise ConfigError(f"{where}: {missing[0]} is missing")
@@ -197,12 +198,17 @@ def from_toml(cls: type[S], table: object, where: str, base: S | None = None) ->
         raise ConfigError(f"{where}: {str(trouble).removeprefix(section)}") from None
 
 
+def as_written(value: object) -> str:
+    """A value for an error, as TOML and JSON have it."""
+    return json.dumps(value) if value is None or isinstance(value, bool) else repr(value)[:80]
+
+
 def check(settings: DataclassInstance, error: type[InputError] = ConfigError, where: str = "") -> None:
     """Raise `error` for a field whose value its annotation or its bounds do not allow; `where` is before its name."""
     for f in dataclasses.fields(settings):
         value = getattr(settings, f.name)
         if expected := _expected(type(settings), f, value):
-            said = ",".join(map(str, value)) if isinstance(value, tuple) else repr(value)
+            said = ",".join(map(str, value)) if isinstance(value, tuple) else as_written(value)
             raise error(f"{where}{f.name} must be {expected}, not {said}")
 
 

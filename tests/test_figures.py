@@ -35,6 +35,15 @@ def test_a_result_names_what_made_it(name: str) -> None:
     assert entry["values"]
 
 
+def test_a_record_of_a_command_that_went_has_only_what_a_page_shows_beside_a_commit() -> None:
+    shown = {name: page for page, places in PAGES.items() for place in places for name in place["figures"]}
+    for name, entry in figures.load()["measured"].items():
+        if name in figures.MEASUREMENTS and entry["command"] == figures.MEASUREMENTS[name].command:
+            continue
+        pages = {shown[f"{name}.{key}"] for key in entry["values"]}
+        assert all("at commit" in (ROOT / page).read_text() for page in pages), (name, pages)
+
+
 def test_a_page_takes_new_values_with_its_own_decimals() -> None:
     page = "| mode | ms | times |\n|---|---|---|\n| `ar`, 16 tokens | 8.8 | 1,000 |\nover 60 ms, 7 times"
     places = [

@@ -1,19 +1,75 @@
-"""Commands that train and measure on this machine: `train text`, `train pictures`, `evaluate`..."""
+"""Commands that train and measure on this machine, `train text`, `train pictures`, `evaluate`...; flags, settings and
+text of all commands of the trainer."""
 
 from __future__ import annotations
 
 import argparse
+import json
 import sys
 from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from pathlib import Path
-from typing import Literal
+from typing import TYPE_CHECKING, Any, Literal
 
+from stages.device import all_cores
+from stages.limits import MAX_THREADS
 from stages.progress import counted
 from stages.settings import add_flags, flag, from_flags, from_toml, read_toml, setting
-from trainer.options import SharedFlags, add_own_and_shared, config_of, corpus_of, print_json, set_threads
+
+if TYPE_CHECKING:
+    from trainer.blocks.config import TrainingConfig
+    from trainer.blocks.data import Corpus
 
 # Modules that need torch are imported when a command runs: help should not wait for it.
+
+MAX_COUNT = 2**31
+
+
+@dataclass(frozen=True)
+class SharedFlags:
+    """A command has those that it names."""
+
+    config: Path | None = setting(None, "settings in TOML; flags win over them")
+    data: Path | None = setting(None, "UTF-8 text, file or folder (Python's docs)", metavar="PATH")
+    tokenizer: Path | None = setting(None, "tokenizer.json: train on its tokens (bytes without it)")
+    steps: int | None = setting(None, "steps of each part, or of each worker", least=1, most=MAX_COUNT)
+    threads: int | None = setting(None, "processor threads (all cores)", least=1, most=MAX_THREADS)
+    device: str = setting("cpu", "where to train", metavar="cpu|cuda[:N]")
+    json: bool = setting(False, "print JSON")
+
+
+def add_own_and_shared(parser: argparse.ArgumentParser, own: type[Any], shared: str) -> None:
+    """Add a command's own flags, and those of these fields of SharedFlags."""
+    add_flags(parser, own)
+    add_flags(parser, SharedFlags, shared.split())
+
+
+def config_of(options: argparse.Namespace) -> TrainingConfig:
+    """Settings of a training: the file's, over them the flags. Raises ConfigError, InputError."""
+    from trainer.blocks.config import load_config
+
+    return load_config(options.config, steps=from_flags(SharedFlags, options).steps)
+
+
+def corpus_of(options: argparse.Namespace) -> Corpus:
+    """The text that the options name, and the device of its batches. Raises ConfigError, DataError."""
+    from stages.device import check_device
+    from trainer.blocks.data import load_corpus
+
+    set_threads(options)
+    device = check_device(getattr(options, "device", None) or "cpu")
+    return replace(load_corpus(options.data, getattr(options, "tokenizer", None)), device=device)
+
+
+def set_threads(options: argparse.Namespace) -> None:
+    """Compute with as many threads as asked for, by default one for each core that this process may use.
+
+    The same number on the same machine gives the same weights, bit for bit. Raises InputError.
+    """
+    import torch
+
+    torch.set_num_threads(from_flags(SharedFlags, options).threads or all_cores())
+
 
 # Text
 
@@ -112,7 +168,8 @@ def run_evaluate(options: argparse.Namespace) -> int:
     if options.json:
         text = {"name": corpus.name, "valid_bytes": len(corpus.valid)}
         settings = {"windows": asked.windows, "min_context": asked.min_context, "steps_per_block": asked.steps}
-        print_json({"text": text, **settings, "checkpoints": [asdict(result) for result in results]})
+        record = {"text": text, **settings, "checkpoints": [asdict(result) for result in results]}
+        print(json.dumps(record, indent=2))
         return 0
     for result in results:
         print(f"{result.directory} ({result.kind} {result.digest[:12]}): {result.description}")
@@ -135,9 +192,9 @@ class PictureTraining:
     )
     data: Path = field(metadata=flag("npz, or a folder for each class", metavar="PATH"))
     out: Path | None = setting(None, "the checkpoint (runs/pictures/KIND)", metavar="DIR")
-    # A net for all noise levels; of `steps` and `local` one of the same kind.
-    start: Path | None = setting(None, "nets to begin with", metavar="CKPT")
-    block: int | None = setting(None, "only this block")
+    # A net for all noise levels.
+    start: Path | None = setting(None, "of a chain: the net that its blocks begin with", metavar="CKPT")
+    block: int | None = setting(None, "of a chain: only this block")
 
 
 add_pictures = partial(add_own_and_shared, own=PictureTraining, shared="config steps threads device")
@@ -158,10 +215,10 @@ def run_pictures(options: argparse.Namespace) -> int:
     out = asked.out or Path("runs/pictures") / asked.kind
     if asked.kind == "chain":
         manifest = train_picture_blocks(config, pictures, out, asked.block, asked.start)
-    elif asked.block is not None:
-        raise InputError(f"--block is of a chain: {asked.kind} is trained as a whole")
+    elif asked.block is not None or asked.start is not None:
+        raise InputError(f"--block and --start are of a chain: {asked.kind} is trained as a whole")
     else:
-        manifest = train_undivided(config, pictures, out, asked.kind == "steps", asked.start)
+        manifest = train_undivided(config, pictures, out, asked.kind == "steps")
     for name, losses in manifest.metrics.items():
         print(f"{name:10} loss on validation pictures {next(iter(losses.values())):.4f}")
     done = sum(part is not None for part in manifest.parts)

@@ -72,8 +72,10 @@ class ServingTestbed:
         """Drop all packets of one of `links`."""
         nodes = {ROUTER: ROUTER} | {name: f"host-{i + 1}" for i, name in enumerate(self.hosts)}
         one, other = (nodes[name] for name in link.split(" - "))
-        self.opened.network.cut(one, other)
-        return partial(self.opened.network.cut, one, other, False)
+        lab = self.opened.network.lab
+        assert lab is not None, "loopback has no link to cut"
+        lab.cut(one, other)
+        return partial(lab.cut, one, other, False)
 
     def _signal(self, name: str, number: int) -> None:
         """Send a signal to a process of the deployment, if it still is the one that has this number."""

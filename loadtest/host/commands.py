@@ -16,7 +16,7 @@ class HostBenchSettings:
 
     checkpoint: Path = field(default=SHIPPED, metadata=CHECKPOINT)
     hosts: int | None = setting(None, "hosts that share the parts of the model", least=1, shown="3")
-    max_tokens: int = setting(128, "tokens to generate; a byte model's are bytes", least=1)
+    max_tokens: int | None = setting(None, "tokens to generate; a byte model's are bytes", shown="128", least=1)
     levels: int = setting(12, "steps from noise to picture, of a bundle that draws", metavar="K", least=1)
     batch: int = setting(16, "requests of each mode, one after the other and at once", least=1, most=MAX_AT_ONCE)
     rounds: int = setting(5, "times that requests at once are measured", metavar="R", least=1)

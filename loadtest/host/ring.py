@@ -145,6 +145,7 @@ def _idle_rows(deployment: Deployment) -> list[Row]:
 # The nets' own code runs, not the runners of the hosts: what torch takes at its best.
 
 PROMPT = b"The old man looked at the sea and said that"
+TOKENS = 128  # to generate, where so many fit
 
 
 class TextRequests:
@@ -158,11 +159,9 @@ class TextRequests:
         found = {"sweep": bundle.chain, "chunked": bundle.chain, "ar": bundle.ar}
         self.models: dict[str, Path] = {mode: path for mode, path in found.items() if path is not None}
         room = min(read_manifest(path).text_architecture.positions for path in self.models.values()) - len(PROMPT)
-        if settings.max_tokens > room:
-            raise InputError(
-                f"--max-tokens must be 1 to {room}, what the context leaves after the prompt, not {settings.max_tokens}"
-            )
-        self.units = settings.max_tokens
+        self.units = settings.max_tokens or min(TOKENS, room)
+        if self.units > room:
+            raise InputError(f"--max-tokens must be 1 to {room}, what the context leaves, not {self.units}")
 
     async def ask(self, client: AsyncClient, mode: str, seed: int) -> Result:
         return await client.generate(PROMPT, mode=mode, max_tokens=self.units, seed=seed)

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 
-from loadtest.commands import CHECKPOINT, MAX_AT_ONCE, add_measurement, check_names, run_bench
+from loadtest.commands import CHECKPOINT, MAX_AT_ONCE, MAX_SEED, add_measurement, check_names, run_bench
 from loadtest.workload.prompts import BYTES, LEVELS, TOKENS, Length, Prompts
 from loadtest.workload.testbed import default_hosts
 from serving.client.variants import ModeVariant, parse_variants
@@ -13,7 +13,6 @@ from serving.router.topology import SHIPPED
 from stages.errors import InputError
 from stages.settings import flag, from_flags, setting
 
-MAX_SEED = (1 << 63) - 1  # half of a request's range: seeds count up from the first one
 LENGTH_FLAGS = {BYTES: "--bytes", TOKENS: "--max-tokens", LEVELS: "--levels"}
 
 

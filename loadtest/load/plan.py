@@ -6,6 +6,7 @@ import json
 from dataclasses import dataclass, field
 from enum import StrEnum
 
+from loadtest.commands import MAX_SEED
 from loadtest.workload.caller import Access
 from loadtest.workload.prompts import SeededPrompt
 from loadtest.workload.testbed import TestbedSettings
@@ -61,7 +62,6 @@ def outcome_of(sample: LoadSample, expected: bytes | None) -> Outcome:
 
 
 MOST = 1_000_000  # beyond is a slip of the finger
-MOST_SEED = (1 << 63) - 1
 GRACE_S = 5.0  # how long after its deadline a request may still be answered before it counts as lost
 
 
@@ -100,7 +100,7 @@ class LoadSettings:
     users: tuple[int, ...] = setting((8,), "users of a run; a run of each number", metavar="U[,U]", least=1, most=MOST)
     seconds: float = setting(30.0, "length of the measurement", metavar="S", above=0, most=MOST)
     max_bytes: int = setting(128, "bytes to generate", name="--bytes", least=1, most=MOST)
-    first_seed: int = setting(0, "first seed", name="--seed", metavar="S", least=0, most=MOST_SEED)
+    first_seed: int = setting(0, "first seed", name="--seed", metavar="S", least=0, most=MAX_SEED)
     cases: int = setting(64, "distinct texts that users request", name="--texts", least=1, most=MOST)
     warm_up_s: float = 3.0  # under load before the measurement
     timeout_s: float = 60.0  # deadline of a request

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
-from loadtest.commands import absolute, add_measurement, run_bench
+from loadtest.commands import MAX_SEED, absolute, add_measurement, run_bench
 from stages.errors import InputError
 from stages.settings import check_destination, from_flags, setting
 
@@ -34,7 +34,7 @@ class QualitySettings:
     judge: Path = setting(
         JUDGE, "judge of pictures; learned from --pictures where there is none", type=absolute, shown="of Fashion-MNIST"
     )
-    seed: int = setting(0, "of the first request; the next has the next", metavar="S", least=0, most=(1 << 63) - 1)
+    seed: int = setting(0, "of the first request; the next has the next", metavar="S", least=0, most=MAX_SEED)
     checkpoint: Path | None = setting(None, "bundle to serve", metavar="DIR", shown="shipped weights", type=absolute)
     in_flight: int = 8  # requests at once; with `write` one
     write: Path | None = setting(None, "the file that mode auto chooses from, for DIR/frontier.json")

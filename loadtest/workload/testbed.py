@@ -83,11 +83,6 @@ class Network:
         rate_mbps = min((way.rate_mbps for way in ways if way.rate_mbps), default=None)
         return Link(sum(way.delay_ms for way in ways), rate_mbps, jitter_ms=sum(way.jitter_ms for way in ways))
 
-    def cut(self, one: str, other: str, lasts: bool = True) -> None:
-        """Cut a link as `Lab.cut` does. Raises LabError."""
-        assert self.lab is not None, "loopback has no link to cut"
-        self.lab.cut(one, other, lasts)
-
 
 @contextlib.contextmanager
 def open_network(profile: str, hosts: int, links: str = "") -> Iterator[Network]:

@@ -211,6 +211,7 @@ def near(word: str, path: Words) -> list[str]:
     names: dict[str, Words] = {}
     for place, _ in sorted(walk(), key=lambda found: (found[0][:-1] != path, len(found[0]))):
         names.setdefault(place[-1], place)
+    word = {"start": "up", "stop": "down"}.get(word, word)
     found = [word] if word in names else difflib.get_close_matches(word, names, n=2, cutoff=0.7)
     return [f"`{' '.join(names[name])}`" for name in found]
 

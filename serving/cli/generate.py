@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import sys
 import time
 from contextlib import ExitStack, closing
 from typing import TYPE_CHECKING, Any
 
+from serving.cli.parser import gone
 from serving.client.result import Result
 from serving.client.variants import all_variants, comparison, parse_variants, run_variants
 from serving.modes import COPY, MODES, NO_COPY, WITHOUT_HOSTS
@@ -28,6 +30,8 @@ if TYPE_CHECKING:
 # Modules that need gRPC are imported when a command runs.
 
 WAIT_S, ANSWER_S = 120.0, 2.0
+LOST = "; see that it runs"  # said of a host of a topology, whose place nobody takes
+LOST_S = 5.0  # as long as a router waits for it: one that starts anew answers by then
 
 
 def add_router_options(parser: argparse.ArgumentParser) -> None:
@@ -44,8 +48,9 @@ def add_wait(parser: argparse.ArgumentParser) -> None:
 def wait_ready(options: argparse.Namespace, *modes: str | None) -> None:
     """Return when the router can serve these modes, or after --wait: what it says of a request then tells why not.
 
-    Nobody waits unasked where no router answers and none was started here, for one that wants another token, or where
-    no machine holds some blocks. Raises OnesweepError where a request would learn no more."""
+    Nobody waits unasked where no router answers and none was started here, for one that wants another token, where no
+    machine holds some blocks, or longer than LOST_S for a host that does not run. Raises OnesweepError where a request
+    would learn no more."""
     from serving.cli.deployment import LACKING, NO_TOKEN, SILENT, NothingUp, answers_of
     from serving.cli.machines import served_here
 
@@ -55,19 +60,23 @@ def wait_ready(options: argparse.Namespace, *modes: str | None) -> None:
     most_s = min(wait_s, getattr(options, "timeout_s", wait_s)) if options.wait is None else wait_s
     deadline, answer_s = time.monotonic() + most_s, min(ANSWER_S, most_s or ANSWER_S)
     may_come = options.wait is not None or router_here(options.router)[1] is not None
+    lost_until = math.inf
     with client_of(options) as client, closing(ProgressLine()) as progress:
         for reason in answers_of(client, answer_s):
-            # without hosts, a mode is served by a router that answers at all
-            served = reason == "" or (reason not in (None, SILENT) and modes and {*modes} <= {*WITHOUT_HOSTS})
-            if served or reason == NO_TOKEN:
+            # without hosts, a mode is served by a router that answers at all, and perhaps a text within a budget
+            alone = reason not in (None, SILENT) and modes and {*modes} <= {*WITHOUT_HOSTS}
+            hurries = reason and LOST in reason and getattr(options, "budget_ms", None)
+            if reason in ("", NO_TOKEN) or alone or hurries:
                 return
             said = reason or served_here(options.router)
-            is_in_vain = (reason is None and not may_come) or (LACKING in said and options.wait is None)
+            lost_until = min(lost_until, time.monotonic() + LOST_S) if LOST in said else math.inf
+            is_lost = time.monotonic() > lost_until and options.wait is None
+            is_in_vain = (reason is None and not may_come) or (LACKING in said and options.wait is None) or is_lost
             if time.monotonic() < deadline and not is_in_vain:
                 progress.at(f"waiting for the router at {client.address}: {said or 'it does not answer yet'}")
             elif said and reason is None:
                 raise NothingUp(said)
-            elif LACKING in said:
+            elif LACKING in said or is_lost:
                 raise ServiceError(f"nothing can be asked of the router at {client.address} now: {said}")
             elif reason == SILENT:
                 remedy = "it hangs, or another program has its port: see what listens there, and start it anew"
@@ -137,8 +146,8 @@ def _add_request(parser: argparse.ArgumentParser) -> None:
 def check_request(mode: str | None, **settings: Any) -> None:  # noqa: ANN401 - those of a request
     """Raise InputError for what no router takes, before anything is started or waited for."""
     if mode is not None and mode not in MODES:
-        raise InputError(f"unknown mode {mode!r}{one_of(mode, MODES)}")
-    Request(**settings).message()
+        raise InputError(f"unknown mode {mode!r}{gone(mode)}{one_of(mode, MODES)}")
+    Request(mode=mode or "", **settings).message()
 
 
 def run_generate(options: argparse.Namespace) -> int:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import asyncio
 import contextlib
-import fcntl
 import json
 import os
 import re
@@ -53,18 +52,12 @@ def run_directory() -> Path:
 @contextlib.contextmanager
 def locked(directory: Path) -> Iterator[None]:
     """Keep a directory for this process. Raises ServiceError where another one has it."""
-    from stages.wire.secret_files import make_private_directory
+    from stages.wire.secret_files import exclusive, make_private_directory
 
     make_private_directory(directory)
-    handle = os.open(directory / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-    try:
-        try:
-            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            raise ServiceError(f"another process serves from {directory}: end it, or set XDG_STATE_HOME") from None
+    said = f"another process serves from {directory}: end it, or set XDG_STATE_HOME"
+    with exclusive(directory / "lock", ServiceError(said)):
         yield
-    finally:
-        os.close(handle)
 
 
 def tell_here(router: str, doing: str) -> None:
@@ -187,9 +180,10 @@ def _place(ticket: Ticket | None, name: str | None, stack: contextlib.ExitStack)
             if name:
                 raise
             continue
-        if (place := JoinedMachine.read(run / each)) and (ticket is None or _is_known(place)):
+        if (place := JoinedMachine.read(run / each)) and _is_known(place):
             return place
-        assert ticket is not None
+        if ticket is None:
+            raise ServiceError("the router lets this machine in no more: give another ticket, of `onesweep invite`")
         if place := _enrolled(ticket, run / each, name or each, is_given=bool(name)):
             return place
     raise InputError(f"no machine {own!r} of this computer has joined: give the ticket that `onesweep serve` printed")

@@ -68,7 +68,8 @@ class CommandParser(argparse.ArgumentParser):
     def _check_value(self, action: argparse.Action, value: object) -> None:
         if action.choices is not None and value not in action.choices:
             known = [str(choice) for choice in action.choices]
-            words = f"{value!r} is none of {', '.join(known)}{close_to(str(value), known)}"
+            hint = gone(str(value), self.prog.split())
+            words = f"{value!r} is none of {', '.join(known)}{hint or close_to(str(value), known)}"
             raise argparse.ArgumentError(action, words)
 
 
@@ -93,7 +94,8 @@ def _plain(message: str) -> str:
     message = re.sub(
         r"(.+): not allowed with argument (.+)", r"\1 and \2 exclude each other: give one of them", message
     )
-    return re.sub(r"^the following arguments are required: (.+)", r"\1 is missing", message)
+    missing = re.fullmatch("the following arguments are required: (.+)", message)
+    return f"{missing[1]} {'are' if ', ' in missing[1] else 'is'} missing" if missing else message
 
 
 def parser_of(path: Words, command: Command) -> CommandParser:

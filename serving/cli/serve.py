@@ -34,7 +34,8 @@ from stages.progress import ProgressLine, ticking
 from stages.settings import add_flags, from_flags
 from stages.signals import ends_cleanly
 from stages.telemetry.observability import ObservabilitySettings, start_log
-from stages.wire.secret_files import add_server_options
+from stages.wire.channel import parse_address
+from stages.wire.secret_files import add_server_options, check_private, state_directory
 from stages.wire.status import record_of
 from stages.wire.tls import security_of
 from stages.wire.tokens import read_tokens
@@ -149,6 +150,10 @@ def run_doctor(options: argparse.Namespace) -> int:
 
 def run_up(options: argparse.Namespace) -> int:
     check_positive(options, "hosts", "threads", "replicas", "port")
+    check_private(state_directory())
+    if options.http:
+        check_framework("--http")
+        parse_address(options.http, "--http")
     topology = topology_in_file(options.topology) if options.topology is not None else None
     with ends_cleanly():
         deployment = _started(options, topology)
@@ -156,14 +161,12 @@ def run_up(options: argparse.Namespace) -> int:
     return 0
 
 
-@ticking("starting hosts and a router")  # reads the checkpoint with torch, which takes seconds to import
 def _started(options: argparse.Namespace, topology: Topology | None) -> Deployment:
-    from stages.host.parts import check_blocks, device_for, plan_host
-
-    if options.http:
-        check_framework("--http")
     checkpoint = options.checkpoint or (topology.checkpoint if topology else None) or SHIPPED
-    plan = plan_host(checkpoint, (0,))
+    with ticking(f"reading {checkpoint}"):  # with torch, which takes seconds to import
+        from stages.host.parts import check_blocks, device_for, plan_host
+
+        plan = plan_host(checkpoint, (0,))
     parts = plan.parts
     if topology is None:
         topology = local_topology(
@@ -179,15 +182,16 @@ def _started(options: argparse.Namespace, topology: Topology | None) -> Deployme
         read_tokens(options.tokens)
     for device in {options.device or host.device or AUTO for host in topology.hosts}:
         device_for(device, plan)
-    return Deployment.start(
-        topology,
-        checkpoint.resolve(),
-        new_directory(topology),
-        threads=options.threads or plan.shared_threads,
-        host_options=["--device", options.device] if options.device else (),
-        router_options=["--tokens", str(options.tokens.resolve())] if options.tokens else (),
-        http=options.http,
-    )
+    with ticking("starting hosts and a router"):
+        return Deployment.start(
+            topology,
+            checkpoint.resolve(),
+            new_directory(topology),
+            threads=options.threads or plan.shared_threads,
+            host_options=["--device", options.device] if options.device else (),
+            router_options=["--tokens", str(options.tokens.resolve())] if options.tokens else (),
+            http=options.http,
+        )
 
 
 def run_down(options: argparse.Namespace) -> int:

@@ -30,6 +30,7 @@ __all__ = ["AsyncClient", "Client", "DrawnPictures", "RequestRefused", "Result",
 
 T = TypeVar("T")
 SERVICE = router_pb2.DESCRIPTOR.services_by_name["RouterService"].full_name
+STATUS, HEALTH = router_pb2.StatusRequest(protocol=CALLS), health_pb2.HealthCheckRequest(service=SERVICE)
 
 
 class _DrawnAnswer:
@@ -159,8 +160,8 @@ class AsyncClient(RouterConnection):
 
     async def status(self, timeout_s: float = 5.0, authorization: str | None = None) -> router_pb2.StatusResponse:
         """The hosts as the router sees them. Raises RouterError."""
-        metadata, asked = self._credentials(authorization), router_pb2.StatusRequest(protocol=CALLS)
-        return await self._ask(timeout_s, lambda at, s: self._stubs[at].Status(asked, timeout=s, metadata=metadata))
+        metadata = self._credentials(authorization)
+        return await self._ask(timeout_s, lambda at, s: self._stubs[at].Status(STATUS, timeout=s, metadata=metadata))
 
     async def tokenize(
         self, asked: router_pb2.TokenizeRequest, authorization: str | None = None, timeout_s: float = 5.0
@@ -171,9 +172,8 @@ class AsyncClient(RouterConnection):
 
     async def serves(self, timeout_s: float = 5.0) -> bool:
         """True where the router can take requests; no token is needed. Raises RouterError."""
-        asked = health_pb2.HealthCheckRequest(service=SERVICE)
         answer = await self._ask(
-            timeout_s, lambda at, s: health_pb2_grpc.HealthStub(self._newest[at]).Check(asked, timeout=s)
+            timeout_s, lambda at, s: health_pb2_grpc.HealthStub(self._newest[at]).Check(HEALTH, timeout=s)
         )
         return bool(answer.status == health_pb2.HealthCheckResponse.SERVING)
 
@@ -270,14 +270,12 @@ class Client(RouterConnection):
 
     def status(self, timeout_s: float = 5.0) -> router_pb2.StatusResponse:
         """The hosts as the router sees them. Raises RouterError."""
-        asked = router_pb2.StatusRequest(protocol=CALLS)
-        return self._ask(timeout_s, lambda at, s: self._stubs[at].Status(asked, timeout=s, metadata=self._metadata))
+        return self._ask(timeout_s, lambda at, s: self._stubs[at].Status(STATUS, timeout=s, metadata=self._metadata))
 
     def serves(self, timeout_s: float = 5.0) -> bool:
         """True where the router can take requests; no token is needed. Raises RouterError."""
-        asked = health_pb2.HealthCheckRequest(service=SERVICE)
         answer = self._ask(
-            timeout_s, lambda at, s: health_pb2_grpc.HealthStub(self._newest[at]).Check(asked, timeout=s)
+            timeout_s, lambda at, s: health_pb2_grpc.HealthStub(self._newest[at]).Check(HEALTH, timeout=s)
         )
         return bool(answer.status == health_pb2.HealthCheckResponse.SERVING)
 

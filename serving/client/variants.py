@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 from serving.client.result import Result
 from serving.drawing import DRAWING_MODES
 from serving.modes import COPY, MODES, SCORERS
-from serving.router.request import Request
+from serving.router.request import SETTINGS, SHAPES, Request, kind_of
 from stages.errors import InputError, OnesweepError, close_to, one_of, printable
 from stages.progress import aligned, ticking
 
@@ -27,25 +27,10 @@ if TYPE_CHECKING:
 
 # Settings whose value is enough: no two have a value in common.
 WORDS = dict.fromkeys(SCORERS, "scorer") | dict.fromkeys(("fp32", "int8", "int4"), "codec")
-# The others, and their kind. Their ranges are the router's to check: it alone knows the model.
-KEYS: dict[str, type] = {
-    "chunk": int,
-    "candidates": int,
-    "steps": int,
-    "max_tokens": int,
-    "temperature": float,
-    "top_p": float,
-    "min_p": float,
-    "sampler": str,
-    "draft": int,
-    "branches": int,
-    "budget_ms": int,
-    "guidance": float,
-    "solver": str,
-}
+# The others, of texts and of pictures, and their kind. Ranges that depend on the model are the router's to check.
+KEYS: dict[str, type] = {f.name: kind_of(f) for f in SETTINGS if f.name not in ("mode", "seed", *WORDS.values())}
+KEYS |= {"guidance": float, "solver": str}
 ORDER = ("scorer", "codec", *KEYS)
-# Modes that are run with each scorer.
-SCORED = ("resample",)
 
 
 @dataclass(frozen=True)
@@ -97,8 +82,6 @@ def parse_variant(text: str, modes: Collection[str] = (*MODES, *DRAWING_MODES), 
         if name in settings:
             raise InputError(f"{option} {text!r} names {name} twice")
         settings[name] = _value(f"{option} {text!r}", name, value)
-    if "scorer" in settings and mode not in SCORED:
-        raise InputError(f"{option} {text!r}: mode {mode} has no scorer: leave it out, or use {', '.join(SCORED)}")
     variant = ModeVariant(mode).having(**settings)
     _check_request(f"{option} {text!r}", variant)
     return variant
@@ -144,8 +127,6 @@ def _check_request(where: str, variant: ModeVariant) -> None:
 
 # One prompt through several modes: what `compare` and `demo` run.
 
-AUTO = "auto"
-
 
 def all_variants(status: router_pb2.StatusResponse, scorer: str | None) -> list[ModeVariant]:
     """Every mode that is served, with each served scorer where it uses one.
@@ -156,7 +137,7 @@ def all_variants(status: router_pb2.StatusResponse, scorer: str | None) -> list[
     return [
         ModeVariant(mode).having(scorer=chosen)
         for mode in status.modes
-        for chosen in (scorers if mode in SCORED and scorer is None else (None,))
+        for chosen in (scorers if mode == "resample" and scorer is None else (None,))
     ]
 
 
@@ -177,9 +158,9 @@ def run_variants(
 
 
 def variant_settings(variant: ModeVariant, settings: dict[str, Any]) -> dict[str, Any]:
-    """`settings` without those that other modes refuse, and under the variant's own."""
-    own = settings if variant.mode == AUTO else {**settings, "budget_ms": None}
-    return {**own, **variant.request()}
+    """`settings` without those that are other modes' own, and under the variant's."""
+    others = {f.name for f in SETTINGS if variant.mode not in f.metadata.get("modes", MODES) and f.name not in SHAPES}
+    return {**{name: value for name, value in settings.items() if name not in others}, **variant.request()}
 
 
 # Results side by side, for a terminal.

@@ -199,12 +199,12 @@ class LocalDrawing(DrawingMode):
     info: stage_pb2.PictureInfo | None = None
     problem = "the router has no local/ that draws"
 
-    def __init__(self, directory: Path) -> None:
+    def __init__(self, directory: Path | None) -> None:
         """Blocks. Raises OnesweepError for a damaged net.
 
-        :param directory: a bundle of pictures, with or without local/.
+        :param directory: a bundle of pictures, with or without local/, if there is one.
         """
-        if (local := find_bundle(directory).local) is None:
+        if directory is None or (local := find_bundle(directory).local) is None:
             return
         manifest = read_manifest(local)
         a = self._architecture = manifest.picture_architecture
@@ -234,10 +234,9 @@ class LocalDrawing(DrawingMode):
         return (process_time_ns() - begin) / 1e6
 
 
-def drawing_modes(ring: RingView, local: LocalDrawing | None) -> dict[str, DrawingMode]:
-    """Every mode over a ring and the router's own nets, if it has some."""
-    modes: tuple[DrawingMode, ...] = (ChainDrawing(ring), StepDrawing(ring), *([local] if local else []))
-    return {mode.name: mode for mode in modes}
+def drawing_modes(ring: RingView, local: LocalDrawing) -> dict[str, DrawingMode]:
+    """Every mode over a ring and the router's own nets."""
+    return {mode.name: mode for mode in (ChainDrawing(ring), StepDrawing(ring), local)}
 
 
 async def retry_drawing(order: CheckedDrawing, account: Account, preview: Preview) -> bytes:
@@ -257,10 +256,6 @@ Modes = Mapping[str, DrawingMode]
 def check_drawing_mode(name: str, modes: Modes) -> DrawingMode:
     """The mode of a request. Raises StatusError."""
     name = name or "chain"
-    if name in DRAWING_MODES and name not in modes:
-        raise failed_precondition(
-            f"mode {name} cannot be served: the router has no local/ that draws; {_served(modes)}"
-        )
     if name not in modes:
         raise invalid(f"unknown mode {name[:40]!r} of drawing{close_to(name, DRAWING_MODES)}; {_served(modes)}")
     return modes[name]

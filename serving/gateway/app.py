@@ -66,7 +66,7 @@ def make_app(settings: HttpSettings, client: AsyncClient) -> RequestLog:
 
 
 async def _answer(request: Request, error: Exception) -> Response:
-    return error_response(api_error_of(error))
+    return error_response(api_error_of(error, request.url.path))
 
 
 async def run_gateway(settings: HttpSettings, stop: asyncio.Event) -> None:

@@ -16,7 +16,6 @@ import grpc
 
 from serving.client.client import Result, RouterError, TextDecoder
 from serving.client.result import PromptLogprobs
-from serving.client.variants import AUTO
 from serving.gateway.access import RouterAccess
 from serving.gateway.errors import ApiError
 from serving.gateway.fields import (
@@ -29,7 +28,7 @@ from serving.gateway.fields import (
     TextRequest,
 )
 from serving.gateway.messages import CallReader, ToolCall, told_messages
-from serving.modes import SCORING
+from serving.modes import AUTO, SCORING
 from serving.v1 import router_pb2
 from stages.host.schema_check import held_part
 from stages.limits import MAX_SEED
@@ -116,7 +115,8 @@ def order_of(request: TextRequest, mode: str, format_field: str) -> CompletionOr
     most_calls = 1 if chat and chat.parallel_tool_calls is False else None
     prompts = [("", settings | {"prompt": ""})]
     if isinstance(request, CompletionRequest):
-        prompts = [_asked(each, settings, bool(request.echo) and not scores) for each in request.prompt]
+        texts: list[Any] = request.prompt  # one prompt of tokens stands in a list by now
+        prompts = [_asked(each, settings, bool(request.echo) and not scores) for each in texts]
     told = most != 0, not scores or logprobs is not None
     names = tuple(tool.name for tool in offered)
     return CompletionOrder(tuple(prompts), seeds, *told, tuple(unenforced), names, most_calls)

@@ -34,10 +34,16 @@ _STATUSES = {
 }
 
 # Fields of `onesweep` that clients of other servers send beside it.
-_OWN_FIELDS = {f.name for f in SETTINGS if f.metadata.get("http")} | {"mode", "timeout_s"}
-# The fields that a router's refusal may name, as clients send them.
-_SENT = {f.name: f"onesweep.{f.name}" if f.name in _OWN_FIELDS else f.name for f in SETTINGS}
-_SENT["logit_bias"] = "logit_bias"
+_OWN_FIELDS = {f.name for f in SETTINGS if f.metadata.get("http")}
+_OWN_FIELDS |= {"mode", "timeout_s", "levels", "solver", "guidance"}
+# The words of a router's refusal that name a field, as clients send it; and how it is called at some paths.
+_SENT = {f.name: f.name for f in SETTINGS} | {name: f"onesweep.{name}" for name in _OWN_FIELDS}
+_SENT |= {name: name for name in ("echo", "logit_bias", "prompt", "response_format", "stop", "tool_choice", "tools")}
+_SENT |= {"budget": "onesweep.budget_ms", "messages": "prompt", "class": "prompt", "pictures": "n"}
+_SENT_AT = {
+    "/v1/chat/completions": {"prompt": "messages"},
+    "/v1/responses": {"prompt": "input", "max_tokens": "max_output_tokens", "response_format": "text.format"},
+}
 
 # What a value should have been, by pydantic's name of the mistake: its own sentences are of Python's types.
 _WANTED = {
@@ -101,8 +107,8 @@ class ApiError(HTTPException):
         return {"error": {"message": self.detail, "type": kind, "param": self.param, "code": self.code}}
 
 
-def api_error_of(error: Exception) -> ApiError:
-    """The answer to an exception: ours, of a wrong field, or the framework's own."""
+def api_error_of(error: Exception, path: str = "") -> ApiError:
+    """The answer to an exception: ours, of a wrong field, or the framework's own. path: that was asked for."""
     if isinstance(error, ApiError):
         return error
     if isinstance(error, RequestValidationError):
@@ -122,9 +128,12 @@ def api_error_of(error: Exception) -> ApiError:
             headers["www-authenticate"] = "Bearer"
         if status == 504:
             headers["x-should-retry"] = "false"  # OpenAI's client would have it computed twice more
-        return ApiError(status, str(error), param=_refused_field(str(error)), code=code, headers=headers)
+        param = _refused_field(str(error), path) if status == 400 else None
+        return ApiError(status, str(error), param=param, code=code, headers=headers)
+    if isinstance(error, InputError):
+        return ApiError(400, str(error), param=_refused_field(str(error), path))
     if isinstance(error, OnesweepError):
-        return ApiError(400 if isinstance(error, InputError) else 502, str(error), param=_refused_field(str(error)))
+        return ApiError(502, str(error))
     return ApiError(500, "the gateway failed: its log says why")
 
 
@@ -133,10 +142,14 @@ def named(requests: Sequence[str]) -> dict[str, str]:
     return {REQUEST_ID: requests[0]} if requests else {}
 
 
-def _refused_field(sentence: str) -> str | None:
-    """The field, as it was sent, that the beginning of a router's refusal names."""
-    named = re.match(r"(?:unknown |mode \S+ (?:chooses|does not take|has no) )?(\w+)", sentence)
-    return _SENT.get(named[1]) if named else None
+def _refused_field(sentence: str, path: str) -> str | None:
+    """The field, as it was sent, that a router's refusal names, in its advice where not before; the mode last, which
+    refusals of other fields name, too."""
+    for said in (sentence.partition(": ")[0], sentence):
+        if named := [word for word in re.findall(r"\w+", said) if word in _SENT]:
+            sent = _SENT[min(named, key=lambda word: word == "mode")]
+            return _SENT_AT.get(path, {}).get(sent, sent)
+    return None
 
 
 def _path(error: Mapping[str, Any], body: object) -> list[str]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, BeforeValidator, Field, create_model, model_validator
@@ -19,10 +18,11 @@ from serving.router.request import (
     MAX_TIMEOUT_S,
     MAX_TOOLS,
     SETTINGS,
-    is_decimal,
+    kind_of,
 )
 from stages.host.schema_check import OF_CALLS, held_part
 from stages.limits import MAX_BIAS, MAX_BIASES, MAX_COUNT, MAX_LOGPROBS, MAX_SEED
+from stages.settings import Bounds
 
 MAX_CHOICES = 16  # of a prompt, and at once
 MAX_PROMPTS = 128
@@ -41,11 +41,12 @@ def _check_stop(stop: str) -> str:
     return stop
 
 
-def _as_prompts(value: object) -> object:
-    """A list of prompts, each a text or a list of tokens."""
-    if isinstance(value, list) and value and all(type(each) is int for each in value):
-        return [value]
-    return _as_list(value)
+def _as_prompts(given: list[Any]) -> list[str | list[int]]:
+    """A list of prompts, each a text or a list of tokens. Raises ValueError for too many."""
+    prompts = [given] if isinstance(given[0], int) else given
+    if len(prompts) > MAX_PROMPTS:
+        raise ValueError(f"must have at most {MAX_PROMPTS} entries")
+    return prompts
 
 
 def _check_parameters(schema: dict[str, Any] | None) -> dict[str, Any]:
@@ -80,16 +81,23 @@ Stops = Annotated[
 ]
 
 
-def _kind(f: dataclasses.Field[Any]) -> type:
-    return str if f.metadata.get("name") else float if is_decimal(f) else int
+def _told(name: str, description: str = "") -> Any:  # noqa: ANN401
+    """A field with the words and the bounds of a request's own. `Request` checks them: one sentence for all clients."""
+    about = _OF_REQUESTS[name].metadata
+    bounds = about.get("bounds", Bounds())
+    told = {"minimum": bounds.least, "maximum": bounds.most, "exclusiveMinimum": bounds.above}
+    return Field(
+        default=None,
+        description=description or about["http"] or about["help"].rpartition(" (")[0],
+        json_schema_extra={word: bound for word, bound in told.items() if bound is not None},
+    )
 
 
-# Settings of a request that OpenAI's API does not have. `Request` checks their bounds.
+_OF_REQUESTS = {f.name: f for f in SETTINGS}
+# Settings of a request that OpenAI's API does not have.
 OF_REQUESTS = tuple(f for f in SETTINGS if f.metadata.get("http"))
 _Settings = create_model(  # type: ignore[call-overload]
-    "_Settings",
-    __base__=Fields,
-    **{f.name: (_kind(f) | None, Field(None, description=f.metadata["http"])) for f in OF_REQUESTS},
+    "_Settings", __base__=Fields, **{f.name: (kind_of(f) | None, _told(f.name)) for f in OF_REQUESTS}
 )
 
 
@@ -109,14 +117,12 @@ class SampledRequest(without_effect(OF_TEXTS)):  # type: ignore[misc]
     """The common fields of completions, chats and responses."""
 
     model: str = Field(description="`onesweep`, or `onesweep-MODE`; GET /v1/models lists them")
-    temperature: float | None = Field(default=None, allow_inf_nan=False, description="0 = most likely (0.8)")
+    temperature: float | None = _told("temperature", "0 = most likely (0.8)")
     seed: SeedOrNone | None = Field(
         default=None,
         description="the same seed and settings give the same text; left out or -1: a random one, told in the answer",
     )
-    top_p: Annotated[float, Field(gt=0, le=1, allow_inf_nan=False)] | None = Field(
-        default=None, description="draw from the most likely tokens that have this share together"
-    )
+    top_p: float | None = _told("top_p")
     stream: bool | None = None
     onesweep: Extension = Field(default=Extension(), description="settings of ours")
 
@@ -132,22 +138,23 @@ class TextRequest(SampledRequest):
     )
     stop: Stops = None
     stream_options: StreamOptions | None = None
-    frequency_penalty: float | None = Field(
-        default=None, description="taken from a token's logit each time it was written"
-    )
-    presence_penalty: float | None = Field(default=None, description="taken from it once if it was")
+    frequency_penalty: float | None = _told("frequency_penalty")
+    presence_penalty: float | None = _told("presence_penalty")
     logit_bias: Annotated[dict[TokenNumber, Bias], Field(max_length=MAX_BIASES)] | None = Field(
         default=None, description="added to the logits of tokens, by their numbers in the model's vocabulary"
     )
+
+
+_SOME = Field(min_length=1, fail_fast=True)
 
 
 class CompletionRequest(TextRequest):
     """POST /v1/completions"""
 
     prompt: Annotated[
-        list[str | list[Token]],
-        Field(min_length=1, max_length=MAX_PROMPTS, fail_fast=True),
-        BeforeValidator(_as_prompts, json_schema_input_type=str | list[str] | list[Token] | list[list[Token]]),
+        Annotated[list[str | list[Token]], _SOME] | Annotated[list[Token], _SOME],
+        BeforeValidator(_as_list, json_schema_input_type=str | list[str] | list[Token] | list[list[Token]]),
+        AfterValidator(_as_prompts),
     ]
     max_tokens: Annotated[int, Field(ge=0, le=MAX_COUNT)] | None = Field(
         default=None, description=f"to generate; 0: none, with echo ({DEFAULT_MAX_TOKENS})"
@@ -288,7 +295,6 @@ class ImageExtension(Fields):
 
     mode: str | None = Field(default=None, description=f"{', '.join(DRAWING_MODES)} (chain)")
     levels: Count | None = Field(default=None, description="steps from noise to picture")
-    solver: str | None = Field(default=None, description="euler, 2m")
     guidance: float | None = Field(default=None, allow_inf_nan=False, description="pull towards the class; 1 is none")
     codec: str | None = Field(default=None, description="of what travels between hosts: fp32, int8, int4")
     timeout_s: Timeout = None
@@ -318,6 +324,6 @@ class RaceRequest(Fields):
     )
     max_bytes: Count = DEFAULT_MAX_BYTES
     seed: Seed = 1
-    temperature: float | None = Field(default=None, allow_inf_nan=False)
-    budget_ms: Count | None = Field(default=None, description="of mode auto")
+    temperature: float | None = _told("temperature", "0 = most likely (0.8)")
+    budget_ms: int | None = _told("budget_ms")
     together: bool = Field(default=True, description="all at once; else one after another, undisturbed by each other")

@@ -10,7 +10,6 @@ from typing import Any
 from fastapi import APIRouter, Response
 from pydantic import BaseModel, create_model
 
-from serving.client.variants import AUTO
 from serving.gateway.access import Router, RouterAccess, StrictRoute
 from serving.gateway.completions import (
     AnswerFormat,
@@ -35,7 +34,7 @@ from serving.gateway.fields import (
 )
 from serving.gateway.responses import ResponseFormat, ResponseRequest
 from serving.gateway.streams import DONE, event_stream, merged, sse
-from serving.modes import MODES
+from serving.modes import AUTO, MODES
 from serving.v1 import router_pb2
 from stages.v1 import stage_pb2
 

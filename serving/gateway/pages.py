@@ -17,7 +17,7 @@ from serving.gateway.fields import RaceRequest
 from serving.gateway.streams import DONE, event_stream, merged, sse
 from serving.modes import MODES
 from serving.v1 import router_pb2
-from stages.errors import OnesweepError
+from stages.errors import InputError, OnesweepError
 from stages.wire.status import record_of
 
 _TYPES = {"html": "text/html", "css": "text/css", "js": "text/javascript", "svg": "image/svg+xml"}
@@ -54,9 +54,11 @@ _STREAM: dict[int | str, dict[str, Any]] = {
 @race_routes.post("/api/race", response_class=Response, responses=_STREAM)
 async def race(request: RaceRequest, router: Router) -> Response:
     """Events with a `lane` and one of: `started`, `trip`, `text`, `result`, `error`; then [DONE]."""
-    lanes = [
-        _lane(router, entrant, request) for entrant in parse_variants(",".join(request.entrants), MODES, "entrants")
-    ]
+    try:
+        entrants = parse_variants(",".join(request.entrants), MODES, "entrants")
+    except InputError as error:
+        raise ApiError(400, str(error), param="entrants") from None
+    lanes = [_lane(router, entrant, request) for entrant in entrants]
     return await event_stream(_events(lanes, request.together))
 
 
@@ -80,7 +82,7 @@ async def _lane(
         async with aclosing(events):
             async for event in events:
                 if isinstance(event, router_pb2.Trip):
-                    yield {"lane": entrant.label, "trip": _trip(event)}
+                    yield {"lane": entrant.label, "trip": record_of(event)}
                 elif isinstance(event, Result):
                     text = decoder.end()
                     yield {"lane": entrant.label, "text": text, "result": costs_of(event)}
@@ -88,16 +90,6 @@ async def _lane(
                     yield {"lane": entrant.label, "text": text}
     except OnesweepError as error:
         yield {"lane": entrant.label, "error": str(error), "status": api_error_of(error).status_code}
-
-
-def _trip(trip: router_pb2.Trip) -> dict[str, Any]:
-    return {
-        "number": trip.number,
-        "begin_ms": round(trip.begin_ms, 3),
-        "end_ms": round(trip.end_ms, 3),
-        "wire_bytes": trip.wire_bytes,
-        "hosts": [{"name": host.name, "compute_ms": round(host.compute_ms, 3)} for host in trip.hosts],
-    }
 
 
 READY_TIMEOUT_S = 2.0

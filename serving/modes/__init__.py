@@ -24,12 +24,13 @@ MODES: Mapping[str, tuple[str, str]] = {
 }
 COPY = "local:copy"
 NO_COPY = "the router has no copy of the hosts' model: `onesweep import` puts one beside a model that it imports"
+AUTO = "auto"
 # Those that need no hosts, of text and of pictures.
 WITHOUT_HOSTS = ("local", COPY)
 # Those that draw token by token, so that settings can shape what is drawn; `auto` then chooses among them.
-SHAPED = ("ar", "ar-speculative", "local", "local:copy", "auto")
+SHAPED = ("ar", "ar-speculative", "local", COPY, AUTO)
 # Those whose every token is one that the hosts drew: it can be told how likely it was, and be held to a schema.
-TELLING = ("ar", "ar-speculative", "auto")
+TELLING = ("ar", "ar-speculative", AUTO)
 # That whose hosts tell how likely the tokens of a prompt are.
 SCORING = "ar"
 # Models of the hosts that can score given tokens, by the name that a request has for them. The first that is served is

@@ -11,13 +11,12 @@ from contextlib import aclosing
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
-from serving.modes import SHAPED, TELLING
+from serving.modes import AUTO, SHAPED, TELLING
 from serving.modes.base import Generation, Mode
 from serving.modes.frontier import WRITTEN_BY, Forecast, Frontier, LatencyModel, Option
 from serving.modes.resample import ResampleMode
 from serving.modes.tokenizer import BYTE_TOKENIZER, Tokenizer
 from serving.router.accounting import Account
-from serving.router.request import CHOOSABLE
 from serving.router.ring import RingView
 from stages.host.parts import MODEL_KINDS
 from stages.wire.status import StatusError, failed_precondition, invalid, unavailable
@@ -88,11 +87,9 @@ class Guide:
 class AutoMode(Mode):
     """Chooses among the other modes."""
 
-    name = "auto"
-    chooses = CHOOSABLE
+    name = AUTO
     codecs = ("",)
     default_codec = ""
-    keeps_budget = True
 
     def __init__(self, ring: RingView, modes: Mapping[str, Mode], guide: Guide, conditions: LatencyModel) -> None:
         """:param modes: those that can be chosen."""

@@ -110,9 +110,6 @@ class Mode(ABC):
     codecs: tuple[str, ...] = tuple(CODECS)
     default_codec: str = "int8"
     uses_hosts: bool = True
-    # Settings that are the mode's to choose: a request that names one is refused.
-    chooses: tuple[str, ...] = ()
-    keeps_budget: bool = False
 
     @property
     def tokenizer(self) -> Tokenizer:

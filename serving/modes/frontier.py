@@ -10,6 +10,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any, Self
 
+from serving.client.variants import ModeVariant
 from serving.modes import MODES, WITHOUT_HOSTS
 from serving.modes.base import DEFAULT_TEMPERATURE
 from serving.router.accounting import Account
@@ -21,10 +22,8 @@ VERSION = 1
 WRITTEN_BY = "onesweep bench quality --write FILE"
 # Modes that can be chosen: `auto` chooses itself.
 CHOOSABLE = tuple(mode for mode in MODES if mode != "auto")
-# What an option can say about a request, in the order of its label; the kinds are those of `Request`.
-_KINDS: Mapping[str, type] = {"int | None": int, "float | None": float, "str | None": str}
-_NAMES = ("scorer", "chunk", "candidates", "steps", "temperature", "codec", "sampler", "draft", "branches")
-SETTINGS = {name: _KINDS[Request.__annotations__[name]] for name in _NAMES}
+# What an option can say about a request.
+SETTINGS = ("scorer", "chunk", "candidates", "steps", "temperature", "codec", "sampler", "draft", "branches")
 
 
 @dataclass(frozen=True)
@@ -51,9 +50,7 @@ class Option:
     @property
     def label(self) -> str:
         """As on a command line: `resample:ar:chunk=32`."""
-        values = {name: self.setting(name) for name in SETTINGS if self.setting(name) is not None}
-        scorer = [values.pop("scorer")] if "scorer" in values else []
-        return ":".join([self.mode, *scorer, *(f"{name}={value}" for name, value in values.items())])
+        return ModeVariant(self.mode).having(**dict(self.settings)).label
 
     def setting(self, name: str) -> Any:  # noqa: ANN401
         return dict(self.settings).get(name)
@@ -90,10 +87,9 @@ class Option:
         mode, settings = table.get("mode"), _table(table.get("settings", {}), "settings")
         if mode not in CHOOSABLE:
             raise InputError(f"there is no mode {mode!r}; there are {', '.join(CHOOSABLE)}")
-        for name, value in settings.items():
-            kind = SETTINGS.get(name)
-            if kind is None or not isinstance(value, (int, float) if kind is float else kind):
-                raise InputError(f"{mode}: {name} = {value!r} is not a setting; there are {', '.join(SETTINGS)}")
+        if unknown := settings.keys() - {*SETTINGS}:
+            raise InputError(f"{mode}: {min(unknown)} is not a setting; there are {', '.join(SETTINGS)}")
+        Request(mode=mode, **settings).message()
         return from_toml(cls, _known(cls, table) | {"settings": tuple(settings.items())}, mode)
 
 

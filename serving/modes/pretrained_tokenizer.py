@@ -16,6 +16,7 @@ from stages.checkpoint.bundle import find_bundle
 from stages.checkpoint.checkpoint import read_companion
 from stages.checkpoint.manifest import TOKENIZER_NAME, Manifest, read_manifest
 from stages.errors import CheckpointError, library_errors
+from stages.limits import MAX_ENDS
 from stages.model.vocabulary import Vocabulary
 from stages.wire.status import StatusError, failed_precondition, internal, invalid
 
@@ -24,7 +25,6 @@ ROLES = {"developer": "system"}
 TEMPLATE_NAME, TOOL_TEMPLATE_NAME = "chat_template.jinja", "chat_template_tool_use.jinja"
 SPECIALS_NAME = "special_tokens.json"
 SAMPLED = {f.name: f for f in SETTINGS if f.name == "temperature" or f.name in SHAPES}  # of a model's publisher
-MAX_ENDS = 64
 # Tokens of a prompt that a reader looks at: whether a word begins with a space is seen from the one before.
 CONTEXT = 8
 # Tokens without a whole character at their end, after which they are told as they are.

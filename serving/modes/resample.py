@@ -106,7 +106,7 @@ class ResampleMode(Mode):
                 )
         if request.temperature == 0:
             raise invalid(
-                "mode resample chooses among random candidates, and at temperature 0 all are the same: "
+                "temperature 0 leaves mode resample nothing to choose among, for all its candidates are the same: "
                 "give a temperature above 0, or use mode ar"
             )
         if request.max_distance is not None and (problem := self.exact.problem):

@@ -3,7 +3,7 @@
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Self, TypeVar
@@ -49,7 +49,7 @@ class RouterParts:
     guide: Guide
     directory: Path | None  # the bundle
     tokenizers: Tokenizers = NO_TOKENIZERS
-    drawing: LocalDrawing | None = None
+    drawing: LocalDrawing = field(default_factory=lambda: LocalDrawing(None))
     is_copy: bool = False
 
     @classmethod

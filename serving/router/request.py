@@ -5,10 +5,11 @@ Clients and the command line import this module, so it must not import torch.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import Field, dataclass, field, fields
 from typing import Any
 
+from serving.modes import AUTO, MODES, SHAPED, WITHOUT_HOSTS
 from serving.v1 import router_pb2
 from stages.errors import InputError
 from stages.limits import (
@@ -38,30 +39,41 @@ MAX_TOOLS, MAX_TOOLS_BYTES = 128, 64 << 10
 DEFAULT_TIMEOUT_S, MAX_TIMEOUT_S = 120.0, 3600.0
 PRIORITIES = ("interactive", "batch")
 
+# Modes by what they take: Euler steps, drafts of the last host, a codec.
+DENOISING, DRAFTING = ("sweep", "chunked"), ("ar-speculative",)
+SENDING = tuple(mode for mode in MODES if mode not in (*WITHOUT_HOSTS, AUTO))
+
 AS_HELP = object()
 
 
-def _setting(help: str, http: object = AS_HELP, own: Mapping[str, Any] | None = None, **more: Any) -> Any:  # noqa: ANN401
+def _setting(
+    help: str,
+    http: object = AS_HELP,
+    own: Mapping[str, Any] | None = None,
+    modes: Collection[str] = MODES,
+    **more: Any,  # noqa: ANN401 - of `flag`
+) -> Any:  # noqa: ANN401
     """A field that is None where it is not given, for `--set`.
 
     http: what HTTP says of it, by default `help` without its end in brackets; empty: HTTP has none, or its own.
-    own: further metadata.
+    own: further metadata. modes: those that take it.
     """
     told = help.rpartition(" (")[0] if http is AS_HELP else http
-    return field(default=None, metadata={**flag(help, **{"rare": True, **more}), "http": told, **(own or {})})
+    metadata = flag(help, **{"rare": True, **more})
+    return field(default=None, metadata={**metadata, "http": told, "modes": modes, **(own or {})})
 
 
 def _count(help: str, http: object = AS_HELP, most: int = MAX_COUNT, **more: Any) -> Any:  # noqa: ANN401
     return _setting(help, http, least=1, most=most, **more)
 
 
-def _name(help: str, http: object = AS_HELP) -> Any:  # noqa: ANN401
-    return _setting(help, http, {"name": True})
+def _name(help: str, http: object = AS_HELP, modes: Collection[str] = MODES) -> Any:  # noqa: ANN401
+    return _setting(help, http, {"name": True}, modes)
 
 
 def _shape(help: str, neutral: float, http: object = AS_HELP, **bounds: Any) -> Any:  # noqa: ANN401
     """A number that shapes what is sampled. `neutral`: the value that changes nothing."""
-    return _setting(help, http, {"neutral": neutral}, **bounds)
+    return _setting(help, http, {"neutral": neutral}, SHAPED, **bounds)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -74,7 +86,9 @@ class Request:
     # With max_bytes, the nearer limit counts; 128 bytes where neither is given.
     max_tokens: int | None = _count("most tokens; a byte model's tokens are bytes", "", rare=False)
     seed: int = setting(0, "the same seed gives the same text (0)", shown="", least=0, most=MAX_SEED, metavar="S")
-    chunk: int | None = _count("tokens a sweep: chunked (32 bytes, 8 tokens), resample (all)", "tokens a sweep")
+    chunk: int | None = _count(
+        "tokens a sweep: chunked (32 bytes, 8 tokens), resample (all)", "tokens a sweep", modes=("chunked", "resample")
+    )
     temperature: float | None = setting(None, "0 = most likely (0.8)", metavar="T", least=0, most=MAX_TEMPERATURE)
     top_p: float | None = _shape(
         "draw from the most likely tokens that have this share together (1)", 1.0, "", above=0, most=1
@@ -92,17 +106,21 @@ class Request:
     repetition_penalty: float | None = _shape(
         "divides logits of tokens in prompt or text (1)", 1.0, above=0, most=MAX_REPETITION_PENALTY
     )
-    steps: int | None = _count("Euler steps in each block: sweep, chunked (8)", most=MAX_STEPS)
-    codec: str | None = _name("what travels: fp32, int8, int4 (int8; AR modes: fp32, int8)")
-    sampler: str | None = _name("stochastic, ode: sweep, chunked (stochastic)")
-    draft: int | None = _count("draft tokens a sweep: ar-speculative (what pays)", most=MAX_DRAFT)
-    branches: int | None = _count("alternatives drafted at a place: ar-speculative (what pays)", most=MAX_BRANCHES)
-    scorer: str | None = _name("scorer, ar: resample (what is there)")
-    candidates: int | None = _count("continuations scored in a sweep: resample (16)", most=MAX_CANDIDATES)
-    max_distance: float | None = _setting(
-        "most distance_bound: resample; above it ar-speculative writes (1)", least=0, most=1
+    steps: int | None = _count("Euler steps in each block: sweep, chunked (8)", most=MAX_STEPS, modes=DENOISING)
+    codec: str | None = _name("what travels: fp32, int8, int4 (int8; AR modes: fp32, int8)", modes=SENDING)
+    sampler: str | None = _name("stochastic, ode: sweep, chunked (stochastic)", modes=DENOISING)
+    draft: int | None = _count("draft tokens a sweep: ar-speculative (what pays)", most=MAX_DRAFT, modes=DRAFTING)
+    branches: int | None = _count(
+        "alternatives drafted at a place: ar-speculative (what pays)", most=MAX_BRANCHES, modes=DRAFTING
     )
-    budget_ms: int | None = _count("latency to keep to: auto (the best text)", metavar="MS", rare=False)
+    scorer: str | None = _name("scorer, ar: resample (what is there)", modes=("resample",))
+    candidates: int | None = _count(
+        "continuations scored in a sweep: resample (16)", most=MAX_CANDIDATES, modes=("resample",)
+    )
+    max_distance: float | None = _setting(
+        "most distance_bound: resample; above it ar-speculative writes (1)", least=0, most=1, modes=("resample",)
+    )
+    budget_ms: int | None = _count("latency to keep to: auto (the best text)", metavar="MS", rare=False, modes=(AUTO,))
     priority: str | None = _name("interactive, batch (interactive)", "interactive, batch: gives way to others")
     # Added to the logits of tokens, by their numbers in the model's vocabulary.
     logit_bias: Mapping[int, float] = field(default_factory=dict)
@@ -141,6 +159,8 @@ class Request:
         for f in SETTINGS:
             if values.get(f.name) is not None and (problem := bounds_problem(f, values[f.name])):
                 raise InputError(problem)
+        if problem := mode_problem(self.mode, values):
+            raise InputError(problem)
         for token, bias in self.logit_bias.items():
             if not isinstance(token, int) or not 0 <= token <= MAX_COUNT or not isinstance(bias, int | float):
                 raise InputError(f"logit_bias must map whole numbers of tokens to numbers, not {token!r} to {bias!r}")
@@ -170,12 +190,6 @@ class Request:
 
 # Fields with one value that a message, a command or an HTTP request may have.
 SETTINGS: tuple[Field[Any], ...] = tuple(f for f in fields(Request) if f.metadata)
-# Settings that a mode may choose by itself.
-CHOOSABLE = tuple(
-    f.name
-    for f in SETTINGS
-    if f.metadata.get("http") and f.name not in ("budget_ms", "priority") and "neutral" not in f.metadata
-)
 # Settings that shape what is drawn, with their neutral values.
 SHAPES: dict[str, float] = {f.name: f.metadata["neutral"] for f in SETTINGS if "neutral" in f.metadata}
 # Settings of which a message says whether they were given.
@@ -193,16 +207,31 @@ def bounds_problem(f: Field[Any], value: object) -> str:
     if f.metadata.get("name"):
         word = str(value)
         return "" if word.isascii() else f"unknown {f.name} {word!r}: its name has letters that no {f.name} has"
-    bounds, decimal = f.metadata["bounds"], is_decimal(f)
+    bounds, decimal = f.metadata["bounds"], kind_of(f) is float
     if not isinstance(value, int | float) or not (decimal or isinstance(value, int)):
         return f"{f.name} must be a {'' if decimal else 'whole '}number, not {value!r}"
     noun = "" if decimal else "a whole number "
     return "" if bounds.hold(value) else f"{f.name} must be {noun}{bounds.words(value)}, not {value!r}"
 
 
-def is_decimal(f: Field[Any]) -> bool:
-    """True for a setting with bounds that takes more than whole numbers."""
-    return "float" in str(f.type)
+def mode_problem(mode: str, given: Mapping[str, Any]) -> str:
+    """Why a mode does not take a setting that is given, for the client and for the router; empty where it takes all."""
+    # the rest of a text of resample that is too far from its scorer's is of ar-speculative
+    drafting = DRAFTING if given.get("max_distance") is None else (*DRAFTING, "resample")
+    for f in SETTINGS:
+        modes, value = f.metadata.get("modes", MODES), given.get(f.name)
+        modes = drafting if modes == DRAFTING else modes
+        if mode not in MODES or mode in modes or value in (None, f.metadata.get("neutral")):
+            continue
+        if mode == AUTO:
+            return f"mode {mode} chooses {f.name} itself: leave it out, or name a mode ({', '.join(modes)})"
+        return f"mode {mode} does not take {f.name}: leave it out, or use mode {', '.join(modes)}"
+    return ""
+
+
+def kind_of(f: Field[Any]) -> type:
+    """The kind of a setting's values: str, float or int."""
+    return str if f.metadata.get("name") else float if "float" in str(f.type) else int
 
 
 def _word(what: str, word: str) -> str:

@@ -14,6 +14,7 @@ from asyncio_throttle.throttler import Throttler
 
 from serving.drawing import DRAWING_MODES, PICTURES_SERVED, metric_mode
 from serving.drawing.modes import check_drawing, check_drawing_mode, retry_drawing
+from serving.modes import AUTO
 from serving.modes.base import words_of
 from serving.modes.tokenizer import BYTE_TOKENIZER, OutputText, Tokenizer
 from serving.router.accounting import Account, Drawn
@@ -299,7 +300,7 @@ class RouterService(router_pb2_grpc.RouterServiceServicer):
             raise failed_precondition(PICTURES_SERVED)
         check_served(mode, served.modes)
         generation = await tokenized(generation, chat, mode, account, self.prompts)
-        if not mode.chooses:
+        if mode.name != AUTO:  # what it chooses is sampled as that mode has it
             generation = generation.sampled_for(mode)
             account.sampling = generation.sampling_words
         check_fit(generation, mode)

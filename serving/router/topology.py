@@ -12,7 +12,7 @@ from typing import Any
 from serving.router.request import DEFAULT_ROUTER
 from stages.device import AUTO, is_device_name
 from stages.errors import ConfigError, InputError, file_errors, one_of
-from stages.settings import from_toml, limits, parse_toml
+from stages.settings import as_written, from_toml, limits, parse_toml
 from stages.wire.channel import check_name, parse_address
 from stages.wire.tls import Tls
 
@@ -213,7 +213,7 @@ def _host(entry: dict[str, Any], index: int) -> HostEntry:
 def _text(table: dict[str, Any], key: str, default: str, where: str) -> str:
     value = table.get(key, default)
     if not isinstance(value, str):
-        raise ConfigError(f"{where}: {key} must be text in quotes, not {value!r}")
+        raise ConfigError(f"{where}: {key} must be a text, not {as_written(value)}")
     return value
 
 
@@ -235,7 +235,7 @@ def _quoted(text: str) -> str:
 
 def _only(table: object, known: set[str], where: str) -> None:
     if not isinstance(table, dict):
-        raise ConfigError(f"{where} must be a section, with {', '.join(sorted(known))} in it, not {table!r}")
+        raise ConfigError(f"{where} must be a section, with {', '.join(sorted(known))} in it, not {as_written(table)}")
     unknown = sorted(set(table) - known)
     if unknown:
         raise ConfigError(f"{where} has an unknown key {unknown[0]!r}; there are {', '.join(sorted(known))}")

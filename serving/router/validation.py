@@ -22,6 +22,7 @@ from serving.router.request import (
     SHAPES,
     bounds_problem,
     given_in,
+    mode_problem,
 )
 from serving.v1 import router_pb2
 from stages.clock import monotonic
@@ -78,17 +79,15 @@ def check_request(request: router_pb2.GenerateRequest, mode: Mode, due_at: float
     if not limits or min(limits) < 1:
         raise invalid("max_bytes or max_tokens must be at least 1")
     brought = given_in(request)
-    for own in mode.chooses:
-        if own in brought:
-            raise invalid(f"mode {mode.name} chooses {own} itself: leave it out, or name a mode")
-    if "budget_ms" in brought and not mode.keeps_budget:
-        raise invalid(f"mode {mode.name} takes the time that it takes: leave budget_ms out, or use mode auto")
+    if problem := mode_problem(mode.name, brought):
+        raise invalid(problem)
     given = {name: value for name, value in brought.items() if name not in SHAPES or value != SHAPES[name]}
-    shapes = [*(name for name in SHAPES if name in given), *["logit_bias"] * bool(request.logit_bias)]
+    if request.logit_bias:
+        _check_taken("logit_bias", mode, SHAPED)
     tells = ["json_schema (in HTTP response_format)"] * bool(request.json_schema)
     tells += ["must_call (in HTTP tool_choice)"] * bool(request.must_call) + ["logprobs"] * ("logprobs" in given)
-    for name in (*shapes, *tells):
-        _check_taken(name, mode, TELLING if name in tells else SHAPED)
+    for name in tells:
+        _check_taken(name, mode, TELLING)
     if request.score_prompt and (mode.name != SCORING or "logprobs" not in given):
         what = f"score_prompt (in HTTP echo with logprobs, or of tokens) is for mode {SCORING}, with logprobs"
         raise invalid(f"{what}: leave it out, or use that mode")

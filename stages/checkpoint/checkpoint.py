@@ -305,7 +305,7 @@ def _part(directory: Path, manifest: Manifest, index: int) -> Part:
         raise CheckpointError(f"{directory} has parts 0 to {count - 1}; there is no part {index}")
     part = manifest.parts[index]
     if part is None:
-        raise CheckpointError(f"part {index} of {directory} is not trained yet")
+        raise CheckpointError(f"part {index} of {directory} has no weights yet")
     return part
 
 

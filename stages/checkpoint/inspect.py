@@ -109,7 +109,7 @@ def _describe(name: str, model: dict[str, Any]) -> str:
     rows = {
         "model": f"{name} ({model['kind']}, format {model['format']})",
         "digest": model["digest"],
-        "complete": f"no: {noun} {untrained} not trained yet" if untrained else "yes",
+        "complete": f"no: {noun} {untrained} have no weights yet" if untrained else "yes",
         "architecture": _wrap(_pairs(model["architecture"])),
         "parameters": f"{model['parameters']:,}",
         noun: "\n".join(aligned([["", "parameters", "bytes", "sha256", "file", "on the probe"], *_part_rows(model)])),
@@ -125,7 +125,7 @@ def _describe(name: str, model: dict[str, Any]) -> str:
 
 def _part_rows(model: dict[str, Any]) -> list[list[str]]:
     return [
-        [str(i), "-", "-", "-", "not trained yet", "-"]
+        [str(i), "-", "-", "-", "no weights yet", "-"]
         if part is None
         else [
             str(i),

@@ -19,7 +19,7 @@ from stages.model.partition import LogNormalPrior, NoisePartition
 from stages.model.pipeline import TextArchitecture, read_architecture
 from stages.pictures.part import FAMILY as PICTURES
 from stages.pictures.part import PictureArchitecture
-from stages.settings import from_toml
+from stages.settings import as_written, from_toml
 
 FORMAT = 1
 MANIFEST_NAME = "manifest.json"
@@ -193,7 +193,7 @@ def _get(record: dict[str, Any], name: str, kind: type) -> Any:  # noqa: ANN401 
     if name not in record:
         raise ConfigError(f"{name} is missing")
     if type(value := record[name]) not in ({int, float} if kind is float else {kind}):
-        raise ConfigError(f"{name} must be {_NOUNS[kind]}, not {json.dumps(value)[:80]}")
+        raise ConfigError(f"{name} must be {_NOUNS[kind]}, not {as_written(value)}")
     return value
 
 

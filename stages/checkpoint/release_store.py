@@ -9,7 +9,6 @@ current.json                     names of the releases in use, the newest last
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import hashlib
 import json
 import logging
@@ -24,6 +23,7 @@ from stages.checkpoint.bundle import FRONTIER_NAME, Bundle, find_bundle
 from stages.checkpoint.checkpoint import file_digest, replace_file, sync
 from stages.checkpoint.manifest import MANIFEST_NAME, MAX_MANIFEST_BYTES, Part, read_json, read_manifest
 from stages.errors import CheckpointError, InputError, ServiceError, StalePart, file_errors, regular
+from stages.wire.secret_files import exclusive
 
 log = logging.getLogger(__name__)
 
@@ -131,7 +131,7 @@ def _read_signatures(directory: Path) -> tuple[tuple[bytes, bytes], ...]:
 def release_files(directories: Mapping[str, Path], wants: Wants) -> dict[str, Part]:
     """The files that manifests name, by their path in a bundle. The size of those beside the weights is not known: 0.
 
-    :param directories: by folder. Raises CheckpointError for a part that was not trained yet.
+    :param directories: by folder. Raises CheckpointError for a part that has no weights yet.
     """
     files: dict[str, Part] = {}
     for folder, directory in directories.items():
@@ -140,7 +140,7 @@ def release_files(directories: Mapping[str, Path], wants: Wants) -> dict[str, Pa
             raise CheckpointError(f"{folder}/ holds a model of kind {manifest.kind!r}, which belongs elsewhere")
         for index, part in enumerate(manifest.parts):
             if part is None:
-                raise CheckpointError(f"{folder}/: part {index} is not trained yet")
+                raise CheckpointError(f"{folder}/: part {index} has no weights yet")
             if wants(folder, index):
                 files[f"{folder}/{part.file}"] = part
         if wants(folder, BESIDE):
@@ -182,6 +182,7 @@ class ReleaseStore:
         # Writes the beginning of a part's file, from a folder with its manifest, by what this machine has of the model.
         self.own_copy: Callable[[Path, int, Path], object] | None = None
         self._own = set[str]()  # digests of parts that were begun so: once, for the copy may be another model's
+        self._lock = contextlib.ExitStack()
         try:
             directory.mkdir(mode=0o700, parents=True, exist_ok=True)
             status = directory.stat()
@@ -190,17 +191,14 @@ class ReleaseStore:
                     f"the release store {directory} must be a directory of yours that nobody else can write to: "
                     "chmod 700, or name another --releases"
                 )
-            self._lock = os.open(directory / LOCK_NAME, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            os.close(self._lock)
-            raise ServiceError(f"another process uses the release store {directory}: give each its own") from None
+            taken = ServiceError(f"another process uses the release store {directory}: give each its own")
+            self._lock.enter_context(exclusive(directory / LOCK_NAME, taken))
         except OSError as error:
             raise ServiceError(f"cannot use --releases {directory}: {error.strerror}; name another one") from None
 
     def close(self) -> None:
         """Release the lock."""
-        os.close(self._lock)
+        self._lock.close()
 
     def path(self, name: str) -> Path | None:
         """The directory of a release; None where it is not stored."""

@@ -87,7 +87,10 @@ def run_inspect(options: argparse.Namespace) -> int:
     checks = verify(options.directory) if options.verify else []
     for check in checks:
         print(check, file=beside)
-    holds = all(check.ok for check in checks)
+    failed = sum(not check.ok for check in checks)
+    if checks:
+        print(f"{failed} of {len(checks)} failed" if failed else f"all {len(checks)} hold", file=beside)
+    holds = not failed
     if options.source is not None:
         comparison = compare_with_source(*imported, options.source)
         print(comparison, file=beside)

@@ -29,7 +29,6 @@ from stages.model.vocabulary import BYTES
 if TYPE_CHECKING:
     from llguidance import LLMatcher, LLTokenizer
 
-MAX_ENDS = 64
 # A compiled schema takes about 5 MB, which count in its session's memory; beside those a few are kept for the next.
 GRAMMAR_BYTES, KEPT_GRAMMARS = 5 << 20, 8
 

@@ -10,10 +10,9 @@ from tokenizers import Tokenizer
 
 from stages.checkpoint.manifest import MAX_PROBE_TOKENS
 from stages.errors import CheckpointError, file_errors, library_errors, printable, regular
-from stages.limits import MAX_COUNT, MAX_REPETITION_PENALTY, MAX_TEMPERATURE
+from stages.limits import MAX_COUNT, MAX_ENDS, MAX_REPETITION_PENALTY, MAX_TEMPERATURE
 from stages.model.architecture import LlamaArchitecture
 
-MAX_ENDS = 64
 # Tokens that end a text or a turn, by their names in whatever vocabulary. Source: `special_eog_ids` in llama-vocab.cpp
 # of llama.cpp, but for those of families that are not read.
 EOT = ("<EOT>", "[EOT]")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import fields
 from typing import Any, cast
 
 import torch
@@ -14,7 +15,7 @@ from stages.errors import ShapeError
 from stages.model.architecture import CONTEXT, Architecture, LlamaArchitecture
 from stages.model.layers import CausalStage, Layer, LayerCache, initialise, rotary_table
 from stages.model.llama import LlamaStage
-from stages.settings import from_toml
+from stages.settings import as_written, from_toml
 
 
 class ArStage(CausalStage):
@@ -85,9 +86,13 @@ def read_architecture(record: Mapping[str, Any]) -> TextArchitecture:
     """The architecture of a manifest's JSON object, of whatever family. Raises InputError."""
     if "family" in record:
         return LlamaArchitecture.from_record(record)
+    names = [*(f.name for f in fields(Architecture) if f.name != "vocabulary"), "context"]  # bytes have no vocabulary
+    if missing := [name for name in names if name not in record]:
+        raise ShapeError(f"architecture: {', '.join(missing)} missing")
     sizes = dict(record)
-    if (context := sizes.pop("context", None)) != CONTEXT:
-        raise ShapeError(f"architecture: context must be {CONTEXT!r}, not {context!r}: every block reads the text")
+    if (context := sizes.pop("context")) != CONTEXT:
+        words = f"context must be {CONTEXT!r}, not {as_written(context)}: every block reads the text"
+        raise ShapeError(f"architecture: {words}")
     return from_toml(Architecture, sizes, "architecture")
 
 

@@ -1,4 +1,4 @@
-"""Keys and tokens: files that nobody else may read, written whole or not at all; and the flags that name them.
+"""Keys and tokens: files that nobody else may read, written whole or not at all; locks; and the flags that name them.
 
 It must not import gRPC: help waits for no such library."""
 
@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from stages.errors import InputError, ServiceError, file_errors
+from stages.errors import InputError, OnesweepError, ServiceError, file_errors
 
 TOKEN_VARIABLE = "ONESWEEP_TOKEN"
 SECRET, PUBLIC = 0o600, 0o644
@@ -101,6 +101,17 @@ def lock_beside(path: Path) -> Iterator[None]:
         yield
     finally:
         os.close(handle)
+
+
+@contextmanager
+def exclusive(path: Path, refusal: OnesweepError) -> Iterator[None]:
+    """Hold the lock file `path`; the kernel releases it when its holder dies. Raises `refusal` where another has it."""
+    with open(path, "a", opener=lambda name, flags: os.open(name, flags, SECRET)) as handle:
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise refusal from None
+        yield
 
 
 def _be_like(handle: int, path: Path, mode: int) -> None:

@@ -17,9 +17,10 @@ from tqdm import tqdm
 
 from stages.errors import ConfigError, Interrupted, ResumeError
 from stages.signals import on_signal
+from stages.wire.secret_files import exclusive
 from trainer.blocks.config import RunConfig
 from trainer.blocks.data import precision
-from trainer.blocks.state import StepLog, exclusive, load_state, save_state
+from trainer.blocks.state import StepLog, load_state, save_state
 
 BETAS = (0.9, 0.95)
 FINAL_LEARNING_RATE = 0.05  # share of the peak rates that is left at the last step
@@ -140,9 +141,8 @@ class Run:
         Raises Interrupted on SIGINT, SIGTERM or SIGHUP once the state is saved; a second signal does not wait for that.
         A signal after the last step sets `asked_to_stop` only.
         """
-        with exclusive(
-            self.lock_path, f"{self.task.name} is being trained by another process in {self.log.path.parent}"
-        ):
+        said = f"{self.task.name} is being trained by another process in {self.log.path.parent}"
+        with exclusive(self.lock_path, ResumeError(said)):
             self._resume()
             with on_signal(self._ask_to_stop):
                 return self._loop()

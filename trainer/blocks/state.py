@@ -1,10 +1,8 @@
-"""Files of a run: its resumable state, its log of JSON lines, its lock."""
+"""Files of a run: its resumable state, its log of JSON lines."""
 
-import fcntl
 import hashlib
 import json
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -99,14 +97,3 @@ def read_records(path: Path) -> list[dict[str, Any]]:
         if isinstance(record, dict) and isinstance(record.get("step"), int):
             records.append(record)
     return records
-
-
-@contextmanager
-def exclusive(path: Path, refusal: str) -> Iterator[None]:
-    """Hold the lock file `path`; the kernel releases it when its holder dies. Raises ResumeError(`refusal`)."""
-    with path.open("a") as handle:
-        try:
-            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            raise ResumeError(refusal) from None
-        yield

@@ -163,9 +163,7 @@ def train_picture_blocks(
     return manifest
 
 
-def train_undivided(
-    config: PictureConfig, pictures: PictureSet, out: Path, large: bool, start: Path | None = None
-) -> Manifest:
+def train_undivided(config: PictureConfig, pictures: PictureSet, out: Path, large: bool) -> Manifest:
     """Train one net for all noise levels: `large`, cut into as many stages as a chain has blocks, or of one block's
     size, with as many more steps."""
     parts = config.parts if large else 1
@@ -174,13 +172,10 @@ def train_undivided(
     architecture = config.architecture(pictures, parts)
     # No margin: nothing but this net works beyond the ends of its range.
     partition = equal_probability(1, config.sigma_min, config.sigma_max, overlap=0.0)
-    manifest = open_checkpoint_dir(out, new_picture_manifest("steps", architecture, partition, config, pictures, start))
+    manifest = open_checkpoint_dir(out, new_picture_manifest("steps", architecture, partition, config, pictures))
     if is_trained(out, manifest, 0, "steps"):
         return manifest
     stages = [new_picture_part(architecture, index, "steps", config.seed + index) for index in range(parts)]
-    if start is not None:
-        for stage in stages:
-            stage.load_state_dict(load_picture_part(start, stage.index).state_dict())
     net = UndividedNet(stages)
     task = PictureTask("steps", net, architecture, partition, 0, pictures, config)
     return train_parts(task, config, out, manifest, stages)

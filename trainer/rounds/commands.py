@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import json
 import os
 import re
 import socket
@@ -21,7 +22,7 @@ from stages.telemetry.observability import start_log
 from stages.wire.secret_files import add_server_options, add_token_options
 from stages.wire.tls import LOOPBACK_ONLY, security_of
 from stages.wire.tokens import token_of
-from trainer.options import add_own_and_shared, config_of, corpus_of, print_json
+from trainer.commands import add_own_and_shared, config_of, corpus_of
 from trainer.rounds.settings import CoordinatorSettings, WatchSettings, WorkerSettings
 
 if TYPE_CHECKING:
@@ -114,7 +115,6 @@ def run_work(options: argparse.Namespace) -> int:
 def run_status(options: argparse.Namespace) -> int:
     """Show a run until it ends, through its coordinator's restarts."""
     import io
-    import json
 
     from stages.wire.status import record_of
     from trainer.rounds.view import lines_of, show
@@ -174,7 +174,8 @@ def run_simulate(options: argparse.Namespace) -> int:
         results.append(result)
         print(f"{result.variant}, seed {result.seed}: {result.losses['next_byte']:.3f} nats", file=sys.stderr)
     if options.json:
-        print_json({"results": [{**vars(each), "traffic": vars(each.traffic)} for each in results]})
+        record = {"results": [{**vars(each), "traffic": vars(each.traffic)} for each in results]}
+        print(json.dumps(record, indent=2))
     else:
         print("\n".join(table(results)))
     return 0

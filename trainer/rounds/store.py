@@ -17,7 +17,8 @@ from safetensors.torch import load_file, save_file
 
 from stages.checkpoint.checkpoint import replace_file, sync
 from stages.errors import CheckpointError, InputError, ResumeError, file_errors
-from trainer.blocks.state import digest, exclusive
+from stages.wire.secret_files import exclusive
+from trainer.blocks.state import digest
 from trainer.rounds.codecs import Tensors, under
 
 DATABASE, LOCK, UPDATES, VERSIONS, SUFFIX = "rounds.sqlite3", "lock", "updates", "versions", ".safetensors"
@@ -222,7 +223,7 @@ def open_store(directory: Path) -> Iterator[Store]:
         directory.mkdir(parents=True, exist_ok=True)
         sync(directory.parent)
         (directory / LOCK).open("a").close()
-    with exclusive(directory / LOCK, f"another process keeps the rounds in {directory}"):
+    with exclusive(directory / LOCK, ResumeError(f"another process keeps the rounds in {directory}")):
         store = Store(directory)
         try:
             yield store

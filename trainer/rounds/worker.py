@@ -14,9 +14,9 @@ from importlib.metadata import version
 from typing import TYPE_CHECKING
 
 from stages.errors import CodecError, ConfigError, Interrupted, ResumeError, ServiceError, file_errors
+from stages.wire.secret_files import exclusive
 from stages.wire.status import protocol_refusal
 from trainer.blocks.data import Corpus
-from trainer.blocks.state import exclusive
 from trainer.rounds.cache import FeatureClient, WeightCache
 from trainer.rounds.client import FileGoneError, Heartbeat, LeaseLostError, RoundsClient, TakenOverError
 from trainer.rounds.codecs import Tensors
@@ -44,9 +44,8 @@ def work(client: RoundsClient, corpus: Corpus, settings: WorkerSettings, site: S
     """
     with file_errors(ConfigError, f"cannot keep a worker's state in {settings.state}"):
         settings.state.mkdir(parents=True, exist_ok=True)
-    with exclusive(
-        settings.state / LOCK_NAME, f"another worker has its state in {settings.state}: give another --state"
-    ):
+    taken = ResumeError(f"another worker has its state in {settings.state}: give another --state")
+    with exclusive(settings.state / LOCK_NAME, taken):
         run, progress, groups = "", WorkerProgress(""), dict[str, Tensors]()
         if (path := settings.state / STATE_NAME).exists():
             run, progress, groups = load_worker(path)

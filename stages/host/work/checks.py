@@ -8,10 +8,10 @@ from dataclasses import dataclass, fields
 from functools import lru_cache
 
 from stages.checkpoint.manifest import TOKENIZER_NAME
-from stages.host.grammar import MAX_ENDS, GrammarSettings
+from stages.host.grammar import GrammarSettings
 from stages.host.parts import ModelSource
 from stages.host.schema_check import MAX_SCHEMA_BYTES, grammar_absent
-from stages.limits import MAX_LOGPROBS, MAX_TEMPERATURE
+from stages.limits import MAX_ENDS, MAX_LOGPROBS, MAX_TEMPERATURE
 from stages.model.scoring import Shaping, bias_problem
 from stages.model.vocabulary import BYTES
 from stages.v1 import stage_pb2

@@ -19,7 +19,7 @@ Run = Callable[..., tuple[int, str, str]]
         ("flipped", "is damaged (its SHA-256 is not the manifest's): fetch it again"),
         ("digest", "is damaged"),
         ("missing", "is missing: fetch it again"),
-        ("untrained", "part 1 is not trained yet"),
+        ("untrained", "part 1 has no weights yet"),
         ("outside", "must be a plain .safetensors name"),
         ("no checkpoint", "no checkpoint in"),
     ],

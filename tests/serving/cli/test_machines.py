@@ -69,6 +69,8 @@ def test_a_machine_joins_once_and_finds_its_place_again(rendezvous: Rendezvous) 
     with place(None) as found:
         assert found == first, "the only one, whatever this computer is called"
     del rendezvous.machines["paris"]
+    with pytest.raises(ServiceError, match="lets this machine in no more: give another ticket"), place(None):
+        pass
     with place(ticket(rendezvous), "paris") as again:
         assert again.secret != first.secret, "who was let go comes back with a new ticket"
 

@@ -97,6 +97,11 @@ def test_up_status_down(bundles: Path, state: Path, port: int, onesweep: Run) ->
     )
     assert onesweep("down", "--router", second)[0] == 1
 
+    processes[0].kill()
+    remedy = "see that it runs (of `up`: `onesweep down`, then `onesweep up --detach`)"
+    for asked in (("--mode", "sweep"), ("--budget-ms", 9)):
+        code, _, err = onesweep("generate", "The ", *asked)
+        assert (code, remedy in err) == (1, True), err
     assert onesweep("down")[:2] == (0, f"stopped 2 processes of the router at 127.0.0.1:{port}\n")
     assert not any(process.is_running() and process.status() != psutil.STATUS_ZOMBIE for process in processes)
     assert not taken(port)

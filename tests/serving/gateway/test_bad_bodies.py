@@ -64,11 +64,22 @@ def test_no_json_is_a_400(http: httpx.Client, path: str, body: bytes) -> None:
         ("onesweep", {"speed": 3}, "onesweep.speed"),
         ("stream_options", {"include_usage": True}, "stream_options"),
         ("temperature", -1, "temperature"),  # the router's word
+        ("prompt", "x" * 600, "prompt"),
+        ("onesweep", {"steps": 4}, "onesweep.steps"),
+        ("onesweep", {"budget_ms": 4}, "onesweep.budget_ms"),
     ],
 )
 def test_wrong_fields_are_named(http: httpx.Client, field: str, value: object, param: str) -> None:
     body = {"model": "onesweep-local", "prompt": "a", "max_tokens": 2, field: value}
     assert check_refusal(http.post("/v1/completions", json=body), 400)["param"] == param
+
+
+def test_a_field_is_named_as_the_endpoint_has_it(http: httpx.Client) -> None:
+    race = {"prompt": "x", "entrants": ["ar:scorer"]}
+    for path, own in (("responses", "input"), ("chat/completions", "messages")):
+        body = {"model": "onesweep-local", own: [{"role": "user", "content": "x" * 600}]}
+        assert check_refusal(http.post(f"/v1/{path}", json=body), 400)["param"] == own
+    assert check_refusal(http.post("/api/race", json=race), 400)["param"] == "entrants"
 
 
 @pytest.mark.parametrize(

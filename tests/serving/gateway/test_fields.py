@@ -63,9 +63,21 @@ def test_what_is_wrong_of_a_value_is_said_in_our_words(request_: type[Fields], j
         assert not re.search(r"Input|should|valid |[a-z] required|\w\[", refusal(request_, **{name: junk})), name
 
 
+def test_the_schema_tells_the_bounds_that_a_request_has() -> None:
+    told = CompletionRequest.model_json_schema()
+    of_ours = told["$defs"]["Extension"]["properties"]
+    assert (told["properties"]["top_p"]["exclusiveMinimum"], told["properties"]["presence_penalty"]["maximum"]) == (
+        0,
+        2,
+    )
+    assert (of_ours["steps"]["minimum"], of_ours["steps"]["maximum"]) == (1, 64)
+
+
 def test_a_refusal_names_the_field_as_it_was_sent() -> None:
     assert refusal(CompletionRequest, prompt=[1.5]) == "prompt.0 must be a text or a list, not 1.5"
-    assert refusal(CompletionRequest, prompt=[1, -1]) == "prompt.0 must be at least 0, not -1"
+    assert refusal(CompletionRequest, prompt=[1, -1]) == "prompt.1 must be at least 0, not -1"
+    assert refusal(CompletionRequest, prompt=[1, "x"]) == 'prompt.1 must be a whole number, not "x"'
+    assert refusal(CompletionRequest, prompt=["x"] * 129) == "prompt: must have at most 128 entries"
     assert refusal(CompletionRequest, prompt=[[1, "x"]]) == 'prompt.0.1 must be a whole number, not "x"'
     assert "logit_bias.sea must be the number of a token" in refusal(CompletionRequest, logit_bias={"sea": 1})
     assert "'assistant' or 'tool', not \"dog\"" in refusal(ChatRequest, messages=[{"role": "dog"}])

@@ -123,22 +123,6 @@ def test_budgets_that_cannot_be_kept(serve: Callable[..., Client]) -> None:
     assert "too small for 64 bytes: the quickest setting, local, takes 1000000 ms now; give more time" in says
 
 
-@pytest.mark.parametrize(
-    ("settings", "says"),
-    [
-        ({"chunk": 8}, "mode auto chooses chunk itself: leave it out, or name a mode"),
-        ({"scorer": "ar"}, "mode auto chooses scorer itself"),
-        ({"codec": "int8"}, "mode auto chooses codec itself"),
-        ({"mode": "sweep", "budget_ms": 100}, "leave budget_ms out, or use mode auto"),
-        ({"max_bytes": 505}, "context is 512: shorten one of them"),
-    ],
-)
-def test_requests_that_contradict_themselves(whole: Client, settings: Any, says: str) -> None:
-    message, code = refused(whole, **settings)
-    assert code is grpc.StatusCode.INVALID_ARGUMENT
-    assert says in message
-
-
 # Without a frontier
 
 

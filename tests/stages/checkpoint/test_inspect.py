@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from serving.cli.__main__ import main
 from stages.checkpoint.checkpoint import load_block, load_stage
 from stages.checkpoint.inspect import describe, record, verify
 from stages.checkpoint.manifest import read_manifest
@@ -85,26 +86,30 @@ def test_a_description_names_everything(trained: Path) -> None:
     assert max(map(len, text.splitlines())) < 180
 
 
-def test_what_is_not_there_is_said(checkpoint: Copy) -> None:
+def test_what_is_not_there_is_said(checkpoint: Copy, capsys: pytest.CaptureFixture[str]) -> None:
     directory = checkpoint("chain")
     edit_manifest(directory, lambda r: r["parts"].__setitem__(1, None))
     (path,) = directory.glob("block-0-*")
     path.unlink()
     text = describe(directory)
-    assert "no: blocks 1 not trained yet" in text
+    assert "no: blocks 1 have no weights yet" in text
     assert f"{path.name} (not here)" in text
     checks = verify(directory)
     assert [check.ok for check in checks] == [False, False]
     assert "is missing; fetch it again" in str(checks[0])
-    assert "not trained yet" in str(checks[1])
+    assert "has no weights yet" in str(checks[1])
+    assert main(["inspect", str(directory), "--verify"]) == 1
+    assert capsys.readouterr().out.endswith("\n2 of 2 failed\n")
 
 
-def test_everything_verifies(bundle: Path) -> None:
+def test_everything_verifies(bundle: Path, capsys: pytest.CaptureFixture[str]) -> None:
     checks = verify(bundle)
     assert all(check.ok for check in checks)
     assert [str(check) for check in checks] == [
         f"{name} part {part}: ok" for name in ("chain", "ar", "scorer", "local") for part in (0, 1)
     ]
+    assert main(["inspect", str(bundle), "--verify"]) == 0
+    assert capsys.readouterr().out.endswith("\nall 8 hold\n")
 
 
 @pytest.mark.parametrize("look", [record, describe, verify])

@@ -121,7 +121,10 @@ CONTRADICTIONS: dict[str, tuple[Callable[[dict[str, Any]], object], str]] = {
     "too few parts": (lambda r: r["parts"].pop(), "1 parts listed, the architecture has 2"),
     "too many parts": (lambda r: r["parts"].append(None), "3 parts listed, the architecture has 2"),
     "parts are no list": (lambda r: r.update(parts=7), "damaged: parts must be a list, not 7; fetch it again"),
-    "a part of text": (lambda r: r["parts"].__setitem__(0, "part"), "an entry of parts must be a section"),
+    "a part of text": (
+        lambda r: r["parts"].__setitem__(0, "part"),
+        "an entry of parts must be a group of settings, not 'part'",
+    ),
     "a part without digest": (lambda r: r["parts"][0].pop("sha256"), "an entry of parts: sha256 is missing"),
     "a part with more": (lambda r: r["parts"][0].update(extra=1), "unknown setting 'extra'; there are bytes, file"),
     "a short digest": (lambda r: r["parts"][0].update(sha256="00"), "SHA-256"),

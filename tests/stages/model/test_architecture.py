@@ -26,4 +26,8 @@ def test_context_is_the_text() -> None:
     record = {**asdict(Architecture()), "context": "chained"}
     with pytest.raises(ShapeError, match="context must be 'own', not 'chained'"):
         read_architecture(record)
+    with pytest.raises(
+        ShapeError, match=r"architecture: parts, layers, width, heads, .*, condition_dim, context missing"
+    ):
+        read_architecture({})
     assert read_architecture({**record, "context": "own"}) == Architecture()

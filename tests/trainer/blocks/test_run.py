@@ -13,13 +13,14 @@ from torch import nn
 
 from stages.checkpoint.manifest import read_manifest
 from stages.errors import CheckpointError, ConfigError, Interrupted, ResumeError
+from stages.wire.secret_files import exclusive
 from tests.conftest import until
 from tests.trainer.blocks.test_train import digests
 from tests.trainer.processes import ended, launched
 from tests.trainer.small import tiny
 from trainer.blocks.config import TrainingConfig
 from trainer.blocks.run import Run, StepLoss
-from trainer.blocks.state import exclusive, load_state, read_records, save_state
+from trainer.blocks.state import load_state, read_records, save_state
 
 
 class Line:
@@ -116,7 +117,8 @@ def test_another_runs_state_and_a_second_process_are_refused(tmp_path: Path) -> 
     Run(Line(), tiny, tmp_path, "run").train()
     with pytest.raises(ResumeError, match="other settings"):
         Run(Line(), tiny, tmp_path, "another").train()
-    with exclusive(tmp_path / "line.lock", ""), pytest.raises(ResumeError, match="being trained by another process"):
+    said = "being trained by another process"
+    with exclusive(tmp_path / "line.lock", ResumeError()), pytest.raises(ResumeError, match=said):
         Run(Line(), tiny, tmp_path, "run").train()
 
 
