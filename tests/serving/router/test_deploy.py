@@ -130,33 +130,6 @@ def test_no_request_fails_or_mixes_weights(
     assert f"new requests use release {names[0]}; before: {names[1]}" in out
 
 
-def test_a_host_that_was_down_serves_what_the_others_serve(
-    at: Callable[[Path], None],
-    line: Deployment,
-    router: str,
-    old: Path,
-    new: Path,
-    caller: Client,
-    texts: dict[str, Texts],
-    onesweep: Run,
-) -> None:
-    at(old)
-    at(new)
-    line.kill("host-2")
-    until(lambda: not caller.status().ready)
-    code, _, err = onesweep("deploy", old, "--router", router)
-    assert code == 1
-    assert "or deploy with --without host-2" in err
-    # one whose disk was lost, too, begins with what it was started with, and gets what is served
-    line.kill("host-3")
-    shutil.rmtree(line.directory / "releases" / "host-3")
-    line.revive("host-2")
-    line.revive("host-3")
-    until(lambda: caller.status().ready)
-    for key in ("ar", "chunked", "resample"):
-        assert answer(caller, key) == texts["new"][key]
-
-
 def test_a_router_that_is_started_anew_serves_the_same(
     at: Callable[[Path], None], line: Deployment, router: str, old: Path, new: Path, texts: dict[str, Texts]
 ) -> None:
