@@ -290,9 +290,9 @@ class ScriptedWorld(FaultyWorld):
         self.end_all()
         heard_s = [self.begin_s + fault.end_s for fault in self.schedule.faults if fault.kind == "half-open"]
         end_s = max(loop.now_s, *heard_s, 0.0) + whole.SETTLE_S
-        while (left := [name for name, host in self.hosts.items() if host.sessions.sessions]) and loop.now_s < end_s:
+        while loop.now_s < end_s and any(host.sessions.sessions for host in self.hosts.values()):
             loop._run_once()
-        problems = [*loop.problems, *whole.beyond_words(self.whole_tries), *(f"{n} still holds sessions" for n in left)]
+        problems = [*loop.problems, *whole.left_over(self)]
         sizes = {name: host.sessions.bytes for name, host in self.hosts.items() if not host.sessions.sessions}
         problems += [f"{name} holds {size} bytes for no session" for name, size in sizes.items() if size]
         return whole.ScheduleRun(self.outcomes, [], None, problems, self.network.events)

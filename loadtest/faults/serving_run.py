@@ -299,11 +299,11 @@ def wrong_words(result: ChaosResult) -> list[str]:
     """A sentence for each request that was lost or wrong."""
     words = []
     for answer in result.answers:
-        asked, text = result.cases[answer.case], result.texts[answer.case]
-        fate, name = answer.fate(text), f"{asked.mode}, seed {asked.seed}"
-        if fate is Fate.WRONG:
-            words.append(f"{name}: wrong text {answer.outputs!r}, right is {text!r}")
-        elif fate is Fate.LOST:
-            last = answer.failures[-1] if answer.failures else "it said nothing"
-            words.append(f"{name}: lost after {answer.end_s - answer.begin_s:.1f} s, {answer.status}: {last}")
+        asked, text, fate = result.cases[answer.case], result.texts[answer.case], answer.fate(result.texts[answer.case])
+        if fate is not Fate.RIGHT:
+            said = answer.failures[-1] if answer.failures else "nothing said"
+            words.append(
+                f"{asked.mode}, seed {asked.seed}: {fate} after {answer.end_s - answer.begin_s:.1f} s, {answer.status} "
+                f"({said}): {answer.outputs!r}, right is {text!r}"
+            )
     return words

@@ -32,7 +32,7 @@ class Process:
 
     def __init__(self, loop: VirtualLoop, place: str) -> None:
         """:param place: the machine; what is started there later is another process."""
-        self.loop, self.place = loop, place
+        self.loop, self.place, self.begun_s = loop, place, loop.now_s
         # Its clock: no two read the same, and replicas run apart; the first has the least times, so routers prefer it.
         self.ahead_s, self.rate = float(crc32(place.encode()) % 1000), 1 + ((ord(place[-1]) + 1) % 5 - 2) / 500
         self.halted = self.killed = False

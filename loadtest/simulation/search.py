@@ -31,6 +31,7 @@ from loadtest.simulation.schedule import (
     REPLICAS,
     ROUTER_NAMES,
     SILENT_KINDS,
+    STAGES,
     Asked,
     PlannedFault,
     Schedule,
@@ -54,7 +55,7 @@ LATE_S = 0.5
 BUSY_S = 0.3  # that requests of the other client take
 MOST_MOVES = 2  # by one fault: to hosts that it has hit, too
 # Two faults may leave a router without a way, or hit two tries at once: a hop's time-out passes then.
-NO_WAY_S = 6.0
+NO_WAY_S, BACK_S = 6.0, 2.5  # after the end of a fault routers dial again: gRPC waits up to 2 s between
 
 
 class Weights:
@@ -176,6 +177,9 @@ def fate_of(outcome: RequestOutcome, answers: Sequence[RequestOutcome], schedule
     flaps = sum(int(fault.length_s / FLAP_S) for fault in met if fault.kind == "flap")
     if outcome.replays > MOST_MOVES * (len(met) + sum(fault.kind == "broken" for fault in met)) + flaps + has_waited:
         return "moved"
+    recent = [fault for fault in schedule.faults if fault.at_s < outcome.begun_s + took_s]
+    gone = {name for fault in recent if outcome.begun_s < fault.end_s + BACK_S for name in fault.targets}
+    has_no_way |= any({f"{stage}-{i + 1}" for i in range(REPLICAS)} <= gone for stage in STAGES)
     delay_s = sum(met.values()) + (NO_WAY_S if has_no_way or (has_waited and outcome.replays) else 0.0)
     delay_s += sum(answer.took_s for fault in met if not fault.stages)  # another router begins anew
     drafts = outcome.mode == "ar-speculative"  # as long as it pays, by what drafts took before
@@ -212,7 +216,9 @@ def trouble_of(schedule: Schedule, run: ScheduleRun, answers: Answers) -> tuple[
 
 async def _run(world: World, schedule: Schedule) -> ScheduleRun:
     loop = world.loop
-    await world.open()
+    for name in (*HOSTS, *ROUTER_NAMES):
+        world.start(name)
+    await world.whole()
     begin_s = world.begin_s = loop.now_s
     for fault in schedule.faults:
         loop.call_at(begin_s + fault.at_s, world.begin, fault)

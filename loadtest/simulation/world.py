@@ -15,7 +15,7 @@ from typing import Any
 from loadtest.simulation.loop import CALLER, Process, VirtualLoop
 from loadtest.simulation.network import FaultyWorld
 from loadtest.simulation.processes import SimulatedHost, TinyRelease, Try, VirtualLoader, WatchedRing, held
-from loadtest.simulation.schedule import AHEAD_S, HOSTS, ROUTER_NAMES, Asked, PlannedFault, Schedule
+from loadtest.simulation.schedule import AHEAD_S, ROUTER_NAMES, Asked, PlannedFault, Schedule
 from loadtest.simulation.served import MemoryServer
 from serving.cli.deploy import deploying
 from serving.client.client import AsyncClient, RequestRefused, Result, RouterError
@@ -204,12 +204,6 @@ class World(FaultyWorld):
         for store in self.open_stores.values():
             store.close()
 
-    async def open(self) -> None:
-        """Start all, and wait until every router has a way through every host."""
-        for name in (*HOSTS, *ROUTER_NAMES):
-            self.start(name)
-        await self.whole()
-
     async def whole(self) -> None:
         """Return once every router reaches every host, and those each other. Raises TimeoutError."""
         async with asyncio.timeout(READY_S):
@@ -235,12 +229,10 @@ class World(FaultyWorld):
         """Releases that each process serves, and has on its disk."""
         new, states = self.releases[-1].contents.name, dict[str, tuple[Any, ...]]()
         for name, store in self.open_stores.items():
-            held: tuple[Any, ...] = ()
+            held: tuple[Any, ...] = tuple(r.name for r in self.hosts[name].releases.all) if name in self.hosts else ()
             if (rollout := self.rollouts.get(name)) is not None:
                 current = rollout.current
                 held = current.release, current.view.pinned, rollout.previous_name, tuple(store.in_use)
-            else:
-                held = tuple(each.name for each in self.hosts[name].releases.all)
             states[name] = *held, store.path(new)
         return states
 
@@ -254,10 +246,8 @@ class World(FaultyWorld):
 
     async def settled(self) -> list[str]:
         """Wait until no session is open; what is left after a while is a problem each."""
-        due = self.loop.now_s + SETTLE_S
-        while left := [name for name, host in self.hosts.items() if host.sessions.sessions]:
-            if self.loop.now_s > due:
-                return [f"{name} still holds sessions" for name in left]
+        due_s = self.loop.now_s + SETTLE_S
+        while self.loop.now_s < due_s and any(host.sessions.sessions for host in self.hosts.values()):
             await asyncio.sleep(RETRY_S)
         used = {name: sum(each.bytes_today for each in at._usage.values()) for name, at in self.admissions.items()}
         told = [
@@ -266,8 +256,7 @@ class World(FaultyWorld):
             if not 0 <= count <= (self.key.bytes_per_day or count)
         ]
         taken = {link.entry.name for ring in self.all_rings for link in ring.links if link.quarantined}
-        told += [f"{name} is taken for a liar" for name in taken - self.liars]
-        return [*told, *beyond_words(self.whole_tries)]
+        return [*told, *left_over(self), *(f"{name} is taken for a liar" for name in taken - self.liars)]
 
     def change(self, fault: PlannedFault, begins: bool) -> None:
         if fault.targets[0] in self.hosts:
@@ -350,9 +339,14 @@ def traces_of(
     return own, places, frozenset({*routers} - {each.router for each in tries})
 
 
-def beyond_words(tries: Sequence[Try]) -> list[str]:
-    """A sentence for each try, the last of a request that has all its text, whose hosts wrote more."""
-    return [f"{' - '.join(each.path)} wrote beyond the end of a request" for each in tries if each.beyond]
+def left_over(world: Any) -> list[str]:  # noqa: ANN401
+    """A sentence for each host with a session that was begun after the host was, and for each request that has all its
+    text and whose hosts wrote more. An older session came late, from a link that was cut: it ends with its lease."""
+    begun_s = {name: each.begun_s for ring in world.all_rings for name, each in ring.tries.items()}
+    held = [(name, each) for name, host in world.hosts.items() for each in host.sessions.sessions]
+    left = {name for name, each in held if begun_s.get(each, math.inf) > world.processes[name].begun_s}
+    beyond = [f"{' - '.join(each.path)} wrote beyond the end of a request" for each in world.whole_tries if each.beyond]
+    return [*(f"{name} still holds sessions" for name in sorted(left)), *beyond]
 
 
 async def _keep_ready(host: Host, service: StageService) -> None:
