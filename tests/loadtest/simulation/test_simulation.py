@@ -232,6 +232,20 @@ def test_a_deployment_is_whole_or_not_at_all(weights: Weights) -> None:
         assert {each.text for each in run.after} == {weights.answers[each.case][1].text for each in run.after}
 
 
+@pytest.mark.parametrize("name", ["a-1", "router-2"])
+def test_a_disk_that_tears_a_write_leaves_what_can_be_deployed_again(weights: Weights, name: str) -> None:
+    run = weights.run(schedule := replace(faulty(PlannedFault("torn", (name,), 0.2, 9.0, 0.5)), deploy_at_s=0.3))
+    assert trouble_of(schedule, run, weights.answers) == ()
+    assert run.deploy  # the process ended in the middle of it
+
+
+def test_a_day_has_the_bytes_of_a_key_and_no_more(weights: Weights) -> None:
+    run = weights.run(schedule := faulty(PlannedFault("day", ("router-1",), 0.5, 60.0), routers=("router-1",)))
+    assert trouble_of(schedule, run, weights.answers) == ()
+    assert {each.status for each in run.outcomes} == {"OK", "RESOURCE_EXHAUSTED"}
+    assert {each.status for each in run.after} == {"OK"}
+
+
 def test_a_planted_fault_is_found_and_shrunk(weights: Weights, monkeypatch: pytest.MonkeyPatch) -> None:
     """A journal that forgets, when its request is moved, the last byte that hosts wrote."""
     replay = Journal.replay
