@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 from abc import ABC, abstractmethod
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -187,6 +187,7 @@ class FaultyWorld(ABC):
         self.lasting: dict[PlannedFault, Callable[[], object]] = {}  # and what ends each
         self.hit = set[str]()  # processes that a fault has hit so far, and hosts at the end of a link that one has
         self.is_over = False  # no fault begins any more
+        self._writes = Counter[PlannedFault | None]()  # while each lasts
         self._names, self._contents = dict[int, dict[str, int]](), dict[int, bytes]()  # by inode, as they were synced
 
     def sync(self, handle: int) -> None:
@@ -196,20 +197,22 @@ class FaultyWorld(ABC):
             self._names[number] = {each.name: each.stat().st_ino for each in path.iterdir()}
             return
         before, self._contents[number] = self._contents.get(number), (content := path.read_bytes())
-        if self.torn and content != before:
-            self._contents[number] = content[: int(len(content) * self.torn.strength)]
+        if content != before and (share := self.torn()) is not None:
+            self._contents[number] = content[: int(len(content) * share)]
             self._names.setdefault(path.parent.stat().st_ino, {})[path.name] = number
-            self.tear(self.torn)
+            self.tear()
 
-    @property
-    def torn(self) -> PlannedFault | None:
-        """The fault that the next write of the process that runs meets."""
-        return next((each for each in self.lasting if (each.kind, each.targets) == ("torn", (here().place,))), None)
+    def torn(self) -> float | None:
+        """The share of the next write of the process that runs that is there, where a fault tears it."""
+        fault = next((each for each in self.lasting if (each.kind, each.targets) == ("torn", (here().place,))), None)
+        self._writes[fault] += 1
+        is_due = fault is not None and self._writes[fault] > fault.strength
+        return min(max(1.5 * (fault.strength % 1) - 0.25, 0.0), 1.0) if fault and is_due else None
 
-    def tear(self, fault: PlannedFault) -> NoReturn:
-        """End a process in the middle of a write."""
+    def tear(self) -> NoReturn:
+        """End the process that runs, in the middle of a write."""
         self.network.kill(here())
-        self.change(fault, begins=True)
+        self.change(PlannedFault("power", (here().place,), 0.0, 0.0), begins=True)
         raise Killed
 
     def unix_s(self) -> float:

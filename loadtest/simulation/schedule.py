@@ -57,7 +57,7 @@ KINDS = {
     "lie": FaultKind(0.5, 6.0, 0, 10.0),  # a host has other numbers than it should, or a worker another update
     "no-room": FaultKind(0.3, 6.0, 0, 0.0),  # a disk takes nothing
     "power": FaultKind(0.3, 6.0, 0, 0.6),  # as kill, and the disk has what was synced
-    "torn": FaultKind(0.3, 6.0, 0, 0.6),  # as power, in the middle of the next write: a part of it is there
+    "torn": FaultKind(0.3, 6.0, 0, 0.6),  # as power, in the middle of a write: a part of it is there
     "day": FaultKind(0.3, 6.0, 0, 0.0),  # a machine's date is a day ahead
     "month": FaultKind(0.3, 6.0, 0, 0.6),  # and a month: no certificate is valid, and connections that there are stay
     "leave": FaultKind(0.3, 1.0, 1, 0.0),  # a client goes before it has its texts
@@ -69,6 +69,7 @@ TRAINING_KINDS = sorted(
     KINDS.keys() - {"replace", "flap", "slow", "full", "broken", "echo", "day", "month", "leave", "hurry"}
 )
 OF_COORDINATOR = ("token", "no-room", "power", "torn")
+WRITES = 6.0  # until one is torn
 # A router that is silent is left by its clients once gRPC's keepalive says so, and another was dialled in vain.
 SILENT_ROUTER_S = 20.0
 UNACKNOWLEDGED_S = 5.7  # until a hop without a receipt has failed, where no second try overtakes it
@@ -87,7 +88,7 @@ class PlannedFault:
     targets: tuple[str, ...]  # a process, or both ends of a link, its source first
     at_s: float
     length_s: float
-    strength: float = 0.0  # times that it is slower, seconds, or the share of a write that is done
+    strength: float = 0.0  # times that it is slower, seconds, or writes until one is torn
 
     @property
     def end_s(self) -> float:
@@ -207,7 +208,7 @@ def make_schedule(seed: int, cases: int, is_scripted: bool = False) -> Schedule:
         if kind == "slow":
             strength = chance.choice((SLOW[0], chance.uniform(*SLOW[1])))
         elif kind == "torn":
-            strength = chance.random()
+            strength = chance.uniform(0, WRITES)
         if kind != "half-open" and chance.random() < 0.5:  # of a link, the direction that is cut
             targets = targets[::-1]
         at_s, length_s = chance.uniform(0, BEGIN_S), chance.uniform(KINDS[kind].least_s, KINDS[kind].most_s)
@@ -239,7 +240,7 @@ def _training(seed: int, chance: random.Random) -> Schedule:
         elif kind in ("kill", "freeze", "jump", "untrusted"):
             targets = (chance.choice((COORDINATOR, *WORKERS)),)
         at_s, length_s = chance.uniform(0, BEGIN_S), chance.uniform(KINDS[kind].least_s, KINDS[kind].most_s)
-        drawn = {"jump": chance.uniform(*JUMP_S), "torn": chance.choice((0.0, chance.random(), 1.0))}
+        drawn = {"jump": chance.uniform(*JUMP_S), "torn": chance.uniform(0, WRITES)}
         strength = {"slow-link": SLOW_LINK_S, **drawn}.get(kind, 0.0)
         faults.append(PlannedFault(kind, targets, at_s, length_s, strength))
     return Schedule(seed, (), (), tuple(sorted(faults, key=lambda fault: fault.at_s)), trains=True)

@@ -215,13 +215,12 @@ def trouble_of(schedule: Schedule, run: ScheduleRun, answers: Answers) -> tuple[
 
 
 async def _run(world: World, schedule: Schedule) -> ScheduleRun:
-    loop = world.loop
     for name in (*HOSTS, *ROUTER_NAMES):
         world.start(name)
     await world.whole()
-    begin_s = world.begin_s = loop.now_s
+    begin_s = world.begin_s = world.loop.now_s
     for fault in schedule.faults:
-        loop.call_at(begin_s + fault.at_s, world.begin, fault)
+        world.loop.call_at(begin_s + fault.at_s, world.begin, fault)
     clients = zip(CLIENT_NAMES, schedule.routers, schedule.requests, strict=False)
     deployed, states = asyncio.ensure_future(world.deploy(schedule.deploy_at_s)), world.release_states()
     found = await asyncio.gather(*(world.client(*each) for each in clients))
@@ -242,13 +241,10 @@ async def _run(world: World, schedule: Schedule) -> ScheduleRun:
 
 def fewest(model: Weights, schedule: Schedule) -> Schedule:
     """The same schedule without the faults that its trouble does not need."""
-    index = 0
-    while index < len(schedule.faults):
-        less = replace(schedule, faults=schedule.faults[:index] + schedule.faults[index + 1 :])
+    for fault in schedule.faults:
+        less = replace(schedule, faults=tuple(each for each in schedule.faults if each is not fault))
         if trouble_of(less, model.run(less), model.answers):
             schedule = less
-        else:
-            index += 1
     return schedule
 
 

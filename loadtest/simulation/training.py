@@ -112,10 +112,10 @@ class TrainingWorld(FaultyWorld):
         base, log = (self.directory / f"{DATABASE}{end}" for end in ("", "-wal"))
         before = log.stat().st_size
         result = self.write(COORDINATOR, change, *what)
-        if log.stat().st_size > before and self.torn:
-            content, more, share = base.read_bytes(), log.read_bytes(), self.torn.strength
+        if log.stat().st_size > before and (share := self.torn()) is not None:
+            content, more = base.read_bytes(), log.read_bytes()
             try:
-                self.tear(self.torn)
+                self.tear()
             finally:  # to close the database changes both
                 base.write_bytes(content)
                 log.write_bytes(more[: before + int((len(more) - before) * share)])

@@ -261,7 +261,7 @@ class World(FaultyWorld):
     def change(self, fault: PlannedFault, begins: bool) -> None:
         if fault.targets[0] in self.hosts:
             self.hosts[fault.targets[0]].change(fault, begins)
-        if fault.kind in ("power", "torn", "replace") and (store := self.open_stores.pop(fault.targets[0], None)):
+        if fault.kind in ("power", "replace") and (store := self.open_stores.pop(fault.targets[0], None)):
             store.close()
             shutil.rmtree(store.directory) if fault.kind == "replace" else self.cut_power(store.directory)
 

@@ -173,7 +173,7 @@ def test_a_request_outlives_a_reset_between_it_and_its_only_router(weights: Weig
 
 @pytest.mark.parametrize("at_s", [0.1, 0.5, 0.6, 0.7, 1.0, 1.2, 1.5])
 def test_a_coordinator_that_is_killed_while_it_writes_loses_no_update(weights: Weights, at_s: float) -> None:
-    torn = [PlannedFault("torn", (COORDINATOR,), at_s + i, 0.5, share) for i, share in enumerate((0.7, 0.0, 1.0))]
+    torn = [PlannedFault("torn", (COORDINATOR,), at_s + i, 0.5, share) for i, share in enumerate((3.7, 2.0, 1.9))]
     assert trouble(weights, Schedule(0, (), (), tuple(torn), trains=True)) == ()
 
 
