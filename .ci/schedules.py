@@ -22,7 +22,7 @@ from scripted_hosts import ENTRIES, RTT_MS, WEIGHTS, ScriptedCall, ScriptedHost,
 import loadtest.simulation.schedule as drawn
 import loadtest.simulation.world as whole
 from loadtest.simulation.calls import MemoryChannel
-from loadtest.simulation.loop import VirtualLoop, here, quiet
+from loadtest.simulation.loop import VirtualLoop, here
 from loadtest.simulation.network import SMALL_BYTES, FaultyWorld
 from loadtest.simulation.processes import Try, WatchedRing
 from loadtest.simulation.schedule import HOSTS, ROUTER_NAMES, STAGES, Asked, PlannedFault, Schedule
@@ -58,8 +58,7 @@ class ScriptedLink(HostLink):
     is_open = False
 
     def __init__(self, world: ScriptedWorld, ring: WatchedRing, entry: HostEntry) -> None:
-        dial: Any = partial(ScriptedRelay, world.network)
-        super().__init__(entry, ring.settings.hop_timeout_s, dial=dial)
+        super().__init__(entry, ring.settings.hop_timeout_s, dial=partial(ScriptedRelay, world.network))
         self.world, self.ring, self.parts, self.held = world, ring, len(STAGES), {WEIGHTS: stage_pb2.Release()}
         self.onward = {each.address: stage_pb2.LinkInfo(address=each.address, rtt_ms=RTT_MS) for each in after(entry)}
         self.channel = self.relay.channel
@@ -175,9 +174,8 @@ def ask(
         case, begin_s, replays, status, said, had = CASES[each.case], world.loop.now_s, 0, "", "", 0
         lasting = {fault.kind for fault in world.lasting if fault.targets == (name,)}
         turns = Turns(client, whole.HURRY_S if "hurry" in lasting else whole.PATIENCE_S)
-        begun_at, end_s, end = monotonic(), turns.timeout_s, "DEADLINE_EXCEEDED"
-        if "leave" in lasting:
-            end_s, end = whole.LEAVE_S, "LEFT"
+        leaves, begun_at = "leave" in lasting, monotonic()
+        end_s, end = (whole.LEAVE_S, "LEFT") if leaves else (turns.timeout_s, "DEADLINE_EXCEEDED")
         while not status:
             yield Wait(turns.pause_s, hears=False)
             taker.inbox.clear()
@@ -244,8 +242,7 @@ class ScriptedWorld(FaultyWorld):
     def _start_router(self, name: str) -> None:
         ring = self.rings[name] = WatchedRing(name, self.hit, self.loop.problems)
         self.all_rings.append(ring)
-        done: Any = lambda job: job  # noqa: E731 - a link's jobs are done at once
-        ring.spawn = done  # type: ignore[method-assign]
+        ring.spawn = lambda job: job  # a link's jobs are done at once
         ring.hedging = Hedging(self.schedule.second_tries)
         for kind in ("ar", "chain"):
             ring.hedging.record(kind, whole.USUAL_S)
@@ -262,15 +259,14 @@ class ScriptedWorld(FaultyWorld):
             self.processes[name].call_at(self.loop.now_s + after_s, self._look, self.rings[name])
 
     def _look(self, ring: WatchedRing) -> None:
-        links: list[Any] = ring.links
-        if sum(link.look() for link in links):  # of every one
+        if sum(link.look() for link in ring.links):  # of every one
             self.processes[ring.place].call_at(self.loop.now_s + LOOK_S[0], self._look, ring)
         ring._looked_at = monotonic()
         ring.look()
 
     def silent_since(self, one: str, other: str) -> float | None:
         """The moment from which on a host, or the link to it, says nothing; None where it does."""
-        silent = [fault for fault in self.lasting if fault.kind in drawn.SILENT_KINDS]
+        silent = (fault for fault in self.lasting if fault.kind in drawn.SILENT_KINDS)
         since_s = [fault.at_s for fault in silent if {*fault.targets} in ({other}, {one, other})]
         return self.begin_s + min(since_s) if since_s else None
 
@@ -288,14 +284,15 @@ class ScriptedWorld(FaultyWorld):
         ):
             context = self.new_process(name).context
             loop.call_at(self.begin_s, context.run, StepTaker, name, partial(ask, self, name, routers, asked))
-        while len(self.outcomes) < sum(map(len, self.schedule.requests)):
+        requests = sum(map(len, self.schedule.requests))
+        while len(self.outcomes) < requests:
             loop._run_once()
         self.end_all()
         heard_s = [self.begin_s + fault.end_s for fault in self.schedule.faults if fault.kind == "half-open"]
         end_s = max(loop.now_s, *heard_s, 0.0) + whole.SETTLE_S
-        while (left := [name for name, host in self.hosts.items() if host.sessions.sessions]) and loop.now_s < end_s:
+        while loop.now_s < end_s and any(host.sessions.sessions for host in self.hosts.values()):
             loop._run_once()
-        problems = [*loop.problems, *whole.beyond_words(self.whole_tries), *(f"{n} still holds sessions" for n in left)]
+        problems = [*loop.problems, *whole.left_over(self)]
         sizes = {name: host.sessions.bytes for name, host in self.hosts.items() if not host.sessions.sessions}
         problems += [f"{name} holds {size} bytes for no session" for name, size in sizes.items() if size]
         return whole.ScheduleRun(self.outcomes, [], None, problems, self.network.events)
@@ -315,7 +312,6 @@ class Script:
         with ExitStack() as stack:
             gc.disable()
             stack.callback(gc.enable)
-            stack.enter_context(quiet())
             stack.enter_context(clock.replaced((loop := VirtualLoop()).time))
             stack.callback(loop.close)
             world = ScriptedWorld(loop, schedule)

@@ -17,7 +17,6 @@ from loadtest.simulation.network import SMALL_BYTES, Connection
 from loadtest.simulation.processes import SimulatedHost, WatchedRing
 from loadtest.simulation.schedule import HOSTS, STAGES
 from serving.router.topology import HostEntry
-from stages.clock import monotonic
 from stages.host.parts import Release
 from stages.host.scheduler import HopWork, TextWork
 from stages.host.settings import HostSettings
@@ -129,13 +128,12 @@ class ScriptedHost(SimulatedHost):
 class ScriptedCall:
     """A call of one message over a `MemoryChannel`, and what is answered to it."""
 
-    waits = False
+    waits, connection = False, None
+    cancel: Callable[[], object] = staticmethod(lambda: None)  # at the server, once the client has gone
 
     def __init__(self, channel: Any, serve: Callable[[Any], object], lost: Callable[[str], object]) -> None:  # noqa: ANN401
         """:param serve: is called at the server, with this call. :param lost: here, with the reason."""
         self.serve, self.lost = serve, lost
-        self.connection: Any = None
-        self.cancel: Callable[[], object] = lambda: None  # at the server, once the client has gone
         channel.begin(self)
 
     def begin(self, connection: Any) -> None:  # noqa: ANN401
@@ -167,7 +165,7 @@ class StepTaker:
             CALLER.set(self.caller)
             if (due := next(self.steps, None)) is not None:
                 self.hears = due.hears
-                self.process.loop.call_at(monotonic() + due.seconds, self.go, self.waits)
+                self.process.call_later(due.seconds, self.go, self.waits)
 
     def hear(self, *event: Any) -> None:  # noqa: ANN401
         self.inbox.extend(event)
@@ -183,6 +181,7 @@ class ScriptedRelay:
     """A way to a host, as `Relay` is one: it tells of hops that are refused or lost."""
 
     least_rtt_ms, late_ms, asked_at = RTT_MS, 0.0, None
+    wake = staticmethod(bool)  # nothing cools down
 
     def __init__(self, network: Any, address: str, _: object = None, hop_timeout_s: float = 5.0, *__: object) -> None:  # noqa: ANN401
         self.address, self.hop_timeout_s, self.channel = address, hop_timeout_s, MemoryChannel(network, address)
@@ -191,35 +190,39 @@ class ScriptedRelay:
         else:  # it starts in this moment
             ScriptedCall(self.channel, ScriptedCall.end, lambda why: None)
 
-    def wake(self) -> None:
-        """Nothing cools down."""
-
     def send(self, hop: stage_pb2.Hop, settled: Callable[[StatusError | None], object]) -> None:
-        is_open = True
-
-        def take(call: Any) -> None:  # noqa: ANN401
-            try:
-                call.connection.serves.accept(copy_of(hop), SMALL_BYTES)
-                if ("echo", call.connection.client.place) in self.channel.network.states:
-                    with suppress(StatusError):
-                        call.connection.serves.accept(copy_of(hop), SMALL_BYTES)
-                call.connection.serves._go()
-            except StatusError as error:
-                call.connection.answer(SMALL_BYTES, done, error)
-            else:
-                if call.connection.back.cut:
-                    call.connection.answer(SMALL_BYTES, done, None)
-                else:
-                    done(None)  # a receipt takes no time
-
-        def done(refusal: StatusError | str | None) -> None:
-            nonlocal is_open
-            if is_open:
-                is_open = False
-                call.end()
-                settled(unavailable(refusal) if isinstance(refusal, str) else refusal)
-
-        call = ScriptedCall(self.channel, take, done)
+        call = ScriptedHop(self.channel, hop, settled)
         due_s, silent = min(self.hop_timeout_s, hop.left_s), f"{self.address} did not answer"
         silence = silent if due_s < hop.left_s else deadline_exceeded(silent)
-        here().loop.call_at(monotonic() + max(due_s, 0.001), done, silence)
+        here().call_later(max(due_s, 0.001), call.lose, silence)
+
+
+class ScriptedHop(ScriptedCall):
+    """A hop on its way to a host."""
+
+    def __init__(self, channel: Any, hop: stage_pb2.Hop, settled: Any) -> None:  # noqa: ANN401
+        self.hop, self.settled = hop, settled
+        channel.begin(self)
+
+    def serve(self, _: ScriptedCall) -> None:
+        connection, host = self.connection, self.connection.serves
+        try:
+            host.accept(copy_of(self.hop), SMALL_BYTES)
+            if ("echo", connection.client.place) in connection.network.states:
+                with suppress(StatusError):
+                    host.accept(copy_of(self.hop), SMALL_BYTES)
+            host._go()
+        except StatusError as error:
+            connection.answer(SMALL_BYTES, self.lose, error)
+        else:
+            if connection.back.cut:
+                connection.answer(SMALL_BYTES, self.lose, None)
+            else:
+                self.lose(None)  # a receipt takes no time
+
+    def lose(self, why: StatusError | str | None) -> None:
+        """Tell the sender, once. None: the host has it."""
+        settled, self.settled = self.settled, None
+        if settled is not None:
+            self.end()
+            settled(unavailable(why) if isinstance(why, str) else why)

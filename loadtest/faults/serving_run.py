@@ -5,7 +5,6 @@ Times are seconds of the machine's monotonic clock.
 
 from __future__ import annotations
 
-import contextlib
 import itertools
 import threading
 import time
@@ -13,7 +12,7 @@ from collections import Counter
 from collections.abc import Callable, Collection, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from enum import StrEnum
 from typing import TYPE_CHECKING
 
@@ -21,12 +20,12 @@ from loadtest.commands import BenchReport, settings_record
 from loadtest.faults.serving_testbed import (
     FAULTS,
     MOST_HOSTS,
-    Planned,
     ServingTestbed,
     make_schedule,
     open_serving_testbed,
 )
 from loadtest.lab.profile import ROUTER
+from loadtest.simulation.schedule import PlannedFault
 from loadtest.workload.caller import COMMAND, Access, Caller, RouterState
 from loadtest.workload.prompts import NOVEL
 from loadtest.workload.testbed import LOOPBACK, check_links
@@ -160,16 +159,6 @@ class Clients:
         return Answer(number, begin_s, time.monotonic(), status, outputs, failures, replays)
 
 
-@dataclass(frozen=True)
-class FaultRecord:
-    """A fault that was done. Times are seconds since the first one could begin."""
-
-    kind: str
-    target: str
-    begin_s: float
-    end_s: float
-
-
 @dataclass(frozen=True, kw_only=True)
 class ChaosResult:
     """A run's answers, faults and processes."""
@@ -178,7 +167,7 @@ class ChaosResult:
     cases: tuple[SeededRequest, ...]
     texts: list[bytes]  # before any fault, by case
     answers: list[Answer]
-    faults: list[FaultRecord]
+    faults: list[PlannedFault]  # as they were, since the first one could begin
     last_state: RouterState  # when every request had ended
     ended: dict[str, str]  # processes that had ended without a fault's doing, and their last words
     seconds: float  # of load
@@ -245,14 +234,14 @@ def _texts(testbed: ServingTestbed, cases: Sequence[SeededRequest]) -> list[byte
 
 
 def _go_through(
-    testbed: ServingTestbed, clients: Clients, schedule: Sequence[Planned], begin_s: float, say: Say
-) -> tuple[list[FaultRecord], dict[str, str]]:
+    testbed: ServingTestbed, clients: Clients, schedule: Sequence[PlannedFault], begin_s: float, say: Say
+) -> tuple[list[PlannedFault], dict[str, str]]:
     """Every fault at its time, one after the other; the next one waits until the deployment is whole again.
 
     Also the processes that ended between faults, with their last words. Must run on the main thread: a process that
     is started in a lab ends with the thread that started it.
     """
-    done: list[FaultRecord] = []
+    done: list[PlannedFault] = []
     ended: dict[str, str] = {}
     for planned in schedule:
         clients.wait(begin_s + max(planned.at_s, done[-1].end_s + NOTICED_S if done else 0.0))
@@ -260,17 +249,16 @@ def _go_through(
         while clients.caller.state().problems and time.monotonic() < deadline:
             clients.wait(time.monotonic() + POLL_S)
         ended = testbed.deployment.ended() | ended
-        say(f"  {time.monotonic() - begin_s:6.1f} s  {planned.kind} {planned.target}, {planned.length_s:.1f} s")
+        say(f"  {replace(planned, at_s=time.monotonic() - begin_s)}")
         # One at a time: with two hosts for each block, two at once may leave no way through, and then a request that
         # fails is right to fail.
         fault_s = time.monotonic()
-        end = FAULTS[planned.kind].begin(testbed, planned.target)
+        end = FAULTS[planned.kind].begin(testbed, *planned.targets)
         try:
             clients.wait(fault_s + planned.length_s)
         finally:
-            with contextlib.suppress(ProcessLookupError):  # it may have ended by itself
-                end()
-        done.append(FaultRecord(planned.kind, planned.target, fault_s - begin_s, time.monotonic() - begin_s))
+            end()
+        done.append(replace(planned, at_s=fault_s - begin_s, length_s=time.monotonic() - fault_s))
     return done, ended
 
 
@@ -311,11 +299,11 @@ def wrong_words(result: ChaosResult) -> list[str]:
     """A sentence for each request that was lost or wrong."""
     words = []
     for answer in result.answers:
-        asked, text = result.cases[answer.case], result.texts[answer.case]
-        fate, name = answer.fate(text), f"{asked.mode}, seed {asked.seed}"
-        if fate is Fate.WRONG:
-            words.append(f"{name}: wrong text {answer.outputs!r}, right is {text!r}")
-        elif fate is Fate.LOST:
-            last = answer.failures[-1] if answer.failures else "it said nothing"
-            words.append(f"{name}: lost after {answer.end_s - answer.begin_s:.1f} s, {answer.status}: {last}")
+        asked, text, fate = result.cases[answer.case], result.texts[answer.case], answer.fate(result.texts[answer.case])
+        if fate is not Fate.RIGHT:
+            said = answer.failures[-1] if answer.failures else "nothing said"
+            words.append(
+                f"{asked.mode}, seed {asked.seed}: {fate} after {answer.end_s - answer.begin_s:.1f} s, {answer.status} "
+                f"({said}): {answer.outputs!r}, right is {text!r}"
+            )
     return words

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import random
-import signal
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -12,9 +11,8 @@ from operator import attrgetter
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import psutil
-
 from loadtest.lab.profile import ROUTER
+from loadtest.simulation.schedule import PlannedFault
 from loadtest.workload.testbed import Testbed, deployed, open_network
 from serving.cli.deployment import Deployment
 from serving.router.topology import HostEntry, Topology
@@ -64,10 +62,6 @@ class ServingTestbed:
         self.deployment.kill(name)
         return partial(self.deployment.revive, name)
 
-    def freeze(self, name: str) -> End:
-        self._signal(name, signal.SIGSTOP)
-        return partial(self._signal, name, signal.SIGCONT)
-
     def cut(self, link: str) -> End:
         """Drop all packets of one of `links`."""
         nodes = {ROUTER: ROUTER} | {name: f"host-{i + 1}" for i, name in enumerate(self.hosts)}
@@ -76,13 +70,6 @@ class ServingTestbed:
         assert lab is not None, "loopback has no link to cut"
         lab.cut(one, other)
         return partial(lab.cut, one, other, False)
-
-    def _signal(self, name: str, number: int) -> None:
-        """Send a signal to a process of the deployment, if it still is the one that has this number."""
-        with contextlib.suppress(psutil.Error):
-            process = psutil.Process(self.deployment.processes[name])
-            if name in process.cmdline():
-                process.send_signal(number)
 
 
 def replicated(checkpoint: Path, addresses: Sequence[str], router: str) -> Topology:
@@ -116,43 +103,28 @@ class Fault:
     targets: Callable[[ServingTestbed], Sequence[str]]  # names of what it can be done to
 
 
-_Bed, _HOSTS, _ROUTERS = ServingTestbed, attrgetter("hosts"), attrgetter("routers")
 FAULTS: Mapping[str, Fault] = {
-    "kill": Fault((2.0, 4.0), _Bed.kill, _HOSTS),
-    # connections stay open, and no answer comes
-    "freeze": Fault((2.0, 5.0), _Bed.freeze, _HOSTS),
-    "cut": Fault((3.0, 6.0), _Bed.cut, attrgetter("links")),
-    "router": Fault((0.5, 1.5), _Bed.kill, _ROUTERS),
-    "frozen-router": Fault((2.0, 5.0), _Bed.freeze, _ROUTERS),
+    "kill": Fault((2.0, 4.0), ServingTestbed.kill, attrgetter("hosts")),
+    "cut": Fault((3.0, 6.0), ServingTestbed.cut, attrgetter("links")),
+    "router": Fault((0.5, 1.5), ServingTestbed.kill, attrgetter("routers")),
 }
 FAULTS_A_MINUTE = 2.4
 QUIET = 0.2  # share of a turn within which its fault begins
 
 
-@dataclass(frozen=True)
-class Planned:
-    """One fault that is to come."""
-
-    at_s: float  # since the run began
-    kind: str
-    target: str
-    length_s: float
-
-
-def make_schedule(targets: Mapping[str, Sequence[str]], settings: ChaosSettings) -> list[Planned]:
+def make_schedule(targets: Mapping[str, Sequence[str]], settings: ChaosSettings) -> list[PlannedFault]:
     """Faults, one in each equal turn of the time, drawn from a seed: every kind equally often, its targets in turns.
 
     :param targets: names by kind of fault.
     """
     chance = random.Random(settings.seed)
     drawn = [*targets] * max(1, round(settings.minutes * FAULTS_A_MINUTE / len(targets)))
-    chance.shuffle(drawn)
     orders = {name: chance.sample(each, len(each)) for name, each in targets.items()}
     turn_s = (settings.seconds - settings.warm_up_s) / len(drawn)
     plan = []
-    for i, name in enumerate(drawn):
+    for i, name in enumerate(chance.sample(drawn, len(drawn))):
         orders[name].append(target := orders[name].pop(0))
         length_s = round(settings.length_scale * chance.uniform(*FAULTS[name].length_s), 2)
         # early in its turn, so that there is time to recover before the next one
-        plan.append(Planned(round((i + chance.uniform(0, QUIET)) * turn_s, 2), name, target, length_s))
+        plan.append(PlannedFault(name, (target,), round((i + chance.uniform(0, QUIET)) * turn_s, 2), length_s))
     return plan

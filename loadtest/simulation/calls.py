@@ -51,7 +51,7 @@ class MemoryCall:
         self._details, self._is_cancelled = "", False
         self._connection: Connection | None = None
         self._served: ServedCall | None = None
-        self.window, self._answers = FlowWindow(), Stream(self._say_taken)
+        self.window, self._answers = FlowWindow(), Stream()
         self._writer: asyncio.Task[None] | None = None
         self._due_at = None if timeout is None else self.loop.time() + timeout
         self._timer = None if self._due_at is None else self.loop.call_at(self._due_at, self._expire)
@@ -108,6 +108,7 @@ class MemoryCall:
         if self._connection is not None:
             self._connection.calls.pop(self, None)
         self.channel.waiting.pop(self, None)
+        self._served = None
         if not self._headers.done():
             self._headers.set_result(None)
         self._answers.put()
@@ -158,7 +159,7 @@ class MemoryCall:
 
     async def __anext__(self) -> Any:  # noqa: ANN401
         try:
-            data = await self._answers.get()
+            data = await self._answers.get(self._say_taken)
         except asyncio.CancelledError:
             self.cancel()
             raise
@@ -240,7 +241,8 @@ class MemoryChannel:
         if attempt != self._attempt or not self._dialling:
             return
         self._dialling, self._backoff_s = False, 0.0
-        untrusted = {("untrusted", self.process.place), ("untrusted", found[0].place)} & self.network.states
+        ends = {self.process.place, found[0].place}
+        untrusted = any(kind in ("untrusted", "month") and at in ends for kind, at in self.network.states)
         if found[0].killed or untrusted:
             self._dialling = True
             self._failed(attempt, UNTRUSTED if untrusted else RESET)

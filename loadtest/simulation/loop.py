@@ -22,13 +22,17 @@ MOST_TURNS = 200_000  # a schedule takes two thousand
 BEGIN_S = 1000.0  # of virtual time: far from 0, which some code may take for "never"
 
 
+class Killed(BaseException):
+    """The process was killed in the middle of a change of its disk: no error, and nothing may catch it."""
+
+
 class Process:
     """A simulated process: all that runs in its context. One that is halted runs nothing, as after SIGSTOP; one that is
     killed is halted for ever, and nothing of it is cleaned up."""
 
     def __init__(self, loop: VirtualLoop, place: str) -> None:
         """:param place: the machine; what is started there later is another process."""
-        self.loop, self.place = loop, place
+        self.loop, self.place, self.begun_s = loop, place, loop.now_s
         # Its clock: no two read the same, and replicas run apart; the first has the least times, so routers prefer it.
         self.ahead_s, self.rate = float(crc32(place.encode()) % 1000), 1 + ((ord(place[-1]) + 1) % 5 - 2) / 500
         self.halted = self.killed = False
@@ -41,8 +45,12 @@ class Process:
         """A task of this process."""
         return self.loop.create_task(job, context=self.context)
 
-    def call_at(self, at_s: float, call: Call, *arguments: Any) -> None:  # noqa: ANN401
-        self.loop.at(at_s, call, *arguments, context=self.context)
+    def call_at(self, at_s: float, call: Call, *arguments: Any) -> _Handle:  # noqa: ANN401
+        return self.loop.push(at_s, call, arguments, self.context)
+
+    def call_later(self, after_s: float, call: Call, *arguments: Any) -> None:  # noqa: ANN401
+        """Call by its clock."""
+        self.call_at(self.loop.now_s + after_s / self.rate, call, *arguments).is_by_clock = True
 
     def jump(self, by_s: float) -> None:
         """Have its clock jump ahead, as that of a machine that was moved: what waits for it comes sooner."""
@@ -77,11 +85,14 @@ class _Handle(asyncio.Handle):
     """A call that is to come: a schedule makes ten thousand, so without what only helps to debug one."""
 
     __slots__ = ("is_by_clock",)  # of a process, and not by that of the world
+    _source_traceback = None
 
-    def __init__(self, call: Any, arguments: Any, loop: VirtualLoop, context: Context | None) -> None:  # noqa: ANN401
-        self._callback, self._args, self._loop, self._cancelled = call, arguments, loop, False
-        self._context = copy_context() if context is None else context
-        self._repr, self._source_traceback, self.is_by_clock = None, None, False
+    def __init__(self, call: Any, arguments: Any, context: Context) -> None:  # noqa: ANN401
+        self._callback, self._args, self._context = call, arguments, context
+        self._cancelled = self.is_by_clock = False
+
+    def cancel(self) -> None:
+        self._cancelled, self._callback, self._args = True, None, ()
 
 
 class VirtualLoop(asyncio.BaseEventLoop):
@@ -105,20 +116,21 @@ class VirtualLoop(asyncio.BaseEventLoop):
 
     def call_at(self, when: float, callback: Call, *args: Any, context: Context | None = None) -> _Handle:  # type: ignore[override]  # noqa: ANN401
         """Call by the clock of the process that runs."""
-        if (process := PROCESS.get()) is None:
-            return self.at(when, callback, *args, context=context)
-        timer = self.at((when - process.ahead_s) / process.rate, callback, *args, context=context)
+        process, context = PROCESS.get(), copy_context() if context is None else context
+        if process is None:
+            return self.push(when, callback, args, context)
+        timer = self.push((when - process.ahead_s) / process.rate, callback, args, context)
         timer.is_by_clock = True
         return timer
 
-    def at(self, when: float, callback: Call, *args: Any, context: Context | None = None) -> _Handle:  # noqa: ANN401
+    def push(self, when: float, call: Call, arguments: tuple[Any, ...], context: Context) -> _Handle:
         """Call at a moment of the world."""
-        timer, self._calls = _Handle(callback, args, self, context), self._calls + 1
+        self._calls, timer = self._calls + 1, _Handle(call, arguments, context)
         heapq.heappush(self._timers, (when, self._calls, timer))
         return timer
 
     def call_soon(self, callback: Call, *args: Any, context: Context | None = None) -> _Handle:  # type: ignore[override]  # noqa: ANN401
-        self._ready.append(handle := _Handle(callback, args, self, context))
+        self._ready.append(handle := _Handle(callback, args, copy_context() if context is None else context))
         return handle
 
     def create_task(self, coro: Any, **how: Any) -> asyncio.Task[Any]:  # noqa: ANN401
@@ -145,9 +157,7 @@ class VirtualLoop(asyncio.BaseEventLoop):
                 raise RuntimeError("the simulation waits for what nobody will do")
             self.now_s = max(self.now_s, timers[0][0])
         while timers and timers[0][0] <= self.now_s:
-            *_, timer = heapq.heappop(timers)
-            if not timer._cancelled:
-                ready.append(timer)
+            ready.append(heapq.heappop(timers)[2])
         for _ in range(len(ready)):
             handle = ready.popleft()
             if handle._cancelled:
@@ -158,8 +168,16 @@ class VirtualLoop(asyncio.BaseEventLoop):
                 continue
             try:  # as `handle._run()` does
                 handle._context.run(handle._callback, *handle._args)
+            except Killed:
+                pass
             except Exception as error:
                 self.call_exception_handler({"message": f"Exception in {handle._callback}", "exception": error})
+
+    def close(self) -> None:
+        """Let go of what is left at once: a collector would take as long again to find it."""
+        super().close()
+        for left in (self._timers, self._ready, self.tasks, self.processes):
+            left.clear()
 
     def _write_to_self(self) -> None:
         """No other thread waits in this loop."""

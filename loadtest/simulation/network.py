@@ -8,15 +8,15 @@ from __future__ import annotations
 
 import os
 from abc import ABC, abstractmethod
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 
-from loadtest.simulation.loop import Process, VirtualLoop
-from loadtest.simulation.schedule import CLIENT_NAMES, FLAP_S, HOSTS, PROCESS_KINDS, PlannedFault
+from loadtest.simulation.loop import BEGIN_S, PROCESS, Killed, Process, VirtualLoop, here
+from loadtest.simulation.schedule import AHEAD_S, CLIENT_NAMES, FLAP_S, HOSTS, PROCESS_KINDS, PlannedFault
 from stages.errors import CheckpointError
 
 if TYPE_CHECKING:
@@ -29,6 +29,7 @@ RESEND_S = 0.2  # TCP's least time-out: a link that is whole again carries nothi
 KEEPALIVE_S = 15.0  # 10 s from ping to ping, 5 s for the answer (stages/wire/channel.py)
 SMALL_BYTES = 64  # of what opens, ends or acknowledges
 DATABASE = ".sqlite3"
+MIDNIGHT_S, MIDNIGHT_IN_S = 20_000 * 86_400.0, 2.0  # the end of a day, and so long after the start it comes
 RESET, SILENT = "recvmsg:Connection reset by peer", "keepalive watchdog timeout"
 
 
@@ -145,14 +146,14 @@ class Connection:
     def send(self, size: int, call: Callable[..., object], *arguments: Any) -> None:  # noqa: ANN401
         """To the server."""
         if self.is_open:
-            self.network.send(self.there, size, self.server, self._arrived, (call, *arguments))
+            self.network.send(self.there, size, self.server, self._arrived, (call, arguments))
 
     def answer(self, size: int, call: Callable[..., object], *arguments: Any) -> None:  # noqa: ANN401
         """To the client."""
         if self.is_open:
-            self.network.send(self.back, size, self.client, self._arrived, (call, *arguments))
+            self.network.send(self.back, size, self.client, self._arrived, (call, arguments))
 
-    def _arrived(self, call: Callable[..., object], *arguments: Any) -> None:  # noqa: ANN401
+    def _arrived(self, call: Callable[..., object], arguments: tuple[Any, ...]) -> None:
         if self.is_open:
             call(*arguments)
 
@@ -186,6 +187,7 @@ class FaultyWorld(ABC):
         self.lasting: dict[PlannedFault, Callable[[], object]] = {}  # and what ends each
         self.hit = set[str]()  # processes that a fault has hit so far, and hosts at the end of a link that one has
         self.is_over = False  # no fault begins any more
+        self._writes = Counter[PlannedFault | None]()  # while each lasts
         self._names, self._contents = dict[int, dict[str, int]](), dict[int, bytes]()  # by inode, as they were synced
 
     def sync(self, handle: int) -> None:
@@ -193,8 +195,31 @@ class FaultyWorld(ABC):
         number, path = os.fstat(handle).st_ino, Path(os.readlink(f"/proc/self/fd/{handle}"))
         if path.is_dir():
             self._names[number] = {each.name: each.stat().st_ino for each in path.iterdir()}
-        else:
-            self._contents[number] = path.read_bytes()
+            return
+        before, self._contents[number] = self._contents.get(number), (content := path.read_bytes())
+        if content != before and (share := self.torn()) is not None:
+            self._contents[number] = content[: int(len(content) * share)]
+            self._names.setdefault(path.parent.stat().st_ino, {})[path.name] = number
+            self.tear()
+
+    def torn(self) -> float | None:
+        """The share of the next write of the process that runs that is there, where a fault tears it."""
+        fault = next((each for each in self.lasting if (each.kind, each.targets) == ("torn", (here().place,))), None)
+        self._writes[fault] += 1
+        is_due = fault is not None and self._writes[fault] > fault.strength
+        return min(max(1.5 * (fault.strength % 1) - 0.25, 0.0), 1.0) if fault and is_due else None
+
+    def tear(self) -> NoReturn:
+        """End the process that runs, in the middle of a write."""
+        self.network.kill(here())
+        self.change(PlannedFault("power", (here().place,), 0.0, 0.0), begins=True)
+        raise Killed
+
+    def unix_s(self) -> float:
+        """In the place of time.time: midnight comes while faults do."""
+        place = process.place if (process := PROCESS.get()) else ""
+        ahead_s = sum(how_far_s for kind, how_far_s in AHEAD_S.items() if (kind, place) in self.network.states)
+        return MIDNIGHT_S - MIDNIGHT_IN_S + self.loop.now_s - BEGIN_S + ahead_s
 
     def cut_power(self, directory: Path) -> None:
         """Leave the names and contents that were synced; a database syncs its own."""
@@ -241,11 +266,13 @@ class FaultyWorld(ABC):
                 self.lasting[fault] = partial(self.revive, names[0])
             case "jump":
                 self.processes[names[0]].jump(fault.strength)
-            case "untrusted" | "token" | "no-room" | "lie":
+            case "untrusted" | "token" | "no-room" | "lie" | "day" | "month":
                 network.states.add(state := (fault.kind, names[0]))
                 self.lasting[fault] = partial(network.states.discard, state)
                 if fault.kind == "untrusted":
                     network.lose(self.processes[names[0]], RESET)
+            case "torn":
+                self.lasting[fault] = partial(self.revive, names[0])
             case "freeze":
                 network.freeze(self.processes[names[0]])
                 self.lasting[fault] = self.processes[names[0]].resume

@@ -51,7 +51,8 @@ class Remembered:
 
     def __init__(self, runner: Any) -> None:  # noqa: ANN401 - a BlockRunner or a StageRunner
         self._runner, self._known = runner, dict[bytes, tuple[list[Any], list[Any]]]()
-        self.read, self.next_byte = partial(self._once, "read"), partial(self._once, "next_byte")
+        for name in ("read", "next_byte", "denoise", "branch"):
+            setattr(self, name, partial(self._once, name))
 
     def __getattr__(self, name: str) -> Any:  # noqa: ANN401
         return getattr(self._runner, name)
@@ -72,7 +73,7 @@ class Remembered:
             cache.length = end
             for array, rows in zip(cache.arrays, new, strict=True):
                 array[:, past:end] = rows
-        return [x.clone() for x in results]
+        return [x.clone() if isinstance(x, torch.Tensor) else x for x in results]
 
 
 @dataclass(frozen=True)

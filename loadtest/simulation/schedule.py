@@ -21,8 +21,10 @@ SLOW_ALONE, PARTED_S = 100.0, (0.3, 3.5)  # of a range's only host; from the los
 GONE_S = 600.0  # so long the other host is lost
 SLOW_LINK_S, FLAP_S, JUMP_S = 0.3, 0.75, (1.0, 4.0)  # what a slow link takes more; from reset to reset; of a clock
 # Of so many seeds one deploys a release meanwhile, and another is a training: both take files, which are slow.
-DEPLOY_EVERY = TRAIN_EVERY = ALONE_EVERY = LIE_EVERY = 8
-TRAIN_AT, ALONE_AT, LIE_AT = 4, 2, 6  # in another a stage has one host only, and in another a host lies
+DEPLOY_EVERY = TRAIN_EVERY = ALONE_EVERY = LIE_EVERY = DATE_EVERY = 8
+# In another a stage has one host only, in another a host lies, and in another a machine has a wrong date.
+TRAIN_AT, ALONE_AT, LIE_AT, DATE_AT = 4, 2, 6, 7
+AHEAD_S = {"day": 86_400.0, "month": 31 * 86_400.0}
 
 
 @dataclass(frozen=True)
@@ -55,15 +57,19 @@ KINDS = {
     "lie": FaultKind(0.5, 6.0, 0, 10.0),  # a host has other numbers than it should, or a worker another update
     "no-room": FaultKind(0.3, 6.0, 0, 0.0),  # a disk takes nothing
     "power": FaultKind(0.3, 6.0, 0, 0.6),  # as kill, and the disk has what was synced
+    "torn": FaultKind(0.3, 6.0, 0, 0.6),  # as power, in the middle of a write: a part of it is there
+    "day": FaultKind(0.3, 6.0, 0, 0.0),  # a machine's date is a day ahead
+    "month": FaultKind(0.3, 6.0, 0, 0.6),  # and a month: no certificate is valid, and connections that there are stay
     "leave": FaultKind(0.3, 1.0, 1, 0.0),  # a client goes before it has its texts
     "hurry": FaultKind(0.3, 2.0, 1, 0.0),  # a client's requests have a short deadline
-    "write": FaultKind(0.3, 3.0, 0, 0.0),  # a coordinator is killed in the middle of what it writes
 }
 SILENT_KINDS = ("freeze", "cut", "one-way")
 PROCESS_KINDS = KINDS.keys() - {"cut", "one-way", "reset", "half-open", "flap", "slow-link", "leave"}
-TRAINING_KINDS = sorted(KINDS.keys() - {"replace", "flap", "slow", "full", "broken", "echo", "leave", "hurry"})
-OF_COORDINATOR = ("write", "token", "no-room", "power")
-MOST_CHANGES = 40  # of its disk: a coordinator makes 110 in a run
+TRAINING_KINDS = sorted(
+    KINDS.keys() - {"replace", "flap", "slow", "full", "broken", "echo", "day", "month", "leave", "hurry"}
+)
+OF_COORDINATOR = ("token", "no-room", "power", "torn")
+WRITES = 6.0  # until one is torn
 # A router that is silent is left by its clients once gRPC's keepalive says so, and another was dialled in vain.
 SILENT_ROUTER_S = 20.0
 UNACKNOWLEDGED_S = 5.7  # until a hop without a receipt has failed, where no second try overtakes it
@@ -82,7 +88,7 @@ class PlannedFault:
     targets: tuple[str, ...]  # a process, or both ends of a link, its source first
     at_s: float
     length_s: float
-    strength: float = 0.0  # times that it is slower, seconds that a link takes more, or changes until a kill
+    strength: float = 0.0  # times that it is slower, seconds, or writes until one is torn
 
     @property
     def end_s(self) -> float:
@@ -181,10 +187,12 @@ def make_schedule(seed: int, cases: int, is_scripted: bool = False) -> Schedule:
         faults.append(PlannedFault(kind, (chance.choice(hosts),), chance.uniform(0, BEGIN_S), length_s))
     kinds = {name: kind.weight for name, kind in KINDS.items() if not (is_alone and name == "flap")}
     if deploy_at_s is not None:
-        kinds |= {"replace": kinds["kill"], "power": kinds["kill"], "no-room": kinds["kill"]}
+        kinds |= dict.fromkeys(("replace", "power", "torn", "no-room"), kinds["kill"])
     any_host, any_client = [(name,) for name in hosts], [(name,) for name in CLIENT_NAMES]
     targets_of: dict[str, Sequence[tuple[str, ...]]] = {
-        **{kind: [(name,) for name in harmed] for kind in ("kill", "freeze", "jump", "untrusted", "power", "no-room")},
+        **{
+            each: [(n,) for n in harmed] for each in ("kill", "freeze", "jump", "untrusted", "power", "torn", "no-room")
+        },
         **dict.fromkeys(("replace", "full", "broken", "slow", "token"), any_host),
         **dict.fromkeys(("cut", "one-way"), able),
         **dict.fromkeys(("reset", "half-open", "slow-link"), links),
@@ -199,6 +207,8 @@ def make_schedule(seed: int, cases: int, is_scripted: bool = False) -> Schedule:
         strength = {"slow-link": SLOW_LINK_S, "jump": chance.uniform(*JUMP_S)}.get(kind, 0.0)
         if kind == "slow":
             strength = chance.choice((SLOW[0], chance.uniform(*SLOW[1])))
+        elif kind == "torn":
+            strength = chance.uniform(0, WRITES)
         if kind != "half-open" and chance.random() < 0.5:  # of a link, the direction that is cut
             targets = targets[::-1]
         at_s, length_s = chance.uniform(0, BEGIN_S), chance.uniform(KINDS[kind].least_s, KINDS[kind].most_s)
@@ -212,8 +222,11 @@ def make_schedule(seed: int, cases: int, is_scripted: bool = False) -> Schedule:
         requests[0][-1] = Asked(requests[0][-1].case, chance.uniform(*LATE_S))
     ways = [(spared_router,), (spared_router, *others), *[(*others, spared_router)] * 2]
     known = (ROUTER_NAMES if is_parted else chance.choice(ways), *(chance.choice(ways) for _ in CLIENT_NAMES[1:]))
-    faults.sort(key=lambda fault: fault.at_s)
     second_tries = 0.0 if is_alone else (0.0, 1.0, HEDGES, HEDGES)[int(4 * chance.random())]
+    if seed % DATE_EVERY == DATE_AT:
+        times_s = chance.uniform(0, BEGIN_S), chance.uniform(KINDS["day"].least_s, KINDS["day"].most_s)
+        faults.append(PlannedFault(chance.choice(list(AHEAD_S)), (chance.choice(harmed),), *times_s))
+    faults.sort(key=lambda fault: fault.at_s)
     return Schedule(seed, tuple(map(tuple, requests)), known, tuple(faults), deploy_at_s, second_tries=second_tries)
 
 
@@ -227,7 +240,7 @@ def _training(seed: int, chance: random.Random) -> Schedule:
         elif kind in ("kill", "freeze", "jump", "untrusted"):
             targets = (chance.choice((COORDINATOR, *WORKERS)),)
         at_s, length_s = chance.uniform(0, BEGIN_S), chance.uniform(KINDS[kind].least_s, KINDS[kind].most_s)
-        changes = float(chance.randint(1, MOST_CHANGES))
-        strength = {"write": changes, "slow-link": SLOW_LINK_S, "jump": chance.uniform(*JUMP_S)}.get(kind, 0.0)
+        drawn = {"jump": chance.uniform(*JUMP_S), "torn": chance.uniform(0, WRITES)}
+        strength = {"slow-link": SLOW_LINK_S, **drawn}.get(kind, 0.0)
         faults.append(PlannedFault(kind, targets, at_s, length_s, strength))
     return Schedule(seed, (), (), tuple(sorted(faults, key=lambda fault: fault.at_s)), trains=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections import deque
 from collections.abc import AsyncIterator, Callable, Sequence
 from functools import partial
 from types import SimpleNamespace
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
 # Bytes of one direction of a call that its reader has not taken: beyond them the writer waits (HTTP/2's windows, and
 # what gRPC and the kernels keep beside them).
 WINDOW_BYTES = 256 << 10
+NOBODY = asyncio.Event()  # waits for one: nearly all calls end before anybody has to
 
 Pairs = Sequence[tuple[str, Any]]
 
@@ -28,23 +30,27 @@ Pairs = Sequence[tuple[str, Any]]
 class Stream:
     """One direction of a call, as its reader has it: messages that came, and the end."""
 
-    def __init__(self, taken: Callable[[int], object]) -> None:
-        """:param taken: tells the writer of bytes that were read."""
-        self._messages: asyncio.Queue[bytes | None] = asyncio.Queue()
-        self._taken, self._unsaid = taken, 0
+    def __init__(self) -> None:
+        self._messages, self._came, self._unsaid = deque[bytes | None](), NOBODY, 0
 
     def put(self, data: bytes | None = None) -> None:
         """A message, or the end."""
-        self._messages.put_nowait(data)
+        self._messages.append(data)
+        self._came.set()
 
-    async def get(self) -> bytes | None:
-        """The next message; None after the last."""
-        if (data := await self._messages.get()) is None:
-            self.put()  # it stays the end
+    async def get(self, taken: Callable[[int], object]) -> bytes | None:
+        """The next message; None after the last.
+
+        :param taken: tells the writer of bytes that were read."""
+        while not self._messages:
+            self._came = asyncio.Event()
+            await self._came.wait()
+        if (data := self._messages[0]) is None:  # it stays the end
             return None
+        self._messages.popleft()
         self._unsaid += len(data)
         if self._unsaid > WINDOW_BYTES // 2:
-            self._taken(self._unsaid)
+            taken(self._unsaid)
             self._unsaid = 0
         return data
 
@@ -53,20 +59,18 @@ class FlowWindow:
     """One direction of a call, as its writer has it."""
 
     def __init__(self) -> None:
-        self._left, self._is_open = WINDOW_BYTES, asyncio.Event()
-        self._is_open.set()
+        self._left, self._opened = WINDOW_BYTES, NOBODY
 
     async def room(self, size: int) -> None:
         """Wait until the reader has made room."""
-        await self._is_open.wait()
+        while self._left <= 0:
+            self._opened = asyncio.Event()
+            await self._opened.wait()
         self._left -= size
-        if self._left <= 0:
-            self._is_open.clear()
 
     def taken(self, size: int) -> None:
         self._left += size
-        if self._left > 0:
-            self._is_open.set()
+        self._opened.set()
 
 
 class ServedCall:
@@ -75,7 +79,7 @@ class ServedCall:
     def __init__(self, connection: Connection, call: MemoryCall, left_s: float | None) -> None:
         """:param left_s: until the client's deadline, as it said when the call left."""
         self._connection, self._call, self._left_s = connection, call, left_s
-        self.window, self.requests = FlowWindow(), Stream(self._say_taken)
+        self.window, self.requests = FlowWindow(), Stream()
         self._task: asyncio.Task[None] | None = None
         self._timer: asyncio.Handle | None = None
         self._due_at: float | None = None
@@ -143,7 +147,7 @@ class ServedCall:
         if first is not None:
             yield await self._read(first)
             return
-        while (data := await self.requests.get()) is not None:
+        while (data := await self.requests.get(self._say_taken)) is not None:
             yield await self._read(data)
 
     async def _read(self, data: bytes | None) -> Any:  # noqa: ANN401

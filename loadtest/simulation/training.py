@@ -18,6 +18,7 @@ from loadtest.simulation.loop import Process, VirtualLoop
 from loadtest.simulation.network import FaultyWorld
 from loadtest.simulation.schedule import COORDINATOR, WORKERS, PlannedFault, Schedule
 from loadtest.simulation.served import MemoryServer
+from loadtest.simulation.world import ScheduleRun
 from stages.errors import CheckpointError
 from stages.model.architecture import Architecture
 from stages.wire.status import DecodeErrors, with_decode_errors
@@ -31,7 +32,7 @@ from trainer.rounds.publishing import Publisher
 from trainer.rounds.service import RoundsService, WorkerAccess, ledger_of
 from trainer.rounds.settings import PROTOCOL, CoordinatorSettings
 from trainer.rounds.spec import RunSpec
-from trainer.rounds.store import Store, audit
+from trainer.rounds.store import DATABASE, Store, audit
 from trainer.rounds.transfer import file_of, piece_of
 from trainer.v1 import rounds_pb2, rounds_pb2_grpc
 
@@ -68,10 +69,6 @@ class Training:
         return cls(spec, corpus, updates)
 
 
-class Killed(BaseException):
-    """The process was killed in the middle of a change of its disk: no error, and nothing may catch it."""
-
-
 @dataclass
 class WorkerDisk:
     """A worker's own files, which outlive its process, and the updates that it knows to be accepted."""
@@ -93,7 +90,6 @@ class TrainingWorld(FaultyWorld):
         self.disks = {name: WorkerDisk() for name in WORKERS}
         self.store: Store | None = None
         self.ended = asyncio.Event()
-        self.changes_left = 0  # of the store until its process is killed; 0: it is not
         self.network.places[ADDRESS] = COORDINATOR
 
     def start(self, name: str) -> None:
@@ -109,24 +105,20 @@ class TrainingWorld(FaultyWorld):
             process.start(self._work(name, self.disks[name]))
 
     def change(self, fault: PlannedFault, begins: bool) -> None:
-        self.changes_left = int(fault.strength) if begins else 0
-        if fault.kind == "power":
-            self.cut_power(self.directory)
-        elif not begins:
-            self.revive(fault.targets[0])
-
-    def _change(self) -> None:
-        if self.changes_left:
-            self.changes_left -= 1
-            if not self.changes_left:
-                self.network.kill(self.processes[COORDINATOR])
-                self.cut_power(self.directory)  # what it wrote last may be torn
-                raise Killed
+        self.close()  # else it would go on with what it has read
+        self.cut_power(self.directory)
 
     def _changed(self, change: Callable[..., T], *what: Any) -> T:  # noqa: ANN401
-        self._change()
+        base, log = (self.directory / f"{DATABASE}{end}" for end in ("", "-wal"))
+        before = log.stat().st_size
         result = self.write(COORDINATOR, change, *what)
-        self._change()
+        if log.stat().st_size > before and (share := self.torn()) is not None:
+            content, more = base.read_bytes(), log.read_bytes()
+            try:
+                self.tear()
+            finally:  # to close the database changes both
+                base.write_bytes(content)
+                log.write_bytes(more[: before + int((len(more) - before) * share)])
         return result
 
     def _start_coordinator(self, process: Process) -> None:
@@ -137,10 +129,7 @@ class TrainingWorld(FaultyWorld):
         spec, corpus = self.training.spec, self.training.corpus
         settings = CoordinatorSettings(ADDRESS, self.directory, lease_s=LEASE_S, publish_every=1000)
         publisher = Publisher(spec, self.directory, corpus)
-        try:
-            coordinator = Coordinator(spec, corpus, ledger_of(spec, store), publisher, self.directory, settings)
-        except Killed:
-            return
+        coordinator = Coordinator(spec, corpus, ledger_of(spec, store), publisher, self.directory, settings)
         server: Any = MemoryServer(self.network, [DecodeErrors()])
         service = RoundsService(coordinator, WorkerAccess(Keyring(), False))
         rounds_pb2_grpc.add_RoundsServiceServicer_to_server(service, server)
@@ -148,12 +137,9 @@ class TrainingWorld(FaultyWorld):
         process.start(self._rounds(coordinator))
 
     async def _rounds(self, coordinator: Coordinator) -> None:
-        try:
-            while not coordinator.schedule.ended:
-                await coordinator.step()
-                await asyncio.sleep(TICK_S)
-        except Killed:
-            return
+        while not coordinator.schedule.ended:
+            await coordinator.step()
+            await asyncio.sleep(TICK_S)
         self.ended.set()
 
     def close(self) -> None:
@@ -230,25 +216,21 @@ class TrainingWorld(FaultyWorld):
         raise AssertionError("the coordinator gave no verdict")
 
 
-async def train(world: TrainingWorld, schedule: Schedule) -> list[str]:
-    """Run a training to its end under the faults of a schedule; what must not be, a sentence each."""
+async def train(world: TrainingWorld, schedule: Schedule) -> ScheduleRun:
+    """Run a training to its end under the faults of a schedule. Raises TimeoutError where it has none."""
     for name in (COORDINATOR, *WORKERS):
         world.start(name)
     for fault in schedule.faults:
         world.loop.call_at(world.loop.now_s + fault.at_s, world.begin, fault)
-    try:
-        async with asyncio.timeout(PATIENCE_S):
-            await world.ended.wait()
-            while not all(disk.ended for disk in world.disks.values()):
-                await asyncio.sleep(TICK_S)
-    except TimeoutError:
-        return [f"the training has no end: {world.disks}"]
+    disks = world.disks.values()
+    async with asyncio.timeout(PATIENCE_S):
+        await world.ended.wait()
+        while not all(disk.ended for disk in disks):
+            await asyncio.sleep(TICK_S)
     found = audit(world.directory)
     assert world.store is not None
     known = {row[0] for row in world.store.database.execute("SELECT id FROM events WHERE kind = 'accepted'")}
-    lost = [each for disk in world.disks.values() for each in sorted(disk.accepted - known)]
     wrong = [f"{part} ends at version {n}" for part, n in found.versions.items() if n != ROUNDS]
-    wrong += [
-        f"update {each} was refused, and counts" for disk in world.disks.values() for each in disk.refused & known
-    ]
-    return [*found.problems, *(f"update {each} was accepted, and is not there" for each in lost), *wrong]
+    wrong += [f"update {each} was refused, and counts" for disk in disks for each in disk.refused & known]
+    wrong += [f"update {each} was accepted, and is not there" for disk in disks for each in disk.accepted - known]
+    return ScheduleRun([], [], None, [*found.problems, *wrong], world.network.events)

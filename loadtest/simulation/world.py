@@ -15,7 +15,7 @@ from typing import Any
 from loadtest.simulation.loop import CALLER, Process, VirtualLoop
 from loadtest.simulation.network import FaultyWorld
 from loadtest.simulation.processes import SimulatedHost, TinyRelease, Try, VirtualLoader, WatchedRing, held
-from loadtest.simulation.schedule import HOSTS, ROUTER_NAMES, Asked, PlannedFault, Schedule
+from loadtest.simulation.schedule import AHEAD_S, ROUTER_NAMES, Asked, PlannedFault, Schedule
 from loadtest.simulation.served import MemoryServer
 from serving.cli.deploy import deploying
 from serving.client.client import AsyncClient, RequestRefused, Result, RouterError
@@ -41,7 +41,7 @@ from stages.host.settings import HostSettings
 from stages.v1 import stage_pb2_grpc
 from stages.wire.status import DecodeErrors
 from stages.wire.tls import Security
-from stages.wire.tokens import Keyring
+from stages.wire.tokens import Key, Keyring
 
 # Seldom enough to be cheap: each message on an idle link is real work for the machine that simulates it.
 KEEP_WARM_S = 0.5
@@ -57,6 +57,7 @@ SETTINGS: dict[str, dict[str, Any]] = {
 }
 SECURITY = Security(insecure=True)
 USUAL_S = 0.2  # a result's usual time, as routers know it
+BYTES_PER_DAY = 400  # some requests, where a date is wrong
 
 
 @dataclass(frozen=True)
@@ -118,6 +119,9 @@ class World(FaultyWorld):
         self.second_tries = schedule.second_tries
         # Hosts that lie some time: then all answers are audited.
         self.liars = {fault.targets[0] for fault in schedule.faults if fault.kind == "lie"}
+        self.admissions = dict[str, Admission]()
+        has_quota = any(fault.kind in AHEAD_S for fault in schedule.faults)
+        self.key = Key("anybody", bytes_per_day=BYTES_PER_DAY if has_quota else None)
         self.topology, self.releases, self.first = topology, releases, releases[0]
         self.stores, self.open_stores = disks if schedule.deploy_at_s is not None else None, dict[str, ReleaseStore]()
         self.hosts: dict[str, SimulatedHost] = {}
@@ -175,7 +179,9 @@ class World(FaultyWorld):
         active = first_release(ring, store, self.first.directory) if store and store.in_use else None
         active = active or ActiveRelease.over(RingView(ring), self.first.router)
         rollout = self.rollouts[name] = Rollout(ring, active, store, self.first.directory)
-        service = RouterService(rollout, Keyring(), Admission(), ring.settings.hop_timeout_s)
+        keyring, self.admissions[name] = Keyring(), Admission()
+        keyring.identify = lambda *_: self.key  # type: ignore[method-assign]
+        service = RouterService(rollout, keyring, self.admissions[name], ring.settings.hop_timeout_s)
         server: Any = MemoryServer(self.network, [DecodeErrors()])
         router_pb2_grpc.add_RouterServiceServicer_to_server(service, server)
         server.listen(self.addresses[name])
@@ -197,12 +203,6 @@ class World(FaultyWorld):
     def close(self) -> None:
         for store in self.open_stores.values():
             store.close()
-
-    async def open(self) -> None:
-        """Start all, and wait until every router has a way through every host."""
-        for name in (*HOSTS, *ROUTER_NAMES):
-            self.start(name)
-        await self.whole()
 
     async def whole(self) -> None:
         """Return once every router reaches every host, and those each other. Raises TimeoutError."""
@@ -229,12 +229,10 @@ class World(FaultyWorld):
         """Releases that each process serves, and has on its disk."""
         new, states = self.releases[-1].contents.name, dict[str, tuple[Any, ...]]()
         for name, store in self.open_stores.items():
-            held: tuple[Any, ...] = ()
+            held: tuple[Any, ...] = tuple(r.name for r in self.hosts[name].releases.all) if name in self.hosts else ()
             if (rollout := self.rollouts.get(name)) is not None:
                 current = rollout.current
                 held = current.release, current.view.pinned, rollout.previous_name, tuple(store.in_use)
-            else:
-                held = tuple(each.name for each in self.hosts[name].releases.all)
             states[name] = *held, store.path(new)
         return states
 
@@ -248,18 +246,22 @@ class World(FaultyWorld):
 
     async def settled(self) -> list[str]:
         """Wait until no session is open; what is left after a while is a problem each."""
-        due = self.loop.now_s + SETTLE_S
-        while left := [name for name, host in self.hosts.items() if host.sessions.sessions]:
-            if self.loop.now_s > due:
-                return [f"{name} still holds sessions" for name in left]
+        due_s = self.loop.now_s + SETTLE_S
+        while self.loop.now_s < due_s and any(host.sessions.sessions for host in self.hosts.values()):
             await asyncio.sleep(RETRY_S)
+        used = {name: sum(each.bytes_today for each in at._usage.values()) for name, at in self.admissions.items()}
+        told = [
+            f"{name} has counted {count} bytes of a day"
+            for name, count in used.items()
+            if not 0 <= count <= (self.key.bytes_per_day or count)
+        ]
         taken = {link.entry.name for ring in self.all_rings for link in ring.links if link.quarantined}
-        return [*beyond_words(self.whole_tries), *(f"{name} is taken for a liar" for name in taken - {*self.liars})]
+        return [*told, *left_over(self), *(f"{name} is taken for a liar" for name in taken - self.liars)]
 
     def change(self, fault: PlannedFault, begins: bool) -> None:
         if fault.targets[0] in self.hosts:
             self.hosts[fault.targets[0]].change(fault, begins)
-        if fault.kind in ("power", "replace") and (store := self.open_stores.pop(fault.targets[0], None)) is not None:
+        if fault.kind in ("power", "replace") and (store := self.open_stores.pop(fault.targets[0], None)):
             store.close()
             shutil.rmtree(store.directory) if fault.kind == "replace" else self.cut_power(store.directory)
 
@@ -337,9 +339,14 @@ def traces_of(
     return own, places, frozenset({*routers} - {each.router for each in tries})
 
 
-def beyond_words(tries: Sequence[Try]) -> list[str]:
-    """A sentence for each try, the last of a request that has all its text, whose hosts wrote more."""
-    return [f"{' - '.join(each.path)} wrote beyond the end of a request" for each in tries if each.beyond]
+def left_over(world: Any) -> list[str]:  # noqa: ANN401
+    """A sentence for each host with a session that was begun after the host was, and for each request that has all its
+    text and whose hosts wrote more. An older session came late, from a link that was cut: it ends with its lease."""
+    begun_s = {name: each.begun_s for ring in world.all_rings for name, each in ring.tries.items()}
+    held = [(name, each) for name, host in world.hosts.items() for each in host.sessions.sessions]
+    left = {name for name, each in held if begun_s.get(each, math.inf) > world.processes[name].begun_s}
+    beyond = [f"{' - '.join(each.path)} wrote beyond the end of a request" for each in world.whole_tries if each.beyond]
+    return [*(f"{name} still holds sessions" for name in sorted(left)), *beyond]
 
 
 async def _keep_ready(host: Host, service: StageService) -> None:

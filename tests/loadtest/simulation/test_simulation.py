@@ -27,7 +27,7 @@ from loadtest.simulation.schedule import (
     Schedule,
     make_schedule,
 )
-from loadtest.simulation.search import Weights, fate_of, fewest, run_schedule, search, trouble_of
+from loadtest.simulation.search import Weights, fate_of, fewest, search, trouble_of
 from loadtest.simulation.world import CASES, PATIENCE_S, RequestOutcome
 from serving.router.journal import Journal, Tries
 from serving.router.paths import Suspects
@@ -47,7 +47,7 @@ def weights(tmp_path_factory: pytest.TempPathFactory) -> Weights:
 
 
 def trouble(weights: Weights, schedule: Schedule) -> tuple[str, ...]:
-    return trouble_of(schedule, run_schedule(weights, schedule), weights.answers)
+    return trouble_of(schedule, weights.run(schedule), weights.answers)
 
 
 def faulty(*faults: PlannedFault, routers: tuple[str, ...] = ROUTER_NAMES) -> Schedule:
@@ -119,10 +119,10 @@ def test_a_seed_decides_a_schedule_that_leaves_a_way_through() -> None:
 
 def test_the_same_seed_gives_the_same_events(weights: Weights) -> None:
     schedules = [make_schedule(seed, len(CASES)) for seed in (*range(SCHEDULES), 38, 134, 352)]  # these found a fault
-    runs = [run_schedule(weights, schedule) for schedule in schedules]
+    runs = [weights.run(schedule) for schedule in schedules]
     judged = [trouble_of(*each, weights.answers) for each in zip(schedules, runs, strict=True)]
     assert judged == [()] * len(schedules)
-    again = [run_schedule(weights, schedule) for schedule in schedules[:3]]
+    again = [weights.run(schedule) for schedule in schedules[:3]]
     assert [run.events for run in again] == [run.events for run in runs[:3]]
     assert len({run.events for run in runs}) == len(schedules)
 
@@ -153,7 +153,7 @@ def test_the_same_seed_gives_the_same_events(weights: Weights) -> None:
     ],
 )
 def test_what_users_are_promised(weights: Weights, faults: list[PlannedFault]) -> None:
-    run = run_schedule(weights, faulty(*faults))
+    run = weights.run(faulty(*faults))
     assert trouble_of(faulty(*faults), run, weights.answers) == ()
     assert {outcome.status for outcome in run.outcomes} == {"OK"}
     assert sum(outcome.replays for outcome in run.outcomes) >= 1
@@ -161,7 +161,7 @@ def test_what_users_are_promised(weights: Weights, faults: list[PlannedFault]) -
 
 @pytest.mark.parametrize("kind", ["leave", "hurry"])
 def test_who_leaves_or_is_late_frees_the_hosts(weights: Weights, kind: str) -> None:
-    run = run_schedule(weights, schedule := faulty(PlannedFault(kind, ("client-1",), 0.0, 9.0)))
+    run = weights.run(schedule := faulty(PlannedFault(kind, ("client-1",), 0.0, 9.0)))
     assert trouble_of(schedule, run, weights.answers) == ()
     assert {"leave": "LEFT", "hurry": "DEADLINE_EXCEEDED"}[kind] in {outcome.status for outcome in run.outcomes}
 
@@ -171,10 +171,10 @@ def test_a_request_outlives_a_reset_between_it_and_its_only_router(weights: Weig
     assert trouble(weights, faulty(*resets, routers=("router-1",))) == ()
 
 
-@pytest.mark.parametrize("at", [*range(2, 41, 6)])
-def test_a_coordinator_that_is_killed_while_it_writes_loses_no_update(weights: Weights, at: int) -> None:
-    write = PlannedFault("write", (COORDINATOR,), 0.1, 5.0, at)
-    assert trouble(weights, Schedule(0, (), (), (write,), trains=True)) == ()
+@pytest.mark.parametrize("at_s", [0.1, 0.5, 0.6, 0.7, 1.0, 1.2, 1.5])
+def test_a_coordinator_that_is_killed_while_it_writes_loses_no_update(weights: Weights, at_s: float) -> None:
+    torn = [PlannedFault("torn", (COORDINATOR,), at_s + i, 0.5, share) for i, share in enumerate((3.7, 2.0, 1.9))]
+    assert trouble(weights, Schedule(0, (), (), tuple(torn), trains=True)) == ()
 
 
 def test_a_training_whose_updates_are_taken_before_they_are_stored_is_found(
@@ -224,12 +224,26 @@ def test_a_deployment_is_whole_or_not_at_all(weights: Weights) -> None:
     """A host dies under it: that deployment is given up, the next one is not, and each text is of one release."""
     kill = PlannedFault("kill", ("b-1",), 0.5, 20.0)
     for faults, failure in (((), ""), ((kill,), "b-1")):
-        run = run_schedule(weights, schedule := replace(faulty(*faults), deploy_at_s=0.3))
+        run = weights.run(schedule := replace(faulty(*faults), deploy_at_s=0.3))
         assert trouble_of(schedule, run, weights.answers) == ()
         assert run.deploy is not None
         assert failure in run.deploy
         assert bool(failure) is bool(run.deploy)
         assert {each.text for each in run.after} == {weights.answers[each.case][1].text for each in run.after}
+
+
+@pytest.mark.parametrize("name", ["a-1", "router-2"])
+def test_a_disk_that_tears_a_write_leaves_what_can_be_deployed_again(weights: Weights, name: str) -> None:
+    run = weights.run(schedule := replace(faulty(PlannedFault("torn", (name,), 0.2, 9.0, 0.5)), deploy_at_s=0.3))
+    assert trouble_of(schedule, run, weights.answers) == ()
+    assert run.deploy  # the process ended in the middle of it
+
+
+def test_a_day_has_the_bytes_of_a_key_and_no_more(weights: Weights) -> None:
+    run = weights.run(schedule := faulty(PlannedFault("day", ("router-1",), 0.5, 60.0), routers=("router-1",)))
+    assert trouble_of(schedule, run, weights.answers) == ()
+    assert {each.status for each in run.outcomes} == {"OK", "RESOURCE_EXHAUSTED"}
+    assert {each.status for each in run.after} == {"OK"}
 
 
 def test_a_planted_fault_is_found_and_shrunk(weights: Weights, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -88,6 +88,15 @@ def test_hosts_that_have_a_text_in_memory_are_taken() -> None:
     assert keeping(even(), b=2, y=2, x=3, after="b") == "b x"
 
 
+def test_requests_take_turns() -> None:
+    links, ways = even(), list[str | None]()
+    for _ in range(4):
+        ways.append(way := names(links))
+        for link in links:
+            link.sessions += link.entry.name in (way or "")
+    assert ways == ["a x", "b y"] * 2
+
+
 def test_a_host_keeps_what_it_said_last() -> None:
     (link, *_) = links = even()
     keeping(links, a=2)

@@ -6,9 +6,9 @@ from typing import Any
 import pytest
 
 from tests.conftest import PATIENCE_S, until
-from tests.trainer.rounds.network.calls import Start, submit
+from tests.trainer.rounds.network.calls import Start
 from trainer.rounds.client import LeaseLostError
-from trainer.rounds.store import Update, audit
+from trainer.rounds.store import Update
 from trainer.v1 import rounds_pb2
 
 
@@ -40,17 +40,6 @@ def test_a_part_whose_worker_is_gone_is_given_to_another(network: Start) -> None
     assert net.work("w0", part=0, wait=True) == 1
     assert net.work("w1", part=1) == 1
     until(lambda: net.coordinator.schedule.ended)
-
-
-@pytest.mark.slow
-def test_a_lockstep_round_does_not_wait_for_a_worker_that_is_gone(network: Start) -> None:
-    net = network(coordinator={"lease_s": 2.0})
-    net.join("silent", part=0)
-    place, payload = net.join(part=0), net.payload("block-0")
-    assert submit(net, net.submission(place, payload), payload).outcome == rounds_pb2.OUTCOME_ACCEPTED
-    until(lambda: net.ledger.round("block-0") == 1)
-    found = audit(net.out / "rounds")
-    assert (found.problems, found.accepted, found.merged) == ([], 1, 1)
 
 
 def test_an_order_is_of_the_round_that_is_open_when_it_is_made(network: Start, monkeypatch: pytest.MonkeyPatch) -> None:
