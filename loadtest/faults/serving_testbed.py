@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import contextlib
 import random
+import signal
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from operator import attrgetter
 from pathlib import Path
 from typing import TYPE_CHECKING
+
+import psutil
 
 from loadtest.lab.profile import ROUTER
 from loadtest.simulation.schedule import PlannedFault
@@ -62,6 +65,18 @@ class ServingTestbed:
         self.deployment.kill(name)
         return partial(self.deployment.revive, name)
 
+    def freeze(self, name: str) -> End:
+        """Stop a process where it is: connections stay open, and no answer comes."""
+        self._signal(name, signal.SIGSTOP)
+        return partial(self._signal, name, signal.SIGCONT)
+
+    def _signal(self, name: str, number: int) -> None:
+        """Send a signal to a process of the deployment, if it still is the one that has this number."""
+        with contextlib.suppress(psutil.Error):
+            process = psutil.Process(self.deployment.processes[name])
+            if name in process.cmdline():
+                process.send_signal(number)
+
     def cut(self, link: str) -> End:
         """Drop all packets of one of `links`."""
         nodes = {ROUTER: ROUTER} | {name: f"host-{i + 1}" for i, name in enumerate(self.hosts)}
@@ -105,8 +120,10 @@ class Fault:
 
 FAULTS: Mapping[str, Fault] = {
     "kill": Fault((2.0, 4.0), ServingTestbed.kill, attrgetter("hosts")),
+    "freeze": Fault((2.0, 5.0), ServingTestbed.freeze, attrgetter("hosts")),
     "cut": Fault((3.0, 6.0), ServingTestbed.cut, attrgetter("links")),
     "router": Fault((0.5, 1.5), ServingTestbed.kill, attrgetter("routers")),
+    "frozen-router": Fault((2.0, 5.0), ServingTestbed.freeze, attrgetter("routers")),
 }
 FAULTS_A_MINUTE = 2.4
 QUIET = 0.2  # share of a turn within which its fault begins

@@ -83,7 +83,7 @@ def test_a_sound_run_says_so() -> None:
 def test_faults_cost_no_text(bundles: Path) -> None:
     """Two routers, all kinds of faults. Links are cut where a lab can be made."""
     has_links = not lab_problem()
-    kinds = ("kill", "router", *(("cut",) if has_links else ()))
+    kinds = ("freeze", "frozen-router", "kill", "router", *(("cut",) if has_links else ()))
     settings = ChaosSettings(
         checkpoint=bundles / "scored",
         profile="links-20" if has_links else LOOPBACK,
