@@ -124,7 +124,8 @@ class Admission:
         if request in usage.waiting:
             usage.waiting.remove(request)
         if usage.day == request.day:
-            usage.bytes_today += request.spent_bytes - request.max_bytes
+            # not below nothing: a date that was wrong for a moment has the count forgotten
+            usage.bytes_today = max(usage.bytes_today + request.spent_bytes - request.max_bytes, 0)
         if request.begun_s is not None:
             took_s = now_s - request.begun_s
             self._mean_s += NEW_SHARE * (took_s - self._mean_s) if self._mean_s else took_s

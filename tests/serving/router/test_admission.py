@@ -243,6 +243,15 @@ def test_bytes_a_day() -> None:
     gate.enters(key, 100)
     gate.leave(yesterday, spent_bytes=1)
     assert "0 are left" in str(gate.refused(key, 1))
+    # a date that is wrong for a moment gives no day more than its bytes
+    gate.unix_s += DAY_S
+    request = gate.ask(key, 100)
+    gate.unix_s += DAY_S
+    gate.enters(key)
+    gate.unix_s -= DAY_S
+    gate.enters(key)
+    gate.leave(request)
+    assert "100 are left" in str(gate.refused(key, 101))
 
 
 # Priorities
