@@ -130,7 +130,7 @@ class Training:
                 self.loop.run_until_complete(self.call(METHODS[which], messages))
             elif KINDS[which] is rounds_pb2.JoinResponse:
                 spec_of(messages[0], self.folder, corpus)
-            elif messages[0].part in self.spec.fragments.like:
+            elif messages[0].part in self.spec.shapes:
                 self.fetch(messages[0])
 
     def put_right(self, messages: list[Any], flags: int) -> None:
@@ -176,7 +176,7 @@ class Training:
     def fetch(self, weights: rounds_pb2.Weights) -> None:
         """A worker's way to these weights, from files of zeros."""
         files: Any = SimpleNamespace(fetch=lambda file, *others: bytes(checked(file).size))
-        WeightCache(files, "w0", "", self.folder, self.spec.fragments.like).fetch(weights, "int8")
+        WeightCache(files, "w0", "", self.folder, self.spec.shapes).fetch(weights, "int8")
 
     def seeds(self) -> Iterator[bytes]:
         run, part = self.coordinator(), self.spec.parts[0]
