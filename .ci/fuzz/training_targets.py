@@ -30,7 +30,7 @@ from trainer.rounds.settings import CoordinatorSettings, WorkerSettings
 from trainer.rounds.spec import RunSpec
 from trainer.rounds.store import open_store
 from trainer.rounds.transfer import checked, file_of, piece_of
-from trainer.rounds.worker import join_request, spec_of
+from trainer.rounds.worker import join_request
 from trainer.rounds.worker_state import WorkerProgress, load_worker, save_worker
 from trainer.v1 import rounds_pb2
 
@@ -129,8 +129,8 @@ class Training:
             if which < len(METHODS):
                 self.loop.run_until_complete(self.call(METHODS[which], messages))
             elif KINDS[which] is rounds_pb2.JoinResponse:
-                spec_of(messages[0], self.folder, corpus)
-            elif messages[0].part in self.spec.fragments.like:
+                RunSpec.joined(messages[0], self.folder, corpus)
+            elif messages[0].part in self.spec.shapes:
                 self.fetch(messages[0])
 
     def put_right(self, messages: list[Any], flags: int) -> None:
@@ -176,7 +176,7 @@ class Training:
     def fetch(self, weights: rounds_pb2.Weights) -> None:
         """A worker's way to these weights, from files of zeros."""
         files: Any = SimpleNamespace(fetch=lambda file, *others: bytes(checked(file).size))
-        WeightCache(files, "w0", "", self.folder, self.spec.fragments.like).fetch(weights, "int8")
+        WeightCache(files, "w0", "", self.folder, self.spec.shapes).fetch(weights, "int8")
 
     def seeds(self) -> Iterator[bytes]:
         run, part = self.coordinator(), self.spec.parts[0]
@@ -194,7 +194,7 @@ class Training:
         member = run.members.at(Place(0, 0))
         assert member is not None
         held = [rounds_pb2.Held(part=part)]
-        order: Any = self.loop.run_until_complete(run._alone(run._filled, rounds_pb2.Order(round=0), part, {}))
+        order: Any = run._filled(rounds_pb2.Order(round=0), part, {})
         yield [joining]
         yield [rounds_pb2.NextRequest(worker="w0", lease=member.lease, after=0, held=held)]
         yield from ([rounds_pb2.FetchRequest(name=name)] for name in (order.base.files[0].name, "features-0"))

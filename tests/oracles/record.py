@@ -182,7 +182,6 @@ def training(directory: Path) -> dict[str, Any]:
         "nesterov": ({}, {"outer_momentum": 0.3, "codec": "int8", "down_codec": "int8", "deadline_s": 0}),
         "scorer": ({}, {"model": "scorer", "context_by": "copies", "codec": "int8", "deadline_s": 0}),
         "late": (late, {"model": "ar", "codec": "e3m0", "down_codec": "int8", "rounds": 4}),
-        "fragments": ({}, {"fragments": 2, "steps_per_round": 4}),
     }
     for name, (fleet, settings) in ways.items():
         found[f"rounds, {name}"] = rig.rounds(fresh(), fleet, **settings)

@@ -85,7 +85,7 @@ def update(number: int = 0, worker: int = 0, **changes: object) -> Update:
     fields: dict[str, object] = {
         "id": f"w{worker}-{number}",
         "worker": f"w{worker}",
-        "fragment": "p",
+        "part": "p",
         "base_version": number,
         "round": number,
         "steps": 4,

@@ -50,8 +50,6 @@ class RoundSettings:
     # How stages of a scorer get what they read: from copies of the stages before, which are older by a round, or as the
     # features that the workers of these stages make, from which it learns much more: `auto`, where that is possible.
     context_by: Literal["auto", "copies"] = "auto"
-    # Fragments of a part that are exchanged in turn within a round; 1 is the whole at its end.
-    fragments: int = field(default=1, metadata=limits(least=1, most=256))
     # `scored`: an update must lower the loss on held-out text; `none` merges all that is not absurd; `auto` scores
     # where workers of other owners may come. Rules that compare updates with each other were worse on liars of any
     # kind: docs/research/rounds.md#liars.
@@ -61,19 +59,12 @@ class RoundSettings:
 
     def __post_init__(self) -> None:
         check(self)
-        if self.fragments > self.steps_per_round:
-            raise ConfigError(
-                f"{self.fragments} fragments do not find room in a round of {self.steps_per_round} steps; "
-                "give fewer fragments, or more steps_per_round"
-            )
-        if self.fragments > 1 and {self.codec, self.down_codec} & set(SPARSE):
-            raise ConfigError(f"codecs {' and '.join(SPARSE)} are for whole parts: give fragments = 1")
 
     @property
     def by_features(self) -> bool:
         """True if parts read what the workers of the parts before make while the round lasts: stages that go through
-        their rounds together and whole."""
-        return self.context_by == "auto" and self.model == "scorer" and self.fragments == 1
+        their rounds together."""
+        return self.context_by == "auto" and self.model == "scorer"
 
     def up_codec(self, round_: int) -> CodecName:
         """The codec of a round's updates: the last ones send all that a sparse codec had left out."""

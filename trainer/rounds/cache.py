@@ -1,4 +1,4 @@
-"""A worker's cache: the newest weights of each fragment that it has fetched, and the features of its round."""
+"""A worker's cache: the newest weights of each part that it has fetched, and the features of its round."""
 
 import contextlib
 import hashlib
@@ -29,19 +29,19 @@ LOOK_S = 0.01  # between two looks for a step's features
 
 @dataclass(frozen=True)
 class CachedWeights:
-    """One fragment as it was fetched."""
+    """One part as it was fetched."""
 
     version: int
     tensors: Tensors = field(repr=False)
 
 
 class WeightCache:
-    """The newest version of each fragment, checked by its digest."""
+    """The newest version of each part, checked by its digest."""
 
     def __init__(
         self, client: RoundsClient, worker: str, lease: str, directory: Path, like: Mapping[str, Shapes]
     ) -> None:
-        """:param directory: for files while they come in; :param like: shapes of every fragment's tensors."""
+        """:param directory: for files while they come in; :param like: shapes of every part's tensors."""
         self.held: dict[str, CachedWeights] = {}
         self._client, self._worker, self._lease, self._like = client, worker, lease, like
         self._incoming = directory / INCOMING
@@ -51,7 +51,7 @@ class WeightCache:
         return [rounds_pb2.Held(part=part, version=held.version) for part, held in self.held.items()]
 
     def fetch(self, wanted: rounds_pb2.Weights, codec: CodecName) -> Tensors:
-        """The version that is offered of a fragment; :param codec: of differences.
+        """The version that is offered of a part; :param codec: of differences.
 
         Raises FileGoneError, ServiceError, LeaseLostError, Interrupted.
         """

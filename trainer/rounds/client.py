@@ -339,8 +339,7 @@ class Heartbeat:
 
     def __init__(self, client: RoundsClient, lease_s: float, report: Callable[[], rounds_pb2.BeatRequest]) -> None:
         """:param report: makes the message; called on the heartbeat's thread."""
-        # Of the fragments; none before the first answer.
-        self.open_rounds: list[int] = []
+        self.open_round = -1  # of the part; none before the first answer
         self.ended = False
         self.lost: LeaseLostError | None = None
         self._client, self._every_s, self._report = client, min(lease_s / BEATS_A_LEASE, BEAT_S), report
@@ -363,4 +362,4 @@ class Heartbeat:
             except ValueError:  # the channel is being renewed
                 continue
             else:
-                self.open_rounds, self.ended = list(answer.open_rounds), answer.ended
+                self.open_round, self.ended = answer.open_round, answer.ended

@@ -80,9 +80,7 @@ def variants(config: TrainingConfig, varied: Sequence[str], one_place: bool = Fa
     found = []
     if one_place and config.rounds.replicas > 1:
         pooled = config.rounds.replicas
-        alone = replace(
-            config.rounds, replicas=1, outer_rate=1.0, outer_momentum=0.0, codec="fp32", down_codec="fp32", fragments=1
-        )
+        alone = replace(config.rounds, replicas=1, outer_rate=1.0, outer_momentum=0.0, codec="fp32", down_codec="fp32")
         pooled_config = replace(config, rounds=alone, sequences=config.sequences * pooled)
         found.append(RoundsVariant((), pooled_config, SimulatedWorkers(), pooled=pooled))
     choices = [[(each.partition("=")[0], text) for text in each.partition("=")[2].split(",")] for each in varied]

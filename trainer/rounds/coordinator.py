@@ -66,20 +66,17 @@ class Coordinator:
         self.schedule = RoundSchedule(spec, ledger, self.members, self.features, self.clock)
         for record in ledger.store.records():
             if "worker" in record:
-                part = spec.parts.index(spec.fragments.part_of[record["part"]])
-                self.members.remember(record["worker"], part, record["part"], record["round"])
+                self.members.remember(record["worker"], spec.parts.index(record["part"]), record["round"])
         # without keys a place has the record, and nobody else can take one that was expelled
-        self.members.is_closed = lambda place: (
-            f"place-{place.replica}" in ledger.expelled(spec.fragments_of(place.part))
-        )
+        self.members.is_closed = lambda place: f"place-{place.replica}" in ledger.expelled([spec.parts[place.part]])
         self.intake = UpdateIntake(spec, ledger, directory)
         scored = spec.config.rounds.robust == "scored"
         self.loss = HeldOut(spec, corpus, ledger.weights, int(ledger.secret, 16)) if scored else None
         self.problem = self.unpublished = ""
         self.stopping = False
         self.received_bytes = self.sent_bytes = 0
-        # Rounds of a fragment that its waiting workers have done.
-        self._asked: dict[str, list[int]] = {fragment: [] for fragment in ledger.fragments()}
+        # Rounds of a part that its waiting workers have done.
+        self._asked: dict[str, list[int]] = {part: [] for part in spec.parts}
         self._publishing: asyncio.Task[None] | None = None
         self._times_published = self.schedule.closed // settings.publish_every
         self._changed = asyncio.Event()
@@ -96,11 +93,10 @@ class Coordinator:
             device, stands_by = request.device[:64], request.stands_by
             member = self.members.join(request.worker, wanted, self.clock(), device, key, stands_by)
             # a key takes its record along to any part, a place has only its own
-            own = self.spec.fragments_of(member.place.part)
-            if member.voter in self.ledger.expelled(self.ledger.fragments() if key else own):
+            place, part = member.place, self.spec.parts[member.place.part]
+            if member.voter in self.ledger.expelled(self.spec.parts if key else [part]):
                 self.members.leave(member)
                 raise _expelled(key or request.worker)
-        place, part = member.place, self.spec.parts[member.place.part]
         log.info("%s joins: %s, replica %d", member.worker, part, place.replica)
         self._notify()
         return rounds_pb2.JoinResponse(
@@ -120,47 +116,46 @@ class Coordinator:
         if not math.isfinite(request.wait_seconds):
             raise invalid("wait_seconds must be a finite number")
         member = self.called(request.worker, request.lease)
-        fragment = self.spec.fragment_of(member.place.part, request.fragment)
-        done = self._last_done(member, fragment, request)
+        part = self.spec.parts[member.place.part]
+        done = self._last_done(member, part, request)
         deadline = self.clock() + min(request.wait_seconds, MAX_WAIT_S)
         with contextlib.ExitStack() as stack:
-            if not self.schedule.is_answered(fragment, done):
-                self._asked[fragment].append(done)
-                stack.callback(self._asked[fragment].remove, done)
+            if not self.schedule.is_answered(part, done):
+                self._asked[part].append(done)
+                stack.callback(self._asked[part].remove, done)
             while True:
                 changed = self._changed
-                if (answer := await self._answer(member, fragment, done, request, deadline)) is not None:
+                if (answer := await self._answer(member, part, done, request, deadline)) is not None:
                     return answer
                 with contextlib.suppress(TimeoutError):
                     await asyncio.wait_for(changed.wait(), deadline - self.clock())
                 self.called(request.worker, request.lease)
 
-    def _last_done(self, member: Member, fragment: str, request: rounds_pb2.NextRequest) -> int:
+    def _last_done(self, member: Member, part: str, request: rounds_pb2.NextRequest) -> int:
         """The last round that a worker has done, or will not do. Raises StatusError."""
-        done = max(member.done(fragment), request.after if request.HasField("after") else -1)
-        held = max((h.version for h in request.held if h.part == fragment), default=0)
-        self.schedule.check_known(fragment, done, held)
-        if (wanted := self.schedule.next_round(fragment, done)) is not None and self.features.is_missed(
+        done = max(member.finished, request.after if request.HasField("after") else -1)
+        held = max((h.version for h in request.held if h.part == part), default=0)
+        self.schedule.check_known(part, done, held)
+        if (wanted := self.schedule.next_round(part, done)) is not None and self.features.is_missed(
             member.place, wanted
         ):
             member.problem = f"nobody made the features that it reads in round {wanted}: it waits for the next one"
             done = wanted
-        if self.schedule.is_at_rest(member):  # else its update may still be on its way
-            member.passed[fragment] = done
-            self._notify()
+        member.passed = done
+        self._notify()
         return done
 
     async def _answer(
-        self, member: Member, fragment: str, done: int, request: rounds_pb2.NextRequest, deadline: float
+        self, member: Member, part: str, done: int, request: rounds_pb2.NextRequest, deadline: float
     ) -> rounds_pb2.NextResponse | None:
         """The answer for a worker that has done this round; None where it has to wait."""
-        wanted = self.schedule.wanted_round(member, fragment, done)
+        wanted = self.schedule.wanted_round(member, part, done)
         if wanted is None:
             return rounds_pb2.NextResponse(end=rounds_pb2.End())
-        if self.schedule.may_begin(member, fragment, wanted):
+        if self.schedule.may_begin(member, part, wanted):
             held = {h.part: h for h in request.held}
             async with self.ledger_lock:
-                order = await in_thread(self._filled, Order(round=wanted), fragment, held)
+                order = await in_thread(self._filled, Order(round=wanted), part, held)
             if order is None:  # the round was closed meanwhile: it is not this one that begins
                 return None
             member.begins(wanted)
@@ -190,8 +185,8 @@ class Coordinator:
         request.DiscardUnknownFields()
         member.beat = rounds_pb2.BeatRequest()
         member.beat.CopyFrom(request)  # a message keeps the memory of all that came with it
-        open_rounds = map(self.ledger.round, self.spec.fragments_of(member.place.part))
-        return rounds_pb2.BeatResponse(open_rounds=open_rounds, ended=self.schedule.ended)
+        open_round = self.ledger.round(self.spec.parts[member.place.part])
+        return rounds_pb2.BeatResponse(open_round=open_round, ended=self.schedule.ended)
 
     async def leave(self, request: rounds_pb2.LeaveRequest) -> rounds_pb2.LeaveResponse:
         """Raises StatusError."""
@@ -207,15 +202,15 @@ class Coordinator:
         # memory for any number of calls
         async with self.ledger_lock:
             member = self.called(submission.worker, submission.lease)
-            fragment = self.spec.fragment_of(member.place.part, submission.fragment)
-            self.schedule.check_known(fragment, submission.round, submission.base_version)
+            part = self.spec.parts[member.place.part]
+            self.schedule.check_known(part, submission.round, submission.base_version)
             verdict = self.intake.known(member, submission)
             if verdict is None:
                 payload, now_s = await in_thread(read), self.clock()
-                verdict = await in_thread(self.intake.judge, fragment, submission, payload, now_s, member.voter)
-            member.was_told(fragment, submission.round, verdict)
+                verdict = await in_thread(self.intake.judge, part, submission, payload, now_s, member.voter)
+            member.was_told(submission.round, verdict)
         if verdict.outcome == rounds_pb2.OUTCOME_REFUSED:
-            log.warning("update %s of %s refused: %s", submission.id, fragment, verdict.reason)
+            log.warning("update %s of %s refused: %s", submission.id, part, verdict.reason)
         self._notify()
         return verdict
 
@@ -235,9 +230,9 @@ class Coordinator:
 
     async def step(self) -> None:
         """Close each round that is due now, and begin to publish where that is due."""
-        for fragment in self.ledger.fragments():
-            if self.ledger.round(fragment) < self.spec.rounds:
-                await self._close_if_due(fragment)
+        for part in self.spec.parts:
+            if self.ledger.round(part) < self.spec.rounds:
+                await self._close_if_due(part)
         done = self.schedule.closed // self.settings.publish_every
         # beside the rounds, one at a time
         if done > self._times_published and (self._publishing is None or self._publishing.done()):
@@ -264,26 +259,26 @@ class Coordinator:
             log.error("%s", error)
         self.problem = str(error)
 
-    async def _close_if_due(self, fragment: str) -> None:
-        if any(self.schedule.is_answered(fragment, done) for done in self._asked[fragment]):
+    async def _close_if_due(self, part: str) -> None:
+        if any(self.schedule.is_answered(part, done) for done in self._asked[part]):
             return  # a worker that waited for this version begins with it, before there is another
-        self.ledger.expect(fragment, self.schedule.expected(fragment))
+        self.ledger.expect(part, self.schedule.expected(part))
         async with self.ledger_lock:
-            due = self.ledger.due(fragment, self.clock())
+            due = self.ledger.due(part, self.clock())
         if not due:
             return
         try:
             async with self.ledger_lock:
-                merged = await in_thread(self.ledger.close, fragment, self.clock(), self.loss)
+                merged = await in_thread(self.ledger.close, part, self.clock(), self.loss)
         except CheckpointError as error:
             self.report(error)
             await asyncio.sleep(STORE_RETRY_S)
             return
         self.problem = ""
-        log.info("%s: version %d from %d updates", fragment, merged.version, len(merged.updates))
-        for member in self.schedule.trainers(fragment):
+        log.info("%s: version %d from %d updates", part, merged.version, len(merged.updates))
+        for member in self.schedule.trainers(part):
             if (score := merged.scores.get(member.voter)) is not None and not score.kept:
-                member.problem = f"left out of version {merged.version} of {fragment}: {score}"
+                member.problem = f"left out of version {merged.version} of {part}: {score}"
                 log.warning("%s: %s", member.worker, member.problem)
             if member.lease and self._is_expelled(member):
                 log.warning("%s", _expelled(member.worker))
@@ -292,11 +287,7 @@ class Coordinator:
 
     async def _publish(self, last: bool = False) -> None:
         """Put the newest weights into the checkpoint; what is not fit for it stays as it was."""
-        every, ledger = self.spec.fragments, self.ledger
-        versions = {
-            part: (min(map(ledger.round, fragments)), every.whole(part, ledger.weights))
-            for part, fragments in every.parts.items()
-        }
+        versions = {part: (self.ledger.round(part), self.ledger.weights(part)) for part in self.spec.parts}
         try:
             await in_thread(self.publisher.publish, versions, last)
             self.unpublished = ""
@@ -307,18 +298,15 @@ class Coordinator:
                 raise
 
     def _is_expelled(self, member: Member) -> bool:
-        return member.voter in self.ledger.expelled(self.spec.fragments_of(member.place.part))
+        return member.voter in self.ledger.expelled([self.spec.parts[member.place.part]])
 
-    def _filled(self, order: Order, fragment: str, held: dict[str, rounds_pb2.Held]) -> Order | None:
-        if self.ledger.round(fragment) > order.round:
+    def _filled(self, order: Order, part: str, held: dict[str, rounds_pb2.Held]) -> Order | None:
+        if self.ledger.round(part) > order.round:
             return None
-        self.ledger.begin(fragment, self.clock())
-        order.steps = self.spec.config.rounds.steps_per_round if order.round < self.spec.rounds else 0
-        order.base.CopyFrom(self.weights.weights(fragment, held.get(fragment)))
-        if self.schedule.is_last(fragment):
-            for part in self.needs[self.spec.fragments.part_of[fragment]]:
-                for copied in self.spec.fragments.parts[part]:
-                    order.copies.append(self.weights.weights(copied, held.get(copied)))
+        self.ledger.begin(part, self.clock())
+        order.steps = self.spec.config.rounds.steps_per_round
+        order.base.CopyFrom(self.weights.weights(part, held.get(part)))
+        order.copies.extend(self.weights.weights(copied, held.get(copied)) for copied in self.needs[part])
         return order
 
     @contextlib.asynccontextmanager

@@ -23,7 +23,7 @@ from trainer.rounds.store import Update
 from trainer.rounds.transfer import IncomingFile, checked, file_of, size_of
 from trainer.v1 import rounds_pb2
 
-# Files of a fragment, by kind: a worker that fetches a version while the next one is made can finish.
+# Files of a part, by kind: a worker that fetches a version while the next one is made can finish.
 KEPT = {"whole": 2, "difference": KEPT_VERSIONS}
 FOLDER = "features"
 LOOK_S = 1.0  # between two looks at who makes the features that a worker waits for
@@ -31,7 +31,7 @@ MOST_DIGITS = 18  # of a round
 
 
 class WeightServer:
-    """The newest weights of each fragment, whole or as differences, in files made when they are first asked for.
+    """The newest weights of each part, whole or as differences, in files made when they are first asked for.
 
     Their names last for a while. For one thread at a time.
     """
@@ -40,19 +40,19 @@ class WeightServer:
         self.ledger = ledger
         self._files: dict[tuple[str, int, str], tuple[bytes, rounds_pb2.File]] = {}
 
-    def weights(self, fragment: str, held: rounds_pb2.Held | None) -> rounds_pb2.Weights:
-        """The newest version of a fragment, for a worker that holds some version of it, or none."""
-        version, weights = self.ledger.round(fragment), self.ledger.weights(fragment)
-        offered = rounds_pb2.Weights(part=fragment, version=version, digest=self.ledger.digest(fragment))
+    def weights(self, part: str, held: rounds_pb2.Held | None) -> rounds_pb2.Weights:
+        """The newest version of a part, for a worker that holds some version of it, or none."""
+        version, weights = self.ledger.round(part), self.ledger.weights(part)
+        offered = rounds_pb2.Weights(part=part, version=version, digest=self.ledger.digest(part))
         if held is not None and held.version == version:
             return offered
-        differences = route(held.version if held else None, version, partial(self._difference, fragment), weights)
+        differences = route(held.version if held else None, version, partial(self._difference, part), weights)
         offered.whole = not differences
-        keys = [(fragment, number, "difference") for number in differences] or [(fragment, version, "whole")]
+        keys = [(part, number, "difference") for number in differences] or [(part, version, "whole")]
         if offered.whole and keys[0] not in self._files:
             self._keep(keys[0], CODECS[WHOLE].encode(weights))
         offered.files.extend(self._files[key][1] for key in keys)
-        for key in [key for key in self._files if key[0] == fragment and key[1] <= version - KEPT[key[2]]]:
+        for key in [key for key in self._files if key[0] == part and key[1] <= version - KEPT[key[2]]]:
             del self._files[key]
         return offered
 
@@ -63,11 +63,11 @@ class WeightServer:
                 return data
         raise _gone(name)
 
-    def _difference(self, fragment: str, number: int) -> bytes | None:
+    def _difference(self, part: str, number: int) -> bytes | None:
         """Read from the disk once, for any number of workers."""
-        key = fragment, number, "difference"
+        key = part, number, "difference"
         if key not in self._files:
-            if not (data := self.ledger.difference(fragment, number)):
+            if not (data := self.ledger.difference(part, number)):
                 return None
             self._keep(key, data)
         return self._files[key][0]
@@ -171,15 +171,15 @@ class UpdateIntake:
 
     def check(self, member: Member, submission: rounds_pb2.Submission) -> None:
         """Raise StatusError for a header that no update of this member can have."""
-        fragment, rounds = self.spec.fragment_of(member.place.part, submission.fragment), self.spec.config.rounds
+        part, rounds = self.spec.parts[member.place.part], self.spec.config.rounds
         try:
             check_name(submission.id, "submission id")
             codec = CODECS[rounds.up_codec(submission.round)]
             if submission.codec != codec.name:
                 raise RequestError(f"this round's updates travel as {codec.name}, not {submission.codec[:20]!r}")
             checked(_file_of(submission))
-            if submission.size != (due := codec.size(self.spec.fragments.like[fragment])):
-                raise RequestError(f"an update of {fragment} has {due} bytes as {codec.name}, not {submission.size}")
+            if submission.size != (due := codec.size(self.spec.shapes[part])):
+                raise RequestError(f"an update of {part} has {due} bytes as {codec.name}, not {submission.size}")
             if not 1 <= submission.steps <= rounds.steps_per_round:
                 raise RequestError(f"a round has 1 to {rounds.steps_per_round} steps, not {submission.steps}")
             # of a site, each machine reads as many as a worker does
@@ -199,14 +199,14 @@ class UpdateIntake:
 
         :param submission: its header was checked.
         """
-        fragment = self.spec.fragments_of(member.place.part)[submission.fragment]
-        if (version := self.ledger.version_with(fragment, submission.id, submission.worker)) is not None:
+        part = self.spec.parts[member.place.part]
+        if (version := self.ledger.version_with(part, submission.id, submission.worker)) is not None:
             return rounds_pb2.Verdict(outcome=rounds_pb2.OUTCOME_DUPLICATE, version=version)
-        done, reason = member.done(fragment), ""
-        if self.ledger.round(fragment) >= self.spec.rounds:
-            reason = f"{fragment} has made its last round"
+        done, reason = member.finished, ""
+        if self.ledger.round(part) >= self.spec.rounds:
+            reason = f"{part} has made its last round"
         elif submission.round <= done:  # a place counts once, under any worker names
-            reason = f"this place has handed in round {done} of {fragment} already"
+            reason = f"this place has handed in round {done} of {part} already"
         return rounds_pb2.Verdict(outcome=rounds_pb2.OUTCOME_REFUSED, reason=reason) if reason else None
 
     def begin(self, member: Member, submission: rounds_pb2.Submission) -> IncomingFile:
@@ -215,18 +215,18 @@ class UpdateIntake:
         return IncomingFile(self.directory / f"{place.part}-{place.replica}", _file_of(submission))
 
     def judge(
-        self, fragment: str, submission: rounds_pb2.Submission, payload: bytes, now_s: float, voter: str
+        self, part: str, submission: rounds_pb2.Submission, payload: bytes, now_s: float, voter: str
     ) -> rounds_pb2.Verdict:
         """Decode an update and ask the ledger. Raises CheckpointError when it cannot be stored."""
         try:
             codec = CODECS[self.spec.config.rounds.up_codec(submission.round)]
-            delta = codec.decode(payload, self.spec.fragments.like[fragment])
+            delta = codec.decode(payload, self.spec.shapes[part])
         except CodecError as error:
             return rounds_pb2.Verdict(outcome=rounds_pb2.OUTCOME_REFUSED, reason=str(error))
         update = Update(
             id=submission.id,
             worker=submission.worker,
-            fragment=fragment,
+            part=part,
             base_version=submission.base_version,
             round=submission.round,
             steps=submission.steps,
@@ -236,7 +236,7 @@ class UpdateIntake:
             voter=voter,
         )
         said = self.ledger.accept(update, now_s)
-        version = self.ledger.version_with(fragment, update.id, update.worker) or 0
+        version = self.ledger.version_with(part, update.id, update.worker) or 0
         return rounds_pb2.Verdict(outcome=OUTCOMES[said.kind], reason=said.reason, version=version)
 
 

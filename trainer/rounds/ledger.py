@@ -60,15 +60,15 @@ class Merged:
 
 
 class Ledger:
-    """The state of all fragments. The same calls in the same order give the same weights, bit for bit.
+    """The state of all parts. The same calls in the same order give the same weights, bit for bit.
 
     Times are seconds on any clock that only goes forward; after a restart it may begin anew.
     """
 
     def __init__(
-        self, settings: RoundSettings, fragments: Mapping[str, Tensors], store: Store, identity: str, now_s: float = 0.0
+        self, settings: RoundSettings, parts: Mapping[str, Tensors], store: Store, identity: str, now_s: float = 0.0
     ) -> None:
-        """:param fragments: initial weights by fragment. What the store has wins, and must have begun as these.
+        """:param parts: initial weights by part. What the store has wins, and must have begun as these.
 
         :param identity: names the run; a store of another is refused with ResumeError.
         """
@@ -77,105 +77,99 @@ class Ledger:
         self.incarnation = secrets.token_hex(8)
         # Chooses the held-out text of each merge; never leaves this directory.
         self.secret = secrets.token_hex(6)
-        self._fragments = {name: _Fragment(name, weights, settings, now_s) for name, weights in fragments.items()}
+        self._parts = {name: _Part(name, weights, settings, now_s) for name, weights in parts.items()}
         records = store.records()
         if not records:
             self._begin(identity)
         else:
             self._resume(identity, records)
 
-    def fragments(self) -> tuple[str, ...]:
-        return tuple(self._fragments)
+    def round(self, part: str) -> int:
+        """The open round of a part; also its newest version."""
+        return self._parts[part].round
 
-    def round(self, fragment: str) -> int:
-        """The open round of a fragment; also its newest version."""
-        return self._fragments[fragment].round
-
-    def weights(self, fragment: str, beside: str | None = None) -> Tensors:
+    def weights(self, part: str, beside: str | None = None) -> Tensors:
         """The newest version as workers have it, or that beside which another's round began. Not to be changed."""
-        p = self._fragments[fragment]
-        return self._version(p, p.round if beside is None else self._fragments[beside].began_beside(p)).public
+        p = self._parts[part]
+        return self._version(p, p.round if beside is None else self._parts[beside].began_beside(p)).public
 
-    def digest(self, fragment: str) -> str:
+    def digest(self, part: str) -> str:
         """SHA-256 of the newest version as workers have it."""
-        return self._fragments[fragment].public_digest
+        return self._parts[part].public_digest
 
-    def difference(self, fragment: str, version: int) -> bytes | None:
+    def difference(self, part: str, version: int) -> bytes | None:
         """From version - 1 to `version` in the `down_codec`; None where the weights must be sent whole."""
-        p = self._fragments[fragment]
+        p = self._parts[part]
         return (self._version(p, version).difference or None) if version in p.digests else None
 
-    def version_with(self, fragment: str, name: str, worker: str) -> int | None:
+    def version_with(self, part: str, name: str, worker: str) -> int | None:
         """The version that a worker's update goes into, by its id, 0 where it was dropped; None where it is not known,
         or too old to count.
         """
-        owner, version = self._fragments[fragment].ids.get(name, ("", 0))
+        owner, version = self._parts[part].ids.get(name, ("", 0))
         return version if owner == worker else None
 
-    def begin(self, fragment: str, now_s: float) -> None:
-        """A worker begins the open round. The versions that the first one has of other fragments are those of the
+    def begin(self, part: str, now_s: float) -> None:
+        """A worker begins the open round. The versions that the first one has of other parts are those of the
         round's scores; they are stored with the updates.
         """
-        p = self._fragments[fragment]
-        p.beside = p.beside or {name: other.round for name, other in self._fragments.items()}
+        p = self._parts[part]
+        p.beside = p.beside or {name: other.round for name, other in self._parts.items()}
         # An adaptive deadline would take the minutes in which workers are started for the time that a round needs.
         if not (p.has_workers or p.arrivals):
             p.begun_s = now_s
         p.has_workers = True
 
-    def expect(self, fragment: str, workers: int) -> None:
+    def expect(self, part: str, workers: int) -> None:
         """So many workers hand in for the open round (at first: settings.replicas). Not stored."""
-        self._fragments[fragment].expected = workers
+        self._parts[part].expected = workers
 
     def accept(self, update: Update, now_s: float) -> UpdateVerdict:
         """Judge an update; when it is accepted it is durable. Raises CheckpointError when it cannot be stored."""
-        fragment = self._fragments[update.fragment]
-        if update.id in fragment.ids:
-            if self.version_with(fragment.name, update.id, update.worker) is not None:
+        part = self._parts[update.part]
+        if update.id in part.ids:
+            if self.version_with(part.name, update.id, update.worker) is not None:
                 return UpdateVerdict("duplicate")
             return UpdateVerdict(
-                "refused", f"another worker has handed in {update.id} for {fragment.name}; ids are used once"
+                "refused", f"another worker has handed in {update.id} for {part.name}; ids are used once"
             )
-        if reason := wrong_round(update, fragment.round, self.settings):
+        if reason := wrong_round(update, part.round, self.settings):
             return UpdateVerdict("refused", reason)
         length = norm(update.delta)
-        if reason := wrong_norm(length, fragment.length, fragment.norms, self.settings):
+        if reason := wrong_norm(length, part.length, part.norms, self.settings):
             return UpdateVerdict("refused", reason)
-        if (other := fragment.handed_in.get((update.worker, update.round))) is not None:
+        if (other := part.handed_in.get((update.worker, update.round))) is not None:
             return UpdateVerdict(
-                "refused", f"{update.worker} has handed in {other} for round {update.round} of {fragment.name} already"
+                "refused", f"{update.worker} has handed in {other} for round {update.round} of {part.name} already"
             )
         # names cost nothing: who takes new ones must not fill the disk, nor a merge
-        if sum(number == update.round for _, number in fragment.handed_in) >= self.settings.replicas:
-            many = f"round {update.round} of {fragment.name} has the updates of its {self.settings.replicas} workers"
+        if sum(number == update.round for _, number in part.handed_in) >= self.settings.replicas:
+            many = f"round {update.round} of {part.name} has the updates of its {self.settings.replicas} workers"
             return UpdateVerdict("refused", f"{many}: somebody else has handed in for your place")
-        staleness = fragment.round - update.round
+        staleness = part.round - update.round
         worth = self.settings.stale_discount**staleness
         record = {
             **{name: value for name, value in vars(update).items() if name != "delta"},
             "kind": "accepted" if worth else "dropped",
-            "part": fragment.name,
             "voter": update.voter or update.worker,
             "staleness": staleness,
             "weight": update.steps * worth,
             "norm": length,
-            "after_s": round(now_s - fragment.begun_s, 3),
-            "beside": fragment.beside,
+            "after_s": round(now_s - part.begun_s, 3),
+            "beside": part.beside,
         }
         if not worth:
             self.store.commit(record)
-            fragment.take(record)
-            return UpdateVerdict(
-                "dropped", f"round {update.round} of {fragment.name} was closed, and late work is dropped"
-            )
+            part.take(record)
+            return UpdateVerdict("dropped", f"round {update.round} of {part.name} was closed, and late work is dropped")
         record["sha256"] = self.store.put_update(update)
         self.store.commit(record)
-        fragment.take(record)
+        part.take(record)
         return UpdateVerdict("accepted")
 
-    def due_at(self, fragment: str) -> float | None:
+    def due_at(self, part: str) -> float | None:
         """Time at which the open round is due if nothing else comes; None: not before something comes."""
-        p = self._fragments[fragment]
+        p = self._parts[part]
         if not p.ready():
             return None
         arrivals = sorted(p.arrivals)
@@ -184,23 +178,23 @@ class Ledger:
         after = closes_at(self.settings, arrivals, p.expected, tuple(p.past))
         return None if after is None else p.begun_s + after
 
-    def due(self, fragment: str, now_s: float) -> bool:
-        at = self.due_at(fragment)
+    def due(self, part: str, now_s: float) -> bool:
+        at = self.due_at(part)
         return at is not None and now_s >= at
 
-    def expelled(self, fragments: Sequence[str]) -> set[str]:
+    def expelled(self, parts: Sequence[str]) -> set[str]:
         """Voters whose work for one of these was harmful time after time. Whom to keep away is for others to do."""
-        return set[str]().union(*(self._fragments[name].reputation.expelled for name in fragments))
+        return set[str]().union(*(self._parts[name].reputation.expelled for name in parts))
 
-    def close(self, fragment: str, now_s: float, loss: Callable[[str, int], Loss] | None = None) -> Merged:
+    def close(self, part: str, now_s: float, loss: Callable[[str, int], Loss] | None = None) -> Merged:
         """Merge what has come and open the next round. Raises CheckpointError when it cannot be stored.
 
-        :param loss: on held-out text, of a fragment and round; needed where merges are `scored`.
+        :param loss: on held-out text, of a part and round; needed where merges are `scored`.
         """
-        p = self._fragments[fragment]
+        p = self._parts[part]
         ready = p.ready()
-        assert ready, f"nothing came for round {p.round} of {fragment}"
-        deltas = [self.store.get_update(fragment, record["id"], record["sha256"]) for record in ready]
+        assert ready, f"nothing came for round {p.round} of {part}"
+        deltas = [self.store.get_update(part, record["id"], record["sha256"]) for record in ready]
         sent = [(record["voter"], Share(record["weight"], delta)) for record, delta in zip(ready, deltas, strict=True)]
         shares = votes(sent, self.settings.steps_per_round)
         # the last updates of a sparse codec bring the rest of many rounds: with momentum they would go too far
@@ -214,7 +208,7 @@ class Ledger:
         if self.settings.robust == "scored":
             assert loss is not None, "a merge that is scored needs held-out text"
             shares = {v: replace(s, weight=s.weight * p.reputation.weight(v)) for v, s in shares.items()}
-            scores = admit(p.version.weights, shares, step, loss(fragment, p.round), p.reputation.weight)
+            scores = admit(p.version.weights, shares, step, loss(part, p.round), p.reputation.weight)
             shares = {voter: share for voter, share in shares.items() if scores[voter].kept}
         weights, momentum = p.version.weights, p.version.outer
         if shares:
@@ -226,28 +220,28 @@ class Ledger:
         scored = {"left_out": list(left_out), "scores": {v: asdict(score) for v, score in scores.items()}}
         record = {
             "kind": "closed",
-            "part": fragment,
+            "part": part,
             "round": p.round,
             "updates": list(ids),
             **(scored if scores else {}),
             "after_s": round(now_s - p.begun_s, 3),
-            "sha256": self.store.put_version(fragment, number, version),
+            "sha256": self.store.put_version(part, number, version),
             "weights": digest(public),
         }
         self.store.commit(record)
         p.follow(record)
         p.version, p.begun_s = version, now_s
-        self.store.forget(fragment, (*ids, *left_out), number + 1 - KEPT_VERSIONS)
+        self.store.forget(part, (*ids, *left_out), number + 1 - KEPT_VERSIONS)
         return Merged(number, ids, left_out, scores)
 
-    def _version(self, p: _Fragment, number: int) -> Version:
+    def _version(self, p: _Part, number: int) -> Version:
         return p.version if number == p.round else self.store.get_version(p.name, number, p.digests[number])
 
     def _begin(self, identity: str) -> None:
-        begun = {name: fragment.digests[0] for name, fragment in self._fragments.items()}
-        for name, fragment in self._fragments.items():
-            fragment.digests[0] = self.store.put_version(name, 0, fragment.version)
-        stored = {name: fragment.digests[0] for name, fragment in self._fragments.items()}
+        begun = {name: part.digests[0] for name, part in self._parts.items()}
+        for name, part in self._parts.items():
+            part.digests[0] = self.store.put_version(name, 0, part.version)
+        stored = {name: part.digests[0] for name, part in self._parts.items()}
         run = {"kind": "run", "identity": identity, "incarnation": self.incarnation, "secret": self.secret}
         self.store.commit({**run, "parts": begun, "stored": stored})
 
@@ -258,27 +252,27 @@ class Ledger:
                 "these rounds belong to a run with other settings or data; give the same to go on, or another --out"
             )
         self.incarnation, self.secret = first["incarnation"], first["secret"]
-        begun = {name: fragment.digests[0] for name, fragment in self._fragments.items()}
+        begun = {name: part.digests[0] for name, part in self._parts.items()}
         if first["parts"] != begun:
             raise ResumeError("these rounds began with other weights; the same settings on another version?")
         for name, sha256 in first["stored"].items():
-            self._fragments[name].digests[0] = sha256
+            self._parts[name].digests[0] = sha256
         for record in others:
-            fragment = self._fragments[record["part"]]
+            part = self._parts[record["part"]]
             if record["kind"] == "closed":
-                fragment.follow(record)
+                part.follow(record)
             else:
-                fragment.take(record)
-        for fragment in self._fragments.values():
-            fragment.version = self.store.get_version(fragment.name, fragment.round, fragment.digests[fragment.round])
+                part.take(record)
+        for part in self._parts.values():
+            part.version = self.store.get_version(part.name, part.round, part.digests[part.round])
         self.store.retain(
-            {(fragment.name, name) for fragment in self._fragments.values() for name in fragment.pending},
-            {(fragment.name, number) for fragment in self._fragments.values() for number in fragment.digests},
+            {(part.name, name) for part in self._parts.values() for name in part.pending},
+            {(part.name, number) for part in self._parts.values() for number in part.digests},
         )
 
 
-class _Fragment:
-    """The ledger's state of one fragment. Only `take` and `follow` change what records decide."""
+class _Part:
+    """The ledger's state of one part. Only `take` and `follow` change what records decide."""
 
     def __init__(self, name: str, weights: Tensors, settings: RoundSettings, now_s: float) -> None:
         self.name, self.settings = name, settings
@@ -286,7 +280,7 @@ class _Fragment:
         self.version = Version(weights, weights)
         self.public_digest = digest(weights)
         self.digests = {0: self.public_digest}  # of what is stored, by version
-        self.round, self.beside = 0, dict[str, int]()  # versions of all fragments when its round began
+        self.round, self.beside = 0, dict[str, int]()  # versions of all parts when its round began
         self.begun_s, self.expected, self.has_workers = now_s, settings.replicas, False
         self.pending: dict[str, Record] = {}
         self.ids: dict[str, tuple[str, int]] = {}  # of each update its worker, and the version that it goes into
@@ -312,8 +306,8 @@ class _Fragment:
             self.arrivals.append(record["after_s"])
             self.beside = record.get("beside", {})
 
-    def began_beside(self, other: _Fragment) -> int:
-        """The version of another fragment that workers had when the open round began; the oldest that is kept."""
+    def began_beside(self, other: _Part) -> int:
+        """The version of another part that workers had when the open round began; the oldest that is kept."""
         return max(self.beside.get(other.name, other.round), min(other.digests))
 
     def follow(self, record: Record) -> None:

@@ -2,7 +2,6 @@
 
 import secrets
 from collections.abc import Callable, Iterator, Sequence
-from copy import copy
 from dataclasses import asdict, dataclass, field
 
 from stages.wire.status import aborted, already_exists, exhausted, not_found
@@ -32,10 +31,9 @@ class Member:
     heard_s: float  # time of its last call
     device: str = ""
     key: str = ""  # the token or certificate that it showed; empty where everybody has access
-    # The last round for which something was accepted from this place, by fragment.
-    finished: dict[str, int] = field(default_factory=dict)
+    finished: int = -1  # the last round for which something was accepted from this place; -1 for none
     # The last round for which nothing more comes from it: what it made was accepted, or refused.
-    passed: dict[str, int] = field(default_factory=dict)
+    passed: int = -1
     beat: rounds_pb2.BeatRequest = field(default_factory=rounds_pb2.BeatRequest)  # its last report of itself
     accepted: int = 0
     refused: int = 0
@@ -50,32 +48,28 @@ class Member:
         """An order was given: what it said of itself before is over."""
         self.beat.doing, self.beat.round, self.beat.steps = rounds_pb2.DOING_FETCHING, round_, 0
 
-    def has_finished(self, fragment: str, round_: int) -> None:
+    def has_finished(self, round_: int) -> None:
         """Its update was accepted."""
-        self.finished[fragment] = max(self.done(fragment), round_)
+        self.finished = max(self.finished, round_)
         if self.beat.round <= round_:
             self.beat.doing = rounds_pb2.DOING_WAITING
 
-    def was_told(self, fragment: str, round_: int, verdict: rounds_pb2.Verdict) -> None:
+    def was_told(self, round_: int, verdict: rounds_pb2.Verdict) -> None:
         """Note the verdict on its update."""
         if verdict.outcome == rounds_pb2.OUTCOME_REFUSED:
             self.refused, self.problem = self.refused + 1, f"refused: {verdict.reason}"
         else:
             self.accepted, self.problem = self.accepted + (verdict.outcome == rounds_pb2.OUTCOME_ACCEPTED), ""
-            self.has_finished(fragment, round_)
+            self.has_finished(round_)
 
-    def done(self, fragment: str) -> int:
-        """The last round of a fragment for which something was accepted; -1 for none."""
-        return self.finished.get(fragment, -1)
-
-    def has_passed(self, fragment: str, round_: int) -> bool:
+    def has_passed(self, round_: int) -> bool:
         """True if its update of a round was refused: it is not made again, unless it is asked for."""
-        return self.done(fragment) < round_ <= self.passed.get(fragment, -1)
+        return self.finished < round_ <= self.passed
 
-    def is_late(self, fragment: str, open_round: int) -> bool:
+    def is_late(self, open_round: int) -> bool:
         """True if the round that it is to hand in next is closed: it is slow, or hangs."""
         known = self.beat.doing != rounds_pb2.DOING_UNSPECIFIED
-        return known and max(self.beat.round, self.done(fragment) + 1) < open_round
+        return known and max(self.beat.round, self.finished + 1) < open_round
 
 
 class Members:
@@ -144,12 +138,12 @@ class Members:
         said = f"{worker} has no such lease: its place went to another, or the coordinator's directory is a new one"
         raise aborted(f"{said}; it joins again")
 
-    def remember(self, worker: str, part: int, fragment: str, round_: int) -> None:
+    def remember(self, worker: str, part: int, round_: int) -> None:
         """Something of `worker` was accepted for this round, before this process began."""
         # What came from its place under other names was saved when the place went to it.
         for member in self._members.values():
             if member.worker == worker and member.place.part == part:
-                member.has_finished(fragment, round_)
+                member.has_finished(round_)
 
     def leave(self, member: Member) -> None:
         """Give a place back; what was handed in from it stays known. To be saved."""
@@ -157,7 +151,7 @@ class Members:
 
     def records(self) -> list[Record]:
         """All that is to be saved, as it is now."""
-        return [asdict(m.place) | {name: copy(getattr(m, name)) for name in KEPT} for m in self]
+        return [asdict(m.place) | {name: getattr(m, name) for name in KEPT} for m in self]
 
     def at(self, place: Place) -> Member | None:
         """The member that has a place, or had it last."""

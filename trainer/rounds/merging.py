@@ -18,15 +18,15 @@ STEPS_A_LENGTH = 100
 def wrong_round(update: Update, open_round: int, settings: RoundSettings) -> str | None:
     """A sentence about the round or version of an update; None where they are right."""
     if not 0 <= update.round <= open_round:
-        return f"round {update.round} of {update.fragment} is not open; the open one is {open_round}"
+        return f"round {update.round} of {update.part} is not open; the open one is {open_round}"
     if not 0 <= update.base_version <= update.round:
         return (
-            f"an update of round {update.round} of {update.fragment} cannot start from version {update.base_version}; "
+            f"an update of round {update.round} of {update.part} cannot start from version {update.base_version}; "
             f"the newest is {open_round}"
         )
     if update.base_version < open_round - settings.max_staleness:
         return (
-            f"this update starts from version {update.base_version} of {update.fragment}, and the newest is "
+            f"this update starts from version {update.base_version} of {update.part}, and the newest is "
             f"{open_round}: it is more than {settings.max_staleness} rounds old; fetch the newest and go on from there"
         )
     return None
@@ -76,7 +76,7 @@ def weighted_mean(shares: Sequence[Share]) -> Tensors:
 def outer_step(
     settings: RoundSettings, theta: Tensors, shares: Sequence[Share], momentum: Tensors
 ) -> tuple[Tensors, Tensors]:
-    """The next version of a fragment from this one and at least one update, and the momentum then.
+    """The next version of a part from this one and at least one update, and the momentum then.
 
     The plain average of where the workers went, as federated averaging does (arXiv 1602.05629), or SGD with Nesterov
     momentum on the mean pseudo-gradient: DiLoCo (arXiv 2311.08105, algorithm 1).

@@ -106,7 +106,7 @@ class Learner:
         self.optimizers = OptimizerSet(part.module, config)
 
     def load(self, weights: Mapping[str, Tensor]) -> None:
-        """Take weights, of the whole part or a fragment."""
+        """Take weights of the part."""
         load(self.part.module, weights)
 
     def train(

@@ -10,7 +10,7 @@ from trainer.rounds.spec import RunSpec
 
 
 class RoundSchedule:
-    """Rounds of fragments, as the ledger and the members are now."""
+    """Rounds of parts, as the ledger and the members are now."""
 
     def __init__(
         self, spec: RunSpec, ledger: Ledger, members: Members, features: FeatureRelay, clock: Callable[[], float]
@@ -19,77 +19,65 @@ class RoundSchedule:
 
     @property
     def closed(self) -> int:
-        """Rounds that every fragment has made."""
-        return min(map(self.ledger.round, self.ledger.fragments()))
+        """Rounds that every part has made."""
+        return min(map(self.ledger.round, self.spec.parts))
 
     @property
     def ended(self) -> bool:
         """True if every part has made its last round."""
         return self.closed >= self.spec.rounds
 
-    def may_begin(self, member: Member, fragment: str, round_: int) -> bool:
+    def may_begin(self, member: Member, part: str, round_: int) -> bool:
         """True if a worker need not wait any more for a round that it is to make."""
-        return round_ <= self.ledger.round(fragment) and self.features.may_begin(member.place, round_)
+        return round_ <= self.ledger.round(part) and self.features.may_begin(member.place, round_)
 
-    def wanted_round(self, member: Member, fragment: str, done: int) -> int | None:
+    def wanted_round(self, member: Member, part: str, done: int) -> int | None:
         """The round that a worker is to make: the open one again where it was given up, else the next."""
-        wanted, again = self.next_round(fragment, done), self.ledger.round(fragment)
-        if wanted is None or wanted <= self.ledger.round(fragment):
+        wanted, again = self.next_round(part, done), self.ledger.round(part)
+        if wanted is None or wanted <= again:
             return wanted
-        is_made_again = self._is_given_up(fragment) and self.is_at_rest(member)
-        if not is_made_again or self.features.is_missed(member.place, again):  # it could not be made now either
+        # where its features are missed, it could not be made now either
+        if not self._is_given_up(part) or self.features.is_missed(member.place, again):
             return wanted
-        member.passed[fragment] = again - 1
+        member.passed = again - 1
         return again
 
-    def next_round(self, fragment: str, done: int) -> int | None:
+    def next_round(self, part: str, done: int) -> int | None:
         """The round after those that are done; None where there is no more."""
-        # All but the last fragment have one more, in which nothing is learned: while the others are trained to their
-        # end, theirs must be the weights that the last round made.
-        wanted = max(self.ledger.round(fragment), done + 1)
-        last = self.spec.rounds - self.is_last(fragment)
-        return wanted if wanted <= last and not self.ended else None
+        wanted = max(self.ledger.round(part), done + 1)
+        return wanted if wanted < self.spec.rounds else None
 
-    def is_answered(self, fragment: str, done: int) -> bool:
+    def is_answered(self, part: str, done: int) -> bool:
         """True if a worker that has done this round need not wait."""
-        wanted = self.next_round(fragment, done)
-        return wanted is None or wanted <= self.ledger.round(fragment)
+        wanted = self.next_round(part, done)
+        return wanted is None or wanted <= self.ledger.round(part)
 
-    def is_last(self, fragment: str) -> bool:
-        """True if a round of its part ends with it."""
-        return self.spec.fragments.parts[self.spec.fragments.part_of[fragment]][-1] == fragment
-
-    def is_at_rest(self, member: Member) -> bool:
-        """True if a worker that asks for a round has nothing on its way, and trains nothing meanwhile."""
-        return len(self.spec.fragments_of(member.place.part)) == 1
-
-    def check_known(self, fragment: str, done: int, version: int) -> None:
+    def check_known(self, part: str, done: int, version: int) -> None:
         """Raise StatusError where a worker knows more than this coordinator, which never goes back by itself."""
-        open_round = self.ledger.round(fragment)
-        if done > self.ledger.round(fragment) or version > open_round:
-            said = f"you know round {max(done, version)} of {fragment}, and here round {open_round} is open"
+        open_round = self.ledger.round(part)
+        if max(done, version) > open_round:
+            said = f"you know round {max(done, version)} of {part}, and here round {open_round} is open"
             raise put_back(f"{said}: the coordinator's directory is an older one")
 
-    def expected(self, fragment: str) -> int:
+    def expected(self, part: str) -> int:
         """Workers that will hand in for the open round: of places that were never taken, those that are here, and those
         that did already."""
         # Not of workers that are here and whose update was refused: made again it would be the same.
-        now, round_ = self.clock(), self.ledger.round(fragment)
-        members = self.trainers(fragment)
-        gone = sum(not self.members.is_here(m, now) and m.done(fragment) < round_ for m in members)
-        gone += sum(self.members.is_here(m, now) and m.has_passed(fragment, round_) for m in members)
+        now, round_ = self.clock(), self.ledger.round(part)
+        members = self.trainers(part)
+        gone = sum(not self.members.is_here(m, now) and m.finished < round_ for m in members)
+        gone += sum(self.members.is_here(m, now) and m.has_passed(round_) for m in members)
         return max(self.members.replicas - gone, 1)
 
-    def trainers(self, fragment: str) -> list[Member]:
-        """Members that train the part of a fragment."""
-        part = self.spec.fragments.part_of[fragment]
+    def trainers(self, part: str) -> list[Member]:
+        """Members that train a part."""
         return [m for m in self.members if self.spec.parts[m.place.part] == part]
 
-    def _is_given_up(self, fragment: str) -> bool:
+    def _is_given_up(self, part: str) -> bool:
         """True if nothing came for the open round, and nothing will: all that was made for it was refused."""
-        now, round_ = self.clock(), self.ledger.round(fragment)
-        here = [m for m in self.trainers(fragment) if self.members.is_here(m, now)]
-        return self.ledger.due_at(fragment) is None and all(m.has_passed(fragment, round_) for m in here)
+        now, round_ = self.clock(), self.ledger.round(part)
+        here = [m for m in self.trainers(part) if self.members.is_here(m, now)]
+        return self.ledger.due_at(part) is None and all(m.has_passed(round_) for m in here)
 
 
 def put_back(said: str) -> StatusError:

@@ -9,7 +9,6 @@ import math
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 from statistics import fmean, stdev
 from typing import TYPE_CHECKING, Any
 
@@ -24,7 +23,7 @@ if TYPE_CHECKING:
     from trainer.blocks.data import Corpus
     from trainer.rounds.spec import RunSpec
 
-Loss = Callable[[Tensors], Sequence[float]]  # of weights of a fragment: nats of the same batches, whatever the weights
+Loss = Callable[[Tensors], Sequence[float]]  # of weights of a part: nats of the same batches, whatever the weights
 
 BATCHES = 8  # of the size of a worker's; a merge of M voters takes at most 3 M times so many forward passes
 WINDOWS = 16  # of held-out text at least: a worker that knows the few there are could learn them by heart
@@ -55,7 +54,7 @@ class HeldOut:
     """Held-out loss of a part: the loss that its workers train with, on validation text. For one thread."""
 
     def __init__(self, spec: RunSpec, corpus: Corpus, weights: Callable[..., Tensors], seed: int) -> None:
-        """:param weights: of any fragment, the newest, or those with which a round began.
+        """:param weights: of any part, the newest, or those with which a round began.
 
         :param seed: chooses the batches; workers must not know it. Raises DataError for too little text.
         """
@@ -71,19 +70,16 @@ class HeldOut:
         self.text = replace(corpus, train=corpus.valid)
         self.tasks: dict[str, PartTask] = {}
 
-    def __call__(self, fragment: str, round_: int) -> Loss:
+    def __call__(self, part: str, round_: int) -> Loss:
         """The loss by which a merge of that round is judged."""
-        fragments = self.spec.fragments
-        part = fragments.part_of[fragment]
         if (task := self.tasks.get(part)) is None:
             task = self.tasks[part] = self.spec.task(self.spec.parts.index(part), self.text, self.seed)
         # Workers began the round with other parts as they were then. Next to parts that have closed the round already,
         # the honest work of a pipeline raises the loss: those were trained to fit what it began from.
-        as_begun, whole = partial(self.weights, beside=fragment), fragments.whole(part, self.weights)
-        see(task, {name: fragments.whole(name, as_begun) for name in task.copies})
+        see(task, {name: self.weights(name, beside=part) for name in task.copies})
 
         def measure(weights: Tensors) -> list[float]:
-            load(task.module, whole | weights)
+            load(task.module, weights)
             with torch.no_grad():
                 return [float(task.loss(round_ * BATCHES + i).total) for i in range(BATCHES)]
 
@@ -91,7 +87,7 @@ class HeldOut:
 
 
 class Reputation:
-    """Records of the voters of one fragment, made from the lines of the log alone, so that a restart has the same."""
+    """Records of the voters of one part, made from the lines of the log alone, so that a restart has the same."""
 
     def __init__(self) -> None:
         self.merged: Counter[str] = Counter()

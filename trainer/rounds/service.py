@@ -251,8 +251,7 @@ def status_of(coordinator: Coordinator) -> rounds_pb2.WatchUpdate:
 
 def _part(coordinator: Coordinator, index: int) -> rounds_pb2.PartStatus:
     name, now = coordinator.spec.parts[index], coordinator.clock()
-    first = min(coordinator.spec.fragments.parts[name], key=coordinator.ledger.round)
-    round_, due = coordinator.ledger.round(first), coordinator.ledger.due_at(first)
+    round_, due = coordinator.ledger.round(name), coordinator.ledger.due_at(name)
     members = [member for member in coordinator.members if member.place.part == index]
     losses: dict[str, list[float]] = {}
     for member in members:
@@ -265,7 +264,7 @@ def _part(coordinator: Coordinator, index: int) -> rounds_pb2.PartStatus:
         seconds_left=None if due is None else max(due - now, 0.0),
         replicas=coordinator.members.replicas,
         present=coordinator.members.present(index, now),
-        arrived=sum(member.done(first) >= round_ for member in members),
+        arrived=sum(member.finished >= round_ for member in members),
         losses={kind: fmean(values) for kind, values in losses.items()},
         published=coordinator.publisher.published.get(name),
     )
@@ -274,7 +273,6 @@ def _part(coordinator: Coordinator, index: int) -> rounds_pb2.PartStatus:
 def _worker(coordinator: Coordinator, member: Member) -> rounds_pb2.WorkerStatus:
     now, beat = coordinator.clock(), member.beat
     gone = not coordinator.members.is_here(member, now)
-    first = min(coordinator.spec.fragments_of(member.place.part), key=coordinator.ledger.round)
     return rounds_pb2.WorkerStatus(
         worker=member.worker,
         part=member.place.part,
@@ -285,7 +283,7 @@ def _worker(coordinator: Coordinator, member: Member) -> rounds_pb2.WorkerStatus
         steps=beat.steps,
         silent_seconds=max(now - member.heard_s, 0.0) if member.lease else 0.0,
         gone=gone,
-        late=not gone and member.is_late(first, coordinator.ledger.round(first)),
+        late=not gone and member.is_late(coordinator.ledger.round(coordinator.spec.parts[member.place.part])),
         accepted=member.accepted,
         refused=member.refused,
         losses=beat.losses,
@@ -332,7 +330,7 @@ def coordinate(config: TrainingConfig, corpus: Corpus, settings: CoordinatorSett
 
 def ledger_of(spec: RunSpec, store: Store) -> Ledger:
     """The ledger of a run whose open rounds begin now, by the clock that a Coordinator has."""
-    return Ledger(spec.config.rounds, spec.fragments.split(spec.initial()), store, spec.run, monotonic())
+    return Ledger(spec.config.rounds, spec.initial(), store, spec.run, monotonic())
 
 
 @asynccontextmanager

@@ -10,7 +10,9 @@ from stages.wire.tls import LOOPBACK_ONLY, Security
 
 # Modules that need torch are imported when a command runs, so nothing here may.
 
-PROTOCOL = 4  # of rounds.proto; 3 had other sparse codecs, in 2 the coordinator made features, 1 had no incarnations
+# Of rounds.proto: 4 had fragments of parts, 3 other sparse codecs, in 2 the coordinator made features, 1 had no
+# incarnations.
+PROTOCOL = 5
 MAX_PATIENCE_S = 1e7
 PATIENCE_S = 600.0
 MOST_MACHINES = 64  # of a site

@@ -19,9 +19,9 @@ from trainer.rounds.codecs import CODECS, Tensors, route, scale, whole_size
 from trainer.rounds.ledger import Ledger
 from trainer.rounds.parts import FeatureFormat, Learner, is_fed, passes_on, see
 from trainer.rounds.scoring import HeldOut
-from trainer.rounds.spec import RunSpec, boundaries, replica_seed
+from trainer.rounds.spec import RunSpec, replica_seed
 from trainer.rounds.store import Store, Update
-from trainer.rounds.worker_state import Fragment
+from trainer.rounds.worker_state import WorkerProgress, WorkerRounds
 
 Fate = Literal["in time", "late", "lost"]
 # What makes a virtual worker miss a round of those that pass features on to it.
@@ -95,9 +95,7 @@ class Simulation:
 
     def __init__(self, spec: RunSpec, corpus: Corpus, fleet: SimulatedWorkers) -> None:
         self.spec, self.settings, self.fleet = spec, spec.config.rounds, fleet
-        self.fragments = spec.fragments
-        parts = self.fragments.split(spec.initial())
-        self.ledger = Ledger(self.settings, parts, Store(), "simulation")
+        self.ledger = Ledger(self.settings, spec.initial(), Store(), "simulation")
         scored = self.settings.robust == "scored"
         self.loss = HeldOut(spec, corpus, self.ledger.weights, spec.config.seed) if scored else None
         # By part and replica that read them: features of a round, and when the first of them are there.
@@ -105,12 +103,12 @@ class Simulation:
         self.traffic = RoundsTraffic()
         self.workers = [
             VirtualWorker(spec, index, replica, corpus, self)
-            for index in range(len(self.fragments.parts))
+            for index in range(len(spec.parts))
             for replica in range(self.settings.replicas)
         ]
         self.waiting: list[VirtualWorker] = []
         self.unfed: dict[tuple[int, int], VirtualWorker] = {}
-        self.refused = defaultdict[tuple[str, int], set[str]](set)  # workers by fragment and round
+        self.refused = defaultdict[tuple[str, int], set[str]](set)  # workers by part and round
         self._queue: list[tuple[float, int, Callable[[float], None]]] = []
         self._events = 0
 
@@ -133,32 +131,28 @@ class Simulation:
         self._events += 1
 
     def published(self) -> dict[str, Tensors]:
-        """The newest weights of every part, whole."""
-        return {part: self.fragments.whole(part, self.ledger.weights) for part in self.fragments.parts}
+        """The newest weights of every part."""
+        return {part: self.ledger.weights(part) for part in self.spec.parts}
 
     def may_begin(self, index: int, round_: int) -> bool:
         """As a coordinator's relay of features says."""
         later = self.spec.parts[index + 1 :] if self.settings.by_features else ()
         return all(self.ledger.round(part) >= round_ for part in later)
 
-    def expelled(self, fragment: str) -> set[str]:
-        """Workers of its part that may not go on."""
-        return self.ledger.expelled(self.fragments.parts[self.fragments.part_of[fragment]])
-
-    def expect(self, fragment: str) -> None:
+    def expect(self, part: str) -> None:
         """Let the open round wait for all workers but those that were expelled, or refused in it."""
-        gone = self.expelled(fragment) | self.refused[fragment, self.ledger.round(fragment)]
-        self.ledger.expect(fragment, max(self.settings.replicas - len(gone), 1))
+        gone = self.ledger.expelled([part]) | self.refused[part, self.ledger.round(part)]
+        self.ledger.expect(part, max(self.settings.replicas - len(gone), 1))
 
     def arrive(self, update: Update, now: float) -> None:
-        staleness = self.ledger.round(update.fragment) - update.round
+        staleness = self.ledger.round(update.part) - update.round
         verdict = self.ledger.accept(update, now)
         accepted = "late" if staleness > 0 else "in time"
         self.traffic.updates[accepted if verdict.kind == "accepted" else verdict.kind] += 1
         if verdict.kind == "refused":
-            self.refused[update.fragment, update.round].add(update.worker)
-            self.expect(update.fragment)
-        self.check(update.fragment, now)
+            self.refused[update.part, update.round].add(update.worker)
+            self.expect(update.part)
+        self.check(update.part, now)
 
     def check(self, part: str, now: float) -> None:
         """Close the open round if it is due, else come again when it will be."""
@@ -176,7 +170,7 @@ class Simulation:
 
 
 class VirtualWorker:
-    """One replica of one part. Each fragment goes through rounds of its own; with one, that is the whole part."""
+    """One replica of one part."""
 
     def __init__(self, spec: RunSpec, index: int, replica: int, corpus: Corpus, engine: Simulation) -> None:
         self.engine, self.settings, self.index, self.replica = engine, spec.config.rounds, index, replica
@@ -186,43 +180,29 @@ class VirtualWorker:
         self.learner = Learner(task, spec.config)
         self.part = spec.parts[index]
         self.name = f"{self.part}-{replica}"
-        self.after = boundaries(self.settings.steps_per_round, self.settings.fragments)
         # Features that this round has made, as they arrive.
         self.format, self.made = FeatureFormat.of(spec.config), list[Tensor]()
         if passes_on(spec.config, index):
             task.neighbours.pass_on = lambda _, made: self.made.append(self.format.decode(self.format.encode(made)))
-        names, like = engine.fragments.parts[self.part], engine.fragments.like
-        self.fragments = [Fragment(i, name, like[name], self.settings) for i, name in enumerate(names)]
-        self.turn = 0
-        # Updates handed in, by fragment, so that a round made again has an id of its own; and the id of the last one.
-        self.counts, self.sent = Counter[str](), dict[str, str]()
-        # Versions of the copies that it has of other parts, by fragment.
+        self.rounds = WorkerRounds(WorkerProgress(self.part), self.settings)
+        # Updates handed in, so that a round made again has an id of its own; and the id of the last one.
+        self.count, self.sent = 0, ""
+        # Versions of the copies that it has of other parts.
         self.seen: dict[str, int] = {}
-        for fragment in self.fragments:
-            self.learner.load(fragment.begin(0, 0, engine.ledger.weights(fragment.name)))
-            self._count_down(fragment, whole=True)
+        self.learner.load(self.rounds.begin(0, 0, engine.ledger.weights(self.part)))
+        self._count_down(whole=True)
 
     def train(self, now: float) -> None:
-        """Real steps until the next exchange, in virtual time."""
-        fragment = self.fragments[self.turn]
-        if fragment.in_round >= self.settings.rounds:
-            if any(other.in_round < self.settings.rounds for other in self.fragments):
-                self.turn = (self.turn + 1) % len(self.fragments)
-                self.train(now)
-            return
-        if self.name in self.engine.expelled(fragment.name):
+        """The real steps of a round, in virtual time."""
+        progress, steps = self.rounds.progress, self.settings.steps_per_round
+        if self.rounds.in_round >= self.settings.rounds or self.name in self.engine.ledger.expelled([self.part]):
             return
         if (now := self.be_fed(now)) == math.inf:
             return
-        self.engine.ledger.begin(fragment.name, 0.0)  # when the first round began
-        if self.turn == 0:
-            self.see_copies()
-        begin = self.after[self.turn - 1] if self.turn else 0
-        steps = self.after[self.turn] - begin
-        self.learner.train(fragment.in_round * self.settings.steps_per_round + begin, steps)
-        for other in self.fragments:
-            other.progress.steps += steps
-            other.progress.sequences += steps * self.learner.config.sequences
+        self.engine.ledger.begin(self.part, 0.0)  # when the first round began
+        self.see_copies()
+        self.learner.train(self.rounds.in_round * steps, steps)
+        progress.steps, progress.sequences = steps, steps * self.learner.config.sequences
         seconds = self.engine.fleet.training_s(self.replica, steps)
         self.engine.traffic.busy_s += seconds
         self.pass_on(now)
@@ -230,14 +210,14 @@ class VirtualWorker:
 
     def see_copies(self) -> None:
         """Take the newest copies of the parts that this one is trained with."""
-        fragments, ledger, needs = self.engine.fragments, self.engine.ledger, self.learner.part.copies
-        for fragment in (name for part in needs for name in fragments.parts[part]):
-            newest, weights = ledger.round(fragment), ledger.weights(fragment)
-            if (held := self.seen.get(fragment)) != newest:
-                differences = route(held, newest, partial(ledger.difference, fragment), weights)
+        ledger, needs = self.engine.ledger, self.learner.part.copies
+        for part in needs:
+            newest, weights = ledger.round(part), ledger.weights(part)
+            if (held := self.seen.get(part)) != newest:
+                differences = route(held, newest, partial(ledger.difference, part), weights)
                 self.engine.traffic.copies_bytes += sum(map(len, differences.values())) or whole_size(weights)
-            self.seen[fragment] = newest
-        see(self.learner.part, {part: fragments.whole(part, ledger.weights) for part in needs})
+            self.seen[part] = newest
+        see(self.learner.part, {part: ledger.weights(part) for part in needs})
 
     def be_fed(self, now: float) -> float:
         """When a round can begin whose features come while it lasts; infinite where this worker will be called."""
@@ -247,7 +227,7 @@ class VirtualWorker:
             self.engine.unfed[self.index, self.replica] = self
             return math.inf
         there, features = found
-        first = self.fragments[0].in_round * self.settings.steps_per_round
+        first = self.rounds.in_round * self.settings.steps_per_round
         self.learner.part.neighbours.feed = lambda step: features[step - first]
         self.engine.traffic.features_bytes += self.format.size
         return max(now, there)
@@ -264,18 +244,18 @@ class VirtualWorker:
             self.engine.at(there, waiting.train)
 
     def hand_in(self, now: float) -> None:
-        """Send the update of the fragment whose turn it is; wait, or do not."""
-        engine, fragment = self.engine, self.fragments[self.turn]
-        fragment.finish(self.learner.weights(), {}, self.name)
-        payload, sent = fragment.payload, fragment.progress.pending or {}
+        """Send the round's update."""
+        engine = self.engine
+        self.rounds.finish(self.learner.weights(), {}, self.name)
+        payload, sent = self.rounds.payload, self.rounds.progress.pending or {}
         engine.traffic.up_bytes += len(payload)
-        delta = CODECS[self.settings.up_codec(sent["round"])].decode(payload, fragment.like)
-        sent["id"] = f"{self.name}-{sent['round']}-{self.counts[fragment.name]}"
+        delta = CODECS[self.settings.up_codec(sent["round"])].decode(payload, engine.spec.shapes[self.part])
+        sent["id"] = f"{self.name}-{sent['round']}-{self.count}"
         delta = scale(delta, engine.fleet.lie) if self.lies else delta
-        update = Update(worker=self.name, fragment=fragment.name, delta=delta, **sent)
-        self.sent[fragment.name] = update.id
-        self.counts[fragment.name] += 1
-        fate = engine.fleet.fate(engine.spec.config.seed, fragment.name, update.id)
+        update = Update(worker=self.name, part=self.part, delta=delta, **sent)
+        self.sent = update.id
+        self.count += 1
+        fate = engine.fleet.fate(engine.spec.config.seed, self.part, update.id)
         there = now + engine.fleet.up_s(len(payload))
         if fate == "late":
             there += engine.fleet.late_rounds * engine.fleet.training_s(0, self.settings.steps_per_round)
@@ -286,31 +266,29 @@ class VirtualWorker:
         engine.at(there, self.go_on)
 
     def go_on(self, now: float) -> None:
-        """Begin the next round of the fragment, or wait until there is one to begin."""
-        engine, fragment = self.engine, self.fragments[self.turn]
-        newest, progress = engine.ledger.round(fragment.name), fragment.progress
+        """Begin the next round, or wait until there is one to begin."""
+        engine, progress = self.engine, self.rounds.progress
+        newest = engine.ledger.round(self.part)
         if progress.finished + 1 > newest or not engine.may_begin(self.index, newest):
             engine.waiting.append(self)
             return
         missed = newest - progress.base_version
-        weights = engine.ledger.weights(fragment.name)
-        self.learner.load(fragment.begin(max(progress.finished + 1, newest), newest, weights))
-        size = self._count_down(fragment, whole=missed > 1) if missed else 0
-        self.turn = (self.turn + 1) % len(self.fragments)
+        weights = engine.ledger.weights(self.part)
+        self.learner.load(self.rounds.begin(max(progress.finished + 1, newest), newest, weights))
+        size = self._count_down(whole=missed > 1) if missed else 0
         engine.at(now + engine.fleet.down_s(size), self.train)
 
     def try_again(self, now: float) -> None:
         """Train the open round once more, unless this worker's update of it has come."""
-        engine, fragment = self.engine, self.fragments[self.turn]
-        newest = engine.ledger.round(fragment.name)
-        if engine.ledger.version_with(fragment.name, self.sent[fragment.name], self.name):
+        engine, newest = self.engine, self.engine.ledger.round(self.part)
+        if engine.ledger.version_with(self.part, self.sent, self.name):
             engine.waiting.append(self)
             return
-        self.learner.load(fragment.begin(newest, newest, engine.ledger.weights(fragment.name)))
+        self.learner.load(self.rounds.begin(newest, newest, engine.ledger.weights(self.part)))
         engine.at(now, self.train)
 
-    def _count_down(self, fragment: Fragment, whole: bool) -> int:
+    def _count_down(self, whole: bool) -> int:
         codec = CODECS["fp32" if whole else self.settings.down_codec]
-        size = codec.size(fragment.like)
+        size = codec.size(self.engine.spec.shapes[self.part])
         self.engine.traffic.down_bytes += size
         return size

@@ -1,10 +1,9 @@
-"""A run's specification, equal on every machine by digest: settings, parts, fragments, initial weights."""
+"""A run's specification, equal on every machine by digest: settings, parts, initial weights."""
 
 from __future__ import annotations
 
 import hashlib
-import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
 from functools import cached_property
 from importlib.metadata import version
@@ -30,64 +29,6 @@ from trainer.rounds.codecs import Shapes, Tensors, load, parameter_shapes, train
 from trainer.rounds.parts import AR, STAGE, ArPart, BlockPart, Learner, PartTask, StagePart, is_fed, stage_name
 from trainer.rounds.settings import PROTOCOL, WorkerSettings
 from trainer.v1 import rounds_pb2
-
-
-@dataclass(frozen=True)
-class FragmentMap:
-    """The fragments of every part (Streaming DiLoCo, arXiv 2501.18512). A ledger knows nothing but fragments."""
-
-    # Names of the fragments of each part, in turn; a part that travels whole is its own fragment.
-    parts: Mapping[str, tuple[str, ...]]
-    like: Mapping[str, Shapes]  # shapes of the tensors of each fragment
-
-    @classmethod
-    def of(cls, parts: Mapping[str, Shapes], count: int) -> FragmentMap:
-        """Raises ConfigError for more fragments than tensors."""
-        names, like = dict[str, tuple[str, ...]](), dict[str, Shapes]()
-        for part, shapes in parts.items():
-            names[part] = (part,) if count == 1 else tuple(f"{part}.f{index}" for index in range(count))
-            for fragment, keys in zip(names[part], cut(shapes, count), strict=True):
-                like[fragment] = {key: shapes[key] for key in keys}
-        return cls(names, like)
-
-    @cached_property
-    def part_of(self) -> Mapping[str, str]:
-        return {fragment: part for part, fragments in self.parts.items() for fragment in fragments}
-
-    def split(self, parts: Mapping[str, Tensors]) -> dict[str, Tensors]:
-        """Weights of parts, by fragment."""
-        return {
-            fragment: {key: weights[key] for key in self.like[fragment]}
-            for part, weights in parts.items()
-            for fragment in self.parts[part]
-        }
-
-    def whole(self, part: str, weights: Callable[[str], Tensors]) -> Tensors:
-        """A part, from the weights of its fragments."""
-        return {key: tensor for fragment in self.parts[part] for key, tensor in weights(fragment).items()}
-
-
-def cut(like: Shapes, count: int) -> tuple[tuple[str, ...], ...]:
-    """Names of the tensors of each fragment, in the order of the part, with about equally many numbers in each.
-
-    Raises ConfigError for more fragments than tensors.
-    """
-    if count > len(like):
-        raise ConfigError(f"{count} fragments of {len(like)} tensors: a fragment has at least one; give fewer")
-    total, before, found = sum(math.prod(shape) for shape in like.values()), 0, [list[str]() for _ in range(count)]
-    index, names = 0, list(like)
-    for position, name in enumerate(names):
-        left = len(names) - position
-        if found[index] and (before * count >= (index + 1) * total or left <= count - 1 - index):
-            index += 1
-        found[index].append(name)
-        before += math.prod(like[name])
-    return tuple(tuple(names) for names in found)
-
-
-def boundaries(steps: int, count: int) -> Sequence[int]:
-    """Steps of a round after which each fragment is exchanged; the last at its end."""
-    return [steps * (index + 1) // count for index in range(count)]
 
 
 def replica_seed(seed: int, replica: int, machine: int = 0) -> int:
@@ -137,7 +78,6 @@ class RunSpec:
         Raises ConfigError, DataError; CheckpointError where `out` is of another run.
         """
         spec = cls.of(config, corpus)
-        _ = spec.fragments  # refused before anything is written
         if config.rounds.model == "chain":
             new = replace(new_chain(spec.config, corpus, "rounds"), partition=spec.partition)
         else:
@@ -178,20 +118,10 @@ class RunSpec:
         return tuple(f"{kind}-{index}" for index in range(self.config.architecture.parts))
 
     @cached_property
-    def fragments(self) -> FragmentMap:
-        """Raises ConfigError for more fragments than a part has tensors."""
+    def shapes(self) -> Mapping[str, Shapes]:
+        """Shapes of the tensors of each part."""
         with torch.device("meta"):  # a worker that holds one part has no room for all
-            like = {name: parameter_shapes(self.module(index)) for index, name in enumerate(self.parts)}
-        return FragmentMap.of(like, self.config.rounds.fragments)
-
-    def fragments_of(self, part: int) -> tuple[str, ...]:
-        return self.fragments.parts[self.parts[part]]
-
-    def fragment_of(self, part: int, number: int) -> str:
-        """Raises StatusError where a part has no fragment of this number."""
-        if number >= len(found := self.fragments_of(part)):
-            raise invalid(f"there is no fragment {number}: parts of this run have {len(found)}")
-        return found[number]
+            return {name: parameter_shapes(self.module(index)) for index, name in enumerate(self.parts)}
 
     def module(self, index: int) -> nn.Module:
         """A part as it begins, whatever was drawn before."""

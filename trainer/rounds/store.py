@@ -41,17 +41,17 @@ CREATE TABLE IF NOT EXISTS merges (
 CREATE TABLE IF NOT EXISTS members (part INTEGER, replica INTEGER, record TEXT NOT NULL, PRIMARY KEY (part, replica));
 """
 
-Record = dict[str, Any]  # one event of the log; its key "part" names a fragment
+Record = dict[str, Any]  # one event of the log
 
 
 @dataclass(frozen=True)
 class Update:
-    """The pseudo-gradient of one worker for one round of one fragment (DiLoCo, arXiv 2311.08105)."""
+    """The pseudo-gradient of one worker for one round of one part (DiLoCo, arXiv 2311.08105)."""
 
     id: str  # idempotency key: the same update sent again has the same
     worker: str
-    fragment: str
-    base_version: int  # version of the fragment that the worker started from
+    part: str
+    base_version: int  # version of the part that the worker started from
     round: int  # the round that was open when it started; below that when it comes, the update is late
     steps: int  # local steps done: the weight in a merge
     sequences: int  # windows of text seen
@@ -70,7 +70,7 @@ class Share:
 
 @dataclass(frozen=True)
 class Version:
-    """All that the next merge of a fragment needs."""
+    """All that the next merge of a part needs."""
 
     weights: Tensors = field(repr=False)  # the weights that the outer optimizer steps from, never rounded
     public: Tensors = field(repr=False)  # the weights that workers have: the same, where new versions travel as `fp32`
@@ -82,8 +82,8 @@ class Store:
     """A run's state in a directory, whose process can die at any instruction:
 
     rounds.sqlite3                      events and places: what is not in it did not happen
-    updates/FRAGMENT/ID.safetensors     accepted and not merged yet
-    versions/FRAGMENT/N.safetensors     weights, public weights, outer state; the last few
+    updates/PART/ID.safetensors     accepted and not merged yet
+    versions/PART/N.safetensors     weights, public weights, outer state; the last few
 
     or in memory, for runs that are never resumed. Reading raises ResumeError where something is not what was put;
     writing raises CheckpointError, with nothing changed.
@@ -137,38 +137,38 @@ class Store:
 
     def put_update(self, update: Update) -> str:
         """Keep the pseudo-gradient; returns its digest."""
-        return self._save(tensors_path(self.directory, UPDATES, update.fragment, update.id), update.delta)
+        return self._save(tensors_path(self.directory, UPDATES, update.part, update.id), update.delta)
 
-    def get_update(self, fragment: str, name: str, sha256: str) -> Tensors:
+    def get_update(self, part: str, name: str, sha256: str) -> Tensors:
         """The pseudo-gradient of an update by its id."""
-        return self._load(tensors_path(self.directory, UPDATES, fragment, name), sha256)
+        return self._load(tensors_path(self.directory, UPDATES, part, name), sha256)
 
-    def put_version(self, fragment: str, number: int, version: Version) -> str:
+    def put_version(self, part: str, number: int, version: Version) -> str:
         """Returns its digest."""
         tensors = _named(WEIGHTS, version.weights) | _named(OUTER, version.outer)
         if version.public is not version.weights:
             tensors |= _named(PUBLIC, version.public)
         if version.difference:
             tensors[DIFFERENCE] = torch.from_numpy(np.frombuffer(version.difference, np.uint8).copy())
-        return self._save(tensors_path(self.directory, VERSIONS, fragment, number), tensors)
+        return self._save(tensors_path(self.directory, VERSIONS, part, number), tensors)
 
-    def get_version(self, fragment: str, number: int, sha256: str) -> Version:
-        tensors = self._load(tensors_path(self.directory, VERSIONS, fragment, number), sha256)
+    def get_version(self, part: str, number: int, sha256: str) -> Version:
+        tensors = self._load(tensors_path(self.directory, VERSIONS, part, number), sha256)
         weights = under(WEIGHTS, tensors)
         difference = tensors[DIFFERENCE].numpy().tobytes() if DIFFERENCE in tensors else b""
         return Version(weights, under(PUBLIC, tensors) or weights, under(OUTER, tensors), difference)
 
-    def forget(self, fragment: str, updates: Sequence[str], before: int) -> None:
+    def forget(self, part: str, updates: Sequence[str], before: int) -> None:
         """Drop these updates, and versions below `before`."""
-        old = [tensors_path(self.directory, UPDATES, fragment, name) for name in updates]
-        versions = self.directory / VERSIONS / fragment
+        old = [tensors_path(self.directory, UPDATES, part, name) for name in updates]
+        versions = self.directory / VERSIONS / part
         found = versions.glob(f"*{SUFFIX}") if self._held is None else [p for p in self._held if p.parent == versions]
         old += [path for path in found if not path.stem.isdecimal() or int(path.stem) < before]
         for path in old:
             self._remove(path)
 
     def retain(self, updates: Collection[tuple[str, str]], versions: Collection[tuple[str, int]]) -> None:
-        """Drop every file but these, by fragment and id or number: a kill may have left more."""
+        """Drop every file but these, by part and id or number: a kill may have left more."""
         needed = {tensors_path(self.directory, UPDATES, *key) for key in updates}
         needed |= {tensors_path(self.directory, VERSIONS, *key) for key in versions}
         for folder in (UPDATES, VERSIONS):
@@ -244,9 +244,9 @@ def read_events(database: sqlite3.Connection) -> list[Record]:
         raise ResumeError(f"{DATABASE} cannot be read ({error}); {RESTORE}") from None
 
 
-def tensors_path(directory: Path, folder: str, fragment: str, name: str | int) -> Path:
+def tensors_path(directory: Path, folder: str, part: str, name: str | int) -> Path:
     """:param name: the id of an update, or the number of a version."""
-    return directory / folder / fragment / f"{name}{SUFFIX}"
+    return directory / folder / part / f"{name}{SUFFIX}"
 
 
 def load_checked(path: Path, sha256: str) -> Tensors:

@@ -22,8 +22,8 @@ from trainer.rounds.client import FileGoneError, Heartbeat, LeaseLostError, Roun
 from trainer.rounds.codecs import Tensors
 from trainer.rounds.parts import see
 from trainer.rounds.settings import PROTOCOL, WorkerSettings
-from trainer.rounds.spec import RunSpec, boundaries
-from trainer.rounds.worker_state import STATE_NAME, Fragment, WorkerProgress, load_worker, save_worker
+from trainer.rounds.spec import RunSpec
+from trainer.rounds.worker_state import STATE_NAME, WorkerProgress, WorkerRounds, load_worker, save_worker
 from trainer.v1 import rounds_pb2
 
 if TYPE_CHECKING:
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-# Groups of a worker's state, beside those of its fragments: weights and inner optimizer.
+# Groups of a worker's state, beside those of its rounds: weights and inner optimizer.
 MODULE, OPTIMIZER = "module", "optimizer"
 AGAIN_S = 0.2
 LOCK_NAME = "worker.lock"
@@ -105,19 +105,16 @@ class Worker:
     def _build(self, corpus: Corpus) -> None:
         place, client, settings = self.place, self.client, self.settings
         self.spec = RunSpec.joined(place, settings.state, corpus)
-        self.rounds = self.spec.config.rounds
+        self.run_settings = self.spec.config.rounds
         if place.part >= len(self.spec.parts):
             raise ServiceError(f"{client.address} gives part {place.part} of {len(self.spec.parts)}: it is damaged")
         self.part = self.spec.parts[place.part]
         self.learner = self.spec.learner(place, corpus, settings)
         if self.site is not None:
             self.site.announce(place, self.learner, corpus.digest())
-        names, like = self.spec.fragments.parts[self.part], self.spec.fragments.like
-        self.fragments = [Fragment(i, name, like[name], self.rounds) for i, name in enumerate(names)]
-        self.after = [0, *boundaries(self.rounds.steps_per_round, self.rounds.fragments)]
-        pieces = [fragment.progress for fragment in self.fragments]
-        self.progress = WorkerProgress(self.part, fragments=pieces, incarnation=place.incarnation)
-        self.cache = WeightCache(client, settings.name, place.lease, settings.state, like)
+        self.progress = WorkerProgress(self.part, incarnation=place.incarnation)
+        self.rounds = WorkerRounds(self.progress, self.run_settings)
+        self.cache = WeightCache(client, settings.name, place.lease, settings.state, self.spec.shapes)
         self.features = FeatureClient(client, settings, place, self.learner)
         self.closing.callback(self.features.end)
 
@@ -132,18 +129,16 @@ class Worker:
         try:
             self.learner.load(groups[MODULE])
             self.learner.optimizers.restore(groups.get(OPTIMIZER, {}))
-            for fragment, saved in zip(self.fragments, progress.fragments, strict=True):
-                if (held := fragment.restore(saved, groups)) is not None:
-                    self.cache.held[fragment.name] = held
+            saved = replace(progress, incarnation=self.place.incarnation)
+            if (held := self.rounds.restore(saved, groups)) is not None:
+                self.cache.held[self.part] = held
         except (KeyError, ValueError, RuntimeError) as error:
             raise ResumeError(f"the state in {self.settings.state} does not fit this run ({error})") from None
-        self.progress = replace(progress, incarnation=self.place.incarnation)
+        self.progress = saved
 
     def state(self) -> dict[str, Tensors]:
         groups = {MODULE: self.learner.weights(), OPTIMIZER: self.learner.optimizers.tensors()}
-        for fragment in self.fragments:
-            for name, tensors in fragment.state(self.cache.held.get(fragment.name)).items():
-                groups[name] = groups.get(name, {}) | tensors
+        groups |= self.rounds.state(self.cache.held.get(self.part))
         return {name: tensors for name, tensors in groups.items() if tensors}
 
     def save(self) -> None:
@@ -161,123 +156,98 @@ class Worker:
 
     def work(self) -> None:
         """Round after round, to the end of the run. Raises OnesweepError; LeaseLostError when the place is gone."""
-        while True:
-            for fragment in self.fragments:
-                if not fragment.progress.over and not (fragment.has_order and fragment.progress.round is not None):
-                    self._next_round(fragment)
-            if all(fragment.progress.over for fragment in self.fragments):
-                break
-            fragment = self.fragments[self.progress.turn]
-            if fragment.progress.over:
-                self._next_turn()
-            elif self._train(fragment):
-                self._finish_round(fragment)
-        for fragment in self.fragments:
-            self._hand_in(fragment)  # of a worker that was stopped after its last order
+        while self._next_round():
+            if self._train():
+                self._finish_round()
         self.leave()
 
-    def _next_round(self, fragment: Fragment) -> None:
-        """Hand in a pending update, and begin the fragment's next round or resume the one that it is in."""
-        progress = fragment.progress
-        self._hand_in(fragment)
-        while not fragment.has_order or (progress.round is None and not progress.over):
-            self.doing = rounds_pb2.DOING_WAITING
+    def _next_round(self) -> bool:
+        """Hand in a pending update, and begin the next round or resume the one that it is in; False at the end."""
+        self._hand_in()
+        while True:
+            self.doing, finished = rounds_pb2.DOING_WAITING, self.progress.finished
             request = rounds_pb2.NextRequest(
                 worker=self.settings.name,
                 lease=self.place.lease,
-                fragment=fragment.index,
-                after=progress.finished if progress.finished >= 0 else None,
+                after=finished if finished >= 0 else None,
                 held=self.cache.summary(),
             )
             answer = self.client.next(request)
-            if answer.WhichOneof("next") != "pause":
-                fragment.has_order = self._follow(fragment, answer)
+            if answer.WhichOneof("next") == "end":
+                return False
+            if answer.WhichOneof("next") != "pause" and self._follow(answer.order):
+                return True
 
-    def _follow(self, fragment: Fragment, answer: rounds_pb2.NextResponse) -> bool:
-        """Follow the coordinator's answer; False where it has to be asked again."""
-        if answer.WhichOneof("next") == "end":
-            fragment.progress.over = True
-            return True
-        self.doing, order = rounds_pb2.DOING_FETCHING, answer.order
+    def _follow(self, order: rounds_pb2.Order) -> bool:
+        """Follow the coordinator's order; False where it has to be asked again."""
+        self.doing = rounds_pb2.DOING_FETCHING
         try:
-            self._take_copies(fragment, order)
-            progress, steps = fragment.progress, self.progress.steps
-            if not (fragment.is_current(order.round) and self.features.resumes(progress.round, steps)):
-                self._start_round(fragment, order)
+            self._take_copies(order)
+            round_, steps = self.progress.round, self.progress.steps
+            if not (self.rounds.is_current(order.round) and self.features.resumes(round_, steps)):
+                self._start_round(order)
         except FileGoneError as error:  # most likely a newer version is there
             log.info("%s", error)
             time.sleep(AGAIN_S)
             return False
         return True
 
-    def _start_round(self, fragment: Fragment, order: rounds_pb2.Order) -> None:
+    def _start_round(self, order: rounds_pb2.Order) -> None:
         """Raises ServiceError for an order that makes no sense, FileGoneError."""
-        due = self.rounds.steps_per_round if order.round < self.rounds.rounds else 0
-        if order.base.part != fragment.name or order.steps != due:
+        wrong = order.round >= self.run_settings.rounds or order.steps != self.run_settings.steps_per_round
+        if wrong or order.base.part != self.part:
             raise ServiceError(
                 f"{self.client.address} orders {order.steps} steps of {order.base.part[:40]!r}: it is damaged"
             )
-        if due:
-            self.features.begin(order.round)
-        weights = self.cache.fetch(order.base, self.rounds.down_codec)
-        self.learner.load(fragment.begin(order.round, order.base.version, weights))
-        if fragment.index == self.progress.turn:
-            self.progress.steps = 0
-        if not due:  # the last weights of a fragment, with which the others are trained to their end
-            fragment.give_up()
-            fragment.progress.over = True
+        self.features.begin(order.round)
+        weights = self.cache.fetch(order.base, self.run_settings.down_codec)
+        self.learner.load(self.rounds.begin(order.round, order.base.version, weights))
 
-    def _take_copies(self, fragment: Fragment, order: rounds_pb2.Order) -> None:
-        """Take newer copies of other parts, which come with the last fragment. Raises ServiceError, FileGoneError."""
-        every, needs = self.spec.fragments, self.learner.part.copies
-        due = {name for part in needs for name in every.parts[part]} if fragment is self.fragments[-1] else set()
-        if {wanted.part for wanted in order.copies} != due:
+    def _take_copies(self, order: rounds_pb2.Order) -> None:
+        """Take newer copies of other parts. Raises ServiceError, FileGoneError."""
+        if {wanted.part for wanted in order.copies} != set(self.learner.part.copies):
             raise ServiceError(f"{self.client.address} does not send what {self.part} is trained with: it is damaged")
-        copies = {wanted.part: self.cache.fetch(wanted, self.rounds.down_codec) for wanted in order.copies}
-        if copies:
-            see(self.learner.part, {part: every.whole(part, copies.__getitem__) for part in needs})
+        copies = {wanted.part: self.cache.fetch(wanted, self.run_settings.down_codec) for wanted in order.copies}
+        see(self.learner.part, copies)
 
-    def _train(self, fragment: Fragment) -> bool:
-        """The steps up to a fragment's exchange; False where its round is given up."""
-        begin, end = self.after[fragment.index : fragment.index + 2]
-        assert fragment.progress.round is not None
-        first = fragment.progress.round * self.rounds.steps_per_round
+    def _train(self) -> bool:
+        """The steps of a round; False where it is given up."""
+        assert self.progress.round is not None
+        first, steps = self.progress.round * self.run_settings.steps_per_round, self.run_settings.steps_per_round
         if self.site is not None:
-            self.site.begin(self.learner, range(first + begin + self.progress.steps, first + end))
-        while self.progress.steps < end - begin:
-            if not self._may_continue(fragment):
+            self.site.begin(self.learner, range(first + self.progress.steps, first + steps))
+        while self.progress.steps < steps:
+            if not self._may_continue():
                 return False
-            step = first + begin + self.progress.steps
+            step = first + self.progress.steps
             try:
                 if self.features.is_there(step):
                     self._step(step)
                 else:
                     self.doing = rounds_pb2.DOING_FETCHING
             except (FileGoneError, CodecError) as error:
-                log.warning("round %d of %s is given up: its features: %s", fragment.progress.round, self.part, error)
-                self._give_up(fragment)
+                log.warning("round %d of %s is given up: its features: %s", self.progress.round, self.part, error)
+                self._give_up()
                 return False
         self.features.settle()
         return True
 
-    def _may_continue(self, fragment: Fragment) -> bool:
+    def _may_continue(self) -> bool:
         """True if its round is still worth training. Raises Interrupted, LeaseLostError."""
-        round_, heartbeat = fragment.progress.round, self.heartbeat
+        round_, heartbeat = self.progress.round, self.heartbeat
         if self.client.asked_to_stop():
             raise Interrupted(f"{self.part}: stopped in round {round_}; run again to go on")
         if heartbeat.lost:
             raise heartbeat.lost
-        open_round = heartbeat.open_rounds[fragment.index] if heartbeat.open_rounds else -1
-        if heartbeat.ended or not fragment.is_current(open_round):
-            log.warning("round %d of %s was closed without us: it is given up", round_, fragment.name)
-            self._give_up(fragment)
+        if heartbeat.ended or not self.rounds.is_current(heartbeat.open_round):
+            log.warning("round %d of %s was closed without us: it is given up", round_, self.part)
+            self._give_up()
             return False
         return True
 
-    def _give_up(self, fragment: Fragment) -> None:
-        fragment.give_up()
+    def _give_up(self) -> None:
+        self.rounds.give_up()
         self.features.end()
-        self.progress.steps = 0
 
     def _step(self, number: int) -> None:
         self.doing, begin, machines = rounds_pb2.DOING_TRAINING, time.monotonic(), 1
@@ -289,56 +259,48 @@ class Worker:
         time.sleep(max(self.settings.pace_s - (time.monotonic() - begin), 0.0))
         self.losses = {name: nats for name, nats in record.items() if name.endswith("nats")}
         self.progress.steps += 1
-        for fragment in self.fragments:
-            fragment.progress.steps += 1
-            fragment.progress.sequences += machines * self.spec.config.sequences
+        self.progress.sequences += machines * self.spec.config.sequences
         self.busy_s += time.monotonic() - begin
         if time.monotonic() - self._saved_at > self.settings.save_every_s:
             self.save()
 
-    def _finish_round(self, fragment: Fragment) -> None:
-        """Save a round's update before it is sent; then it is the next fragment's turn."""
-        author = f"{self.run} {self.settings.name}"
-        fragment.finish(self.learner.weights(), self.losses, author)
-        self.trained += fragment is self.fragments[-1]
-        self._next_turn()
+    def _finish_round(self) -> None:
+        """Save a round's update before it is sent."""
+        self.rounds.finish(self.learner.weights(), self.losses, f"{self.run} {self.settings.name}")
+        self.trained += 1
         self.save()
-
-    def _next_turn(self) -> None:
-        self.progress.turn, self.progress.steps = (self.progress.turn + 1) % len(self.fragments), 0
 
     # Handing in
 
-    def _hand_in(self, fragment: Fragment) -> None:
+    def _hand_in(self) -> None:
         """Send a pending update until it was judged. Raises LeaseLostError, Interrupted, ServiceError."""
-        pending, payload = fragment.progress.pending, fragment.payload
+        pending, payload = self.progress.pending, self.rounds.payload
         if pending is None:
             return
         self.doing = rounds_pb2.DOING_SENDING
         submission = rounds_pb2.Submission(
             worker=self.settings.name,
             lease=self.place.lease,
-            fragment=fragment.index,
-            codec=self.rounds.up_codec(pending["round"]),
+            codec=self.run_settings.up_codec(pending["round"]),
             size=len(payload),
             sha256=hashlib.sha256(payload).digest(),
             **pending,
         )
         verdict = self.client.submit(submission, payload)
-        fragment.progress.pending, fragment.payload = None, b""
+        self.progress.pending, self.rounds.payload = None, b""
         if verdict.outcome == rounds_pb2.OUTCOME_REFUSED:
-            log.warning("round %d of %s was not taken: %s", pending["round"], fragment.name, verdict.reason)
+            log.warning("round %d of %s was not taken: %s", pending["round"], self.part, verdict.reason)
         else:
-            log.info("round %d of %s is handed in", pending["round"], fragment.name)
+            log.info("round %d of %s is handed in", pending["round"], self.part)
 
     def _report(self) -> rounds_pb2.BeatRequest:
-        fragment = self.progress.fragments[self.progress.turn]  # the first beats come before the model is built
+        progress = self.progress  # the first beats come before the model is built
         return rounds_pb2.BeatRequest(
             worker=self.settings.name,
             lease=self.place.lease,
             doing=self.doing,
-            round=max(fragment.finished, 0) if fragment.round is None else fragment.round,
-            steps=fragment.steps,
+            round=max(progress.finished, 0) if progress.round is None else progress.round,
+            steps=progress.steps,
             losses=self.losses,
             busy_seconds=self.busy_s,
             lived_seconds=time.monotonic() - self.joined_s,

@@ -1,8 +1,8 @@
-"""A worker's state: progress with each fragment, in one file from which it resumes after a kill at any instruction."""
+"""A worker's state: progress with its part, in one file from which it resumes after a kill at any instruction."""
 
 import hashlib
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -12,26 +12,12 @@ from stages.errors import ConfigError, ResumeError
 from trainer.blocks.config import SPARSE, RoundSettings
 from trainer.blocks.state import load_state, save_state
 from trainer.rounds.cache import CachedWeights
-from trainer.rounds.codecs import Shapes, Tensors, norm, subtract, with_feedback
+from trainer.rounds.codecs import Tensors, norm, subtract, with_feedback
 
 STATE_NAME = "worker.safetensors"
+FORMAT = 2  # of the state; 1, which did not say it, had fragments
 # Groups of tensors: the begin of a round, the version held, what the codec rounded away, and what is to be sent.
 BASE, HELD, CARRIED, PAYLOAD = "base", "held", "carried", "payload"
-
-
-@dataclass
-class FragmentProgress:
-    """A worker's progress with one fragment."""
-
-    finished: int = -1  # the last round that it has trained, or gave up
-    round: int | None = None  # the round that it is in; None between two
-    base_version: int = 0
-    steps: int = 0  # done in this round
-    sequences: int = 0  # that these steps have read
-    held_version: int = 0  # of the fragment, among the tensors
-    over: bool = False  # whether its last round is made
-    # Fields of the submission of an update that the coordinator has not judged yet; its payload is among the tensors.
-    pending: dict[str, Any] | None = None
 
 
 @dataclass
@@ -39,23 +25,24 @@ class WorkerProgress:
     """A worker's progress with its part."""
 
     part: str
-    turn: int = 0  # the fragment that is exchanged next
-    steps: int = 0  # done since the last exchange
-    fragments: list[FragmentProgress] = field(default_factory=lambda: [FragmentProgress()])
     incarnation: str = ""  # of the run
+    finished: int = -1  # the last round that it has trained, or gave up
+    round: int | None = None  # the round that it is in; None between two
+    base_version: int = 0
+    steps: int = 0  # done in this round
+    sequences: int = 0  # that these steps have read
+    held_version: int = 0  # of the part, among the tensors
+    # Fields of the submission of an update that the coordinator has not judged yet; its payload is among the tensors.
+    pending: dict[str, Any] | None = None
 
 
-class Fragment:
-    """One fragment of a worker's part, with rounds of its own; a part that travels whole is a single one."""
+class WorkerRounds:
+    """The rounds of a worker's part, in which it makes updates."""
 
-    def __init__(self, index: int, name: str, like: Shapes, settings: RoundSettings) -> None:
-        """:param name: in the ledger; :param like: shapes of its tensors."""
-        self.index, self.name, self.like, self.settings = index, name, like, settings
-        self.progress = FragmentProgress()
+    def __init__(self, progress: WorkerProgress, settings: RoundSettings) -> None:
+        self.progress, self.settings = progress, settings
         self.base = Tensors()
         self.carried, self.payload = Tensors(), b""  # what the codec left out of updates; the pending one
-        # True if this process has an order for the round that it is in.
-        self.has_order = False
 
     @property
     def in_round(self) -> int:
@@ -84,32 +71,31 @@ class Fragment:
     def finish(self, weights: Tensors, losses: dict[str, float], author: str) -> None:
         """Make the round's update, to be handed in. Raises ConfigError for weights that are not finite.
 
-        :param weights: of the whole part; :param losses: of the last step; :param author: run and worker.
+        :param losses: of the last step; :param author: run and worker.
         """
         progress = self.progress
         assert progress.round is not None
-        delta = subtract(self.base, {key: weights[key] for key in self.like})
+        delta = subtract(self.base, weights)
         if not norm(delta) < float("inf"):
-            raise ConfigError(f"{self.name}: weights are not finite after round {progress.round}; lower the rates")
+            raise ConfigError(f"{progress.part}: weights are not finite after round {progress.round}; lower the rates")
         self.payload, self.carried = with_feedback(self.settings, delta, self.carried, progress.round)
-        steps = min(progress.steps, self.settings.steps_per_round)
-        word = f"{author} {self.name} {progress.round} {hashlib.sha256(self.payload).hexdigest()}"
+        word = f"{author} {progress.part} {progress.round} {hashlib.sha256(self.payload).hexdigest()}"
         progress.pending = {
             # the same in every try; another for other work
             "id": f"r{progress.round}-{hashlib.sha256(word.encode()).hexdigest()[:32]}",
             "round": progress.round,
             "base_version": progress.base_version,
-            "steps": steps,
-            "sequences": progress.sequences * steps // max(progress.steps, 1),
+            "steps": progress.steps,
+            "sequences": progress.sequences,
             "losses": losses,
         }
         progress.finished, progress.round = progress.round, None
 
     def state(self, held: CachedWeights | None) -> dict[str, Tensors]:
-        """Tensors by group; :param held: the version that is held of it."""
+        """Tensors by group; :param held: the version that is held of the part."""
         groups = {CARRIED: self.carried}
         if self.progress.pending is not None:
-            groups[PAYLOAD] = {self.name: torch.frombuffer(bytearray(self.payload), dtype=torch.uint8)}
+            groups[PAYLOAD] = {self.progress.part: torch.frombuffer(bytearray(self.payload), dtype=torch.uint8)}
         if held is not None:
             groups[HELD] = held.tensors
             self.progress.held_version = held.version
@@ -117,14 +103,12 @@ class Fragment:
             groups[BASE] = self.base
         return groups
 
-    def restore(self, progress: FragmentProgress, groups: Mapping[str, Tensors]) -> CachedWeights | None:
-        """Take what `state` returned, from the groups of the whole part; returns the version that is held."""
-        mine = {name: {key: group[key] for key in self.like if key in group} for name, group in groups.items()}
-        self.progress = progress
+    def restore(self, progress: WorkerProgress, groups: Mapping[str, Tensors]) -> CachedWeights | None:
+        """Take what `state` returned; returns the version that is held."""
+        self.progress, held = progress, groups.get(HELD)
         if progress.pending is not None:
-            self.payload = groups[PAYLOAD][self.name].numpy().tobytes()
-        held = mine.get(HELD) or None
-        self.base, self.carried = mine.get(BASE) or held or {}, mine.get(CARRIED, {})
+            self.payload = groups[PAYLOAD][progress.part].numpy().tobytes()
+        self.base, self.carried = groups.get(BASE) or held or {}, groups.get(CARRIED, {})
         return CachedWeights(progress.held_version, held) if held else None
 
 
@@ -134,18 +118,20 @@ def save_worker(path: Path, run: str, progress: WorkerProgress, groups: dict[str
     :param groups: tensors by group and name.
     """
     tensors = {f"{group}/{name}": tensor for group, named in groups.items() for name, tensor in named.items()}
-    save_state(path, {**asdict(progress), "run": run}, tensors)
+    save_state(path, {**asdict(progress), "run": run, "format": FORMAT}, tensors)
 
 
 def load_worker(path: Path) -> tuple[str, WorkerProgress, dict[str, Tensors]]:
-    """Run, progress and groups of a state. Raises ResumeError when it is damaged."""
+    """Run, progress and groups of a state. Raises ResumeError when it is damaged, or of an older version."""
     record, tensors = load_state(path)
+    if (format_ := record.pop("format", 1)) != FORMAT:
+        raise ResumeError(f"{path} has the format {format_}, and this version reads {FORMAT}; delete it to begin anew")
     try:
-        run, fragments = record.pop("run"), [FragmentProgress(**fragment) for fragment in record.pop("fragments")]
+        run = record.pop("run")
         groups: dict[str, Tensors] = {}
         for key, tensor in tensors.items():
             group, _, name = key.partition("/")
             groups.setdefault(group, {})[name] = tensor
-        return run, WorkerProgress(**record, fragments=fragments), groups
+        return run, WorkerProgress(**record), groups
     except (KeyError, TypeError) as error:
         raise ResumeError(f"{path} is damaged ({error}); delete it to begin anew") from None

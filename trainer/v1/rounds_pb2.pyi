@@ -221,7 +221,7 @@ Global___File: _TypeAlias = File  # noqa: Y015
 
 @_typing.final
 class Weights(_message.Message):
-    """The weights of a part, or of a fragment of one: whole, or as differences to the version that the worker holds."""
+    """The weights of a part: whole, or as differences to the version that the worker holds."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -231,7 +231,6 @@ class Weights(_message.Message):
     WHOLE_FIELD_NUMBER: _builtins.int
     DIGEST_FIELD_NUMBER: _builtins.int
     part: _builtins.str
-    """PART, or PART.fN where the run has fragments"""
     version: _builtins.int
     whole: _builtins.bool
     digest: _builtins.str
@@ -266,7 +265,6 @@ class Held(_message.Message):
     PART_FIELD_NUMBER: _builtins.int
     VERSION_FIELD_NUMBER: _builtins.int
     part: _builtins.str
-    """or a fragment of one"""
     version: _builtins.int
     def __init__(
         self,
@@ -291,15 +289,12 @@ class NextRequest(_message.Message):
     AFTER_FIELD_NUMBER: _builtins.int
     WAIT_SECONDS_FIELD_NUMBER: _builtins.int
     HELD_FIELD_NUMBER: _builtins.int
-    FRAGMENT_FIELD_NUMBER: _builtins.int
     worker: _builtins.str
     lease: _builtins.str
     after: _builtins.int
     """the last round that this worker has finished, or will not do; none when not given"""
     wait_seconds: _builtins.float
     """at most 60"""
-    fragment: _builtins.int
-    """of the worker's part: each has rounds of its own"""
     @_builtins.property
     def held(self) -> _containers.RepeatedCompositeFieldContainer[Global___Held]: ...
     def __init__(
@@ -310,11 +305,10 @@ class NextRequest(_message.Message):
         after: _builtins.int | None = ...,
         wait_seconds: _builtins.float = ...,
         held: _abc.Iterable[Global___Held] | None = ...,
-        fragment: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_after", b"_after", "after", b"after"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_after", b"_after", "after", b"after", "fragment", b"fragment", "held", b"held", "lease", b"lease", "wait_seconds", b"wait_seconds", "worker", b"worker"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_after", b"_after", "after", b"after", "held", b"held", "lease", b"lease", "wait_seconds", b"wait_seconds", "worker", b"worker"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__after: _TypeAlias = _typing.Literal["after"]  # noqa: Y015
     _WhichOneofArgType__after: _TypeAlias = _typing.Literal["_after", b"_after"]  # noqa: Y015
@@ -371,7 +365,7 @@ Global___Pause: _TypeAlias = Pause  # noqa: Y015
 
 @_typing.final
 class End(_message.Message):
-    """The run is over, or the fragment's part of it."""
+    """The run is over, or the last round of the worker's part."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -396,12 +390,12 @@ class Order(_message.Message):
     COPIES_FIELD_NUMBER: _builtins.int
     round: _builtins.int
     steps: _builtins.int
-    """H; 0 where the fragment has made its last round, and only its weights are still of use"""
+    """H"""
     @_builtins.property
     def base(self) -> Global___Weights: ...
     @_builtins.property
     def copies(self) -> _containers.RepeatedCompositeFieldContainer[Global___Weights]:
-        """with the last fragment: of the other parts that this one is trained with"""
+        """of the other parts that this one is trained with"""
 
     def __init__(
         self,
@@ -607,7 +601,6 @@ class Submission(_message.Message):
     SIZE_FIELD_NUMBER: _builtins.int
     SHA256_FIELD_NUMBER: _builtins.int
     LOSSES_FIELD_NUMBER: _builtins.int
-    FRAGMENT_FIELD_NUMBER: _builtins.int
     worker: _builtins.str
     lease: _builtins.str
     id: _builtins.str
@@ -621,7 +614,6 @@ class Submission(_message.Message):
     codec: _builtins.str
     size: _builtins.int
     sha256: _builtins.bytes
-    fragment: _builtins.int
     @_builtins.property
     def losses(self) -> _containers.ScalarMap[_builtins.str, _builtins.float]:
         """of the last step, in nats"""
@@ -640,11 +632,10 @@ class Submission(_message.Message):
         size: _builtins.int = ...,
         sha256: _builtins.bytes = ...,
         losses: _abc.Mapping[_builtins.str, _builtins.float] | None = ...,
-        fragment: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["base_version", b"base_version", "codec", b"codec", "fragment", b"fragment", "id", b"id", "lease", b"lease", "losses", b"losses", "round", b"round", "sequences", b"sequences", "sha256", b"sha256", "size", b"size", "steps", b"steps", "worker", b"worker"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["base_version", b"base_version", "codec", b"codec", "id", b"id", "lease", b"lease", "losses", b"losses", "round", b"round", "sequences", b"sequences", "sha256", b"sha256", "size", b"size", "steps", b"steps", "worker", b"worker"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -780,23 +771,21 @@ Global___BeatRequest: _TypeAlias = BeatRequest  # noqa: Y015
 class BeatResponse(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
-    OPEN_ROUNDS_FIELD_NUMBER: _builtins.int
     ENDED_FIELD_NUMBER: _builtins.int
+    OPEN_ROUND_FIELD_NUMBER: _builtins.int
     ended: _builtins.bool
     """the run is over"""
-    @_builtins.property
-    def open_rounds(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
-        """of the worker's part, fragment by fragment"""
-
+    open_round: _builtins.int
+    """of the worker's part"""
     def __init__(
         self,
         *,
-        open_rounds: _abc.Iterable[_builtins.int] | None = ...,
         ended: _builtins.bool = ...,
+        open_round: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["ended", b"ended", "open_rounds", b"open_rounds"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["ended", b"ended", "open_round", b"open_round"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -947,7 +936,7 @@ class PartStatus(_message.Message):
     part: _builtins.int
     name: _builtins.str
     round: _builtins.int
-    """that is open; of several fragments, the first one"""
+    """that is open"""
     seconds_left: _builtins.float
     replicas: _builtins.int
     """workers that the plan has for it"""

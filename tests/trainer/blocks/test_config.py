@@ -49,10 +49,9 @@ def test_flags_win_over_the_file(tmp_path: Path) -> None:
         ("[architecture]\nwidth = 63", ".toml [architecture]: width 63 must be an even multiple of heads 4"),
         ("[rounds]\nreplicas = 2.0", "replicas must be a whole number from 1 to 1024, not 2.0"),
         ('[rounds]\ncodec = "int4"', "codec must be one of fp32, int8, e3m0, top7, top32, not 'int4'"),
+        ("[rounds]\nfragments = 1", "[rounds]: unknown setting 'fragments'"),
         ("[rounds]\nquorum = 1.5", "quorum must be a number from 0 to 1, not 1.5"),
         ("[rounds]\nouter_momentum = 1.0", "outer_momentum must be a number from 0 to 0.999, not 1.0"),
-        ('[rounds]\ncodec = "top32"\nfragments = 2', "codecs top7 and top32 are for whole parts: give fragments = 1"),
-        ("[rounds]\nfragments = 31", "31 fragments do not find room in a round of 30 steps"),
     ],
 )
 def test_a_bad_setting_is_named(tmp_path: Path, text: str, message: str) -> None:

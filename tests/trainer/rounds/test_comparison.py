@@ -13,7 +13,7 @@ from tests.trainer.small import tiny
 from trainer.blocks.config import RoundSettings
 from trainer.rounds.comparison import variants
 from trainer.rounds.simulation import SimulatedWorkers
-from trainer.rounds.spec import FragmentMap, boundaries, cut, settled
+from trainer.rounds.spec import settled
 
 Command = Callable[..., Any]
 SETTINGS = """
@@ -91,16 +91,3 @@ def test_fates_are_drawn_in_the_shares_that_were_asked_for() -> None:
     assert abs(fates.count("in time") / 2000 - 0.8 * 0.6) < 0.05
     assert SimulatedWorkers(slowness=(1.0, 3.0)).training_s(3, 10) == 30.0
     assert SimulatedWorkers(latency_s=0.5, up_mbps=8.0).up_s(1_000_000) == 1.5
-
-
-def test_fragments_cut_a_part_in_order_and_about_evenly() -> None:
-    like = {f"layer{i}": (10, 10) for i in range(6)} | {"head": (5,)}
-    pieces = cut(like, 3)
-    assert [name for names in pieces for name in names] == list(like)
-    assert [len(names) for names in pieces] == [3, 2, 2]
-    assert cut({"big": (1000,), "a": (1,), "b": (1,)}, 3) == (("big",), ("a",), ("b",))
-    assert cut(like, 1) == (tuple(like),)
-    assert boundaries(10, 3) == [3, 6, 10]
-    assert [FragmentMap.of({"p": like}, count).parts["p"] for count in (1, 2)] == [("p",), ("p.f0", "p.f1")]
-    with pytest.raises(ConfigError, match="3 fragments of 2 tensors"):
-        cut({"a": (1,), "b": (1,)}, 3)

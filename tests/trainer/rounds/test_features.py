@@ -77,7 +77,7 @@ def test_a_stage_that_is_fed_has_no_copies_of_those_before_it() -> None:
     assert held == [["stage-1", "stage-2"], ["stage-2"], []]
 
 
-@pytest.mark.parametrize("changes", [{"model": "ar"}, {"model": "chain"}, {"fragments": 2}])
-def test_only_parts_that_go_whole_and_together_get_features(changes: dict[str, Any]) -> None:
+@pytest.mark.parametrize("changes", [{"model": "ar"}, {"model": "chain"}, {"context_by": "copies"}])
+def test_only_stages_of_a_scorer_get_features(changes: dict[str, Any]) -> None:
     assert RoundSettings(model="scorer").by_features
     assert not RoundSettings(**{"model": "scorer", **changes}).by_features

@@ -163,5 +163,5 @@ def test_workers_that_follow_the_differences_have_what_was_published(codec: str)
         mine = receive(mine, difference, codec) if difference else ours.weights("p")  # type: ignore[arg-type]
         assert digest(mine) == digest(ours.weights("p"))
     assert ours.difference("p", 1) is None
-    exact = ours._fragments["p"].version.weights
+    exact = ours._parts["p"].version.weights
     assert sum(float((exact[n] - mine[n]).norm()) for n in exact) < 0.2

@@ -44,7 +44,7 @@ def play(ours: Ledger, *lengths: float, rounds: int = 1) -> Merged:
             way = add(add(WAY, OWN[2 * worker], 0.2), OWN[2 * worker + 1], -0.2)
             said = ours.accept(update(ours.round("p"), worker, delta=scale(way, length)), 1.0)
             assert said.kind == "accepted", said.reason
-        merged = ours.close("p", 1.0, lambda fragment, round_: distance)
+        merged = ours.close("p", 1.0, lambda part, round_: distance)
     return merged
 
 
@@ -155,12 +155,12 @@ def test_a_stage_is_scored_beside_what_its_workers_began_with() -> None:
     engine = Simulation(spec, corpus, SimulatedWorkers(latency_s=1e-6, up_mbps=0.01))
 
     class Watched(HeldOut):
-        def __call__(self, fragment: str, round_: int) -> Loss:
-            loss = super().__call__(fragment, round_)
+        def __call__(self, part: str, round_: int) -> Loss:
+            loss = super().__call__(part, round_)
             for worker in engine.workers:
-                for name, copy in worker.learner.part.copies.items() if worker.part == fragment else ():
-                    held = self.tasks[fragment].copies[name].state_dict()
-                    equal[fragment] += digest(dict(held)) == digest(dict(copy.state_dict()))
+                for name, copy in worker.learner.part.copies.items() if worker.part == part else ():
+                    held = self.tasks[part].copies[name].state_dict()
+                    equal[part] += digest(dict(held)) == digest(dict(copy.state_dict()))
             return loss
 
     engine.loss = Watched(spec, corpus, engine.ledger.weights, 0)
@@ -172,11 +172,11 @@ def test_what_a_round_began_with_outlasts_a_restart() -> None:
     settings, store, begun = RoundSettings(replicas=1), Store(), {"a": tensors(0), "b": tensors(1)}
     ours = Ledger(settings, begun, store, "run")
     ours.begin("b", 1.0)
-    ours.accept(update(fragment="b"), 1.0)
+    ours.accept(update(part="b"), 1.0)
     for number in range(KEPT_VERSIONS):
         for each in (ours, Ledger(settings, begun, store, "run")):
             each.begin("b", 1.0)  # the first one decides
             assert digest(each.weights("a", beside="b")) == digest(begun["a"])
-        ours.accept(update(number, fragment="a"), 1.0)
+        ours.accept(update(number, part="a"), 1.0)
         ours.close("a", 1.0)
     assert digest(ours.weights("a", beside="b")) != digest(begun["a"]), "that is kept no more"

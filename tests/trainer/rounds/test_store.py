@@ -51,7 +51,7 @@ def run() -> str:
             for worker in range(2):
                 delta = tensors(0, 0.1 - 0.2 * worker)
                 assert ledger.accept(update(number, worker, delta=delta), 1.0).kind in ("accepted", "duplicate")
-            ledger.close("p", 1.0, lambda fragment, round_: loss)
+            ledger.close("p", 1.0, lambda part, round_: loss)
         return digest(ledger.weights("p"))
 
 

@@ -100,7 +100,7 @@ class Network:
         ledger, now = self.ledger, self.coordinator.clock
         while not self.coordinator.schedule.ended:
             async with self.coordinator.ledger_lock:
-                due = all(ledger.due(fragment, now()) for fragment in ledger.fragments())
+                due = all(ledger.due(part, now()) for part in self.spec.parts)
             if due:
                 await self.coordinator.step()
             await asyncio.sleep(0.01)

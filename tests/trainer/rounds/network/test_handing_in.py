@@ -48,7 +48,6 @@ def test_late_work_is_judged_by_rule(network: Start) -> None:
         ({"round": 3}, "this run has rounds 0 to 2"),
         ({"base_version": 1}, "round 0 from version 1"),
         ({"sequences": 257}, "2 steps do not see 257 sequences"),
-        ({"fragment": 1}, "no fragment 1: parts of this run have 1"),
         ({"id": "a/b"}, "submission id 'a/b' must be"),
         ({"losses": {"a": math.inf}}, "a loss must be a finite number"),
     ],

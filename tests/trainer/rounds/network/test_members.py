@@ -61,11 +61,11 @@ def test_who_comes_again_has_its_place_and_a_new_lease(members: Members) -> None
 
 def test_a_place_whose_worker_is_gone_goes_to_another(members: Members) -> None:
     gone = members.join("a", 0, 0.0)
-    gone.has_finished("block-0", 3)
+    gone.has_finished(3)
     members.join("b", 0, 8.0)
     taken = members.join("c", 0, 12.0)
     assert taken.place == gone.place
-    assert taken.done("block-0") == 3, "what was handed in from the place is not asked for again"
+    assert taken.finished == 3, "what was handed in from the place is not asked for again"
     assert refusal(members.called, "a", gone.lease, 12.0).code is grpc.StatusCode.ABORTED
 
 
@@ -94,33 +94,33 @@ def test_places_outlive_the_coordinator(members: Members) -> None:
     members.leave(b)
     members.store.save_members(members.records())
     again = Members(members.store, 2, 2, 10.0, 1000.0)
-    again.remember("a", 0, "block-0", 5)
-    assert again.called("a", a.lease, 1000.0).finished == {"block-0": 5}
+    again.remember("a", 0, 5)
+    assert again.called("a", a.lease, 1000.0).finished == 5
     assert again.present(1, 1000.0) == 0
 
 
 def test_what_a_place_has_handed_in_outlives_its_worker_and_the_coordinator(members: Members) -> None:
     first = members.join("a", 0, 0.0)
-    first.has_finished("block-0", 3)
+    first.has_finished(3)
     members.leave(first)
     members.join("b", 0, 0.0), members.join("c", 0, 0.0)
     members.store.save_members(members.records())
     again = Members(members.store, 2, 2, 10.0, 0.0)
-    assert sorted(member.done("block-0") for member in again) == [-1, 3]
+    assert sorted(member.finished for member in again) == [-1, 3]
 
 
 def test_who_works_on_a_closed_round_is_late_until_its_update_has_come(members: Members) -> None:
     member = members.join("ann", None, 0.0)
-    assert not member.is_late("p", 0)
+    assert not member.is_late(0)
     member.begins(3)
-    assert (member.is_late("p", 3), member.is_late("p", 4)) == (False, True)
+    assert (member.is_late(3), member.is_late(4)) == (False, True)
     member.beat = rounds_pb2.BeatRequest(doing=rounds_pb2.DOING_TRAINING, round=3, steps=5)
-    assert member.is_late("p", 4)
-    member.has_finished("p", 3)
-    assert (member.is_late("p", 4), member.beat.doing) == (False, rounds_pb2.DOING_WAITING)
-    assert member.is_late("p", 5), "it does not come for more"
+    assert member.is_late(4)
+    member.has_finished(3)
+    assert (member.is_late(4), member.beat.doing) == (False, rounds_pb2.DOING_WAITING)
+    assert member.is_late(5), "it does not come for more"
     member.begins(4)
-    member.has_finished("p", 3)  # told again
+    member.has_finished(3)  # told again
     assert member.beat.doing == rounds_pb2.DOING_FETCHING
 
 

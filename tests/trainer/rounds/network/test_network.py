@@ -23,10 +23,8 @@ from trainer.rounds.store import audit
         {"codec": "int8", "down_codec": "int8"},
         {"codec": "top32", "down_codec": "top7"},
         {"outer_rate": 0.7, "outer_momentum": 0.9},
-        {"fragments": 2, "steps_per_round": 3},
-        {"fragments": 2, "codec": "e3m0"},
     ],
-    ids=["plain", "int8 both ways", "sparse both ways", "nesterov", "fragments", "sparse fragments"],
+    ids=["plain", "int8 both ways", "sparse both ways", "nesterov"],
 )
 def test_four_workers_make_the_weights_of_one_process(network: Start, rounds: dict[str, Any]) -> None:
     net = network(**rounds)
@@ -35,15 +33,14 @@ def test_four_workers_make_the_weights_of_one_process(network: Start, rounds: di
     engine = Simulation(net.spec, corpus, SimulatedWorkers())
     engine.run()
     for part, expected in engine.published().items():
-        found = net.spec.fragments.whole(part, net.ledger.weights)
+        found = net.ledger.weights(part)
         assert found.keys() == expected.keys()
         assert all(torch.equal(tensor, expected[name]) for name, tensor in found.items())
-    assert [net.ledger.round(fragment) for fragment in net.ledger.fragments()] == [3] * len(net.ledger.fragments())
-    merged = 12 * net.spec.config.rounds.fragments
+    assert [net.ledger.round(part) for part in net.spec.parts] == [3, 3]
     found = audit(net.out / "rounds")
-    assert (found.problems, found.accepted, found.merged) == ([], merged, merged)
+    assert (found.problems, found.accepted, found.merged) == ([], 12, 12)
     codecs = [CODECS[net.spec.config.rounds.up_codec(round_)] for round_ in range(3)]
-    one_replica = sum(codec.size(like) for codec in codecs for like in net.spec.fragments.like.values())
+    one_replica = sum(codec.size(like) for codec in codecs for like in net.spec.shapes.values())
     assert net.coordinator.received_bytes == 2 * one_replica
 
 
@@ -51,7 +48,6 @@ def test_four_workers_make_the_weights_of_one_process(network: Start, rounds: di
     "rounds",
     [
         {"model": "scorer", "context_by": "copies", "down_codec": "e3m0"},
-        {"model": "scorer", "fragments": 2},
         {"model": "ar"},
     ],
 )
@@ -62,7 +58,7 @@ def test_every_kind_of_run_comes_to_its_end(network: Start, rounds: dict[str, An
     until(lambda: net.coordinator.schedule.ended)
     found = audit(net.out / "rounds")
     assert found.problems == []
-    assert found.merged == 2 * len(net.ledger.fragments())
+    assert found.merged == 2 * len(net.spec.parts)
 
 
 # What a run publishes, and when.

@@ -54,7 +54,7 @@ def test_an_order_is_of_the_round_that_is_open_when_it_is_made(network: Start, m
 
     monkeypatch.setattr(net.coordinator, "_filled", made_late)
     order = net.stub.Next(rounds_pb2.NextRequest(worker="hand", lease=place.lease), timeout=PATIENCE_S).order
-    assert (order.round, order.base.version, net.ledger._fragments["block-0"].beside["block-0"]) == (1, 1, 1)
+    assert (order.round, order.base.version, net.ledger._parts["block-0"].beside["block-0"]) == (1, 1, 1)
 
 
 def test_who_watches_sees_parts_and_workers(network: Start) -> None:
@@ -62,7 +62,7 @@ def test_who_watches_sees_parts_and_workers(network: Start) -> None:
     place = net.join(part=1)
     beat = rounds_pb2.BeatRequest(worker="hand", lease=place.lease, doing=rounds_pb2.DOING_TRAINING, steps=1)
     beat.losses["denoise_nats"] = 2.5
-    assert net.stub.Beat(beat, timeout=PATIENCE_S).open_rounds == [0]
+    assert net.stub.Beat(beat, timeout=PATIENCE_S).open_round == 0
     link = net.link()
     update = next(link.watch(1.0))
     assert [(p.name, p.round, p.present, p.replicas) for p in update.parts] == [

@@ -67,11 +67,8 @@ def machine(tmp_path: Path, unused_port: int) -> Iterator[Machine]:
         stop.set()
 
 
-@pytest.mark.parametrize("rounds", [{"model": "ar"}, {"model": "ar", "fragments": 2}])
-def test_a_whole_site_makes_the_weights_of_one_worker_with_all_its_text(
-    network: Start, machine: Machine, rounds: dict[str, Any]
-) -> None:
-    net = network(config, replicas=1, **rounds)
+def test_a_whole_site_makes_the_weights_of_one_worker_with_all_its_text(network: Start, machine: Machine) -> None:
+    net = network(config, replicas=1, model="ar")
     jobs = [machine(number, net) for number in range(3)]
     assert [job.result(WITHIN_S) for job in jobs] == [3, 6, 6]
     accepted = [record for record in net.ledger.store.records() if record["kind"] == "accepted"]
@@ -82,7 +79,7 @@ def test_a_whole_site_makes_the_weights_of_one_worker_with_all_its_text(
     engine = Simulation(spec, joined, SimulatedWorkers())
     engine.run()
     expected = engine.published()["ar"]
-    found = net.spec.fragments.whole("ar", net.ledger.weights)
+    found = net.ledger.weights("ar")
     for name, tensor in expected.items():
         torch.testing.assert_close(found[name], tensor, rtol=0, atol=1e-5)
 
@@ -125,7 +122,7 @@ def test_a_machine_that_is_killed_costs_its_share_until_it_is_back(tmp_path: Pat
         def in_the_middle() -> bool:
             """Whether the site has made some steps of a round."""
             try:
-                progress = load_worker(tmp_path / "m0" / STATE_NAME)[1].fragments[0]
+                progress = load_worker(tmp_path / "m0" / STATE_NAME)[1]
             except (ResumeError, RuntimeError):
                 return False  # it was replaced meanwhile: safetensors opens a file twice
             return progress.round is not None and 3 <= progress.steps < STEPS / 2

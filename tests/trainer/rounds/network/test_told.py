@@ -23,7 +23,6 @@ COORDINATE = ["train", "coordinate", "--listen", "127.0.0.1:0"]
         ([*COORDINATE, "--lease", "0"], "--lease must be from 0.5"),
         ([*COORDINATE, "--publish-every", "0"], "--publish-every must be at least 1"),
         ([*COORDINATE, "--config", "H0"], "steps_per_round must be a whole number from 1"),
-        ([*COORDINATE, "--config", "pieces"], "a fragment has at least one; give fewer"),
         (["train", "status", "127.0.0.1:1", "--once"], "no coordinator answers at 127.0.0.1:1"),
     ],
 )
@@ -32,10 +31,6 @@ def test_commands_say_what_is_wrong(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "H0").write_text("[rounds]\nsteps_per_round = 0")
-    (tmp_path / "pieces").write_text(
-        "[rounds]\nfragments = 256\nsteps_per_round = 256\n"
-        "[architecture]\nlayers = 1\nwidth = 16\nheads = 2\n[noise]\npartition = 'equal_probability'"
-    )
     outcome = onesweep(*arguments)
     assert sentence in outcome.message
     assert outcome.code in (1, 2)
