@@ -129,15 +129,6 @@ def test_those_to_avoid_are_taken_where_there_is_no_other() -> None:
     assert names(even(), ("a", "a", "b", "x")) == "b y"
 
 
-def test_requests_share_hosts_that_are_alike() -> None:
-    links, ways = even(), list[str | None]()
-    for _ in range(4):
-        ways.append(names(links))
-        for link in links:
-            link.sessions += link.entry.name in (ways[-1] or "")
-    assert ways == ["a x", "b y", "a x", "b y"]
-
-
 def test_a_link_that_failed_is_gone_round() -> None:
     suspects = Suspects()
     suspects.add("a", "x", now_s=100.0)
