@@ -48,10 +48,10 @@ def test_a_whole_run(bundle: Path, python_docs: Path, tmp_path: Path, capsys: py
     record = json.loads((tmp_path / "q.json").read_text())
     rows = {row["mode"]: row for row in record["rows"]}
     assert list(rows) == [
-        "sweep:steps=2:temperature=0.5",
-        "sweep:steps=2:temperature=1.0",
-        "chunked:chunk=5:steps=1:temperature=0.5",
-        "chunked:chunk=5:steps=1:temperature=1.0",
+        "sweep:temperature=0.5:steps=2",
+        "sweep:temperature=1.0:steps=2",
+        "chunked:chunk=5:temperature=0.5:steps=1",
+        "chunked:chunk=5:temperature=1.0:steps=1",
         HUMAN,
     ]
     assert [row["sweeps"] for row in rows.values()] == [1, 1, 4, 4, None]
