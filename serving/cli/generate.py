@@ -14,7 +14,7 @@ from serving.cli.parser import gone
 from serving.client.result import Result
 from serving.client.variants import all_variants, comparison, parse_variants, run_variants
 from serving.modes import COPY, MODES, NO_COPY, WITHOUT_HOSTS
-from serving.router.request import DEFAULT_ROUTER, DEFAULT_TIMEOUT_S, ROUTER_HELP, SETTINGS, Request
+from serving.router.request import DEFAULT_ROUTER, DEFAULT_TIMEOUT_S, ROUTER_HELP, SETTINGS, Request, mode_problem
 from stages.errors import InputError, ServiceError, one_of, printable
 from stages.progress import ProgressLine, ticking
 from stages.settings import add_flags
@@ -51,7 +51,7 @@ def wait_ready(options: argparse.Namespace, *modes: str | None) -> None:
     Nobody waits unasked where no router answers and none was started here, for one that wants another token, where no
     machine holds some blocks, or longer than LOST_S for a host that does not run. Raises OnesweepError where a request
     would learn no more."""
-    from serving.cli.deployment import LACKING, NO_TOKEN, SILENT, NothingUp, answers_of
+    from serving.cli.deployment import LACKING, NO_TOKEN, ROUTER, SILENT, NothingUp, answers_of, deployment_here
     from serving.cli.machines import served_here
 
     wait_s = WAIT_S if options.wait is None else options.wait
@@ -59,7 +59,11 @@ def wait_ready(options: argparse.Namespace, *modes: str | None) -> None:
         raise InputError(f"--wait must be 0 or more seconds, not {wait_s}")
     most_s = min(wait_s, getattr(options, "timeout_s", wait_s)) if options.wait is None else wait_s
     deadline, answer_s = time.monotonic() + most_s, min(ANSWER_S, most_s or ANSWER_S)
-    may_come = options.wait is not None or router_here(options.router)[1] is not None
+    here = deployment_here(options.router)
+    may_come = options.wait is not None or here is not None
+    if here is not None and (ended := here.ended().get(ROUTER)) and options.wait is None:
+        remedy = "`onesweep down`, then `onesweep up --detach`, starts all of them anew"
+        raise ServiceError(f"the router at {here.topology.router} ended {ended}; {remedy}")
     lost_until = math.inf
     with client_of(options) as client, closing(ProgressLine()) as progress:
         for reason in answers_of(client, answer_s):
@@ -196,6 +200,10 @@ def run_compare(options: argparse.Namespace) -> int:
             variants = all_variants(status, options.scorer)
             if COPY not in status.modes:
                 print(f"{COPY} is left out: {NO_COPY}", file=sys.stderr)
+        for name, value in settings.items():  # one that some of them take is dropped where others do not
+            given = {"max_distance": settings.get("max_distance"), name: value}
+            if all(problems := [mode_problem(variant.mode, given) for variant in variants]) and problems:
+                raise InputError(problems[0])
         outcomes = run_variants(client, options.prompt, variants, settings | {"timeout_s": options.timeout_s})
     if options.json:
         rows = {m: {"mode": m, "error": o} if isinstance(o, str) else o.as_json() for m, o in outcomes.items()}

@@ -205,8 +205,9 @@ def given_in(message: router_pb2.GenerateRequest) -> dict[str, Any]:
 def bounds_problem(f: Field[Any], value: object) -> str:
     """Why a setting cannot be `value`, for the client and for the router; empty where it can."""
     if f.metadata.get("name"):
-        word = str(value)
-        return "" if word.isascii() else f"unknown {f.name} {word!r}: its name has letters that no {f.name} has"
+        if not isinstance(value, str):
+            return f"{f.name} must be text, not {value!r}"
+        return "" if value.isascii() else f"unknown {f.name} {value!r}: its name has letters that no {f.name} has"
     bounds, decimal = f.metadata["bounds"], kind_of(f) is float
     if not isinstance(value, int | float) or not (decimal or isinstance(value, int)):
         return f"{f.name} must be a {'' if decimal else 'whole '}number, not {value!r}"

@@ -9,7 +9,7 @@ import math
 from collections.abc import Collection, Iterable, Sequence
 from typing import TYPE_CHECKING
 
-from stages.wire.status import Code, StatusError, aborted, invalid, unavailable
+from stages.wire.status import Code, StatusError, aborted, failed_precondition, invalid, unavailable
 
 if TYPE_CHECKING:
     from serving.router.active_release import ActiveRelease
@@ -98,7 +98,11 @@ class RolloutState:
         if unknown := [name for name in without if name not in names]:
             raise invalid(f"there is no host {unknown[0]!r} to do without; there are {', '.join(names)}")
         self.joining = [link for link in links if link.entry.name not in without]
-        for link in self.joining:
+        held = {block for link in self.joining for block in link.entry.blocks}
+        if lacking := {block for link in links for block in link.entry.blocks} - held:
+            raise failed_precondition(f"without {', '.join(without)} no host holds block {min(lacking)}")
+        # one that does not answer comes first: those before it in the ring are not ready for that
+        for link in sorted(self.joining, key=lambda link: link.relay.rtt_ms is not None):
             if link.problem:
                 raise unavailable(
                     f"{link.problem}; put that right, or deploy with --without {link.entry.name}: it gets the release "

@@ -238,7 +238,7 @@ class RouterService(router_pb2_grpc.RouterServiceServicer):
         """Whatever is deployed meanwhile, a request ends on the release that it began with."""
         record.space, record.caller = key.space(self.ring.owner), key.name
         record.batch = batch = is_batch(request)
-        size, most = prompt_bytes(request), request.max_bytes or request.max_tokens
+        size, most = prompt_bytes(request), request.max_bytes or TOKEN_BYTES * request.max_tokens
         async with self._placed(PlaceRequest(key, size + most, record.left_s, batch)) as place:
             place.spent_bytes += size
             served = self.rollout.current

@@ -152,7 +152,7 @@ SERVERS = [
     ("compare x --router {lonely} --wait 0", 1, "nothing can be compared, the router is not ready"),
     ("compare x --router {lonely} --modes local", 2, "the router has no local model"),
     ("chat x --router {lonely} --mode local", 2, "the router serves no mode that could answer"),
-    ("compare x --router {ring} --modes resample:scroer", 2, "did you mean scorer?"),
+    ("compare x --router {ring} --modes ar --budget-ms 9", 2, "mode ar does not take budget_ms"),
     ("generate x --router {nobody} --mode swep", 2, "unknown mode 'swep' (did you mean sweep?); choose from sweep, "),
     ("chat x --router {nobody} --temperature -1", 2, "temperature must be from 0 to"),
     ("generate x --router {ring} --set steps=4", 2, "mode auto chooses steps itself: leave it out, or name a mode"),

@@ -66,17 +66,19 @@ async def test_a_deployment_is_alone_and_ends_where_it_began(state: RolloutState
 
 async def test_what_was_there_stays_where_a_deployment_fails(state: RolloutState) -> None:
     has, lacks, down = link_to("a", "old", "new"), link_to("b", "old"), link_to("c")
-    down.problem = "c is down"
+    has.problem, down.problem, down.relay.rtt_ms = "a waits for c", "c is down", None
     links = [has, lacks, down]
     state.begin("deployment begins")
     assert not state.offered("old", links, ())
     for without, code, says in (
         ([], Code.UNAVAILABLE, "c is down; put that right, or deploy with --without c"),
         (["d"], Code.INVALID_ARGUMENT, "there is no host 'd' to do without; there are a, b, c"),
+        (["a", "b", "c"], Code.FAILED_PRECONDITION, "without a, b, c no host holds block 0"),
     ):
         with pytest.raises(StatusError, match=says) as caught:
             state.offered("new", links, without)
         assert caught.value.code is code
+    has.problem = ""
     assert state.offered("new", links, ["c"])
     brought_by(links, state.current)
     state.received("new")
