@@ -14,7 +14,7 @@ import numpy as np
 import torch
 
 from loadtest.simulation.loop import CALLER, here
-from loadtest.simulation.schedule import PlannedFault
+from loadtest.simulation.schedule import STAGES, PlannedFault
 from serving.router.active_release import RouterParts
 from serving.router.answer import ReferenceVerifier
 from serving.router.host_link import Attempt, HostLink, HostPath
@@ -35,13 +35,18 @@ from stages.host.next_hosts import Subscribers
 from stages.host.parts import HostPlan, Parts, load_parts, plan_host
 from stages.model.architecture import Architecture
 from stages.model.block import Block, Codes
-from stages.model.partition import NoisePartition
+from stages.model.partition import NoisePartition, equal_probability
 from stages.model.pipeline import ArModel
+from stages.pictures.part import PictureArchitecture, PictureKind, PicturePart
 from stages.v1 import stage_pb2
 from stages.wire.messages import work_of
 from stages.wire.status import StatusError, internal
 
 PASS_S, LOAD_S = 0.002, 0.3  # virtual time of a pass, and in which a host reads a release
+SIGMAS = 0.002, 80.0  # the least and the largest, of pictures
+PICTURES = PictureArchitecture(
+    height=8, width=8, channels=1, classes=("zero", "one"), patch=2, layers=1, features=32, heads=2, condition_dim=32
+)
 ARCHITECTURE = Architecture(parts=3, layers=1, width=32, heads=2, context_length=512, code_dim=32, condition_dim=16)
 
 
@@ -49,9 +54,9 @@ class Remembered:
     """A runner that computes each distinct input once: all that a call is given, with every number of the caches that
     it sees. Schedules ask for the same texts again and again."""
 
-    def __init__(self, runner: Any) -> None:  # noqa: ANN401 - a BlockRunner or a StageRunner
+    def __init__(self, runner: Any) -> None:  # noqa: ANN401 - a BlockRunner, a StageRunner or a PictureRunner
         self._runner, self._known = runner, dict[bytes, tuple[list[Any], list[Any]]]()
-        for name in ("read", "next_byte", "denoise", "branch"):
+        for name in ("read", "next_byte", "denoise", "branch", "evaluate"):
             setattr(self, name, partial(self._once, name))
 
     def __getattr__(self, name: str) -> Any:  # noqa: ANN401
@@ -102,8 +107,28 @@ class TinyRelease:
                 manifest = Manifest("ar", model.architecture, (None,) * parts, probe_text=PROBE_TEXT)
                 write_manifest(directory / name, manifest)
                 save_ar(directory / name, model)
+        return cls._read(directory)
+
+    @classmethod
+    def drawing(cls, directory: Path) -> TinyRelease:
+        """One that draws, in modes chain and steps."""
+        generator = torch.Generator().manual_seed(0)
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(0)
+            kinds: dict[PictureKind, int] = {"chain": PICTURES.parts, "steps": 1}
+            for kind, blocks in kinds.items():
+                partition, hidden = equal_probability(blocks, *SIGMAS), None
+                manifest = Manifest(kind, PICTURES, (None,) * PICTURES.parts, partition=partition)
+                write_manifest(directory / kind, manifest)
+                for index in range(PICTURES.parts):
+                    part = _shaken(PicturePart(PICTURES, index, kind), generator)
+                    hidden = save_part(directory / kind, part, hidden)
+        return cls._read(directory)
+
+    @classmethod
+    def _read(cls, directory: Path) -> TinyRelease:
         backend = Backend()
-        parts_of = [load_parts(plan_host(directory, (block,)), backend) for block in range(a.parts)]
+        parts_of = [load_parts(plan_host(directory, (block,)), backend) for block in range(len(STAGES))]
         contents, router = read_release_manifest(directory), RouterParts.read(directory)
         for runners in (runners for parts in parts_of for runners in parts.runners.values()):
             runners |= {index: Remembered(runner) for index, runner in runners.items()}
@@ -133,7 +158,7 @@ def held(known: Sequence[TinyRelease], plan: HostPlan) -> Parts:
     return parts
 
 
-def _shaken(module: Any, generator: torch.Generator) -> Any:  # noqa: ANN401 - a Block or an ArModel
+def _shaken(module: Any, generator: torch.Generator) -> Any:  # noqa: ANN401 - a Block, an ArModel or a PicturePart
     """Weights so large that every byte of the context shows in the output."""
     with torch.no_grad():
         for parameter in module.parameters():
@@ -299,7 +324,7 @@ class WatchedRing(Ring):
         seen = self.tries.get(event.session)
         if seen is not None and event.session not in self._attempts:
             seen.beyond += event.number > seen.number
-        elif seen is not None and not event.HasField("fault"):
+        elif seen is not None and not event.HasField("fault") and not event.pictures.preview:
             self._results += 1
             seen.number, seen.heard_s = max(seen.number, event.number), monotonic()
             if event.scores.nats:

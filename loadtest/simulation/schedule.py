@@ -24,6 +24,7 @@ SLOW_LINK_S, FLAP_S, JUMP_S = 0.3, 0.75, (1.0, 4.0)  # what a slow link takes mo
 DEPLOY_EVERY = TRAIN_EVERY = ALONE_EVERY = LIE_EVERY = DATE_EVERY = 8
 # In another a stage has one host only, in another a host lies, and in another a machine has a wrong date.
 TRAIN_AT, ALONE_AT, LIE_AT, DATE_AT = 4, 2, 6, 7
+DRAW_EVERY, DRAW_AT = 16, 13  # of so many one asks for pictures: one without deployments, lies or wrong dates
 AHEAD_S = {"day": 86_400.0, "month": 31 * 86_400.0}
 
 
@@ -142,6 +143,7 @@ class Schedule:
     faults: tuple[PlannedFault, ...]
     deploy_at_s: float | None = None  # when the other release is deployed, if it is
     trains: bool = False  # it is a training, and no requests come
+    draws: bool = False  # its requests are for pictures, and a case is one of those
     second_tries: float = HEDGES  # that each router may make
 
 
@@ -227,7 +229,9 @@ def make_schedule(seed: int, cases: int, is_scripted: bool = False) -> Schedule:
         times_s = chance.uniform(0, BEGIN_S), chance.uniform(KINDS["day"].least_s, KINDS["day"].most_s)
         faults.append(PlannedFault(chance.choice(list(AHEAD_S)), (chance.choice(harmed),), *times_s))
     faults.sort(key=lambda fault: fault.at_s)
-    return Schedule(seed, tuple(map(tuple, requests)), known, tuple(faults), deploy_at_s, second_tries=second_tries)
+    draws = seed % DRAW_EVERY == DRAW_AT and not is_scripted
+    planned = tuple(map(tuple, requests)), known, tuple(faults), deploy_at_s
+    return Schedule(seed, *planned, draws=draws, second_tries=second_tries)
 
 
 def _training(seed: int, chance: random.Random) -> Schedule:

@@ -38,7 +38,7 @@ from loadtest.simulation.schedule import (
     make_schedule,
 )
 from loadtest.simulation.training import Training, TrainingWorld, train
-from loadtest.simulation.world import CASES, RequestOutcome, ScheduleRun, World
+from loadtest.simulation.world import CASES, DRAWINGS, RequestOutcome, ScheduleRun, World
 from serving.cli.deploy import SWITCHED
 from serving.router.paths import HEDGES
 from serving.router.topology import HostEntry, Topology
@@ -65,7 +65,7 @@ class Weights:
         """:param directory: for their files."""
         torch.set_num_threads(1)
         self.releases = [TinyRelease.made(directory / name, seed) for seed, name in enumerate(("before", "after"))]
-        self.training = Training.made(directory / "training")
+        self.drawing, self.training = TinyRelease.drawing(directory / "draws"), Training.made(directory / "training")
         self.topology = Topology(
             tuple(
                 HostEntry(name, f"10.0.0.{i + 1}:7701", (i // REPLICAS,), f"10.0.0.{i + 1}:7701")
@@ -90,7 +90,8 @@ class Weights:
                 world = TrainingWorld(loop, self.training, directory)
                 job = train(world, schedule)
             else:
-                world = World(loop, self.topology, self.releases[is_second:], schedule, directory)
+                releases = [self.drawing] if schedule.draws else self.releases[is_second:]
+                world = World(loop, self.topology, releases, schedule, directory)
                 job = _run(world, schedule)
             connect: Any = partial(MemoryChannel, world.network)
             before = channel.connect, os.fsync, time.time
@@ -109,11 +110,12 @@ class Weights:
         """The outcome of each case by each release without faults, one request after the other."""
         requests = (tuple(Asked(case, 0.0) for case in range(len(CASES))),)
         plain, found = Schedule(-1, requests, (ROUTER_NAMES[:1],), ()), []
-        for is_second in (False, True):
-            run = self.run(plain, is_second)
+        draws = replace(plain, requests=(requests[0][: len(DRAWINGS)],), draws=True)
+        for schedule, is_second in ((plain, False), (plain, True), (draws, False)):
+            run = self.run(schedule, is_second)
             assert all(each.status == "OK" and not each.replays for each in run.outcomes), run
             found.append(run.outcomes)
-        return list(zip(*found, strict=True))
+        return [*zip(*found[:2], strict=True), *zip(found[2])]
 
 
 @dataclass
@@ -127,6 +129,7 @@ class Found:
     fates: Counter[str] = field(default_factory=Counter)
     faults: Counter[str] = field(default_factory=Counter)
     trainings: int = 0
+    drawings: int = 0
     deploys: Counter[str] = field(default_factory=Counter)
     failing: Schedule | None = None
     trouble: tuple[str, ...] = ()
@@ -137,6 +140,7 @@ class Found:
         self.replays += sum(each.replays for each in run.outcomes)
         self.faults.update(fault.kind for fault in schedule.faults)
         self.trainings += schedule.trains
+        self.drawings += len(run.outcomes) * schedule.draws
         self.deploys[{None: "none", "": "done"}.get(run.deploy, "given up")] += 1
         releases = 1 if schedule.deploy_at_s is None else None
         self.fates.update(fate_of(each, answers[each.case][:releases], schedule) for each in run.outcomes)
@@ -153,7 +157,7 @@ def fate_of(outcome: RequestOutcome, answers: Sequence[RequestOutcome], schedule
     lies = [fault for fault in schedule.faults if fault.kind == "lie"]
     if "bytes a day" in outcome.said or (outcome.status == "DATA_LOSS" and lies):
         return "refused"  # its client knows that the text is wrong
-    if not begun or (is_whole and outcome.text != begun[0].text):
+    if not begun or (is_whole and outcome.text != begun[0].text) or not outcome.previews <= begun[0].previews:
         return "wrong"
     answer = begun[0]
     if is_whole and not (outcome.told >= answer.told if lies else outcome.told == answer.told):  # liars told more
@@ -181,7 +185,8 @@ def fate_of(outcome: RequestOutcome, answers: Sequence[RequestOutcome], schedule
     gone = {name for fault in recent if outcome.begun_s < fault.end_s + BACK_S for name in fault.targets}
     has_no_way |= any({f"{stage}-{i + 1}" for i in range(REPLICAS)} <= gone for stage in STAGES)
     delay_s = sum(met.values()) + (NO_WAY_S if has_no_way or (has_waited and outcome.replays) else 0.0)
-    delay_s += sum(answer.took_s for fault in met if not fault.stages)  # another router begins anew
+    anew = [fault for fault in met if schedule.draws or not fault.stages]  # as another router does, and all pictures
+    delay_s += answer.took_s * len(anew)
     drafts = outcome.mode == "ar-speculative"  # as long as it pays, by what drafts took before
     delay_s += KINDS["lie"].delay_s * len(lies)  # audits
     usual_s = answer.took_s * (1 + (drafts and any(fault.kind in ("slow", *SILENT_KINDS) for fault in schedule.faults)))
@@ -285,7 +290,7 @@ def report(found: Found, seconds: float, command: str) -> BenchReport:
         f"{found.schedules} schedules, {minute:.0f} a minute of one processor",
         f"{found.requests} requests: {fates}; {found.replays} replays",
         f"{counted(found.deploys['done'], 'deployment')}, {found.deploys['given up']} given up; "
-        f"{counted(found.trainings, 'training')}",
+        f"{counted(found.trainings, 'training')}; {counted(found.drawings, 'request')} for pictures",
     ]
     if found.failing is not None:
         lines += [f"seed {found.failing.seed} fails, with the faults that it needs:"]

@@ -77,15 +77,22 @@ CASES = tuple(
     for i, prompt in enumerate(PROMPTS)  # of all modes, each text of another length
 )
 CASES += tuple(Case("ar", prompt, 200, 8, {"logprobs": 1, "score_prompt": True}) for prompt in PROMPTS[2:])
+# Pictures: the prompt is a class. Of a size that a router has a usual time for.
+DRAWINGS = tuple(
+    Case(mode, name, 100 + i, 0, {"levels": 4, "pictures": 2, "codec": codec})
+    for i, (mode, codec) in enumerate((("chain", "int8"), ("chain", "fp32"), ("steps", "int8"), ("steps", "fp32")))
+    for name in ("zero", "one")
+)
+PACES = *MODEL_KINDS, "pictures by chain, 2^4", "pictures by steps, 2^4"
 
 
 @dataclass(frozen=True)
 class RequestOutcome:
     """A request, as its client saw it."""
 
-    case: int
+    case: int  # of CASES, and DRAWINGS after them
     status: str  # OK, LEFT where the client went, or a status of gRPC
-    text: bytes
+    text: bytes  # or pixels
     begun_s: float  # since the first request
     took_s: float
     patience_s: float
@@ -95,6 +102,7 @@ class RequestOutcome:
     told: frozenset[Any] = frozenset()  # beside the text, what may not differ
     said: str = ""
     mode: str = ""
+    previews: frozenset[tuple[int | None, bytes]] = frozenset()  # after which block, and its pixels
 
 
 @dataclass(frozen=True)
@@ -116,7 +124,7 @@ class World(FaultyWorld):
     ) -> None:
         """:param releases: the first one is served. :param disks: where each process keeps some, if one is deployed."""
         super().__init__(loop)
-        self.second_tries = schedule.second_tries
+        self.second_tries, self.draws = schedule.second_tries, schedule.draws
         # Hosts that lie some time: then all answers are audited.
         self.liars = {fault.targets[0] for fault in schedule.faults if fault.kind == "lie"}
         self.admissions = dict[str, Admission]()
@@ -173,7 +181,7 @@ class World(FaultyWorld):
         self.rings[name] = ring
         self.all_rings.append(ring)
         ring.hedging = Hedging(self.second_tries)
-        for kind, what in product(MODEL_KINDS, ("", " candidates", " more candidates")):
+        for kind, what in product(PACES, ("", " candidates", " more candidates")):
             ring.hedging.record(kind + what, USUAL_S)  # it has served: one that knows no usual time waits longer
         store = self._store(name)
         active = first_release(ring, store, self.first.directory) if store and store.in_use else None
@@ -291,7 +299,8 @@ class World(FaultyWorld):
             await asyncio.sleep(asked.pause_s)
             lasting = {fault.kind for fault in self.lasting if fault.targets == (name,)}
             patience_s = HURRY_S if "hurry" in lasting else PATIENCE_S
-            task = process.start(self._ask(name, routers, client, asked.case, patience_s))
+            number = len(CASES) + asked.case % len(DRAWINGS) if self.draws else asked.case
+            task = process.start(self._ask(name, routers, client, number, patience_s))
             if "leave" in lasting:
                 self.loop.call_later(LEAVE_S, task.cancel)
             outcomes.append(await task)
@@ -300,41 +309,47 @@ class World(FaultyWorld):
     async def _ask(
         self, name: str, routers: Sequence[str], client: AsyncClient, number: int, patience_s: float
     ) -> RequestOutcome:
-        case, text, status, said, replays = CASES[number], b"", "OK", "", 0
+        case, text, status, said, replays = (*CASES, *DRAWINGS)[number], b"", "OK", "", 0
         begin_s = self.loop.now_s
-        settings = {"mode": case.mode, "seed": case.seed, "max_bytes": case.max_bytes, **case.settings}
-        told = list[Any]()
+        settings: Any = {"mode": case.mode, "seed": case.seed, "timeout_s": patience_s, **case.settings}
+        told, previews = list[Any](), set[tuple[int | None, bytes]]()
         try:
-            async for item in client.events(case.prompt, timeout_s=patience_s, **settings):
-                if isinstance(item, Result):
-                    replays = item.replays
-                    told += [item.prompt_tokens, item.output_tokens, item.effective_samples, item.divergence_bits]
-                elif isinstance(item, bytes):
-                    text += item
-                elif isinstance(item, list):  # of a prompt the first token has no probability
-                    told += [(each.text, each.logprob) for each in item if not math.isnan(each.logprob)]
+            if self.draws:
+                if case.mode == "chain":
+                    settings["preview"] = lambda shown: previews.add((shown.block, shown.pixels.tobytes()))
+                drawn = await client.draw(case.prompt, **settings)
+                text, replays, told = drawn.pixels.tobytes(), drawn.replays, [drawn.levels, drawn.solver]
+            else:
+                async for item in client.events(case.prompt, max_bytes=case.max_bytes, **settings):
+                    if isinstance(item, Result):
+                        replays = item.replays
+                        told += [item.prompt_tokens, item.output_tokens, item.effective_samples, item.divergence_bits]
+                    elif isinstance(item, bytes):
+                        text += item
+                    elif isinstance(item, list):  # of a prompt the first token has no probability
+                        told += [(each.text, each.logprob) for each in item if not math.isnan(each.logprob)]
         except asyncio.CancelledError:
             status = "LEFT"
         except (RequestRefused, RouterError) as error:
             status, said = error.code.name, str(error)
         took_s = self.loop.now_s - begin_s
-        own, places, idle = traces_of(self.all_rings, name, routers, begin_s)
+        own, places, idle = traces_of(self.all_rings, name, routers, begin_s, routers[client.first])
         if status == "OK":
             self.whole_tries.append(max(own, key=lambda each: each.heard_s))
             told += [score for each in own for score in each.scores.items()]
         took = begin_s - self.begin_s, took_s, patience_s
-        return RequestOutcome(number, status, text, *took, replays, places, idle, frozenset(told), said, case.mode)
+        seen, shown = frozenset(told), frozenset(previews)
+        return RequestOutcome(number, status, text, *took, replays, places, idle, seen, said, case.mode, shown)
 
 
 def traces_of(
-    rings: Sequence[WatchedRing], client: str, routers: Sequence[str], begin_s: float, answered: str = ""
+    rings: Sequence[WatchedRing], client: str, routers: Sequence[str], begin_s: float, answered: str
 ) -> tuple[list[Try], frozenset[str], frozenset[str]]:
-    """A request's tries at the router that answered, by default the last that began one; machines that may have had a
-    part in it; and those of its routers that began none."""
+    """A request's tries at the router that answered, machines that may have had a part in it, and those of its routers
+    that began no try."""
     tries = [each for ring in rings for each in ring.tries.values()]
     tries = [each for each in tries if each.client == client and each.begun_s >= begin_s]
     places = frozenset({client, *routers, *(host for each in tries for host in each.path)})
-    answered = answered or (max(tries, key=lambda each: each.begun_s).router if tries else "")
     own = [each for each in tries if each.router == answered]
     return own, places, frozenset({*routers} - {each.router for each in tries})
 
