@@ -192,15 +192,16 @@ def test_openais_client_draws(drawing: Deployment, artist: Client, tmp_path: Pat
         api = openai.OpenAI(base_url=f"{gateway.url}/v1", api_key="none", max_retries=0)
         (model,) = api.models.list().data
         assert model.model_dump()["onesweep"] == {"draws": ["zero", "one", "two"], "size": "8x8"}
+        own = {"solver": "euler", "levels": 5, "guidance": 1.5}
         answer = api.images.generate(
             model=model.id,
             prompt="two",
             n=2,
             size="8x8",
             response_format="b64_json",
-            extra_body={"seed": 7},  # type: ignore[arg-type]
+            extra_body={"seed": 7, "onesweep": own},  # type: ignore[arg-type]
         )
-        for image, wanted in zip(answer.data or [], artist.draw("two", pictures=2, seed=7).pixels, strict=True):
+        for image, wanted in zip(answer.data or [], artist.draw("two", pictures=2, seed=7, **own).pixels, strict=True):
             with Image.open(io.BytesIO(base64.b64decode(image.b64_json or ""))) as picture:
                 assert np.array_equal(np.asarray(picture), wanted[0])
         for fields, message in (
