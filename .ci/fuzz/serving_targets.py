@@ -50,10 +50,7 @@ PICTURES: tuple[dict[str, Any], ...] = (
     {"classes": "1", "mode": "steps", "levels": 3, "codec": "int8"},
     {"classes": "0", "mode": "local", "levels": 3},
 )
-PATHS = (
-    *("/v1/completions", "/v1/chat/completions", "/api/race", "/v1/images/generations"),
-    "/v1/responses",
-)
+PATHS = ("/v1/completions", "/v1/chat/completions", "/api/race", "/v1/images/generations", "/v1/responses")
 
 
 def hop() -> Target:
@@ -102,7 +99,7 @@ def request() -> Target:
     spoken = PretrainedTokenizer(encoding, Vocabulary(300), frozenset({257}), template)
 
     class Served(Mode):
-        problem, positions, tokenizer, keeps_budget = "", 4096, spoken, True
+        problem, positions, tokenizer = "", 4096, spoken
 
         def __init__(self, name: str) -> None:
             self.name = name
@@ -190,7 +187,7 @@ def text_bodies(asked: dict[str, Any]) -> list[tuple[str, Any]]:
         (PATHS[0], {**common, "prompt": PROMPT, "n": 1, "stop": ["."], "stream": False}),
         (PATHS[1], {**common, "messages": messages, "stream": True}),
         (PATHS[2], race),
-        (PATHS[5], {"model": "onesweep", "max_output_tokens": 4, "input": items, **tools, "onesweep": own}),
+        (PATHS[4], {"model": "onesweep", "max_output_tokens": 4, "input": items, **tools, "onesweep": own}),
     ]
 
 
@@ -198,5 +195,4 @@ def picture_bodies(asked: dict[str, Any]) -> list[tuple[str, Any]]:
     """A body for each path that draws."""
     own = {key: value for key, value in asked.items() if key not in ("classes", "pictures")} | {"timeout_s": 3.0}
     body = {"model": "onesweep", "seed": SEED, "onesweep": own, "prompt": asked["classes"], "n": 1, "size": "auto"}
-    race = {"prompt": asked["classes"], "entrants": ["chain", "steps", "local"], "seed": SEED, "levels": 3}
-    return [(PATHS[3], {**body, "response_format": "b64_json"}), (PATHS[4], race)]
+    return [(PATHS[3], {**body, "response_format": "b64_json"})]

@@ -63,7 +63,7 @@ def wait_ready(options: argparse.Namespace, *modes: str | None) -> None:
     may_come = options.wait is not None or here is not None
     if here is not None and (ended := here.ended().get(ROUTER)) and options.wait is None:
         remedy = "`onesweep down`, then `onesweep up --detach`, starts all of them anew"
-        raise ServiceError(f"the router at {here.topology.router} ended {ended}; {remedy}")
+        raise ServiceError(f"the router at {here.topology.router} ended: {ended}; {remedy}")
     lost_until = math.inf
     with client_of(options) as client, closing(ProgressLine()) as progress:
         for reason in answers_of(client, answer_s):

@@ -46,7 +46,7 @@ class HostSession:
     # Of those, by host, on the host where they end.
     timings: list[stage_pb2.HopTiming] = field(default_factory=list)
     free_at: float = 0.0  # when the last hop that was computed ended, by the performance counter
-    stepped_at: float = 0.0  # when its last AR step ended, likewise
+    stepped_at: float = 0.0  # when its last AR step ended, by the monotonic clock
     released: bool = False  # nobody waits for it any more. Read by the engine's thread.
     # Of each part that this host holds, in their order.
     caches: dict[int, list[LayerCache]] = field(default_factory=dict)
