@@ -18,8 +18,9 @@ import httpx
 from PIL import Image
 from playwright.sync_api import Browser, Page, ViewportSize, sync_playwright
 
-from serving.cli.deployment import MODULE, temporary_deployment
+from serving.cli.deployment import temporary_deployment
 from serving.cli.ports import free_port_block
+from serving.cli.servers import MODULE
 from serving.router.topology import SHIPPED, local_topology
 
 HOSTS = 3

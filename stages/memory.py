@@ -71,14 +71,15 @@ def trim() -> None:
 _MADV_COLLAPSE = 25  # of Linux 6.1 and newer; others refuse it, and nothing changes
 LARGE_PAGE_BYTES = 2 << 20
 _PAGES = Path("/proc/self/pagemap")
-_ENTRY_BYTES, _PRESENT = 8, 63  # of each page; the bit that says it is held
+_ENTRY_BYTES, _OWN = 8, 1 << 63 | 1 << 56  # of each page; the bits that say it is held, and by no other process
 
 
 def use_large_pages() -> None:
     """Move what the process holds into pages of 2 MB, where the system is Linux.
 
     A token reads all weights, and to look up a page for every 4 KB of them takes a tenth of its time. What is not held
-    wholly stays as it is: a large page would fill its holes, too, such as those of each thread's stack.
+    wholly stays as it is: a large page would fill its holes, too, such as those of each thread's stack. So does what
+    is shared with others that were forked as this process was.
     """
     madvise, small = ctypes.CDLL(None).madvise, LARGE_PAGE_BYTES // mmap.PAGESIZE
     with contextlib.suppress(OSError), _PAGES.open("rb") as pages:  # other systems have no such file, or hide it
@@ -90,7 +91,7 @@ def use_large_pages() -> None:
             begin, end = -(-begin // LARGE_PAGE_BYTES), end // LARGE_PAGE_BYTES
             pages.seek(begin * small * _ENTRY_BYTES)
             entries = np.frombuffer(pages.read(max(0, end - begin) * small * _ENTRY_BYTES), "<u8").reshape(-1, small)
-            for number in np.flatnonzero((entries >> _PRESENT).all(axis=1)):
+            for number in np.flatnonzero(((entries & _OWN) == _OWN).all(axis=1)):
                 address = (begin + int(number)) * LARGE_PAGE_BYTES
                 madvise(ctypes.c_void_p(address), ctypes.c_size_t(LARGE_PAGE_BYTES), _MADV_COLLAPSE)
 

@@ -22,8 +22,9 @@ from pathlib import Path
 from loadtest.lab.lab import Lab, lab_problem, temporary_lab
 from loadtest.lab.profile import ROUTER, Link, node_names, profile_named
 from loadtest.workload.caller import COMMAND, Access, Caller
-from serving.cli.deployment import MODULE, POLL_S, Deployment, temporary_deployment
+from serving.cli.deployment import POLL_S, Deployment, temporary_deployment
 from serving.cli.ports import free_port_block
+from serving.cli.servers import MODULE
 from serving.router.request import DEFAULT_ROUTER
 from serving.router.topology import SHIPPED, Topology, local_topology
 from stages.errors import InputError, ServiceError

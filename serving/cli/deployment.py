@@ -12,7 +12,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -20,14 +20,15 @@ from typing import Any
 import psutil
 
 from serving.cli.ports import check_free, port_free
+from serving.cli.servers import FORKED, HTTP, MODULE, RELEASES, ROUTER, TOPOLOGY, fork_servers, server_arguments
 from serving.client.client import Client, RequestRefused, RouterError
 from serving.router.topology import Topology, read_topology
 from stages.errors import InputError, OnesweepError, ServiceError
 from stages.progress import ProgressLine, ticking
 from stages.signals import ASKED_TO_END, LIFELINE_VARIABLE, deferred
-from stages.wire.channel import DRAIN_S, is_loopback, parse_address
+from stages.wire.channel import DRAIN_S, parse_address
 from stages.wire.secret_files import check_private, lock_beside, make_state_directory, state_directory
-from stages.wire.tokens import make_own_token, own_token_path
+from stages.wire.tokens import own_token_path
 
 STOP_S = DRAIN_S + 5.0
 POLL_S = 0.1
@@ -39,8 +40,6 @@ NO_TOKEN = "not ready, and it tells only those with a token why"
 SILENT = "it takes connections and says nothing"
 LACKING = "are on no machine: one with"  # of blocks, in advice: no wait mends that
 RECORD = "deployment.json"
-# How a server is started: -P, because the directory that `up` is called in is not for importing from.
-MODULE = ["-P", "-m", "serving.cli"]
 # Turns the name and the command of a process into the command that runs it where it belongs.
 Place = Callable[[str, list[str]], list[str]]
 
@@ -95,7 +94,13 @@ class Deployment:
             for name, arguments in servers.items():
                 command = [sys.executable, *MODULE, *arguments]
                 deployment.commands[name] = place(name, command) if place else command
-                deployment._launch(name, "wb")
+            if place is None and lifelines is None and sys.platform == "linux":
+                with deferred():
+                    deployment.processes |= fork_servers(directory, servers)
+                    deployment._record()
+            else:
+                for name in servers:
+                    deployment._launch(name, "wb")
         except BaseException:
             deployment.stop()
             raise
@@ -179,6 +184,9 @@ class Deployment:
             if self.lifelines is not None:
                 self.lifelines.append(process.stdin)
             self.processes[name] = process.pid
+            self._record()
+
+    def _record(self) -> None:
         (self.directory / RECORD).write_text(json.dumps({"processes": self.processes}), encoding="utf-8")
 
     def _process(self, name: str) -> psutil.Process | None:
@@ -189,7 +197,7 @@ class Deployment:
             # none in the moment of its start, and none for one that ended and was not waited for
             starting = not command and process.status() != psutil.STATUS_ZOMBIE
             # words that place a process may precede them
-            is_ours = any(command[i : i + len(MODULE)] == MODULE for i in range(len(command)))
+            is_ours = any(command[i : i + len(MODULE)] in (MODULE, FORKED) for i in range(len(command)))
             if starting or (is_ours and name in command):
                 return process
         return None
@@ -346,55 +354,3 @@ def _end(processes: list[psutil.Process | None]) -> None:
         with contextlib.suppress(psutil.NoSuchProcess):
             process.kill()
     psutil.wait_procs(stubborn, timeout=STOP_S)
-
-
-ROUTER, HTTP = "router", "http"  # what the processes of the router and the gateway are called
-TOPOLOGY, RELEASES = "topology.toml", "releases"
-
-
-def server_arguments(
-    topology: Topology,
-    checkpoint: Path,
-    directory: Path,
-    *,
-    threads: int = 1,
-    host_options: Sequence[str] = (),
-    router_options: Sequence[str] = (),
-    http: str | None = None,
-    hosts_run: bool = False,
-    second: str | None = None,
-) -> dict[str, list[str]]:
-    """Arguments of `onesweep` by the name of the process, the hosts first. Makes their own tokens.
-
-    :param directory: has the file TOPOLOGY, and the folder RELEASES.
-    :param threads: of each host.
-    :param host_options: more options of every `onesweep host`, such as ("--insecure",).
-    :param router_options: more options of `onesweep router`.
-    :param http: where a gateway listens, too.
-    :param hosts_run: the hosts are up elsewhere: only router and gateway are started, and end with this process.
-    :param second: where a second router listens, which deploys nothing; its name is its address.
-    """
-    releases, found = directory / RELEASES, dict[str, list[str]]()
-    common = ["--topology", str(directory / TOPOLOGY), "--checkpoint", str(checkpoint)]
-    for host in () if hosts_run else topology.hosts:
-        own = ["--threads", str(threads), "--releases", str(releases / host.name), *host_options]
-        found[host.name] = ["host", host.name, *common, *own]
-        if topology.certificates is None:
-            found[host.name] += _guard(directory / f"{host.name}.tokens", found[host.name], host.address, host.listen)
-    router = ["router", *common, *router_options]
-    router += _guard(directory / f"{ROUTER}.tokens", router, topology.router, *([second] if second else []))
-    found[ROUTER] = [*router, "--releases", str(releases / ROUTER)]
-    if second is not None:
-        found[second] = [*router, "--listen", second]
-    if http is not None:
-        tls = ["--tls-ca", str(topology.client_tls.authority)] if topology.client_tls else []
-        found[HTTP] = ["http", "--listen", http, "--router", topology.router, *tls]
-    return found
-
-
-def _guard(path: Path, arguments: Sequence[str], *addresses: str) -> list[str]:
-    """The option that has a server on this machine ask for its own token, where no other says who may ask it."""
-    if {"--tokens", "--anybody"} & {*arguments} or not all(map(is_loopback, addresses)):
-        return []
-    make_own_token(path, *addresses)
-    return ["--tokens", str(path)]

@@ -51,8 +51,9 @@ def wait_ready(options: argparse.Namespace, *modes: str | None) -> None:
     Nobody waits unasked where no router answers and none was started here, for one that wants another token, where no
     machine holds some blocks, or longer than LOST_S for a host that does not run. Raises OnesweepError where a request
     would learn no more."""
-    from serving.cli.deployment import LACKING, NO_TOKEN, ROUTER, SILENT, NothingUp, answers_of, deployment_here
+    from serving.cli.deployment import LACKING, NO_TOKEN, SILENT, NothingUp, answers_of, deployment_here
     from serving.cli.machines import served_here
+    from serving.cli.servers import ROUTER
 
     wait_s = WAIT_S if options.wait is None else options.wait
     if not wait_s >= 0:

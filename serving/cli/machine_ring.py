@@ -13,8 +13,9 @@ from pathlib import Path
 import grpc.aio
 
 from serving.cli.deploy import read_release
-from serving.cli.deployment import LACKING, RELEASES, ROUTER, TOPOLOGY, Deployment
+from serving.cli.deployment import LACKING, Deployment
 from serving.cli.run import manifest_record
+from serving.cli.servers import RELEASES, ROUTER, TOPOLOGY
 from serving.router.host_link import HostLink
 from serving.router.placement import ROUTER_END, Span, placed, ring_order
 from serving.router.rollout import LOAD_S, load, send

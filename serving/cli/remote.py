@@ -85,9 +85,10 @@ class _ToldProgress(ProgressLine):
 
 
 def _serve(options: argparse.Namespace, progress: ProgressLine) -> None:
-    from serving.cli.deployment import HTTP, ROUTER, Deployment, new_directory, present
+    from serving.cli.deployment import Deployment, new_directory, present
     from serving.cli.machine_ring import MachineRing, nobody
     from serving.cli.ports import check_free
+    from serving.cli.servers import HTTP, ROUTER
     from stages.wire.rendezvous import RunDirectory
     from stages.wire.tokens import read_tokens
 

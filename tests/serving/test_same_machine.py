@@ -15,8 +15,8 @@ import httpx
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
-from serving.cli.deployment import server_arguments
 from serving.cli.ports import free_port_block
+from serving.cli.servers import server_arguments
 from serving.client.client import Client
 from serving.router.topology import local_topology
 from serving.v1 import router_pb2, router_pb2_grpc

@@ -12,7 +12,8 @@ import psutil
 import pytest
 
 from serving.cli.__main__ import main
-from serving.cli.deployment import MODULE, Deployment
+from serving.cli.deployment import Deployment
+from serving.cli.servers import MODULE
 from tests.conftest import PATIENCE_S
 from tests.loadtest.conftest import check_refused
 

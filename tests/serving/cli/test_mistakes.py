@@ -16,9 +16,9 @@ import pytest
 
 from serving.cli.__main__ import main
 from serving.cli.commands import Command, find
-from serving.cli.deployment import MODULE
 from serving.cli.parser import CHANGES, parse
 from serving.cli.ports import free_port_block
+from serving.cli.servers import MODULE
 from serving.client.client import Client
 from serving.router.topology import local_topology
 from stages.errors import InputError

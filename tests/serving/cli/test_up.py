@@ -15,8 +15,9 @@ from pathlib import Path
 import psutil
 import pytest
 
-from serving.cli.deployment import MODULE, Deployment, find_deployment, running_deployments
+from serving.cli.deployment import Deployment, find_deployment, running_deployments
 from serving.cli.ports import free_port_block
+from serving.cli.servers import MODULE
 from serving.client.client import Client
 from serving.router.topology import local_topology
 from stages.errors import ServiceError

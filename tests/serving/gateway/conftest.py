@@ -14,8 +14,9 @@ import pytest
 from openai import OpenAI
 from playwright.sync_api import Browser, ConsoleMessage, Page, expect, sync_playwright
 
-from serving.cli.deployment import MODULE, Deployment
+from serving.cli.deployment import Deployment
 from serving.cli.ports import free_port_block
+from serving.cli.servers import MODULE
 from tests.conftest import PATIENCE_S, until
 from tests.serving.conftest import describe
 
