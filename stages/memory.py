@@ -44,11 +44,12 @@ def require_memory(needed: int, what: str) -> None:
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3
 # A buffer of this size is given back when it is freed. 1 MB keeps less, and costs 12 % of a wide block's time.
 LARGE_BYTES = 4 << 20
+LOADING_BYTES = 1 << 20  # while matrices are laid out, which else leave holes of 10 MB a layer of 8B
 KEPT_BYTES = 8 << 20  # smaller ones are kept up to this much
 TRIM_S = 60.0  # trimming takes 1 to 2 ms of a process of 600 MB
 
 
-def return_large_buffers() -> None:
+def return_large_buffers(large_bytes: int = LARGE_BYTES) -> None:
     """Keep little of the memory that is freed, where libc is glibc.
 
     Left to itself, glibc raises both limits to the largest buffers freed so far (up to 32 and 64 MB), and what loading
@@ -56,7 +57,7 @@ def return_large_buffers() -> None:
     """
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
     if mallopt is not None:
-        mallopt(_M_MMAP_THRESHOLD, LARGE_BYTES)
+        mallopt(_M_MMAP_THRESHOLD, large_bytes)
         mallopt(_M_TRIM_THRESHOLD, KEPT_BYTES)
 
 

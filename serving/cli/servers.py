@@ -26,7 +26,11 @@ TOPOLOGY, RELEASES = "topology.toml", "releases"
 # How a server is started: -P, because the directory that `up` is called in is not for importing from.
 MODULE = ["-P", "-m", "serving.cli"]
 FORKED = [*MODULE[:-1], "serving.cli.servers"]
-PRELOADED = {"host": "stages.host.server", "router": "serving.router.server", "http": "serving.gateway.app"}
+PRELOADED = {
+    "host": ("stages.host.server", "stages.backends.onnx"),
+    "router": ("serving.router.server",),
+    "http": ("serving.gateway.app",),
+}
 PR_SET_NAME = 15  # Linux: what `top` shows, for the forked have one command
 
 
@@ -98,8 +102,8 @@ def fork_servers(directory: Path, servers: Mapping[str, Sequence[str]]) -> dict[
 def _fork() -> int:
     """Become each server in turn; the one that forks prints their process ids. The exit code."""
     parent, given = os.getppid(), json.load(sys.stdin)
-    for arguments in given["servers"].values():
-        importlib.import_module(PRELOADED[arguments[0]])
+    for module in (module for arguments in given["servers"].values() for module in PRELOADED[arguments[0]]):
+        importlib.import_module(module)
     if os.getppid() != parent:
         return 1  # nobody waits for them any more
     gc.collect()

@@ -1,5 +1,6 @@
 """The backend: what computes a host's parts; and runners on a device other than the processor."""
 
+import os
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any, TypeVar
@@ -18,6 +19,9 @@ from stages.device import device_kind, machine_kind
 from stages.model.block import Block
 from stages.model.pipeline import PipelineStage
 from stages.pictures.part import PicturePart
+
+# Before onnxruntime is imported, which from 1.29 on tells its makers of every session, and keeps an id of the machine.
+os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")
 
 P = TypeVar("P", CleanPiece, BranchPiece)
 

@@ -29,7 +29,7 @@ from stages.host.parts import (
     plan_host,
 )
 from stages.host.scheduler import QUICK_MS, QUICK_ROWS
-from stages.memory import trim, use_large_pages
+from stages.memory import LOADING_BYTES, return_large_buffers, trim, use_large_pages
 from stages.model.pipeline import new_caches
 from stages.model.prefill import READ_POSITIONS, split_reads
 from stages.model.scoring import MAX_LOGITS, branch_pieces
@@ -212,7 +212,11 @@ class Loader:
         return await in_low_priority_thread(lambda: self._load(plan, self.host.releases.loaded))
 
     def _load(self, plan: HostPlan, held: Sequence[Parts]) -> Parts:
-        parts = load_parts(plan, self.backend, held)
+        return_large_buffers(LOADING_BYTES)
+        try:
+            parts = load_parts(plan, self.backend, held)
+        finally:
+            return_large_buffers()
         trim()  # what laying out matrices left, before the warm-up takes more
         log.info("%s: trying what was read", self.host.settings.name)
         warm_up(parts, {digest for other in held for digest in other.plan.weights})
