@@ -10,6 +10,7 @@ import gc
 import importlib
 import json
 import os
+import signal
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
@@ -18,6 +19,7 @@ from pathlib import Path
 from serving.cli.__main__ import main
 from serving.router.topology import Topology
 from stages.errors import ServiceError
+from stages.signals import LIFELINE_VARIABLE
 from stages.wire.channel import is_loopback
 from stages.wire.tokens import make_own_token
 
@@ -83,19 +85,22 @@ def _guard(path: Path, arguments: Sequence[str], *addresses: str) -> list[str]:
 
 
 def fork_servers(directory: Path, servers: Mapping[str, Sequence[str]]) -> dict[str, int]:
-    """Start servers by name with their arguments; their logs are in `directory`. Linux only: elsewhere libraries may
-    not be used after a fork. Their process ids. Raises ServiceError."""
+    """Start servers by name, each with its arguments; their logs are in `directory`. Linux only: elsewhere libraries
+    may not be used after a fork. Returns their process ids. Raises ServiceError where not all start."""
     starter = subprocess.run(
         [sys.executable, *FORKED, *servers],
         input=json.dumps({"directory": str(directory), "servers": servers}),
-        stdout=subprocess.PIPE,
+        capture_output=True,
         text=True,
         start_new_session=True,
+        env=os.environ | {LIFELINE_VARIABLE: ""},
         check=False,
     )
     pids = dict(zip(servers, map(int, starter.stdout.split()), strict=False))
-    if pids.keys() != servers.keys():
-        raise ServiceError(f"servers did not start: {', '.join(servers.keys() - pids.keys())}; the reason is above")
+    if starter.returncode:
+        for pid in pids.values():
+            os.kill(pid, signal.SIGTERM)
+        raise ServiceError(f"servers cannot start: {starter.stderr.strip().rpartition(chr(10))[2]}")
     return pids
 
 

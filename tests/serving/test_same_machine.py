@@ -16,7 +16,7 @@ import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from serving.cli.ports import free_port_block
-from serving.cli.servers import server_arguments
+from serving.cli.servers import fork_servers, server_arguments
 from serving.client.client import Client
 from serving.router.topology import local_topology
 from serving.v1 import router_pb2, router_pb2_grpc
@@ -26,7 +26,7 @@ from stages.host.settings import HostSettings, StageSettings
 from stages.v1 import stage_pb2, stage_pb2_grpc
 from stages.wire.channel import open_blocking_channel
 from stages.wire.tokens import Keyring, make_own_token, own_token, own_token_path
-from tests.conftest import wait_ready
+from tests.conftest import until, wait_ready
 
 Run = Callable[..., tuple[int, str, str]]
 NOBODY = 65534
@@ -108,6 +108,18 @@ def test_who_says_who_may_ask_gets_no_token(
     assert {name for name, address in addresses.items() if own_token(address)} == {*own}
     far = replace(topology, hosts=(replace(topology.hosts[0], address="10.8.0.1:7701", listen="10.8.0.1:7701"),))
     assert "--tokens" not in server_arguments(far, bundles / "own", tmp_path)["host-1"]
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="elsewhere each server is started by itself")
+def test_servers_are_forked_from_one_process(tmp_path: Path) -> None:
+    words = ["host", "host-1", "--topology", str(tmp_path / "none.toml")]
+    pids = fork_servers(tmp_path, {"host-1": words, "host-2": words})
+    assert len({*pids.values()}) == 2
+    for name in pids:
+        said = until(lambda name=name: (tmp_path / f"{name}.log").read_text())
+        assert said == f"onesweep: cannot read the topology {tmp_path / 'none.toml'}: No such file or directory\n"
+    with pytest.raises(ServiceError, match="servers cannot start: KeyError: 'nothing'"):
+        fork_servers(tmp_path, {"host-1": ["nothing"]})
 
 
 def test_two_routers_have_one_token_or_none_is_shown(tmp_path: Path, state: Path) -> None:

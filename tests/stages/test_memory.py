@@ -1,6 +1,8 @@
 """Freed memory goes back to the system."""
 
 import asyncio
+import os
+import sys
 
 import psutil
 import pytest
@@ -40,6 +42,16 @@ def test_large_pages_fill_no_holes() -> None:
     use_large_pages()
     assert process.memory_info().rss < before + 8 * MB
     assert tensor[-16 * MB // 4 :].min() == 1
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="other systems have no pages of this kind")
+def test_large_pages_take_no_copy_of_what_a_fork_shares() -> None:
+    tensor = torch.ones(64 * MB // 4)
+    if (child := os.fork()) == 0:
+        use_large_pages()
+        os._exit(psutil.Process().memory_full_info().uss > 48 * MB)
+    assert os.waitpid(child, 0)[1] == 0
+    assert tensor.min() == 1
 
 
 def test_a_tensor_is_owned_by_one_name() -> None:
