@@ -15,9 +15,12 @@ import pytest
 from serving.cli.deployment import Deployment
 from serving.cli.ports import free_port_block
 from serving.client.client import Client, RequestRefused, RouterError
+from serving.router.request import SETTINGS
 from serving.router.topology import local_topology
 from serving.v1 import router_pb2, router_pb2_grpc
 from stages.checkpoint.manifest import read_manifest
+from stages.model.codec import CODECS, HIDDEN
+from stages.model.samplers import SAMPLERS
 from stages.wire.channel import open_blocking_channel
 from tests.conftest import PATIENCE_S, until
 from tests.serving.conftest import shown
@@ -68,6 +71,12 @@ def test_bytes_that_are_no_text_on_the_command_line(onesweep: Run) -> None:
     code, _, err = onesweep("generate", os.fsdecode(b"caf\xe9"), "--router", "127.0.0.1:1")
     assert code == 2
     assert "the prompt is not UTF-8" in sentence(err)
+
+
+def test_the_names_that_a_request_may_have_are_those_of_the_hosts() -> None:
+    known = {f.name: f.metadata["known"] for f in SETTINGS if f.metadata.get("known")}
+    assert (known["codec"]["sweep"], known["codec"]["ar"]) == (tuple(CODECS), tuple(HIDDEN))
+    assert known["sampler"]["sweep"] == tuple(SAMPLERS)
 
 
 # Without our client
