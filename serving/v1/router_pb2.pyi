@@ -1092,6 +1092,7 @@ class HostStatus(_message.Message):
     LINKS_FIELD_NUMBER: _builtins.int
     RELEASES_FIELD_NUMBER: _builtins.int
     WARNING_FIELD_NUMBER: _builtins.int
+    LOST_FIELD_NUMBER: _builtins.int
     name: _builtins.str
     address: _builtins.str
     ready: _builtins.bool
@@ -1106,6 +1107,8 @@ class HostStatus(_message.Message):
     backend: _builtins.str
     warning: _builtins.str
     """to be mended, though the host can be used"""
+    lost: _builtins.bool
+    """it does not answer, and no machine that joins takes its place"""
     @_builtins.property
     def blocks(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]: ...
     @_builtins.property
@@ -1131,10 +1134,11 @@ class HostStatus(_message.Message):
         links: _abc.Iterable[Global___LinkStatus] | None = ...,
         releases: _abc.Iterable[_builtins.str] | None = ...,
         warning: _builtins.str = ...,
+        lost: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["address", b"address", "backend", b"backend", "blocks", b"blocks", "links", b"links", "name", b"name", "queue_limit", b"queue_limit", "queued", b"queued", "ready", b"ready", "reason", b"reason", "releases", b"releases", "rtt_ms", b"rtt_ms", "session_bytes", b"session_bytes", "sessions", b"sessions", "warning", b"warning"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["address", b"address", "backend", b"backend", "blocks", b"blocks", "links", b"links", "lost", b"lost", "name", b"name", "queue_limit", b"queue_limit", "queued", b"queued", "ready", b"ready", "reason", b"reason", "releases", b"releases", "rtt_ms", b"rtt_ms", "session_bytes", b"session_bytes", "sessions", b"sessions", "warning", b"warning"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
