@@ -96,8 +96,7 @@ async def _lane(
 READY_TIMEOUT_S = 2.0
 
 host_routes = APIRouter()
-_HOSTS = {"model": dict[str, Any]}
-_STATE = {"model": dict[str, str]}
+_HOSTS, _STATE = {"model": dict[str, Any]}, {"model": dict[str, str]}
 
 
 @host_routes.get("/api/hosts", response_class=Response, tags=["pages"], responses=OF_ROUTER | {200: _HOSTS})
@@ -122,8 +121,6 @@ async def readyz(client: RouterClient) -> Response:
         if await client.serves(READY_TIMEOUT_S):
             return json_response({"status": "ready"})
         why = unready_words(await client.status(READY_TIMEOUT_S))
-    except RequestRefused:  # without a token the router tells no more
-        pass
-    except RouterError as error:
-        why = str(error)
+    except (RequestRefused, RouterError) as error:  # without a token the router tells no more
+        why = "" if isinstance(error, RequestRefused) else str(error)
     return json_response({"status": "not ready", "reason": why or "the hosts are not ready"}, 503)

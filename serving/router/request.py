@@ -128,7 +128,9 @@ class Request:
         "most distance_bound: resample; above it ar-speculative writes (1)", least=0, most=1, modes=("resample",)
     )
     budget_ms: int | None = _count("latency to keep to: auto (the best text)", metavar="MS", rare=False, modes=(AUTO,))
-    priority: str | None = _name("interactive, batch (interactive)", "interactive, batch: gives way to others")
+    priority: str | None = _name(
+        "interactive, batch (interactive)", "interactive, batch: gives way to others", dict.fromkeys(MODES, PRIORITIES)
+    )
     # Added to the logits of tokens, by their numbers in the model's vocabulary.
     logit_bias: Mapping[int, float] = field(default_factory=dict)
     # Have `AsyncClient.events` tell ln of the probability of each token, and of so many of the most likely ones.
@@ -163,9 +165,6 @@ class Request:
         values = {f.name: getattr(self, f.name) for f in SETTINGS}
         if not limited:
             values["max_bytes"] = DEFAULT_MAX_BYTES
-        for f in SETTINGS:
-            if values.get(f.name) is not None and (problem := bounds_problem(f, values[f.name])):
-                raise InputError(problem)
         if problem := mode_problem(self.mode, values):
             raise InputError(problem)
         for token, bias in self.logit_bias.items():
@@ -223,17 +222,17 @@ def bounds_problem(f: Field[Any], value: object) -> str:
 
 
 def mode_problem(mode: str, given: Mapping[str, Any]) -> str:
-    """Why a mode does not take what is given, for clients, the router and a frontier; empty where it takes all."""
+    """Why settings cannot be given to a mode, for clients, the router and a frontier; empty where they can."""
     # the rest of a text of resample that is too far from its scorer's is of ar-speculative
     drafting = DRAFTING if given.get("max_distance") is None else (*DRAFTING, "resample")
     for f in SETTINGS:
         modes, value = f.metadata.get("modes", MODES), given.get(f.name)
         modes = drafting if modes == DRAFTING else modes
+        if value is not None and (problem := bounds_problem(f, value)):
+            return problem
         names = f.metadata.get("known", {}).get(mode, ())
         if value is not None and names and value not in names:
-            if f.name == "codec":
-                return f"mode {mode} has no codec {value!r}; choose from {', '.join(names)}"
-            return f"unknown {f.name} {value!r}{one_of(str(value), names)}"
+            return f"mode {mode} has no {f.name} {value!r}{one_of(str(value), names)}"
         if mode not in MODES or mode in modes or value in (None, f.metadata.get("neutral")):
             continue
         if mode == AUTO:

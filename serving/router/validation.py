@@ -17,16 +17,13 @@ from serving.router.request import (
     MAX_STOP_BYTES,
     MAX_STOPS,
     MAX_TOOLS_BYTES,
-    PRIORITIES,
-    SETTINGS,
     SHAPES,
-    bounds_problem,
     given_in,
     mode_problem,
 )
 from serving.v1 import router_pb2
 from stages.clock import monotonic
-from stages.errors import close_to, one_of
+from stages.errors import close_to
 from stages.host.schema_check import CHECKS_AT_ONCE, schema_problem
 from stages.limits import MAX_NESTING, nesting
 from stages.model.scoring import bias_problem
@@ -37,13 +34,6 @@ P = ParamSpec("P")
 T = TypeVar("T")
 TOKENIZING_AT_ONCE = 3  # prompts
 TOKEN_BYTES = 4  # for which a token of a prompt counts
-
-
-def is_batch(request: router_pb2.GenerateRequest) -> bool:
-    """True for a request that gives way. Raises StatusError for an unknown priority."""
-    if request.priority and request.priority not in PRIORITIES:
-        raise invalid(f"unknown priority {request.priority[:40]!r}{one_of(request.priority, PRIORITIES)}")
-    return request.priority == PRIORITIES[1]
 
 
 def check_mode(name: str, modes: dict[str, Mode]) -> Mode:
@@ -90,9 +80,6 @@ def check_request(request: router_pb2.GenerateRequest, mode: Mode, due_at: float
         raise invalid(f"{what}: leave it out, or use that mode")
     if request.must_call and (request.json_schema or not request.tools):
         raise invalid("must_call is for tools: give tools, and no json_schema")
-    for f in SETTINGS:
-        if f.name in given and (problem := bounds_problem(f, given[f.name])):
-            raise invalid(problem)
     if due_at <= monotonic():
         raise deadline_exceeded("the deadline of this request has passed")
     return Generation(
