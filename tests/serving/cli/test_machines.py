@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
+from unittest.mock import patch
 
 import pytest
 
@@ -65,8 +66,9 @@ def test_a_machine_joins_once_and_finds_its_place_again(rendezvous: Rendezvous) 
             assert found == first
     with pytest.raises(InputError, match="no machine 'rome' of this computer has joined"), place(None, "rome"):
         pass
-    with place(None) as found:
+    with patch.object(machines, "ticking", wraps=machines.ticking) as waits, place(None) as found:
         assert found == first, "the only one, whatever this computer is called"
+        waits.assert_called_once_with(f"waiting for the router at {first.rendezvous[0]}")
     del rendezvous.machines["paris"]
     with pytest.raises(ServiceError, match="lets this machine in no more: give another ticket"), place(None):
         pass

@@ -57,7 +57,7 @@ def taken(port: int) -> bool:
 def test_up_status_down(bundles: Path, state: Path, port: int, onesweep: Run) -> None:
     up = ["up", "--detach", "--hosts", 1, "--port", port, "--checkpoint", bundles / "own"]
     code, out, err = onesweep(*up)
-    assert code == 0, err
+    assert (code, "does not answer" in err) == (0, False), err
     assert out.splitlines()[0].split() == ["host-1", f"127.0.0.1:{port + 1}", "blocks", "0,1,2"]
     assert "ready; logs in" in out
     assert state.stat().st_mode & 0o777 == 0o700
