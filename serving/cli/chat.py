@@ -13,7 +13,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from serving.cli.generate import add_router_options, add_wait, async_client_of, check_request, cost_lines, wait_ready
-from serving.client.result import Result
+from serving.client.result import Result, unready_words
 from serving.drawing import PICTURES_SERVED
 from serving.router.request import MAX_TIMEOUT_S
 from stages.errors import InputError, OnesweepError, one_of, printable
@@ -137,8 +137,8 @@ class Chat:
         if found.HasField("pictures"):
             raise InputError(f"there is nobody to talk with: {PICTURES_SERVED}")
         if not modes:
-            reasons = "; ".join(host.reason for host in found.hosts if host.reason)
-            raise InputError(f"the router serves no mode that could answer: {reasons or 'it has no weights'}")
+            why = unready_words(found) or "it has no weights"
+            raise InputError(f"the router serves no mode that could answer: {why}")
         if settings.max_tokens is None:
             settings = replace(settings, max_tokens=max(1, min(MAX_TOKENS, found.context_tokens // 2)))
         chat = cls(open_client, settings, "", modes, found.chat)

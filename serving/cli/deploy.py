@@ -72,16 +72,12 @@ async def deploying(
             raise RouterError(f"{error}; {SWITCHED}", error.code) from None
 
 
-def roll_back(open_client: OpenClient, show: Show, timeout_s: float) -> router_pb2.Switch:
+async def roll_back(open_client: OpenClient, show: Show, timeout_s: float) -> router_pb2.Switch:
     """Have all routers of a client use the release before. Raises RequestRefused or RouterError."""
-
-    async def main() -> router_pb2.Switch:
-        async with open_client() as client:
-            for at in range(len(client.addresses)):
-                switch = await _switch(show, client.exchange(None, timeout_s, at))
-            return switch
-
-    return asyncio.run(main())
+    async with open_client() as client:
+        for at in range(len(client.addresses)):
+            switch = await _switch(show, client.exchange(None, timeout_s, at))
+        return switch
 
 
 def line_of(switch: router_pb2.Switch) -> str:

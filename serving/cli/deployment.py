@@ -22,6 +22,7 @@ import psutil
 from serving.cli.ports import check_free, port_free
 from serving.cli.servers import FORKED, HTTP, MODULE, RELEASES, ROUTER, TOPOLOGY, fork_servers, server_arguments
 from serving.client.client import Client, RequestRefused, RouterError
+from serving.client.result import unready_words
 from serving.router.topology import Topology, read_topology
 from stages.errors import InputError, OnesweepError, ServiceError
 from stages.progress import ProgressLine, ticking
@@ -121,7 +122,7 @@ class Deployment:
                 if answer == "":
                     return
                 reason = answer or reason
-                waiting(reason)
+                waiting(answer or "starting hosts and router")
                 if time.monotonic() > deadline:
                     break
         raise ServiceError(f"not ready after {self.ready_within_s:.0f} s: {reason}; logs are in {self.directory}")
@@ -218,10 +219,7 @@ def answers_of(client: Client, within_s: float = 2.0) -> Iterator[str | None]:
         try:
             status = client.status(within_s)
             lacking = [line for line in status.advice if LACKING in line]
-            found = [host.reason for host in status.hosts if host.reason]
-            # hosts that wait for others quote their reasons
-            own = [each for each in found if not any(other in each for other in found if other != each)]
-            yield "" if status.ready else "; ".join(lacking or own) or "not ready"
+            yield "" if status.ready else "; ".join(lacking) or unready_words(status) or "not ready"
         except RequestRefused:
             yield "" if client.serves(within_s) else NO_TOKEN
         except RouterError as error:

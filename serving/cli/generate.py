@@ -11,7 +11,7 @@ from contextlib import ExitStack, closing
 from typing import TYPE_CHECKING, Any
 
 from serving.cli.parser import gone
-from serving.client.result import Result
+from serving.client.result import HostsLost, Result, unready_words
 from serving.client.variants import all_variants, comparison, parse_variants, run_variants
 from serving.modes import COPY, MODES, NO_COPY, WITHOUT_HOSTS
 from serving.router.request import DEFAULT_ROUTER, DEFAULT_TIMEOUT_S, ROUTER_HELP, SETTINGS, Request, mode_problem
@@ -30,7 +30,6 @@ if TYPE_CHECKING:
 # Modules that need gRPC are imported when a command runs.
 
 WAIT_S, ANSWER_S = 120.0, 2.0
-LOST = "; see that it runs"  # said of a host of a topology, whose place nobody takes
 LOST_S = 5.0  # as long as a router waits for it: one that starts anew answers by then
 
 
@@ -63,18 +62,18 @@ def wait_ready(options: argparse.Namespace, *modes: str | None) -> None:
     here = deployment_here(options.router)
     may_come = options.wait is not None or here is not None
     if here is not None and (ended := here.ended().get(ROUTER)) and options.wait is None:
-        remedy = "`onesweep down`, then `onesweep up --detach`, starts all of them anew"
+        remedy = "`onesweep down`, then the same `onesweep up` again"
         raise ServiceError(f"the router at {here.topology.router} ended: {ended}; {remedy}")
     lost_until = math.inf
     with client_of(options) as client, closing(ProgressLine()) as progress:
         for reason in answers_of(client, answer_s):
             # without hosts, a mode is served by a router that answers at all, and perhaps a text within a budget
             alone = reason not in (None, SILENT) and modes and {*modes} <= {*WITHOUT_HOSTS}
-            hurries = reason and LOST in reason and getattr(options, "budget_ms", None)
+            hurries = isinstance(reason, HostsLost) and getattr(options, "budget_ms", None)
             if reason in ("", NO_TOKEN) or alone or hurries:
                 return
             said = reason or served_here(options.router)
-            lost_until = min(lost_until, time.monotonic() + LOST_S) if LOST in said else math.inf
+            lost_until = min(lost_until, time.monotonic() + LOST_S) if isinstance(said, HostsLost) else math.inf
             is_lost = time.monotonic() > lost_until and options.wait is None
             is_in_vain = (reason is None and not may_come) or (LACKING in said and options.wait is None) or is_lost
             if time.monotonic() < deadline and not is_in_vain:
@@ -194,8 +193,8 @@ def run_compare(options: argparse.Namespace) -> int:
         if variants is None:
             status = client.status()
             if not status.ready:
-                reasons = "; ".join(host.reason for host in status.hosts if host.reason) or "it has no hosts"
-                raise ServiceError(f"nothing can be compared, the router is not ready: {reasons}")
+                why = unready_words(status) or "it has no hosts"
+                raise ServiceError(f"nothing can be compared, the router is not ready: {why}")
             if status.HasField("pictures"):
                 raise ServiceError("there is no text to compare: ask for pictures with `onesweep draw --compare`")
             variants = all_variants(status, options.scorer)

@@ -24,6 +24,7 @@ from serving.cli.ports import port_free
 from stages.device import AUTO, check_device
 from stages.errors import InputError, ServiceError
 from stages.host.commands import add_device, check_positive
+from stages.progress import ticking
 from stages.settings import from_flags
 from stages.signals import start_ticks
 from stages.telemetry.observability import start_log
@@ -273,9 +274,10 @@ async def _enrol(
 
     request.protocol, request.unix_s = PROTOCOL, int(time.time())
     options = (("grpc.ssl_target_name_override", link_name(ROUTER_NAME)), ("grpc.enable_http_proxy", 0))
-    async with grpc.aio.secure_channel(address, grpc.ssl_channel_credentials(certificate), options) as channel:
-        stub: join_pb2_grpc.JoinServiceAsyncStub = join_pb2_grpc.JoinServiceStub(channel)
-        return await stub.Enrol(request, timeout=ENROL_S, metadata=token_metadata(secret))
+    with ticking(f"waiting for the router at {address}"):
+        async with grpc.aio.secure_channel(address, grpc.ssl_channel_credentials(certificate), options) as channel:
+            stub: join_pb2_grpc.JoinServiceAsyncStub = join_pb2_grpc.JoinServiceStub(channel)
+            return await stub.Enrol(request, timeout=ENROL_S, metadata=token_metadata(secret))
 
 
 def _serve_stages(place: JoinedMachine, options: argparse.Namespace) -> None:

@@ -78,7 +78,8 @@ def gone(word: str, called: Sequence[str] = ()) -> str:
     changes = CHANGES.read_text(encoding="utf-8") if CHANGES.is_file() else ""
     known = {name for path, _ in walk() for name in path}
     for row in re.findall(r"^\| (.+?) \| ", changes.partition("**What came**")[0], re.MULTILINE):
-        named = set(" ".join(re.findall(r"`([^`]+)`", row)).split())
+        own = row if called else re.sub("[^;]* of `[^;]*", "", row)  # what was of a command is none itself
+        named = set(" ".join(re.findall(r"`([^`]+)`", own)).split())
         if word in named and (not called or named & {*called} or not named & known):
             return GONE
     return ""

@@ -27,7 +27,7 @@ from serving.router.topology_source import (
 )
 from serving.v1 import router_pb2
 from stages.device import AUTO
-from stages.errors import InputError
+from stages.errors import InputError, Interrupted
 from stages.host.commands import add_device, check_positive
 from stages.host.settings import FollowNext, HostSettings, StageSettings
 from stages.progress import ProgressLine, ticking
@@ -209,16 +209,20 @@ def run_deploy(options: argparse.Namespace) -> int:
     from serving.cli.deploy import deploying, line_of, read_release, roll_back
 
     if options.rollback == (options.checkpoint is not None):
-        raise InputError("give the directory of a checkpoint to deploy, or --rollback to go back to the one before")
+        raise InputError("give either the directory of a checkpoint, to deploy it, or --rollback, to go back from one")
     if options.rollback and options.without:
         raise InputError("--without is for a deployment: a rollback leaves hosts out that are down")
     check_positive(options, "timeout_s")
     show = partial(print, file=sys.stderr if options.json else sys.stdout, flush=True)
     client, without = partial(async_client_of, options), [name for name in options.without.split(",") if name]
-    if options.rollback:
-        switch = roll_back(client, show, options.timeout_s)
-    else:
-        switch = asyncio.run(deploying(client, read_release(options.checkpoint), without, show, options.timeout_s))
+    try:
+        if options.rollback:
+            switch = asyncio.run(roll_back(client, show, options.timeout_s))
+        else:
+            switch = asyncio.run(deploying(client, read_release(options.checkpoint), without, show, options.timeout_s))
+    except KeyboardInterrupt:
+        state = "routers that had not switched keep their release: see `onesweep status`, and ask again"
+        raise Interrupted(f"interrupted: {state}") from None
     print(json.dumps(record_of(switch)) if options.json else line_of(switch))
     return 0
 

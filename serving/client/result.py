@@ -182,3 +182,16 @@ def booked(summary: router_pb2.Summary | router_pb2.DrawSummary, kind: type[Resu
     values |= {name: round(value, DIGITS.get(name, 3)) for name, value in values.items() if isinstance(value, float)}
     shares = [HostShare(h.name, [*h.blocks], round(h.compute_ms, 3), round(h.queue_ms, 3)) for h in summary.hosts]
     return values | {"wire_bytes": list(summary.wire_bytes), "hosts": shares}
+
+
+class HostsLost(str):
+    """Why a router cannot serve: hosts do not answer, and no machine that joins takes their place."""
+
+
+def unready_words(status: router_pb2.StatusResponse) -> str:
+    """Why a router cannot serve, as its hosts tell; empty where none does."""
+    if lost := [host.reason for host in status.hosts if host.lost]:  # the others wait for these
+        return HostsLost("; ".join(lost))
+    found = [host.reason for host in status.hosts if host.reason]
+    # hosts that wait for others quote their reasons
+    return "; ".join(each for each in found if not any(other in each for other in found if other != each))

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 from serving.client.result import Result
 from serving.drawing import DRAWING_MODES
 from serving.modes import COPY, MODES, SCORERS
-from serving.router.request import SETTINGS, SHAPES, Request, kind_of
+from serving.router.request import CODECS, SETTINGS, SHAPES, Request, kind_of
 from stages.errors import InputError, OnesweepError, close_to, one_of, printable
 from stages.progress import aligned, ticking
 
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from serving.v1 import router_pb2
 
 # Settings whose value is enough: no two have a value in common.
-WORDS = dict.fromkeys(SCORERS, "scorer") | dict.fromkeys(("fp32", "int8", "int4"), "codec")
+WORDS = dict.fromkeys(SCORERS, "scorer") | dict.fromkeys(CODECS, "codec")
 # The others, of texts and of pictures, and their kind. Ranges that depend on the model are the router's to check.
 KEYS: dict[str, type] = {f.name: kind_of(f) for f in SETTINGS if f.name not in ("mode", "seed", *WORDS.values())}
 KEYS |= {"guidance": float, "solver": str}

@@ -41,13 +41,10 @@ def costs_of(result: Result) -> dict[str, Any]:
     return {**record, "host_seconds": result.host_seconds}
 
 
-# readers that take JSON's numbers for doubles keep seeds below this
-RANDOM_SEEDS = 1 << 53
-
-
 def drawn_seed(seed: int | None) -> int:
     """The seed of a request: a random one where it names none."""
-    return secrets.randbelow(RANDOM_SEEDS) if seed in (None, -1) else seed
+    # below what readers keep that take JSON's numbers for doubles
+    return secrets.randbelow(1 << 53) if seed in (None, -1) else seed
 
 
 @dataclass(frozen=True)

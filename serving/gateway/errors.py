@@ -64,7 +64,10 @@ _WANTED = {
     "literal_error": "must be {expected}",
     "greater_than": "must be above {gt}",
     "greater_than_equal": "must be at least {ge}",
+    "less_than": "must be below {lt}",
     "less_than_equal": "must be at most {le}",
+    "string_too_long": "must have at most {max_length} characters",
+    "string_too_short": "must not be empty",
     "too_short": "must not be empty",
     "too_long": "must have at most {max_length} entries",
     "missing": "is missing",
@@ -74,7 +77,7 @@ _WANTED_IN = {
     **{(name, False, "list_type"): "must be a text or a list" for name in ("input", "prompt", "stop")},
     ("prompt", True, "string_type"): "must be a text or a list",
     ("logit_bias", True, "string_pattern_mismatch"): "must be the number of a token",
-    ("entrants", True, "string_pattern_mismatch"): "must be MODE or MODE:SCORER, such as sweep or resample:scorer",
+    ("entrants", True, "string_pattern_mismatch"): "must be a mode with its settings, such as resample:ar:chunk=32",
     ("size", False, "string_pattern_mismatch"): "must be auto, or WIDTHxHEIGHT",
 }
 

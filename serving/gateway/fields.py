@@ -35,12 +35,6 @@ def _as_list(value: object) -> object:
     return [value] if isinstance(value, str) else value
 
 
-def _check_stop(stop: str) -> str:
-    if not 0 < len(stop.encode()) <= MAX_STOP_BYTES:
-        raise ValueError(f"a stop string has 1 to {MAX_STOP_BYTES} bytes")
-    return stop
-
-
 def _as_prompts(given: list[Any]) -> list[str | list[int]]:
     """A list of prompts, each a text or a list of tokens. Raises ValueError for too many."""
     prompts = [given] if isinstance(given[0], int) else given
@@ -64,8 +58,8 @@ def _check_schema(schema: dict[str, Any]) -> dict[str, Any]:
 
 Count = Annotated[int, Field(ge=1, le=MAX_COUNT)]
 Token = Annotated[int, Field(ge=0, le=MAX_COUNT)]
-Seed = Annotated[int, Field(ge=0, le=MAX_SEED)]
-SeedOrNone = Annotated[int, Field(ge=-1, le=MAX_SEED)]  # -1: none, as other servers have it
+# a schema has its bounds in double precision, which has 2^64 and not the seed before it
+SeedOrNone = Annotated[int, Field(ge=-1, lt=MAX_SEED + 1)]  # -1: none, as other servers have it
 Bias = Annotated[float, Field(ge=-MAX_BIAS, le=MAX_BIAS, allow_inf_nan=False)]
 TopCount = Annotated[int, Field(ge=0, le=MAX_LOGPROBS)]
 Timeout = Annotated[
@@ -73,10 +67,11 @@ Timeout = Annotated[
 ]
 TokenNumber = Annotated[str, Field(pattern="^(0|[1-9][0-9]{0,8})$")]
 ToolName = Annotated[str, Field(pattern=r"^[a-zA-Z0-9_-]{1,64}$")]
-Stop = Annotated[str, AfterValidator(_check_stop)]
+# a character has a byte at least; the router counts bytes
+StopList = Annotated[list[Annotated[str, Field(min_length=1, max_length=MAX_STOP_BYTES)]], Field(max_length=MAX_STOPS)]
 Stops = Annotated[
-    Annotated[list[Stop], Field(max_length=MAX_STOPS)] | None,  # the limit is the list's: None has no length
-    BeforeValidator(_as_list, json_schema_input_type=str | list[str] | None),
+    StopList | None,  # the limit is the list's: None has no length
+    BeforeValidator(_as_list, json_schema_input_type=str | StopList | None),
     Field(description=f"Up to {MAX_STOPS} strings; the text ends before the first of them."),
 ]
 
@@ -146,14 +141,17 @@ class TextRequest(SampledRequest):
 
 
 _SOME = Field(min_length=1, fail_fast=True)
+Prompt = Annotated[str, Field(min_length=1)]
+TokenPrompt = Annotated[list[Token], _SOME]
+Prompts = Annotated[list[Prompt | TokenPrompt], _SOME]
 
 
 class CompletionRequest(TextRequest):
     """POST /v1/completions"""
 
     prompt: Annotated[
-        Annotated[list[str | list[Token]], _SOME] | Annotated[list[Token], _SOME],
-        BeforeValidator(_as_list, json_schema_input_type=str | list[str] | list[Token] | list[list[Token]]),
+        Prompts | TokenPrompt,
+        BeforeValidator(_as_list, json_schema_input_type=Prompt | Prompts | TokenPrompt),
         AfterValidator(_as_prompts),
     ]
     max_tokens: Annotated[int, Field(ge=0, le=MAX_COUNT)] | None = Field(
@@ -319,12 +317,12 @@ class ImageRequest(without_effect(OF_PICTURES)):  # type: ignore[misc]
 class RaceRequest(Fields):
     """POST /api/race: one prompt in several modes."""
 
-    prompt: str
-    entrants: list[Annotated[str, Field(pattern=r"^[a-z-]{1,32}(:[a-z]{1,16})?$")]] = Field(
-        min_length=1, max_length=MAX_ENTRANTS, description="MODE or MODE:SCORER, such as sweep or resample:scorer"
+    prompt: Prompt
+    entrants: list[Annotated[str, Field(pattern="^[^,]{1,200}$")]] = Field(
+        min_length=1, max_length=MAX_ENTRANTS, description="modes with their settings, such as resample:ar:chunk=32"
     )
     max_bytes: Count = DEFAULT_MAX_BYTES
-    seed: Seed = 1
+    seed: Annotated[int, Field(ge=0, lt=MAX_SEED + 1)] = 1
     temperature: float | None = _told("temperature", "0 = most likely (0.8)")
     budget_ms: int | None = _told("budget_ms")
     together: bool = Field(default=True, description="all at once; else one after another, undisturbed by each other")

@@ -9,6 +9,7 @@ from typing import Any
 from fastapi import APIRouter, Response
 
 from serving.client.client import RequestRefused, Result, RouterError, TextDecoder
+from serving.client.result import unready_words
 from serving.client.variants import ModeVariant, all_variants, parse_variants, variant_settings
 from serving.gateway.access import Router, RouterAccess, RouterClient, StrictRoute
 from serving.gateway.completions import costs_of
@@ -95,8 +96,7 @@ async def _lane(
 READY_TIMEOUT_S = 2.0
 
 host_routes = APIRouter()
-_HOSTS = {"model": dict[str, Any]}
-_STATE = {"model": dict[str, str]}
+_HOSTS, _STATE = {"model": dict[str, Any]}, {"model": dict[str, str]}
 
 
 @host_routes.get("/api/hosts", response_class=Response, tags=["pages"], responses=OF_ROUTER | {200: _HOSTS})
@@ -116,14 +116,11 @@ async def healthz() -> Response:
 @host_routes.get("/readyz", response_class=Response, tags=["health"], responses={200: _STATE, 503: _STATE})
 async def readyz(client: RouterClient) -> Response:
     """200 when the router can serve; else 503 with the reason."""
-    reasons: list[str] = []
+    why = ""
     try:
         if await client.serves(READY_TIMEOUT_S):
             return json_response({"status": "ready"})
-        status = await client.status(READY_TIMEOUT_S)
-        reasons = [host.reason for host in status.hosts if host.reason]
-    except RequestRefused:  # without a token the router tells no more
-        pass
-    except RouterError as error:
-        reasons = [str(error)]
-    return json_response({"status": "not ready", "reason": "; ".join(reasons) or "the hosts are not ready"}, 503)
+        why = unready_words(await client.status(READY_TIMEOUT_S))
+    except (RequestRefused, RouterError) as error:  # without a token the router tells no more
+        why = "" if isinstance(error, RequestRefused) else str(error)
+    return json_response({"status": "not ready", "reason": why or "the hosts are not ready"}, 503)

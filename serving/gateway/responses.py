@@ -50,6 +50,10 @@ _LEFT_OUT = {
 }
 
 
+# one message fewer than a chat: instructions are one
+ITEMS = Field(min_length=1, max_length=MAX_MESSAGES - 1, fail_fast=True)
+
+
 def _as_items(value: object) -> object:
     if isinstance(value, list):
         return [each for each in value if not isinstance(each, dict) or str(each.get("type")) not in _LEFT_OUT]
@@ -128,11 +132,10 @@ class ResponseText(Fields):
 class ResponseRequest(SampledRequest):
     """POST /v1/responses: a chat in OpenAI's newer form. Nothing of it is stored."""
 
-    # one message fewer than a chat: instructions are one
     input: Annotated[
         list[InputItem],
-        Field(min_length=1, max_length=MAX_MESSAGES - 1, fail_fast=True),
-        BeforeValidator(_as_items, json_schema_input_type=str | list[InputItem]),
+        ITEMS,
+        BeforeValidator(_as_items, json_schema_input_type=str | Annotated[list[InputItem], ITEMS]),
         AfterValidator(_check_outputs),
     ]
     instructions: str | None = Field(default=None, description="a system message before the others")

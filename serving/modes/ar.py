@@ -11,7 +11,6 @@ from serving.modes.base import Generation, PipelineMode, count_tokens
 from serving.router.accounting import Account, Drawn, drawn_tokens
 from serving.router.session import Session
 from stages.errors import CodecError
-from stages.model.codec import HIDDEN
 from stages.model.draft_tree import MAX_DRAFT_TREE
 from stages.model.scoring import MAX_LOGITS
 from stages.model.vocabulary import Vocabulary
@@ -27,7 +26,6 @@ class ArMode(PipelineMode):
     name = "ar"
     kind = "ar"
     absent = "the hosts have no AR model (no ar/ in their checkpoint)"
-    codecs = tuple(HIDDEN)
     default_codec = "fp32"
     drafts = 0  # the last host's guesses that a trip may confirm, the most
 

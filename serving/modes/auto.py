@@ -88,7 +88,6 @@ class AutoMode(Mode):
     """Chooses among the other modes."""
 
     name = AUTO
-    codecs = ("",)
     default_codec = ""
 
     def __init__(self, ring: RingView, modes: Mapping[str, Mode], guide: Guide, conditions: LatencyModel) -> None:

@@ -15,7 +15,6 @@ from serving.router.request import SHAPES, Request
 from serving.router.ring import RingView
 from stages.errors import CodecError
 from stages.host.parts import ModelKind
-from stages.model.codec import CODECS
 from stages.model.samplers import DEFAULT_SAMPLER
 from stages.model.scoring import Shaping
 from stages.model.vocabulary import BYTES, Vocabulary
@@ -106,9 +105,7 @@ class Mode(ABC):
     """One way of generating text."""
 
     name: str
-    # How states may travel between hosts.
-    codecs: tuple[str, ...] = tuple(CODECS)
-    default_codec: str = "int8"
+    default_codec: str = "int8"  # how states travel between hosts
     uses_hosts: bool = True
 
     @property

@@ -22,7 +22,6 @@ from serving.router.accounting import Account
 from serving.router.ring import RingView
 from serving.router.session import Session
 from stages.backends.whole_model import Continuations
-from stages.model.codec import HIDDEN
 from stages.model.resampling import Floats, ImportanceWeights, weigh
 from stages.model.scoring import MAX_LOGITS, most_scored
 from stages.model.vocabulary import Vocabulary
@@ -60,7 +59,7 @@ class ResampleMode(Mode):
 
     name = "resample"
     # int8 by default: 32 candidates of 32 bytes take 162 KB a hop instead of 530 KB, and their shares move by 2 %.
-    codecs = tuple(HIDDEN)
+    default_codec = "int8"
 
     def __init__(self, ring: RingView, drafter: LocalModel | None, tokenizers: Tokenizers) -> None:
         self.ring, self.local, self.tokenizers = ring, drafter, tokenizers

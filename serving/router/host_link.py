@@ -58,6 +58,7 @@ class HostLink:
         self.held: dict[Weights, stage_pb2.Release] = {}  # what it has loaded, the newest last
         # Why no request can use this host; empty when one can.
         self.problem = f"host {entry.name} at {entry.address} was not reached yet"
+        self.is_lost = False  # it does not answer, and no machine that joins takes its place
         self.warning = ""  # something to mend, though requests can use it; empty where nothing is known
         # What an audit found against it: it gets no work until then, by the clock.
         self.quarantined, self.quarantined_until = "", 0.0
@@ -125,6 +126,7 @@ class HostLink:
         begin = time.time()
         info = await self.relay.describe(self.relay.hop_timeout_s, self.prefix_version, sessions, faulty)
         self.hear(info)
+        self.is_lost = False
         slow = ONE_AT_A_TIME if info.one_at_a_time else ""
         self.warning = (clock_warning(info.unix_us / 1e6, begin, time.time()) if info.unix_us else "") or slow
         self.hear_prefixes(info.prefixes)

@@ -64,7 +64,8 @@ def best_path(
 
 def problem_of(links: Sequence[HostLink], weights: Weights | None) -> str:
     """Why no request can use the hosts that hold `weights`; None: those that hold any that are the same."""
-    for link in links:
+    # others wait for one that is lost
+    for link in sorted(links, key=lambda link: not link.is_lost):
         if link.problem:
             return link.problem
     lacking = [link for link in links if weights is not None and weights not in link.held]

@@ -9,9 +9,9 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import Field, dataclass, field, fields
 from typing import Any
 
-from serving.modes import AUTO, MODES, SHAPED, WITHOUT_HOSTS
+from serving.modes import AUTO, MODES, SCORERS, SHAPED, WITHOUT_HOSTS
 from serving.v1 import router_pb2
-from stages.errors import InputError
+from stages.errors import InputError, one_of
 from stages.limits import (
     MAX_BRANCHES,
     MAX_CANDIDATES,
@@ -42,6 +42,7 @@ PRIORITIES = ("interactive", "batch")
 # Modes by what they take: Euler steps, drafts of the last host, a codec.
 DENOISING, DRAFTING = ("sweep", "chunked"), ("ar-speculative",)
 SENDING = tuple(mode for mode in MODES if mode not in (*WITHOUT_HOSTS, AUTO))
+CODECS, HIDDEN_CODECS = ("fp32", "int8", "int4"), ("fp32", "int8")  # of estimates; of hidden states
 
 AS_HELP = object()
 
@@ -67,8 +68,9 @@ def _count(help: str, http: object = AS_HELP, most: int = MAX_COUNT, **more: Any
     return _setting(help, http, least=1, most=most, **more)
 
 
-def _name(help: str, http: object = AS_HELP, modes: Collection[str] = MODES) -> Any:  # noqa: ANN401
-    return _setting(help, http, {"name": True}, modes)
+def _name(help: str, http: object = AS_HELP, known: Mapping[str, Collection[str]] | None = None) -> Any:  # noqa: ANN401
+    """:param known: the modes that take it, with the names that each of them has."""
+    return _setting(help, http, {"name": True, "known": known or {}}, tuple(known or MODES))
 
 
 def _shape(help: str, neutral: float, http: object = AS_HELP, **bounds: Any) -> Any:  # noqa: ANN401
@@ -107,13 +109,18 @@ class Request:
         "divides logits of tokens in prompt or text (1)", 1.0, above=0, most=MAX_REPETITION_PENALTY
     )
     steps: int | None = _count("Euler steps in each block: sweep, chunked (8)", most=MAX_STEPS, modes=DENOISING)
-    codec: str | None = _name("what travels: fp32, int8, int4 (int8; AR modes: fp32, int8)", modes=SENDING)
-    sampler: str | None = _name("stochastic, ode: sweep, chunked (stochastic)", modes=DENOISING)
+    codec: str | None = _name(
+        "what travels: fp32, int8, int4 (int8; AR modes: fp32, int8)",
+        known={mode: CODECS if mode in DENOISING else HIDDEN_CODECS for mode in SENDING},
+    )
+    sampler: str | None = _name(
+        "stochastic, ode: sweep, chunked (stochastic)", known=dict.fromkeys(DENOISING, ("stochastic", "ode"))
+    )
     draft: int | None = _count("draft tokens a sweep: ar-speculative (what pays)", most=MAX_DRAFT, modes=DRAFTING)
     branches: int | None = _count(
         "alternatives drafted at a place: ar-speculative (what pays)", most=MAX_BRANCHES, modes=DRAFTING
     )
-    scorer: str | None = _name("scorer, ar: resample (what is there)", modes=("resample",))
+    scorer: str | None = _name("scorer, ar: resample (what is there)", known={"resample": SCORERS})
     candidates: int | None = _count(
         "continuations scored in a sweep: resample (16)", most=MAX_CANDIDATES, modes=("resample",)
     )
@@ -121,7 +128,9 @@ class Request:
         "most distance_bound: resample; above it ar-speculative writes (1)", least=0, most=1, modes=("resample",)
     )
     budget_ms: int | None = _count("latency to keep to: auto (the best text)", metavar="MS", rare=False, modes=(AUTO,))
-    priority: str | None = _name("interactive, batch (interactive)", "interactive, batch: gives way to others")
+    priority: str | None = _name(
+        "interactive, batch (interactive)", "interactive, batch: gives way to others", dict.fromkeys(MODES, PRIORITIES)
+    )
     # Added to the logits of tokens, by their numbers in the model's vocabulary.
     logit_bias: Mapping[int, float] = field(default_factory=dict)
     # Have `AsyncClient.events` tell ln of the probability of each token, and of so many of the most likely ones.
@@ -156,9 +165,6 @@ class Request:
         values = {f.name: getattr(self, f.name) for f in SETTINGS}
         if not limited:
             values["max_bytes"] = DEFAULT_MAX_BYTES
-        for f in SETTINGS:
-            if values.get(f.name) is not None and (problem := bounds_problem(f, values[f.name])):
-                raise InputError(problem)
         if problem := mode_problem(self.mode, values):
             raise InputError(problem)
         for token, bias in self.logit_bias.items():
@@ -216,12 +222,17 @@ def bounds_problem(f: Field[Any], value: object) -> str:
 
 
 def mode_problem(mode: str, given: Mapping[str, Any]) -> str:
-    """Why a mode does not take a setting that is given, for the client and for the router; empty where it takes all."""
+    """Why settings cannot be given to a mode, for clients, the router and a frontier; empty where they can."""
     # the rest of a text of resample that is too far from its scorer's is of ar-speculative
     drafting = DRAFTING if given.get("max_distance") is None else (*DRAFTING, "resample")
     for f in SETTINGS:
         modes, value = f.metadata.get("modes", MODES), given.get(f.name)
         modes = drafting if modes == DRAFTING else modes
+        if value is not None and (problem := bounds_problem(f, value)):
+            return problem
+        names = f.metadata.get("known", {}).get(mode, ())
+        if value is not None and names and value not in names:
+            return f"mode {mode} has no {f.name} {value!r}{one_of(str(value), names)}"
         if mode not in MODES or mode in modes or value in (None, f.metadata.get("neutral")):
             continue
         if mode == AUTO:

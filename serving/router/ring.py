@@ -246,9 +246,10 @@ class Ring:
         name = f"host {link.entry.name} at {link.entry.address}"
         # a reason that names the host already says what happened and what to do
         remedy = "see that it runs" if self.run is None else "machines that joined take its place, or have one join"
-        if self.run is None and link.entry.address.startswith("127.0.0.1:"):  # where `up` lays hosts out
-            remedy += " (of `up`: `onesweep down`, then `onesweep up --detach`)"
         problem = reason if reason.startswith(name) else f"{name} is lost ({reason}); {remedy}"
+        link.is_lost = self.run is None and not link.quarantined
+        if link.is_lost and link.entry.address.startswith("127.0.0.1:"):  # where `up` lays hosts out
+            problem += " (of `up`: `onesweep down`, then the same `onesweep up` again)"
         if not link.problem:
             log.warning("%s", problem)
         link.problem, link.relay.rtt_ms, self.changes = problem, None, self.changes + 1

@@ -22,7 +22,7 @@ from serving.router.active_release import ActiveRelease
 from serving.router.admission import Admission, PlaceRequest
 from serving.router.audit import WRONG_SO_FAR, retry_after_audit
 from serving.router.records import UNKNOWN_MODE, RequestRecord, RouterCounters
-from serving.router.request import DEFAULT_TIMEOUT_S, MAX_TIMEOUT_S
+from serving.router.request import DEFAULT_TIMEOUT_S, MAX_TIMEOUT_S, PRIORITIES
 from serving.router.rollout import Rollout, Tell
 from serving.router.validation import (
     TOKEN_BYTES,
@@ -34,7 +34,6 @@ from serving.router.validation import (
     check_size,
     check_text,
     encoded,
-    is_batch,
     parsed_chat,
     prompt_bytes,
     tokenized,
@@ -147,6 +146,7 @@ class RouterService(router_pb2_grpc.RouterServiceServicer):
                     blocks=link.entry.blocks,
                     ready=not link.problem,
                     reason=link.problem,
+                    lost=link.is_lost,
                     rtt_ms=link.relay.rtt_ms or 0.0,
                     sessions=info.counters.sessions,
                     session_bytes=info.counters.session_bytes,
@@ -237,7 +237,7 @@ class RouterService(router_pb2_grpc.RouterServiceServicer):
     ) -> AsyncGenerator[router_pb2.GenerateResponse, None]:
         """Whatever is deployed meanwhile, a request ends on the release that it began with."""
         record.space, record.caller = key.space(self.ring.owner), key.name
-        record.batch = batch = is_batch(request)
+        record.batch = batch = request.priority == PRIORITIES[1]
         size, most = prompt_bytes(request), request.max_bytes or TOKEN_BYTES * request.max_tokens
         async with self._placed(PlaceRequest(key, size + most, record.left_s, batch)) as place:
             place.spent_bytes += size

@@ -3,11 +3,11 @@
 import json
 import re
 import subprocess
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import ParamSpec, TypeVar
 
-from serving.modes import MODES, SCORERS, SCORING, SHAPED, TELLING
+from serving.modes import MODES, SCORING, SHAPED, TELLING
 from serving.modes.base import Generation, Mode
 from serving.modes.tokenizer import BYTE_TOKENIZER, ChatPrompt, Message, Tokenizer
 from serving.router.accounting import Account
@@ -17,19 +17,15 @@ from serving.router.request import (
     MAX_STOP_BYTES,
     MAX_STOPS,
     MAX_TOOLS_BYTES,
-    PRIORITIES,
-    SETTINGS,
     SHAPES,
-    bounds_problem,
     given_in,
     mode_problem,
 )
 from serving.v1 import router_pb2
 from stages.clock import monotonic
-from stages.errors import close_to, one_of
+from stages.errors import close_to
 from stages.host.schema_check import CHECKS_AT_ONCE, schema_problem
 from stages.limits import MAX_NESTING, nesting
-from stages.model.samplers import SAMPLERS
 from stages.model.scoring import bias_problem
 from stages.threads import FairPool
 from stages.wire.status import deadline_exceeded, exhausted, failed_precondition, invalid
@@ -38,15 +34,6 @@ P = ParamSpec("P")
 T = TypeVar("T")
 TOKENIZING_AT_ONCE = 3  # prompts
 TOKEN_BYTES = 4  # for which a token of a prompt counts
-# The names that a setting may have.
-KNOWN: Mapping[str, Collection[str]] = {"sampler": SAMPLERS, "scorer": SCORERS}
-
-
-def is_batch(request: router_pb2.GenerateRequest) -> bool:
-    """True for a request that gives way. Raises StatusError for an unknown priority."""
-    if request.priority and request.priority not in PRIORITIES:
-        raise invalid(f"unknown priority {request.priority[:40]!r}{one_of(request.priority, PRIORITIES)}")
-    return request.priority == PRIORITIES[1]
 
 
 def check_mode(name: str, modes: dict[str, Mode]) -> Mode:
@@ -93,19 +80,10 @@ def check_request(request: router_pb2.GenerateRequest, mode: Mode, due_at: float
         raise invalid(f"{what}: leave it out, or use that mode")
     if request.must_call and (request.json_schema or not request.tools):
         raise invalid("must_call is for tools: give tools, and no json_schema")
-    for f in SETTINGS:
-        if f.name in given and (problem := bounds_problem(f, given[f.name])):
-            raise invalid(problem)
-    settings = {"codec": mode.default_codec} | given
-    if settings["codec"] not in mode.codecs:
-        raise invalid(f"mode {mode.name} has no codec {settings['codec']!r}; choose from {', '.join(mode.codecs)}")
-    for name, known in KNOWN.items():
-        if name in settings and settings[name] not in known:
-            raise invalid(f"unknown {name} {settings[name]!r}{one_of(settings[name], known)}")
     if due_at <= monotonic():
         raise deadline_exceeded("the deadline of this request has passed")
     return Generation(
-        **settings | {"max_tokens": min(limits)},
+        **{"codec": mode.default_codec, **given, "max_tokens": min(limits)},
         mode=mode.name,
         prompt=bytes(request.prompt),
         seed=request.seed,

@@ -196,7 +196,7 @@ class GenerateRequest(_message.Message):
         logprobs: _builtins.int | None = ...,
         json_schema: _builtins.str = ...,
         tools: _builtins.str = ...,
-        priority: _builtins.str = ...,
+        priority: _builtins.str | None = ...,
         protocol: _builtins.int = ...,
         continue_last: _builtins.bool = ...,
         prompt_tokens: _abc.Iterable[_builtins.int] | None = ...,
@@ -204,9 +204,9 @@ class GenerateRequest(_message.Message):
         fits_context: _builtins.bool = ...,
         must_call: _abc.Iterable[_builtins.str] | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_branches", b"_branches", "_budget_ms", b"_budget_ms", "_candidates", b"_candidates", "_chunk", b"_chunk", "_codec", b"_codec", "_draft", b"_draft", "_frequency_penalty", b"_frequency_penalty", "_logprobs", b"_logprobs", "_max_distance", b"_max_distance", "_max_tokens", b"_max_tokens", "_min_p", b"_min_p", "_presence_penalty", b"_presence_penalty", "_repetition_penalty", b"_repetition_penalty", "_sampler", b"_sampler", "_scorer", b"_scorer", "_steps", b"_steps", "_temperature", b"_temperature", "_top_k", b"_top_k", "_top_p", b"_top_p", "branches", b"branches", "budget_ms", b"budget_ms", "candidates", b"candidates", "chunk", b"chunk", "codec", b"codec", "draft", b"draft", "frequency_penalty", b"frequency_penalty", "logprobs", b"logprobs", "max_distance", b"max_distance", "max_tokens", b"max_tokens", "min_p", b"min_p", "presence_penalty", b"presence_penalty", "repetition_penalty", b"repetition_penalty", "sampler", b"sampler", "scorer", b"scorer", "steps", b"steps", "temperature", b"temperature", "top_k", b"top_k", "top_p", b"top_p"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_branches", b"_branches", "_budget_ms", b"_budget_ms", "_candidates", b"_candidates", "_chunk", b"_chunk", "_codec", b"_codec", "_draft", b"_draft", "_frequency_penalty", b"_frequency_penalty", "_logprobs", b"_logprobs", "_max_distance", b"_max_distance", "_max_tokens", b"_max_tokens", "_min_p", b"_min_p", "_presence_penalty", b"_presence_penalty", "_priority", b"_priority", "_repetition_penalty", b"_repetition_penalty", "_sampler", b"_sampler", "_scorer", b"_scorer", "_steps", b"_steps", "_temperature", b"_temperature", "_top_k", b"_top_k", "_top_p", b"_top_p", "branches", b"branches", "budget_ms", b"budget_ms", "candidates", b"candidates", "chunk", b"chunk", "codec", b"codec", "draft", b"draft", "frequency_penalty", b"frequency_penalty", "logprobs", b"logprobs", "max_distance", b"max_distance", "max_tokens", b"max_tokens", "min_p", b"min_p", "presence_penalty", b"presence_penalty", "priority", b"priority", "repetition_penalty", b"repetition_penalty", "sampler", b"sampler", "scorer", b"scorer", "steps", b"steps", "temperature", b"temperature", "top_k", b"top_k", "top_p", b"top_p"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_branches", b"_branches", "_budget_ms", b"_budget_ms", "_candidates", b"_candidates", "_chunk", b"_chunk", "_codec", b"_codec", "_draft", b"_draft", "_frequency_penalty", b"_frequency_penalty", "_logprobs", b"_logprobs", "_max_distance", b"_max_distance", "_max_tokens", b"_max_tokens", "_min_p", b"_min_p", "_presence_penalty", b"_presence_penalty", "_repetition_penalty", b"_repetition_penalty", "_sampler", b"_sampler", "_scorer", b"_scorer", "_steps", b"_steps", "_temperature", b"_temperature", "_top_k", b"_top_k", "_top_p", b"_top_p", "branches", b"branches", "budget_ms", b"budget_ms", "candidates", b"candidates", "chunk", b"chunk", "codec", b"codec", "continue_last", b"continue_last", "draft", b"draft", "fits_context", b"fits_context", "frequency_penalty", b"frequency_penalty", "json_schema", b"json_schema", "logit_bias", b"logit_bias", "logprobs", b"logprobs", "max_bytes", b"max_bytes", "max_distance", b"max_distance", "max_tokens", b"max_tokens", "messages", b"messages", "min_p", b"min_p", "mode", b"mode", "must_call", b"must_call", "presence_penalty", b"presence_penalty", "priority", b"priority", "prompt", b"prompt", "prompt_tokens", b"prompt_tokens", "protocol", b"protocol", "repetition_penalty", b"repetition_penalty", "sampler", b"sampler", "score_prompt", b"score_prompt", "scorer", b"scorer", "seed", b"seed", "steps", b"steps", "stops", b"stops", "temperature", b"temperature", "tools", b"tools", "top_k", b"top_k", "top_p", b"top_p", "trips", b"trips", "whole", b"whole"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_branches", b"_branches", "_budget_ms", b"_budget_ms", "_candidates", b"_candidates", "_chunk", b"_chunk", "_codec", b"_codec", "_draft", b"_draft", "_frequency_penalty", b"_frequency_penalty", "_logprobs", b"_logprobs", "_max_distance", b"_max_distance", "_max_tokens", b"_max_tokens", "_min_p", b"_min_p", "_presence_penalty", b"_presence_penalty", "_priority", b"_priority", "_repetition_penalty", b"_repetition_penalty", "_sampler", b"_sampler", "_scorer", b"_scorer", "_steps", b"_steps", "_temperature", b"_temperature", "_top_k", b"_top_k", "_top_p", b"_top_p", "branches", b"branches", "budget_ms", b"budget_ms", "candidates", b"candidates", "chunk", b"chunk", "codec", b"codec", "continue_last", b"continue_last", "draft", b"draft", "fits_context", b"fits_context", "frequency_penalty", b"frequency_penalty", "json_schema", b"json_schema", "logit_bias", b"logit_bias", "logprobs", b"logprobs", "max_bytes", b"max_bytes", "max_distance", b"max_distance", "max_tokens", b"max_tokens", "messages", b"messages", "min_p", b"min_p", "mode", b"mode", "must_call", b"must_call", "presence_penalty", b"presence_penalty", "priority", b"priority", "prompt", b"prompt", "prompt_tokens", b"prompt_tokens", "protocol", b"protocol", "repetition_penalty", b"repetition_penalty", "sampler", b"sampler", "score_prompt", b"score_prompt", "scorer", b"scorer", "seed", b"seed", "steps", b"steps", "stops", b"stops", "temperature", b"temperature", "tools", b"tools", "top_k", b"top_k", "top_p", b"top_p", "trips", b"trips", "whole", b"whole"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__branches: _TypeAlias = _typing.Literal["branches"]  # noqa: Y015
     _WhichOneofArgType__branches: _TypeAlias = _typing.Literal["_branches", b"_branches"]  # noqa: Y015
@@ -232,6 +232,8 @@ class GenerateRequest(_message.Message):
     _WhichOneofArgType__min_p: _TypeAlias = _typing.Literal["_min_p", b"_min_p"]  # noqa: Y015
     _WhichOneofReturnType__presence_penalty: _TypeAlias = _typing.Literal["presence_penalty"]  # noqa: Y015
     _WhichOneofArgType__presence_penalty: _TypeAlias = _typing.Literal["_presence_penalty", b"_presence_penalty"]  # noqa: Y015
+    _WhichOneofReturnType__priority: _TypeAlias = _typing.Literal["priority"]  # noqa: Y015
+    _WhichOneofArgType__priority: _TypeAlias = _typing.Literal["_priority", b"_priority"]  # noqa: Y015
     _WhichOneofReturnType__repetition_penalty: _TypeAlias = _typing.Literal["repetition_penalty"]  # noqa: Y015
     _WhichOneofArgType__repetition_penalty: _TypeAlias = _typing.Literal["_repetition_penalty", b"_repetition_penalty"]  # noqa: Y015
     _WhichOneofReturnType__sampler: _TypeAlias = _typing.Literal["sampler"]  # noqa: Y015
@@ -270,6 +272,8 @@ class GenerateRequest(_message.Message):
     def WhichOneof(self, oneof_group: _WhichOneofArgType__min_p) -> _WhichOneofReturnType__min_p | None: ...
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__presence_penalty) -> _WhichOneofReturnType__presence_penalty | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__priority) -> _WhichOneofReturnType__priority | None: ...
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__repetition_penalty) -> _WhichOneofReturnType__repetition_penalty | None: ...
     @_typing.overload
@@ -1092,6 +1096,7 @@ class HostStatus(_message.Message):
     LINKS_FIELD_NUMBER: _builtins.int
     RELEASES_FIELD_NUMBER: _builtins.int
     WARNING_FIELD_NUMBER: _builtins.int
+    LOST_FIELD_NUMBER: _builtins.int
     name: _builtins.str
     address: _builtins.str
     ready: _builtins.bool
@@ -1106,6 +1111,8 @@ class HostStatus(_message.Message):
     backend: _builtins.str
     warning: _builtins.str
     """to be mended, though the host can be used"""
+    lost: _builtins.bool
+    """it does not answer, and no machine that joins takes its place"""
     @_builtins.property
     def blocks(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]: ...
     @_builtins.property
@@ -1131,10 +1138,11 @@ class HostStatus(_message.Message):
         links: _abc.Iterable[Global___LinkStatus] | None = ...,
         releases: _abc.Iterable[_builtins.str] | None = ...,
         warning: _builtins.str = ...,
+        lost: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["address", b"address", "backend", b"backend", "blocks", b"blocks", "links", b"links", "name", b"name", "queue_limit", b"queue_limit", "queued", b"queued", "ready", b"ready", "reason", b"reason", "releases", b"releases", "rtt_ms", b"rtt_ms", "session_bytes", b"session_bytes", "sessions", b"sessions", "warning", b"warning"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["address", b"address", "backend", b"backend", "blocks", b"blocks", "links", b"links", "lost", b"lost", "name", b"name", "queue_limit", b"queue_limit", "queued", b"queued", "ready", b"ready", "reason", b"reason", "releases", b"releases", "rtt_ms", b"rtt_ms", "session_bytes", b"session_bytes", "sessions", b"sessions", "warning", b"warning"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -35,19 +35,8 @@ ALSO_INT4 = {"sweep", "chunked"}
 BYTES = 20
 TIMES = ("_ms", "_mbps")
 OF_A_RUN = {
-    *(
-        "request",
-        "reason",
-        "address",
-        "version",
-        "problem",
-        "warning",
-        "sessions",
-        "session_bytes",
-        "queued",
-        "audits",
-        "requests",
-    ),
+    *("request", "reason", "lost", "address", "version", "problem", "warning"),
+    *("sessions", "session_bytes", "queued", "audits", "requests"),
     *("healthy", "system", "congestion_control", "slow_start_after_idle", "findings"),
 }
 """With the endings before: values of JSON that are of the moment or the machine."""

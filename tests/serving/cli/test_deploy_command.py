@@ -3,9 +3,11 @@
 import shutil
 from collections.abc import Callable
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 
+from serving.client.client import AsyncClient
 from tests.serving.harm import harm_with
 
 Run = Callable[..., tuple[int, str, str]]
@@ -34,8 +36,8 @@ def test_what_is_bad_here_is_not_sent(new: Path, tmp_path: Path, onesweep: Run, 
 @pytest.mark.parametrize(
     ("arguments", "says"),
     [
-        ([], "give the directory of a checkpoint to deploy, or --rollback"),
-        (["weights", "--rollback"], "or --rollback"),
+        ([], "give either the directory of a checkpoint"),
+        (["weights", "--rollback"], "give either the directory of a checkpoint, to deploy it, or --rollback, to go"),
         (["--rollback", "--without", "a"], "--without is for a deployment"),
         (["--rollback", "--timeout-s", "0"], "--timeout-s must be above 0"),
     ],
@@ -43,3 +45,10 @@ def test_what_is_bad_here_is_not_sent(new: Path, tmp_path: Path, onesweep: Run, 
 def test_options_that_make_no_sense(onesweep: Run, arguments: list[str], says: str) -> None:
     code, _, err = onesweep("deploy", *arguments)
     assert (code, says in err) == (2, True), err
+
+
+def test_ctrl_c_says_what_the_routers_serve(new: Path, onesweep: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(AsyncClient, "exchange", Mock(side_effect=KeyboardInterrupt))
+    for arguments in (new,), ("--rollback",):
+        code, _, err = onesweep("deploy", *arguments, "--router", "127.0.0.1:1")
+        assert (code, "interrupted: routers that had not switched keep their release" in err) == (130, True), err

@@ -10,17 +10,17 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
+from unittest.mock import patch
 
 import pytest
 
 from serving.cli import machine_ring, machines, remote
-from serving.cli.deployment import answers_of
 from serving.cli.generate import router_here
 from serving.cli.machines import JoinedMachine
 from serving.cli.ports import free_port_block
 from serving.cli.remote import _rendezvous, ticket_of
 from serving.cli.serve import status_lines
+from serving.client.result import HostsLost, unready_words
 from serving.v1 import router_pb2
 from stages.errors import InputError, ServiceError
 from stages.progress import ProgressLine
@@ -66,8 +66,9 @@ def test_a_machine_joins_once_and_finds_its_place_again(rendezvous: Rendezvous) 
             assert found == first
     with pytest.raises(InputError, match="no machine 'rome' of this computer has joined"), place(None, "rome"):
         pass
-    with place(None) as found:
+    with patch.object(machines, "ticking", wraps=machines.ticking) as waits, place(None) as found:
         assert found == first, "the only one, whatever this computer is called"
+        waits.assert_called_once_with(f"waiting for the router at {first.rendezvous[0]}")
     del rendezvous.machines["paris"]
     with pytest.raises(ServiceError, match="lets this machine in no more: give another ticket"), place(None):
         pass
@@ -250,7 +251,9 @@ def test_links_of_a_machine_that_does_not_answer_are_not_shown() -> None:
 def test_a_reason_that_others_quote_is_told_once() -> None:
     hosts = [router_pb2.HostStatus(name=name, reason=f"{name}waits for c: is gone") for name in ("a ", "b ", "")]
     status = router_pb2.StatusResponse(hosts=hosts)
-    assert next(answers_of(SimpleNamespace(status=lambda _: status))) == "waits for c: is gone"  # type: ignore[arg-type]
+    assert unready_words(status) == "waits for c: is gone"
+    status.hosts.add(reason="d is lost", lost=True)
+    assert (type(words := unready_words(status)), words) == (HostsLost, "d is lost")
 
 
 def test_a_machine_of_the_ring_may_be_away_for_a_minute(

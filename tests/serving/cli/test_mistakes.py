@@ -85,6 +85,8 @@ def run(*arguments: object, **environment: str) -> subprocess.CompletedProcess[s
 TYPING = [
     ("generat x", 2, "there is no command 'generat'; did you mean `onesweep generate`?"),
     ("chaos --minutes 1", 2, "did you mean `onesweep bench chaos`?"),
+    ("restart", 2, "there is no command 'restart'; `onesweep --help` lists them"),
+    ("ps", 2, "there is no command 'ps'; `onesweep --help` lists them"),
     ("start", 2, "there is no command 'start'; did you mean `onesweep up`?"),
     ("bench peers", 2, "--checkpoint, --source are missing"),
     (
@@ -202,10 +204,13 @@ def test_each_command_and_option_that_went_has_a_hint() -> None:
     rows = re.findall(r"^\| (.+?) \| ", CHANGES.read_text().partition("**What came**")[0], re.MULTILINE)
     hints = re.compile(r"CHANGELOG\.md says|give --set|the command comes first")
     tried = 0
-    for spans in (re.findall(r"`([a-z][a-z -]*|--[a-z].*?)`", row) for row in rows):
+    for row in rows:
+        spans, commands = re.findall(r"`([a-z][a-z -]*|--[a-z].*?)`", row), re.sub("[^;]* of `[^;]*", "", row)
         there = [" ".join(path[1:]) for path, node, _ in map(find, map(str.split, spans)) if isinstance(node, Command)]
         for span in spans:
-            lines = [f"{command} {span}" for command in there or ["train text"]] if span.startswith("--") else [span]
+            lines = [span] * (f"`{span}`" in commands)
+            if span.startswith("--"):
+                lines = [f"{command} {span}" for command in there or ["train text"]]
             for line in lines:
                 with pytest.raises(InputError) as refusal:
                     parse([*line.split(), "--no-such"])

@@ -52,6 +52,9 @@ def test_no_json_is_a_400(http: httpx.Client, path: str, body: bytes) -> None:
     ("field", "value", "param"),
     [
         ("prompt", [], "prompt"),
+        ("prompt", ["a", ""], "prompt.1"),
+        ("prompt", [[1], []], "prompt.1"),
+        ("stop", ["a", "é" * 200], "stop"),
         ("max_tokens", 0, "max_tokens"),
         ("n", MAX_CHOICES + 1, "n"),
         ("stop", ["a"] * 17, "stop"),
@@ -75,11 +78,12 @@ def test_wrong_fields_are_named(http: httpx.Client, field: str, value: object, p
 
 
 def test_a_field_is_named_as_the_endpoint_has_it(http: httpx.Client) -> None:
-    race = {"prompt": "x", "entrants": ["ar:scorer"]}
     for path, own in (("responses", "input"), ("chat/completions", "messages")):
         body = {"model": "onesweep-local", own: [{"role": "user", "content": "x" * 600}]}
         assert check_refusal(http.post(f"/v1/{path}", json=body), 400)["param"] == own
-    assert check_refusal(http.post("/api/race", json=race), 400)["param"] == "entrants"
+    for race in ({"prompt": ""}, {"entrants": ["AR"]}, {"entrants": ["ar:chunk=8"]}):
+        asked = {"prompt": "x", "entrants": ["ar"], **race}
+        assert check_refusal(http.post("/api/race", json=asked), 400)["param"] == next(iter(race))
 
 
 @pytest.mark.parametrize(
@@ -95,10 +99,8 @@ def test_a_field_is_named_as_the_endpoint_has_it(http: httpx.Client) -> None:
     ],
 )
 def test_wrong_messages_are_named(http: httpx.Client, messages: object) -> None:
-    error = check_refusal(
-        http.post("/v1/chat/completions", json={"model": "onesweep-local", "messages": messages}), 400
-    )
-    assert error["param"].startswith("messages")
+    body = {"model": "onesweep-local", "messages": messages}
+    assert check_refusal(http.post("/v1/chat/completions", json=body), 400)["param"].startswith("messages")
 
 
 def test_a_schema_has_no_keyword_of_ours(http: httpx.Client) -> None:

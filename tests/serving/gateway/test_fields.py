@@ -66,10 +66,12 @@ def test_what_is_wrong_of_a_value_is_said_in_our_words(request_: type[Fields], j
 def test_the_schema_tells_the_bounds_that_a_request_has() -> None:
     told = CompletionRequest.model_json_schema()
     of_ours = told["$defs"]["Extension"]["properties"]
-    assert (told["properties"]["top_p"]["exclusiveMinimum"], told["properties"]["presence_penalty"]["maximum"]) == (
-        0,
-        2,
-    )
+    own, (one, several, _) = told["properties"], told["properties"]["stop"]["anyOf"]
+    assert (own["top_p"]["exclusiveMinimum"], own["presence_penalty"]["maximum"]) == (0, 2)
+    assert own["seed"]["anyOf"][0]["exclusiveMaximum"] == 1 << 64
+    assert (one["type"], several["items"]["maxLength"], several["maxItems"]) == ("string", 256, 16)
+    assert [kind.get("minItems", kind.get("minLength")) for kind in own["prompt"]["anyOf"]] == [1, 1, 1]
+    assert ResponseRequest.model_json_schema()["properties"]["input"]["anyOf"][1]["minItems"] == 1
     assert (of_ours["steps"]["minimum"], of_ours["steps"]["maximum"]) == (1, 64)
 
 

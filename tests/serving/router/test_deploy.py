@@ -168,7 +168,7 @@ def test_a_router_that_is_started_anew_serves_the_same(
     line.wait_ready()
     with Client(router) as client:
         assert {key: answer(client, key) for key in REQUESTS} == texts["new"]
-        roll_back(partial(AsyncClient, router), print, 120)
+        asyncio.run(roll_back(partial(AsyncClient, router), print, 120))
         assert {key: answer(client, key) for key in ("local", "ar", "sweep")} == {
             key: texts["old"][key] for key in ("local", "ar", "sweep")
         }

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from serving.router.host_link import HostLink
-from serving.router.paths import SUSPECT_S, Suspects, best_path
+from serving.router.paths import SUSPECT_S, Suspects, best_path, problem_of
 from serving.router.topology import HostEntry
 from stages.host.parts import weights_of
 from stages.host.prefixes import MOST_LISTED, path_digest, piece_key
@@ -25,6 +25,7 @@ def make(name: str, blocks: tuple[int, ...], rtt_ms: float = 10.0, parts: int = 
     """A host as described. links: round trip to another one, or why it cannot be used."""
     link = HostLink.__new__(HostLink)
     link.entry, link.problem, link.sessions, link.hop_ms = HostEntry(name, name, blocks, name), "", 0, 5.0
+    link.is_lost = False
     link.prefixes, link.prefix_version = frozenset(), 0
     link.relay = Relay()  # type: ignore[assignment]
     link.relay.least_rtt_ms = rtt_ms  # type: ignore[misc]
@@ -44,6 +45,12 @@ def release(ar: str, parts: int = 2, loading: bool = False) -> stage_pb2.Release
 def names(links: list[HostLink], avoid: tuple[str, ...] = (), suspects: Collection[tuple[str, str]] = ()) -> str | None:
     path = best_path(links, weights_of(release("a")), suspects, avoid)
     return None if path is None else " ".join(link.entry.name for link in path)
+
+
+def test_a_host_that_is_lost_is_told_of_before_those_that_wait_for_it() -> None:
+    waits, lost = make("a", (0,)), make("b", (1,))
+    waits.problem, lost.problem, lost.is_lost = "a waits for b", "b is lost", True
+    assert problem_of([waits, lost], None) == "b is lost"
 
 
 def square() -> list[HostLink]:

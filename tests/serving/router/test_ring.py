@@ -141,11 +141,12 @@ async def test_a_host_that_falls_silent_is_lost_unless_the_router_stood_still(tm
         for passed_s, lost in ((0.1, False), (2.0, False), (0.1, True)):  # after two seconds in one it was the router
             now[0] += passed_s
             ring.look()
-            assert bool(link.problem) == lost
+            assert (bool(link.problem), link.is_lost) == (lost, lost)
     assert "is lost (it has been silent for 2.2 s)" in link.problem
     ring.run = tmp_path  # of machines that joined
     ring._lose(link, "it closed the connection")
     assert link.problem.endswith("(it closed the connection); machines that joined take its place, or have one join")
+    assert not link.is_lost
 
 
 @pytest.mark.parametrize("elsewhere", [False, True])

@@ -15,9 +15,12 @@ import pytest
 from serving.cli.deployment import Deployment
 from serving.cli.ports import free_port_block
 from serving.client.client import Client, RequestRefused, RouterError
+from serving.router.request import SETTINGS
 from serving.router.topology import local_topology
 from serving.v1 import router_pb2, router_pb2_grpc
 from stages.checkpoint.manifest import read_manifest
+from stages.model.codec import CODECS, HIDDEN
+from stages.model.samplers import SAMPLERS
 from stages.wire.channel import open_blocking_channel
 from tests.conftest import PATIENCE_S, until
 from tests.serving.conftest import shown
@@ -35,6 +38,7 @@ def sentence(err: str) -> str:
 @pytest.mark.parametrize(
     ("arguments", "says"),
     [
+        ([os.fsdecode(b"caf\xe9")], "the prompt is not UTF-8"),
         ([""], "prompt is empty: give at least one byte"),
         (["x" * 500, "--max-bytes", 13], r"prompt \(500 bytes\) and output \(13\).*context is 512: shorten"),
         (["x" * (1 << 20) + "x"], "at most 1048576 can be sent: shorten it"),
@@ -46,10 +50,11 @@ def sentence(err: str) -> str:
             "mode sweep does not take top_p: leave it out, or use mode ar, ar-speculative, local, local:copy, auto",
         ),
         (["x", "--seed", 1 << 64], "seed must be a whole number from 0"),
-        (["x", "--mode", "sweep", "--set", "sampler=sde"], "unknown sampler 'sde'; choose from stochastic, ode"),
-        (["x", "--mode", "sweep", "--set", "codec=zip"], "mode sweep has no codec 'zip'; choose from fp32, int8, int4"),
-        (["x", "--mode", "ar", "--set", "codec=int4"], "mode ar has no codec 'int4'; choose from fp32, int8"),
-        (["x", "--mode", "resample", "--set", "scorer=oracle"], "unknown scorer 'oracle'; choose from scorer, ar"),
+        (
+            ["x", "--mode", "sweep", "--set", "sampler=sde"],
+            "mode sweep has no sampler 'sde'; choose from",
+        ),
+        (["x", "--mode", "ar", "--set", "codec=int4"], r"mode ar has no codec 'int4' \(did you mean int8"),
         (
             ["x", "--mode", "resample", "--set", "scorer=scorer"],
             "scorer 'scorer' cannot be served: the hosts have no scorer/ in their checkpoint; choose from ar",
@@ -64,10 +69,10 @@ def test_a_wrong_value_is_named(deployment: Deployment, onesweep: Run, arguments
     assert re.search(says, sentence(err)), err
 
 
-def test_bytes_that_are_no_text_on_the_command_line(onesweep: Run) -> None:
-    code, _, err = onesweep("generate", os.fsdecode(b"caf\xe9"), "--router", "127.0.0.1:1")
-    assert code == 2
-    assert "the prompt is not UTF-8" in sentence(err)
+def test_the_names_that_a_request_may_have_are_those_of_the_hosts() -> None:
+    known = {f.name: f.metadata["known"] for f in SETTINGS if f.metadata.get("known")}
+    assert (known["codec"]["sweep"], known["codec"]["ar"]) == (tuple(CODECS), tuple(HIDDEN))
+    assert known["sampler"]["sweep"] == tuple(SAMPLERS)
 
 
 # Without our client
@@ -95,10 +100,11 @@ GOOD: dict[str, Any] = {"prompt": b"x", "mode": "sweep", "max_bytes": 4}
         ({"steps": 0}, "steps must be a whole number from 1 to 64"),
         ({"temperature": float("-inf")}, "temperature must be from 0 to 100"),
         ({"codec": ""}, "mode sweep has no codec ''; choose from fp32, int8, int4"),
+        ({"priority": "high"}, "mode sweep has no priority 'high'; choose from interactive, batch"),
         ({"steps": 4, "mode": "ar"}, "mode ar does not take steps: leave it out, or use mode sweep, chunked"),
         ({"codec": "int8", "mode": "local"}, "mode local does not take codec: leave it out, or use mode sweep,"),
         ({"mode": "resample", "candidates": 0}, "candidates must be a whole number from 1 to 1024, not 0"),
-        ({"mode": "resample", "scorer": ""}, "unknown scorer ''; choose from scorer, ar"),
+        ({"mode": "resample", "scorer": ""}, "mode resample has no scorer ''; choose from scorer, ar"),
     ],
 )
 def test_a_wrong_field_is_refused(stub: Any, changes: dict[str, Any], says: str) -> None:
