@@ -45,6 +45,9 @@ BATCH_BYTES = 1 << 20  # A batch takes hops until it has this many bytes
 # and about so many, of equal number: the next host begins with the first while this one still works on the others, and
 # one that is left over would travel alone for the rest of its text.
 BATCH_HOPS = 8
+# A receipt costs both sides nearly as much as a batch: while batches follow each other, one in so many of the time that
+# a receipt may take, or of so many bytes, acknowledges all before it.
+RECEIPTS, RECEIPT_BYTES = 100, 1 << 16
 
 Settled = Callable[[StatusError | None], None]  # hears once what became of a hop: None when the next host has queued it
 
@@ -115,6 +118,8 @@ class Relay:
         self._sent: dict[int, list[_Handover]] = {}
         """Handed to gRPC and not acknowledged yet, by the number of their batch."""
         self._batches = 0
+        self._receipt_at = 0.0  # the first batch from then on asks for a receipt, by the monotonic clock
+        self._quiet_bytes = 0  # sent since one did
         self._wake = asyncio.Event()
         self._streamer: asyncio.Task[None] | None = None
 
@@ -247,10 +252,12 @@ class Relay:
         refusal = unavailable(f"{self.host} closed the connection; see that it runs")
         wake = self._wake = asyncio.Event()
         wake.set()  # for what is in the outbox already
+        self._receipt_at, self._quiet_bytes = 0.0, 0
         try:
             # the receipt comes before the work, so nothing nests: a sweep takes H + 1 one-way trips, not 2 H
             async for ack in self.stub.Push(self._batch_stream(wake), wait_for_ready=True):
-                handovers = self._sent.pop(ack.number, [])
+                if (handovers := self._sent.get(ack.number)) is None:
+                    continue
                 for rejection in ack.rejections:
                     if rejection.index < len(handovers):
                         said = f"{self.host} refused: {rejection.message}"
@@ -259,7 +266,9 @@ class Relay:
                 for handover in handovers:
                     if self.meter is not None:
                         self.meter.handed_over(monotonic() - handover.begin)
-                    handover.settle(None)
+                for number in [number for number in self._sent if number <= ack.number]:
+                    for handover in self._sent.pop(number):
+                        handover.settle(None)
         except grpc.aio.AioRpcError as error:
             refusal = self.refusal(error, begin)
         except grpc.aio.UsageError:
@@ -281,14 +290,31 @@ class Relay:
         while True:
             await wake.wait()
             wake.clear()
-            while self._wake is wake and self._outbox:
-                if taken := self._take():
+            while self._wake is wake and (self._outbox or self._asks):
+                if (taken := self._take()) or self._asks:
                     self._batches += 1
                     self._sent[self._batches] = taken
                     hops = [handover.hop for handover in taken]
-                    yield stage_pb2.HopBatch(number=self._batches, hops=hops, protocol=PROTOCOL)
+                    quiet = self._is_quiet(sum(hop.ByteSize() for hop in hops))
+                    yield stage_pb2.HopBatch(number=self._batches, hops=hops, protocol=PROTOCOL, quiet=quiet)
             if self._wake is not wake:
                 return
+
+    @property
+    def _asks(self) -> bool:
+        """True if batches wait for a receipt that none asked for in time."""
+        return self._quiet_bytes > 0 and monotonic() >= self._receipt_at
+
+    def _is_quiet(self, size_bytes: int) -> bool:
+        """True if a batch of that size need not have a receipt of its own."""
+        pause_s = self.hop_timeout_s / RECEIPTS
+        if monotonic() >= self._receipt_at or self._quiet_bytes + size_bytes > RECEIPT_BYTES:
+            self._receipt_at, self._quiet_bytes = monotonic() + pause_s, 0
+            return False
+        if not self._quiet_bytes:  # where no batch follows, an empty one asks
+            asyncio.get_running_loop().call_later(2 * pause_s, self._wake.set)
+        self._quiet_bytes += size_bytes
+        return True
 
     def _take(self) -> list[_Handover]:
         """Waiting hops, as many as fit into one batch."""
