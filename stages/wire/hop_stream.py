@@ -45,9 +45,9 @@ BATCH_BYTES = 1 << 20  # A batch takes hops until it has this many bytes
 # and about so many, of equal number: the next host begins with the first while this one still works on the others, and
 # one that is left over would travel alone for the rest of its text.
 BATCH_HOPS = 8
-# A receipt costs both sides nearly as much as a batch: while batches follow each other, one in so many of the time that
-# a receipt may take, or of so many bytes, acknowledges all before it.
-RECEIPTS, RECEIPT_BYTES = 100, 1 << 16
+# A receipt costs both sides nearly as much as a batch: while batches follow each other, one acknowledges all of a
+# hundredth of the time that a receipt may take, or of so many bytes.
+TICKS, RECEIPT_BYTES = 100, 1 << 16
 
 Settled = Callable[[StatusError | None], None]  # hears once what became of a hop: None when the next host has queued it
 
@@ -63,17 +63,14 @@ class LinkObserver(Protocol):
 
 
 class _Handover:
-    def __init__(self, hop: stage_pb2.Hop, settled: Settled) -> None:
-        self.hop, self._settled = hop, settled
-        self.begin, self.due_at = monotonic(), monotonic() + hop.left_s
-        self.timer: asyncio.TimerHandle | None = None
+    def __init__(self, hop: stage_pb2.Hop, settled: Settled, timeout_s: float) -> None:
+        self.hop, self._settled, self.begin = hop, settled, monotonic()
+        self.due_at, self.late_at = self.begin + hop.left_s, self.begin + min(timeout_s, hop.left_s)
         self.is_settled = False
 
     def settle(self, refusal: StatusError | None) -> None:
         if not self.is_settled:
             self.is_settled = True
-            if self.timer is not None:
-                self.timer.cancel()
             self._settled(refusal)
 
 
@@ -120,18 +117,18 @@ class Relay:
         self._batches = 0
         self._receipt_at = 0.0  # the first batch from then on asks for a receipt, by the monotonic clock
         self._quiet_bytes = 0  # sent since one did
+        self._asks = False  # none followed in time: an empty one asks
+        self._ticker: asyncio.TimerHandle | None = None
         self._wake = asyncio.Event()
         self._streamer: asyncio.Task[None] | None = None
 
     def send(self, hop: stage_pb2.Hop, settled: Settled) -> None:
         """Hand a hop over; `settled` hears of it once, with a StatusError that names this address if it failed."""
         self.wake()
-        handover = _Handover(hop, settled)
-        left_s = hop.left_s
-        loop = asyncio.get_running_loop()
-        handover.timer = loop.call_later(max(min(self.hop_timeout_s, left_s), 0.001), self._expire, handover, left_s)
-        self._outbox.append(handover)
+        self._outbox.append(_Handover(hop, settled, self.hop_timeout_s))
         self._wake.set()
+        if self._ticker is None:
+            self._tick()
         if self._streamer is None or self._streamer.done():
             self._streamer = asyncio.create_task(self._stream())
 
@@ -278,8 +275,13 @@ class Relay:
             wake.set()  # gRPC does not end the iterator of a call that has ended: it shall end by itself
             self._settle_all(refusal)
 
+    @property
+    def _unsettled(self) -> list[_Handover]:
+        known = [handover for handovers in self._sent.values() for handover in handovers] + [*self._outbox]
+        return [handover for handover in known if not handover.is_settled]
+
     def _settle_all(self, refusal: StatusError) -> None:
-        unsettled = [handover for handovers in self._sent.values() for handover in handovers] + [*self._outbox]
+        unsettled = self._unsettled
         self._sent.clear()
         self._outbox.clear()
         for handover in unsettled:
@@ -300,21 +302,24 @@ class Relay:
             if self._wake is not wake:
                 return
 
-    @property
-    def _asks(self) -> bool:
-        """True if batches wait for a receipt that none asked for in time."""
-        return self._quiet_bytes > 0 and monotonic() >= self._receipt_at
-
     def _is_quiet(self, size_bytes: int) -> bool:
         """True if a batch of that size need not have a receipt of its own."""
-        pause_s = self.hop_timeout_s / RECEIPTS
-        if monotonic() >= self._receipt_at or self._quiet_bytes + size_bytes > RECEIPT_BYTES:
-            self._receipt_at, self._quiet_bytes = monotonic() + pause_s, 0
-            return False
-        if not self._quiet_bytes:  # where no batch follows, an empty one asks
-            asyncio.get_running_loop().call_later(2 * pause_s, self._wake.set)
         self._quiet_bytes += size_bytes
+        if self._asks or monotonic() >= self._receipt_at or self._quiet_bytes > RECEIPT_BYTES:
+            self._receipt_at, self._quiet_bytes, self._asks = monotonic() + self.hop_timeout_s / TICKS, 0, False
+            return False
         return True
+
+    def _tick(self) -> None:
+        """Give up hops that are late, and ask for a receipt that no batch asked for. One timer for all hops."""
+        now, pause_s = monotonic(), self.hop_timeout_s / TICKS
+        for handover in self._unsettled:
+            if now >= handover.late_at:
+                self._expire(handover)
+        if self._quiet_bytes and now >= self._receipt_at + pause_s:
+            self._asks = True
+            self._wake.set()
+        self._ticker = asyncio.get_running_loop().call_later(pause_s, self._tick) if self._unsettled else None
 
     def _take(self) -> list[_Handover]:
         """Waiting hops, as many as fit into one batch."""
@@ -331,8 +336,8 @@ class Relay:
             self.meter.sent(size)
         return taken
 
-    def _expire(self, handover: _Handover, left_s: float) -> None:
-        if left_s < self.hop_timeout_s:
+    def _expire(self, handover: _Handover) -> None:
+        if handover.due_at <= handover.late_at:
             message = f"the deadline passed while {self.host} did not answer"
             handover.settle(deadline_exceeded(message))
         else:
