@@ -5,8 +5,8 @@ the numbers of one position do not depend on how many others are drawn. Only num
 which its stream policy (NEP 19) keeps stable; the normal transform is our own.
 """
 
+from dataclasses import dataclass
 from enum import IntEnum
-from typing import Any
 
 import numpy as np
 import torch
@@ -35,13 +35,13 @@ class Purpose(IntEnum):
     CHOICE = 9
 
 
+@dataclass
 class _Key(ISeedSequence):
     """A key as it is: `Philox(key=...)` would ask the system for entropy first, and not use it."""
 
-    def __init__(self, words: NDArray[np.uint64]) -> None:
-        self.words = words
+    words: NDArray[np.uint64]
 
-    def generate_state(self, n_words: int, dtype: Any = np.uint32) -> NDArray[Any]:  # noqa: ANN401 - as numpy has it
+    def generate_state(self, *_: object) -> NDArray[np.uint64]:
         return self.words
 
 
@@ -51,8 +51,8 @@ def raw_words(seed: int, purpose: Purpose, position: int, count: int, width: int
     start = position * counters
     # as uint64: a list of Python numbers on both sides of 2^63 would pass through float64 and lose low bits
     key = np.array([seed & MAX_SEED, int(purpose)], dtype=np.uint64)
-    seed_sequence: Any = _Key(key)  # the stubs know of one kind only
-    bits = np.random.Philox(seed_sequence, counter=np.array([start, step, 0, 0], dtype=np.uint64))
+    counter = np.array([start, step, 0, 0], dtype=np.uint64)
+    bits = np.random.Philox(_Key(key), counter=counter)  # type: ignore[arg-type] # stubs know of one kind only
     words = bits.random_raw(count * counters * _WORDS_PER_COUNTER)
     return np.asarray(words).reshape(count, counters * _WORDS_PER_COUNTER)[:, :width]
 
