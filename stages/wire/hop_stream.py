@@ -63,9 +63,9 @@ class LinkObserver(Protocol):
 
 
 class _Handover:
-    def __init__(self, hop: stage_pb2.Hop, settled: Settled, timeout_s: float) -> None:
-        self.hop, self._settled, self.begin = hop, settled, monotonic()
-        self.due_at, self.late_at = self.begin + hop.left_s, self.begin + min(timeout_s, hop.left_s)
+    def __init__(self, hop: stage_pb2.Hop, settled: Settled) -> None:
+        self.hop, self._settled = hop, settled
+        self.begin, self.due_at = monotonic(), monotonic() + hop.left_s
         self.is_settled = False
 
     def settle(self, refusal: StatusError | None) -> None:
@@ -125,7 +125,7 @@ class Relay:
     def send(self, hop: stage_pb2.Hop, settled: Settled) -> None:
         """Hand a hop over; `settled` hears of it once, with a StatusError that names this address if it failed."""
         self.wake()
-        self._outbox.append(_Handover(hop, settled, self.hop_timeout_s))
+        self._outbox.append(_Handover(hop, settled))
         self._wake.set()
         if self._ticker is None:
             self._tick()
@@ -314,8 +314,10 @@ class Relay:
         """Give up hops that are late, and ask for a receipt that no batch asked for. One timer for all hops."""
         now, pause_s = monotonic(), self.hop_timeout_s / TICKS
         for handover in self._unsettled:
-            if now >= handover.late_at:
-                self._expire(handover)
+            if now >= handover.due_at:
+                handover.settle(deadline_exceeded(f"the deadline passed while {self.host} did not answer"))
+            elif now >= handover.begin + self.hop_timeout_s:
+                handover.settle(self._silent(handover.begin))
         if self._quiet_bytes and now >= self._receipt_at + pause_s:
             self._asks = True
             self._wake.set()
@@ -335,13 +337,6 @@ class Relay:
         if taken and self.meter is not None:
             self.meter.sent(size)
         return taken
-
-    def _expire(self, handover: _Handover) -> None:
-        if handover.due_at <= handover.late_at:
-            message = f"the deadline passed while {self.host} did not answer"
-            handover.settle(deadline_exceeded(message))
-        else:
-            handover.settle(self._silent(handover.begin))
 
     def _closed(self) -> StatusError:
         return unavailable(f"the link to {self.host} was closed")
