@@ -127,7 +127,7 @@ ROUTER_METRICS = (
     _family("faulty_hosts_total", "counter", "Hosts that audits found faulty."),
     _family("host_ready", "gauge", "Whether the router can use the host.", "host"),
     _family("host_rtt_seconds", "gauge", "Round trip of the last keep-warm message.", "host"),
-    _family("handover_seconds", "histogram", "A hop's way until its receipt.", "host"),
+    _family("handover_seconds", "histogram", "A hop's way until a receipt of its own.", "host"),
     _family("sent_bytes_total", "counter", "Size of the hops that left.", "host"),
 )
 

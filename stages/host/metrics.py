@@ -48,7 +48,7 @@ STAGE_METRICS = (
     _family("prefix_positions_total", "counter", "Positions that these did not read."),
     _family("link_up", "gauge", "Whether the host there can be handed work.", "address"),
     _family("link_rtt_seconds", "gauge", "Round trip, quickest of the last few.", "address"),
-    _family("link_handover_seconds", "histogram", "A hop's way until its receipt.", "address"),
+    _family("link_handover_seconds", "histogram", "A hop's way until a receipt of its own.", "address"),
     _family("link_sent_bytes_total", "counter", "Size of the hops that left.", "address"),
 )
 

@@ -258,7 +258,9 @@ class StageService(stage_pb2_grpc.StageServiceServicer):
         async for batch in batches:
             if len(batch.hops) > MOST_HOPS:
                 raise invalid(f"a batch of {len(batch.hops)} hops; at most {MOST_HOPS} travel together")
-            yield self.host.take(batch, sender)
+            ack = self.host.take(batch, sender)
+            if ack.rejections or not batch.quiet:
+                yield ack
 
     async def Subscribe(self, request: stage_pb2.SubscribeRequest, context: Context) -> AsyncIterator[stage_pb2.Events]:
         check_label(request.router, "router")

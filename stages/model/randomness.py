@@ -5,10 +5,12 @@ the numbers of one position do not depend on how many others are drawn. Only num
 which its stream policy (NEP 19) keeps stable; the normal transform is our own.
 """
 
+from dataclasses import dataclass
 from enum import IntEnum
 
 import numpy as np
 import torch
+from numpy.random.bit_generator import ISeedSequence
 from numpy.typing import NDArray
 from torch import Tensor
 
@@ -33,13 +35,24 @@ class Purpose(IntEnum):
     CHOICE = 9
 
 
+@dataclass
+class _Key(ISeedSequence):
+    """A key as it is: `Philox(key=...)` would ask the system for entropy first, and not use it."""
+
+    words: NDArray[np.uint64]
+
+    def generate_state(self, *_: object) -> NDArray[np.uint64]:
+        return self.words
+
+
 def raw_words(seed: int, purpose: Purpose, position: int, count: int, width: int, step: int = 0) -> NDArray[np.uint64]:
     """`width` 64-bit words for each of `count` positions from `position` on: (count, width) uint64."""
     counters = -(-width // _WORDS_PER_COUNTER)
     start = position * counters
     # as uint64: a list of Python numbers on both sides of 2^63 would pass through float64 and lose low bits
     key = np.array([seed & MAX_SEED, int(purpose)], dtype=np.uint64)
-    bits = np.random.Philox(key=key, counter=np.array([start, step, 0, 0], dtype=np.uint64))
+    counter = np.array([start, step, 0, 0], dtype=np.uint64)
+    bits = np.random.Philox(_Key(key), counter=counter)  # type: ignore[arg-type] # stubs know of one kind only
     words = bits.random_raw(count * counters * _WORDS_PER_COUNTER)
     return np.asarray(words).reshape(count, counters * _WORDS_PER_COUNTER)[:, :width]
 

@@ -455,9 +455,12 @@ class HopBatch(_message.Message):
     NUMBER_FIELD_NUMBER: _builtins.int
     HOPS_FIELD_NUMBER: _builtins.int
     PROTOCOL_FIELD_NUMBER: _builtins.int
+    QUIET_FIELD_NUMBER: _builtins.int
     number: _builtins.int
     protocol: _builtins.int
     """as in DescribeResponse; 0 before protocol 2"""
+    quiet: _builtins.bool
+    """its receipt is that of a later batch, where all of its hops are taken"""
     @_builtins.property
     def hops(self) -> _containers.RepeatedCompositeFieldContainer[Global___Hop]: ...
     def __init__(
@@ -466,10 +469,11 @@ class HopBatch(_message.Message):
         number: _builtins.int = ...,
         hops: _abc.Iterable[Global___Hop] | None = ...,
         protocol: _builtins.int = ...,
+        quiet: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["hops", b"hops", "number", b"number", "protocol", b"protocol"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["hops", b"hops", "number", b"number", "protocol", b"protocol", "quiet", b"quiet"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -482,7 +486,7 @@ class Ack(_message.Message):
     NUMBER_FIELD_NUMBER: _builtins.int
     REJECTIONS_FIELD_NUMBER: _builtins.int
     number: _builtins.int
-    """of the batch"""
+    """of the batch; those before it are acknowledged, too"""
     @_builtins.property
     def rejections(self) -> _containers.RepeatedCompositeFieldContainer[Global___Rejection]: ...
     def __init__(

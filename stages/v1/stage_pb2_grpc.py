@@ -92,7 +92,8 @@ class StageServiceServicer:
         raise NotImplementedError('Method not implemented!')
 
     def Push(self, request_iterator, context):
-        """Hands over hops of work, batch by batch; each batch is acknowledged once its hops are checked and queued.
+        """Hands over hops of work, batch by batch; a batch is acknowledged once its hops are checked and queued, at the latest
+        together with the next one that is not quiet.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

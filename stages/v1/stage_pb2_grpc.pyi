@@ -43,7 +43,9 @@ class StageServiceStub:
     Describe: _grpc.UnaryUnaryMultiCallable[_stage_pb2.DescribeRequest, _stage_pb2.DescribeResponse]
     """What this host holds and how it is doing."""
     Push: _grpc.StreamStreamMultiCallable[_stage_pb2.HopBatch, _stage_pb2.Ack]
-    """Hands over hops of work, batch by batch; each batch is acknowledged once its hops are checked and queued."""
+    """Hands over hops of work, batch by batch; a batch is acknowledged once its hops are checked and queued, at the latest
+    together with the next one that is not quiet.
+    """
     Subscribe: _grpc.UnaryStreamMultiCallable[_stage_pb2.SubscribeRequest, _stage_pb2.Events]
     """Results and faults of one router's requests, as they happen; the first message is empty: it is open."""
     Release: _grpc.UnaryUnaryMultiCallable[_stage_pb2.ReleaseRequest, _stage_pb2.ReleaseResponse]
@@ -69,7 +71,9 @@ class StageServiceAsyncStub(StageServiceStub):
     Describe: _aio.UnaryUnaryMultiCallable[_stage_pb2.DescribeRequest, _stage_pb2.DescribeResponse]  # type: ignore[assignment]
     """What this host holds and how it is doing."""
     Push: _aio.StreamStreamMultiCallable[_stage_pb2.HopBatch, _stage_pb2.Ack]  # type: ignore[assignment]
-    """Hands over hops of work, batch by batch; each batch is acknowledged once its hops are checked and queued."""
+    """Hands over hops of work, batch by batch; a batch is acknowledged once its hops are checked and queued, at the latest
+    together with the next one that is not quiet.
+    """
     Subscribe: _aio.UnaryStreamMultiCallable[_stage_pb2.SubscribeRequest, _stage_pb2.Events]  # type: ignore[assignment]
     """Results and faults of one router's requests, as they happen; the first message is empty: it is open."""
     Release: _aio.UnaryUnaryMultiCallable[_stage_pb2.ReleaseRequest, _stage_pb2.ReleaseResponse]  # type: ignore[assignment]
@@ -104,7 +108,9 @@ class StageServiceServicer(metaclass=_abc_1.ABCMeta):
         request_iterator: _MaybeAsyncIterator[_stage_pb2.HopBatch],
         context: _ServicerContext,
     ) -> _typing.Union[_abc.Iterator[_stage_pb2.Ack], _abc.AsyncIterator[_stage_pb2.Ack]]:
-        """Hands over hops of work, batch by batch; each batch is acknowledged once its hops are checked and queued."""
+        """Hands over hops of work, batch by batch; a batch is acknowledged once its hops are checked and queued, at the latest
+        together with the next one that is not quiet.
+        """
 
     @_abc_1.abstractmethod
     def Subscribe(

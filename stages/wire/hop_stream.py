@@ -45,6 +45,9 @@ BATCH_BYTES = 1 << 20  # A batch takes hops until it has this many bytes
 # and about so many, of equal number: the next host begins with the first while this one still works on the others, and
 # one that is left over would travel alone for the rest of its text.
 BATCH_HOPS = 8
+# A receipt costs both sides nearly as much as a batch: while batches follow each other, one acknowledges all of a
+# hundredth of the time that a receipt may take, or of so many bytes.
+TICKS, RECEIPT_BYTES = 100, 1 << 16
 
 Settled = Callable[[StatusError | None], None]  # hears once what became of a hop: None when the next host has queued it
 
@@ -63,14 +66,11 @@ class _Handover:
     def __init__(self, hop: stage_pb2.Hop, settled: Settled) -> None:
         self.hop, self._settled = hop, settled
         self.begin, self.due_at = monotonic(), monotonic() + hop.left_s
-        self.timer: asyncio.TimerHandle | None = None
         self.is_settled = False
 
     def settle(self, refusal: StatusError | None) -> None:
         if not self.is_settled:
             self.is_settled = True
-            if self.timer is not None:
-                self.timer.cancel()
             self._settled(refusal)
 
 
@@ -115,18 +115,20 @@ class Relay:
         self._sent: dict[int, list[_Handover]] = {}
         """Handed to gRPC and not acknowledged yet, by the number of their batch."""
         self._batches = 0
+        self._receipt_at = 0.0  # the first batch from then on asks for a receipt, by the monotonic clock
+        self._quiet_bytes = 0  # sent since one did
+        self._asks = False  # none followed in time: an empty one asks
+        self._ticker: asyncio.TimerHandle | None = None
         self._wake = asyncio.Event()
         self._streamer: asyncio.Task[None] | None = None
 
     def send(self, hop: stage_pb2.Hop, settled: Settled) -> None:
         """Hand a hop over; `settled` hears of it once, with a StatusError that names this address if it failed."""
         self.wake()
-        handover = _Handover(hop, settled)
-        left_s = hop.left_s
-        loop = asyncio.get_running_loop()
-        handover.timer = loop.call_later(max(min(self.hop_timeout_s, left_s), 0.001), self._expire, handover, left_s)
-        self._outbox.append(handover)
+        self._outbox.append(_Handover(hop, settled))
         self._wake.set()
+        if self._ticker is None:
+            self._tick()
         if self._streamer is None or self._streamer.done():
             self._streamer = asyncio.create_task(self._stream())
 
@@ -247,10 +249,12 @@ class Relay:
         refusal = unavailable(f"{self.host} closed the connection; see that it runs")
         wake = self._wake = asyncio.Event()
         wake.set()  # for what is in the outbox already
+        self._receipt_at, self._quiet_bytes = 0.0, 0
         try:
             # the receipt comes before the work, so nothing nests: a sweep takes H + 1 one-way trips, not 2 H
             async for ack in self.stub.Push(self._batch_stream(wake), wait_for_ready=True):
-                handovers = self._sent.pop(ack.number, [])
+                if (handovers := self._sent.get(ack.number)) is None:
+                    continue
                 for rejection in ack.rejections:
                     if rejection.index < len(handovers):
                         said = f"{self.host} refused: {rejection.message}"
@@ -259,7 +263,9 @@ class Relay:
                 for handover in handovers:
                     if self.meter is not None:
                         self.meter.handed_over(monotonic() - handover.begin)
-                    handover.settle(None)
+                for number in [number for number in self._sent if number <= ack.number]:
+                    for handover in self._sent.pop(number):
+                        handover.settle(None)
         except grpc.aio.AioRpcError as error:
             refusal = self.refusal(error, begin)
         except grpc.aio.UsageError:
@@ -269,8 +275,13 @@ class Relay:
             wake.set()  # gRPC does not end the iterator of a call that has ended: it shall end by itself
             self._settle_all(refusal)
 
+    @property
+    def _unsettled(self) -> list[_Handover]:
+        known = [handover for handovers in self._sent.values() for handover in handovers] + [*self._outbox]
+        return [handover for handover in known if not handover.is_settled]
+
     def _settle_all(self, refusal: StatusError) -> None:
-        unsettled = [handover for handovers in self._sent.values() for handover in handovers] + [*self._outbox]
+        unsettled = self._unsettled
         self._sent.clear()
         self._outbox.clear()
         for handover in unsettled:
@@ -281,14 +292,36 @@ class Relay:
         while True:
             await wake.wait()
             wake.clear()
-            while self._wake is wake and self._outbox:
-                if taken := self._take():
+            while self._wake is wake and (self._outbox or self._asks):
+                if (taken := self._take()) or self._asks:
                     self._batches += 1
                     self._sent[self._batches] = taken
                     hops = [handover.hop for handover in taken]
-                    yield stage_pb2.HopBatch(number=self._batches, hops=hops, protocol=PROTOCOL)
+                    quiet = self._is_quiet(sum(hop.ByteSize() for hop in hops))
+                    yield stage_pb2.HopBatch(number=self._batches, hops=hops, protocol=PROTOCOL, quiet=quiet)
             if self._wake is not wake:
                 return
+
+    def _is_quiet(self, size_bytes: int) -> bool:
+        """True if a batch of that size need not have a receipt of its own."""
+        self._quiet_bytes += size_bytes
+        if self._asks or monotonic() >= self._receipt_at or self._quiet_bytes > RECEIPT_BYTES:
+            self._receipt_at, self._quiet_bytes, self._asks = monotonic() + self.hop_timeout_s / TICKS, 0, False
+            return False
+        return True
+
+    def _tick(self) -> None:
+        """Give up hops that are late, and ask for a receipt that no batch asked for. One timer for all hops."""
+        now, pause_s = monotonic(), self.hop_timeout_s / TICKS
+        for handover in self._unsettled:
+            if now >= handover.due_at:
+                handover.settle(deadline_exceeded(f"the deadline passed while {self.host} did not answer"))
+            elif now >= handover.begin + self.hop_timeout_s:
+                handover.settle(self._silent(handover.begin))
+        if self._quiet_bytes and now >= self._receipt_at + pause_s:
+            self._asks = True
+            self._wake.set()
+        self._ticker = asyncio.get_running_loop().call_later(pause_s, self._tick) if self._unsettled else None
 
     def _take(self) -> list[_Handover]:
         """Waiting hops, as many as fit into one batch."""
@@ -304,13 +337,6 @@ class Relay:
         if taken and self.meter is not None:
             self.meter.sent(size)
         return taken
-
-    def _expire(self, handover: _Handover, left_s: float) -> None:
-        if left_s < self.hop_timeout_s:
-            message = f"the deadline passed while {self.host} did not answer"
-            handover.settle(deadline_exceeded(message))
-        else:
-            handover.settle(self._silent(handover.begin))
 
     def _closed(self) -> StatusError:
         return unavailable(f"the link to {self.host} was closed")

@@ -30,6 +30,7 @@ class Answering(stage_pb2_grpc.StageServiceServicer):
         self.answer = answer
         self.parcels: list[stage_pb2.HopBatch] = []
         self.streams = 0
+        self.spares = False  # receipts that nobody asked for
         # Sizes of the keep-warm messages.
         self.warmed: list[int] = []
 
@@ -47,7 +48,9 @@ class Answering(stage_pb2_grpc.StageServiceServicer):
         self.streams += 1
         async for parcel in parcels:
             self.parcels.append(parcel)
-            yield await self.answer(context, parcel)
+            answer = await self.answer(context, parcel)
+            if not (self.spares and parcel.quiet):
+                yield answer
 
     async def Describe(self, request: stage_pb2.DescribeRequest, context: Any) -> stage_pb2.DescribeResponse:
         return stage_pb2.DescribeResponse(name="tokyo", protocol=PROTOCOL)

@@ -90,6 +90,28 @@ async def test_a_rejected_hop_does_not_harm_the_others_of_its_parcel() -> None:
         assert service.streams == 1
 
 
+async def test_one_receipt_acknowledges_many_parcels(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = [1.0]
+    monkeypatch.setattr(relays, "monotonic", lambda: clock[0])
+    async with relay_to(take) as (service, relay):
+        service.spares, heard = True, Heard(relay)
+        heard.send(hop("first"))
+        await heard.all_of(1)
+        heard.send(hop("small"))
+        while len(service.parcels) < 2:
+            await asyncio.sleep(0.01)
+        heard.send(hop("large", payload=relays.RECEIPT_BYTES))
+        await heard.all_of(3)
+        heard.send(hop("last"))
+        while len(service.parcels) < 4:
+            await asyncio.sleep(0.01)
+        clock[0] += 2 * relay.hop_timeout_s / relays.TICKS
+        relay._tick()
+        assert set((await heard.all_of(4)).values()) == {"ok"}
+    assert service.sessions == [["first"], ["small"], ["large"], ["last"], []]
+    assert [parcel.quiet for parcel in service.parcels] == [False, True, False, True, False]
+
+
 async def test_a_receipt_that_makes_no_sense_settles_nothing_twice() -> None:
     async def answer(context: Any, parcel: stage_pb2.HopBatch) -> stage_pb2.Ack:
         receipt = stage_pb2.Ack(number=parcel.number if parcel.hops[0].session != "a" else 77)
