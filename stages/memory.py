@@ -1,18 +1,22 @@
 """Memory of the process: room for weights, checked before they are read; and memory given back."""
 
+from __future__ import annotations
+
 import asyncio
 import contextlib
 import ctypes
 import mmap
 import sys
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 import psutil
-import torch
-from torch import Tensor
 
 from stages.errors import CheckpointError
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 _LIMITS = (("memory.max", "memory.current"), ("memory/memory.limit_in_bytes", "memory/memory.usage_in_bytes"))
 _CGROUP = Path("/sys/fs/cgroup")
@@ -105,6 +109,8 @@ async def keep_trimmed() -> None:
 # Memory of tensors, page by page: given back to the system before the tensor itself ends.
 def is_owned(tensor: Tensor) -> bool:
     """True if nothing but `tensor` has its numbers: no view, no other name."""
+    import torch
+
     # the tensor's own reference, and that of the object which is asked
     return bool(torch._C._storage_Use_Count(tensor.untyped_storage()._cdata) == 2)
 

@@ -31,7 +31,7 @@ from loadtest.workload.prompts import NOVEL
 from loadtest.workload.testbed import LOOPBACK, check_links
 from serving.router.topology import SHIPPED
 from stages.errors import ServiceError
-from stages.host.parts import plan_host
+from stages.host.plan import plan_host
 
 if TYPE_CHECKING:
     from loadtest.faults.commands import ChaosSettings

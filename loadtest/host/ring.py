@@ -27,7 +27,7 @@ from stages.checkpoint.bundle import bundle_draws, find_bundle
 from stages.checkpoint.checkpoint import load_chain, load_picture_part, load_stage
 from stages.checkpoint.manifest import read_manifest
 from stages.errors import InputError, OnesweepError
-from stages.host.parts import plan_host
+from stages.host.plan import plan_host
 from stages.model.block import Block
 from stages.model.partition import NoisePartition
 from stages.model.pipeline import PipelineStage, new_caches

@@ -19,7 +19,7 @@ from serving.router.host_link import HostLink
 from serving.router.placement import ROUTER_END, Span, placed, ring_order
 from serving.router.rollout import LOAD_S, load, send
 from serving.router.topology import HostEntry, Topology, local_topology
-from stages.checkpoint.checkpoint import replace_file
+from stages.checkpoint.files import replace_file
 from stages.checkpoint.release_store import CURRENT_NAME, ReleaseManifest, release_files
 from stages.clock import monotonic
 from stages.errors import InputError, OnesweepError, ServiceError

@@ -55,7 +55,7 @@ def run_run(options: argparse.Namespace) -> int:
     from serving.cli.ports import free_port_block
     from serving.client.client import AsyncClient
     from serving.router.topology import local_topology
-    from stages.host.parts import plan_host
+    from stages.host.plan import plan_host
 
     check_positive(options, "hosts", "blocks", "context", "threads")
     settings, prompt = from_flags(ChatSettings, options), given_prompt(options)

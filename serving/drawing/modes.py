@@ -25,7 +25,7 @@ from stages.checkpoint.bundle import find_bundle
 from stages.checkpoint.checkpoint import load_picture_part
 from stages.checkpoint.manifest import read_manifest
 from stages.errors import close_to, one_of
-from stages.host.parts import ModelKind
+from stages.host.plan import ModelKind
 from stages.model.codec import CODECS, HIDDEN
 from stages.pictures.trajectory import MAX_GUIDANCE, MAX_LEVELS, SOLVERS, DrawPlan, Trajectory, most_pictures
 from stages.v1 import stage_pb2

@@ -14,7 +14,7 @@ from serving.router.accounting import Account
 from serving.router.request import SHAPES, Request
 from serving.router.ring import RingView
 from stages.errors import CodecError
-from stages.host.parts import ModelKind
+from stages.host.plan import ModelKind
 from stages.model.codec import CODECS
 from stages.model.samplers import DEFAULT_SAMPLER
 from stages.model.scoring import Shaping

@@ -31,7 +31,7 @@ from stages.checkpoint.gate import probe_tokens
 from stages.checkpoint.manifest import Manifest, read_manifest
 from stages.clock import monotonic
 from stages.errors import InputError
-from stages.host.parts import ModelKind
+from stages.host.plan import ModelKind
 from stages.model.scoring import most_scored
 from stages.model.vocabulary import Vocabulary
 from stages.v1 import stage_pb2

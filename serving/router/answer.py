@@ -12,7 +12,8 @@ import torch
 from numpy.typing import NDArray
 
 from serving.router.host_link import Attempt, HostLink, HostPath
-from stages.host.parts import HostPlan, Parts, load_parts, plan_host
+from stages.host.parts import Parts, load_parts
+from stages.host.plan import HostPlan, plan_host
 from stages.host.sessions import HostSession, SessionStore
 from stages.host.validation import parse_hop
 from stages.model.vocabulary import Vocabulary

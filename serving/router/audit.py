@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING
 
 from serving.router.answer import AuditedAnswer, ReferenceVerifier, same_results
 from serving.router.host_link import Attempt, HostLink, HostPath
-from stages.checkpoint.checkpoint import replace_file
+from stages.checkpoint.files import replace_file
 from stages.clock import monotonic
 from stages.errors import OnesweepError
 from stages.host.prefixes import MOST_FAULTY

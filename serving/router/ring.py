@@ -21,7 +21,7 @@ from serving.router.settings import RingSettings
 from serving.router.topology import HostEntry
 from stages.clock import monotonic
 from stages.host.next_hosts import MOST_TOGETHER
-from stages.host.parts import MODEL_KINDS, ModelKind
+from stages.host.plan import MODEL_KINDS, ModelKind
 from stages.host.prefixes import KEY_BYTES
 from stages.threads import cancelled
 from stages.v1 import stage_pb2

@@ -27,7 +27,7 @@ from serving.v1 import router_pb2, router_pb2_grpc
 from stages.checkpoint.bundle import find_bundle
 from stages.checkpoint.release_store import ReleaseStore
 from stages.errors import InputError, OnesweepError, ServiceError
-from stages.host.parts import MODEL_KINDS, check_blocks, plan_host
+from stages.host.plan import MODEL_KINDS, check_blocks, plan_host
 from stages.memory import keep_trimmed, return_large_buffers
 from stages.signals import drained, run_until_signal
 from stages.telemetry.observability import Telemetry

@@ -16,8 +16,8 @@ from stages.model.block import Block
 from stages.model.partition import NoisePartition
 from stages.model.pipeline import ArStage, PipelineStage
 from stages.model.randomness import Purpose, normals
-from stages.pictures.part import PicturePart, in_scale
-from stages.pictures.trajectory import picture_noise
+from stages.pictures.part import PicturePart
+from stages.pictures.trajectory import in_scale, picture_noise
 
 # The gate sees whatever moves a loss: swapped layers of fitted weights cost 0.26 nats or more. Weights as good as
 # untrained pass whatever their order, as they have nothing to lose.

@@ -26,7 +26,8 @@ from stages.backends.whole_model import Continuations, KnownText
 from stages.clock import monotonic
 from stages.host.grammar import GRAMMAR_BYTES
 from stages.host.metrics import HostCounters
-from stages.host.parts import WARM_POSITIONS, ModelKind, Parts
+from stages.host.parts import WARM_POSITIONS, Parts
+from stages.host.plan import ModelKind
 from stages.host.sessions import HostSession
 from stages.pictures.trajectory import PicturePiece
 from stages.v1 import stage_pb2

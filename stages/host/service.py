@@ -16,14 +16,14 @@ import grpc
 import grpc.aio
 from google.protobuf import json_format
 
-from stages.checkpoint.checkpoint import replace_file
+from stages.checkpoint.files import replace_file
 from stages.checkpoint.release_store import BESIDE, ReleaseStore, Wants
 from stages.checkpoint.release_transfer import drain_requests, receive_release, transfer_error
 from stages.clock import monotonic
 from stages.errors import InputError, OnesweepError
 from stages.host.host import Host
 from stages.host.loading import Loader, Sources
-from stages.host.parts import full_state_bytes
+from stages.host.plan import full_state_bytes
 from stages.host.prefixes import KEY_BYTES, MOST_FAULTY
 from stages.host.validation import check_label
 from stages.threads import in_thread

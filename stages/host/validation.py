@@ -6,7 +6,7 @@ Every field is checked here and nowhere else, and every payload is decoded once:
 from collections.abc import Sequence
 
 from stages.errors import CodecError
-from stages.host.parts import HostPlan, ModelKind, ModelSource
+from stages.host.plan import HostPlan, ModelKind, ModelSource
 from stages.host.prefixes import VOUCHER_BYTES
 from stages.host.scheduler import HopWork
 from stages.host.work.pictures import parse_denoise, parse_draw

@@ -3,14 +3,18 @@
 Every codec knows its size before encoding, so a message can be checked before anything is allocated.
 """
 
+from __future__ import annotations
+
 from abc import ABC, abstractmethod
+from typing import TYPE_CHECKING
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
-from torch import Tensor
 
 from stages.errors import CodecError
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 ESTIMATE_LIMIT = 2.0  # largest magnitude accepted in an estimate E. A weighted mean of unit-norm codes stays under 1.
 FEATURE_LIMIT = 1e6  # largest magnitude accepted in features or hidden states
@@ -36,6 +40,8 @@ class StateCodec(ABC):
 
         Raises CodecError for a wrong length, or numbers that are not finite or beyond `limit`.
         """
+        import torch
+
         expected = self.size(positions, dim)
         if len(payload) != expected:
             raise CodecError(
@@ -152,6 +158,8 @@ class HiddenInt8(StateCodec):
         return 6 * positions * self._apart(dim) + self._rest.size(positions, dim)
 
     def encode(self, matrix: Tensor) -> bytes:
+        import torch
+
         rest = matrix.detach().numpy().astype(np.float32)
         count = self._apart(rest.shape[1])
         places = np.sort(np.argpartition(np.abs(rest), -count, axis=1)[:, -count:], axis=1)

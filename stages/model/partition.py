@@ -1,16 +1,19 @@
 """Noise partitions: which block takes which range of sigma."""
 
+from __future__ import annotations
+
 import math
 from dataclasses import dataclass
 from itertools import pairwise
 from statistics import NormalDist
-from typing import Literal, get_args
+from typing import TYPE_CHECKING, Literal, get_args
 
 import numpy as np
-import torch
-from torch import Tensor
 
 from stages.errors import ConfigError
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 Kind = Literal["equal_probability", "equal_entropy", "uniform"]
 KINDS: tuple[Kind, ...] = get_args(Kind)
@@ -72,6 +75,8 @@ class NoisePartition:
 
         Under `equal_probability` they follow the prior cut to the block's range, else log(sigma) is uniform.
         """
+        import torch
+
         high, low = self.widened(block)
         if self.kind != "equal_probability":
             return torch.exp(math.log(low) + uniform * math.log(high / low))

@@ -3,12 +3,16 @@
 Prompts are cut where a host cuts what it reads at once, so the text is that of one hop, to the last bit.
 """
 
+from __future__ import annotations
+
 import hashlib
 from collections.abc import Sequence
-
-from torch import Tensor
+from typing import TYPE_CHECKING
 
 from stages.model.vocabulary import Vocabulary
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 # Clean positions that are read at once: a long prompt is read in pieces, so that it does not hold up others. Pieces are
 # cut by a sequence's own positions, never by its company.

@@ -4,16 +4,19 @@ A candidate x weighs p(x) / q(x): drawn by weight from many candidates, a text h
 chunk, with a small model as drafter: arXiv 2604.15672).
 """
 
+from __future__ import annotations
+
 import math
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
-from torch import Tensor
-from torch.nn import functional as F
 
 from stages.model.randomness import Purpose, uniforms
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 Floats = NDArray[np.float64]
 
@@ -108,6 +111,8 @@ def draw_tokens(logits: Tensor, sharpness: Tensor, u: Tensor) -> tuple[Tensor, T
     :param sharpness: 1 / temperature, (rows, 1), at most 1 / LEAST_TEMPERATURE.
     :param u: in (0, 1], (rows, 1) float64.
     """
+    import torch
+
     rows = max(1, DRAWN_AT_ONCE // logits.shape[1])
     if len(logits) > rows:
         parts = [draw_tokens(*each) for each in zip(*(x.split(rows) for x in (logits, sharpness, u)), strict=True)]
@@ -120,6 +125,9 @@ def draw_tokens(logits: Tensor, sharpness: Tensor, u: Tensor) -> tuple[Tensor, T
 
 def _reached(probs: Tensor, u: Tensor) -> Tensor:
     """The token at which the running sum of a row reaches the share u of the whole: (rows, 1), never of a share 0."""
+    import torch
+    from torch.nn import functional as F
+
     if probs.shape[1] > BLOCK:
         blocks = F.pad(probs, (0, -probs.shape[1] % BLOCK)).unflatten(1, (-1, BLOCK))
         sums = blocks.sum(2, dtype=torch.float64)

@@ -5,18 +5,21 @@ denoised point at every step (consistency sampling: Song et al. 2023, arXiv 2303
 request's temperature at every step.
 """
 
+from __future__ import annotations
+
 from abc import ABC, abstractmethod
 from functools import cached_property
-
-import torch
-from torch import Tensor
+from typing import TYPE_CHECKING
 
 from stages.model.randomness import Purpose, normals
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 
 def input_scale(sigma: Tensor, data_std: float) -> Tensor:
     """c_in for a tensor of noise levels: makes the state's variance 1."""
-    return torch.rsqrt(sigma * sigma + data_std * data_std)
+    return (sigma * sigma + data_std * data_std).rsqrt()
 
 
 def step_sigmas(high: float, low: float, steps: int) -> list[float]:

@@ -1,15 +1,19 @@
 """Probabilities of tokens: scores of candidates that a model is given, and settings that shape its distribution."""
 
+from __future__ import annotations
+
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
-from torch import Tensor
 
 from stages.limits import MAX_BIAS, MAX_BIASES, MAX_PENALTY, MAX_REPETITION_PENALTY
 from stages.settings import limits
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 # Candidates travel as a list, not as a tree of shared beginnings: they part within a few tokens, so a tree would save
 # next to nothing and cost a mask.
@@ -159,6 +163,8 @@ class Shaping:
         """Logits with penalties and biases: (1, vocabulary), as `logits`, which are those after the tokens `known`."""
         if not self.adjusts:
             return logits
+        import torch
+
         row = logits[0].detach().double().cpu().numpy().copy()
         if self.repetition_penalty != 1:
             seen = np.unique(known)

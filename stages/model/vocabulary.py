@@ -3,16 +3,20 @@
 A byte model's tokens are bytes, and their encoding is the text itself; a token model's are the numbers of its tokens.
 """
 
+from __future__ import annotations
+
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from typing import TYPE_CHECKING
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
-from torch import Tensor
 
 from stages.errors import CodecError
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 _TYPES = {1: "u1", 2: "<u2", 4: "<u4"}
 
@@ -40,17 +44,22 @@ class Vocabulary:
 
     def decode(self, data: bytes) -> Tensor:
         """Inverse of `encode`: (tokens,) int64. Raises CodecError for bytes that it cannot have made."""
+        import torch
+
+        return torch.from_numpy(self._numbers(data))
+
+    def _numbers(self, data: bytes) -> NDArray[np.int64]:
         if len(data) % self.token_bytes:
             raise CodecError(f"{len(data)} bytes are not whole tokens of {self.token_bytes} bytes")
         tokens = np.frombuffer(data, _TYPES[self.token_bytes]).astype(np.int64)
         # every number of one byte is a byte's: the check would cost an AR step as much as the decoding
         if tokens.size and self.size != 1 << 8 and (largest := int(tokens.max())) >= self.size:
             raise CodecError(f"token {largest} does not exist: the model has {self.size}")
-        return torch.from_numpy(tokens)
+        return tokens
 
     def tokens(self, data: bytes) -> list[int]:
         """`decode` as a list. Raises CodecError."""
-        found: list[int] = self.decode(data).tolist()
+        found: list[int] = self._numbers(data).tolist()
         return found
 
     def count(self, data: bytes) -> int:

@@ -17,11 +17,13 @@ from serving.cli.ports import free_port_block
 from stages.checkpoint.checkpoint import save_ar, save_part, write_manifest
 from stages.checkpoint.gate import PROBE_TEXT, probe_bytes
 from stages.checkpoint.manifest import MANIFEST_NAME, Manifest
-from stages.host.parts import Parts, load_parts, plan_host
+from stages.host.parts import Parts, load_parts
+from stages.host.plan import plan_host
 from stages.model.architecture import Architecture
-from stages.model.block import Block, Codes
+from stages.model.block import Block
 from stages.model.partition import NoisePartition
 from stages.model.pipeline import ArModel
+from stages.model.randomness import Codes
 from tests.conftest import until
 from tests.stages.raw_client import Peer, peer
 from tests.stages.slow_runner import Watched

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from stages.checkpoint.manifest import Manifest
-from stages.host.parts import HostPlan, ModelSource, plan_host
+from stages.host.plan import HostPlan, ModelSource, plan_host
 from stages.host.validation import MAX_NUMBER, MAX_TIMINGS, parse_hop
 from stages.limits import MAX_CANDIDATES
 from stages.model.architecture import LlamaArchitecture

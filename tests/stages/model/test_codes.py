@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from stages.limits import MAX_SEED
 from stages.model.architecture import VOCABULARY
-from stages.model.block import Codes
+from stages.model.randomness import Codes
 
 
 @settings(max_examples=20)
