@@ -16,9 +16,9 @@ import torch
 from loadtest.simulation.loop import CALLER, here
 from loadtest.simulation.schedule import STAGES, PlannedFault
 from serving.router.active_release import RouterParts
-from serving.router.answer import ReferenceVerifier
 from serving.router.host_link import Attempt, HostLink, HostPath
 from serving.router.journal import MOST_PAUSE_S, PAUSE_S
+from serving.router.own_models import ReferenceVerifier
 from serving.router.paths import HEDGE_SHARE, SUSPECT_S
 from serving.router.ring import Ring
 from serving.router.session import Session

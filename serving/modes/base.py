@@ -171,6 +171,6 @@ class PipelineMode(Mode):
 def count_tokens(event: stage_pb2.Event, vocabulary: Vocabulary, source: str) -> int:
     """Tokens that a result brings. Raises StatusError for what is no text. source: "sweep" or "step"."""
     try:
-        return len(vocabulary.decode(event.text))
+        return len(vocabulary.tokens(event.text))
     except CodecError as error:
         raise internal(f"a {source} came back with nonsense: {error}") from None

@@ -1,5 +1,7 @@
 """The router's side of the ring: a warm link to every host, over which the results of sessions come back."""
 
+from __future__ import annotations
+
 import asyncio
 import logging
 import secrets
@@ -7,12 +9,11 @@ from collections import Counter
 from collections.abc import Callable, Collection, Coroutine, Sequence
 from contextlib import aclosing, suppress
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import grpc
 import grpc.aio
 
-from serving.router.answer import ReferenceVerifier
 from serving.router.audit import Auditor, Quarantine
 from serving.router.host_link import Attempt, HostLink, HostPath, Weights
 from serving.router.paths import Hedging, Suspects, best_path, problem_of
@@ -28,6 +29,9 @@ from stages.v1 import stage_pb2
 from stages.wire.hop_stream import LinkObserver
 from stages.wire.status import NoMessageError, StatusError, internal, unavailable
 from stages.wire.tls import LOOPBACK_ONLY, Security
+
+if TYPE_CHECKING:
+    from serving.router.own_models import ReferenceVerifier
 
 T = TypeVar("T")
 

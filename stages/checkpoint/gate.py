@@ -44,10 +44,7 @@ def probe_bytes(text: str, context_length: int) -> Tensor:
 
 def probe_tokens(manifest: Manifest) -> Tensor:
     """The probe as the model reads it: (1, positions) int64, cut to the context."""
-    positions = manifest.text_architecture.positions
-    if manifest.tokenizer == "bytes":
-        return probe_bytes(manifest.probe_text, positions)
-    return torch.tensor(manifest.probe_tokens[:positions])[None]
+    return torch.tensor([*manifest.probe])[None]
 
 
 def probe_shapes(part: Block | PipelineStage | PicturePart, positions: int) -> dict[str, tuple[int, ...]]:

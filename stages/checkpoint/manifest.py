@@ -6,7 +6,7 @@ import hashlib
 import json
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields, replace
 from functools import cached_property
 from pathlib import Path
@@ -137,6 +137,12 @@ class Manifest:
         if not isinstance(self.text_architecture, Architecture):
             raise CheckpointError("this is made of a pretrained model: only models trained from nothing are taken here")
         return self.text_architecture
+
+    @property
+    def probe(self) -> Sequence[int]:
+        """The probe text as the model reads it, cut to the context."""
+        whole = self.probe_text.encode() if self.tokenizer == "bytes" else self.probe_tokens
+        return whole[: self.text_architecture.positions]
 
     def with_part(self, index: int, part: Part) -> Manifest:
         """The same model with one part put in or exchanged."""
