@@ -1,7 +1,5 @@
 """Memory of the process: room for weights, checked before they are read; and memory given back."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import ctypes
@@ -107,7 +105,7 @@ async def keep_trimmed() -> None:
 
 
 # Memory of tensors, page by page: given back to the system before the tensor itself ends.
-def is_owned(tensor: Tensor) -> bool:
+def is_owned(tensor: "Tensor") -> bool:
     """True if nothing but `tensor` has its numbers: no view, no other name."""
     import torch
 
@@ -115,7 +113,7 @@ def is_owned(tensor: Tensor) -> bool:
     return bool(torch._C._storage_Use_Count(tensor.untyped_storage()._cdata) == 2)
 
 
-def give_back(tensor: Tensor) -> None:
+def give_back(tensor: "Tensor") -> None:
     """Give the memory of a contiguous tensor back while it exists: nobody may read its numbers again.
 
     As far as it fills whole pages, where the system is Linux.

@@ -37,11 +37,6 @@ Measures = dict[str, float]
 ReadProbe = Callable[[Tensor], tuple[Tensor, Tensor | None]]
 
 
-def probe_bytes(text: str, context_length: int) -> Tensor:
-    """The probe as (1, positions) int64, cut to the context."""
-    return torch.frombuffer(bytearray(text.encode()), dtype=torch.uint8).long()[None, :context_length]
-
-
 def probe_tokens(manifest: Manifest) -> Tensor:
     """The probe as the model reads it: (1, positions) int64, cut to the context."""
     return torch.tensor([*manifest.probe])[None]

@@ -1,7 +1,5 @@
 """Noise partitions: which block takes which range of sigma."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass
 from itertools import pairwise
@@ -70,7 +68,7 @@ class NoisePartition:
         margin = (high / low) ** self.overlap
         return high * margin, low / margin
 
-    def sample(self, block: int, uniform: Tensor) -> Tensor:
+    def sample(self, block: int, uniform: "Tensor") -> "Tensor":
         """Training noise levels of a block from uniform numbers in [0, 1), any shape.
 
         Under `equal_probability` they follow the prior cut to the block's range, else log(sigma) is uniform.

@@ -3,8 +3,6 @@
 Prompts are cut where a host cuts what it reads at once, so the text is that of one hop, to the last bit.
 """
 
-from __future__ import annotations
-
 import hashlib
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
@@ -59,7 +57,7 @@ def prefill_chunks(lengths: Sequence[int], known: int, least: int) -> list[list[
     return chunks
 
 
-def split_reads(source: Tensor, reads: Sequence[int] = ()) -> list[Tensor]:
+def split_reads(source: "Tensor", reads: Sequence[int] = ()) -> "list[Tensor]":
     """`source` (positions, ...) cut into pieces that are read one after the other; none for no positions.
 
     :param reads: lengths of what its first positions came in before; what is left came together. Rounding depends on

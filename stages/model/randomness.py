@@ -5,8 +5,6 @@ the numbers of one position do not depend on how many others are drawn. Only num
 which its stream policy (NEP 19) keeps stable; the normal transform is our own.
 """
 
-from __future__ import annotations
-
 import hashlib
 from dataclasses import dataclass
 from enum import IntEnum
@@ -62,7 +60,7 @@ class Codes:
     dim: int
     size: int = VOCABULARY
 
-    def table(self) -> Tensor:
+    def table(self) -> "Tensor":
         """(size, dim) float32, each row of norm 1."""
         import torch
 
@@ -85,7 +83,7 @@ def uniforms(seed: int, purpose: Purpose, position: int, count: int, width: int,
     return ((words >> np.uint64(11)).astype(np.float64) + 1.0) * 2.0**-53
 
 
-def normals(seed: int, purpose: Purpose, position: int, count: int, width: int, step: int = 0) -> Tensor:
+def normals(seed: int, purpose: Purpose, position: int, count: int, width: int, step: int = 0) -> "Tensor":
     """Standard normal numbers: (count, width) float32, by the Box-Muller transform in float64."""
     import torch
 
@@ -102,7 +100,7 @@ def gumbels(seed: int, position: int, count: int, width: int) -> NDArray[np.floa
     return np.asarray(-np.log(-np.log(u * (1 - 2.0**-53))))
 
 
-def sample_tokens(logits: Tensor, temperature: float, seed: int, position: int, shaping: Shaping = PLAIN) -> bytes:
+def sample_tokens(logits: "Tensor", temperature: float, seed: int, position: int, shaping: Shaping = PLAIN) -> bytes:
     """One token for each row of `logits` (count, vocabulary): a draw at `temperature` of what the filters of `shaping`
     leave, or the argmax at 0.
 

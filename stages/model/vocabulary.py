@@ -3,8 +3,6 @@
 A byte model's tokens are bytes, and their encoding is the text itself; a token model's are the numbers of its tokens.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -42,7 +40,7 @@ class Vocabulary:
         width = self.token_bytes
         return [data[at : at + width] for at in range(0, len(data), width)]
 
-    def decode(self, data: bytes) -> Tensor:
+    def decode(self, data: bytes) -> "Tensor":
         """Inverse of `encode`: (tokens,) int64. Raises CodecError for bytes that it cannot have made."""
         import torch
 

@@ -195,10 +195,7 @@ class Trajectory:
 
     def piece(self) -> PicturePiece:
         """The pictures to evaluate next, once with their classes and, for guidance, once without."""
-        import torch
-
-        x = in_scale(self.sigma) * self._state()
-        x = torch.cat([x] * evaluations(self.plan.guidance))
+        x = (in_scale(self.sigma) * self._state()).repeat(evaluations(self.plan.guidance), 1, 1)
         return PicturePiece(x, self.sigma, self.plan.conditions(self.architecture))
 
     def supply(self, f: Tensor) -> None:
