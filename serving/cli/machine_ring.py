@@ -14,7 +14,6 @@ import grpc.aio
 
 from serving.cli.deploy import read_release
 from serving.cli.deployment import LACKING, RELEASES, ROUTER, TOPOLOGY, Deployment
-from serving.cli.run import manifest_record
 from serving.router.host_link import HostLink
 from serving.router.placement import ROUTER_END, Span, placed, ring_order
 from serving.router.rollout import LOAD_S, load, send
@@ -23,6 +22,7 @@ from stages.checkpoint.files import replace_file
 from stages.checkpoint.release_store import CURRENT_NAME, ReleaseManifest, release_files
 from stages.clock import monotonic
 from stages.errors import InputError, OnesweepError, ServiceError
+from stages.host.plan import plan_host
 from stages.importing.cut import MEGABYTE, StageHost
 from stages.progress import ProgressLine
 from stages.signals import run_interruptible
@@ -98,9 +98,10 @@ class MachineRing:
         shares = local_topology(min(len(names), parts), parts, checkpoint).hosts
         self.topology = self._topology({name: share.blocks for name, share in zip(names, shares, strict=False)})
         self.rendezvous.neighbours = _neighbours(self.topology)
-        layers = manifest_record(checkpoint).get("architecture", {}).get("layers")
+        ar = plan_host(checkpoint, (0,)).models.get("ar")
+        layers = ar.manifest.text_architecture.layers if ar else None
         self.progress.say("the ring, in this order:")
-        for line in self._plan_lines(layers if isinstance(layers, list) else None):
+        for line in self._plan_lines(layers if isinstance(layers, tuple) else None):
             self.progress.say(line)
         for host in self.topology.hosts:
             if (missing := self._bytes(host.blocks) - self.rooms[host.name].memory_bytes) > 0:
