@@ -20,14 +20,13 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
+from stages.device import Tensor
 from stages.model.prefill import ATTEND_POSITIONS, prefix_digests
 from stages.model.vocabulary import Vocabulary
 from stages.v1 import stage_pb2
 from stages.wire.status import not_found
 
 if TYPE_CHECKING:
-    from torch import Tensor
-
     from stages.model.layers import LayerCache
 
 MOST_LISTED = 4096  # pieces that a host tells routers of: 32 KB, once a second at most and only after a change

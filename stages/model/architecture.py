@@ -6,13 +6,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, Literal, get_args
+from typing import Any, Literal, get_args
 
+from stages.device import Tensor
 from stages.errors import ShapeError
 from stages.settings import check, from_toml, limits
-
-if TYPE_CHECKING:
-    from torch import Tensor
 
 # Of a model of bytes. There is no padding and no start token: a prompt has at least one token.
 VOCABULARY = 256

@@ -3,18 +3,13 @@
 Every codec knows its size before encoding, so a message can be checked before anything is allocated.
 """
 
-from __future__ import annotations
-
 from abc import ABC, abstractmethod
-from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
 
+from stages.device import Tensor, tensor_of
 from stages.errors import CodecError
-
-if TYPE_CHECKING:
-    from torch import Tensor
 
 ESTIMATE_LIMIT = 2.0  # largest magnitude accepted in an estimate E. A weighted mean of unit-norm codes stays under 1.
 FEATURE_LIMIT = 1e6  # largest magnitude accepted in features or hidden states
@@ -40,14 +35,12 @@ class StateCodec(ABC):
 
         Raises CodecError for a wrong length, or numbers that are not finite or beyond `limit`.
         """
-        import torch
-
         expected = self.size(positions, dim)
         if len(payload) != expected:
             raise CodecError(
                 f"{self.name} payload has {len(payload)} bytes; {positions} x {dim} numbers take {expected}"
             )
-        return torch.from_numpy(self._decode(payload, positions, dim, limit))
+        return tensor_of(self._decode(payload, positions, dim, limit))
 
     def round_trip(self, matrix: Tensor, limit: float) -> Tensor:
         """The matrix as the next block receives it. matrix: (positions, dim)."""
@@ -158,14 +151,12 @@ class HiddenInt8(StateCodec):
         return 6 * positions * self._apart(dim) + self._rest.size(positions, dim)
 
     def encode(self, matrix: Tensor) -> bytes:
-        import torch
-
         rest = matrix.detach().numpy().astype(np.float32)
         count = self._apart(rest.shape[1])
         places = np.sort(np.argpartition(np.abs(rest), -count, axis=1)[:, -count:], axis=1)
         values = np.take_along_axis(rest, places, axis=1)
         np.put_along_axis(rest, places, 0, axis=1)
-        return values.astype("<f4").tobytes() + places.astype("<u2").tobytes() + self._rest.encode(torch.tensor(rest))
+        return values.astype("<f4").tobytes() + places.astype("<u2").tobytes() + self._rest.encode(tensor_of(rest))
 
     def _decode(self, payload: bytes, positions: int, dim: int, limit: float) -> NDArray[np.float32]:
         shape, count = (positions, self._apart(dim)), positions * self._apart(dim)

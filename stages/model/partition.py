@@ -4,14 +4,12 @@ import math
 from dataclasses import dataclass
 from itertools import pairwise
 from statistics import NormalDist
-from typing import TYPE_CHECKING, Literal, get_args
+from typing import Literal, get_args
 
 import numpy as np
 
+from stages.device import Tensor
 from stages.errors import ConfigError
-
-if TYPE_CHECKING:
-    from torch import Tensor
 
 Kind = Literal["equal_probability", "equal_entropy", "uniform"]
 KINDS: tuple[Kind, ...] = get_args(Kind)
@@ -68,7 +66,7 @@ class NoisePartition:
         margin = (high / low) ** self.overlap
         return high * margin, low / margin
 
-    def sample(self, block: int, uniform: "Tensor") -> "Tensor":
+    def sample(self, block: int, uniform: Tensor) -> Tensor:
         """Training noise levels of a block from uniform numbers in [0, 1), any shape.
 
         Under `equal_probability` they follow the prior cut to the block's range, else log(sigma) is uniform.

@@ -5,12 +5,9 @@ Prompts are cut where a host cuts what it reads at once, so the text is that of 
 
 import hashlib
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
+from stages.device import Tensor
 from stages.model.vocabulary import Vocabulary
-
-if TYPE_CHECKING:
-    from torch import Tensor
 
 # Clean positions that are read at once: a long prompt is read in pieces, so that it does not hold up others. Pieces are
 # cut by a sequence's own positions, never by its company.
@@ -57,7 +54,7 @@ def prefill_chunks(lengths: Sequence[int], known: int, least: int) -> list[list[
     return chunks
 
 
-def split_reads(source: "Tensor", reads: Sequence[int] = ()) -> "list[Tensor]":
+def split_reads(source: Tensor, reads: Sequence[int] = ()) -> list[Tensor]:
     """`source` (positions, ...) cut into pieces that are read one after the other; none for no positions.
 
     :param reads: lengths of what its first positions came in before; what is left came together. Rounding depends on

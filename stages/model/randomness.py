@@ -8,18 +8,15 @@ which its stream policy (NEP 19) keeps stable; the normal transform is our own.
 import hashlib
 from dataclasses import dataclass
 from enum import IntEnum
-from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
 
+from stages.device import Tensor, tensor_of
 from stages.limits import MAX_SEED
 from stages.model.architecture import VOCABULARY
 from stages.model.scoring import PLAIN, Shaping
 from stages.model.vocabulary import Vocabulary
-
-if TYPE_CHECKING:
-    from torch import Tensor
 
 _WORDS_PER_COUNTER = 4
 # Random numbers that sampling holds at a time: what stays in a processor's cache, however large a vocabulary is.
@@ -60,11 +57,9 @@ class Codes:
     dim: int
     size: int = VOCABULARY
 
-    def table(self) -> "Tensor":
+    def table(self) -> Tensor:
         """(size, dim) float32, each row of norm 1."""
-        import torch
-
-        return torch.from_numpy(self._vectors())
+        return tensor_of(self._vectors())
 
     def _vectors(self) -> NDArray[np.float32]:
         words = raw_words(self.seed, Purpose.CODES, 0, self.size, self.dim)
@@ -83,15 +78,13 @@ def uniforms(seed: int, purpose: Purpose, position: int, count: int, width: int,
     return ((words >> np.uint64(11)).astype(np.float64) + 1.0) * 2.0**-53
 
 
-def normals(seed: int, purpose: Purpose, position: int, count: int, width: int, step: int = 0) -> "Tensor":
+def normals(seed: int, purpose: Purpose, position: int, count: int, width: int, step: int = 0) -> Tensor:
     """Standard normal numbers: (count, width) float32, by the Box-Muller transform in float64."""
-    import torch
-
     half = -(-width // 2)
     u = uniforms(seed, purpose, position, count, 2 * half, step)
     radius, angle = np.sqrt(-2 * np.log(u[:, :half])), 2 * np.pi * u[:, half:]
     pairs = np.concatenate([radius * np.cos(angle), radius * np.sin(angle)], axis=1)
-    return torch.from_numpy(pairs[:, :width].astype(np.float32))
+    return tensor_of(pairs[:, :width].astype(np.float32))
 
 
 def gumbels(seed: int, position: int, count: int, width: int) -> NDArray[np.float64]:
@@ -100,7 +93,7 @@ def gumbels(seed: int, position: int, count: int, width: int) -> NDArray[np.floa
     return np.asarray(-np.log(-np.log(u * (1 - 2.0**-53))))
 
 
-def sample_tokens(logits: "Tensor", temperature: float, seed: int, position: int, shaping: Shaping = PLAIN) -> bytes:
+def sample_tokens(logits: Tensor, temperature: float, seed: int, position: int, shaping: Shaping = PLAIN) -> bytes:
     """One token for each row of `logits` (count, vocabulary): a draw at `temperature` of what the filters of `shaping`
     leave, or the argmax at 0.
 

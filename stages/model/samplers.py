@@ -5,16 +5,11 @@ denoised point at every step (consistency sampling: Song et al. 2023, arXiv 2303
 request's temperature at every step.
 """
 
-from __future__ import annotations
-
 from abc import ABC, abstractmethod
 from functools import cached_property
-from typing import TYPE_CHECKING
 
+from stages.device import Tensor
 from stages.model.randomness import Purpose, normals
-
-if TYPE_CHECKING:
-    from torch import Tensor
 
 
 def input_scale(sigma: Tensor, data_std: float) -> Tensor:

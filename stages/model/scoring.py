@@ -1,19 +1,14 @@
 """Probabilities of tokens: scores of candidates that a model is given, and settings that shape its distribution."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
 
+from stages.device import Tensor, tensor_of
 from stages.limits import MAX_BIAS, MAX_BIASES, MAX_PENALTY, MAX_REPETITION_PENALTY
 from stages.settings import limits
-
-if TYPE_CHECKING:
-    from torch import Tensor
 
 # Candidates travel as a list, not as a tree of shared beginnings: they part within a few tokens, so a tree would save
 # next to nothing and cost a mask.
@@ -163,8 +158,6 @@ class Shaping:
         """Logits with penalties and biases: (1, vocabulary), as `logits`, which are those after the tokens `known`."""
         if not self.adjusts:
             return logits
-        import torch
-
         row = logits[0].detach().double().cpu().numpy().copy()
         if self.repetition_penalty != 1:
             seen = np.unique(known)
@@ -174,7 +167,7 @@ class Shaping:
         row[written] -= self.frequency_penalty * times + self.presence_penalty
         for token, bias in self.logit_bias.items():
             row[token] += bias
-        return torch.from_numpy(row)[None]
+        return tensor_of(row)[None]
 
     def filtered(self, scores: Floats) -> Floats:
         """`scores` with -inf for tokens that are left out; the most likely one stays.

@@ -6,15 +6,12 @@ A byte model's tokens are bytes, and their encoding is the text itself; a token 
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
 
+from stages.device import Tensor, tensor_of
 from stages.errors import CodecError
-
-if TYPE_CHECKING:
-    from torch import Tensor
 
 _TYPES = {1: "u1", 2: "<u2", 4: "<u4"}
 
@@ -40,11 +37,9 @@ class Vocabulary:
         width = self.token_bytes
         return [data[at : at + width] for at in range(0, len(data), width)]
 
-    def decode(self, data: bytes) -> "Tensor":
+    def decode(self, data: bytes) -> Tensor:
         """Inverse of `encode`: (tokens,) int64. Raises CodecError for bytes that it cannot have made."""
-        import torch
-
-        return torch.from_numpy(self._numbers(data))
+        return tensor_of(self._numbers(data))
 
     def _numbers(self, data: bytes) -> NDArray[np.int64]:
         if len(data) % self.token_bytes:

@@ -6,22 +6,18 @@ on, z = a z0 + (1 - a) E with a = sigma / sigma_0: every host makes z0 from the 
 denoised pictures so far.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import pairwise
-from typing import TYPE_CHECKING, Literal, get_args
+from typing import Literal, get_args
 
+from stages.device import Tensor
 from stages.limits import MAX_SEED
 from stages.model.architecture import DATA_STD, PictureArchitecture
 from stages.model.partition import NoisePartition
 from stages.model.randomness import Purpose, normals
-
-if TYPE_CHECKING:
-    from torch import Tensor
 
 Solver = Literal["euler", "2m"]
 SOLVERS: tuple[Solver, ...] = get_args(Solver)
@@ -179,7 +175,7 @@ class Trajectory:
         estimate: Tensor | None = None,
         at: int = 0,
         before: Tensor | None = None,
-    ) -> Trajectory:
+    ) -> "Trajectory":
         """Through all noise levels, of an undivided net."""
         high, low = partition.sigma_max, partition.sigma_min
         sigmas = range_sigmas(high, low, plan.levels)
