@@ -1,7 +1,5 @@
 """Zero sweeps: what the router's own model writes on its own machine, modes `local` and `local:copy`."""
 
-from __future__ import annotations
-
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
 from pathlib import Path
@@ -17,7 +15,7 @@ if TYPE_CHECKING:
     from serving.router.own_models import LocalModel
 
 
-def drafter_problem(model: LocalModel | None, tokenizer: Tokenizer) -> str:
+def drafter_problem(model: "LocalModel | None", tokenizer: Tokenizer) -> str:
     """Why the router's own model does not draft for the hosts' model, whose tokenizer this is; empty where it does."""
     why = ""
     if model is not None:
@@ -35,7 +33,7 @@ def drafter_problem(model: LocalModel | None, tokenizer: Tokenizer) -> str:
     )
 
 
-def read_local_model(directory: Path) -> LocalModel | None:
+def read_local_model(directory: Path) -> "LocalModel | None":
     """The drafter of a bundle or a checkpoint, if it has one. Blocks. Raises OnesweepError for one that is damaged."""
     if (local := find_bundle(directory).local) is None:
         return None
@@ -57,7 +55,7 @@ class LocalMode(Mode):
         "has local/, which `onesweep import --drafter MODEL` makes of a smaller one"
     )
 
-    def __init__(self, model: LocalModel | None, tokenizers: Tokenizers) -> None:
+    def __init__(self, model: "LocalModel | None", tokenizers: Tokenizers) -> None:
         self.model, self.tokenizers = model, tokenizers
 
     @property

@@ -7,8 +7,6 @@ after the trip of the prompt only text and weights come here. A drafter that was
 saves that trip: the prompt travels with the first candidates, and the chosen chunk with the next ones.
 """
 
-from __future__ import annotations
-
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
 from dataclasses import replace
@@ -67,7 +65,7 @@ class ResampleMode(Mode):
     # int8 by default: 32 candidates of 32 bytes take 162 KB a hop instead of 530 KB, and their shares move by 2 %.
     codecs = tuple(HIDDEN)
 
-    def __init__(self, ring: RingView, drafter: LocalModel | None, tokenizers: Tokenizers) -> None:
+    def __init__(self, ring: RingView, drafter: "LocalModel | None", tokenizers: Tokenizers) -> None:
         self.ring, self.local, self.tokenizers = ring, drafter, tokenizers
         self.exact = SpeculativeMode(ring, tokenizers)
 
@@ -247,7 +245,7 @@ class ResampleMode(Mode):
         return request.scorer or self.served[0]
 
     @property
-    def _drafter(self) -> LocalModel:
+    def _drafter(self) -> "LocalModel":
         """The router's own model. Meaningful as above."""
         assert self.local is not None
         return self.local

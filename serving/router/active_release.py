@@ -1,7 +1,5 @@
 """One release as the router serves it: the hosts' weights, its own model, the modes over both, and its smoke test."""
 
-from __future__ import annotations
-
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable
@@ -49,7 +47,7 @@ class RouterParts:
     """The router's own parts of a release."""
 
     # The drafter, and what mode `local` is; or `local:copy`, where it is the hosts' model in fewer bits.
-    local: LocalModel | None
+    local: "LocalModel | None"
     guide: Guide
     directory: Path | None  # the bundle
     tokenizers: Tokenizers = NO_TOKENIZERS

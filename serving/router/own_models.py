@@ -3,8 +3,6 @@
 It imports torch, which takes a second and 150 MB: a router that computes nothing itself does without.
 """
 
-from __future__ import annotations
-
 import asyncio
 import threading
 from collections.abc import AsyncGenerator, Iterator, Sequence

@@ -1,7 +1,5 @@
 """The router's side of the ring: a warm link to every host, over which the results of sessions come back."""
 
-from __future__ import annotations
-
 import asyncio
 import logging
 import secrets
@@ -54,7 +52,7 @@ class Ring:
     def __init__(
         self,
         settings: RingSettings | None = None,
-        verifier: ReferenceVerifier | None = None,
+        verifier: "ReferenceVerifier | None" = None,
         meter: Callable[[str], LinkObserver] | None = None,
         security: Security = LOOPBACK_ONLY,
         owner: str = "",

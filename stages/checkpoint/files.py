@@ -1,7 +1,5 @@
 """Files of a checkpoint, of whatever kind: written whole or not at all, told apart by their digests."""
 
-from __future__ import annotations
-
 import hashlib
 import os
 import shutil

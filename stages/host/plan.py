@@ -1,8 +1,6 @@
 """The plan of one host: the parts of models that it will hold, known before weights are read. It must not import torch:
 commands and routers plan, too."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -163,7 +161,7 @@ def check_cut(parts: int, shared: int) -> None:
         )
 
 
-def device_for(name: str, plan: HostPlan) -> torch.device:
+def device_for(name: str, plan: HostPlan) -> "torch.device":
     """The device of a host's plan. Raises InputError for one that is not here, or that does not compute these models.
 
     :param name: of a device, or `auto`: a GPU where there is one that computes them.
