@@ -34,7 +34,7 @@ from stages.errors import ServiceError
 from stages.host.plan import plan_host
 
 if TYPE_CHECKING:
-    from loadtest.faults.commands import ChaosSettings
+    from loadtest.benches import ChaosSettings
 
 Say = Callable[[str], None]
 POLL_S = 0.1

@@ -22,7 +22,7 @@ from serving.router.topology import HostEntry, Topology
 from stages.host.plan import plan_host
 
 if TYPE_CHECKING:
-    from loadtest.faults.commands import ChaosSettings
+    from loadtest.benches import ChaosSettings
 
 REPLICAS = 2
 LETTERS = "ab"

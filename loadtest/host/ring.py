@@ -39,7 +39,7 @@ from stages.pictures.trajectory import MAX_LEVELS, DrawPlan, Trajectory, block_s
 from stages.signals import run_interruptible
 
 if TYPE_CHECKING:
-    from loadtest.host.commands import HostBenchSettings
+    from loadtest.benches import HostBenchSettings
 
 RING = 3
 # Most milliseconds a sweep on top of the model, for a ring of three; a sweep of `ar` is a token.

@@ -251,9 +251,6 @@ def _raw(name: str, text: str | bytes) -> bytes:
     return raw
 
 
-# Stop strings, cut out of a text that comes in pieces.
-
-
 class StopCutter:
     """Cuts a text that comes in pieces before the first stop string that is complete in it.
 

@@ -322,8 +322,7 @@ class RingView:
         self._look()
         if self._release is None or not self._release.HasField(kind):
             return None
-        model: stage_pb2.ModelInfo = getattr(self._release, kind)
-        return model
+        return getattr(self._release, kind)
 
     def digest(self, kind: ModelKind) -> str:
         return self.weights[MODEL_KINDS.index(kind)] if self.weights else ""

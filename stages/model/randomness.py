@@ -116,5 +116,4 @@ def _drawn(logits: NDArray[np.floating], temperature: float, seed: int, position
     # relative to the best: a tiny temperature then gives -inf and the argmax, instead of inf for many
     with np.errstate(over="ignore"):
         scores = (scores - scores.max(axis=1, keepdims=True)) / temperature
-    chosen: list[int] = (shaping.filtered(scores) + gumbels(seed, position, *scores.shape)).argmax(axis=1).tolist()
-    return chosen
+    return (shaping.filtered(scores) + gumbels(seed, position, *scores.shape)).argmax(axis=1).tolist()

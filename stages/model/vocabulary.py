@@ -52,8 +52,7 @@ class Vocabulary:
 
     def tokens(self, data: bytes) -> list[int]:
         """`decode` as a list. Raises CodecError."""
-        found: list[int] = self._numbers(data).tolist()
-        return found
+        return self._numbers(data).tolist()
 
     def count(self, data: bytes) -> int:
         """Tokens in `data`; one that is cut short does not count."""

@@ -35,8 +35,7 @@ def work_of(hop: stage_pb2.Hop) -> AnyWork:
     """The work that a hop carries. It must carry some."""
     kind = hop.WhichOneof("work")
     assert kind is not None
-    work: AnyWork = getattr(hop, kind)
-    return work
+    return getattr(hop, kind)
 
 
 def put_work(hop: stage_pb2.Hop, work: AnyWork) -> None:

@@ -4,7 +4,7 @@ from collections import Counter
 from dataclasses import replace
 from itertools import pairwise
 
-from loadtest.faults.commands import ChaosSettings
+from loadtest.benches import ChaosSettings
 from loadtest.faults.serving_testbed import FAULTS, QUIET, make_schedule
 
 TARGETS = {"kill": ["a-1", "a-2", "b-1"], "cut": ["router - a-1", "a-1 - b-1"], "router": ["router"]}
