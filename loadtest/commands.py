@@ -1,16 +1,13 @@
-"""The frame of the commands that measure: their flags come from settings, what they find is a table, and a record with
-the command, code and machine that it was measured with."""
+"""The results of a bench: a table, and a record with the command, code and machine that it was measured with."""
 
 from __future__ import annotations
 
-import argparse
-import json
 import os
 import platform
 import shlex
 import subprocess
 import sys
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import asdict, dataclass
 from importlib.metadata import version
 from pathlib import Path
@@ -18,7 +15,6 @@ from typing import TYPE_CHECKING, Any
 
 from stages.device import all_cores, processor
 from stages.errors import InputError, one_of
-from stages.settings import add_flags, check_destination, flag, write_destination
 
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance
@@ -59,40 +55,12 @@ class BenchReport:
         return cls(table, record)
 
 
-def add_measurement(command: argparse.ArgumentParser, settings: type[Any]) -> None:
-    """Options of a command whose flags come from its settings, and which writes a record with `--json`."""
-    add_flags(command, settings)
-    command.add_argument("--json", type=Path, metavar="FILE", help="write the figures there, too")
-
-
-def run_bench(options: argparse.Namespace, bench: Callable[[], BenchReport]) -> int:
-    """Measure, print the table and write the record where `--json` says; the exit code. Raises OnesweepError."""
-    from stages.signals import ends_cleanly
-
-    if options.json:
-        check_destination(options.json, "--json")
-    head = origin()  # before the run: it has the load of the machine
-    with ends_cleanly():
-        report = bench()
-    print(report.table)
-    if options.json:
-        write_destination(options.json, json.dumps(head | report.record, indent=2) + "\n")
-    return 0 if report.holds else 1
-
-
 def say(text: str) -> None:
     """Print a line at once, also where the output is a pipe."""
     print(text, flush=True)
 
 
-def absolute(text: str) -> Path:
-    """A path that still holds when a server with another working directory reads it."""
-    return Path(text).resolve()
-
-
-MAX_AT_ONCE = 64  # requests in flight that a router takes by default
 MAX_SEED = (1 << 63) - 1  # half of a request's range: seeds count up from the first one
-CHECKPOINT = flag("default: shipped weights", metavar="DIR", shown="", type=absolute)
 
 
 def check_names(flag: str, given: Sequence[str], known: Collection[str] | None = None) -> None:

@@ -1,4 +1,4 @@
-"""Devices that compute, by name: the processor, and this machine's GPUs."""
+"""Devices that compute, by name, and tensors, for files that import torch only where they compute."""
 
 from __future__ import annotations
 
@@ -9,17 +9,29 @@ from contextlib import suppress
 from functools import cache
 from importlib.metadata import version
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from stages.errors import ConfigError
 
 if TYPE_CHECKING:
+    import numpy as np
     import torch
+    from numpy.typing import NDArray
+    from torch import Tensor as Tensor
+else:
+    Tensor = Any  # in annotations
 
 # torch is imported where a device is looked for: help and topologies only know names.
 
 AUTO = "auto"  # a GPU where there is one that can compute the model, else the processor
 _NAME = re.compile(r"cpu|cuda(:\d{1,3})?")
+
+
+def tensor_of(numbers: NDArray[np.generic]) -> Tensor:
+    """A tensor of the same memory."""
+    import torch
+
+    return torch.from_numpy(numbers)
 
 
 def all_cores() -> int:

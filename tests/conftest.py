@@ -36,9 +36,10 @@ from stages.checkpoint.manifest import Manifest
 from stages.host.server import StageServer
 from stages.host.settings import HostSettings, StageSettings
 from stages.model.architecture import Architecture
-from stages.model.block import Block, Codes
+from stages.model.block import Block
 from stages.model.partition import NoisePartition
 from stages.model.pipeline import ArModel
+from stages.model.randomness import Codes
 from stages.wire.auth import CLIENT, Identity
 from stages.wire.certificates import Authority
 from stages.wire.tls import Tls

@@ -43,14 +43,12 @@ def asked_for(expression: str) -> set[str]:
 
 
 def dashboard() -> dict[str, Any]:
-    found: dict[str, Any] = json.loads((DEPLOY / "grafana" / "onesweep.json").read_text())
-    return found
+    return json.loads((DEPLOY / "grafana" / "onesweep.json").read_text())
 
 
 def rules() -> list[dict[str, Any]]:
     (group,) = yaml.safe_load((DEPLOY / "alerts.yml").read_text())["groups"]
-    found: list[dict[str, Any]] = group["rules"]
-    return found
+    return group["rules"]
 
 
 def test_every_panel_asks_for_what_is_exported() -> None:

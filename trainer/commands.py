@@ -131,7 +131,7 @@ add_tokenizer = partial(add_own_and_shared, own=TokenizerTraining, shared="data"
 
 def run_tokenizer(options: argparse.Namespace) -> int:
     """Make a tokenizer of some text."""
-    from stages.checkpoint.checkpoint import replace_file
+    from stages.checkpoint.files import replace_file
     from trainer.blocks.data import load_corpus, train_tokenizer
 
     asked, corpus = from_flags(TokenizerTraining, options), load_corpus(options.data)
@@ -242,7 +242,8 @@ add_halve = partial(add_flags, cls=Halved)
 
 def run_halve(options: argparse.Namespace) -> int:
     """Store weights in 16 bits."""
-    from stages.checkpoint.checkpoint import halve, require_new
+    from stages.checkpoint.checkpoint import halve
+    from stages.checkpoint.files import require_new
 
     require_new(options.out)
     manifest = halve(options.checkpoint, options.out)

@@ -24,7 +24,7 @@ from serving.router.accounting import Account
 from serving.router.request import Request
 from serving.router.topology import SHIPPED
 from serving.v1 import router_pb2, router_pb2_grpc
-from stages.host.parts import ModelSource, plan_host
+from stages.host.plan import ModelSource, plan_host
 from stages.host.validation import parse_hop
 from stages.model.vocabulary import Vocabulary
 from stages.v1 import stage_pb2

@@ -31,10 +31,10 @@ from loadtest.workload.prompts import NOVEL
 from loadtest.workload.testbed import LOOPBACK, check_links
 from serving.router.topology import SHIPPED
 from stages.errors import ServiceError
-from stages.host.parts import plan_host
+from stages.host.plan import plan_host
 
 if TYPE_CHECKING:
-    from loadtest.faults.commands import ChaosSettings
+    from loadtest.benches import ChaosSettings
 
 Say = Callable[[str], None]
 POLL_S = 0.1

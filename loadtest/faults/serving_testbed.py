@@ -19,10 +19,10 @@ from loadtest.simulation.schedule import PlannedFault
 from loadtest.workload.testbed import Testbed, deployed, open_network
 from serving.cli.deployment import Deployment
 from serving.router.topology import HostEntry, Topology
-from stages.host.parts import plan_host
+from stages.host.plan import plan_host
 
 if TYPE_CHECKING:
-    from loadtest.faults.commands import ChaosSettings
+    from loadtest.benches import ChaosSettings
 
 REPLICAS = 2
 LETTERS = "ab"

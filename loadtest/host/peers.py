@@ -36,7 +36,7 @@ from stages.model.pipeline import new_caches
 from stages.wire.channel import parse_address
 
 if TYPE_CHECKING:
-    from loadtest.host.commands import PeerSettings
+    from loadtest.benches import PeerSettings
 
 AT_ONCE = (1, 4, 16)  # requests
 MEMORY = "most memory"

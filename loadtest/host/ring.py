@@ -27,7 +27,7 @@ from stages.checkpoint.bundle import bundle_draws, find_bundle
 from stages.checkpoint.checkpoint import load_chain, load_picture_part, load_stage
 from stages.checkpoint.manifest import read_manifest
 from stages.errors import InputError, OnesweepError
-from stages.host.parts import plan_host
+from stages.host.plan import plan_host
 from stages.model.block import Block
 from stages.model.partition import NoisePartition
 from stages.model.pipeline import PipelineStage, new_caches
@@ -39,7 +39,7 @@ from stages.pictures.trajectory import MAX_LEVELS, DrawPlan, Trajectory, block_s
 from stages.signals import run_interruptible
 
 if TYPE_CHECKING:
-    from loadtest.host.commands import HostBenchSettings
+    from loadtest.benches import HostBenchSettings
 
 RING = 3
 # Most milliseconds a sweep on top of the model, for a ring of three; a sweep of `ar` is a token.

@@ -31,7 +31,7 @@ from stages.errors import InputError, OnesweepError
 from stages.wire.links import DIRECT, KINDS
 
 if TYPE_CHECKING:
-    from loadtest.latency.commands import WanSettings
+    from loadtest.benches import WanSettings
 
 NOTHING = Floor(0.0, 0.0, 0.0)  # of a request that failed
 

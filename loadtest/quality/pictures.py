@@ -29,7 +29,7 @@ from trainer.blocks.state import digest, load_state, save_state
 from trainer.pictures.data import PictureSet, load_pictures
 
 if TYPE_CHECKING:
-    from loadtest.quality.commands import QualitySettings
+    from loadtest.benches import QualitySettings
 
 REAL = "training pictures"
 EPOCHS = 6  # passes of a judge that is learned here

@@ -40,7 +40,7 @@ from stages.settings import write_destination
 from trainer.blocks.data import read_utf8
 
 if TYPE_CHECKING:
-    from loadtest.quality.commands import QualitySettings
+    from loadtest.benches import QualitySettings
 
 HUMAN = "human"
 BASIS = "judge_bits_per_byte"

@@ -16,9 +16,9 @@ import torch
 from loadtest.simulation.loop import CALLER, here
 from loadtest.simulation.schedule import STAGES, PlannedFault
 from serving.router.active_release import RouterParts
-from serving.router.answer import ReferenceVerifier
 from serving.router.host_link import Attempt, HostLink, HostPath
 from serving.router.journal import MOST_PAUSE_S, PAUSE_S
+from serving.router.own_models import ReferenceVerifier
 from serving.router.paths import HEDGE_SHARE, SUSPECT_S
 from serving.router.ring import Ring
 from serving.router.session import Session
@@ -32,12 +32,14 @@ from stages.host.drafter import Drafter
 from stages.host.host import Host
 from stages.host.loading import Loader
 from stages.host.next_hosts import Subscribers
-from stages.host.parts import HostPlan, Parts, load_parts, plan_host
-from stages.model.architecture import Architecture
-from stages.model.block import Block, Codes
+from stages.host.parts import Parts, load_parts
+from stages.host.plan import HostPlan, plan_host
+from stages.model.architecture import Architecture, PictureArchitecture
+from stages.model.block import Block
 from stages.model.partition import NoisePartition, equal_probability
 from stages.model.pipeline import ArModel
-from stages.pictures.part import PictureArchitecture, PictureKind, PicturePart
+from stages.model.randomness import Codes
+from stages.pictures.part import PictureKind, PicturePart
 from stages.v1 import stage_pb2
 from stages.wire.messages import work_of
 from stages.wire.status import StatusError, internal

@@ -210,8 +210,7 @@ class TrainingWorld(FaultyWorld):
 
         async for response in stub.Submit(requests(), timeout=CALL_S):
             if response.WhichOneof("step") == "verdict":
-                verdict: rounds_pb2.Verdict = response.verdict
-                return verdict
+                return response.verdict
             offsets.put_nowait(response.offset)
         raise AssertionError("the coordinator gave no verdict")
 

@@ -34,7 +34,8 @@ from stages.checkpoint.release_store import ReleaseStore
 from stages.host.host import Host
 from stages.host.loading import Sources
 from stages.host.next_hosts import NextHosts
-from stages.host.parts import MODEL_KINDS, Release, full_state_bytes, wiring_problem
+from stages.host.parts import Release
+from stages.host.plan import MODEL_KINDS, full_state_bytes, wiring_problem
 from stages.host.server import RETRY_S, housekeeping
 from stages.host.service import StageService
 from stages.host.settings import HostSettings

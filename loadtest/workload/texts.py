@@ -14,10 +14,9 @@ from loadtest.workload.testbed import Testbed
 from serving.modes import COPY, NO_COPY
 from serving.modes.pretrained_tokenizer import tokenizer_of
 from serving.modes.tokenizer import Tokenizer
-from stages.backends.whole_model import WholeModel
+from stages.backends.whole_model import LEAST_TEMPERATURE, WholeModel
 from stages.checkpoint.bundle import find_bundle, holds_copy
 from stages.errors import InputError, ServiceError
-from stages.model.resampling import LEAST_TEMPERATURE
 
 
 class Texts:

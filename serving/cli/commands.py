@@ -110,22 +110,21 @@ _BENCH = Family(
     "measure latency, load, faults and quality",
     {
         "cost": _commands(
-            "loadtest.host.commands:",
+            "loadtest.benches:",
             ("host", "a sweep on top of the model, batching, idle servers", ""),
             ("peers", "a model's arithmetic beside llama.cpp's", "--checkpoint smollm2 --source model.gguf"),
         ),
         "latency": _commands(
-            "loadtest.latency.commands:",
+            "loadtest.benches:",
             ("wan", "every mode over far links, against a computed floor", "--profile links-60 --modes sweep,ar"),
         ),
         "load and faults": _commands(
-            "loadtest.load.commands:",
+            "loadtest.benches:",
             ("loadtest", "many users at once: latency, throughput, every text checked", "--users 16 --seconds 60"),
-            "loadtest.faults.commands:",
             ("chaos", "faults under load: nothing may be lost, no text may change", "--minutes 10 --seed 1"),
         ),
         "quality": _commands(
-            "loadtest.quality.commands:",
+            "loadtest.benches:",
             ("quality", "quality of each mode's text or pictures, and the file of mode auto", "--prompts texts/"),
         ),
     },

@@ -8,12 +8,13 @@ from typing import Any
 
 from serving.cli.deployment import temporary_deployment
 from serving.cli.ports import free_port_block
-from serving.cli.run import HOSTS, find_checkpoint, manifest_record
+from serving.cli.run import HOSTS, find_checkpoint
 from serving.client.client import Client, DrawnPictures, Result
 from serving.client.variants import TEXT_WIDTH, ModeVariant, all_variants, comparison, run_variants
 from serving.router.request import MAX_TIMEOUT_S
 from serving.router.topology import SHIPPED, local_topology
 from stages.host.commands import add_import_options
+from stages.model.architecture import LlamaArchitecture
 from stages.progress import ProgressLine, ticking
 from stages.signals import ends_cleanly
 
@@ -41,14 +42,15 @@ def add_demo(demo: argparse.ArgumentParser) -> None:
 def run_demo(options: argparse.Namespace) -> int:
     progress = ProgressLine()
     with ends_cleanly(), closing(progress), ExitStack() as hosts_run:
-        checkpoint, parts = find_checkpoint(options, HOSTS, progress)
-        hosts = min(HOSTS, parts)
-        topology = local_topology(hosts, parts, checkpoint, free_port_block(hosts + 1) + 1)
+        checkpoint, plan = find_checkpoint(options, HOSTS, progress)
+        hosts = min(HOSTS, plan.parts)
+        topology = local_topology(hosts, plan.parts, checkpoint, free_port_block(hosts + 1) + 1)
         print(f"starting {hosts} hosts and a router on this machine ...", flush=True)
         with ticking("loading"):
             deployment = hosts_run.enter_context(temporary_deployment(topology, checkpoint))
         with hosts_run, Client(deployment.topology.router) as client:
-            is_pretrained = "family" in manifest_record(checkpoint).get("architecture", {})
+            architectures = [source.manifest.architecture for source in plan.models.values()]
+            is_pretrained = isinstance(architectures[0], LlamaArchitecture)
             prompt = options.prompt or (QUESTION if is_pretrained else PROMPT)
             kept = show_modes(client, is_pretrained, prompt)
         if checkpoint == SHIPPED:

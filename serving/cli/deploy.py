@@ -9,7 +9,7 @@ import grpc
 
 from serving.client.client import AsyncClient, RequestRefused, RouterError
 from serving.v1 import router_pb2
-from stages.checkpoint.checkpoint import file_digest
+from stages.checkpoint.files import file_digest
 from stages.checkpoint.release_store import ReleaseManifest, has_size, read_release_manifest, release_files
 from stages.checkpoint.release_transfer import ReleaseTransfer
 from stages.errors import CheckpointError, InputError

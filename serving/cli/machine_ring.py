@@ -14,16 +14,16 @@ import grpc.aio
 
 from serving.cli.deploy import read_release
 from serving.cli.deployment import LACKING, Deployment
-from serving.cli.run import manifest_record
 from serving.cli.servers import RELEASES, ROUTER, TOPOLOGY
 from serving.router.host_link import HostLink
 from serving.router.placement import ROUTER_END, Span, placed, ring_order
 from serving.router.rollout import LOAD_S, load, send
 from serving.router.topology import HostEntry, Topology, local_topology
-from stages.checkpoint.checkpoint import replace_file
+from stages.checkpoint.files import replace_file
 from stages.checkpoint.release_store import CURRENT_NAME, ReleaseManifest, release_files
 from stages.clock import monotonic
 from stages.errors import InputError, OnesweepError, ServiceError
+from stages.host.plan import plan_host
 from stages.importing.cut import MEGABYTE, StageHost
 from stages.progress import ProgressLine
 from stages.signals import run_interruptible
@@ -99,9 +99,10 @@ class MachineRing:
         shares = local_topology(min(len(names), parts), parts, checkpoint).hosts
         self.topology = self._topology({name: share.blocks for name, share in zip(names, shares, strict=False)})
         self.rendezvous.neighbours = _neighbours(self.topology)
-        layers = manifest_record(checkpoint).get("architecture", {}).get("layers")
+        ar = plan_host(checkpoint, (0,)).models.get("ar")
+        layers = ar.manifest.text_architecture.layers if ar else None
         self.progress.say("the ring, in this order:")
-        for line in self._plan_lines(layers if isinstance(layers, list) else None):
+        for line in self._plan_lines(layers if isinstance(layers, tuple) else None):
             self.progress.say(line)
         for host in self.topology.hosts:
             if (missing := self._bytes(host.blocks) - self.rooms[host.name].memory_bytes) > 0:

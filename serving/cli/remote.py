@@ -103,8 +103,8 @@ def _serve(options: argparse.Namespace, progress: ProgressLine) -> None:
     with _rendezvous(run, options, progress.say) as rendezvous:
         ring = MachineRing(rendezvous, empty, progress)
         names = run_interruptible(ring.ordered(_wait(rendezvous, run, options, progress)))
-        checkpoint, parts = find_checkpoint(options, len(names), progress, [ring.rooms[name] for name in names])
-        ring.plan(checkpoint, parts, names)
+        checkpoint, plan = find_checkpoint(options, len(names), progress, [ring.rooms[name] for name in names])
+        ring.plan(checkpoint, plan.parts, names)
         run_interruptible(ring.bring(ring.topology, names))
         deployment = Deployment.start(
             ring.topology,

@@ -16,25 +16,24 @@ from contextlib import closing, contextmanager
 from functools import partial
 from importlib.metadata import version
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from serving.cli.chat import ChatSettings, add_chat_options, given_prompt, talk
 from serving.cli.generate import check_request
-from stages.errors import InputError, ServiceError, file_errors
+from stages.errors import CheckpointError, InputError, MissingCheckpoint, ServiceError, file_errors
 from stages.host.commands import add_import_options, check_positive
 from stages.progress import ProgressLine, counted
 from stages.settings import from_flags
 from stages.signals import ends_cleanly
 
 if TYPE_CHECKING:
+    from stages.host.plan import HostPlan
     from stages.importing.cut import StageHost
     from stages.model.architecture import Weights
 
 # Modules that need gRPC are imported when a command runs.
 
 HOSTS = 3
-MANIFEST = "manifest.json"
-FOLDERS = ("", "chain", "ar", "scorer", "steps")  # of a checkpoint or a bundle
 # Files of a folder that an import reads, and of those beside a GGUF file.
 PUBLISHED = ("*.json", "*.safetensors", "*.jinja", "additional_chat_templates/*.jinja")
 BESIDE = ("tokenizer.json", "LICEN[CS]E*", "NOTICE*", "COPYING*", "USE_POLICY*")
@@ -55,7 +54,6 @@ def run_run(options: argparse.Namespace) -> int:
     from serving.cli.ports import free_port_block
     from serving.client.client import AsyncClient
     from serving.router.topology import local_topology
-    from stages.host.parts import plan_host
 
     check_positive(options, "hosts", "blocks", "context", "threads")
     settings, prompt = from_flags(ChatSettings, options), given_prompt(options)
@@ -64,12 +62,12 @@ def run_run(options: argparse.Namespace) -> int:
         local_topology(options.hosts, options.blocks, options.model)
     progress = ProgressLine()
     with ends_cleanly(), closing(progress):
-        checkpoint, parts = find_checkpoint(options, options.blocks or options.hosts or HOSTS, progress)
-        if options.blocks not in (None, parts):
-            raise InputError(f"{options.model} is cut into {parts} blocks, not {options.blocks}: import it anew")
-        hosts = options.hosts or min(HOSTS, parts)
-        threads = options.threads or plan_host(checkpoint, (0,)).shared_threads
-        topology = local_topology(hosts, parts, checkpoint, free_port_block(hosts + 1) + 1)
+        checkpoint, plan = find_checkpoint(options, options.blocks or options.hosts or HOSTS, progress)
+        if options.blocks not in (None, plan.parts):
+            raise InputError(f"{options.model} is cut into {plan.parts} blocks, not {options.blocks}: import it anew")
+        hosts = options.hosts or min(HOSTS, plan.parts)
+        threads = options.threads or plan.shared_threads
+        topology = local_topology(hosts, plan.parts, checkpoint, free_port_block(hosts + 1) + 1)
         megabytes = sum(path.stat().st_size for path in checkpoint.rglob("*.safetensors")) / 1e6
         count = counted(len(topology.hosts), "host")
         loading = f"loading {megabytes:.0f} MB of weights into {count} on this machine"
@@ -83,29 +81,28 @@ def run_run(options: argparse.Namespace) -> int:
 
 def find_checkpoint(
     options: argparse.Namespace, blocks: int, progress: ProgressLine, hosts: Sequence[StageHost] = ()
-) -> tuple[Path, int]:
-    """The MODEL as a checkpoint, as it is, or imported, now or before; and its parts. Raises OnesweepError.
+) -> tuple[Path, HostPlan]:
+    """The MODEL as a checkpoint, as it is, or imported, now or before; and a host's plan of it. Raises OnesweepError.
 
     :param blocks: to cut it into, if it is imported.
     :param hosts: of each stage, if they are known; the cut of an earlier import for hosts of these names stays.
     """
+    from stages.host.plan import plan_host
+
     check_model(options)
     model: Path = options.model
-    if manifest_record(model):
-        return model.resolve(), parts_of(model)
-    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "onesweep"
-    checkpoint = import_once(cache, model, blocks, options.context, options.weights, progress, hosts)
-    return checkpoint.resolve(), parts_of(checkpoint)
+    if (plan := plan_of(model)) is None:
+        cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "onesweep"
+        model = import_once(cache, model, blocks, options.context, options.weights, progress, hosts)
+        plan = plan_host(model, (0,))
+    return model.resolve(), plan
 
 
 def check_model(options: argparse.Namespace) -> None:
     """Raise InputError or CheckpointError for a MODEL that is neither a checkpoint to write by nor can be imported."""
     model: Path = options.model
-    if manifest_record(model):
-        if not parts_of(model):
-            raise InputError(f"{model} holds nothing that hosts could share: no chain/, ar/ or scorer/")
-        architecture = manifest_record(model).get("architecture")
-        if isinstance(architecture, dict) and architecture.get("family") == "picture":
+    if plan := plan_of(model):
+        if plan.draws:
             raise InputError(f"{model} draws pictures: `onesweep up --checkpoint {model}`, then `onesweep draw CLASS`")
         for name in ("context", "weights"):
             if getattr(options, name) is not None:
@@ -119,27 +116,14 @@ def check_model(options: argparse.Namespace) -> None:
     open_source(model).check()
 
 
-# The checkpoint's own reader imports torch, which takes longer than all the rest of a second start; hosts read the
-# manifest again, and check all of it.
-def manifest_record(checkpoint: Path) -> dict[str, Any]:
-    """The manifest of a checkpoint, or of the first model in a bundle; empty where there is none."""
-    records = (_read_record(checkpoint / folder / MANIFEST) for folder in FOLDERS)
-    return next((record for record in records if record), {})
+def plan_of(model: Path) -> HostPlan | None:
+    """Plan of the first host of a checkpoint or bundle; None where MODEL is neither. Raises OnesweepError."""
+    from stages.host.plan import plan_host
 
-
-def parts_of(checkpoint: Path) -> int:
-    """Parts that hosts share out; 0 where there is no checkpoint."""
-    record = manifest_record(checkpoint)
-    parts = record.get("parts")
-    return len(parts) if isinstance(parts, list) else 0
-
-
-def _read_record(path: Path) -> dict[str, Any]:
     try:
-        record = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError, RecursionError):
-        return {}
-    return record if isinstance(record, dict) else {}
+        return plan_host(model, (0,))
+    except MissingCheckpoint:
+        return None
 
 
 # Imported models, by the digest of what they were imported from.
@@ -215,13 +199,15 @@ def _key(source: Path, blocks: int, context: int | None, weights: Weights | None
 
 def is_whole(checkpoint: Path) -> bool:
     """True if every file of an imported model is there and has its digest, and those of the model beside it."""
-    record, near = _read_record(checkpoint / MANIFEST), checkpoint / "local"
+    from stages.checkpoint.manifest import read_manifest
+
+    near = checkpoint / "local"
     try:
-        expected = {str(part["file"]): str(part["sha256"]) for part in record["parts"]}
-        expected |= {str(name): str(digest) for name, digest in record["files"].items()}
-        has_all = bool(expected) and _digests([checkpoint / name for name in expected]) == list(expected.values())
+        manifest = read_manifest(checkpoint)
+        expected = {part.file: part.sha256 for part in manifest.parts if part} | manifest.files
+        has_all = manifest.complete and _digests([checkpoint / name for name in expected]) == [*expected.values()]
         return has_all and (not near.exists() or is_whole(near))
-    except (ServiceError, KeyError, TypeError, AttributeError):
+    except (CheckpointError, ServiceError):
         return False
 
 

@@ -163,8 +163,8 @@ def run_up(options: argparse.Namespace) -> int:
 
 def _started(options: argparse.Namespace, topology: Topology | None) -> Deployment:
     checkpoint = options.checkpoint or (topology.checkpoint if topology else None) or SHIPPED
-    with ticking(f"reading {checkpoint}"):  # with torch, which takes seconds to import
-        from stages.host.parts import check_blocks, device_for, plan_host
+    with ticking(f"reading {checkpoint}"):
+        from stages.host.plan import check_blocks, device_for, plan_host
 
         plan = plan_host(checkpoint, (0,))
     parts = plan.parts
@@ -180,7 +180,8 @@ def _started(options: argparse.Namespace, topology: Topology | None) -> Deployme
             tls.read()  # here, where the sentence is seen, and not in a log
     if options.tokens is not None:
         read_tokens(options.tokens)
-    for device in {options.device or host.device or AUTO for host in topology.hosts}:
+    # only a GPU has to be asked for, of torch, which takes a second to import
+    for device in {options.device or host.device or AUTO for host in topology.hosts} - {AUTO, "cpu"}:
         device_for(device, plan)
     with ticking("starting hosts and a router"):
         return Deployment.start(

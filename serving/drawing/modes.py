@@ -12,20 +12,16 @@ from functools import partial
 from pathlib import Path
 from time import process_time_ns
 
-import torch
-
 from serving.drawing import DEFAULT_GUIDANCE, DEFAULT_LEVELS, DRAWING_MODES, MAX_PICTURES
 from serving.router.accounting import Account
 from serving.router.audit import MOST_TRIES, RETRY_PAUSE_S, AuditFailed
 from serving.router.ring import RingView
 from serving.router.session import Session
 from serving.v1 import router_pb2
-from stages.backends import Backend
 from stages.checkpoint.bundle import find_bundle
-from stages.checkpoint.checkpoint import load_picture_part
 from stages.checkpoint.manifest import read_manifest
 from stages.errors import close_to, one_of
-from stages.host.parts import ModelKind
+from stages.host.plan import ModelKind
 from stages.model.codec import CODECS, HIDDEN
 from stages.pictures.trajectory import MAX_GUIDANCE, MAX_LEVELS, SOLVERS, DrawPlan, Trajectory, most_pictures
 from stages.v1 import stage_pb2
@@ -206,6 +202,9 @@ class LocalDrawing(DrawingMode):
         """
         if directory is None or (local := find_bundle(directory).local) is None:
             return
+        from stages.backends import Backend
+        from stages.checkpoint.checkpoint import load_picture_part
+
         manifest = read_manifest(local)
         a = self._architecture = manifest.picture_architecture
         assert manifest.partition is not None
@@ -227,10 +226,12 @@ class LocalDrawing(DrawingMode):
             account.local_compute_ms += await loop.run_in_executor(self._thread, self._step, trajectory)
         return trajectory.pixels().numpy().tobytes()
 
-    @torch.inference_mode()
     def _step(self, trajectory: Trajectory) -> float:
+        import torch
+
         begin = process_time_ns()
-        trajectory.supply(self._runner.evaluate([trajectory.piece()])[0])
+        with torch.inference_mode():
+            trajectory.supply(self._runner.evaluate([trajectory.piece()])[0])
         return (process_time_ns() - begin) / 1e6
 
 

@@ -19,8 +19,7 @@ from stages.wire.tokens import SCHEME, own_token
 
 
 def _client(request: Request) -> AsyncClient:
-    client: AsyncClient = request.app.state.client
-    return client
+    return request.app.state.client
 
 
 RouterClient = Annotated[AsyncClient, Depends(_client)]

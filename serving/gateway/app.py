@@ -32,9 +32,8 @@ from serving.gateway.openai import routes as openai_routes
 from serving.gateway.openai import token_routes
 from serving.gateway.pages import host_routes, page_routes, race_routes
 from serving.gateway.settings import HttpSettings
-from stages.descriptors import RESERVED, descriptor_limit, free_descriptors
 from stages.errors import InputError, OnesweepError, ServiceError
-from stages.signals import run_until_signal
+from stages.signals import RESERVED, descriptor_limit, free_descriptors, run_until_signal
 from stages.telemetry.observability import Telemetry
 from stages.wire.channel import parse_address
 from stages.wire.secret_files import check_secret, stamp_of

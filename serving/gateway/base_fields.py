@@ -100,5 +100,4 @@ INSTEAD = {
 def without_effect(table: dict[str, Any]) -> type[Fields]:
     """A base with the fields of a table."""
     own = {name: (kind | None, Field(None, description="no effect")) for name, kind in table.items()}
-    made: type[Fields] = create_model("WithoutEffect", __base__=Fields, **own)  # type: ignore[call-overload]
-    return made
+    return create_model("WithoutEffect", __base__=Fields, **own)  # type: ignore[call-overload]

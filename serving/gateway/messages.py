@@ -19,8 +19,7 @@ from pydantic import BeforeValidator, ConfigDict, Field, model_validator
 
 from serving.gateway.base_fields import Fields
 from serving.gateway.errors import ApiError
-from serving.modes.stops import StopCutter
-from serving.router.request import MAX_TOOLS
+from serving.router.request import MAX_TOOLS, StopCutter
 from stages.host.schema_check import CALL_END, CALL_TAG
 from stages.limits import MAX_NESTING, nesting
 

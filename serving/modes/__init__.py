@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from stages.host.parts import ModelKind
+    from stages.host.plan import ModelKind
 
 # By name: the sweeps for N bytes, and what it does.
 MODES: Mapping[str, tuple[str, str]] = {

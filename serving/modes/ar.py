@@ -115,7 +115,7 @@ def check_tokens(event: stage_pb2.Event, request: Generation, vocabulary: Vocabu
         return
     told, each = event.logprobs, count * min(request.logprobs, vocabulary.size)
     try:
-        named = len(vocabulary.decode(told.top_tokens))
+        named = len(vocabulary.tokens(told.top_tokens))
     except CodecError as error:
         raise internal(f"a step came back with nonsense: {error}") from None
     if (len(told.nats), len(told.top_nats), named) != (4 * count, 4 * each, each):

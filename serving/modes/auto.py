@@ -18,7 +18,7 @@ from serving.modes.resample import ResampleMode
 from serving.modes.tokenizer import BYTE_TOKENIZER, Tokenizer
 from serving.router.accounting import Account
 from serving.router.ring import RingView
-from stages.host.parts import MODEL_KINDS
+from stages.host.plan import MODEL_KINDS
 from stages.wire.status import StatusError, failed_precondition, invalid, unavailable
 
 # Without a frontier: the first of these that the weights and the request allow. `resample` writes better text than its

@@ -14,7 +14,7 @@ from serving.router.accounting import Account
 from serving.router.request import SHAPES, Request
 from serving.router.ring import RingView
 from stages.errors import CodecError
-from stages.host.parts import ModelKind
+from stages.host.plan import ModelKind
 from stages.model.samplers import DEFAULT_SAMPLER
 from stages.model.scoring import Shaping
 from stages.model.vocabulary import BYTES, Vocabulary
@@ -168,6 +168,6 @@ class PipelineMode(Mode):
 def count_tokens(event: stage_pb2.Event, vocabulary: Vocabulary, source: str) -> int:
     """Tokens that a result brings. Raises StatusError for what is no text. source: "sweep" or "step"."""
     try:
-        return len(vocabulary.decode(event.text))
+        return len(vocabulary.tokens(event.text))
     except CodecError as error:
         raise internal(f"a {source} came back with nonsense: {error}") from None

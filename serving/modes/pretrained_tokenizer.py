@@ -13,7 +13,7 @@ from serving.modes.chat_template import ChatTemplate, TemplateProblem
 from serving.modes.tokenizer import BYTES_NAME, ChatPrompt, Detokenizer, EncodedChat, Tokenizer, Tokenizers
 from serving.router.request import SETTINGS, SHAPES, bounds_problem
 from stages.checkpoint.bundle import find_bundle
-from stages.checkpoint.checkpoint import read_companion
+from stages.checkpoint.files import read_companion
 from stages.checkpoint.manifest import TOKENIZER_NAME, Manifest, read_manifest
 from stages.errors import CheckpointError, library_errors
 from stages.limits import MAX_ENDS

@@ -10,23 +10,26 @@ saves that trip: the prompt travels with the first candidates, and the chosen ch
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
 from dataclasses import replace
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from serving.modes import SCORERS
 from serving.modes.ar import SpeculativeMode
 from serving.modes.base import Generation, Mode, count_tokens
-from serving.modes.local import LocalModel, drafter_problem
+from serving.modes.local import drafter_problem
 from serving.modes.tokenizer import BYTE_TOKENIZER, Tokenizer, Tokenizers
 from serving.router.accounting import Account
 from serving.router.ring import RingView
 from serving.router.session import Session
-from stages.backends.whole_model import Continuations
 from stages.model.resampling import Floats, ImportanceWeights, weigh
 from stages.model.scoring import MAX_LOGITS, most_scored
 from stages.model.vocabulary import Vocabulary
 from stages.v1 import stage_pb2
 from stages.wire.status import failed_precondition, internal, invalid
+
+if TYPE_CHECKING:
+    from serving.router.own_models import LocalModel
 
 # Of a request that names no number. Of the way from `local` to `ar` in judge bits, at equal entropy, 256 bytes of
 # models of bytes go 28 % in one trip, with 64 candidates 40 % (docs/research/mode-settings.md).
@@ -61,7 +64,7 @@ class ResampleMode(Mode):
     # int8 by default: 32 candidates of 32 bytes take 162 KB a hop instead of 530 KB, and their shares move by 2 %.
     default_codec = "int8"
 
-    def __init__(self, ring: RingView, drafter: LocalModel | None, tokenizers: Tokenizers) -> None:
+    def __init__(self, ring: RingView, drafter: "LocalModel | None", tokenizers: Tokenizers) -> None:
         self.ring, self.local, self.tokenizers = ring, drafter, tokenizers
         self.exact = SpeculativeMode(ring, tokenizers)
 
@@ -166,6 +169,8 @@ class ResampleMode(Mode):
 
     async def _here(self, session: Session, request: Generation, account: Account) -> Drawn:
         """Chunks drawn among candidates of the router's own model."""
+        from stages.backends.whole_model import Continuations
+
         (chunk, candidates), vocabulary = self._sizes(request), self.tokenizer.vocabulary
         text, left, number = request.prompt, request.max_tokens, 0
         known = self._drafter.open(vocabulary.count(text) + left)
@@ -239,7 +244,7 @@ class ResampleMode(Mode):
         return request.scorer or self.served[0]
 
     @property
-    def _drafter(self) -> LocalModel:
+    def _drafter(self) -> "LocalModel":
         """The router's own model. Meaningful as above."""
         assert self.local is not None
         return self.local

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any, ClassVar, NamedTuple
 
-from serving.modes.stops import StopCutter
+from serving.router.request import StopCutter
 from stages.checkpoint.manifest import TOKENIZER_NAME, Manifest
 from stages.model.vocabulary import BYTES, Vocabulary
 from stages.v1 import stage_pb2

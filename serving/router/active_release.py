@@ -6,7 +6,7 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import Self, TypeVar
+from typing import TYPE_CHECKING, Self, TypeVar
 
 import grpc
 
@@ -16,7 +16,7 @@ from serving.modes.auto import AutoMode, Guide
 from serving.modes.base import Generation, Mode
 from serving.modes.chunked import ChunkedMode, SweepMode
 from serving.modes.frontier import Frontier, LatencyModel, read_frontier
-from serving.modes.local import CopyMode, LocalMode, LocalModel, read_local_model
+from serving.modes.local import CopyMode, LocalMode, read_local_model
 from serving.modes.pretrained_tokenizer import read_tokenizers
 from serving.modes.resample import ResampleMode, score
 from serving.modes.tokenizer import NO_TOKENIZERS, ChatPrompt, Tokenizers
@@ -27,15 +27,17 @@ from serving.router.session import Session
 from serving.router.validation import PromptPools, check_fit, tokenized
 from serving.v1 import router_pb2
 from stages.checkpoint.bundle import FRONTIER_NAME, bundle_draws, find_bundle, holds_copy
-from stages.checkpoint.gate import probe_tokens
 from stages.checkpoint.manifest import Manifest, read_manifest
 from stages.clock import monotonic
 from stages.errors import InputError
-from stages.host.parts import ModelKind
+from stages.host.plan import ModelKind
 from stages.model.scoring import most_scored
 from stages.model.vocabulary import Vocabulary
 from stages.v1 import stage_pb2
 from stages.wire.status import StatusError, failed_precondition, unavailable
+
+if TYPE_CHECKING:
+    from serving.router.own_models import LocalModel
 
 log = logging.getLogger(__name__)
 
@@ -45,7 +47,7 @@ class RouterParts:
     """The router's own parts of a release."""
 
     # The drafter, and what mode `local` is; or `local:copy`, where it is the hosts' model in fewer bits.
-    local: LocalModel | None
+    local: "LocalModel | None"
     guide: Guide
     directory: Path | None  # the bundle
     tokenizers: Tokenizers = NO_TOKENIZERS
@@ -212,7 +214,7 @@ async def _draw(mode: DrawingMode) -> None:
 
 async def _nats(view: RingView, kind: ModelKind, manifest: Manifest) -> float:
     vocabulary, most = Vocabulary(manifest.text_architecture.vocabulary), most_scored(manifest.text_architecture.width)
-    known = probe_tokens(manifest)[0].tolist()
+    known = manifest.probe
     total = 0.0
     with Session(view, kind, len(known), _deadline(), Account()) as session:
         for at in range(1, len(known), most):

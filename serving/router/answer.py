@@ -1,23 +1,18 @@
-"""An answer that is audited: the work to ask other hosts for, results to compare, and the router's own computation."""
+"""An answer that is audited: the work to ask other hosts for, and results to compare."""
 
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 
 from serving.router.host_link import Attempt, HostLink, HostPath
-from stages.host.parts import HostPlan, Parts, load_parts, plan_host
-from stages.host.sessions import HostSession, SessionStore
-from stages.host.validation import parse_hop
 from stages.model.vocabulary import Vocabulary
 from stages.v1 import stage_pb2
-from stages.wire.messages import Outcome, PictureMessage, Work, copy_of, merged, results_of
+from stages.wire.messages import PictureMessage, Work, copy_of, merged
 
 # Whether two hosts gave the same result, as far as honest machines do.
 
@@ -162,69 +157,3 @@ class AuditedAnswer:
             start += vocabulary.count(clean) + end - 1 - at
             clean, at = vocabulary.cut(drawn, end - 1, end), end
         return works
-
-
-# The router's own computation of a host's work: the third opinion where two hosts disagree.
-
-MOST_BYTES = 1 << 30
-
-
-class ReferenceVerifier:
-    """The models of the bundles that are served, read when they are first asked for. Blocks the thread that asks."""
-
-    def __init__(self, checkpoint: Path) -> None:
-        self._checkpoints: tuple[Path, ...] = (checkpoint,)
-        self._loaded: dict[Path, Parts] = {}
-
-    def look_at(self, *checkpoints: Path) -> None:
-        """Know these bundles, and no others."""
-        self._checkpoints = checkpoints
-        self._loaded = {path: parts for path, parts in self._loaded.items() if path in checkpoints}
-
-    @torch.inference_mode()
-    def results(self, steps: Sequence[Sequence[stage_pb2.Hop]]) -> list[stage_pb2.Event]:
-        """Results of the hops of some steps, the first of which opens a session, of weights that it has.
-
-        Raises OnesweepError, and StatusError for a hop that no host would take.
-        """
-        first = steps[0][0]
-        found = self.find(first.digest)
-        assert found is not None
-        path, plan = found
-        parts = self._loaded.get(path) or load_parts(plan)
-        self._loaded[path] = parts
-        kind = parse_hop(first, plan).kind
-        session = SessionStore(MOST_BYTES, lease_s=MOST_BYTES).open(
-            first.session, first.router, kind, first.capacity, parts, now_s=0.0
-        )
-        results = list[stage_pb2.Event]()
-        for hops in steps:
-            events = [event for hop in hops for event in _events(hop, session)]
-            goes_on = hops[-1].read.score.remaining > 0
-            results += events if goes_on else [merged(events[-results_of(hops) :])]
-        return results
-
-    def find(self, digest: str) -> tuple[Path, HostPlan] | None:
-        """The bundle that has those weights, if any, and the plan of a host with all of it. Raises OnesweepError."""
-        for checkpoint in self._checkpoints:
-            loaded = self._loaded.get(checkpoint)
-            plan = loaded.plan if loaded else plan_host(checkpoint, tuple(range(plan_host(checkpoint, (0,)).parts)))
-            if digest and digest in plan.weights:
-                return checkpoint, plan
-        return None
-
-
-def _events(hop: stage_pb2.Hop, session: HostSession) -> Iterator[stage_pb2.Event]:
-    parts = session.parts
-    outcome: Outcome | None = hop
-    while isinstance(outcome, stage_pb2.Hop):  # the next step of pictures or candidates begins where the last one ended
-        work = parse_hop(copy_of(outcome), parts.plan)
-        work.begin(session, parts.plan.blocks[-1] + 1)
-        while work.outcome is None:
-            call = work.next_op()
-            work.complete(call.compute([call.piece])[0])
-        outcome = work.outcome
-        if work.result is not None:
-            yield work.result
-    assert outcome is not None
-    yield outcome

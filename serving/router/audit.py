@@ -22,20 +22,20 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from serving.router.answer import AuditedAnswer, ReferenceVerifier, same_results
+from serving.router.answer import AuditedAnswer, same_results
 from serving.router.host_link import Attempt, HostLink, HostPath
-from stages.checkpoint.checkpoint import replace_file
+from stages.checkpoint.files import replace_file
 from stages.clock import monotonic
 from stages.errors import OnesweepError
 from stages.host.prefixes import MOST_FAULTY
-from stages.host.validation import check_timings
 from stages.v1 import stage_pb2
-from stages.wire.messages import seconds_until
+from stages.wire.messages import check_timings, seconds_until
 from stages.wire.status import StatusError, data_loss, deadline_exceeded, unavailable
 
 if TYPE_CHECKING:
     from serving.modes.base import Generation, Mode
     from serving.router.accounting import Account
+    from serving.router.own_models import ReferenceVerifier
     from serving.router.ring import Ring
 
 log = logging.getLogger(__name__)

@@ -13,10 +13,9 @@ from typing import TYPE_CHECKING
 from serving.router.accounting import JITTER_S
 from serving.router.paths import Hedging, Suspects
 from stages.host.schema_check import NOT_FOLLOWED
-from stages.host.validation import check_timings
 from stages.model.vocabulary import Vocabulary
 from stages.v1 import stage_pb2
-from stages.wire.messages import PictureMessage, Work, copy_of, merged
+from stages.wire.messages import PictureMessage, Work, check_timings, copy_of, merged
 from stages.wire.status import Code, StatusError, deadline_exceeded, internal, invalid, unavailable
 
 if TYPE_CHECKING:

@@ -9,7 +9,7 @@ from collections import Counter, defaultdict
 from collections.abc import Collection, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
-from stages.host.parts import MODEL_KINDS
+from stages.host.plan import MODEL_KINDS
 
 if TYPE_CHECKING:
     from serving.router.host_link import HostLink, HostPath, Weights

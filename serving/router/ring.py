@@ -7,12 +7,11 @@ from collections import Counter
 from collections.abc import Callable, Collection, Coroutine, Sequence
 from contextlib import aclosing, suppress
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import grpc
 import grpc.aio
 
-from serving.router.answer import ReferenceVerifier
 from serving.router.audit import Auditor, Quarantine
 from serving.router.host_link import Attempt, HostLink, HostPath, Weights
 from serving.router.paths import Hedging, Suspects, best_path, problem_of
@@ -21,13 +20,16 @@ from serving.router.settings import RingSettings
 from serving.router.topology import HostEntry
 from stages.clock import monotonic
 from stages.host.next_hosts import MOST_TOGETHER
-from stages.host.parts import MODEL_KINDS, ModelKind
+from stages.host.plan import MODEL_KINDS, ModelKind
 from stages.host.prefixes import KEY_BYTES
 from stages.threads import cancelled
 from stages.v1 import stage_pb2
 from stages.wire.hop_stream import LinkObserver
 from stages.wire.status import NoMessageError, StatusError, internal, unavailable
 from stages.wire.tls import LOOPBACK_ONLY, Security
+
+if TYPE_CHECKING:
+    from serving.router.own_models import ReferenceVerifier
 
 T = TypeVar("T")
 
@@ -50,7 +52,7 @@ class Ring:
     def __init__(
         self,
         settings: RingSettings | None = None,
-        verifier: ReferenceVerifier | None = None,
+        verifier: "ReferenceVerifier | None" = None,
         meter: Callable[[str], LinkObserver] | None = None,
         security: Security = LOOPBACK_ONLY,
         owner: str = "",
@@ -321,8 +323,7 @@ class RingView:
         self._look()
         if self._release is None or not self._release.HasField(kind):
             return None
-        model: stage_pb2.ModelInfo = getattr(self._release, kind)
-        return model
+        return getattr(self._release, kind)
 
     def digest(self, kind: ModelKind) -> str:
         return self.weights[MODEL_KINDS.index(kind)] if self.weights else ""

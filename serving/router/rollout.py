@@ -19,7 +19,7 @@ from stages.checkpoint.release_store import ReleaseManifest, ReleaseStore, read_
 from stages.checkpoint.release_transfer import ReleaseTransfer, manifest_of, receive_release, transfer_error
 from stages.clock import monotonic
 from stages.errors import CheckpointError, OnesweepError
-from stages.host.parts import check_cut, plan_host
+from stages.host.plan import check_cut, plan_host
 from stages.memory import trim
 from stages.threads import cancelled, in_thread, to_its_end
 from stages.v1 import stage_pb2

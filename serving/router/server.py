@@ -8,13 +8,11 @@ from pathlib import Path
 from typing import Any
 
 import grpc.aio
-import torch
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 
 from serving.router.active_release import ActiveRelease, RouterParts
 from serving.router.admission import Admission
-from serving.router.answer import ReferenceVerifier
 from serving.router.audit import FINDINGS_NAME
 from serving.router.records import ROUTER_METRICS, RouterCounters
 from serving.router.ring import Ring, RingView
@@ -27,7 +25,7 @@ from serving.v1 import router_pb2, router_pb2_grpc
 from stages.checkpoint.bundle import find_bundle
 from stages.checkpoint.release_store import ReleaseStore
 from stages.errors import InputError, OnesweepError, ServiceError
-from stages.host.parts import MODEL_KINDS, check_blocks, plan_host
+from stages.host.plan import MODEL_KINDS, check_blocks, plan_host
 from stages.memory import keep_trimmed, return_large_buffers
 from stages.signals import drained, run_until_signal
 from stages.telemetry.observability import Telemetry
@@ -53,6 +51,8 @@ async def run_router(settings: RouterSettings, stop: asyncio.Event) -> None:
     Raises OnesweepError, too when a job that must not end does.
     """
     if settings.threads:
+        import torch
+
         torch.set_num_threads(settings.threads)
     if settings.checkpoint and any(getattr(find_bundle(settings.checkpoint), kind) for kind in MODEL_KINDS):
         check_blocks(settings.topology.blocks, plan_host(settings.checkpoint, (0,)).parts)
@@ -61,8 +61,11 @@ async def run_router(settings: RouterSettings, stop: asyncio.Event) -> None:
     figures = RouterCounters() if settings.seeing.metrics else None
     meter = figures.links.link if figures else None
     security = settings.security
-    audited = settings.checkpoint if settings.ring.audit_share else None
-    verifier = ReferenceVerifier(audited) if audited else None
+    verifier = None
+    if settings.ring.audit_share and settings.checkpoint:
+        from serving.router.own_models import ReferenceVerifier  # torch, now: its import would hold requests up
+
+        verifier = ReferenceVerifier(settings.checkpoint)
     store = ReleaseStore(settings.releases, settings.signers) if settings.releases else None
     findings = store.directory / FINDINGS_NAME if store else None
     run = settings.topology.certificates  # of machines that joined, if there is one

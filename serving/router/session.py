@@ -20,7 +20,7 @@ from serving.router.audit import AuditFailed
 from serving.router.host_link import Attempt, HostLink, HostPath
 from serving.router.journal import PAUSE_S, Journal, Tries
 from serving.router.paths import kept_by, problem_of
-from stages.host.parts import MODEL_KINDS, ModelKind
+from stages.host.plan import MODEL_KINDS, ModelKind
 from stages.model.prefill import ATTEND_POSITIONS, MAX_PREFILL_CHUNKS, prefix_digests, prefix_root
 from stages.model.scoring import batch_rows
 from stages.model.vocabulary import BYTES, Vocabulary

@@ -1,5 +1,8 @@
 """Stages of AR models by onnxruntime, on graphs made of the loaded modules."""
 
+import ctypes
+import mmap
+import sys
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from functools import lru_cache, partial
@@ -15,7 +18,6 @@ from stages.backends.onnx_graphs import AnyLayer, Graph, after_graph, before_gra
 from stages.backends.packed import Attend, PackedReader, PipelineRunner, normed_head
 from stages.backends.rows import PRODUCT_THREADS, Rows
 from stages.errors import CheckpointError
-from stages.memory import give_back, is_owned
 from stages.model.few_bits import GroupedLinear, Int8Linear, QuantLinear
 from stages.model.layers import TiedHead
 from stages.model.pipeline import PipelineStage
@@ -251,3 +253,22 @@ def _free(module: nn.Module) -> None:
                 setattr(each, name, torch.empty(0))
         elif isinstance(each, nn.Linear):
             each.weight = nn.Parameter(torch.empty(0), requires_grad=False)
+
+
+# Memory of tensors, page by page: given back to the system before the tensor itself ends.
+def is_owned(tensor: Tensor) -> bool:
+    """True if nothing but `tensor` has its numbers: no view, no other name."""
+    # the tensor's own reference, and that of the object which is asked
+    return bool(torch._C._storage_Use_Count(tensor.untyped_storage()._cdata) == 2)
+
+
+def give_back(tensor: Tensor) -> None:
+    """Give the memory of a contiguous tensor back while it exists: nobody may read its numbers again.
+
+    As far as it fills whole pages, where the system is Linux.
+    """
+    if sys.platform == "linux":
+        begin = -(-tensor.data_ptr() // mmap.PAGESIZE) * mmap.PAGESIZE
+        end = (tensor.data_ptr() + tensor.nbytes) // mmap.PAGESIZE * mmap.PAGESIZE
+        if begin < end:
+            ctypes.CDLL(None).madvise(ctypes.c_void_p(begin), ctypes.c_size_t(end - begin), mmap.MADV_DONTNEED)

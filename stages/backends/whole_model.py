@@ -11,6 +11,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
+from torch.nn import functional as F
 
 from stages.backends.attention import Growing, GrowingPiece
 from stages.backends.base import CleanPiece
@@ -21,7 +22,8 @@ from stages.backends.runner_checks import load_runner
 from stages.checkpoint.manifest import read_manifest
 from stages.model.pipeline import cache_bytes, new_caches
 from stages.model.prefill import split_reads
-from stages.model.resampling import LEAST_TEMPERATURE, Candidates, candidate_numbers, draw_tokens
+from stages.model.randomness import Purpose, uniforms
+from stages.model.resampling import Candidates, Floats
 from stages.model.vocabulary import Vocabulary
 
 
@@ -248,3 +250,56 @@ class Continuations:
         tokens, probs = (each[..., 0].T.numpy() for each in (self._tokens, self._probs))
         texts = [self.text.model.vocabulary.encode(row) for row in tokens]
         return Candidates(texts, np.log(probs, dtype=np.float64), compute_ms)
+
+
+# What candidates are drawn with
+
+# Probabilities that are looked at together, whatever the vocabulary: 1 MB of float32.
+DRAWN_AT_ONCE = 1 << 18
+BLOCK = 256  # probabilities whose running sum is taken one by one; of more, that of such blocks comes first
+# Temperature below which the likeliest token takes all: no logit divided by it overflows.
+LEAST_TEMPERATURE = 1e-30
+
+
+def candidate_numbers(seed: int, position: int, length: int, count: int, first: int) -> Floats:
+    """Numbers in (0, 1] that draw the tokens of candidates from `position` on: (length, count).
+
+    :param first: stream of the first one; each has its own."""
+    streams = [uniforms(seed, Purpose.CANDIDATE, position, length, 1, first + i) for i in range(count)]
+    return np.concatenate(streams, axis=1)
+
+
+# Every operation is one of rows, or gives the same for a number wherever it stands: what is drawn does not depend on
+# the rows beside it.
+def draw_tokens(logits: Tensor, sharpness: Tensor, u: Tensor) -> tuple[Tensor, Tensor]:
+    """One token for each row, and its probability: (rows, 1) both.
+
+    :param logits: (rows, vocabulary).
+    :param sharpness: 1 / temperature, (rows, 1), at most 1 / LEAST_TEMPERATURE.
+    :param u: in (0, 1], (rows, 1) float64.
+    """
+    rows = max(1, DRAWN_AT_ONCE // logits.shape[1])
+    if len(logits) > rows:
+        parts = [draw_tokens(*each) for each in zip(*(x.split(rows) for x in (logits, sharpness, u)), strict=True)]
+        tokens, probs = zip(*parts, strict=True)
+        return torch.cat(tokens), torch.cat(probs)
+    all_probs = (logits * sharpness).softmax(-1)
+    chosen = _reached(all_probs, u)
+    return chosen, all_probs.gather(1, chosen)
+
+
+def _reached(probs: Tensor, u: Tensor) -> Tensor:
+    """The token at which the running sum of a row reaches the share u of the whole: (rows, 1), never of a share 0."""
+    if probs.shape[1] > BLOCK:
+        blocks = F.pad(probs, (0, -probs.shape[1] % BLOCK)).unflatten(1, (-1, BLOCK))
+        sums = blocks.sum(2, dtype=torch.float64)
+        below = sums.cumsum(1)
+        reach = u * below[:, -1:]
+        block = torch.searchsorted(below, reach)
+        own = sums.gather(1, block)
+        within = (reach - below.gather(1, block) + own) / own
+        inside = blocks.gather(1, block[..., None].expand(-1, -1, BLOCK))[:, 0]
+        # rounding may put it a last bit outside of its block
+        return block * BLOCK + _reached(inside, within.clamp(torch.finfo(torch.float64).tiny, 1))
+    below = probs.cumsum(1, dtype=torch.float64)
+    return torch.searchsorted(below, u * below[:, -1:])

@@ -1,30 +1,31 @@
 """Checkpoints: a directory with a manifest and one safetensors file for each part. Nothing is ever unpickled."""
 
 import hashlib
+import json
 import math
+import mmap
 import os
 import shutil
-import tempfile
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import partial
+from io import BufferedReader
 from pathlib import Path
-from typing import TypeVar, cast
+from typing import Any, TypeVar, cast
 
 import torch
-from safetensors import SafetensorError
 from torch import Tensor
 
+from stages.checkpoint.files import file_digest, replace_file, staged_file
 from stages.checkpoint.gate import PROBE_INPUT, PROBE_OUTPUT, Measures, measured, probe_shapes, probe_tokens
 from stages.checkpoint.manifest import MANIFEST_NAME, Manifest, Part, read_manifest
-from stages.checkpoint.weights import read_weights, write_weights
-from stages.errors import CheckpointError, InputError, file_errors, regular
+from stages.errors import CheckpointError, file_errors, regular
 from stages.memory import require_memory
+from stages.model.architecture import PictureArchitecture
 from stages.model.block import Block
 from stages.model.layers import CausalStage
 from stages.model.pipeline import ArModel, ArStage, PipelineStage, new_stage, without_memory
-from stages.pictures.part import PictureArchitecture, PicturePart
+from stages.pictures.part import PicturePart
 from stages.wire.secret_files import lock_beside
 
 P = TypeVar("P")
@@ -162,76 +163,6 @@ def halve(source: Path, out: Path) -> Manifest:
     return read_manifest(out)
 
 
-# A new part is written beside the old one, under a name that holds its digest, and the manifest is switched atomically:
-# a full disk or a crash leaves the previous checkpoint whole (tests/stages/checkpoint/test_saving.py).
-def replace_file(path: Path, write: Callable[[Path], object]) -> None:
-    """Write `path` through a temporary file beside it. Raises CheckpointError when it cannot be written."""
-    with _staged(path, write) as staged:
-        staged.replace(path)
-
-
-@contextmanager
-def _staged(path: Path, write: Callable[[Path], object]) -> Iterator[Path]:
-    """A finished temporary file beside `path`, to be moved into place; gone at the end if it was not."""
-    temporary: Path | None = None
-    try:
-        handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
-        os.close(handle)
-        temporary = Path(name)
-        write(temporary)
-        sync(temporary)
-        temporary.chmod(0o644)
-        yield temporary
-    except (OSError, SafetensorError) as error:
-        raise CheckpointError(
-            f"cannot save {path}: {error}; what was saved before is untouched, free some space and go on"
-        ) from None
-    finally:
-        if temporary is not None:
-            temporary.unlink(missing_ok=True)
-
-
-def sync(path: Path) -> None:
-    """A file, or the names of those in a directory, survive a power cut after this. Raises OSError."""
-    handle = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
-
-
-def require_new(out: Path) -> None:
-    """Raise InputError where something is at `out` already, other than an empty directory."""
-    with file_errors(InputError, f"{out} cannot become a directory"):
-        is_taken = out.is_symlink() or (out.exists() and (not out.is_dir() or any(out.iterdir())))
-    if is_taken:
-        raise InputError(f"{out} is there already: name a new directory")
-
-
-@contextmanager
-def new_directory(out: Path) -> Iterator[Path]:
-    """A directory that becomes `out` at the end, or is gone. Raises CheckpointError."""
-    with file_errors(CheckpointError, f"cannot make a directory beside {out}"):
-        out.parent.mkdir(parents=True, exist_ok=True)
-        directory = Path(tempfile.mkdtemp(dir=out.parent, prefix=f".{out.name}."))
-    try:
-        yield directory
-        directory.chmod(0o755)
-        if out.exists():
-            out.rmdir()
-        directory.replace(out)
-    except OSError as error:
-        raise CheckpointError(f"cannot save {out}: {error.strerror}") from None
-    finally:
-        shutil.rmtree(directory, ignore_errors=True)
-
-
-def file_digest(path: Path) -> str:
-    """SHA-256 of a file, read in pieces. Raises OSError, and CheckpointError for what is no regular file."""
-    with regular(path).open("rb") as handle:
-        return hashlib.file_digest(handle, "sha256").hexdigest()
-
-
 def _write_part(
     directory: Path, module: AnyPart, noun: str, extra: dict[str, Tensor], measures: Measures, half: bool
 ) -> None:
@@ -241,7 +172,7 @@ def _write_part(
         weights = {name: x.half() if x.dtype is torch.float32 else x for name, x in weights.items()}
     tensors = weights | extra
     stem = f"{noun}-{module.index}"
-    with _staged(directory / f"{stem}.safetensors", lambda path: write_weights(path, tensors)) as staged:
+    with staged_file(directory / f"{stem}.safetensors", lambda path: write_weights(path, tensors)) as staged:
         digest = file_digest(staged)
         part = Part(f"{stem}-{digest[:12]}.safetensors", digest, staged.stat().st_size, measures)
         staged.replace(directory / part.file)
@@ -327,16 +258,118 @@ def check_measures(directory: Path, manifest: Manifest, index: int, measures: Me
             )
 
 
-# Files beside a checkpoint's weights: a pretrained model's tokenizer, its chat template, its licence.
-MAX_FILE_BYTES = 64 << 20
+# A part's safetensors file.
+MAX_HEADER_BYTES = 1 << 20
+
+# Names of the format's types that are read. Where float32 is wanted, weights of 16 bits take half the room on a disk,
+# and the same in memory.
+TYPES = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16, "I8": torch.int8, "U8": torch.uint8}
+
+Shapes = dict[str, tuple[int, ...]]
+Types = Mapping[str, torch.dtype]  # of tensors that are not float32
+
+# The safetensors library maps its file: weights would change under a running host, or kill it, when somebody writes
+# over the file after its digest was checked, and a copy of them needs the part's memory twice. Here the digest and the
+# tensors come from one open file. Weights of a few bits, most of a large model, are mapped all the same: a host lays
+# them out anew, and of an embedding it reads a few rows.
+MAPPED = (torch.int8, torch.uint8, torch.float16)
 
 
-def read_companion(directory: Path, manifest: Manifest, name: str) -> bytes:
-    """A file that the manifest names. Raises CheckpointError where it is not there, too large or another one."""
-    path = directory / name
-    with file_errors(CheckpointError, f"cannot read {path}"):
-        if path.stat().st_size > MAX_FILE_BYTES:
-            raise CheckpointError(f"{path} has more than {MAX_FILE_BYTES} bytes")
-        if file_digest(path) != manifest.files[name]:
-            raise CheckpointError(f"{path} does not have its manifest's SHA-256: it is damaged")
-        return path.read_bytes()
+def read_weights(path: Path, size: int, sha256: str, expected: Shapes, types: Types | None = None) -> dict[str, Tensor]:
+    """The tensors of `path`, as float32 or as `types` says.
+
+    Raises CheckpointError unless the file has `size` bytes, the digest `sha256`, and exactly the tensors of
+    `expected` (name -> shape), each float32 or float16 or as `types` says, and finite.
+    """
+    try:
+        with regular(path).open("rb") as file:
+            found = os.fstat(file.fileno()).st_size
+            if found != size:
+                raise CheckpointError(f"{path} has {found} bytes, its manifest says {size}: fetch it again")
+            if hashlib.file_digest(file, "sha256").hexdigest() != sha256:
+                raise CheckpointError(f"{path} does not have its manifest's SHA-256: it is damaged; fetch it again")
+            file.seek(0)
+            return _read(file, path, size, expected, types or {})
+    except (FileNotFoundError, IsADirectoryError):
+        raise CheckpointError(f"{path} is missing; fetch it again") from None
+    except OSError as error:
+        raise CheckpointError(f"cannot read {path}: {error.strerror}") from None
+
+
+def _read(file: BufferedReader, path: Path, size: int, expected: Shapes, types: Types) -> dict[str, Tensor]:
+    """The format: header length (8 bytes, little-endian), header (JSON), then the tensors without gaps."""
+    length = int.from_bytes(file.read(8), "little")
+    if length > min(size - 8, MAX_HEADER_BYTES):
+        raise CheckpointError(f"{path} is no safetensors file: its header would take {length} bytes")
+    try:
+        header = json.loads(file.read(length))
+        header.pop("__metadata__", None)
+        entries = sorted(header.items(), key=lambda item: item[1]["data_offsets"])
+        found = {name: tuple(entry["shape"]) for name, entry in entries}
+        for name in sorted(expected.keys() | found.keys()):
+            if expected.get(name) != found.get(name):
+                held = f"has shape {found[name]}" if name in found else "is missing"
+                wanted = f"asks for {expected[name]}" if name in expected else "has none of this name"
+                raise CheckpointError(f"{path}: tensor {name} {held}, the manifest {wanted}; fetch it again")
+        _check_layout(path, entries, size - 8 - length, types)
+    except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
+        raise CheckpointError(f"{path} is no safetensors file: its header is damaged ({error})") from None
+    return {
+        name: _read_tensor(file, path, name, expected[name], entry["dtype"], types.get(name, torch.float32))
+        for name, entry in entries
+    }
+
+
+def _check_layout(path: Path, entries: list[tuple[str, Any]], data_bytes: int, types: Types) -> None:
+    end = 0
+    for name, entry in entries:
+        wanted = {types[name]} if name in types else {torch.float32, torch.float16}
+        if TYPES.get(entry["dtype"]) not in wanted:
+            names = " and ".join(stored for stored, kind in TYPES.items() if kind in wanted)
+            raise CheckpointError(f"{path}: tensor {name} is {entry['dtype']}; only {names} are read")
+        begin, end = end, end + TYPES[entry["dtype"]].itemsize * math.prod(entry["shape"])
+        if entry["data_offsets"] != [begin, end]:
+            raise CheckpointError(f"{path}: tensor {name} is not at bytes {begin} to {end} of the data; fetch it again")
+    if end != data_bytes:
+        raise CheckpointError(f"{path} holds {data_bytes} bytes of data, its tensors take {end}; fetch it again")
+
+
+def _read_tensor(
+    file: BufferedReader, path: Path, name: str, shape: tuple[int, ...], stored: str, wanted: torch.dtype
+) -> Tensor:
+    count, mapping = math.prod(shape), None
+    if TYPES[stored] in MAPPED and count:
+        mapping = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY)
+        tensor = torch.frombuffer(mapping, dtype=TYPES[stored], count=count, offset=file.tell())
+        file.seek(tensor.nbytes, os.SEEK_CUR)
+    else:
+        # torch's own alignment, as for fresh weights: kernels depend on it
+        tensor = torch.empty(count, dtype=TYPES[stored])
+        if file.readinto(tensor.view(torch.uint8).numpy().data) != tensor.nbytes:
+            raise CheckpointError(f"{path} ends within tensor {name}; fetch it again")
+    tensor = tensor.to(wanted)
+    low, high = tensor.aminmax()  # both NaN if any number is; needs no copy
+    if not -math.inf < low <= high < math.inf:
+        raise CheckpointError(f"{path}: tensor {name} holds numbers that are not finite; fetch it again")
+    if mapping is not None:
+        mapping.madvise(mmap.MADV_DONTNEED)  # a page that is read again comes from the file again
+    return tensor.view(shape)
+
+
+ALIGNMENT = 8  # of the tensors in a file that is written
+
+
+# Tensor by tensor: safetensors' own writer holds all of them twice.
+def write_weights(path: Path, tensors: Mapping[str, Tensor]) -> None:
+    """A file that `read_weights` reads. tensors: of TYPES, on any device. Raises OSError."""
+    names = {kind: name for name, kind in TYPES.items()}
+    header, end = {}, 0
+    for name, tensor in tensors.items():
+        begin, end = end, end + tensor.nbytes
+        header[name] = {"dtype": names[tensor.dtype], "shape": list(tensor.shape), "data_offsets": [begin, end]}
+    text = json.dumps(header, separators=(",", ":")).encode()
+    text += b" " * (-len(text) % ALIGNMENT)
+    with path.open("wb") as file:
+        file.write(len(text).to_bytes(8, "little") + text)
+        for tensor in tensors.values():
+            file.write(tensor.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy().data)

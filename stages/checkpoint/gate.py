@@ -16,8 +16,8 @@ from stages.model.block import Block
 from stages.model.partition import NoisePartition
 from stages.model.pipeline import ArStage, PipelineStage
 from stages.model.randomness import Purpose, normals
-from stages.pictures.part import PicturePart, in_scale
-from stages.pictures.trajectory import picture_noise
+from stages.pictures.part import PicturePart
+from stages.pictures.trajectory import in_scale, picture_noise
 
 # The gate sees whatever moves a loss: swapped layers of fitted weights cost 0.26 nats or more. Weights as good as
 # untrained pass whatever their order, as they have nothing to lose.
@@ -37,17 +37,9 @@ Measures = dict[str, float]
 ReadProbe = Callable[[Tensor], tuple[Tensor, Tensor | None]]
 
 
-def probe_bytes(text: str, context_length: int) -> Tensor:
-    """The probe as (1, positions) int64, cut to the context."""
-    return torch.frombuffer(bytearray(text.encode()), dtype=torch.uint8).long()[None, :context_length]
-
-
 def probe_tokens(manifest: Manifest) -> Tensor:
     """The probe as the model reads it: (1, positions) int64, cut to the context."""
-    positions = manifest.text_architecture.positions
-    if manifest.tokenizer == "bytes":
-        return probe_bytes(manifest.probe_text, positions)
-    return torch.tensor(manifest.probe_tokens[:positions])[None]
+    return torch.tensor([*manifest.probe])[None]
 
 
 def probe_shapes(part: Block | PipelineStage | PicturePart, positions: int) -> dict[str, tuple[int, ...]]:

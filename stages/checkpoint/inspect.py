@@ -12,7 +12,8 @@ import torch
 from torch import nn
 
 from stages.checkpoint.bundle import find_bundle
-from stages.checkpoint.checkpoint import check_size, load_part, new_part, read_companion
+from stages.checkpoint.checkpoint import check_size, load_part, new_part
+from stages.checkpoint.files import read_companion
 from stages.checkpoint.manifest import Manifest, read_manifest
 from stages.errors import CheckpointError
 from stages.model.few_bits import GroupedLinear

@@ -6,19 +6,26 @@ import hashlib
 import json
 import math
 import re
-from dataclasses import asdict, dataclass, field, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field, fields, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal, get_args
 
-from stages.errors import CheckpointError, ConfigError, InputError, MissingCheckpoint, regular
+from stages.errors import CheckpointError, ConfigError, InputError, MissingCheckpoint, ShapeError, regular
 from stages.limits import MAX_NESTING, nesting
-from stages.model.architecture import CONTEXT, VOCABULARY, Architecture, LlamaArchitecture, drop_defaults
-from stages.model.block import Codes
+from stages.model.architecture import (
+    CONTEXT,
+    PICTURES,
+    VOCABULARY,
+    Architecture,
+    LlamaArchitecture,
+    PictureArchitecture,
+    TextArchitecture,
+    drop_defaults,
+)
 from stages.model.partition import LogNormalPrior, NoisePartition
-from stages.model.pipeline import TextArchitecture, read_architecture
-from stages.pictures.part import FAMILY as PICTURES
-from stages.pictures.part import PictureArchitecture
+from stages.model.randomness import Codes
 from stages.settings import as_written, from_toml
 
 FORMAT = 1
@@ -131,6 +138,12 @@ class Manifest:
             raise CheckpointError("this is made of a pretrained model: only models trained from nothing are taken here")
         return self.text_architecture
 
+    @property
+    def probe(self) -> Sequence[int]:
+        """The probe text as the model reads it, cut to the context."""
+        whole = self.probe_text.encode() if self.tokenizer == "bytes" else self.probe_tokens
+        return whole[: self.text_architecture.positions]
+
     def with_part(self, index: int, part: Part) -> Manifest:
         """The same model with one part put in or exchanged."""
         return replace(self, parts=(*self.parts[:index], part, *self.parts[index + 1 :]))
@@ -218,6 +231,20 @@ def _build(record: dict[str, Any]) -> Manifest:
         if len(partition.boundaries) != ranges + 1:
             raise CheckpointError(f"{len(partition.boundaries)} boundaries for {ranges} noise ranges")
     return Manifest(kind, architecture, parts, partition=partition, **_notes(record), **text)
+
+
+def read_architecture(record: Mapping[str, Any]) -> TextArchitecture:
+    """The architecture of a manifest's JSON object, of whatever family. Raises InputError."""
+    if "family" in record:
+        return LlamaArchitecture.from_record(record)
+    names = [*(f.name for f in fields(Architecture) if f.name != "vocabulary"), "context"]  # bytes have no vocabulary
+    if missing := [name for name in names if name not in record]:
+        raise ShapeError(f"architecture: {', '.join(missing)} missing")
+    sizes = dict(record)
+    if (context := sizes.pop("context")) != CONTEXT:
+        words = f"context must be {CONTEXT!r}, not {as_written(context)}: every block reads the text"
+        raise ShapeError(f"architecture: {words}")
+    return from_toml(Architecture, sizes, "architecture")
 
 
 def _text(

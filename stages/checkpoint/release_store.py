@@ -20,7 +20,7 @@ from dataclasses import dataclass, field, fields
 from pathlib import Path
 
 from stages.checkpoint.bundle import FRONTIER_NAME, Bundle, find_bundle
-from stages.checkpoint.checkpoint import file_digest, replace_file, sync
+from stages.checkpoint.files import file_digest, replace_file, sync
 from stages.checkpoint.manifest import MANIFEST_NAME, MAX_MANIFEST_BYTES, Part, read_json, read_manifest
 from stages.errors import CheckpointError, InputError, ServiceError, StalePart, file_errors, regular
 from stages.wire.secret_files import exclusive

@@ -18,11 +18,11 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from stages.checkpoint.checkpoint import read_companion
+from stages.checkpoint.files import read_companion
 from stages.checkpoint.manifest import TOKENIZER_NAME
 from stages.errors import CheckpointError, library_errors
 from stages.host.drafter import Allowed, AllowedAfter
-from stages.host.parts import ModelSource
+from stages.host.plan import ModelSource
 from stages.host.schema_check import byte_tokenizer, compiled
 from stages.model.vocabulary import BYTES
 

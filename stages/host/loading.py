@@ -17,17 +17,8 @@ from stages.checkpoint.release_transfer import transfer_error
 from stages.clock import monotonic
 from stages.errors import CheckpointError, OnesweepError, ServiceError
 from stages.host.host import Host
-from stages.host.parts import (
-    MOST_RELEASES,
-    WARM_POSITIONS,
-    HostPlan,
-    ModelSource,
-    Parts,
-    Release,
-    check_cut,
-    load_parts,
-    plan_host,
-)
+from stages.host.parts import WARM_POSITIONS, Parts, Release, load_parts
+from stages.host.plan import MOST_RELEASES, HostPlan, ModelSource, check_cut, plan_host
 from stages.host.scheduler import QUICK_MS, QUICK_ROWS
 from stages.memory import LOADING_BYTES, return_large_buffers, trim, use_large_pages
 from stages.model.pipeline import new_caches

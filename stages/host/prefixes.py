@@ -15,17 +15,19 @@ from collections import OrderedDict
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
+from typing import TYPE_CHECKING
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
-from torch import Tensor
 
-from stages.model.layers import LayerCache
+from stages.device import Tensor
 from stages.model.prefill import ATTEND_POSITIONS, prefix_digests
 from stages.model.vocabulary import Vocabulary
 from stages.v1 import stage_pb2
 from stages.wire.status import not_found
+
+if TYPE_CHECKING:
+    from stages.model.layers import LayerCache
 
 MOST_LISTED = 4096  # pieces that a host tells routers of: 32 KB, once a second at most and only after a change
 LISTED_BYTES = 8  # of a key: a router that takes one for another is refused, and reads anew
@@ -148,6 +150,8 @@ class PrefixStore:
             return
         if not self._faulty.keys().isdisjoint(beginning.before):
             return
+        import torch
+
         source = _numbers(caches, at)  # kept where it is: recalled, it need not cross to a device again
         text = tokens[at * ATTEND_POSITIONS : (at + 1) * ATTEND_POSITIONS].copy()
         need = text.nbytes + sum(numbers.numel() * numbers.element_size() for numbers in source)

@@ -26,7 +26,8 @@ from stages.backends.whole_model import Continuations, KnownText
 from stages.clock import monotonic
 from stages.host.grammar import GRAMMAR_BYTES
 from stages.host.metrics import HostCounters
-from stages.host.parts import WARM_POSITIONS, ModelKind, Parts
+from stages.host.parts import WARM_POSITIONS, Parts
+from stages.host.plan import ModelKind
 from stages.host.sessions import HostSession
 from stages.pictures.trajectory import PicturePiece
 from stages.v1 import stage_pb2
@@ -388,8 +389,7 @@ def _tried(compute: Callable[..., Any], members: Sequence[_Member]) -> Sequence[
     """Results of a call; None where it failed. The result of a hop that was alone in it is then an error, unless it was
     memory that lacked. The caller tries again outside of the handler: an error that is handled holds memory."""
     try:
-        results: Sequence[Any] = compute([call.piece for _, call, _ in members])
-        return results
+        return compute([call.piece for _, call, _ in members])
     except torch.OutOfMemoryError:
         return None
     except Exception:

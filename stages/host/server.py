@@ -23,7 +23,7 @@ from stages.host.host import Host
 from stages.host.loading import Loader, Sources
 from stages.host.metrics import STAGE_METRICS, HostCounters
 from stages.host.next_hosts import NextHosts
-from stages.host.parts import check_blocks, device_for, full_state_bytes, wiring_problem
+from stages.host.plan import check_blocks, device_for, full_state_bytes, wiring_problem
 from stages.host.service import StageSeat, StageService, WaitingService, read_assignment
 from stages.host.settings import StageSettings
 from stages.memory import free_memory, keep_trimmed, return_large_buffers, trim

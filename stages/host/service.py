@@ -16,23 +16,22 @@ import grpc
 import grpc.aio
 from google.protobuf import json_format
 
-from stages.checkpoint.checkpoint import replace_file
+from stages.checkpoint.files import replace_file
 from stages.checkpoint.release_store import BESIDE, ReleaseStore, Wants
 from stages.checkpoint.release_transfer import drain_requests, receive_release, transfer_error
 from stages.clock import monotonic
 from stages.errors import InputError, OnesweepError
 from stages.host.host import Host
 from stages.host.loading import Loader, Sources
-from stages.host.parts import full_state_bytes
+from stages.host.plan import full_state_bytes
 from stages.host.prefixes import KEY_BYTES, MOST_FAULTY
-from stages.host.validation import check_label
 from stages.threads import in_thread
 from stages.v1 import stage_pb2, stage_pb2_grpc
 from stages.wire.auth import ROUTER, check_sender, identity_of
 from stages.wire.channel import check_target
 from stages.wire.hop_stream import Relay
 from stages.wire.link_quality import MAX_PROBE_BYTES, PROBE_TIMEOUT_S, kernel_now, measure_link
-from stages.wire.messages import PROTOCOL
+from stages.wire.messages import PROTOCOL, check_label
 from stages.wire.status import StatusError, aborted, exhausted, failed_precondition, invalid, unavailable
 from stages.wire.tls import Security, Tls
 

@@ -11,7 +11,8 @@ from torch import Tensor
 
 from stages.host.drafter import DraftState
 from stages.host.grammar import Grammar
-from stages.host.parts import ModelKind, Parts, session_bytes
+from stages.host.parts import Parts, session_bytes
+from stages.host.plan import ModelKind
 from stages.host.prefixes import Beginning
 from stages.model.layers import LayerCache
 from stages.model.pipeline import new_caches

@@ -6,7 +6,7 @@ Every field is checked here and nowhere else, and every payload is decoded once:
 from collections.abc import Sequence
 
 from stages.errors import CodecError
-from stages.host.parts import HostPlan, ModelKind, ModelSource
+from stages.host.plan import HostPlan, ModelKind, ModelSource
 from stages.host.prefixes import VOUCHER_BYTES
 from stages.host.scheduler import HopWork
 from stages.host.work.pictures import parse_denoise, parse_draw
@@ -18,12 +18,9 @@ from stages.limits import MAX_ADDRESS
 from stages.model.prefill import ATTEND_POSITIONS
 from stages.v1 import stage_pb2
 from stages.wire.channel import MAX_NAME
-from stages.wire.messages import AnyWork
+from stages.wire.messages import MAX_TIMINGS, AnyWork, check_label, check_timings
 from stages.wire.status import deadline_exceeded, failed_precondition, invalid
 
-MAX_TIMINGS = 64
-MAX_TIMING_MS = 1e11
-MAX_TIMING_BYTES = 1 << 40  # no more, so that sums of them over all sweeps of a request stay in their fields
 MAX_NUMBER = 1 << 62  # of a sweep or step; those that follow have larger ones
 SPACE_BYTES, DIGEST_BYTES = 16, 32  # of a kept prefix
 MAX_INSTANCE = 2 * MAX_NAME  # a host's name and its process
@@ -81,24 +78,6 @@ def parse_hop(hop: stage_pb2.Hop, plan: HostPlan, is_open: bool = False) -> HopW
 
 
 # The envelope
-
-
-def check_label(text: str, what: str, most: int = MAX_NAME) -> None:
-    """Raise StatusError unless `text` can name a router or session."""
-    if not 0 < len(text) <= most or not text.isascii() or not text.isprintable():
-        raise invalid(f"{what} must be 1 to {most} printable ASCII characters")
-
-
-def check_timings(timings: Sequence[stage_pb2.HopTiming]) -> None:
-    """Raise StatusError unless `timings` can be added up."""
-    if len(timings) > MAX_TIMINGS:
-        raise invalid(f"{len(timings)} timings; a sweep passes at most {MAX_TIMINGS} hosts")
-    for timing in timings:
-        check_label(timing.host, "a timing's host")
-        if not (0 <= timing.queue_ms <= MAX_TIMING_MS and 0 <= timing.compute_ms <= MAX_TIMING_MS):
-            raise invalid(f"the timing of {timing.host} has times that are negative, not finite or of years")
-        if timing.received_bytes > MAX_TIMING_BYTES:
-            raise invalid(f"the timing of {timing.host} has a message of {timing.received_bytes} bytes")
 
 
 def _check_envelope(hop: stage_pb2.Hop, is_open: bool) -> None:

@@ -12,11 +12,11 @@ from pathlib import Path
 import torch
 from torch import nn
 
-from stages.checkpoint.checkpoint import new_directory, require_new, save_part, write_manifest
+from stages.checkpoint.checkpoint import save_part, write_manifest, write_weights
+from stages.checkpoint.files import new_directory, require_new
 from stages.checkpoint.gate import PROBE_TEXT, probe_shapes
 from stages.checkpoint.gate import probe_tokens as stored_probe
 from stages.checkpoint.manifest import TOKENIZER_NAME, Manifest, read_manifest
-from stages.checkpoint.weights import write_weights
 from stages.errors import CheckpointError, InputError, ShapeError, one_of
 from stages.importing.cut import MEGABYTE, NUMBER_BYTES, StageHost, cut, stage_cost, stage_costs, stage_lines
 from stages.importing.gate import check_loss, layer_tensors, one_thread_each

@@ -1,18 +1,15 @@
 """One block of the chain: clean stream, noisy slots, next-byte head."""
 
-import hashlib
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import cast
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from stages.model.architecture import VOCABULARY, Architecture
+from stages.model.architecture import Architecture
 from stages.model.layers import Layer, LayerCache, initialise, rotary_table
-from stages.model.randomness import Purpose, raw_words
+from stages.model.randomness import Codes
 from stages.model.samplers import input_scale
 
 FOURIER_FEATURES = 16
@@ -37,29 +34,6 @@ class NoiseCondition(nn.Module):
     def forward(self, sigma: Tensor) -> Tensor:
         angle = (sigma.log() / 4)[..., None] * self.frequencies
         return F.silu(self.project(torch.cat([angle.cos(), angle.sin()], dim=-1)))
-
-
-# Codes are integers of 16 bits divided by an integer norm: IEEE arithmetic alone, so every machine computes the digest
-# in the manifest. Noise uses raw Philox words for the same reason; numpy promises to keep those, not its normal
-# numbers.
-@dataclass(frozen=True)
-class Codes:
-    """A table of unit-norm codes made from a seed: the vectors that stand for tokens in the noisy state."""
-
-    seed: int
-    dim: int
-    size: int = VOCABULARY
-
-    def table(self) -> Tensor:
-        """(size, dim) float32, each row of norm 1."""
-        words = raw_words(self.seed, Purpose.CODES, 0, self.size, self.dim)
-        integers = (words >> np.uint64(48)).astype(np.int64) * 2 - 65535
-        norms = np.sqrt((integers * integers).sum(axis=1, dtype=np.int64).astype(np.float64))
-        return torch.from_numpy((integers / norms[:, None]).astype(np.float32))
-
-    def digest(self) -> str:
-        """SHA-256 of the table's little-endian float32 bytes."""
-        return hashlib.sha256(self.table().numpy().astype("<f4").tobytes()).hexdigest()
 
 
 class Block(nn.Module):

@@ -6,10 +6,9 @@ Every codec knows its size before encoding, so a message can be checked before a
 from abc import ABC, abstractmethod
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
-from torch import Tensor
 
+from stages.device import Tensor, tensor_of
 from stages.errors import CodecError
 
 ESTIMATE_LIMIT = 2.0  # largest magnitude accepted in an estimate E. A weighted mean of unit-norm codes stays under 1.
@@ -41,7 +40,7 @@ class StateCodec(ABC):
             raise CodecError(
                 f"{self.name} payload has {len(payload)} bytes; {positions} x {dim} numbers take {expected}"
             )
-        return torch.from_numpy(self._decode(payload, positions, dim, limit))
+        return tensor_of(self._decode(payload, positions, dim, limit))
 
     def round_trip(self, matrix: Tensor, limit: float) -> Tensor:
         """The matrix as the next block receives it. matrix: (positions, dim)."""
@@ -157,7 +156,7 @@ class HiddenInt8(StateCodec):
         places = np.sort(np.argpartition(np.abs(rest), -count, axis=1)[:, -count:], axis=1)
         values = np.take_along_axis(rest, places, axis=1)
         np.put_along_axis(rest, places, 0, axis=1)
-        return values.astype("<f4").tobytes() + places.astype("<u2").tobytes() + self._rest.encode(torch.tensor(rest))
+        return values.astype("<f4").tobytes() + places.astype("<u2").tobytes() + self._rest.encode(tensor_of(rest))
 
     def _decode(self, payload: bytes, positions: int, dim: int, limit: float) -> NDArray[np.float32]:
         shape, count = (positions, self._apart(dim)), positions * self._apart(dim)

@@ -118,8 +118,7 @@ class LlamaLayer(CausalLayer):
         return (scores.masked_fill(~seen, float("-inf")).softmax(-1) @ v.unsqueeze(2)).flatten(1, 2)
 
     def out_of_heads(self, mixed: Tensor) -> Tensor:
-        added: Tensor = self.attention_after(self.attention_out(mixed))
-        return added
+        return self.attention_after(self.attention_out(mixed))
 
     def mlp(self, x: Tensor) -> Tensor:
         read = self.mlp_norm(x)
@@ -127,8 +126,7 @@ class LlamaLayer(CausalLayer):
             written = self.mixture(read)
         else:
             written = self.mlp_out(gated(self.mlp_in(read), self.architecture.activation))
-        added: Tensor = self.mlp_after(written)
-        return added
+        return self.mlp_after(written)
 
 
 ACTIVATIONS: dict[Activation, Callable[[Tensor], Tensor]] = {

@@ -7,9 +7,8 @@ from statistics import NormalDist
 from typing import Literal, get_args
 
 import numpy as np
-import torch
-from torch import Tensor
 
+from stages.device import Tensor
 from stages.errors import ConfigError
 
 Kind = Literal["equal_probability", "equal_entropy", "uniform"]
@@ -72,6 +71,8 @@ class NoisePartition:
 
         Under `equal_probability` they follow the prior cut to the block's range, else log(sigma) is uniform.
         """
+        import torch
+
         high, low = self.widened(block)
         if self.kind != "equal_probability":
             return torch.exp(math.log(low) + uniform * math.log(high / low))

@@ -2,20 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import fields
-from typing import Any, cast
+from typing import cast
 
 import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
-from stages.errors import ShapeError
-from stages.model.architecture import CONTEXT, Architecture, LlamaArchitecture
+from stages.model.architecture import Architecture, TextArchitecture
 from stages.model.layers import CausalStage, Layer, LayerCache, initialise, rotary_table
 from stages.model.llama import LlamaStage
-from stages.settings import as_written, from_toml
 
 
 class ArStage(CausalStage):
@@ -60,7 +57,6 @@ class ArModel(nn.Module):
         return self.stages[-1].next_byte(x)
 
 
-TextArchitecture = Architecture | LlamaArchitecture
 PipelineStage = ArStage | LlamaStage
 
 
@@ -80,20 +76,6 @@ def cache_bytes(layers: int, architecture: TextArchitecture, capacity: int) -> i
 def new_stage(architecture: TextArchitecture, index: int) -> PipelineStage:
     """A stage of the architecture's family, with weights as before training."""
     return ArStage(architecture, index) if isinstance(architecture, Architecture) else LlamaStage(architecture, index)
-
-
-def read_architecture(record: Mapping[str, Any]) -> TextArchitecture:
-    """The architecture of a manifest's JSON object, of whatever family. Raises InputError."""
-    if "family" in record:
-        return LlamaArchitecture.from_record(record)
-    names = [*(f.name for f in fields(Architecture) if f.name != "vocabulary"), "context"]  # bytes have no vocabulary
-    if missing := [name for name in names if name not in record]:
-        raise ShapeError(f"architecture: {', '.join(missing)} missing")
-    sizes = dict(record)
-    if (context := sizes.pop("context")) != CONTEXT:
-        words = f"context must be {CONTEXT!r}, not {as_written(context)}: every block reads the text"
-        raise ShapeError(f"architecture: {words}")
-    return from_toml(Architecture, sizes, "architecture")
 
 
 # torch's own meta device imports the compiler with its first random number: 1.7 s of processor in every host.

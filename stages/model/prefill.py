@@ -6,8 +6,7 @@ Prompts are cut where a host cuts what it reads at once, so the text is that of 
 import hashlib
 from collections.abc import Sequence
 
-from torch import Tensor
-
+from stages.device import Tensor
 from stages.model.vocabulary import Vocabulary
 
 # Clean positions that are read at once: a long prompt is read in pieces, so that it does not hold up others. Pieces are

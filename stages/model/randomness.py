@@ -5,16 +5,17 @@ the numbers of one position do not depend on how many others are drawn. Only num
 which its stream policy (NEP 19) keeps stable; the normal transform is our own.
 """
 
+import hashlib
 from dataclasses import dataclass
 from enum import IntEnum
 
 import numpy as np
-import torch
 from numpy.random.bit_generator import ISeedSequence
 from numpy.typing import NDArray
-from torch import Tensor
 
+from stages.device import Tensor, tensor_of
 from stages.limits import MAX_SEED
+from stages.model.architecture import VOCABULARY
 from stages.model.scoring import PLAIN, Shaping
 from stages.model.vocabulary import Vocabulary
 
@@ -57,6 +58,32 @@ def raw_words(seed: int, purpose: Purpose, position: int, count: int, width: int
     return np.asarray(words).reshape(count, counters * _WORDS_PER_COUNTER)[:, :width]
 
 
+# Codes are integers of 16 bits divided by an integer norm: IEEE arithmetic alone, so every machine computes the digest
+# in the manifest. Noise uses raw Philox words for the same reason; numpy promises to keep those, not its normal
+# numbers.
+@dataclass(frozen=True)
+class Codes:
+    """A table of unit-norm codes made from a seed: the vectors that stand for tokens in the noisy state."""
+
+    seed: int
+    dim: int
+    size: int = VOCABULARY
+
+    def table(self) -> Tensor:
+        """(size, dim) float32, each row of norm 1."""
+        return tensor_of(self._vectors())
+
+    def _vectors(self) -> NDArray[np.float32]:
+        words = raw_words(self.seed, Purpose.CODES, 0, self.size, self.dim)
+        integers = (words >> np.uint64(48)).astype(np.int64) * 2 - 65535
+        norms = np.sqrt((integers * integers).sum(axis=1, dtype=np.int64).astype(np.float64))
+        return np.asarray((integers / norms[:, None]).astype(np.float32))
+
+    def digest(self) -> str:
+        """SHA-256 of the table's little-endian float32 bytes."""
+        return hashlib.sha256(self._vectors().astype("<f4").tobytes()).hexdigest()
+
+
 def uniforms(seed: int, purpose: Purpose, position: int, count: int, width: int, step: int = 0) -> NDArray[np.float64]:
     """Uniform numbers in (0, 1]: (count, width) float64."""
     words = raw_words(seed, purpose, position, count, width, step)
@@ -69,7 +96,7 @@ def normals(seed: int, purpose: Purpose, position: int, count: int, width: int, 
     u = uniforms(seed, purpose, position, count, 2 * half, step)
     radius, angle = np.sqrt(-2 * np.log(u[:, :half])), 2 * np.pi * u[:, half:]
     pairs = np.concatenate([radius * np.cos(angle), radius * np.sin(angle)], axis=1)
-    return torch.from_numpy(pairs[:, :width].astype(np.float32))
+    return tensor_of(pairs[:, :width].astype(np.float32))
 
 
 def gumbels(seed: int, position: int, count: int, width: int) -> NDArray[np.float64]:
@@ -101,5 +128,4 @@ def _drawn(logits: NDArray[np.floating], temperature: float, seed: int, position
     # relative to the best: a tiny temperature then gives -inf and the argmax, instead of inf for many
     with np.errstate(over="ignore"):
         scores = (scores - scores.max(axis=1, keepdims=True)) / temperature
-    chosen: list[int] = (shaping.filtered(scores) + gumbels(seed, position, *scores.shape)).argmax(axis=1).tolist()
-    return chosen
+    return (shaping.filtered(scores) + gumbels(seed, position, *scores.shape)).argmax(axis=1).tolist()

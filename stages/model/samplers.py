@@ -8,15 +8,13 @@ request's temperature at every step.
 from abc import ABC, abstractmethod
 from functools import cached_property
 
-import torch
-from torch import Tensor
-
+from stages.device import Tensor
 from stages.model.randomness import Purpose, normals
 
 
 def input_scale(sigma: Tensor, data_std: float) -> Tensor:
     """c_in for a tensor of noise levels: makes the state's variance 1."""
-    return torch.rsqrt(sigma * sigma + data_std * data_std)
+    return (sigma * sigma + data_std * data_std).rsqrt()
 
 
 def step_sigmas(high: float, low: float, steps: int) -> list[float]:

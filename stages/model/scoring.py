@@ -4,10 +4,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
-from torch import Tensor
 
+from stages.device import Tensor, tensor_of
 from stages.limits import MAX_BIAS, MAX_BIASES, MAX_PENALTY, MAX_REPETITION_PENALTY
 from stages.settings import limits
 
@@ -168,7 +167,7 @@ class Shaping:
         row[written] -= self.frequency_penalty * times + self.presence_penalty
         for token, bias in self.logit_bias.items():
             row[token] += bias
-        return torch.from_numpy(row)[None]
+        return tensor_of(row)[None]
 
     def filtered(self, scores: Floats) -> Floats:
         """`scores` with -inf for tokens that are left out; the most likely one stays.

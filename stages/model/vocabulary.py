@@ -8,10 +8,9 @@ from dataclasses import dataclass
 from functools import cached_property
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
-from torch import Tensor
 
+from stages.device import Tensor, tensor_of
 from stages.errors import CodecError
 
 _TYPES = {1: "u1", 2: "<u2", 4: "<u4"}
@@ -40,18 +39,20 @@ class Vocabulary:
 
     def decode(self, data: bytes) -> Tensor:
         """Inverse of `encode`: (tokens,) int64. Raises CodecError for bytes that it cannot have made."""
+        return tensor_of(self._numbers(data))
+
+    def _numbers(self, data: bytes) -> NDArray[np.int64]:
         if len(data) % self.token_bytes:
             raise CodecError(f"{len(data)} bytes are not whole tokens of {self.token_bytes} bytes")
         tokens = np.frombuffer(data, _TYPES[self.token_bytes]).astype(np.int64)
         # every number of one byte is a byte's: the check would cost an AR step as much as the decoding
         if tokens.size and self.size != 1 << 8 and (largest := int(tokens.max())) >= self.size:
             raise CodecError(f"token {largest} does not exist: the model has {self.size}")
-        return torch.from_numpy(tokens)
+        return tokens
 
     def tokens(self, data: bytes) -> list[int]:
         """`decode` as a list. Raises CodecError."""
-        found: list[int] = self.decode(data).tolist()
-        return found
+        return self._numbers(data).tolist()
 
     def count(self, data: bytes) -> int:
         """Tokens in `data`; one that is cut short does not count."""

@@ -13,13 +13,11 @@ from functools import lru_cache
 from itertools import pairwise
 from typing import Literal, get_args
 
-import torch
-from torch import Tensor
-
+from stages.device import Tensor
 from stages.limits import MAX_SEED
+from stages.model.architecture import DATA_STD, PictureArchitecture
 from stages.model.partition import NoisePartition
 from stages.model.randomness import Purpose, normals
-from stages.pictures.part import PictureArchitecture, in_scale, out_scale, skip_scale
 
 Solver = Literal["euler", "2m"]
 SOLVERS: tuple[Solver, ...] = get_args(Solver)
@@ -70,6 +68,8 @@ def evaluations(guidance: float) -> int:
 # Made anew at every level by each host, it was a twentieth of what hosts of an undivided net do for a small picture.
 @lru_cache(256)
 def _conditions(classes: tuple[int, ...], times: int, none: int) -> Tensor:
+    import torch
+
     return torch.tensor(classes + (none,) * (len(classes) * (times - 1)))
 
 
@@ -120,6 +120,21 @@ class PicturePiece:
         return self.x.shape[0] * self.x.shape[1]
 
 
+def skip_scale(sigma: float) -> float:
+    """c_skip of EDM (arXiv 2206.00364, table 1)."""
+    return DATA_STD**2 / (sigma**2 + DATA_STD**2)
+
+
+def out_scale(sigma: float) -> float:
+    """c_out."""
+    return sigma * DATA_STD / math.sqrt(sigma**2 + DATA_STD**2)
+
+
+def in_scale(sigma: float) -> float:
+    """c_in: makes the state's variance 1."""
+    return 1 / math.sqrt(sigma**2 + DATA_STD**2)
+
+
 class Trajectory:
     """Pictures on their way through the noise levels of one block, or of an undivided net."""
 
@@ -141,6 +156,8 @@ class Trajectory:
         :param estimate: E of the block before, (pictures, tokens, patch_dim); None at `sigma_start`.
         :param at: the level that is due, with `before` and `estimate` as another trajectory left them there.
         """
+        import torch
+
         a = self.architecture = architecture
         self.plan, self.sigma_start, self.sigmas, self.is_last = plan, sigma_start, list(sigmas), is_last
         self.at = at
@@ -174,8 +191,7 @@ class Trajectory:
 
     def piece(self) -> PicturePiece:
         """The pictures to evaluate next, once with their classes and, for guidance, once without."""
-        x = in_scale(self.sigma) * self._state()
-        x = torch.cat([x] * evaluations(self.plan.guidance))
+        x = (in_scale(self.sigma) * self._state()).repeat(evaluations(self.plan.guidance), 1, 1)
         return PicturePiece(x, self.sigma, self.plan.conditions(self.architecture))
 
     def supply(self, f: Tensor) -> None:

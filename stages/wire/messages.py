@@ -12,7 +12,8 @@ from stages.model.prefill import MAX_PREFILL_CHUNKS, prefill_chunks, read_length
 from stages.model.scoring import candidates_together
 from stages.model.vocabulary import Vocabulary
 from stages.v1 import stage_pb2
-from stages.wire.status import internal, protocol_refusal
+from stages.wire.channel import MAX_NAME
+from stages.wire.status import internal, invalid, protocol_refusal
 
 PROTOCOL = 9  # of hops and their answers
 hops_refusal = partial(protocol_refusal, ours=PROTOCOL, subject="hops")
@@ -34,8 +35,7 @@ def work_of(hop: stage_pb2.Hop) -> AnyWork:
     """The work that a hop carries. It must carry some."""
     kind = hop.WhichOneof("work")
     assert kind is not None
-    work: AnyWork = getattr(hop, kind)
-    return work
+    return getattr(hop, kind)
 
 
 def put_work(hop: stage_pb2.Hop, work: AnyWork) -> None:
@@ -224,3 +224,28 @@ def next_denoise(hop: stage_pb2.Hop, estimate: bytes, before: bytes) -> stage_pb
     denoise.estimate, denoise.before = estimate, before
     denoise.ClearField("hidden")
     return hop
+
+
+# What every message names or counts.
+
+MAX_TIMINGS = 64
+MAX_TIMING_MS = 1e11
+MAX_TIMING_BYTES = 1 << 40  # no more, so that sums of them over all sweeps of a request stay in their fields
+
+
+def check_label(text: str, what: str, most: int = MAX_NAME) -> None:
+    """Raise StatusError unless `text` can name a router or session."""
+    if not 0 < len(text) <= most or not text.isascii() or not text.isprintable():
+        raise invalid(f"{what} must be 1 to {most} printable ASCII characters")
+
+
+def check_timings(timings: Sequence[stage_pb2.HopTiming]) -> None:
+    """Raise StatusError unless `timings` can be added up."""
+    if len(timings) > MAX_TIMINGS:
+        raise invalid(f"{len(timings)} timings; a sweep passes at most {MAX_TIMINGS} hosts")
+    for timing in timings:
+        check_label(timing.host, "a timing's host")
+        if not (0 <= timing.queue_ms <= MAX_TIMING_MS and 0 <= timing.compute_ms <= MAX_TIMING_MS):
+            raise invalid(f"the timing of {timing.host} has times that are negative, not finite or of years")
+        if timing.received_bytes > MAX_TIMING_BYTES:
+            raise invalid(f"the timing of {timing.host} has a message of {timing.received_bytes} bytes")

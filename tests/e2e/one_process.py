@@ -11,8 +11,8 @@ from typing import Any
 import numpy as np
 import torch
 
-from serving.modes.local import LocalModel
 from serving.modes.resample import ROUND
+from serving.router.own_models import LocalModel
 from serving.router.request import SHAPES
 from stages.backends import Backend
 from stages.backends.base import BlockRunner, CleanPiece, StageRunner

@@ -12,8 +12,8 @@ from pathlib import Path
 from serving.modes.frontier import Frontier, Option, read_frontier
 from serving.router.topology import SHIPPED, local_topology, read_topology
 from stages.checkpoint.bundle import FRONTIER_NAME
+from stages.checkpoint.checkpoint import read_weights
 from stages.checkpoint.manifest import MANIFEST_NAME, read_manifest
-from stages.checkpoint.weights import read_weights
 from stages.wire.auth import HOST, Identity
 from stages.wire.tls import Tls, check_authority
 from stages.wire.tokens import Key, read_tokens, token_hash, write_tokens

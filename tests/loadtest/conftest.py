@@ -11,9 +11,10 @@ from stages.checkpoint.checkpoint import save_ar, save_part, write_manifest
 from stages.checkpoint.gate import PROBE_TEXT
 from stages.checkpoint.manifest import Manifest
 from stages.model.architecture import Architecture
-from stages.model.block import Block, Codes
+from stages.model.block import Block
 from stages.model.partition import equal_probability
 from stages.model.pipeline import ArModel
+from stages.model.randomness import Codes
 from tests.stages.conftest import one_thread
 
 __all__ = ["one_thread"]

@@ -26,7 +26,8 @@ from serving.cli.ports import free_port_block
 from serving.client.client import Client
 from serving.router.topology import Topology, local_topology
 from stages.errors import Interrupted
-from stages.host.parts import ModelKind, load_parts, plan_host
+from stages.host.parts import load_parts
+from stages.host.plan import ModelKind, plan_host
 from stages.host.sessions import SessionStore
 from stages.host.validation import parse_hop
 from stages.model.codec import CODECS, HIDDEN

@@ -59,8 +59,7 @@ def panicking(**changes: Any) -> str:
 
 def ids(text: str) -> list[int]:
     """A text in tokens."""
-    found: list[int] = tokenizer().encode(text).ids
-    return found
+    return tokenizer().encode(text).ids
 
 
 def text_of(tokens: list[int]) -> str:

@@ -15,13 +15,15 @@ from torch.nn import functional as F
 
 from serving.cli.ports import free_port_block
 from stages.checkpoint.checkpoint import save_ar, save_part, write_manifest
-from stages.checkpoint.gate import PROBE_TEXT, probe_bytes
+from stages.checkpoint.gate import PROBE_TEXT
 from stages.checkpoint.manifest import MANIFEST_NAME, Manifest
-from stages.host.parts import Parts, load_parts, plan_host
+from stages.host.parts import Parts, load_parts
+from stages.host.plan import plan_host
 from stages.model.architecture import Architecture
-from stages.model.block import Block, Codes
+from stages.model.block import Block
 from stages.model.partition import NoisePartition
 from stages.model.pipeline import ArModel
+from stages.model.randomness import Codes
 from tests.conftest import until
 from tests.stages.raw_client import Peer, peer
 from tests.stages.slow_runner import Watched
@@ -79,7 +81,7 @@ def fit(module: nn.Module, loss: Callable[[], Tensor], steps: int = 40) -> None:
 
 
 def block_loss(block: Block) -> Tensor:
-    known = probe_bytes(PROBE_TEXT, block.architecture.context_length)
+    known = torch.tensor([*PROBE_TEXT.encode()])[None, : block.architecture.context_length]
     half = known.shape[1] // 2
     clean, memory = block.read(known)
     prefix = [(keys[:, :, :half], values[:, :, :half]) for keys, values in memory]
@@ -107,7 +109,7 @@ def write_chain(directory: Path, **changes: Any) -> None:
 def write_ar(directory: Path) -> None:
     torch.manual_seed(0)
     model = ArModel(small())
-    known = probe_bytes(PROBE_TEXT, small().context_length)
+    known = torch.tensor([*PROBE_TEXT.encode()])[None, : small().context_length]
     fit(model, lambda: F.cross_entropy(model(known)[0, :-1], known[0, 1:]), steps=120)
     write_manifest(directory, Manifest("ar", small(), (None, None), probe_text=PROBE_TEXT))
     save_ar(directory, model.eval())

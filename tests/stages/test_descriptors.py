@@ -2,7 +2,7 @@
 
 import logging
 
-from stages.descriptors import _Seldom
+from stages.signals import _Seldom
 
 
 def test_a_repeated_sentence_is_said_once_a_minute() -> None:

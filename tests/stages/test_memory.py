@@ -9,7 +9,8 @@ import pytest
 import torch
 
 from stages import memory as allocator
-from stages.memory import give_back, is_owned, keep_trimmed, use_large_pages
+from stages.backends.onnx import give_back, is_owned
+from stages.memory import keep_trimmed, use_large_pages
 
 MB = 1 << 20
 

@@ -11,8 +11,9 @@ import torch
 
 from stages.errors import ResumeError
 from stages.model.architecture import Architecture
-from stages.model.block import Block, Codes
+from stages.model.block import Block
 from stages.model.partition import equal_probability
+from stages.model.randomness import Codes
 from trainer.blocks.config import NoiseConfig, RoundSettings, TrainingConfig
 from trainer.blocks.data import load_corpus
 from trainer.rounds.codecs import Tensors

@@ -9,13 +9,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from stages.checkpoint.checkpoint import replace_file, update_manifest, write_manifest
+from stages.checkpoint.checkpoint import update_manifest, write_manifest
+from stages.checkpoint.files import replace_file
 from stages.checkpoint.gate import PROBE_TEXT
 from stages.checkpoint.manifest import MANIFEST_NAME, MAX_PROBE_TOKENS, TOKENIZER_NAME, Manifest, read_manifest
 from stages.errors import CheckpointError, ConfigError, file_errors
 from stages.model.architecture import Architecture
-from stages.model.block import Codes
 from stages.model.partition import NoisePartition, equal_entropy, equal_probability
+from stages.model.randomness import Codes
 from stages.wire.secret_files import lock_beside
 from trainer.blocks.config import NoiseConfig, TrainingConfig
 from trainer.blocks.data import Corpus, TextTokenizer

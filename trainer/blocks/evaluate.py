@@ -10,7 +10,8 @@ import torch
 from torch import Tensor
 
 from stages.checkpoint.bundle import find_bundle
-from stages.checkpoint.checkpoint import load_ar, load_block, read_companion
+from stages.checkpoint.checkpoint import load_ar, load_block
+from stages.checkpoint.files import read_companion
 from stages.checkpoint.manifest import TOKENIZER_NAME, Manifest, read_manifest
 from stages.errors import CheckpointError, InputError
 from stages.model.block import Block

@@ -10,7 +10,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor, uint8
 
-from stages.checkpoint.checkpoint import replace_file, sync
+from stages.checkpoint.files import replace_file, sync
 from stages.errors import CheckpointError, ResumeError, file_errors
 
 

@@ -17,8 +17,8 @@ from PIL import Image, UnidentifiedImageError
 from torch import Tensor
 
 from stages.errors import DataError, file_errors
+from stages.model.architecture import MAX_CLASSES, MAX_SIDE
 from stages.model.randomness import Purpose, uniforms
-from stages.pictures.part import MAX_CLASSES, MAX_SIDE
 
 VALID_SHARE = 0.05
 MAX_BYTES = 2 << 30  # of decoded pixels: they are held in memory

@@ -12,9 +12,10 @@ from torch import Tensor, nn
 from stages.checkpoint.checkpoint import load_picture_part, save_part
 from stages.checkpoint.manifest import Manifest, read_manifest
 from stages.errors import CheckpointError, ConfigError
+from stages.model.architecture import DATA_STD, PictureArchitecture
 from stages.model.partition import NoisePartition, equal_probability
 from stages.model.randomness import Purpose, uniforms
-from stages.pictures.part import DATA_STD, PictureArchitecture, PictureKind, PicturePart
+from stages.pictures.part import PictureKind, PicturePart
 from stages.settings import check, limits
 from trainer.blocks.checkpoint_dir import open_checkpoint_dir
 from trainer.blocks.config import RunConfig

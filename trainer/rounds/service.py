@@ -11,9 +11,8 @@ import grpc
 import grpc.aio
 
 from stages.clock import monotonic
-from stages.descriptors import raise_descriptor_limit
 from stages.errors import CheckpointError, Interrupted, RequestError
-from stages.signals import stop_on_signals
+from stages.signals import raise_descriptor_limit, stop_on_signals
 from stages.threads import in_thread
 from stages.wire.auth import CLIENT, HOST, ROUTER, identity_of
 from stages.wire.channel import bind, check_listen, new_server

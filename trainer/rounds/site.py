@@ -207,8 +207,7 @@ class Site:
                     self._store.set(f"{BYE}{machine}", "")
                     return None
                 time.sleep(LOOK_S)
-            order: list[Any] = json.loads(self._store.get(name))
-            return order
+            return json.loads(self._store.get(name))
 
     def _obey(self, learner: Learner, place: str, group: int, machines: list[int], start: int, stop: int) -> int:
         """Make steps with a group; returns how many, until a machine is lost. Raises _AwayError."""

@@ -12,12 +12,13 @@ from pathlib import Path
 import torch
 from torch import nn
 
-from stages.checkpoint.checkpoint import replace_file
+from stages.checkpoint.files import replace_file
 from stages.checkpoint.manifest import MANIFEST_NAME, Manifest, read_manifest
 from stages.errors import ConfigError, InputError, ServiceError
-from stages.model.block import Block, Codes
+from stages.model.block import Block
 from stages.model.partition import NoisePartition
 from stages.model.pipeline import ArModel, ArStage
+from stages.model.randomness import Codes
 from stages.wire.channel import check_name
 from stages.wire.status import failed_precondition, invalid, protocol_refusal
 from trainer.blocks.checkpoint_dir import identity, make_partition, new_ar, new_chain, open_checkpoint_dir

@@ -15,7 +15,7 @@ import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 
-from stages.checkpoint.checkpoint import replace_file, sync
+from stages.checkpoint.files import replace_file, sync
 from stages.errors import CheckpointError, InputError, ResumeError, file_errors
 from stages.wire.secret_files import exclusive
 from trainer.blocks.state import digest

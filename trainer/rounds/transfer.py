@@ -10,7 +10,7 @@ import zlib
 from mmap import mmap
 from pathlib import Path
 
-from stages.checkpoint.checkpoint import sync
+from stages.checkpoint.files import sync
 from stages.errors import CheckpointError, RequestError, file_errors
 from trainer.v1 import rounds_pb2
 

@@ -9,7 +9,7 @@ from functools import lru_cache
 
 from stages.checkpoint.manifest import TOKENIZER_NAME
 from stages.host.grammar import GrammarSettings
-from stages.host.parts import ModelSource
+from stages.host.plan import ModelSource
 from stages.host.schema_check import MAX_SCHEMA_BYTES, grammar_absent
 from stages.limits import MAX_ENDS, MAX_LOGPROBS, MAX_TEMPERATURE
 from stages.model.scoring import Shaping, bias_problem

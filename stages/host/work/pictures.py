@@ -16,11 +16,11 @@ from torch import Tensor
 
 from stages.backends.base import Denoised, PictureRunner
 from stages.backends.rows import ROWS_TOGETHER
-from stages.host.parts import ModelSource
+from stages.host.plan import ModelSource
 from stages.host.scheduler import HopWork, KernelCall
 from stages.host.sessions import HostSession
+from stages.model.architecture import PictureArchitecture
 from stages.model.codec import FEATURE_LIMIT, StateCodec, codec_named, hidden_codec
-from stages.pictures.part import PictureArchitecture
 from stages.pictures.trajectory import (
     MAX_GUIDANCE,
     MAX_LEVELS,

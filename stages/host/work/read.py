@@ -16,7 +16,7 @@ from torch import Tensor
 from stages.backends.base import CleanPiece, Denoised
 from stages.host.drafter import Drafter, DraftState
 from stages.host.grammar import Grammar
-from stages.host.parts import HostPlan, ModelKind, ModelSource
+from stages.host.plan import HostPlan, ModelKind, ModelSource
 from stages.host.scheduler import KernelCall, TextWork
 from stages.host.schema_check import NOT_FOLLOWED
 from stages.host.sessions import HostSession

@@ -14,7 +14,8 @@ from torch import Tensor
 
 from stages.backends.base import Denoised
 from stages.backends.whole_model import Continuations, KnownText
-from stages.host.parts import ModelKind, ModelSource, Parts
+from stages.host.parts import Parts
+from stages.host.plan import ModelKind, ModelSource
 from stages.host.scheduler import KernelCall
 from stages.host.sessions import HostSession
 from stages.host.work.score import ScoreWork, parse_candidates, score_fields

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from stages.backends.base import BranchPiece, Denoised
-from stages.host.parts import ModelKind, ModelSource
+from stages.host.plan import ModelKind, ModelSource
 from stages.host.scheduler import KernelCall
 from stages.host.sessions import HostSession
 from stages.host.work.checks import check_temperature

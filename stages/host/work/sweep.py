@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from stages.backends.base import CleanPiece, Denoised, NoisyPiece
-from stages.host.parts import ModelSource
+from stages.host.plan import ModelSource
 from stages.host.scheduler import KernelCall, TextWork
 from stages.host.sessions import HostSession
 from stages.host.work.checks import check_extent, check_reads, plain_sampling

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from loadtest.faults.commands import ChaosSettings
+from loadtest.benches import ChaosSettings
 from loadtest.faults.serving_run import (
     LATE,
     OK,

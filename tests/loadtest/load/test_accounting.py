@@ -1,12 +1,14 @@
 """Every request falls into exactly one class, and the figures are those of the requests in the window."""
 
+from dataclasses import replace
+
 import grpc
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from loadtest.load.plan import OK, OPEN, LoadSample, Outcome, Window, outcome_of
-from loadtest.load.run import Counts, figures_of, judge
+from loadtest.load.run import Counts, LoadFigures, LoadResult, figures_of, find_knee, judge, knee_note
 from loadtest.report.table import percentile
 
 TEXTS = {0: b"right", 1: b"other"}
@@ -90,3 +92,26 @@ def test_failures_are_shown_with_their_sentences_the_most_frequent_first() -> No
     failures = figures_of(judge(failed, {}), WINDOW).failures
     assert next(iter(failures.items())) == ("UNAVAILABLE: host-1 is lost", 2)
     assert set(failures) == {"UNAVAILABLE: host-1 is lost", "UNAVAILABLE: x", "INTERNAL"}
+
+
+# The knee is the number of users before latency gives way or throughput grows no more.
+FIGURES = LoadFigures(*(Counts(requests=10, right=10), Counts()), *(10.0, 5.0, 90.0, 100.0, 110.0, None, 0.1, {}))
+LEVELS = (1, 2, 4, 8, 16)
+
+
+def queue(capacity: int, users: int) -> LoadResult:
+    """A server that works on `capacity` requests at a time, 100 ms each; the others wait."""
+    p95, rate = 100.0 * max(1, users / capacity), 10.0 * min(users, capacity)
+    return LoadResult("sweep", users, replace(FIGURES, p95_ms=p95, throughput_rps=rate))
+
+
+@pytest.mark.parametrize(("capacity", "knee"), [(1, "knee at 1 user:"), (4, "knee at 4 users"), (5, "knee at 8 users")])
+def test_the_knee_of_a_queue(capacity: int, knee: str) -> None:
+    assert knee_note(*find_knee([queue(capacity, users) for users in LEVELS])).startswith(f"sweep: {knee}")
+    assert knee_note(*find_knee([queue(capacity, 1)])).startswith("sweep: no knee up to 1 user:")
+
+
+def test_latency_that_doubles_is_over_the_knee_even_where_throughput_grows() -> None:
+    soft = [replace(FIGURES, p95_ms=60.0 * users, throughput_rps=3.0 * users) for users in LEVELS]
+    results = [replace(queue(100, users), figures=each) for users, each in zip(LEVELS, soft, strict=True)]
+    assert knee_note(*find_knee(results)).startswith("sweep: knee at 2 users")

@@ -89,6 +89,6 @@ def test_a_mode_that_the_deployment_lacks(router: str, capsys: pytest.CaptureFix
 
 
 def test_locust_is_missing(bundle: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("loadtest.load.commands.find_spec", lambda name: None)
+    monkeypatch.setattr("loadtest.benches.find_spec", lambda name: None)
     assert main(["bench", "loadtest", "--checkpoint", str(bundle)]) == 2
     assert "the load test needs locust: pip install 'onesweep[loadtest]'" in capsys.readouterr().err

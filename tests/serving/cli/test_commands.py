@@ -54,6 +54,7 @@ SHARED = (
     "add_chat_options",
     "add_device",
     "add_import_options",
+    "add_measurement",
     "add_own_and_shared",
     "add_router_options",
     "add_wait",

@@ -4,6 +4,7 @@ import asyncio
 import subprocess
 import sys
 from contextlib import aclosing
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -17,6 +18,7 @@ from serving.router.request import Request
 from serving.v1 import router_pb2
 from stages.errors import InputError
 from tests.conftest import PATIENCE_S
+from tests.serving.pretrained import write_model
 
 
 @given(st.binary(max_size=60), st.data())
@@ -84,7 +86,20 @@ async def test_calls_of_a_client_that_is_closed_fail(deployment: Deployment) -> 
                 _ = [piece async for piece in pieces]
 
 
-def test_neither_a_client_nor_the_gateway_needs_torch() -> None:
-    modules = "serving.client.client, serving.cli.serve, serving.cli.deployment, serving.gateway.app"
-    code = f"import sys, {modules}; assert 'torch' not in sys.modules"
-    subprocess.run([sys.executable, "-c", code], check=True)
+PLANS = """
+import sys, serving.client.client, serving.gateway.app, serving.router.doctor, serving.router.server
+from pathlib import Path
+from serving.cli.deploy import read_release
+from stages.host.plan import plan_host
+plan = plan_host(checkpoint := Path(sys.argv[1]), (0,))
+read_release(checkpoint)
+tokenizer = serving.router.server.RouterParts.read(checkpoint).tokenizers.of(plan.weights[1])
+assert tokenizer.vocabulary.tokens(tokenizer.encode_text(b"the sea"))
+assert 'torch' not in sys.modules
+"""
+
+
+def test_what_computes_nothing_needs_no_torch(tmp_path: Path) -> None:
+    """Clients, the gateway, `up`, `deploy`, `doctor`, and a router whose checkpoint has no local/."""
+    write_model(tmp_path)
+    subprocess.run([sys.executable, "-c", PLANS, tmp_path], check=True)

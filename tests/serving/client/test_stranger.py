@@ -42,8 +42,7 @@ def told(deployment: Deployment, tmp_path_factory: pytest.TempPathFactory) -> di
     command += [*addresses, PROMPT, *map(own_token, addresses)]
     said = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE_S, check=False)
     assert said.returncode == 0, said.stderr
-    answers: dict[str, Any] = json.loads(said.stdout)
-    return answers
+    return json.loads(said.stdout)
 
 
 @pytest.mark.parametrize("mode", ["sweep", "ar"])

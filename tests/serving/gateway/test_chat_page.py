@@ -39,8 +39,7 @@ def answered(site: str, *texts: str) -> str:
     messages = [{"role": roles[i % 2], "content": text} for i, text in enumerate(texts)]
     asked = {"model": "onesweep", "messages": messages, "max_tokens": 8, "temperature": 0}
     answer = httpx.post(f"{site}/v1/chat/completions", json=asked, timeout=PATIENCE_S).json()
-    text: str = answer["choices"][0]["message"]["content"]
-    return text
+    return answer["choices"][0]["message"]["content"]
 
 
 KEPT = "JSON.parse(localStorage.getItem('onesweep-chats'))[0].messages.map((each) => each.content)"

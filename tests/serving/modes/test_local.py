@@ -10,9 +10,10 @@ import numpy as np
 import pytest
 import torch
 
-from serving.modes.local import LocalModel, drafter_problem, read_local_model
+from serving.modes.local import drafter_problem, read_local_model
 from serving.modes.pretrained_tokenizer import read_pretrained_tokenizer
 from serving.modes.tokenizer import BYTE_TOKENIZER
+from serving.router.own_models import LocalModel
 from stages.backends.whole_model import Continuations
 from stages.checkpoint.checkpoint import load_stage
 from stages.checkpoint.manifest import read_manifest

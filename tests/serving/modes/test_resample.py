@@ -13,8 +13,8 @@ import pytest
 
 from serving.client.client import Client, RequestRefused, Result
 from serving.modes import resample
-from serving.modes.local import LocalModel
 from serving.modes.resample import read_scores
+from serving.router.own_models import LocalModel
 from stages.wire.status import StatusError
 
 PROMPT = b"The sea was calm. The sea was "

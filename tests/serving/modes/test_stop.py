@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from serving.modes.stops import StopCutter
+from serving.router.request import StopCutter
 
 few = st.binary(max_size=40).map(lambda raw: bytes(b"abc"[byte % 3] for byte in raw))
 stops = st.lists(few.filter(bool).map(lambda raw: raw[:4]), max_size=4)

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from serving.client.client import Client, RequestRefused, Result
-from serving.modes.local import LocalModel
+from serving.router.own_models import LocalModel
 from stages.backends.whole_model import Continuations, WholeModel
 from stages.model.llama import LlamaStage
 from stages.model.resampling import weigh

@@ -15,7 +15,7 @@ from serving.modes.tokenizer import BYTE_TOKENIZER, ChatPrompt, Message, OutputT
 from stages.checkpoint.manifest import read_manifest
 from stages.errors import CheckpointError
 from stages.host.grammar import token_tokenizer
-from stages.host.parts import ModelSource
+from stages.host.plan import ModelSource
 from stages.importing.gguf_tokenizer import read_vocabulary, tokenizer_json
 from stages.importing.speech import probe_tokens
 from stages.model.vocabulary import Vocabulary

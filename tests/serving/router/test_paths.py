@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from serving.router.host_link import HostLink
 from serving.router.paths import SUSPECT_S, Suspects, best_path, problem_of
 from serving.router.topology import HostEntry
-from stages.host.parts import weights_of
+from stages.host.plan import weights_of
 from stages.host.prefixes import MOST_LISTED, path_digest, piece_key
 from stages.v1 import stage_pb2
 from stages.wire.status import StatusError

@@ -10,9 +10,9 @@ import pytest
 
 from serving.cli.ports import free_port_block
 from serving.client.client import Client, Result, RouterError
-from serving.modes.local import TOKENS_PER_TURN
 from serving.router import host_link as links
 from serving.router.host_link import HostLink
+from serving.router.own_models import TOKENS_PER_TURN
 from serving.router.topology import HostEntry, local_topology
 from stages.v1 import stage_pb2
 from tests.conftest import wait_ready

@@ -12,7 +12,7 @@ from serving.router.host_link import HostLink
 from serving.router.ring import Ring, RingView
 from serving.router.rollout_state import AGAIN_S, DRAIN_S, ROLLOUT_STATES, STORE_TRIES, Delivery, RolloutState
 from serving.router.topology import HostEntry
-from stages.host.parts import weights_of
+from stages.host.plan import weights_of
 from stages.v1 import stage_pb2
 from stages.wire.status import Code, StatusError, unavailable
 

@@ -16,8 +16,9 @@ from stages.backends.base import BlockRunner, CleanPiece, NoisyPiece, StageRunne
 from stages.backends.packed import PackedBlock, PackedStage
 from stages.backends.runner_checks import OneAtATime, check_rows, checked
 from stages.model.architecture import Architecture
-from stages.model.block import Block, Codes
+from stages.model.block import Block
 from stages.model.pipeline import ArStage
+from stages.model.randomness import Codes
 from tests.stages.backends.conftest import branch_piece, clean_piece, noisy_piece
 from tests.stages.conftest import make_ar, make_block, shaken
 

@@ -9,7 +9,7 @@ from stages.checkpoint.bundle import find_bundle
 from stages.checkpoint.inspect import verify
 from stages.checkpoint.release_store import read_release_manifest, release_files
 from stages.errors import CheckpointError
-from stages.host.parts import plan_host
+from stages.host.plan import plan_host
 
 
 def linked(directory: Path, **folders: Path) -> Path:

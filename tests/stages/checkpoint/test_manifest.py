@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 from stages.checkpoint.manifest import MANIFEST_NAME, Manifest, Part, read_manifest
 from stages.errors import CheckpointError
 from stages.model.architecture import Architecture
-from stages.model.block import Codes
 from stages.model.partition import NoisePartition
+from stages.model.randomness import Codes
 
 PART = Part("block-0-0123456789ab.safetensors", "0" * 64, 200_000, {"next_byte_nats": 2.25})
 

@@ -6,9 +6,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from stages.checkpoint.gate import PROBE_TEXT, probe_block, probe_bytes
-from stages.checkpoint.manifest import read_manifest
+from stages.checkpoint.gate import PROBE_TEXT, probe_block, probe_tokens
+from stages.checkpoint.manifest import Manifest, read_manifest
 from stages.errors import CheckpointError
+from stages.model.architecture import Architecture
 from stages.model.partition import NoisePartition
 from stages.model.randomness import Purpose, normals
 from tests.stages.checkpoints import ALL, Copy, load
@@ -16,14 +17,15 @@ from tests.stages.conftest import edit_manifest, forge, make_block
 
 
 def test_the_text_is_cut_to_the_context() -> None:
-    assert bytes(probe_bytes("abcdef", 4)[0].tolist()) == b"abcd"
-    assert probe_bytes("abcdef", 100).shape == (1, 6)
+    for context, cut in ((4, b"abcd"), (100, b"abcdef")):
+        manifest = Manifest("ar", Architecture(context_length=context), (), probe_text="abcdef")
+        assert probe_tokens(manifest).tolist() == [list(cut)]
 
 
 def test_a_blocks_losses(partition: NoisePartition) -> None:
     block = make_block()
-    measures = probe_block(block, partition, probe_bytes(PROBE_TEXT, 96))
-    known = probe_bytes(PROBE_TEXT, 96)
+    known = torch.tensor([*PROBE_TEXT.encode()])[None, :96]
+    measures = probe_block(block, partition, known)
     clean, _ = block.read(known)
     chances = block.next_byte(clean)[0].log_softmax(dim=-1)
     expected = -sum(float(chances[i, known[0, i + 1]]) for i in range(95)) / 95

@@ -4,7 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from stages.checkpoint.checkpoint import load_block, replace_file, save_ar, save_part, update_manifest
+from stages.checkpoint.checkpoint import load_block, save_ar, save_part, update_manifest
+from stages.checkpoint.files import replace_file
 from stages.errors import CheckpointError
 from stages.model.block import Block
 from tests.stages.checkpoints import Copy, files, part_file

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from safetensors.torch import save_file
 from torch import Tensor
 
-from stages.checkpoint.weights import Shapes, Types, read_weights
+from stages.checkpoint.checkpoint import Shapes, Types, read_weights
 from stages.errors import CheckpointError
 
 TENSORS = {"a.weight": torch.randn(3, 4), "b": torch.randn(5), "c": torch.randn(1, 2, 3)}

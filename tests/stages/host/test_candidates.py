@@ -13,7 +13,8 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from stages.checkpoint.checkpoint import load_ar
-from stages.host.parts import Parts, load_parts, plan_host
+from stages.host.parts import Parts, load_parts
+from stages.host.plan import plan_host
 from stages.host.scheduler import HopWork
 from stages.host.sessions import SessionStore
 from stages.host.validation import parse_hop

@@ -20,7 +20,8 @@ from stages.backends import Backend, DeviceRunner
 from stages.backends.base import BranchPiece, CleanPiece
 from stages.errors import InputError
 from stages.host.loading import warm_up
-from stages.host.parts import HostPlan, Parts, device_for, load_parts, plan_host
+from stages.host.parts import Parts, load_parts
+from stages.host.plan import HostPlan, device_for, plan_host
 from stages.model.pipeline import PipelineStage, new_caches
 from tests.stages.fake_gpu import NAME, introduced
 from tests.stages.hops import PROMPT, Hops, scores, steps, sweeps

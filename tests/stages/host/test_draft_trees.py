@@ -13,7 +13,8 @@ from torch import Tensor
 
 from stages.backends import Backend
 from stages.backends.base import CleanPiece, StageRunner
-from stages.host.parts import load_parts, plan_host
+from stages.host.parts import load_parts
+from stages.host.plan import plan_host
 from stages.model.architecture import Architecture
 from stages.model.draft_tree import MAX_DRAFT_TREE, DraftTree, are_depths, first_branch
 from stages.model.layers import LayerCache

@@ -11,7 +11,8 @@ from llguidance import LLTokenizer
 from tokenizers import AddedToken
 
 from stages.host.grammar import Grammar, GrammarSettings, with_tags_as_text
-from stages.host.parts import ModelSource, load_parts, plan_host
+from stages.host.parts import load_parts
+from stages.host.plan import ModelSource, plan_host
 from stages.host.schema_check import MAX_SCHEMA_BYTES, OF_CALLS, compiled, held_part, problem_of, schema_problem
 from stages.v1 import stage_pb2
 from tests.serving.pretrained import tokenizer

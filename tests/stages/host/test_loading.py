@@ -15,7 +15,8 @@ from stages.checkpoint.release_store import ReleaseStore, read_release_manifest
 from stages.host.host import Host
 from stages.host.loading import Loader, Sources, warm_up
 from stages.host.next_hosts import NextHosts
-from stages.host.parts import Release, load_parts, plan_host
+from stages.host.parts import Release, load_parts
+from stages.host.plan import plan_host
 from stages.host.settings import HostSettings
 from stages.v1 import stage_pb2
 from stages.wire.status import StatusError

@@ -12,7 +12,8 @@ import pytest
 from serving.cli.ports import free_port_block
 from stages.backends import Backend
 from stages.host import loading
-from stages.host.parts import HostPlan, Parts, load_parts, plan_host, wiring_problem
+from stages.host.parts import Parts, load_parts
+from stages.host.plan import HostPlan, plan_host, wiring_problem
 from stages.host.server import SERVICE
 from stages.v1 import stage_pb2
 from tests.conftest import PATIENCE_S, until

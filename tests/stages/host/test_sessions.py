@@ -6,7 +6,8 @@ import grpc
 import pytest
 
 from stages.host.grammar import GRAMMAR_BYTES
-from stages.host.parts import Parts, load_parts, plan_host, session_bytes
+from stages.host.parts import Parts, load_parts, session_bytes
+from stages.host.plan import plan_host
 from stages.host.sessions import REMEMBERED, HostSession, SessionStore
 from stages.wire.status import StatusError
 

@@ -10,15 +10,15 @@ import pytest
 import torch
 
 from stages.checkpoint.manifest import Manifest
-from stages.host.parts import HostPlan, ModelSource, plan_host
-from stages.host.validation import MAX_NUMBER, MAX_TIMINGS, parse_hop
+from stages.host.plan import HostPlan, ModelSource, plan_host
+from stages.host.validation import MAX_NUMBER, parse_hop
 from stages.limits import MAX_CANDIDATES
 from stages.model.architecture import LlamaArchitecture
 from stages.model.codec import HIDDEN
 from stages.model.scoring import MAX_SCORED_ROWS
 from stages.v1 import stage_pb2
 from stages.wire.hop_stream import BATCH_BYTES
-from stages.wire.messages import put_work, work_of
+from stages.wire.messages import MAX_TIMINGS, put_work, work_of
 from stages.wire.status import StatusError
 from tests.stages.hops import step
 

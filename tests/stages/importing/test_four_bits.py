@@ -15,12 +15,14 @@ from stages.backends import Backend, onnx, packed_llama
 from stages.backends.base import CleanPiece, StageRunner
 from stages.backends.packed_llama import packed_stage
 from stages.checkpoint.bundle import holds_copy
-from stages.checkpoint.checkpoint import file_digest, halve, load_stage
+from stages.checkpoint.checkpoint import halve, load_stage
+from stages.checkpoint.files import file_digest
 from stages.checkpoint.gate import probe_tokens
 from stages.checkpoint.inspect import record, verify
 from stages.checkpoint.manifest import Manifest, read_manifest
 from stages.errors import CheckpointError
-from stages.host.parts import load_parts, plan_host
+from stages.host.parts import load_parts
+from stages.host.plan import plan_host
 from stages.importing.cut import stage_cost
 from stages.importing.gguf_file import GgufSource
 from stages.importing.importing import ImportSettings, import_model, summary

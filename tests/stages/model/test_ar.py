@@ -28,7 +28,8 @@ def test_the_cut_does_not_change_the_model(parts: int, layers: int) -> None:
 LOAD = """
 import sys
 from pathlib import Path
-from stages.host.parts import load_parts, plan_host
+from stages.host.parts import load_parts
+from stages.host.plan import plan_host
 load_parts(plan_host(Path(sys.argv[1]), (0, 1)))
 sys.exit("torch._dynamo" in sys.modules)
 """

@@ -4,9 +4,9 @@ from dataclasses import asdict
 
 import pytest
 
+from stages.checkpoint.manifest import read_architecture
 from stages.errors import ShapeError
 from stages.model.architecture import Architecture
-from stages.model.pipeline import read_architecture
 
 
 @pytest.mark.parametrize("name", ["parts", "layers", "width", "heads", "context_length", "code_dim", "condition_dim"])

@@ -5,9 +5,9 @@ import torch
 from torch import Tensor, nn
 
 from stages.model.architecture import Architecture
-from stages.model.block import Block, Codes
+from stages.model.block import Block
 from stages.model.pipeline import ArModel, new_caches
-from stages.model.randomness import Purpose, normals
+from stages.model.randomness import Codes, Purpose, normals
 from tests.stages.conftest import make_block
 from trainer.blocks.losses import ChunkLayout
 

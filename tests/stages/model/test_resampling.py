@@ -6,7 +6,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stages.model.resampling import BLOCK, ImportanceWeights, draw, draw_tokens, weigh
+from stages.backends.whole_model import BLOCK, draw_tokens
+from stages.model.resampling import ImportanceWeights, draw, weigh
 from tests.stages.statistics import probabilities
 
 

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from stages.model.samplers import Ode, step_sigmas
+from stages.model.samplers import Ode, input_scale, step_sigmas
 
 
 def euler_step(z: Tensor, denoised: Tensor, sigma: float, following: float) -> Tensor:
@@ -62,3 +62,23 @@ def test_the_ode_converges_to_the_exact_solution_at_first_order() -> None:
         errors.append(float((sampler.state(estimate, low, 0) - exact).norm()))
     assert [coarse / fine for coarse, fine in pairwise(errors)] == pytest.approx([2, 2, 2], abs=0.1)
     assert errors[-1] < 0.01 * float(exact.norm())
+
+
+# EDM's input scale and noise levels, against forms that the code does not use.
+SIGMAS = st.floats(1e-3, 1e3)
+DATA_STDS = st.floats(0.05, 2.0)
+
+
+@given(SIGMAS, DATA_STDS)
+def test_the_networks_input_has_unit_variance(sigma: float, sd: float) -> None:
+    scale = float(input_scale(torch.tensor(sigma, dtype=torch.float64), sd))
+    assert scale**2 * (sigma**2 + sd**2) == pytest.approx(1)
+
+
+@given(SIGMAS, st.floats(0.01, 0.99), st.integers(1, 40))
+def test_steps_are_equal_in_log_sigma(high: float, share: float, steps: int) -> None:
+    sigmas = step_sigmas(high, high * share, steps)
+    assert len(sigmas) == steps + 1
+    assert (sigmas[0], sigmas[-1]) == (high, high * share)
+    ratios = [low / high for high, low in pairwise(sigmas)]
+    assert ratios == pytest.approx([share ** (1 / steps)] * steps)

@@ -17,7 +17,7 @@ from stages.checkpoint.inspect import describe, record, verify
 from stages.checkpoint.manifest import MANIFEST_NAME, read_manifest
 from stages.checkpoint.release_store import read_release_manifest, release_files
 from stages.errors import CheckpointError
-from stages.host.parts import plan_host
+from stages.host.plan import plan_host
 from tests.stages.checkpoints import part_file
 from tests.stages.conftest import edit_manifest
 from tests.stages.pictures.tiny import FOLDERS, TINY, tiny_part, tiny_partition, tiny_picture_bundle

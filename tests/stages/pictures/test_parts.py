@@ -7,7 +7,8 @@ from typing import Any
 import pytest
 
 from stages.checkpoint.manifest import Manifest
-from stages.host.parts import HostPlan, ModelSource, full_state_bytes, load_parts, plan_host
+from stages.host.parts import load_parts
+from stages.host.plan import HostPlan, ModelSource, full_state_bytes, plan_host
 from stages.host.server import MESSAGE_BYTES
 from stages.host.validation import parse_hop
 from stages.host.work.pictures import PictureWork

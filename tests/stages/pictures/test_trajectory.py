@@ -6,7 +6,6 @@ import pytest
 import torch
 from torch import Tensor
 
-from stages.pictures.part import in_scale, out_scale, skip_scale
 from stages.pictures.trajectory import (
     DrawPlan,
     PicturePiece,
@@ -14,8 +13,11 @@ from stages.pictures.trajectory import (
     Trajectory,
     block_levels,
     block_sigmas,
+    in_scale,
+    out_scale,
     picture_noise,
     range_sigmas,
+    skip_scale,
 )
 from tests.stages.pictures.tiny import SIGMA_MAX, SIGMA_MIN, TINY, tiny_partition
 

@@ -8,8 +8,9 @@ import torch
 
 from stages.checkpoint.checkpoint import save_part, write_manifest
 from stages.checkpoint.manifest import Manifest
+from stages.model.architecture import PictureArchitecture
 from stages.model.partition import NoisePartition, equal_probability
-from stages.pictures.part import PictureArchitecture, PictureKind, PicturePart
+from stages.pictures.part import PictureKind, PicturePart
 
 SIGMA_MIN, SIGMA_MAX = 0.002, 80.0
 TINY = PictureArchitecture(

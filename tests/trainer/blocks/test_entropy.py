@@ -4,7 +4,7 @@ from itertools import pairwise
 import pytest
 import torch
 
-from stages.model.block import Codes
+from stages.model.randomness import Codes
 from tests.trainer.small import corpus
 from trainer.blocks import checkpoint_dir as entropy
 from trainer.blocks.checkpoint_dir import entropy_curve, make_partition

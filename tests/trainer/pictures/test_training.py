@@ -15,7 +15,8 @@ from stages.checkpoint.checkpoint import load_picture_part
 from stages.checkpoint.manifest import Manifest, read_manifest
 from stages.errors import CheckpointError, ConfigError, Interrupted
 from stages.model.partition import equal_probability
-from stages.pictures.part import PicturePart, out_scale, skip_scale
+from stages.pictures.part import PicturePart
+from stages.pictures.trajectory import out_scale, skip_scale
 from tests.trainer.pictures.test_data import LABELS, write_npz
 from trainer.pictures.data import PictureSet, load_pictures
 from trainer.pictures.training import PictureConfig, PictureTask, train_picture_blocks, train_undivided

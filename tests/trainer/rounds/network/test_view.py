@@ -8,7 +8,7 @@ import grpc
 import pytest
 
 from trainer.rounds.client import RoundsClient
-from trainer.rounds.view import framed, lines_of
+from trainer.rounds.commands import framed, lines_of
 from trainer.v1 import rounds_pb2, rounds_pb2_grpc
 
 

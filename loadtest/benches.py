@@ -1,0 +1,333 @@
+"""The benches: commands `bench host`, `peers`, `wan`, `loadtest`, `chaos` and `quality`, and their settings, which are
+their flags. Help reads this file: nothing heavy here."""
+
+import argparse
+import json
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from functools import partial
+from importlib.util import find_spec
+from itertools import product
+from pathlib import Path
+from typing import Any
+
+from loadtest.commands import MAX_SEED, BenchReport, check_names, origin, say, settings_record
+from loadtest.load.plan import LoadSettings
+from loadtest.workload.caller import Access, RouterState, add_access_options
+from loadtest.workload.prompts import BYTES, LEVELS, TOKENS, Length, Prompts
+from loadtest.workload.testbed import default_hosts
+from serving.client.variants import ModeVariant, parse_variants
+from serving.router.topology import SHIPPED
+from stages.errors import InputError
+from stages.settings import add_flags, check, check_destination, flag, from_flags, setting, write_destination
+
+
+def add_measurement(command: argparse.ArgumentParser, settings: type[Any]) -> None:
+    """Options of a command whose flags come from its settings, and which writes a record with `--json`."""
+    add_flags(command, settings)
+    command.add_argument("--json", type=Path, metavar="FILE", help="write the figures there, too")
+
+
+def run_bench(options: argparse.Namespace, bench: Callable[[], BenchReport]) -> int:
+    """Measure, print the table and write the record where `--json` says; the exit code. Raises OnesweepError."""
+    from stages.signals import ends_cleanly
+
+    if options.json:
+        check_destination(options.json, "--json")
+    head = origin()  # before the run: it has the load of the machine
+    with ends_cleanly():
+        report = bench()
+    print(report.table)
+    if options.json:
+        write_destination(options.json, json.dumps(head | report.record, indent=2) + "\n")
+    return 0 if report.holds else 1
+
+
+def absolute(text: str) -> Path:
+    """A path that still holds when a server with another working directory reads it."""
+    return Path(text).resolve()
+
+
+MAX_AT_ONCE = 64  # requests in flight that a router takes by default
+CHECKPOINT = flag("default: shipped weights", metavar="DIR", shown="", type=absolute)
+
+# `bench host` and `peers`: what a machine makes of hosts, and of the same file elsewhere.
+
+
+@dataclass(frozen=True)
+class HostBenchSettings:
+    """Settings of `bench host`."""
+
+    checkpoint: Path = field(default=SHIPPED, metadata=CHECKPOINT)
+    hosts: int | None = setting(None, "hosts that share the parts of the model", least=1, shown="3")
+    max_tokens: int | None = setting(None, "tokens to generate; a byte model's are bytes", shown="128", least=1)
+    levels: int = setting(12, "steps from noise to picture, of a bundle that draws", metavar="K", least=1)
+    batch: int = setting(16, "requests of each mode, one after the other and at once", least=1, most=MAX_AT_ONCE)
+    rounds: int = setting(5, "times that requests at once are measured", metavar="R", least=1)
+
+
+@dataclass(frozen=True)
+class PeerSettings:
+    """Settings of `bench peers`."""
+
+    checkpoint: Path = field(metadata=flag("an import of --source", metavar="DIR", type=absolute))
+    source: Path = field(metadata=flag("what llama.cpp reads", metavar="FILE.gguf", type=absolute))
+    rounds: int = setting(3, "times that both are measured, in turns", metavar="R", least=1)
+    rpc: Path | None = setting(
+        None, "llama.cpp's build/bin with RPC: over far links too, which needs root", metavar="DIR", type=absolute
+    )
+
+
+add_host = partial(add_measurement, settings=HostBenchSettings)
+add_peers = partial(add_measurement, settings=PeerSettings)
+
+
+def run_host(options: argparse.Namespace) -> int:
+    settings = from_flags(HostBenchSettings, options)
+    from loadtest.host.ring import measure_ring  # torch takes a second to import: only when it runs
+
+    return run_bench(options, lambda: BenchReport.of_rows("host", settings, measure_ring(settings)))
+
+
+def run_peers(options: argparse.Namespace) -> int:
+    settings = from_flags(PeerSettings, options)
+    from loadtest.host.peers import measure_peers
+
+    return run_bench(options, lambda: BenchReport.of_rows("peers", settings, measure_peers(settings)))
+
+
+# `bench wan`: networks, and every mode over them.
+
+LENGTH_FLAGS = {BYTES: "--bytes", TOKENS: "--max-tokens", LEVELS: "--levels"}
+
+
+def parse_lengths(text: str, unit: str = BYTES) -> tuple[Length, ...]:
+    """The output lengths, or levels, of "N,N". Raises InputError."""
+    option, counts = LENGTH_FLAGS[unit], text.split(",")
+    if not all(count.isdecimal() and int(count) for count in counts):
+        raise InputError(f"{option} {text!r} must be numbers from 1, such as 32,256")
+    check_names(option, counts)
+    return tuple(Length(int(count), unit) for count in counts)
+
+
+@dataclass(frozen=True)
+class WanSettings:
+    """Settings of `bench wan`."""
+
+    profiles: tuple[str, ...] = field(
+        metadata=flag("networks, such as links-60, or FILE:NAME; loopback: no lab", name="--profile", metavar="P[,P]")
+    )
+    # Empty: the usual ones, or all modes of drawing.
+    variants: tuple[ModeVariant, ...] = setting(
+        (),
+        "with settings after a colon: sweep:fp32, ar-speculative:draft=8:int8, resample:chunk=32, steps:int8",
+        name="--modes",
+        metavar="M[,M]",
+        shown="sweep,chunked,ar,ar-speculative,local:copy; of pictures all",
+        type=parse_variants,
+    )
+    # Empty: a topology names the hosts. Else machines join with a ticket.
+    links: tuple[str, ...] = setting(
+        (), "machines that join, by links direct, reversed, relayed", name="--links", metavar="L[,L]", shown="no join"
+    )
+    texts: tuple[str, ...] = setting((), "prompts: novel, copying", name="--text", metavar="T[,T]", shown="novel")
+    temperature: float | None = setting(None, "of every request", metavar="T", shown="the router's default")
+    # Turns of each variant, after one that warms up; `at_once` requests each.
+    requests: int = setting(10, "turns of each variant", metavar="R", least=1)
+    at_once: int = setting(1, "requests in a turn", least=1, most=MAX_AT_ONCE)
+    # Every variant begins with this seed and counts on from it, so that all are asked for the same texts.
+    seed: int = setting(0, "seed of the first request", metavar="S", least=0, most=MAX_SEED)
+    # None: three, or one for each block where there are fewer.
+    hosts: int | None = setting(None, "hosts that share the blocks", least=1, shown="3")
+    checkpoint: Path = field(default=SHIPPED, metadata=CHECKPOINT)
+    # From --bytes, --max-tokens or --levels; and of `texts`, or the classes of what draws. Empty: the bundle's.
+    lengths: tuple[Length, ...] = ()
+    prompts: tuple[Prompts, ...] = ()
+
+    @property
+    def host_count(self) -> int:
+        return self.hosts or default_hosts(self.checkpoint)
+
+
+def add_wan(wan: argparse.ArgumentParser) -> None:
+    add_measurement(wan, WanSettings)
+    lengths = wan.add_mutually_exclusive_group()
+    for unit, help in (
+        (BYTES, "bytes to generate (32,128)"),
+        (TOKENS, "tokens to generate, in place of --bytes"),
+        (LEVELS, "steps from noise to picture, of a bundle that draws (12)"),
+    ):
+        read = partial(parse_lengths, unit=unit)
+        lengths.add_argument(LENGTH_FLAGS[unit], dest="lengths", type=read, metavar="N[,N]", help=help)
+    wan.set_defaults(lengths=())
+
+
+def run_wan(options: argparse.Namespace) -> int:
+    from loadtest.latency.run import measure_wan, settled
+
+    settings = from_flags(WanSettings, options, lengths=options.lengths)
+    return run_bench(options, lambda: measure_wan(settled(settings)))
+
+
+# `bench loadtest`: many users at once.
+
+
+def add_loadtest(loadtest: argparse.ArgumentParser) -> None:
+    add_measurement(loadtest, LoadSettings)
+    add_access_options(loadtest)
+
+
+def run_loadtest(options: argparse.Namespace) -> int:
+    settings = _load_settings(options)
+    return run_bench(options, lambda: _measure_load(settings))
+
+
+def _load_settings(options: argparse.Namespace) -> LoadSettings:
+    """Raises OnesweepError for what can be refused before anything starts."""
+    from loadtest.workload.testbed import TestbedSettings, check_testbed
+    from serving.modes import MODES
+
+    target = from_flags(TestbedSettings, options, access=Access.of(options))
+    settings = from_flags(LoadSettings, options, target=target)
+    check(settings, InputError, "--")
+    check_names("--mode", settings.modes, MODES)
+    for module in ("locust", "gevent"):
+        if find_spec(module) is None:
+            raise InputError(f"the load test needs {module}: pip install 'onesweep[loadtest]'")
+    check_testbed(settings.target)
+    return settings
+
+
+def _measure_load(settings: LoadSettings) -> BenchReport:
+    """Raises OnesweepError."""
+    from loadtest.load.run import RUNS, LoadResult, find_knee, knee_note, run_line, run_load, run_notes, run_record
+    from loadtest.report.table import table
+    from loadtest.workload.prompts import seeded_prompts
+    from loadtest.workload.testbed import open_testbed
+    from loadtest.workload.texts import Texts
+
+    s, results = settings, list[LoadResult]()
+    if s.target.access is None:
+        say(f"starting {s.target.host_count} hosts and a router ({s.target.profile}) ...")
+    with open_testbed(s.target) as target:
+        facts = target.caller.facts()
+        say(f"{target.access.router} takes {facts.request_limit} requests at once ...")
+        cases = seeded_prompts(s.cases, s.first_seed, s.max_bytes, facts.context_length)
+        texts, modes = Texts(target, cases, s.max_bytes), _served(s.modes, facts)
+        for mode, users in product(modes, sorted({*s.users})):
+            say(f"{mode}, users: {users}; {s.seconds:g} s after {s.warm_up_s:g} s of warm-up ...")
+            results.append(run_load(s, texts, mode, users))
+            say(run_line(results[-1]))
+    of_modes = [[result for result in results if result.mode == mode] for mode in modes] if len(s.users) > 1 else []
+    knees = [find_knee(each) for each in of_modes]
+    notes = [knee_note(*knee) for knee in knees] if len(results) > 1 else run_notes(results[0])
+    rows = [run_record(result) for result in results]
+    found = {"router": target.access.router, "hosts": facts.hosts, "request_limit": facts.request_limit, "rows": rows}
+    found["knees"] = [{"mode": result.mode, "users": result.users} for result, _ in knees]
+    record = found | {"settings": settings_record(s, target=target.network.profile)}
+    counts = [count for result in results for count in (result.figures.counts, result.figures.outside)]
+    failed, lost, wrong = (sum(getattr(count, name) for count in counts) for name in ("failed", "lost", "wrong"))
+    if trouble := failed + lost + wrong:  # a sound deployment answers all
+        notes.append(f"of all requests, warm-up included, {failed} failed, {lost} were lost, {wrong} were wrong")
+    return BenchReport("\n".join([table(RUNS, rows), *notes]), record, holds=not trouble)
+
+
+def _served(modes: Sequence[str], facts: RouterState) -> list[str]:
+    """The modes that the router serves; a sentence for each of the others. Raises InputError when none is left."""
+    served = [mode for mode in modes if mode in facts.modes]
+    if not served:
+        raise InputError(f"this deployment cannot serve {', '.join(modes)}; it has {', '.join(facts.modes)}")
+    for mode in modes:
+        if mode not in served:
+            print(f"left out {mode}: the router serves {', '.join(facts.modes)}")
+    return served
+
+
+# `bench chaos`: a deployment, a load, and what happens to them.
+
+
+@dataclass(frozen=True, kw_only=True)
+class ChaosSettings:
+    """A deployment, a load, and what happens to them."""
+
+    minutes: float = setting(10.0, "Minutes of load", metavar="M", above=0, most=7 * 24 * 60)
+    profile: str = setting("links-60", "Links; loopback needs no root, and cannot be cut", metavar="P")
+    seed: int = setting(0, "Seed for the fault schedule and the prompts", metavar="S", least=0, most=(1 << 32) - 1)
+    length_scale: float = 1.0  # of every fault's length: below 1 a test takes less time
+    checkpoint: Path | None = setting(None, "Bundle to serve", shown="the shipped weights", metavar="DIR")
+    requests_at_once: int = 4
+    patience_s: float = 60.0  # after which a client gives a request up
+    warm_up_s: float = 5.0  # of load before the first fault
+    simulate: bool = setting(False, "A tiny model in virtual time: schedules of faults, drawn from --seed and after")
+    schedules: int = setting(1000, "With --simulate: how many", least=1, most=10_000_000)
+
+    @property
+    def seconds(self) -> float:
+        return self.minutes * 60
+
+
+add_chaos = partial(add_measurement, settings=ChaosSettings)
+
+
+def run_chaos(options: argparse.Namespace) -> int:
+    settings = from_flags(ChaosSettings, options)
+    if settings.schedules != ChaosSettings.schedules and not settings.simulate:
+        raise InputError("--schedules is for simulations: add --simulate")
+    if settings.simulate:
+        if replace(settings, seed=0, schedules=ChaosSettings.schedules) != ChaosSettings(simulate=True):
+            raise InputError("--simulate takes --seed and --schedules alone: leave the others out")
+        from loadtest.simulation.search import search
+
+        return run_bench(options, lambda: search(settings.schedules, settings.seed, say))
+    from loadtest.faults.serving_run import chaos, serving_report
+
+    return run_bench(options, lambda: serving_report(chaos(settings, say)))
+
+
+# `bench quality`: text and pictures, to judges.
+
+JUDGE = Path(__file__).parent / "quality/fashion.safetensors"
+
+
+@dataclass(frozen=True)
+class QualitySettings:
+    """Settings of `bench quality`: of text with `prompts`, of pictures with `pictures`."""
+
+    prompts: Path | None = setting(None, "held-out text: a file or folder", metavar="PATH")
+    pictures: Path | None = setting(None, "pictures with a test part, instead of text", metavar="PATH", type=absolute)
+    # None: all that the router serves, but for `auto`.
+    modes: str | None = setting(
+        None,
+        "with settings: sweep:steps=16, resample:ar:chunk=32:candidates=64; of pictures: steps:int8",
+        metavar="M[,M]",
+        shown="all served",
+    )
+    count: int = setting(100, "prompts, or pictures of each row", least=1)
+    max_bytes: int = setting(256, "bytes to generate", name="--bytes", least=1)
+    prompt_bytes: int = 64  # of a prompt
+    levels: tuple[int, ...] = setting((12,), "steps from noise to picture", metavar="K[,K]")
+    judge: Path = setting(
+        JUDGE, "judge of pictures; learned from --pictures where there is none", type=absolute, shown="of Fashion-MNIST"
+    )
+    seed: int = setting(0, "of the first request; the next has the next", metavar="S", least=0, most=MAX_SEED)
+    checkpoint: Path | None = setting(None, "bundle to serve", metavar="DIR", shown="shipped weights", type=absolute)
+    in_flight: int = 8  # requests at once; with `write` one
+    write: Path | None = setting(None, "the file that mode auto chooses from, for DIR/frontier.json")
+
+
+add_quality = partial(add_measurement, settings=QualitySettings)
+
+
+def run_quality(options: argparse.Namespace) -> int:
+    settings = from_flags(QualitySettings, options)
+    if (settings.prompts is None) == (settings.pictures is None):
+        raise InputError("name what to measure against: --prompts with held-out text, or --pictures")
+    if settings.write is not None:
+        if settings.pictures is not None:
+            raise InputError("--write is for text: mode auto chooses among modes that write")
+        check_destination(settings.write, "--write")
+    if settings.pictures is not None:
+        from loadtest.quality.pictures import measure_pictures as measure
+    else:
+        from loadtest.quality.text import measure_text as measure
+    return run_bench(options, lambda: measure(settings))

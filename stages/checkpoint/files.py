@@ -1,0 +1,99 @@
+"""Files of a checkpoint, of whatever kind: written whole or not at all, told apart by their digests."""
+
+import hashlib
+import os
+import shutil
+import tempfile
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from safetensors import SafetensorError
+
+from stages.checkpoint.manifest import Manifest
+from stages.errors import CheckpointError, InputError, file_errors, regular
+
+
+# A new part is written beside the old one, under a name that holds its digest, and the manifest is switched atomically:
+# a full disk or a crash leaves the previous checkpoint whole (tests/stages/checkpoint/test_saving.py).
+def replace_file(path: Path, write: Callable[[Path], object]) -> None:
+    """Write `path` through a temporary file beside it. Raises CheckpointError when it cannot be written."""
+    with staged_file(path, write) as staged:
+        staged.replace(path)
+
+
+@contextmanager
+def staged_file(path: Path, write: Callable[[Path], object]) -> Iterator[Path]:
+    """A finished temporary file beside `path`, to be moved into place; gone at the end if it was not."""
+    temporary: Path | None = None
+    try:
+        handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+        os.close(handle)
+        temporary = Path(name)
+        write(temporary)
+        sync(temporary)
+        temporary.chmod(0o644)
+        yield temporary
+    except (OSError, SafetensorError) as error:
+        raise CheckpointError(
+            f"cannot save {path}: {error}; what was saved before is untouched, free some space and go on"
+        ) from None
+    finally:
+        if temporary is not None:
+            temporary.unlink(missing_ok=True)
+
+
+def sync(path: Path) -> None:
+    """A file, or the names of those in a directory, survive a power cut after this. Raises OSError."""
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+def require_new(out: Path) -> None:
+    """Raise InputError where something is at `out` already, other than an empty directory."""
+    with file_errors(InputError, f"{out} cannot become a directory"):
+        is_taken = out.is_symlink() or (out.exists() and (not out.is_dir() or any(out.iterdir())))
+    if is_taken:
+        raise InputError(f"{out} is there already: name a new directory")
+
+
+@contextmanager
+def new_directory(out: Path) -> Iterator[Path]:
+    """A directory that becomes `out` at the end, or is gone. Raises CheckpointError."""
+    with file_errors(CheckpointError, f"cannot make a directory beside {out}"):
+        out.parent.mkdir(parents=True, exist_ok=True)
+        directory = Path(tempfile.mkdtemp(dir=out.parent, prefix=f".{out.name}."))
+    try:
+        yield directory
+        directory.chmod(0o755)
+        if out.exists():
+            out.rmdir()
+        directory.replace(out)
+    except OSError as error:
+        raise CheckpointError(f"cannot save {out}: {error.strerror}") from None
+    finally:
+        shutil.rmtree(directory, ignore_errors=True)
+
+
+def file_digest(path: Path) -> str:
+    """SHA-256 of a file, read in pieces. Raises OSError, and CheckpointError for what is no regular file."""
+    with regular(path).open("rb") as handle:
+        return hashlib.file_digest(handle, "sha256").hexdigest()
+
+
+# Files beside a checkpoint's weights: a pretrained model's tokenizer, its chat template, its licence.
+MAX_FILE_BYTES = 64 << 20
+
+
+def read_companion(directory: Path, manifest: Manifest, name: str) -> bytes:
+    """A file that the manifest names. Raises CheckpointError where it is not there, too large or another one."""
+    path = directory / name
+    with file_errors(CheckpointError, f"cannot read {path}"):
+        if path.stat().st_size > MAX_FILE_BYTES:
+            raise CheckpointError(f"{path} has more than {MAX_FILE_BYTES} bytes")
+        if file_digest(path) != manifest.files[name]:
+            raise CheckpointError(f"{path} does not have its manifest's SHA-256: it is damaged")
+        return path.read_bytes()
