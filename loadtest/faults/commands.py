@@ -1,7 +1,5 @@
 """The command `bench chaos`, and its settings, which are its flags."""
 
-from __future__ import annotations
-
 import argparse
 from dataclasses import dataclass, replace
 from functools import partial

@@ -1,21 +1,15 @@
 """The command `onesweep bench loadtest`."""
 
-from __future__ import annotations
-
 import argparse
 from collections.abc import Sequence
 from importlib.util import find_spec
 from itertools import product
-from typing import TYPE_CHECKING
 
 from loadtest.commands import BenchReport, add_measurement, check_names, run_bench, say
 from loadtest.load.plan import LoadSettings
-from loadtest.workload.caller import Access, add_access_options
+from loadtest.workload.caller import Access, RouterState, add_access_options
 from stages.errors import InputError
 from stages.settings import check, from_flags
-
-if TYPE_CHECKING:
-    from loadtest.workload.caller import RouterState
 
 
 def add_loadtest(loadtest: argparse.ArgumentParser) -> None:

@@ -1,7 +1,5 @@
 """The command `onesweep bench quality`, and its settings, which are its flags."""
 
-from __future__ import annotations
-
 import argparse
 from dataclasses import dataclass
 from functools import partial

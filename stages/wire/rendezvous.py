@@ -1,7 +1,5 @@
 """The rendezvous: certifies machines that bring a ticket, and joins the pipes of those that cannot dial each other."""
 
-from __future__ import annotations
-
 import asyncio
 import hmac
 import json

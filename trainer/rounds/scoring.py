@@ -3,25 +3,21 @@
 # As Gauntlet (arXiv 2505.21684) scores an update, by the held-out loss that it takes off. No rule that compares updates
 # with each other can defend one of two workers, nor one of three against two: only text tells which of them is wrong.
 
-from __future__ import annotations
-
 import math
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from statistics import fmean, stdev
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
 from stages.errors import DataError
+from trainer.blocks.data import Corpus
 from trainer.rounds.codecs import Tensors, add, load
 from trainer.rounds.parts import PartTask, see
+from trainer.rounds.spec import RunSpec
 from trainer.rounds.store import Share
-
-if TYPE_CHECKING:
-    from trainer.blocks.data import Corpus
-    from trainer.rounds.spec import RunSpec
 
 Loss = Callable[[Tensors], Sequence[float]]  # of weights of a part: nats of the same batches, whatever the weights
 
