@@ -4,8 +4,6 @@ A ticket is text for a chat message: where the router is, the fingerprint of its
 sure already, and a secret. The router keeps a hash of the secret, how often it may be used, and until when.
 """
 
-from __future__ import annotations
-
 import base64
 import binascii
 import hashlib
@@ -20,6 +18,7 @@ import zlib
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
+from typing import Self
 
 import psutil
 
@@ -49,7 +48,7 @@ class Ticket:
         return PREFIX + base64.urlsafe_b64encode(packed).decode().rstrip("=")
 
     @classmethod
-    def parse(cls, text: str) -> Ticket:
+    def parse(cls, text: str) -> Self:
         """Raises InputError, which does not quote the ticket."""
         text = text.strip()
         if not text.startswith(PREFIX):
