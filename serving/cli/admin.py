@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from stages.errors import InputError, OnesweepError
 from stages.wire.auth import CLIENT, HOST, ROUTER, Identity
+from stages.wire.secret_files import lock_beside, write_file
 
 if TYPE_CHECKING:
     from stages.wire.certificates import Leaf
@@ -151,7 +152,6 @@ def add_token_remove(remove: argparse.ArgumentParser) -> None:
 
 
 def run_token_add(options: argparse.Namespace) -> int:
-    from stages.wire.secret_files import lock_beside, write_file
     from stages.wire.tokens import Key, new_token, read_tokens, token_hash, write_tokens
 
     scopes = tuple(dict.fromkeys(part.strip() for part in options.scope.split(",") if part.strip()))
@@ -188,7 +188,6 @@ def run_token_list(options: argparse.Namespace) -> int:
 
 
 def run_token_remove(options: argparse.Namespace) -> int:
-    from stages.wire.secret_files import lock_beside
     from stages.wire.tokens import read_tokens, write_tokens
 
     with lock_beside(options.tokens):
