@@ -5,9 +5,12 @@ from collections.abc import Sequence
 from importlib.util import find_spec
 from itertools import product
 
-from loadtest.commands import BenchReport, add_measurement, check_names, run_bench, say
+from loadtest.commands import BenchReport, add_measurement, check_names, run_bench, say, settings_record
 from loadtest.load.plan import LoadSettings
 from loadtest.workload.caller import Access, RouterState, add_access_options
+from loadtest.workload.prompts import seeded_prompts
+from loadtest.workload.testbed import TestbedSettings, check_testbed, open_testbed
+from serving.modes import MODES
 from stages.errors import InputError
 from stages.settings import check, from_flags
 
@@ -24,9 +27,6 @@ def run_loadtest(options: argparse.Namespace) -> int:
 
 def _settings(options: argparse.Namespace) -> LoadSettings:
     """Raises OnesweepError for what can be refused before anything starts."""
-    from loadtest.workload.testbed import TestbedSettings, check_testbed
-    from serving.modes import MODES
-
     target = from_flags(TestbedSettings, options, access=Access.of(options))
     settings = from_flags(LoadSettings, options, target=target)
     check(settings, InputError, "--")
@@ -40,11 +40,8 @@ def _settings(options: argparse.Namespace) -> LoadSettings:
 
 def _measure(settings: LoadSettings) -> BenchReport:
     """Raises OnesweepError."""
-    from loadtest.commands import settings_record
     from loadtest.load.run import RUNS, LoadResult, find_knee, knee_note, run_line, run_load, run_notes, run_record
     from loadtest.report.table import table
-    from loadtest.workload.prompts import seeded_prompts
-    from loadtest.workload.testbed import open_testbed
     from loadtest.workload.texts import Texts
 
     s, results = settings, list[LoadResult]()

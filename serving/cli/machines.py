@@ -19,10 +19,15 @@ from serving.cli.ports import port_free
 from stages.device import AUTO, check_device
 from stages.errors import InputError, ServiceError
 from stages.host.commands import add_device, check_positive
+from stages.host.settings import HostSettings, StageSettings
 from stages.settings import from_flags
-from stages.signals import start_ticks
+from stages.signals import run_until_signal, start_ticks
 from stages.telemetry.observability import start_log
+from stages.wire.channel import parse_address
+from stages.wire.links import LinkProxy, MachineLinks, check_machine
 from stages.wire.secret_files import check_private, exclusive, make_private_directory, state_directory
+from stages.wire.status import StatusError
+from stages.wire.tls import Security
 
 if TYPE_CHECKING:
     from stages.wire.tickets import JoinedMachine, Ticket
@@ -91,7 +96,6 @@ def add_join(join: argparse.ArgumentParser) -> None:
 def run_join(options: argparse.Namespace) -> int:
     check_installed()
     check_positive(options, "threads")
-    from stages.wire.channel import parse_address
     from stages.wire.tickets import Ticket
 
     # what would be refused later is refused while the ticket is unused
@@ -116,7 +120,6 @@ def run_join(options: argparse.Namespace) -> int:
 def _place(ticket: Ticket | None, name: str | None, stack: contextlib.ExitStack) -> JoinedMachine:
     """This machine's place in the run of a ticket, kept by this process; without a ticket, in the only run that it
     joined. Raises OnesweepError."""
-    from stages.wire.links import check_machine
     from stages.wire.tickets import MACHINE_NAME, JoinedMachine, enrolled, is_known
 
     joined = state_home() / "joined"
@@ -159,14 +162,8 @@ def _own_name() -> str:
 def _serve_stages(place: JoinedMachine, options: argparse.Namespace) -> None:
     """Hold the stages that the router gives, until a signal. Raises OnesweepError."""
     from stages.host.server import EmptyHost
-    from stages.host.settings import HostSettings, StageSettings
     from stages.memory import return_large_buffers
-    from stages.signals import run_until_signal
-    from stages.wire.channel import parse_address
-    from stages.wire.links import LinkProxy, MachineLinks
-    from stages.wire.status import StatusError
     from stages.wire.tickets import own_addresses, renew
-    from stages.wire.tls import Security
 
     listen = options.listen or f"0.0.0.0:{_kept_port(place.directory / 'port')}"
     host, port = parse_address(listen, "--listen")
