@@ -44,7 +44,6 @@ from stages.wire.tokens import HEADER, SCHEME, token_hash
 
 log = logging.getLogger(__name__)
 
-SERVICE = join_pb2.DESCRIPTOR.services_by_name["JoinService"].full_name
 LEAF_DAYS, AUTHORITY_DAYS = 30, 5 * 365
 # Between renewals of the own certificate, looks at who was let go, and accounts of what is relayed.
 RENEW_S, LOOK_S, TOLD_S = 5 * 86400.0, 1.0, 5.0
