@@ -34,7 +34,7 @@ LOGIC = {
     *("stages.host.admission", "stages.host.grammar", "stages.host.prefixes", "stages.host.sessions"),
     "stages.host.validation",
     *("trainer.rounds.ledger", "trainer.rounds.members", "trainer.rounds.merging", "trainer.rounds.schedule"),
-    *("trainer.rounds.scoring", "trainer.rounds.spec"),
+    "trainer.rounds.spec",
 }
 OUTSIDE = {"asyncio", "grpc", "socket", "ssl", "subprocess", "threading", "time", "stages.clock", "stages.threads"}
 BANNED_OPENINGS = re.compile(r"(What|Who|Whoever|Whether|Those|Of|How|Where)\b")

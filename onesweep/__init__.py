@@ -6,8 +6,6 @@ with Client("localhost:7100") as client:
     print(client.generate("Once upon a time", mode="resample").text)
 """
 
-from __future__ import annotations
-
 import importlib
 from importlib.util import find_spec
 from pathlib import Path

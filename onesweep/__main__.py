@@ -1,7 +1,5 @@
 """`python -m onesweep` is the `onesweep` command."""
 
-from __future__ import annotations
-
 import sys
 
 from serving.cli.__main__ import main

@@ -1,7 +1,5 @@
 """Bundles with random weights, and servers that run them: in this process where a real one is not the point."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import inspect

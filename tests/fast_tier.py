@@ -4,8 +4,6 @@ Such a test passes on any machine, however busy it is. How long one takes is no 
 time doubles where others share a core. `--durations` shows it.
 """
 
-from __future__ import annotations
-
 import asyncio
 import os
 import signal

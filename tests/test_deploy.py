@@ -1,7 +1,5 @@
 """What lies in deploy/ fits the code: dashboards and alerts ask for metrics that are exported, and docs list them."""
 
-from __future__ import annotations
-
 import json
 import re
 import shutil

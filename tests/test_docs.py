@@ -1,7 +1,5 @@
 """What the documentation quotes and links to is there."""
 
-from __future__ import annotations
-
 import ast
 import importlib.util
 import re

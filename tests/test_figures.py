@@ -1,7 +1,5 @@
 """A measured figure of README or docs stands in docs/results.json, beside its command, commit and machine."""
 
-from __future__ import annotations
-
 import importlib.util
 import sys
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The rules of .ci/house.py hold for this tree, and each of them can be broken."""
 
-from __future__ import annotations
-
 import importlib.util
 import subprocess
 import sys

@@ -11,7 +11,8 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from stages.device import all_cores
+from stages.device import all_cores, check_device
+from stages.errors import InputError
 from stages.limits import MAX_THREADS
 from stages.progress import counted
 from stages.settings import add_flags, flag, from_flags, from_toml, read_toml, setting
@@ -53,7 +54,6 @@ def config_of(options: argparse.Namespace) -> TrainingConfig:
 
 def corpus_of(options: argparse.Namespace) -> Corpus:
     """The text that the options name, and the device of its batches. Raises ConfigError, DataError."""
-    from stages.device import check_device
     from trainer.blocks.data import load_corpus
 
     set_threads(options)
@@ -90,7 +90,6 @@ add_text = partial(add_own_and_shared, own=TextTraining, shared="config data tok
 
 def run_text(options: argparse.Namespace) -> int:
     """Train a model of text."""
-    from stages.errors import InputError
     from trainer.blocks.config import RoundSettings
     from trainer.blocks.train import train_ar, train_blocks, train_scorer
 
@@ -202,8 +201,6 @@ add_pictures = partial(add_own_and_shared, own=PictureTraining, shared="config s
 
 def run_pictures(options: argparse.Namespace) -> int:
     """Train nets that draw."""
-    from stages.device import check_device
-    from stages.errors import InputError
     from trainer.pictures.data import load_pictures
     from trainer.pictures.training import PictureConfig, train_picture_blocks, train_undivided
 

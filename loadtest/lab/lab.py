@@ -1,7 +1,5 @@
 """A lab: one node `router` and some hosts, joined by a profile's links, for as long as its process lives."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 import os
@@ -12,7 +10,7 @@ import tempfile
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Any, Self
 
 from loadtest.lab.forwarder import give_order
 from loadtest.lab.namespaces import TUN, LabError
@@ -44,7 +42,7 @@ class Lab:
     ticks: int  # when it started
 
     @classmethod
-    def from_record(cls, record: dict[str, Any]) -> Lab:
+    def from_record(cls, record: dict[str, Any]) -> Self:
         """The inverse of `asdict`. Raises KeyError, TypeError, ValueError or OnesweepError for anything else."""
         places = {name: Node(**node) for name, node in record["places"].items()}
         return cls(Profile.from_record(record["profile"]), places, int(record["pid"]), int(record["ticks"]))

@@ -1,13 +1,11 @@
 """Profiles: a name for the links of a whole network, read from TOML."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, fields
 from itertools import chain
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 from stages.errors import ConfigError, one_of
 from stages.settings import check, from_toml, limits, read_toml
@@ -79,7 +77,7 @@ class Profile:
                 )
 
     @classmethod
-    def from_record(cls, record: dict[str, Any]) -> Profile:
+    def from_record(cls, record: dict[str, Any]) -> Self:
         """The inverse of `asdict`, by way of JSON. Raises KeyError, TypeError or ConfigError for anything else."""
         links = {ends: Link(**link) for ends, link in record["links"].items()}
         return cls(**{**record, "default": Link(**record["default"]), "links": links})

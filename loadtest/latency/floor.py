@@ -10,13 +10,11 @@ serialisation are what the profile promises, a delay with jitter the least that 
 booked for this very request.
 """
 
-from __future__ import annotations
-
 import itertools
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Self
 
 from loadtest.lab.profile import ROUTER, Link
 
@@ -35,7 +33,7 @@ class BookedCost:
     batches: int = 1  # in which a sweep's candidates travelled: hosts worked on different ones at the same time
 
     @classmethod
-    def of(cls, record: dict[str, Any]) -> BookedCost:
+    def of(cls, record: dict[str, Any]) -> Self:
         """From `Result.as_json()`, or that of pictures."""
         times_ms = [host["compute_ms"] for host in record["hosts"]]
         host_ms = sum(times_ms)

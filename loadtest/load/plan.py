@@ -1,10 +1,9 @@
 """The plan that the load generator is given, and the recording that it gives back: a line of JSON each."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import dataclass, field
 from enum import StrEnum
+from typing import Self
 
 from loadtest.commands import MAX_SEED
 from loadtest.workload.caller import Access
@@ -85,7 +84,7 @@ class LoadPlan:
         return self.timeout_s + self.grace_s
 
     @classmethod
-    def from_json(cls, text: str) -> LoadPlan:
+    def from_json(cls, text: str) -> Self:
         table = json.loads(text)
         cases = tuple(SeededPrompt(**case) for case in table.pop("cases"))
         return cls(Access(**table.pop("access")), cases=cases, **table)
@@ -134,6 +133,6 @@ class Recording:
     window: Window
 
     @classmethod
-    def from_json(cls, text: str) -> Recording:
+    def from_json(cls, text: str) -> Self:
         table = json.loads(text)
         return cls([LoadSample(**sample) for sample in table["samples"]], Window(**table["window"]))

@@ -1,14 +1,12 @@
 """The real parts of hosts and routers, as schedules have them: tiny models, virtual time, rules for every try."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from hashlib import sha1
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 import torch
@@ -95,7 +93,7 @@ class TinyRelease:
     verifier: ReferenceVerifier  # reads it once for all schedules
 
     @classmethod
-    def made(cls, directory: Path, seed: int) -> TinyRelease:
+    def made(cls, directory: Path, seed: int) -> Self:
         """:param directory: for its files."""
         a, generator = ARCHITECTURE, torch.Generator().manual_seed(seed)
         codes, partition = Codes(0, a.code_dim), NoisePartition("uniform", (8.0, 1.5, 0.6, 0.2))
@@ -112,7 +110,7 @@ class TinyRelease:
         return cls._read(directory)
 
     @classmethod
-    def drawing(cls, directory: Path) -> TinyRelease:
+    def drawing(cls, directory: Path) -> Self:
         """One that draws, in modes chain and steps."""
         generator = torch.Generator().manual_seed(0)
         with torch.random.fork_rng(devices=[]):
@@ -128,7 +126,7 @@ class TinyRelease:
         return cls._read(directory)
 
     @classmethod
-    def _read(cls, directory: Path) -> TinyRelease:
+    def _read(cls, directory: Path) -> Self:
         backend = Backend()
         parts_of = [load_parts(plan_host(directory, (block,)), backend) for block in range(len(STAGES))]
         contents, router = read_release_manifest(directory), RouterParts.read(directory)

@@ -1,7 +1,5 @@
 """`bench chaos --simulate`: many schedules one after the other, what they found, and the fewest faults that find it."""
 
-from __future__ import annotations
-
 import asyncio
 import gc
 import os

@@ -1,14 +1,12 @@
 """A training in virtual time: the real coordinator, ledger and store, and workers whose updates are scripted."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass, field
 from functools import partial
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, Self, TypeVar
 
 import grpc
 from grpc import StatusCode
@@ -59,7 +57,7 @@ class Training:
     updates: dict[str, bytes]  # of each part, as they travel
 
     @classmethod
-    def made(cls, directory: Path) -> Training:
+    def made(cls, directory: Path) -> Self:
         """:param directory: for its text and manifest."""
         directory.mkdir()
         (directory / "text.txt").write_text("The sea was calm, and nobody saw the ship again. " * 400, encoding="utf-8")

@@ -1,7 +1,5 @@
 """A deployment in virtual time: the real hosts, routers and clients on a network in memory, and a schedule in it."""
 
-from __future__ import annotations
-
 import asyncio
 import math
 import shutil

@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING
 
 from stages.errors import InputError, OnesweepError
 from stages.wire.auth import CLIENT, HOST, ROUTER, Identity
+from stages.wire.secret_files import lock_beside, write_file
+from stages.wire.tokens import Key, new_token, read_tokens, token_hash, write_tokens
 
 if TYPE_CHECKING:
     from stages.wire.certificates import Leaf
@@ -151,9 +153,6 @@ def add_token_remove(remove: argparse.ArgumentParser) -> None:
 
 
 def run_token_add(options: argparse.Namespace) -> int:
-    from stages.wire.secret_files import lock_beside, write_file
-    from stages.wire.tokens import Key, new_token, read_tokens, token_hash, write_tokens
-
     scopes = tuple(dict.fromkeys(part.strip() for part in options.scope.split(",") if part.strip()))
     key = Key(options.name, "", scopes, options.rate, options.concurrent, options.bytes_per_day)
     token = new_token()
@@ -174,8 +173,6 @@ def run_token_add(options: argparse.Namespace) -> int:
 
 
 def run_token_list(options: argparse.Namespace) -> int:
-    from stages.wire.tokens import read_tokens
-
     for key in read_tokens(options.tokens):
         limits = [
             f"{key.rate:g} a second" if key.rate else "",
@@ -188,9 +185,6 @@ def run_token_list(options: argparse.Namespace) -> int:
 
 
 def run_token_remove(options: argparse.Namespace) -> int:
-    from stages.wire.secret_files import lock_beside
-    from stages.wire.tokens import read_tokens, write_tokens
-
     with lock_beside(options.tokens):
         keys = read_tokens(options.tokens)
         left = [key for key in keys if key.name != options.name]

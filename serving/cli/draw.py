@@ -1,23 +1,18 @@
 """The command `draw`: pictures of a class into a PNG file."""
 
-from __future__ import annotations
-
 import argparse
 import json
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from serving.cli.generate import add_router_options, add_wait, client_of, wait_ready
+from serving.client.result import DrawnPictures
 from serving.drawing import DRAWING_MODES
 from serving.drawing.request import DrawingRequest
 from serving.router.request import DEFAULT_TIMEOUT_S
 from stages.errors import InputError, OnesweepError, file_errors
 from stages.progress import aligned, counted
 from stages.settings import add_flags, check_destination
-
-if TYPE_CHECKING:
-    from serving.client.result import DrawnPictures
 
 SCALE = 4  # pixels of a file for one that was drawn, where pictures are smaller than SMALL
 SMALL = 128
@@ -103,8 +98,6 @@ def _table(results: list[DrawnPictures]) -> str:
 
 def _write(path: Path, rows: list[DrawnPictures], columns: int) -> None:
     import numpy as np
-
-    from serving.client.result import DrawnPictures
 
     pixels = np.concatenate([row.pixels for row in rows])
     scale = SCALE if max(pixels.shape[2:]) < SMALL else 1

@@ -1,7 +1,5 @@
 """The ring of the machines that joined: measured, cut and brought its stages, and changed while it serves."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import math

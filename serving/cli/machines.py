@@ -8,14 +8,9 @@ import contextlib
 import json
 import os
 import re
-import secrets
 import socket
-import ssl
 import sys
-import time
 from collections.abc import Iterator
-from dataclasses import dataclass
-from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -24,20 +19,21 @@ from serving.cli.ports import port_free
 from stages.device import AUTO, check_device
 from stages.errors import InputError, ServiceError
 from stages.host.commands import add_device, check_positive
-from stages.progress import ticking
+from stages.host.settings import HostSettings, StageSettings
 from stages.settings import from_flags
-from stages.signals import start_ticks
+from stages.signals import run_until_signal, start_ticks
 from stages.telemetry.observability import start_log
+from stages.wire.channel import parse_address
+from stages.wire.links import LinkProxy, MachineLinks, check_machine
+from stages.wire.secret_files import check_private, exclusive, make_private_directory, state_directory
+from stages.wire.status import StatusError
+from stages.wire.tls import Security
 
 if TYPE_CHECKING:
-    from stages.v1 import join_pb2
-    from stages.wire.tickets import Ticket
-    from stages.wire.tls import Tls
+    from stages.wire.tickets import JoinedMachine, Ticket
 
-ADDRESSES_NAME, DOING_NAME, MACHINE_NAME = "addresses.json", "doing.json", "machine.json"
+ADDRESSES_NAME, DOING_NAME = "addresses.json", "doing.json"
 MOST_NAMESAKES = 32  # machines of one person's on one computer
-DIAL_S, ENROL_S = 5.0, 20.0
-RENEWED_DAYS, CHECK_S = 15, 3600.0  # that a certificate is good for yet when another one is asked for
 
 
 def state_home() -> Path:
@@ -53,8 +49,6 @@ def run_directory() -> Path:
 @contextlib.contextmanager
 def locked(directory: Path) -> Iterator[None]:
     """Keep a directory for this process. Raises ServiceError where another one has it."""
-    from stages.wire.secret_files import exclusive, make_private_directory
-
     make_private_directory(directory)
     said = f"another process serves from {directory}: end it, or set XDG_STATE_HOME"
     with exclusive(directory / "lock", ServiceError(said)):
@@ -90,34 +84,6 @@ def served_here(router: str | None) -> str:
     return record["doing"] and f"`onesweep serve` is here, and has no router yet: {record['doing']}"
 
 
-@dataclass(frozen=True)
-class JoinedMachine:
-    """A machine's place in a run, in a directory of its own."""
-
-    directory: Path
-    name: str
-    secret: str
-    rendezvous: tuple[str, ...]
-
-    @property
-    def tls(self) -> Tls:
-        from stages.wire.tls import Tls
-
-        return Tls(self.directory / "ca.pem", self.directory / "machine.pem", self.directory / "machine.key")
-
-    @classmethod
-    def read(cls, directory: Path) -> JoinedMachine | None:
-        """None where nobody joined. Raises InputError for a damaged record."""
-        path = directory / MACHINE_NAME
-        if not path.exists():
-            return None
-        try:
-            record = json.loads(path.read_text(encoding="utf-8"))
-            return cls(directory, str(record["name"]), str(record["secret"]), tuple(map(str, record["rendezvous"])))
-        except (OSError, ValueError, KeyError, TypeError):
-            raise InputError(f"{path} is damaged: remove {directory}, and join with another ticket") from None
-
-
 def add_join(join: argparse.ArgumentParser) -> None:
     join.add_argument("ticket", metavar="TICKET", nargs="?", help="of `onesweep serve` or `invite`, once; - reads it")
     join.add_argument("--name", metavar="NAME", help="what to call this machine (its own name)")
@@ -130,8 +96,6 @@ def add_join(join: argparse.ArgumentParser) -> None:
 def run_join(options: argparse.Namespace) -> int:
     check_installed()
     check_positive(options, "threads")
-    from stages.wire.channel import parse_address
-    from stages.wire.secret_files import check_private, state_directory
     from stages.wire.tickets import Ticket
 
     # what would be refused later is refused while the ticket is unused
@@ -156,7 +120,7 @@ def run_join(options: argparse.Namespace) -> int:
 def _place(ticket: Ticket | None, name: str | None, stack: contextlib.ExitStack) -> JoinedMachine:
     """This machine's place in the run of a ticket, kept by this process; without a ticket, in the only run that it
     joined. Raises OnesweepError."""
-    from stages.wire.links import check_machine
+    from stages.wire.tickets import MACHINE_NAME, JoinedMachine, enrolled, is_known
 
     joined = state_home() / "joined"
     if ticket is not None:
@@ -181,28 +145,13 @@ def _place(ticket: Ticket | None, name: str | None, stack: contextlib.ExitStack)
             if name:
                 raise
             continue
-        if (place := JoinedMachine.read(run / each)) and _is_known(place):
+        if (place := JoinedMachine.read(run / each)) and is_known(place):
             return place
         if ticket is None:
             raise ServiceError("the router lets this machine in no more: give another ticket, of `onesweep invite`")
-        if place := _enrolled(ticket, run / each, name or each, is_given=bool(name)):
+        if place := enrolled(ticket, run / each, name or each, is_given=bool(name)):
             return place
     raise InputError(f"no machine {own!r} of this computer has joined: give the ticket that `onesweep serve` printed")
-
-
-def _is_known(place: JoinedMachine) -> bool:
-    """False where the router let this machine go: it may come back with a new ticket."""
-    import grpc
-
-    from stages.v1 import join_pb2
-    from stages.wire.secret_files import read_file
-
-    request = join_pb2.EnrolRequest(name=place.name)
-    try:
-        asyncio.run(_enrol(place.rendezvous[0], read_file(place.tls.authority), request, place.secret))
-    except grpc.RpcError as error:
-        return error.code() is not grpc.StatusCode.UNAUTHENTICATED
-    return True
 
 
 def _own_name() -> str:
@@ -210,87 +159,11 @@ def _own_name() -> str:
     return plain[:28].strip("-") or "machine"
 
 
-def _enrolled(ticket: Ticket, directory: Path, name: str, is_given: bool) -> JoinedMachine | None:
-    """Join, and keep the certificate; None where another machine has a name that nobody gave. Raises OnesweepError."""
-    import grpc
-
-    from stages.v1 import join_pb2
-    from stages.wire.certificates import make_request
-    from stages.wire.secret_files import PUBLIC, write_file
-    from stages.wire.tls import LOOPBACK_ONLY, handshake_problem
-
-    address, certificate = _found(ticket)
-    key = make_request(directory / "machine.key", name)
-    request = join_pb2.EnrolRequest(name=name, request=key, insists=is_given)
-    try:
-        response = asyncio.run(_enrol(address, certificate, request, ticket.secret))
-    except grpc.RpcError as error:
-        code, details = error.code(), error.details() or ""
-        if code is grpc.StatusCode.ALREADY_EXISTS and not is_given and f" {name} " in details:  # a ticket may name it
-            return None
-        said = {grpc.StatusCode.UNAUTHENTICATED, grpc.StatusCode.INVALID_ARGUMENT, grpc.StatusCode.ALREADY_EXISTS}
-        if code in said:
-            raise InputError(details) from None
-        problem = handshake_problem(details, LOOPBACK_ONLY) or f"did not let this machine in: {details}"
-        raise ServiceError(f"the router at {address} {problem}") from None
-    write_file(directory / "ca.pem", response.authority, PUBLIC)
-    write_file(directory / "machine.pem", response.certificate, PUBLIC)
-    rendezvous = [address, *(each for each in ticket.addresses if each != address)]
-    record = {"name": response.name, "secret": response.secret, "rendezvous": rendezvous}
-    write_file(directory / MACHINE_NAME, json.dumps(record).encode())
-    return JoinedMachine.read(directory)
-
-
-def _found(ticket: Ticket) -> tuple[str, bytes]:
-    """The first address where the ticket's router answers, and its certificate (PEM). Raises ServiceError."""
-    from stages.wire.certificates import key_fingerprint
-    from stages.wire.channel import parse_address
-
-    problems = []
-    for address in ticket.addresses:
-        try:
-            shown = ssl.get_server_certificate(parse_address(address), timeout=DIAL_S).encode()
-        except (OSError, ValueError) as error:
-            problems.append(f"{address} does not answer ({getattr(error, 'strerror', None) or error})")
-            continue
-        if secrets.compare_digest(key_fingerprint(shown), ticket.fingerprint):
-            return address, shown
-        problems.append(f"at {address} is another server than the ticket's")
-    raise ServiceError(
-        f"no way to the router: {'; '.join(problems)}. See that `onesweep serve` runs there and that this machine "
-        "reaches it; nothing of the ticket was sent"
-    )
-
-
-async def _enrol(
-    address: str, certificate: bytes, request: join_pb2.EnrolRequest, secret: str
-) -> join_pb2.EnrolResponse:
-    import grpc
-
-    from stages.v1 import join_pb2_grpc
-    from stages.wire.links import ROUTER_NAME, link_name
-    from stages.wire.messages import PROTOCOL
-    from stages.wire.tokens import token_metadata
-
-    request.protocol, request.unix_s = PROTOCOL, int(time.time())
-    options = (("grpc.ssl_target_name_override", link_name(ROUTER_NAME)), ("grpc.enable_http_proxy", 0))
-    with ticking(f"waiting for the router at {address}"):
-        async with grpc.aio.secure_channel(address, grpc.ssl_channel_credentials(certificate), options) as channel:
-            stub: join_pb2_grpc.JoinServiceAsyncStub = join_pb2_grpc.JoinServiceStub(channel)
-            return await stub.Enrol(request, timeout=ENROL_S, metadata=token_metadata(secret))
-
-
 def _serve_stages(place: JoinedMachine, options: argparse.Namespace) -> None:
     """Hold the stages that the router gives, until a signal. Raises OnesweepError."""
     from stages.host.server import EmptyHost
-    from stages.host.settings import HostSettings, StageSettings
     from stages.memory import return_large_buffers
-    from stages.signals import run_until_signal
-    from stages.wire.channel import parse_address
-    from stages.wire.links import LinkProxy, MachineLinks
-    from stages.wire.status import StatusError
-    from stages.wire.tickets import own_addresses
-    from stages.wire.tls import Security
+    from stages.wire.tickets import own_addresses, renew
 
     listen = options.listen or f"0.0.0.0:{_kept_port(place.directory / 'port')}"
     host, port = parse_address(listen, "--listen")
@@ -322,7 +195,7 @@ def _serve_stages(place: JoinedMachine, options: argparse.Namespace) -> None:
 
         proxy = await LinkProxy(links.dial).open()
         attending = asyncio.create_task(links.attend())
-        others = [asyncio.create_task(job) for job in (_renew(place), leaving())]
+        others = [asyncio.create_task(job) for job in (renew(place), leaving())]
         attending.add_done_callback(lambda _: stop.set())
         try:
             await EmptyHost(settings).run(stop)
@@ -341,28 +214,6 @@ def _serve_stages(place: JoinedMachine, options: argparse.Namespace) -> None:
     print(f"{place.name} is a machine of the run at {place.rendezvous[0]}; Ctrl-C ends it", flush=True)
     with contextlib.suppress(KeyboardInterrupt):
         run_until_signal(run)
-
-
-async def _renew(place: JoinedMachine) -> None:
-    """Ask for another certificate of the same key before this one ends; servers take it from its file. Has no end."""
-    import grpc
-
-    from stages.v1 import join_pb2
-    from stages.wire.certificates import make_request
-    from stages.wire.secret_files import PUBLIC, read_file, write_file
-
-    while True:
-        certificate = place.tls.read().certificate
-        if certificate is not None and certificate.until - datetime.now(UTC) < timedelta(days=RENEWED_DAYS):
-            request = join_pb2.EnrolRequest(
-                name=place.name, request=make_request(place.directory / "machine.key", place.name)
-            )
-            for address in place.rendezvous:
-                with contextlib.suppress(grpc.RpcError):
-                    response = await _enrol(address, read_file(place.tls.authority), request, place.secret)
-                    write_file(place.directory / "machine.pem", response.certificate, PUBLIC)
-                    break
-        await asyncio.sleep(CHECK_S)
 
 
 def _kept_port(path: Path) -> int:

@@ -16,19 +16,25 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from serving.cli.admin import check_installed
+from serving.cli.deployment import Deployment, new_directory, present
 from serving.cli.machines import ADDRESSES_NAME, locked, run_directory, serving_here, tell_here
+from serving.cli.ports import check_free
 from serving.cli.run import check_model, find_checkpoint
+from serving.cli.servers import HTTP, ROUTER
 from serving.gateway.settings import DEFAULT_LISTEN, check_framework
 from stages.clock import monotonic
 from stages.errors import InputError, one_of
 from stages.host.commands import add_import_options, check_positive
 from stages.progress import ProgressLine, aligned, counted
 from stages.signals import ends_cleanly, run_interruptible
+from stages.wire.channel import LINKS_VARIABLE, parse_address
+from stages.wire.links import LinkProxy, check_machine
+from stages.wire.tokens import read_tokens
 
 if TYPE_CHECKING:
     from stages.wire.rendezvous import Rendezvous, RunDirectory
 
-# Modules that need gRPC or torch are imported when the command runs.
+# Modules that need torch or cryptography are imported when the command runs.
 
 POLL_S, LATE_S = 0.2, 10.0  # LATE_S: since a machine came last; then it is said what to do
 GONE_S = 5.0  # for the rendezvous to let a machine go
@@ -85,12 +91,8 @@ class _ToldProgress(ProgressLine):
 
 
 def _serve(options: argparse.Namespace, progress: ProgressLine) -> None:
-    from serving.cli.deployment import Deployment, new_directory, present
     from serving.cli.machine_ring import MachineRing, nobody
-    from serving.cli.ports import check_free
-    from serving.cli.servers import HTTP, ROUTER
     from stages.wire.rendezvous import RunDirectory
-    from stages.wire.tokens import read_tokens
 
     check_model(options)  # before anybody joins
     if options.tokens is not None:
@@ -122,8 +124,6 @@ def _serve(options: argparse.Namespace, progress: ProgressLine) -> None:
 def _rendezvous(run: RunDirectory, options: argparse.Namespace, say: Callable[[str], object]) -> Iterator[Rendezvous]:
     """The rendezvous, on a thread of its own for as long as the model is served; this process and its children dial
     machines over it. Raises OnesweepError where it cannot listen."""
-    from stages.wire.channel import LINKS_VARIABLE, parse_address
-    from stages.wire.links import LinkProxy
     from stages.wire.rendezvous import Rendezvous
     from stages.wire.tickets import MOST_ADDRESSES, own_addresses
 
@@ -211,7 +211,6 @@ def add_invite(invite: argparse.ArgumentParser) -> None:
 def run_invite(options: argparse.Namespace) -> int:
     check_installed()
     from stages.wire.link_quality import LinkRecord
-    from stages.wire.links import check_machine
     from stages.wire.rendezvous import RunDirectory
 
     if not (run_directory() / ADDRESSES_NAME).exists():

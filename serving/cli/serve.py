@@ -34,7 +34,7 @@ from stages.progress import ProgressLine, ticking
 from stages.settings import add_flags, from_flags
 from stages.signals import ends_cleanly
 from stages.telemetry.observability import ObservabilitySettings, start_log
-from stages.wire.channel import parse_address
+from stages.wire.channel import LINKS_VARIABLE, parse_address
 from stages.wire.secret_files import add_server_options, check_private, state_directory
 from stages.wire.status import record_of
 from stages.wire.tls import security_of
@@ -132,7 +132,6 @@ def run_http(options: argparse.Namespace) -> int:
 
 def run_doctor(options: argparse.Namespace) -> int:
     from serving.router.doctor import examine, report_text
-    from stages.wire.channel import LINKS_VARIABLE
     from stages.wire.link_quality import LinkRecord
 
     if options.topology is not None:

@@ -5,8 +5,6 @@ was handed out already is compared and left out. To have it continue a given tex
 promise: tokens, penalties, schemas, stop strings and the borders of chunks depend on where a text began.
 """
 
-from __future__ import annotations
-
 import asyncio
 import math
 from abc import ABC, abstractmethod

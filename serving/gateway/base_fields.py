@@ -1,7 +1,5 @@
 """The base of all requests: a strict object, and the table of OpenAI's fields that are not honoured here."""
 
-from __future__ import annotations
-
 from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, create_model, model_validator

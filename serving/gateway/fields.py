@@ -1,8 +1,6 @@
 """The fields of requests: those of OpenAI's API that our models support, and ours."""
 
-from __future__ import annotations
-
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, Self
 
 from pydantic import AfterValidator, BeforeValidator, Field, create_model, model_validator
 
@@ -258,7 +256,7 @@ class ChatRequest(TextRequest):
     add_generation_prompt: bool | None = Field(default=None, description="false: as continue_final_message")
 
     @model_validator(mode="after")
-    def _check_last(self) -> ChatRequest:
+    def _check_last(self) -> Self:
         if not self.continues:
             return self
         if self.continue_final_message and self.add_generation_prompt:

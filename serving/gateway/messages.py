@@ -5,15 +5,13 @@ What an answer brought never refuses the conversation that it became part of: fi
 out, and what cannot be read of a call stays text.
 """
 
-from __future__ import annotations
-
 import json
 import re
 import secrets
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import groupby
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, Self
 
 from pydantic import BeforeValidator, ConfigDict, Field, model_validator
 
@@ -127,7 +125,7 @@ class ChatMessage(Sent):
         return told
 
     @model_validator(mode="after")
-    def _check_role(self) -> ChatMessage:
+    def _check_role(self) -> Self:
         if self.role == "tool" and self.tool_call_id is None:
             raise ValueError("a message of role tool has the tool_call_id that it answers")
         if self.tool_calls and self.role != "assistant":

@@ -1,13 +1,11 @@
 """POST /v1/responses, a chat in OpenAI's newer form: its fields, and its answers, whole and as events."""
 
-from __future__ import annotations
-
 import json
 import secrets
 import time
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, Self
 
 from pydantic import AfterValidator, BeforeValidator, Field, model_validator
 
@@ -89,7 +87,7 @@ class InputItem(Sent):
         return told
 
     @model_validator(mode="after")
-    def _check_type(self) -> InputItem:
+    def _check_type(self) -> Self:
         if lacking := [name for name in _ITEMS[self.type] if getattr(self, name) is None]:
             raise ValueError(f"an item of type {self.type} has {', '.join(_ITEMS[self.type])}: {lacking[0]} is missing")
         return self

@@ -1,7 +1,5 @@
 """Streams of server-sent events: one event, several sources as one, and signs of life while nothing comes."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 from collections.abc import AsyncGenerator, Sequence

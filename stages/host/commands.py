@@ -1,7 +1,5 @@
 """Commands of models: `import` and `inspect`."""
 
-from __future__ import annotations
-
 import argparse
 import json
 import math

@@ -7,8 +7,6 @@ nothing on a processor, while the oldest hop can go on to the next host as soon 
 drafters run ahead of the verdict on their last draft.
 """
 
-from __future__ import annotations
-
 import logging
 import threading
 from abc import ABC, abstractmethod

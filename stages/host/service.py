@@ -1,7 +1,5 @@
 """The gRPC face of a host."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import json

@@ -1,7 +1,5 @@
 """Guesses after a text, one chain of them or a tree of the likeliest few: how many pay, and which are sent."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate

@@ -1,7 +1,5 @@
 """Matrices in fewer bits: linear maps that hold them, and how numbers are rounded to them."""
 
-from __future__ import annotations
-
 from abc import abstractmethod
 from collections.abc import Iterator
 

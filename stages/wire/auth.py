@@ -1,12 +1,10 @@
 """Access to a stage server by who calls: identities `onesweep://ROLE/NAME` in certificates, and what each role may."""
 
-from __future__ import annotations
-
 import ipaddress
 import logging
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Self
 
 import grpc
 import grpc.aio
@@ -37,7 +35,7 @@ class Identity:
         return f"{SCHEME}{self.role}/{self.name}"
 
     @classmethod
-    def of(cls, names: Iterable[str]) -> Identity | None:
+    def of(cls, names: Iterable[str]) -> Self | None:
         """The identity among a certificate's names; None where there is none, or more than one."""
         ours = [name.removeprefix(SCHEME) for name in names if name.startswith(SCHEME)]
         if len(ours) != 1:

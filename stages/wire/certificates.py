@@ -3,15 +3,13 @@
 A directory holds it all: `ca.pem` and `ca.key`, and NAME.pem and NAME.key for each. Keys are EC P-256.
 """
 
-from __future__ import annotations
-
 import hashlib
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from typing import TypeVar
+from typing import Self, TypeVar
 
 from cryptography import x509
 from cryptography.exceptions import InvalidSignature, UnsupportedAlgorithm
@@ -58,7 +56,7 @@ class Authority:
         self.directory, self.certificate, self.key = directory, certificate, key
 
     @classmethod
-    def create(cls, directory: Path, days: int, force: bool = False) -> Authority:
+    def create(cls, directory: Path, days: int, force: bool = False) -> Self:
         """A new one, in a directory that nobody else can enter. Raises InputError when there is one already and not
         `force`."""
         _check_days(days)
@@ -83,7 +81,7 @@ class Authority:
         return cls(directory, certificate, key)
 
     @classmethod
-    def open(cls, directory: Path) -> Authority:
+    def open(cls, directory: Path) -> Self:
         """Raises InputError when it is not there, was damaged, or has expired."""
         pem, secret = _files(directory, AUTHORITY)
         if not pem.exists() or not secret.exists():

@@ -1,7 +1,5 @@
 """gRPC channels and servers: addresses, options, security and health, decided in one place."""
 
-from __future__ import annotations
-
 import asyncio
 import ipaddress
 import logging

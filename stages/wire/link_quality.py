@@ -1,13 +1,12 @@
 """Knowledge of links: kinds of those between machines that joined; for the doctor round trips, rate and settings."""
 
-from __future__ import annotations
-
 import json
 import platform
 import statistics
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Self
 
 from stages.clock import monotonic
 from stages.v1 import stage_pb2
@@ -33,7 +32,7 @@ class LinkRecord:
     relayed_bytes: Mapping[frozenset[str], int] = field(default_factory=dict)  # by the two machines of a link
 
     @classmethod
-    def read(cls, directory: Path | None) -> LinkRecord:
+    def read(cls, directory: Path | None) -> Self:
         """The record in the directory of a run; an empty one where there is none."""
         try:
             record = json.loads((directory / LINKS_NAME).read_text(encoding="utf-8")) if directory else {}

@@ -1,7 +1,5 @@
 """Pipes: the bytes of one connection to a stage server, over a socket or a stream of gRPC."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import logging

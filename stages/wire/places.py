@@ -1,7 +1,5 @@
 """The connections of a gRPC server: those that never made an allowed call give way to new ones."""
 
-from __future__ import annotations
-
 import asyncio
 import errno
 import os

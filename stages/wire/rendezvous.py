@@ -1,7 +1,5 @@
 """The rendezvous: certifies machines that bring a ticket, and joins the pipes of those that cannot dial each other."""
 
-from __future__ import annotations
-
 import asyncio
 import hmac
 import json
@@ -40,13 +38,12 @@ from stages.wire.pipes import (
 )
 from stages.wire.secret_files import lock_beside, make_private_directory, read_file, write_file
 from stages.wire.status import Context, StatusError, already_exists, exhausted, invalid, not_found, unavailable
-from stages.wire.tickets import Invitations, secret_hash
+from stages.wire.tickets import Invitations
 from stages.wire.tls import Security, Tls
-from stages.wire.tokens import HEADER, SCHEME
+from stages.wire.tokens import HEADER, SCHEME, token_hash
 
 log = logging.getLogger(__name__)
 
-SERVICE = join_pb2.DESCRIPTOR.services_by_name["JoinService"].full_name
 LEAF_DAYS, AUTHORITY_DAYS = 30, 5 * 365
 # Between renewals of the own certificate, looks at who was let go, and accounts of what is relayed.
 RENEW_S, LOOK_S, TOLD_S = 5 * 86400.0, 1.0, 5.0
@@ -230,7 +227,7 @@ class Rendezvous(join_pb2_grpc.JoinServiceServicer):
             own = secrets.token_urlsafe(32)
             response = self._certified(request, name, own)
             self.run.invitations.use(invitation)
-            self.run.keep(name, machine := Machine(name, secret_hash(own)))
+            self.run.keep(name, machine := Machine(name, token_hash(own)))
             self.machines[name] = machine
         except InputError as error:
             raise invalid(str(error)) from None
@@ -339,7 +336,7 @@ class Rendezvous(join_pb2_grpc.JoinServiceServicer):
         return machine
 
     def _machine_of(self, metadata: Mapping[str, Any]) -> Machine | None:
-        digest = secret_hash(_secret_of(metadata))
+        digest = token_hash(_secret_of(metadata))
         return next((each for each in self.machines.values() if hmac.compare_digest(each.sha256, digest)), None)
 
     def _certified(self, request: join_pb2.EnrolRequest, name: str, secret: str) -> join_pb2.EnrolResponse:

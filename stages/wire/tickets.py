@@ -1,31 +1,41 @@
-"""Tickets, with which a machine joins a run, and the invitations that they stand for.
+"""Tickets, with which a machine joins a run; the invitations that they stand for, and the places that they lead to.
 
 A ticket is text for a chat message: where the router is, the fingerprint of its key, so that the first connection is
 sure already, and a secret. The router keeps a hash of the secret, how often it may be used, and until when.
 """
 
-from __future__ import annotations
-
+import asyncio
 import base64
 import binascii
-import hashlib
+import contextlib
 import hmac
 import ipaddress
 import json
 import re
 import secrets
 import socket
+import ssl
 import time
 import zlib
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
+from typing import Self
 
+import grpc
 import psutil
 
-from stages.errors import InputError
+from stages.errors import InputError, ServiceError
+from stages.progress import ticking
+from stages.v1 import join_pb2, join_pb2_grpc
+from stages.wire.certificates import key_fingerprint, make_request
 from stages.wire.channel import parse_address
-from stages.wire.secret_files import lock_beside, read_file, write_file
+from stages.wire.links import ROUTER_NAME, link_name
+from stages.wire.messages import PROTOCOL
+from stages.wire.secret_files import PUBLIC, lock_beside, read_file, write_file
+from stages.wire.tls import LOOPBACK_ONLY, Tls, handshake_problem
+from stages.wire.tokens import token_hash, token_metadata
 
 PREFIX = "onesweep-"
 MOST_CHARACTERS, MOST_ADDRESSES, MOST_USES, MOST_DAYS = 2000, 8, 1000, 365
@@ -49,7 +59,7 @@ class Ticket:
         return PREFIX + base64.urlsafe_b64encode(packed).decode().rstrip("=")
 
     @classmethod
-    def parse(cls, text: str) -> Ticket:
+    def parse(cls, text: str) -> Self:
         """Raises InputError, which does not quote the ticket."""
         text = text.strip()
         if not text.startswith(PREFIX):
@@ -120,7 +130,7 @@ class Invitations:
         if name and uses > 1:
             raise InputError("a ticket with a name is for one machine: leave --uses out")
         secret = secrets.token_urlsafe(SECRET_BYTES)
-        digest = secret_hash(secret)
+        digest = token_hash(secret)
         made = Invitation(digest[:ID_DIGITS], digest, uses, time.time() + days * DAY_S, name)
         with lock_beside(self.path):
             self._write([*(each for each in self.all() if time.time() < each.until + MOST_DAYS * DAY_S), made])
@@ -133,7 +143,7 @@ class Invitations:
 
     def find(self, secret: str) -> Invitation | None:
         """The invitation of a ticket's secret."""
-        digest = secret_hash(secret)
+        digest = token_hash(secret)
         return next((each for each in self.all() if hmac.compare_digest(each.sha256, digest)), None)
 
     def use(self, used: Invitation) -> None:
@@ -143,11 +153,6 @@ class Invitations:
 
     def _write(self, all_: Sequence[Invitation]) -> None:
         write_file(self.path, json.dumps([asdict(each) for each in all_], indent=1).encode())
-
-
-def secret_hash(secret: str) -> str:
-    """SHA-256 in hexadecimal digits: secrets have 128 random bits, so no slower hash is needed."""
-    return hashlib.sha256(secret.encode("utf-8", "surrogatepass")).hexdigest()
 
 
 def own_addresses(port: int) -> tuple[str, ...]:
@@ -160,3 +165,115 @@ def own_addresses(port: int) -> tuple[str, ...]:
                 if not ip.is_loopback and not ip.is_link_local:
                     found.append(f"{ip}:{port}" if ip.version == 4 else f"[{ip}]:{port}")
     return tuple(found)
+
+
+# A machine's side: it enrols with a ticket, and keeps its place.
+
+MACHINE_NAME = "machine.json"
+DIAL_S, ENROL_S = 5.0, 20.0
+RENEWED_DAYS, CHECK_S = 15, 3600.0  # that a certificate is good for yet when another one is asked for
+
+
+@dataclass(frozen=True)
+class JoinedMachine:
+    """A machine's place in a run, in a directory of its own."""
+
+    directory: Path
+    name: str
+    secret: str
+    rendezvous: tuple[str, ...]
+
+    @property
+    def tls(self) -> Tls:
+        return Tls(self.directory / "ca.pem", self.directory / "machine.pem", self.directory / "machine.key")
+
+    @classmethod
+    def read(cls, directory: Path) -> Self | None:
+        """None where nobody joined. Raises InputError for a damaged record."""
+        path = directory / MACHINE_NAME
+        if not path.exists():
+            return None
+        try:
+            record = json.loads(path.read_text(encoding="utf-8"))
+            return cls(directory, str(record["name"]), str(record["secret"]), tuple(map(str, record["rendezvous"])))
+        except (OSError, ValueError, KeyError, TypeError):
+            raise InputError(f"{path} is damaged: remove {directory}, and join with another ticket") from None
+
+
+def is_known(place: JoinedMachine) -> bool:
+    """False where the router let this machine go: it may come back with a new ticket."""
+    request = join_pb2.EnrolRequest(name=place.name)
+    try:
+        asyncio.run(_enrol(place.rendezvous[0], read_file(place.tls.authority), request, place.secret))
+    except grpc.RpcError as error:
+        return error.code() is not grpc.StatusCode.UNAUTHENTICATED
+    return True
+
+
+def enrolled(ticket: Ticket, directory: Path, name: str, is_given: bool) -> JoinedMachine | None:
+    """Join, and keep the certificate; None where another machine has a name that nobody gave. Raises OnesweepError."""
+    address, certificate = _found(ticket)
+    key = make_request(directory / "machine.key", name)
+    request = join_pb2.EnrolRequest(name=name, request=key, insists=is_given)
+    try:
+        response = asyncio.run(_enrol(address, certificate, request, ticket.secret))
+    except grpc.RpcError as error:
+        code, details = error.code(), error.details() or ""
+        if code is grpc.StatusCode.ALREADY_EXISTS and not is_given and f" {name} " in details:  # a ticket may name it
+            return None
+        said = {grpc.StatusCode.UNAUTHENTICATED, grpc.StatusCode.INVALID_ARGUMENT, grpc.StatusCode.ALREADY_EXISTS}
+        if code in said:
+            raise InputError(details) from None
+        problem = handshake_problem(details, LOOPBACK_ONLY) or f"did not let this machine in: {details}"
+        raise ServiceError(f"the router at {address} {problem}") from None
+    write_file(directory / "ca.pem", response.authority, PUBLIC)
+    write_file(directory / "machine.pem", response.certificate, PUBLIC)
+    rendezvous = [address, *(each for each in ticket.addresses if each != address)]
+    record = {"name": response.name, "secret": response.secret, "rendezvous": rendezvous}
+    write_file(directory / MACHINE_NAME, json.dumps(record).encode())
+    return JoinedMachine.read(directory)
+
+
+def _found(ticket: Ticket) -> tuple[str, bytes]:
+    """The first address where the ticket's router answers, and its certificate (PEM). Raises ServiceError."""
+    problems = []
+    for address in ticket.addresses:
+        try:
+            shown = ssl.get_server_certificate(parse_address(address), timeout=DIAL_S).encode()
+        except (OSError, ValueError) as error:
+            problems.append(f"{address} does not answer ({getattr(error, 'strerror', None) or error})")
+            continue
+        if secrets.compare_digest(key_fingerprint(shown), ticket.fingerprint):
+            return address, shown
+        problems.append(f"at {address} is another server than the ticket's")
+    raise ServiceError(
+        f"no way to the router: {'; '.join(problems)}. See that `onesweep serve` runs there and that this machine "
+        "reaches it; nothing of the ticket was sent"
+    )
+
+
+async def _enrol(
+    address: str, certificate: bytes, request: join_pb2.EnrolRequest, secret: str
+) -> join_pb2.EnrolResponse:
+    request.protocol, request.unix_s = PROTOCOL, int(time.time())
+    options = (("grpc.ssl_target_name_override", link_name(ROUTER_NAME)), ("grpc.enable_http_proxy", 0))
+    with ticking(f"waiting for the router at {address}"):
+        async with grpc.aio.secure_channel(address, grpc.ssl_channel_credentials(certificate), options) as channel:
+            stub: join_pb2_grpc.JoinServiceAsyncStub = join_pb2_grpc.JoinServiceStub(channel)
+            return await stub.Enrol(request, timeout=ENROL_S, metadata=token_metadata(secret))
+
+
+async def renew(place: JoinedMachine) -> None:
+    """Ask for another certificate of the same key before this one ends; servers take it from its file. Has no end."""
+    while True:
+        certificate = place.tls.read().certificate
+        if certificate is not None and certificate.until - datetime.now(UTC) < timedelta(days=RENEWED_DAYS):
+            request = join_pb2.EnrolRequest(
+                name=place.name, request=make_request(place.directory / "machine.key", place.name)
+            )
+            for address in place.rendezvous:
+                with contextlib.suppress(grpc.RpcError):
+                    response = await _enrol(address, read_file(place.tls.authority), request, place.secret)
+                    write_file(place.directory / "machine.pem", response.certificate, PUBLIC)
+                    break
+        await asyncio.sleep(CHECK_S)

@@ -1,7 +1,5 @@
 """What lies in deploy/, and the commands in it."""
 
-from __future__ import annotations
-
 import re
 import shlex
 from collections.abc import Callable, Iterator

@@ -1,7 +1,5 @@
 """Commands in deploy/, the docs and the README are commands that there are."""
 
-from __future__ import annotations
-
 from serving.cli.commands import Family, find
 from serving.cli.parser import CommandParser, UsageError, parser_of
 

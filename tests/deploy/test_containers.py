@@ -1,7 +1,5 @@
 """The image and the composition, as far as they can be checked without building them."""
 
-from __future__ import annotations
-
 import json
 import re
 import shutil

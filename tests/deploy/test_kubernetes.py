@@ -1,7 +1,5 @@
 """The manifests are valid, and agree with each other."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any

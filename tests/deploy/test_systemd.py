@@ -1,7 +1,5 @@
 """The units are understood by systemd, and give away little."""
 
-from __future__ import annotations
-
 import re
 import shutil
 import subprocess

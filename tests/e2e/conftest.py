@@ -1,7 +1,5 @@
 """A wheel of this tree, installed by itself far from the repository."""
 
-from __future__ import annotations
-
 import shutil
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """The model in one process, mode by mode: the sums that hosts do between them, without any host."""
 
-from __future__ import annotations
-
 import asyncio
 import math
 from functools import cache

@@ -1,7 +1,5 @@
 """A chain is trained block by block on handwritten digits, served by three hosts, and what it draws can be read."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import numpy as np

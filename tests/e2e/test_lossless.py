@@ -4,8 +4,6 @@ How many hosts share the model, how often a text is asked for and who else asks 
 runs one of these modes: tests/serving/modes/test_auto.py.)
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from functools import cache, partial

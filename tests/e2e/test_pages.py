@@ -4,8 +4,6 @@ A block of commands is run unless the line before it says `<!-- not run: why -->
 folder and one network of their own, in which the addresses of the examples belong to the loopback device.
 """
 
-from __future__ import annotations
-
 import contextlib
 import os
 import pty

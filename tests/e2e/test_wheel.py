@@ -1,7 +1,5 @@
 """A wheel holds all that a user needs: installed by itself, far from the repository, it runs the demo."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 from pathlib import Path

@@ -5,8 +5,6 @@ Only for a change that is meant to change outputs: say in the commit which ones,
 moves by a few bytes with the layout of messages.
 """
 
-from __future__ import annotations
-
 import sys
 import tempfile
 from pathlib import Path

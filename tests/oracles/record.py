@@ -1,7 +1,5 @@
 """Makes the outputs that are frozen, and compares them."""
 
-from __future__ import annotations
-
 import json
 import math
 from collections.abc import Callable

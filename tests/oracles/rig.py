@@ -3,8 +3,6 @@
 When a module moves or a message changes its layout, this file follows it; the frozen files and the tests stay.
 """
 
-from __future__ import annotations
-
 import contextlib
 import hashlib
 import io

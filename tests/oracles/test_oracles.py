@@ -3,8 +3,6 @@
 `python -m tests.oracles.freeze` writes them anew, where a change is meant.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any

@@ -1,18 +1,14 @@
 """Settings of a training run: a TOML file, and over it flags."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
 from stages.errors import ConfigError
 from stages.model.architecture import Architecture
 from stages.settings import check, from_toml, limits, read_toml
-
-if TYPE_CHECKING:
-    from trainer.blocks.data import Corpus
+from trainer.blocks.data import Corpus
 
 MAX_COUNT = 2**31
 MAX_SECONDS = 1e7

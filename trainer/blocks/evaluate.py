@@ -1,10 +1,9 @@
 """Scores of checkpoints on held-out text, in bits per byte."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Self
 
 import torch
 from torch import Tensor
@@ -29,7 +28,7 @@ class TextScore:
     bytes: int
 
     @classmethod
-    def of(cls, name: str, nats: float, tokens: Tensor, corpus: Corpus) -> TextScore:
+    def of(cls, name: str, nats: float, tokens: Tensor, corpus: Corpus) -> Self:
         """:param nats: the mean of these tokens."""
         return cls(name, corpus.bits(nats, tokens), corpus.bytes_in(tokens))
 

@@ -1,10 +1,9 @@
 """Losses: denoising with a clean anchor for one block, next byte for the AR model."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
+from typing import Self
 
 import torch
 from torch import Tensor
@@ -51,7 +50,7 @@ class Corruption:
     @classmethod
     def draw(
         cls, block: Block, partition: NoisePartition, layout: ChunkLayout, batch: int, generator: torch.Generator
-    ) -> Corruption:
+    ) -> Self:
         """One noise level for each chunk of each sequence, from the block's widened range."""
         index = layout.indices()
         uniform = torch.rand(batch, int(index[-1]) + 1, generator=generator)

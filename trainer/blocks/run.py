@@ -1,7 +1,5 @@
 """One training run: a task, its optimizer, its log; resumable after a kill without loss or repetition."""
 
-from __future__ import annotations
-
 import math
 import sys
 import time

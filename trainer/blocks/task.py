@@ -1,7 +1,5 @@
 """Training tasks: one block of a chain, an AR model end to end, or a scorer stage by stage."""
 
-from __future__ import annotations
-
 import copy
 from collections.abc import Sequence
 from typing import cast

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import io
 import json
 import os
 import re
@@ -17,12 +18,15 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from stages.errors import printable
+from stages.device import check_device
+from stages.errors import ConfigError, InputError, printable
 from stages.progress import aligned, counted
 from stages.settings import add_flags, from_flags, setting
 from stages.signals import on_signal
 from stages.telemetry.observability import start_log
+from stages.wire.channel import check_name
 from stages.wire.secret_files import add_server_options, add_token_options
+from stages.wire.status import record_of
 from stages.wire.tls import LOOPBACK_ONLY, security_of
 from stages.wire.tokens import token_of
 from trainer.commands import add_own_and_shared, config_of, corpus_of
@@ -64,7 +68,6 @@ def has_strangers(settings: CoordinatorSettings) -> bool:
 
 def run_coordinate(options: argparse.Namespace) -> int:
     """Coordinate a run to its end."""
-    from stages.errors import ConfigError
     from trainer.rounds.service import coordinate
 
     start_log("text", "coordinator")
@@ -88,9 +91,6 @@ def run_work(options: argparse.Namespace) -> int:
     if options.site is not None:
         # before torch is imported: it would log native stack traces where a sentence is enough
         os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "FATAL")
-    from stages.device import check_device
-    from stages.errors import InputError
-    from stages.wire.channel import check_name
     from trainer.rounds.site import Site
     from trainer.rounds.worker import work
 
@@ -118,10 +118,6 @@ def run_work(options: argparse.Namespace) -> int:
 
 def run_status(options: argparse.Namespace) -> int:
     """Show a run until it ends, through its coordinator's restarts."""
-    import io
-
-    from stages.wire.status import record_of
-
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="replace")  # a terminal without Unicode
     settings = from_flags(WatchSettings, options)

@@ -20,10 +20,10 @@ from trainer.blocks.data import Corpus
 from trainer.rounds.file_server import FeatureRelay, UpdateIntake, WeightServer, check_beat
 from trainer.rounds.ledger import Ledger
 from trainer.rounds.members import Member, Members
+from trainer.rounds.merging import MOST_STRIKES, HeldOut
 from trainer.rounds.parts import FEATURES
 from trainer.rounds.publishing import Publisher
 from trainer.rounds.schedule import RoundSchedule, put_back
-from trainer.rounds.scoring import MOST_STRIKES, HeldOut
 from trainer.rounds.settings import PROTOCOL, CoordinatorSettings
 from trainer.rounds.spec import RunSpec
 from trainer.v1 import rounds_pb2

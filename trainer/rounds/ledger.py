@@ -14,8 +14,7 @@ from stages.errors import ResumeError
 from trainer.blocks.config import RoundSettings
 from trainer.blocks.state import digest
 from trainer.rounds.codecs import Tensors, norm, publish
-from trainer.rounds.merging import outer_step, votes, wrong_norm, wrong_round
-from trainer.rounds.scoring import Loss, Reputation, UpdateScore, admit
+from trainer.rounds.merging import Loss, Reputation, UpdateScore, admit, outer_step, votes, wrong_norm, wrong_round
 from trainer.rounds.store import Record, Share, Store, Update, Version
 
 

@@ -1,13 +1,20 @@
-"""Merging: which updates count, votes, the outer step."""
+"""Merging: which updates count, votes, the outer step; scores on held-out text, and the voters' records of them."""
 
 import math
-from collections.abc import Sequence
-from statistics import median
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from statistics import fmean, median, stdev
+from typing import Any
 
 import torch
 
+from stages.errors import DataError
 from trainer.blocks.config import RoundSettings
-from trainer.rounds.codecs import Tensors, add
+from trainer.blocks.data import Corpus
+from trainer.rounds.codecs import Tensors, add, load
+from trainer.rounds.parts import PartTask, see
+from trainer.rounds.spec import RunSpec
 from trainer.rounds.store import Share, Update
 
 MIN_NORMS = 3  # updates without which nobody can say which norm is usual
@@ -87,3 +94,140 @@ def outer_step(
     # m <- b m + g, theta <- theta - rate (g + b m); torch.optim.SGD(nesterov=True) does the same.
     momentum = add(gradient, momentum, settings.outer_momentum) if momentum else gradient
     return add(theta, add(gradient, momentum, settings.outer_momentum), -settings.outer_rate), momentum
+
+
+# Scores: updates measured on held-out text before they are merged.
+# As Gauntlet (arXiv 2505.21684) scores an update, by the held-out loss that it takes off. No rule that compares updates
+# with each other can defend one of two workers, nor one of three against two: only text tells which of them is wrong.
+
+Loss = Callable[[Tensors], Sequence[float]]  # of weights of a part: nats of the same batches, whatever the weights
+
+BATCHES = 8  # of the size of a worker's; a merge of M voters takes at most 3 M times so many forward passes
+WINDOWS = 16  # of held-out text at least: a worker that knows the few there are could learn them by heart
+DOUBT = 3.0  # standard errors within which a difference proves nothing
+# Share of the others' gain that a voter may cost: in a round the longest step is often best, in a run the mean is.
+SLACK = 0.1
+# Merges after which a voter has its full weight: until then so many newcomers together weigh what one worker does.
+FULL_RECORD = 10
+MOST_STRIKES = 3  # rounds one after the other in which a voter's work was harmful beyond doubt, and another's was not
+
+
+@dataclass(frozen=True)
+class UpdateScore:
+    """Score of one voter's work in one merge."""
+
+    nats: float | None  # held-out loss that its share takes off; None where that is no finite number
+    error: float  # standard error of that, in nats
+    kept: bool
+    harmful: bool
+
+    def __str__(self) -> str:
+        if self.nats is None:
+            return "with it the loss on held-out text is not finite"
+        return f"it takes {self.nats:.4f} ± {self.error:.4f} nats off the loss on held-out text"
+
+
+class HeldOut:
+    """Held-out loss of a part: the loss that its workers train with, on validation text. For one thread."""
+
+    def __init__(self, spec: RunSpec, corpus: Corpus, weights: Callable[..., Tensors], seed: int) -> None:
+        """:param weights: of any part, the newest, or those with which a round began.
+
+        :param seed: chooses the batches; workers must not know it. Raises DataError for too little text.
+        """
+        length = spec.config.architecture.context_length + 1
+        if len(corpus.valid) < WINDOWS * length:
+            raise DataError(
+                f"{corpus.name}: robust = scored measures updates on validation text, and {len(corpus.valid)} "
+                f"{corpus.noun} are not the {WINDOWS} windows of {length} that it needs: give the coordinator more "
+                "--data, or robust = none"
+            )
+        rounds = replace(spec.config.rounds, context_by="copies")  # the coordinator has all parts: it needs no features
+        self.spec, self.weights, self.seed = replace(spec, config=replace(spec.config, rounds=rounds)), weights, seed
+        self.text = replace(corpus, train=corpus.valid)
+        self.tasks: dict[str, PartTask] = {}
+
+    def __call__(self, part: str, round_: int) -> Loss:
+        """The loss by which a merge of that round is judged."""
+        if (task := self.tasks.get(part)) is None:
+            task = self.tasks[part] = self.spec.task(self.spec.parts.index(part), self.text, self.seed)
+        # Workers began the round with other parts as they were then. Next to parts that have closed the round already,
+        # the honest work of a pipeline raises the loss: those were trained to fit what it began from.
+        see(task, {name: self.weights(name, beside=part) for name in task.copies})
+
+        def measure(weights: Tensors) -> list[float]:
+            load(task.module, weights)
+            with torch.no_grad():
+                return [float(task.loss(round_ * BATCHES + i).total) for i in range(BATCHES)]
+
+        return measure
+
+
+class Reputation:
+    """Records of the voters of one part, made from the lines of the log alone, so that a restart has the same."""
+
+    def __init__(self) -> None:
+        self.merged: Counter[str] = Counter()
+        self.strikes: Counter[str] = Counter()
+        self.expelled = set[str]()
+
+    def weight(self, voter: str) -> float:
+        """Factor of the weight of its updates."""
+        return min(self.merged[voter] + 1, FULL_RECORD) / FULL_RECORD
+
+    def take(self, scores: Mapping[str, Mapping[str, Any]]) -> None:
+        """:param scores: of one closed round, as the log has them."""
+        for voter, score in scores.items():
+            # lost at once and earned slowly: who harms now and then has little weight where the text is in doubt
+            self.merged[voter] = 0 if score["harmful"] else self.merged[voter] + score["kept"]
+            self.strikes[voter] = self.strikes[voter] + 1 if score["harmful"] else 0
+            if self.strikes[voter] >= MOST_STRIKES:
+                self.expelled.add(voter)
+
+
+def admit(
+    theta: Tensors,
+    shares: Mapping[str, Share],
+    step: Callable[[Sequence[Share]], Tensors],
+    loss: Loss,
+    trust: Callable[[str], float],
+) -> dict[str, UpdateScore]:
+    """The score of each voter's share of a merge, and whether it is kept.
+
+    :param step: the next version from some shares; trust: 0 to 1.
+    """
+    # A share is tried at the weight that it has in the merge: at full length an honest one often raises the loss, when
+    # only the mean of several lowers it.
+    before, total = loss(theta), sum(share.weight for share in shares.values())
+    alone = {v: loss(add(theta, s.delta, -s.weight / total)) for v, s in shares.items()}
+    gains = {v: [a - b for a, b in zip(before, after, strict=True)] for v, after in alone.items()}
+    # The doubt is for who has a record: newcomers that each harm too little to be seen would be many at no cost.
+    kept = sorted((v for v in gains if _most(gains[v], DOUBT * trust(v)) > 0), key=lambda v: fmean(gains[v]))
+
+    def measured(voters: Sequence[str]) -> Sequence[float]:
+        return loss(step([shares[voter] for voter in voters])) if voters else before
+
+    # What helps by itself can still make the others' step too long, or turn it: then the merge is better without it. To
+    # begin with one and add others would try that one at full length, and left out a quarter of the honest work.
+    found, rests = measured(kept), {voter: measured([v for v in kept if v != voter]) for voter in kept}
+    for voter in sorted(rests, key=lambda v: (math.isnan(mean := fmean(rests[v])), mean)):
+        others = [other for other in kept if other != voter]
+        rest = rests[voter] if len(kept) == len(rests) else measured(others)
+        if _most([a - b + SLACK * (c - a) for a, b, c in zip(rest, found, before, strict=True)]) > 0:
+            break
+        kept, found = others, rest
+    taught = any(-_most([-nats for nats in gain]) > 0 for gain in gains.values())
+    return {v: UpdateScore(*_mean(gain), v in kept, taught and not _most(gain) > 0) for v, gain in gains.items()}
+
+
+def _mean(gains: Sequence[float]) -> tuple[float | None, float]:
+    """Mean and its standard error; None where one is not finite."""
+    if not all(map(math.isfinite, gains)):
+        return None, 0.0
+    return fmean(gains), stdev(gains) / math.sqrt(len(gains))
+
+
+def _most(gains: Sequence[float], doubt: float = DOUBT) -> float:
+    """Mean gain that paired batches do not rule out, within so many errors; NaN where one is not finite."""
+    mean, error = _mean(gains)
+    return math.nan if mean is None else mean + doubt * error

@@ -1,11 +1,9 @@
 """Parts: the training task of one worker, with frozen copies of other parts, or the features that they pass on."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
+from typing import Protocol, Self
 
 import torch
 from torch import Tensor, nn
@@ -140,7 +138,7 @@ class FeatureFormat:
     width: int
 
     @classmethod
-    def of(cls, config: TrainingConfig) -> FeatureFormat:
+    def of(cls, config: TrainingConfig) -> Self:
         a = config.architecture
         return cls(config.rounds.steps_per_round, config.sequences, a.context_length, a.width)
 

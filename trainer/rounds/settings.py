@@ -1,7 +1,5 @@
 """Settings of the processes of rounds, which are their commands' flags."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, field
 from pathlib import Path
 

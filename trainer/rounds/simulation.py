@@ -17,8 +17,8 @@ from trainer.blocks.config import TrainingConfig
 from trainer.blocks.data import Corpus
 from trainer.rounds.codecs import CODECS, Tensors, route, scale, whole_size
 from trainer.rounds.ledger import Ledger
+from trainer.rounds.merging import HeldOut
 from trainer.rounds.parts import FeatureFormat, Learner, is_fed, passes_on, see
-from trainer.rounds.scoring import HeldOut
 from trainer.rounds.spec import RunSpec, replica_seed
 from trainer.rounds.store import Store, Update
 from trainer.rounds.worker_state import WorkerProgress, WorkerRounds

@@ -5,8 +5,6 @@
 # makes a group of those that are left, for the same step. torchrun's elastic agent unpickles what is in its store, so
 # that anyone who can reach the port can run code; and there a machine that fails for good ends the others.
 
-from __future__ import annotations
-
 import ipaddress
 import json
 import logging

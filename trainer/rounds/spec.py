@@ -1,13 +1,12 @@
 """A run's specification, equal on every machine by digest: settings, parts, initial weights."""
 
-from __future__ import annotations
-
 import hashlib
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
 from functools import cached_property
 from importlib.metadata import version
 from pathlib import Path
+from typing import Self
 
 import torch
 from torch import nn
@@ -60,7 +59,7 @@ class RunSpec:
         corpus: Corpus,
         partition: NoisePartition | None = None,
         manifest: Manifest | None = None,
-    ) -> RunSpec:
+    ) -> Self:
         """:param partition: the run's, if it is known already; else it is measured, for a chain.
 
         Raises ConfigError for settings that do not go together, DataError for too little text.
@@ -73,7 +72,7 @@ class RunSpec:
         return cls(settled(config), codes, partition, manifest)
 
     @classmethod
-    def begin(cls, config: TrainingConfig, corpus: Corpus, out: Path) -> RunSpec:
+    def begin(cls, config: TrainingConfig, corpus: Corpus, out: Path) -> Self:
         """A run into the checkpoint `out`, which is made if it is not there.
 
         Raises ConfigError, DataError; CheckpointError where `out` is of another run.
@@ -87,7 +86,7 @@ class RunSpec:
         return cls.of(config, corpus, manifest.partition, manifest)
 
     @classmethod
-    def joined(cls, place: rounds_pb2.JoinResponse, directory: Path, corpus: Corpus) -> RunSpec:
+    def joined(cls, place: rounds_pb2.JoinResponse, directory: Path, corpus: Corpus) -> Self:
         """The run that a coordinator describes; its manifest is kept in `directory`. Raises OnesweepError."""
         replace_file(directory / MANIFEST_NAME, lambda path: path.write_text(place.manifest, encoding="utf-8"))
         config, manifest = parse_config(place.config, "the coordinator's settings"), read_manifest(directory)

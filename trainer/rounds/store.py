@@ -1,7 +1,5 @@
 """The store of a ledger's state, on a disk or in memory, and its audit."""
 
-from __future__ import annotations
-
 import json
 import sqlite3
 from collections.abc import Collection, Iterator, Mapping, Sequence

@@ -3,8 +3,6 @@
 Both ways use the same: the receiver asks for an offset, and the sender begins there.
 """
 
-from __future__ import annotations
-
 import hashlib
 import zlib
 from mmap import mmap

@@ -1,7 +1,5 @@
 """Checks of what several kinds of work bring: tokens that fit a session, and how tokens are sampled."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, fields

@@ -3,8 +3,6 @@
 Every field is checked before anything of the pictures' size is allocated.
 """
 
-from __future__ import annotations
-
 import math
 from abc import abstractmethod
 from collections import deque

@@ -1,7 +1,5 @@
 """A read: new tokens on their way through the host's stages of a pipeline, and the tokens that are sampled after."""
 
-from __future__ import annotations
-
 import contextlib
 import logging
 from collections import deque

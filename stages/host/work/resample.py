@@ -4,8 +4,6 @@ The last host reads the prompt, has its drafter write candidates, and sends them
 all hosts, it draws one by weight, and writes what may follow it, up to the end of the text.
 """
 
-from __future__ import annotations
-
 from collections import deque
 from dataclasses import dataclass
 

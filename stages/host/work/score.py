@@ -1,7 +1,5 @@
 """A score: new tokens, and the probabilities of continuations of them, each a branch that nothing remembers."""
 
-from __future__ import annotations
-
 from collections import deque
 from dataclasses import dataclass
 from typing import Any

@@ -1,7 +1,5 @@
 """A sweep: a chunk of noisy slots on its way through the host's blocks."""
 
-from __future__ import annotations
-
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass

@@ -16,7 +16,6 @@ import pytest
 
 from serving.cli import machine_ring, machines, remote
 from serving.cli.generate import router_here
-from serving.cli.machines import JoinedMachine
 from serving.cli.ports import free_port_block
 from serving.cli.remote import _rendezvous, ticket_of
 from serving.cli.serve import status_lines
@@ -29,7 +28,7 @@ from stages.wire.certificates import make_request
 from stages.wire.channel import LINKS_VARIABLE, bind
 from stages.wire.links import DIRECT, link_name
 from stages.wire.rendezvous import Machine, Rendezvous, RunDirectory
-from stages.wire.tickets import Ticket
+from stages.wire.tickets import JoinedMachine, Ticket
 
 
 @pytest.fixture

@@ -1,7 +1,5 @@
 """The scheduler: who takes part in a pass, how many may be under way, and on which thread it is computed."""
 
-from __future__ import annotations
-
 import threading
 import time
 from queue import SimpleQueue

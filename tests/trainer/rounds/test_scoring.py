@@ -15,8 +15,7 @@ from trainer.blocks.config import RoundSettings
 from trainer.blocks.state import digest
 from trainer.rounds.codecs import Tensors, add, norm, scale, subtract
 from trainer.rounds.ledger import KEPT_VERSIONS, Ledger, Merged
-from trainer.rounds.merging import weighted_mean
-from trainer.rounds.scoring import BATCHES, FULL_RECORD, MOST_STRIKES, HeldOut, Loss, Reputation, admit
+from trainer.rounds.merging import BATCHES, FULL_RECORD, MOST_STRIKES, HeldOut, Loss, Reputation, admit, weighted_mean
 from trainer.rounds.simulation import SimulatedWorkers, Simulation
 from trainer.rounds.spec import RunSpec
 from trainer.rounds.store import Share, Store, audit, open_store

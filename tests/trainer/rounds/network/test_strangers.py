@@ -15,7 +15,7 @@ from tests.conftest import PATIENCE_S, until
 from tests.trainer.rounds.network.calls import Start, refused, submit
 from tests.trainer.small import rounds_config
 from trainer.rounds.commands import has_strangers
-from trainer.rounds.scoring import MOST_STRIKES
+from trainer.rounds.merging import MOST_STRIKES
 from trainer.rounds.settings import CoordinatorSettings
 from trainer.rounds.store import audit
 from trainer.v1 import rounds_pb2
