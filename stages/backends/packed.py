@@ -1,12 +1,11 @@
 """Parts of a model by torch: pieces of several requests share every operation that works on rows."""
 
-from __future__ import annotations
-
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from copy import copy
 from dataclasses import dataclass
 from functools import lru_cache, partial
+from typing import Self
 
 import torch
 from torch import Tensor, nn
@@ -122,12 +121,12 @@ class LayerKind:
     signs: Tensor  # (2, 2, 1, 2, 1)
     window: int | None  # of `AttentionShape`
 
-    @staticmethod
-    def of(rotary: Tensor, scale: float, window: int | None = None) -> LayerKind:
+    @classmethod
+    def of(cls, rotary: Tensor, scale: float, window: int | None = None) -> Self:
         """:param rotary: (2, positions, head_dim / 2).
         :param scale: of queries, as attention wants them."""
         signs = torch.tensor([[[scale, scale], [1, 1]], [[-scale, scale], [-1, 1]]], device=rotary.device)
-        return LayerKind(rotary.transpose(0, 1), signs[:, :, None, :, None], window)
+        return cls(rotary.transpose(0, 1), signs[:, :, None, :, None], window)
 
     def factors(self, rotary: Tensor) -> Tensor:
         """For `rotate_rows`, of rows of the table: (rows, 2, head_dim / 2) -> (rows, 2, 2, 1, 2, head_dim / 2).
@@ -155,7 +154,7 @@ class PackedReader:
         self.shapes, self.kv_heads = list(map(attention_shape, part.layers)), part.architecture.kv_heads
         self.device = part.rotary.device
 
-    def shortened(self) -> PackedReader:
+    def shortened(self) -> Self:
         """The same of its first layers, with one of each kind."""
         short, count = copy(self), 1 + max(map(self.kind_of.index, range(len(self.kinds))))
         short.layers, short.kind_of = self.layers[:count], self.kind_of[:count]

@@ -1,7 +1,5 @@
 """Rows of several requests, one below the other in one tensor."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -9,7 +7,7 @@ from contextvars import ContextVar
 from dataclasses import dataclass
 from functools import cached_property, lru_cache, wraps
 from itertools import accumulate, pairwise
-from typing import Any, TypeVar
+from typing import Any, Self, TypeVar
 
 import torch
 from torch import Tensor
@@ -81,21 +79,21 @@ class Rows:
     total: int
     threads: int = 1  # of products
 
-    @staticmethod
-    def of(counts: Sequence[int], hidden: int, threads: int, least: int = 0) -> Rows:
+    @classmethod
+    def of(cls, counts: Sequence[int], hidden: int, threads: int, least: int = 0) -> Self:
         """:param counts: rows of each piece.
         :param hidden: numbers in a row of the widest layer.
         :param threads: of products.
         :param least: rows from which on, and in multiples of which, a product's rows are independent, if its kernels
             are others than those of `independent_rows`."""
         bounds = [0, *accumulate(counts)]
-        return Rows(list(counts), bounds, padded(bounds[-1], hidden, threads, least), threads)
+        return cls(list(counts), bounds, padded(bounds[-1], hidden, threads, least), threads)
 
-    @staticmethod
-    def in_slabs(counts: Sequence[int]) -> Rows:
+    @classmethod
+    def in_slabs(cls, counts: Sequence[int]) -> Self:
         """Rows for products on a device other than the processor: whole slabs."""
         bounds = [0, *accumulate(counts)]
-        return Rows(list(counts), bounds, -(-bounds[-1] // SLAB_ROWS) * SLAB_ROWS)
+        return cls(list(counts), bounds, -(-bounds[-1] // SLAB_ROWS) * SLAB_ROWS)
 
     @cached_property
     def single(self) -> bool:
@@ -111,7 +109,7 @@ class Rows:
     def padding(self) -> int:
         return self.total - self.bounds[-1]
 
-    def __iter__(self) -> pairwise[tuple[int, int]]:
+    def __iter__(self) -> Iterator[tuple[int, int]]:
         return pairwise(self.bounds)
 
     def pack(self, parts: Sequence[Tensor], fresh: bool = True) -> Tensor:

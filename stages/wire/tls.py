@@ -1,7 +1,5 @@
 """TLS: certificate files that are read again when they change, checked by a handshake before any peer sees them."""
 
-from __future__ import annotations
-
 import argparse
 import logging
 import ssl
@@ -47,6 +45,24 @@ _SENTENCES = (
 
 
 @dataclass(frozen=True)
+class Certificate:
+    """A valid certificate."""
+
+    identity: Identity | None  # none for one that was not made for onesweep
+    until: datetime
+
+
+@dataclass(frozen=True)
+class TlsMaterial:
+    """Contents of the files, for a handshake."""
+
+    authority: bytes
+    chain: bytes | None = None
+    key: bytes | None = None
+    certificate: Certificate | None = None
+
+
+@dataclass(frozen=True)
 class Tls:
     """Paths of PEM files."""
 
@@ -89,24 +105,6 @@ class Tls:
             due = " or ".join(roles)
             raise InputError(f"{self.certificate} is for {shown}: make one with `onesweep certs issue {due} NAME`")
         return certificate
-
-
-@dataclass(frozen=True)
-class TlsMaterial:
-    """Contents of the files, for a handshake."""
-
-    authority: bytes
-    chain: bytes | None = None
-    key: bytes | None = None
-    certificate: Certificate | None = None
-
-
-@dataclass(frozen=True)
-class Certificate:
-    """A valid certificate."""
-
-    identity: Identity | None  # none for one that was not made for onesweep
-    until: datetime
 
 
 @dataclass(frozen=True)

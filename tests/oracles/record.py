@@ -13,9 +13,8 @@ FOLDER = Path(__file__).parent
 PROMPT = "The old man looked at the sea and "
 PROMPTS = {1: PROMPT, 2: "I went to see this film because ", 3: (PROMPT * 5)[:150]}
 """A seed's: the last one is longer than what hosts read in one pass."""
-USUAL = (3, 1)
-"""Hosts, and replicas of each."""
 OTHERS = {"one host": (1, 1), "two and one block": (2, 1), "two replicas of each": (3, 2)}
+"""Hosts, and replicas of each: usual are three, and one."""
 ENTRANTS: dict[str, dict[str, Any]] = {
     "sweep": {"mode": "sweep"},
     "sweep ode": {"mode": "sweep", "sampler": "ode", "steps": 3},

@@ -23,6 +23,7 @@ from serving.client.result import HostsLost, unready_words
 from serving.v1 import router_pb2
 from stages.errors import InputError, ServiceError
 from stages.progress import ProgressLine
+from stages.wire import tickets
 from stages.wire.auth import HOST, Identity
 from stages.wire.certificates import make_request
 from stages.wire.channel import LINKS_VARIABLE, bind
@@ -65,7 +66,7 @@ def test_a_machine_joins_once_and_finds_its_place_again(rendezvous: Rendezvous) 
             assert found == first
     with pytest.raises(InputError, match="no machine 'rome' of this computer has joined"), place(None, "rome"):
         pass
-    with patch.object(machines, "ticking", wraps=machines.ticking) as waits, place(None) as found:
+    with patch.object(tickets, "ticking", wraps=tickets.ticking) as waits, place(None) as found:
         assert found == first, "the only one, whatever this computer is called"
         waits.assert_called_once_with(f"waiting for the router at {first.rendezvous[0]}")
     del rendezvous.machines["paris"]
@@ -119,7 +120,7 @@ def test_a_certificate_is_renewed_before_it_ends(rendezvous: Rendezvous, monkeyp
         path.write_bytes(short)
 
         async def checked() -> None:
-            renewing = asyncio.create_task(machines._renew(there))
+            renewing = asyncio.create_task(tickets.renew(there))
             while path.read_bytes() == short:
                 await asyncio.sleep(0.01)
             renewing.cancel()
@@ -127,9 +128,9 @@ def test_a_certificate_is_renewed_before_it_ends(rendezvous: Rendezvous, monkeyp
         asyncio.run(checked())
         assert (there.tls.own(HOST).until - rendezvous.run.authority.until).days < -1000
         before = path.read_bytes()
-        monkeypatch.setattr(machines, "CHECK_S", 0)
+        monkeypatch.setattr(tickets, "CHECK_S", 0)
         with contextlib.suppress(TimeoutError):
-            asyncio.run(asyncio.wait_for(machines._renew(there), 0.1))
+            asyncio.run(asyncio.wait_for(tickets.renew(there), 0.1))
         assert path.read_bytes() == before, "one that is good for weeks stays"
 
 
