@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import glob
-import json
 import os
 import re
 import shutil
@@ -20,7 +19,19 @@ from typing import Any
 import psutil
 
 from serving.cli.ports import check_free, port_free
-from serving.cli.servers import FORKED, HTTP, MODULE, RELEASES, ROUTER, TOPOLOGY, fork_servers, server_arguments
+from serving.cli.servers import (
+    FORKED,
+    HTTP,
+    MODULE,
+    RECORD,
+    RELEASES,
+    ROUTER,
+    TOPOLOGY,
+    fork_servers,
+    record_processes,
+    recorded,
+    server_arguments,
+)
 from serving.client.client import Client, RequestRefused, RouterError
 from serving.client.result import unready_words
 from serving.router.topology import Topology, read_topology
@@ -40,7 +51,6 @@ LOG_LINES = 5
 NO_TOKEN = "not ready, and it tells only those with a token why"
 SILENT = "it takes connections and says nothing"
 LACKING = "are on no machine: one with"  # of blocks, in advice: no wait mends that
-RECORD = "deployment.json"
 # Turns the name and the command of a process into the command that runs it where it belongs.
 Place = Callable[[str, list[str]], list[str]]
 
@@ -98,11 +108,12 @@ class Deployment:
             if place is None and lifelines is None and sys.platform == "linux":
                 with deferred():
                     deployment.processes |= fork_servers(directory, servers)
-                    deployment._record()
             else:
                 for name in servers:
                     deployment._launch(name, "wb")
         except BaseException:
+            with contextlib.suppress(OSError, ValueError):
+                deployment.processes |= recorded(directory)
             deployment.stop()
             raise
         return deployment
@@ -185,10 +196,7 @@ class Deployment:
             if self.lifelines is not None:
                 self.lifelines.append(process.stdin)
             self.processes[name] = process.pid
-            self._record()
-
-    def _record(self) -> None:
-        (self.directory / RECORD).write_text(json.dumps({"processes": self.processes}), encoding="utf-8")
+            record_processes(self.directory, self.processes)
 
     def _process(self, name: str) -> psutil.Process | None:
         """The process called `name`, if it still runs; another that was given its number since is not ours."""
@@ -196,7 +204,7 @@ class Deployment:
             process = psutil.Process(self.processes[name])
             command = process.cmdline()
             # none in the moment of its start, and none for one that ended and was not waited for
-            starting = not command and process.status() != psutil.STATUS_ZOMBIE
+            starting = not command and _runs(process)
             # words that place a process may precede them
             is_ours = any(command[i : i + len(MODULE)] in (MODULE, FORKED) for i in range(len(command)))
             if starting or (is_ours and name in command):
@@ -232,9 +240,7 @@ def find_deployment(directory: Path) -> Deployment | None:
     somebody else could have written the record."""
     check_private(directory)
     try:
-        record = json.loads((directory / RECORD).read_text(encoding="utf-8"))
-        processes = {str(name): int(pid) for name, pid in record["processes"].items()}
-        topology = read_topology(directory / TOPOLOGY)
+        processes, topology = recorded(directory), read_topology(directory / TOPOLOGY)
     except (OSError, ValueError, TypeError, KeyError, AttributeError, OnesweepError):
         return None
     deployment = Deployment(topology, directory, processes)
@@ -344,11 +350,17 @@ def watch(deployment: Deployment, tend: Callable[[Deployment], object]) -> None:
 
 def _end(processes: list[psutil.Process | None]) -> None:
     running = [process for process in processes if process is not None]
-    for process in running:
-        with contextlib.suppress(psutil.NoSuchProcess):
-            process.terminate()
-    _, stubborn = psutil.wait_procs(running, timeout=STOP_S)
-    for process in stubborn:
-        with contextlib.suppress(psutil.NoSuchProcess):
-            process.kill()
-    psutil.wait_procs(stubborn, timeout=STOP_S)
+    for end in (psutil.Process.terminate, psutil.Process.kill):
+        for process in running:
+            with contextlib.suppress(psutil.NoSuchProcess):
+                end(process)
+        deadline = time.monotonic() + STOP_S
+        while (running := [each for each in running if _runs(each)]) and time.monotonic() < deadline:
+            time.sleep(POLL_S)
+
+
+def _runs(process: psutil.Process) -> bool:
+    """False for one that ended, though who started it has not asked for its end yet."""
+    with contextlib.suppress(psutil.NoSuchProcess):
+        return bool(process.status() != psutil.STATUS_ZOMBIE)
+    return False

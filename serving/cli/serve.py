@@ -35,7 +35,7 @@ from stages.settings import add_flags, from_flags
 from stages.signals import ends_cleanly
 from stages.telemetry.observability import ObservabilitySettings, start_log
 from stages.wire.channel import LINKS_VARIABLE, parse_address
-from stages.wire.secret_files import add_server_options, check_private, state_directory
+from stages.wire.secret_files import add_server_options, check_private, lock_beside, state_directory
 from stages.wire.status import record_of
 from stages.wire.tls import security_of
 from stages.wire.tokens import read_tokens
@@ -182,11 +182,12 @@ def _started(options: argparse.Namespace, topology: Topology | None) -> Deployme
     # only a GPU has to be asked for, of torch, which takes a second to import
     for device in {options.device or host.device or AUTO for host in topology.hosts} - {AUTO, "cpu"}:
         device_for(device, plan)
-    with ticking("starting hosts and a router"):
+    directory = new_directory(topology)
+    with ticking("starting hosts and a router"), lock_beside(directory):
         return Deployment.start(
             topology,
             checkpoint.resolve(),
-            new_directory(topology),
+            new_directory(topology),  # again: another `up` may have been quicker
             threads=options.threads or plan.shared_threads,
             host_options=["--device", options.device] if options.device else (),
             router_options=["--tokens", str(options.tokens.resolve())] if options.tokens else (),

@@ -10,7 +10,6 @@ import gc
 import importlib
 import json
 import os
-import signal
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
@@ -24,7 +23,7 @@ from stages.wire.channel import is_loopback
 from stages.wire.tokens import make_own_token
 
 ROUTER, HTTP = "router", "http"  # what the processes of the router and the gateway are called
-TOPOLOGY, RELEASES = "topology.toml", "releases"
+TOPOLOGY, RELEASES, RECORD = "topology.toml", "releases", "deployment.json"
 # How a server is started: -P, because the directory that `up` is called in is not for importing from.
 MODULE = ["-P", "-m", "serving.cli"]
 FORKED = [*MODULE[:-1], "serving.cli.servers"]
@@ -90,23 +89,32 @@ def fork_servers(directory: Path, servers: Mapping[str, Sequence[str]]) -> dict[
     starter = subprocess.run(
         [sys.executable, *FORKED, *servers],
         input=json.dumps({"directory": str(directory), "servers": servers}),
-        capture_output=True,
+        stderr=subprocess.PIPE,
         text=True,
         start_new_session=True,
         env=os.environ | {LIFELINE_VARIABLE: ""},
         check=False,
     )
-    pids = dict(zip(servers, map(int, starter.stdout.split()), strict=False))
     if starter.returncode:
-        for pid in pids.values():
-            os.kill(pid, signal.SIGTERM)
         raise ServiceError(f"servers cannot start: {starter.stderr.strip().rpartition(chr(10))[2]}")
-    return pids
+    return recorded(directory)
+
+
+def recorded(directory: Path) -> dict[str, int]:
+    """Process ids of the servers of a deployment, by name. Raises OSError, or ValueError and the like for no record."""
+    record = json.loads((directory / RECORD).read_text(encoding="utf-8"))
+    return {str(name): int(pid) for name, pid in record["processes"].items()}
+
+
+def record_processes(directory: Path, processes: Mapping[str, int]) -> None:
+    """Have `recorded` find these."""
+    (directory / RECORD).write_text(json.dumps({"processes": processes}), encoding="utf-8")
 
 
 def _fork() -> int:
-    """Become each server in turn; the one that forks prints their process ids. The exit code."""
-    parent, given = os.getppid(), json.load(sys.stdin)
+    """Become each server in turn; the one that forks records their process ids. The exit code."""
+    parent, given, pids = os.getppid(), json.load(sys.stdin), dict[str, int]()
+    directory = Path(given["directory"])
     for module in (module for arguments in given["servers"].values() for module in PRELOADED[arguments[0]]):
         importlib.import_module(module)
     if os.getppid() != parent:
@@ -117,12 +125,13 @@ def _fork() -> int:
         if (pid := os.fork()) == 0:
             os.setsid()
             ctypes.CDLL(None).prctl(PR_SET_NAME, name.encode())
-            with open(os.devnull) as nothing, (Path(given["directory"]) / f"{name}.log").open("wb") as log:
+            with open(os.devnull) as nothing, (directory / f"{name}.log").open("wb") as log:
                 for file, descriptor in ((nothing, 0), (log, 1), (log, 2)):
                     os.dup2(file.fileno(), descriptor)
             return main(arguments)
-        print(pid, flush=True)
-    return 0
+        pids[name] = pid
+        record_processes(directory, pids)  # at once: whatever happens to who waits, `down` finds them
+    os._exit(0)  # what the imports made takes half a second to end
 
 
 if __name__ == "__main__":

@@ -16,7 +16,7 @@ import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from serving.cli.ports import free_port_block
-from serving.cli.servers import fork_servers, server_arguments
+from serving.cli.servers import RECORD, fork_servers, server_arguments
 from serving.client.client import Client
 from serving.router.topology import local_topology
 from serving.v1 import router_pb2, router_pb2_grpc
@@ -113,14 +113,14 @@ def test_who_says_who_may_ask_gets_no_token(
 @pytest.mark.skipif(sys.platform != "linux", reason="elsewhere each server is started by itself")
 def test_servers_are_forked_from_one_process(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HOME", str(tmp_path))
-    monkeypatch.delenv("CI", raising=False)  # there, onnxruntime tells nobody of itself
+    monkeypatch.delenv("CI", raising=False)  # there onnxruntime says nothing
     words = ["host", "host-1", "--topology", str(tmp_path / "none.toml")]
     for name in fork_servers(tmp_path, {"host-1": words, "host-2": words}):
         said = until((tmp_path / f"{name}.log").read_text)
         assert said == f"onesweep: cannot read the topology {tmp_path / 'none.toml'}: No such file or directory\n"
     with pytest.raises(ServiceError, match="servers cannot start: KeyError: 'nothing'"):
         fork_servers(tmp_path, {"host-1": ["nothing"]})
-    assert {path.name for path in tmp_path.iterdir()} == {"host-1.log", "host-2.log"}, "no id of this machine is kept"
+    assert {*os.listdir(tmp_path)} == {"host-1.log", "host-2.log", RECORD}, "no id of this machine is kept"
 
 
 def test_two_routers_have_one_token_or_none_is_shown(tmp_path: Path, state: Path) -> None:

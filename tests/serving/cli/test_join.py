@@ -23,9 +23,9 @@ import pytest
 from loadtest.lab.lab import Lab, lab_problem, temporary_lab
 from loadtest.lab.namespaces import DEVICE, GATEWAY_ADDRESS, SUBNET
 from loadtest.lab.profile import profile_named
-from serving.cli.deployment import RAN_S, RECORD, temporary_deployment
+from serving.cli.deployment import RAN_S, temporary_deployment
 from serving.cli.ports import free_port_block, port_free
-from serving.cli.servers import MODULE
+from serving.cli.servers import MODULE, RECORD
 from serving.client.client import Client
 from serving.router.topology import local_topology
 from stages.wire.tls import Tls
