@@ -21,7 +21,7 @@ from stages.model.pipeline import PipelineStage
 from stages.pictures.part import PicturePart
 
 # Before onnxruntime is imported, which from 1.29 on tells its makers of every session, and keeps an id of the machine.
-os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")
+os.environ["ORT_DISABLE_TELEMETRY"] = "1"
 
 P = TypeVar("P", CleanPiece, BranchPiece)
 
