@@ -229,8 +229,8 @@ def counts(root: Path) -> list[Count]:
     files = [module.lines for module in modules if module.lines]
     tests = list((root / "tests").rglob("*.py"))
     return [
-        Count("source lines", lines, 49_676),
-        Count("source files that are not empty", len(files), 261),
+        Count("source lines", lines, 49_672),
+        Count("source files that are not empty", len(files), 256),
         Count("lines of a file, median", statistics.median(files)),
         Count("lines of a file, largest", max(files), 400),
         Count("lines of a function, median", statistics.median((n.end_lineno or 0) - n.lineno + 1 for n in functions)),
