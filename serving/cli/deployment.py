@@ -133,7 +133,7 @@ class Deployment:
                 if answer == "":
                     return
                 reason = answer or reason
-                waiting(answer or "starting hosts and router")
+                waiting(answer or "starting hosts and a router")
                 if time.monotonic() > deadline:
                     break
         raise ServiceError(f"not ready after {self.ready_within_s:.0f} s: {reason}; logs are in {self.directory}")

@@ -297,14 +297,13 @@ class Relay:
                     self._batches += 1
                     self._sent[self._batches] = taken
                     hops = [handover.hop for handover in taken]
-                    quiet = self._is_quiet(sum(hop.ByteSize() for hop in hops))
+                    quiet = self._is_quiet()
                     yield stage_pb2.HopBatch(number=self._batches, hops=hops, protocol=PROTOCOL, quiet=quiet)
             if self._wake is not wake:
                 return
 
-    def _is_quiet(self, size_bytes: int) -> bool:
-        """True if a batch of that size need not have a receipt of its own."""
-        self._quiet_bytes += size_bytes
+    def _is_quiet(self) -> bool:
+        """True if the batch that was taken last need not have a receipt of its own."""
         if self._asks or monotonic() >= self._receipt_at or self._quiet_bytes > RECEIPT_BYTES:
             self._receipt_at, self._quiet_bytes, self._asks = monotonic() + self.hop_timeout_s / TICKS, 0, False
             return False
@@ -334,6 +333,7 @@ class Relay:
                 handover.hop.left_s = seconds_until(handover.due_at)  # it waited here
                 taken.append(handover)
                 size += handover.hop.ByteSize()
+        self._quiet_bytes += size
         if taken and self.meter is not None:
             self.meter.sent(size)
         return taken
