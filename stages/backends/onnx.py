@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from stages.backends.attention import Heads
-from stages.backends.onnx_graphs import AnyLayer, Graph, after_graph, before_graph, product_graph
+from stages.backends.onnx_graphs import OUTSIDE, AnyLayer, Graph, after_graph, before_graph, product_graph
 from stages.backends.packed import Attend, PackedReader, PipelineRunner, normed_head
 from stages.backends.rows import PRODUCT_THREADS, Rows
 from stages.errors import CheckpointError
@@ -41,11 +41,14 @@ class OnnxSession:
         # buffers that a session keeps for itself would add up: there is a session for each layer
         options.enable_cpu_mem_arena = False
         values = {name: onnxruntime.OrtValue.ortvalue_from_numpy(x.numpy()) for name, x in graph.matrices.items()}
-        options.add_external_initializers(list(values), list(values.values()))
         # A session copies what it does not lay out anew. These it takes as they are: they must outlive it.
         self.few_bits = {name: graph.matrices[name] for name in graph.few_bits}
         for name in self.few_bits:
             options.add_initializer(name, values[name])
+        copied = [name for name in values if name not in self.few_bits]
+        options.add_external_initializers(copied, [values[name] for name in copied])
+        # It wants to see the file that is named in their place, and does not read it.
+        options.add_session_config_entry("session.model_external_initializers_file_folder_path", str(OUTSIDE.parent))
         self.session = onnxruntime.InferenceSession(
             graph.model().SerializeToString(), options, providers=["CPUExecutionProvider"]
         )

@@ -4,7 +4,9 @@ torch's exporter takes many seconds a graph; this takes milliseconds, and says w
 """
 
 from collections.abc import Sequence
+from pathlib import Path
 
+import numpy as np
 import onnx
 import torch
 from onnx import TensorProto, helper, numpy_helper
@@ -23,6 +25,7 @@ INT8_ZERO, INT4_ZERO = 128, 8  # the codes that stand for nothing
 # Groups of a row of 8 bits that a kernel multiplies at once; those that are left over take it four times as long each,
 # so rows end in groups of zeros. SmolLM2's rows of 18 groups take 0.85 of the time as 20, four of them 0.7.
 GROUPS_AT_ONCE = 4
+OUTSIDE = Path(__file__)  # named as the file of matrices that come from memory
 LARGEST_OFFSET = 7 * 16 + 7  # in two digits of 4 bits, each from -8 to 7
 # The accuracy level at which what meets the matrix is rounded to int8 as well, each group of each row by itself: no
 # row's scale depends on another row.
@@ -30,25 +33,31 @@ ROUNDED_IN_INT8 = 4
 
 
 # A product of its own would be a fifth of the whole layer's time, and offsets in 4 bits would not be those of the file.
-def offset_groups(offsets: Tensor) -> tuple[Tensor, Tensor, int]:
-    """Offsets (out, sums) float32 in 8 bits, which are two digits of 4: groups of high ones, then groups of low ones.
+class OffsetGroups:
+    """The offsets of a matrix, `count` a row, as further groups of its rows: in 8 bits, which are two digits of 4,
+    groups of high ones, then groups of low ones. They meet the sums of x's groups, `copies` times one after the other:
+    each digit has one place that counts."""
 
-    Returns codes and scales of these groups, as `QuantLinear.neighbours` has them, and how often, one after the other,
-    they meet the sums: each digit has one place that counts.
-    """
-    rows, count = offsets.shape
-    high_places = -(-count // GROUP) * GROUP
-    copies = -(-(high_places + count) // count)
-    digits = torch.full((rows, -(-copies * count // GROUP) * GROUP), INT4_ZERO, dtype=torch.uint8)
-    scales = offsets.abs().amax(1, keepdim=True) / LARGEST_OFFSET
-    whole = (offsets / scales.masked_fill(scales == 0, 1)).round_().to(torch.int16)
-    high = (whole + INT4_ZERO) >> 4
-    digits[:, :count] += high.to(torch.uint8)
-    digits[:, high_places + (torch.arange(count) - high_places) % count] += (whole - 16 * high).to(torch.uint8)
-    codes = (digits[:, ::2] | digits[:, 1::2] << 4).unflatten(1, (-1, GROUP // 2))
-    weights = torch.ones(codes.shape[1])
-    weights[: high_places // GROUP] = 16
-    return codes, scales * weights, copies
+    def __init__(self, count: int) -> None:
+        self.high_groups = -(-count // GROUP)
+        high_places = self.high_groups * GROUP
+        self.copies = -(-(high_places + count) // count)
+        self.groups = -(-self.copies * count // GROUP)
+        self.low_places = high_places + (torch.arange(count) - high_places) % count
+
+    def fill(self, offsets: Tensor, codes: Tensor, scales: Tensor) -> None:
+        """Write the groups of some rows. offsets: (rows, count) float32; codes: (rows, groups, GROUP / 2), as
+        `QuantLinear.neighbours` has them; scales: (rows, groups)."""
+        rows, count = offsets.shape
+        digits = torch.full((rows, self.groups * GROUP), INT4_ZERO, dtype=torch.uint8)
+        largest = offsets.abs().amax(1, keepdim=True) / LARGEST_OFFSET
+        whole = (offsets / largest.masked_fill(largest == 0, 1)).round_().to(torch.int16)
+        high = (whole + INT4_ZERO) >> 4
+        digits[:, :count] += high.to(torch.uint8)
+        digits[:, self.low_places] += (whole - 16 * high).to(torch.uint8)
+        codes.copy_((digits[:, ::2] | digits[:, 1::2] << 4).view(codes.shape))
+        scales[:] = largest
+        scales[:, : self.high_groups] *= 16
 
 
 class Graph:
@@ -82,7 +91,7 @@ class Graph:
         self.matrices[name] = value = value.detach().contiguous()
         kind = helper.np_dtype_to_tensor_dtype(value.numpy().dtype)
         outside = TensorProto(name=name, data_type=kind, dims=value.shape, data_location=TensorProto.EXTERNAL)
-        outside.external_data.add(key="location", value="memory")
+        outside.external_data.add(key="location", value=OUTSIDE.name)
         self.constants.append(outside)
         return name
 
@@ -116,9 +125,9 @@ class Graph:
         return self.op("Add", x, self.constant(linear.bias if scale is None else linear.bias * scale))
 
     def _grouped(self, x: str, linear: GroupedLinear, scale: Tensor | None) -> str:
-        factor = 1.0 if scale is None else scale[:, None]
-        scales = linear.scales.float() * factor
+        factor = torch.ones(len(linear.scales), 1) if scale is None else scale[:, None]
         if isinstance(linear, Int8Linear):
+            scales = linear.scales.float() * factor
             codes = (linear.codes.view(torch.uint8) ^ INT8_ZERO).unflatten(1, (-1, GROUP))
             if missing := -codes.shape[1] % GROUPS_AT_ONCE:
                 x = self.op("Pad", x, self.constant(torch.tensor([0, 0, 0, 0, 0, missing * GROUP])))
@@ -126,17 +135,25 @@ class Graph:
                 scales = F.pad(scales, (0, missing))
             return self._few_bits(x, codes, scales, codes.shape[1] * GROUP)
         assert isinstance(linear, QuantLinear)
+        rows, count = linear.scales.shape
         # A code stands for itself less INT4_ZERO. What an offset adds beyond that is the sum of a group of x, times it.
-        rest = linear.offsets.float() * factor + INT4_ZERO * scales
-        if not rest.any():
-            return self._few_bits(x, linear.neighbours(), scales, linear.in_features)
-        more_codes, more_scales, copies = offset_groups(rest)
-        apart = self.op("Reshape", x, self.constant(torch.tensor([0, 0, -1, GROUP])))
-        sums = self.op("ReduceSum", apart, self.constant(torch.tensor([-1])), keepdims=0)
-        x = self.op("Concat", x, *[sums] * copies, axis=-1)
-        codes, scales = linear.neighbours(more_codes.shape[1]), torch.cat([scales, more_scales], dim=1)
-        codes[:, -more_codes.shape[1] :] = more_codes
-        return self._few_bits(x, codes, scales, linear.in_features + copies * rest.shape[1])
+        has_rest = any((linear.offsets[piece] + INT4_ZERO * linear.scales[piece]).any() for piece in linear.pieces())
+        more, end = OffsetGroups(count), count
+        if has_rest:
+            apart = self.op("Reshape", x, self.constant(torch.tensor([0, 0, -1, GROUP])))
+            sums = self.op("ReduceSum", apart, self.constant(torch.tensor([-1])), keepdims=0)
+            x, end = self.op("Concat", x, *[sums] * more.copies, axis=-1), count + more.groups
+        # by numpy, which takes pages of 2 MB: to lay them out anew a session reads them across
+        codes = torch.from_numpy(np.empty((rows, end, GROUP // 2), np.uint8))
+        scales = torch.from_numpy(np.empty((rows, end), np.float32))
+        for piece in linear.pieces():  # what stays in the cache: whole matrices take twice the time
+            linear.neighbours(piece, codes[piece, :count])
+            torch.mul(linear.scales[piece], factor[piece], out=scales[piece, :count])
+            if has_rest:
+                rest = linear.offsets[piece] * factor[piece] + INT4_ZERO * scales[piece, :count]
+                more.fill(rest, codes[piece, count:], scales[piece, count:])
+        numbers = linear.in_features + (more.copies * count if has_rest else 0)
+        return self._few_bits(x, codes, scales, numbers)
 
     def _few_bits(self, x: str, codes: Tensor, scales: Tensor, numbers: int) -> str:
         """codes: (out, groups, bytes) uint8; scales: (out, groups) float32; numbers: in a row of x."""

@@ -3,7 +3,6 @@
 from abc import abstractmethod
 from collections.abc import Iterator
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
@@ -125,18 +124,13 @@ class QuantLinear(GroupedLinear):
     def zeros(self) -> Tensor:
         return torch.zeros(self.out_features, self.in_features // 2, dtype=torch.uint8)
 
-    def neighbours(self, room: int = 0) -> Tensor:
-        """Codes of which weights 2 i and 2 i + 1 of a group are in byte i: (out, in / GROUP + room, GROUP / 2) uint8.
-
-        room: groups at the end of each row, for others to fill."""
-        pairs = self.codes.numpy().view("<u2").reshape(self.out_features, -1, GROUP // 4)
-        count = pairs.shape[1]
-        found = np.empty((len(pairs), count + room, GROUP // 2), np.uint8)
-        for rows in self.pieces():
-            two = pairs[rows]  # bytes 2 i and 2 i + 1; numpy takes half of torch's time
-            found[rows, :count, : GROUP // 4] = two & LARGEST | two >> 4 & LARGEST << 4
-            found[rows, :count, GROUP // 4 :] = two >> 4 & LARGEST | two >> 8 & LARGEST << 4
-        return torch.from_numpy(found)
+    def neighbours(self, rows: slice, found: Tensor) -> None:
+        """Write codes of some rows, of which weights 2 i and 2 i + 1 of a group are in byte i, into `found`, (rows,
+        in / GROUP, GROUP / 2) uint8."""
+        two = self.codes[rows].numpy().view("<u2").reshape(*found.shape[:2], -1)  # bytes 2 i and 2 i + 1
+        to = found.numpy()  # which takes half of torch's time
+        to[..., : GROUP // 4] = two & LARGEST | two >> 4 & LARGEST << 4
+        to[..., GROUP // 4 :] = two >> 4 & LARGEST | two >> 8 & LARGEST << 4
 
     def dense(self, rows: slice | Tensor) -> Tensor:
         both = self.codes[rows].unflatten(1, (-1, GROUP // 2))
