@@ -8,6 +8,7 @@ import importlib
 import importlib.util
 import json
 import multiprocessing
+import os
 import resource
 import statistics
 import subprocess
@@ -31,7 +32,7 @@ from stages.checkpoint.bundle import find_bundle
 from stages.checkpoint.checkpoint import load_stage
 from stages.checkpoint.manifest import read_manifest
 from stages.errors import InputError, OnesweepError, ServiceError
-from stages.memory import use_large_pages
+from stages.memory import with_large_pages
 from stages.model.pipeline import new_caches
 from stages.wire.channel import parse_address
 
@@ -89,6 +90,7 @@ def measure_peers(settings: PeerSettings) -> list[Row]:
         say(f"llama.cpp is not here, and ours stands alone: pip install {PEER}")
     found: dict[str, list[dict[str, float]]] = {name: [] for name in sides}
     # a process for each, that neither is measured in memory or beside threads of the other
+    os.environ.update(with_large_pages())  # as hosts have them
     context = multiprocessing.get_context("spawn")
     with ProcessPoolExecutor(1, mp_context=context, max_tasks_per_child=1) as process:
         for turn in range(settings.rounds):
@@ -119,7 +121,6 @@ def our_figures(directory: Path) -> dict[str, float]:
     a = read_manifest(directory).text_architecture
     backend = Backend()
     stages = [backend.stage(load_stage(directory, index)) for index in range(a.parts)]
-    use_large_pages()  # as hosts do
 
     def spent_s(count: int, prompt: int, steps: int) -> float:
         room = prompt + steps

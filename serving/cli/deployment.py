@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import glob
-import os
 import re
 import shutil
 import subprocess
@@ -36,6 +35,7 @@ from serving.client.client import Client, RequestRefused, RouterError
 from serving.client.result import unready_words
 from serving.router.topology import Topology, read_topology
 from stages.errors import InputError, OnesweepError, ServiceError
+from stages.memory import with_large_pages
 from stages.progress import ProgressLine, ticking
 from stages.signals import ASKED_TO_END, LIFELINE_VARIABLE, deferred
 from stages.wire.channel import DRAIN_S, parse_address
@@ -191,7 +191,7 @@ class Deployment:
                 stdout=log,
                 stderr=subprocess.STDOUT,
                 start_new_session=True,
-                env=os.environ | {LIFELINE_VARIABLE: "" if self.lifelines is None else "stdin"},
+                env=with_large_pages() | {LIFELINE_VARIABLE: "" if self.lifelines is None else "stdin"},
             )
             if self.lifelines is not None:
                 self.lifelines.append(process.stdin)

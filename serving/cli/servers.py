@@ -18,6 +18,7 @@ from pathlib import Path
 from serving.cli.__main__ import main
 from serving.router.topology import Topology
 from stages.errors import ServiceError
+from stages.memory import with_large_pages
 from stages.signals import LIFELINE_VARIABLE
 from stages.wire.channel import is_loopback
 from stages.wire.tokens import make_own_token
@@ -32,8 +33,6 @@ PRELOADED = {
     "router": ("serving.router.server",),
     "http": ("serving.gateway.app",),
 }
-# glibc takes pages of 2 MB for large buffers: 8B is ready in 24 s, not in 28, and nothing moves into such pages later.
-LARGE_PAGES = {"GLIBC_TUNABLES": "glibc.malloc.hugetlb=1"}
 PR_SET_NAME = 15  # Linux: what `top` shows, for the forked have one command
 
 
@@ -94,7 +93,7 @@ def fork_servers(directory: Path, servers: Mapping[str, Sequence[str]]) -> dict[
         stderr=subprocess.PIPE,
         text=True,
         start_new_session=True,
-        env=LARGE_PAGES | os.environ | {LIFELINE_VARIABLE: ""},
+        env=with_large_pages() | {LIFELINE_VARIABLE: ""},
         check=False,
     )
     if starter.returncode:

@@ -20,7 +20,7 @@ from stages.host.host import Host
 from stages.host.parts import WARM_POSITIONS, Parts, Release, load_parts
 from stages.host.plan import MOST_RELEASES, HostPlan, ModelSource, check_cut, plan_host
 from stages.host.scheduler import QUICK_MS, QUICK_ROWS
-from stages.memory import LOADING_BYTES, return_large_buffers, trim, use_large_pages
+from stages.memory import LOADING_BYTES, return_large_buffers, trim
 from stages.model.pipeline import new_caches
 from stages.model.prefill import READ_POSITIONS, split_reads
 from stages.model.scoring import MAX_LOGITS, branch_pieces
@@ -114,8 +114,7 @@ class Loader:
         return []
 
     async def load_rest(self) -> None:
-        """Finish the start while the host works: large pages, and the other releases that it begins with."""
-        await in_low_priority_thread(use_large_pages)  # seconds for each gigabyte
+        """Finish the start while the host works: the other releases that it begins with."""
         for release in self.host.releases.all[-2::-1]:
             async with self._busy:
                 if release.parts is not None or release not in self.host.releases.all:
@@ -196,7 +195,6 @@ class Loader:
 
     def _tidy_memory(self) -> None:
         trim()
-        use_large_pages()
 
     async def _load_beside(self, plan: HostPlan) -> Parts:
         # Not in a process of its own: that would need another copy of torch, 200 MB, and a way to hand sessions over.

@@ -2,6 +2,7 @@
 
 import asyncio
 import os
+import subprocess
 import sys
 
 import psutil
@@ -10,7 +11,7 @@ import torch
 
 from stages import memory as allocator
 from stages.backends.onnx import give_back, is_owned
-from stages.memory import keep_trimmed, use_large_pages
+from stages.memory import keep_trimmed
 
 MB = 1 << 20
 
@@ -36,22 +37,14 @@ def test_a_tensor_that_is_given_back_takes_nothing() -> None:
     give_back(torch.ones(3))
 
 
-def test_large_pages_fill_no_holes() -> None:
-    tensor, process = torch.ones(64 * MB // 4), psutil.Process()
-    give_back(tensor[: 48 * MB // 4])
-    before = process.memory_info().rss
-    use_large_pages()
-    assert process.memory_info().rss < before + 8 * MB
-    assert tensor[-16 * MB // 4 :].min() == 1
-
-
-@pytest.mark.skipif(sys.platform != "linux", reason="other systems have no pages of this kind")
-def test_large_pages_take_no_copy_of_what_a_fork_shares() -> None:
-    tensor = torch.ones(64 * MB // 4)
-    if (child := os.fork()) == 0:
-        use_large_pages()
-        os._exit(psutil.Process().memory_full_info().uss > 48 * MB)
-    assert (os.waitpid(child, 0)[1], tensor.min()) == (0, 1)
+@pytest.mark.skipif(sys.platform != "linux", reason="other systems have another C library")
+def test_a_process_begins_again_with_large_pages_and_its_own_arguments() -> None:
+    code = "from stages.memory import *; begin_with_large_pages(); print(sys.argv, os.environ['GLIBC_TUNABLES'])"
+    for given, expected in (("", "glibc.malloc.hugetlb=1"), ("glibc.malloc.check=0", "glibc.malloc.check=0")):
+        environment = {name: x for name, x in os.environ.items() if name != "GLIBC_TUNABLES"}
+        environment |= {"GLIBC_TUNABLES": given} if given else {}
+        said = subprocess.check_output([sys.executable, "-c", code, "a b"], env=environment, text=True)
+        assert said == f"['-c', 'a b'] {expected}\n"
 
 
 def test_a_tensor_is_owned_by_one_name() -> None:
