@@ -19,6 +19,7 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+LONGEST_QUOTE = 40  # letters
 ALIKE = 0.65  # of 1: below, a guess at a word is more often wrong than right
 
 
@@ -70,6 +71,11 @@ def printable(text: str, newline: str = "⏎") -> str:
     if text.isprintable():
         return text
     return "".join(newline if c == "\n" else c if c.isprintable() else "�" for c in text)
+
+
+def quoted(text: str) -> str:
+    """A word of somebody else's, as an error has it: in quotes, and cut where it is long."""
+    return repr(text if len(text) <= LONGEST_QUOTE else f"{text[:LONGEST_QUOTE]}…")
 
 
 def regular(path: Path) -> Path:

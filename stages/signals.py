@@ -59,6 +59,12 @@ def ends_cleanly() -> contextlib.AbstractContextManager[None]:
     return _handled_by(_interrupt)
 
 
+def ends_at_once() -> contextlib.AbstractContextManager[None]:
+    """Has any of the signals end the process in a `with` block: an import of torch that an exception leaves may crash,
+    or lose it."""
+    return _handled_by(lambda number: os._exit(128 + number))
+
+
 @contextlib.contextmanager
 def deferred() -> Iterator[None]:
     """Signals that come in a `with` block take effect at its end."""

@@ -46,8 +46,10 @@ def run_demo(options: argparse.Namespace) -> int:
         hosts = min(HOSTS, plan.parts)
         topology = local_topology(hosts, plan.parts, checkpoint, free_port_block(hosts + 1) + 1)
         print(f"starting {hosts} hosts and a router on this machine ...", flush=True)
-        with ticking("loading"):
-            deployment = hosts_run.enter_context(temporary_deployment(topology, checkpoint))
+        deployment = hosts_run.enter_context(
+            temporary_deployment(topology, checkpoint, lambda why: progress.at("loading"))
+        )
+        progress.close()
         with hosts_run, Client(deployment.topology.router) as client:
             architectures = [source.manifest.architecture for source in plan.models.values()]
             is_pretrained = isinstance(architectures[0], LlamaArchitecture)

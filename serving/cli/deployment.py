@@ -37,7 +37,7 @@ from serving.client.result import unready_words
 from serving.router.topology import Topology, read_topology
 from stages.errors import InputError, OnesweepError, ServiceError
 from stages.progress import ProgressLine, ticking
-from stages.signals import ASKED_TO_END, LIFELINE_VARIABLE, deferred
+from stages.signals import ASKED_TO_END, LIFELINE_VARIABLE, deferred, on_signal
 from stages.wire.channel import DRAIN_S, parse_address
 from stages.wire.secret_files import check_private, lock_beside, make_state_directory, state_directory
 from stages.wire.tokens import own_token_path
@@ -105,16 +105,16 @@ class Deployment:
             for name, arguments in servers.items():
                 command = [sys.executable, *MODULE, *arguments]
                 deployment.commands[name] = place(name, command) if place else command
-            if place is None and lifelines is None and sys.platform == "linux":
-                with deferred():
+            with ticking("starting hosts and a router" if lifelines is None else "starting a router"):
+                if place is None and lifelines is None and sys.platform == "linux":
                     deployment.processes |= fork_servers(directory, servers)
-            else:
-                for name in servers:
-                    deployment._launch(name, "wb")
+                else:
+                    for name in servers:
+                        deployment._launch(name, "wb")
         except BaseException:
             with contextlib.suppress(OSError, ValueError):
                 deployment.processes |= recorded(directory)
-            deployment.stop()
+            deployment.stop_visibly()
             raise
         return deployment
 
@@ -167,16 +167,17 @@ class Deployment:
             psutil.wait_procs([process], timeout=STOP_S)
 
     def stop(self) -> None:
-        """End every process, the router first so that running requests end; kill what does not stop."""
+        """End every process, the router first so that running requests end; kill what does not stop, and all at a signal."""
         hosts = {host.name for host in self.topology.hosts}
         routers = [self.topology.router, *(self.processes.keys() - hosts - {ROUTER, HTTP})]
-        _end([self._process(name) for name in self.processes.keys() - hosts])
-        _end([self._process(name) for name in hosts])
+        with on_signal(lambda: [self.kill(name) for name in self.processes]):
+            _end([self._process(name) for name in self.processes.keys() - hosts])
+            _end([self._process(name) for name in hosts])
         for address in (*routers, *(each for host in self.topology.hosts for each in (host.address, host.listen))):
             own_token_path(address).unlink(missing_ok=True)
         (self.directory / RECORD).unlink(missing_ok=True)
 
-    @ticking("stopping them, the router first: it ends what it has begun")
+    @ticking("stopping them, the router first: it ends what it has begun; Ctrl-C again kills all", at_once=True)
     def stop_visibly(self) -> None:
         """`stop`, for a person who waits for it, and one after the other: a second signal would end them at once."""
         with lock_beside(self.directory / RECORD):
@@ -300,8 +301,10 @@ def temporary_deployment(
         try:
             deployment.wait_ready(waiting, answers)
             yield deployment
-        finally:
-            deployment.stop()
+        except BaseException:
+            deployment.stop_visibly()
+            raise
+        deployment.stop()
 
 
 def present(

@@ -21,7 +21,7 @@ from stages.errors import InputError, ServiceError
 from stages.host.commands import add_device, check_positive
 from stages.host.settings import HostSettings, StageSettings
 from stages.settings import from_flags
-from stages.signals import run_until_signal, start_ticks
+from stages.signals import ends_at_once, run_until_signal, start_ticks
 from stages.telemetry.observability import start_log
 from stages.wire.channel import parse_address
 from stages.wire.links import LinkProxy, MachineLinks, check_machine
@@ -103,7 +103,8 @@ def run_join(options: argparse.Namespace) -> int:
     if options.device not in (None, AUTO):
         check_device(options.device)
     if options.model is not None:
-        from stages.importing.importing import open_source
+        with ends_at_once():
+            from stages.importing.importing import open_source
 
         open_source(options.model).check()
     text = sys.stdin.readline() if options.ticket == "-" else options.ticket
@@ -111,6 +112,7 @@ def run_join(options: argparse.Namespace) -> int:
     if options.listen and parse_address(options.listen, "--listen")[1] == 0:
         raise InputError("--listen needs a port: others are told it")
     with contextlib.ExitStack() as stack:
+        stack.enter_context(ends_at_once())  # nothing is begun yet
         place = _place(ticket, options.name, stack)
         start_log("text", place.name)
         _serve_stages(place, options)
@@ -212,8 +214,7 @@ def _serve_stages(place: JoinedMachine, options: argparse.Namespace) -> None:
             raise ServiceError(f"the router lets this machine in no more: {refusal.message}") from None
 
     print(f"{place.name} is a machine of the run at {place.rendezvous[0]}; Ctrl-C ends it", flush=True)
-    with contextlib.suppress(KeyboardInterrupt):
-        run_until_signal(run)
+    run_until_signal(run)
 
 
 def _kept_port(path: Path) -> int:

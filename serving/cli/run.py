@@ -24,7 +24,7 @@ from stages.errors import CheckpointError, InputError, MissingCheckpoint, Servic
 from stages.host.commands import add_import_options, check_positive
 from stages.progress import ProgressLine, counted
 from stages.settings import from_flags
-from stages.signals import ends_cleanly
+from stages.signals import ends_at_once, ends_cleanly
 
 if TYPE_CHECKING:
     from stages.host.plan import HostPlan
@@ -111,7 +111,8 @@ def check_model(options: argparse.Namespace) -> None:
     if not model.is_file() and not (model / "config.json").is_file():
         there = "is none of these" if model.exists() else "is not there"
         raise InputError(f"{model} {there}: give a .gguf file, a Hugging Face folder, a checkpoint or a bundle")
-    from stages.importing.importing import open_source  # which needs torch
+    with ends_at_once():
+        from stages.importing.importing import open_source
 
     open_source(model).check()
 
