@@ -3,9 +3,7 @@
 import signal
 import sys
 
-heard = signal.getsignal(signal.SIGINT)  # ignored, of what a script started in the background
-BESIDE = signal.SIG_IGN if heard is signal.SIG_IGN else signal.SIG_DFL  # imports and the end would show a traceback
-signal.signal(signal.SIGINT, BESIDE)
+heard = signal.signal(signal.SIGINT, signal.SIG_DFL)  # an import would end in a traceback
 
 from serving.cli.__main__ import main as run  # noqa: E402
 
@@ -16,7 +14,7 @@ def main() -> int:
     try:
         return run()
     finally:
-        signal.signal(signal.SIGINT, BESIDE)
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
 
 
 if __name__ == "__main__":

@@ -90,8 +90,8 @@ class ProgressLine(WorkProgress):
 
 
 @contextmanager
-def ticking(what: str, at_once: bool = False) -> Iterator[None]:
-    """Show while a `with` block lasts that `what` is being done; nothing of a short one, unless `at_once`."""
+def ticking(what: str) -> Iterator[None]:
+    """Show while a `with` block lasts that `what` is being done; nothing of a short one."""
     done = threading.Event()
     with closing(ProgressLine()) as progress:
 
@@ -99,8 +99,6 @@ def ticking(what: str, at_once: bool = False) -> Iterator[None]:
             while not done.wait(TICK_S):
                 progress.at(what)
 
-        if at_once:
-            progress.at(what)
         thread = threading.Thread(target=tick, daemon=True)
         thread.start()
         try:

@@ -138,15 +138,6 @@ class Deployment:
                     break
         raise ServiceError(f"not ready after {self.ready_within_s:.0f} s: {reason}; logs are in {self.directory}")
 
-    def wait_listening(self, address: str) -> None:
-        """Return when somebody listens at `address`. Raises ServiceError as `wait_ready` does."""
-        deadline = time.monotonic() + READY_S
-        while port_free(*parse_address(address)):
-            self.check_alive()
-            if time.monotonic() > deadline:
-                raise ServiceError(f"nobody listens at {address} after {READY_S:.0f} s; logs are in {self.directory}")
-            time.sleep(POLL_S)
-
     def check_alive(self) -> None:
         """Raises ServiceError with the last log lines of a process that ended."""
         for name, words in self.ended().items():
@@ -167,19 +158,19 @@ class Deployment:
             psutil.wait_procs([process], timeout=STOP_S)
 
     def stop(self) -> None:
-        """End every process, the router first so that running requests end; kill what does not stop, and all at a signal."""
+        """End every process, the router first: running requests end. Kill what does not stop, and all at a signal."""
         hosts = {host.name for host in self.topology.hosts}
         routers = [self.topology.router, *(self.processes.keys() - hosts - {ROUTER, HTTP})]
-        with on_signal(lambda: [self.kill(name) for name in self.processes]):
+        with on_signal(lambda number: [self.kill(name) for name in self.processes]):
             _end([self._process(name) for name in self.processes.keys() - hosts])
             _end([self._process(name) for name in hosts])
         for address in (*routers, *(each for host in self.topology.hosts for each in (host.address, host.listen))):
             own_token_path(address).unlink(missing_ok=True)
         (self.directory / RECORD).unlink(missing_ok=True)
 
-    @ticking("stopping them, the router first: it ends what it has begun; Ctrl-C again kills all", at_once=True)
     def stop_visibly(self) -> None:
         """`stop`, for a person who waits for it, and one after the other: a second signal would end them at once."""
+        ProgressLine().say("stopping them, the router first: it ends what it has begun; Ctrl-C again kills all")
         with lock_beside(self.directory / RECORD):
             self.stop()
 
@@ -319,8 +310,14 @@ def present(
     :param tend: called each second; None: it is not watched."""
     try:
         deployment.wait_ready(progress.at)
-        if http:
-            deployment.wait_listening(http)
+        deadline = time.monotonic() + READY_S
+        while http and port_free(*parse_address(http)):
+            deployment.check_alive()
+            if time.monotonic() > deadline:
+                raise ServiceError(
+                    f"nobody listens at {http} after {READY_S:.0f} s; logs are in {deployment.directory}"
+                )
+            time.sleep(POLL_S)
         progress.close()
         lines = [f"{host.name:10} {host.address:22} blocks {host.span}" for host in deployment.topology.hosts]
         lines.append(f"{'router':10} {deployment.topology.router:22} ready; logs in {deployment.directory}")

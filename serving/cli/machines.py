@@ -133,7 +133,8 @@ def _place(ticket: Ticket | None, name: str | None, stack: contextlib.ExitStack)
             what = "this machine has joined several runs" if runs else "this machine has joined no run"
             raise InputError(f"{what}: give the ticket that `onesweep serve` printed")
         run = runs[0]
-    own = check_machine(name) if name else _own_name()
+    plain = re.sub("[^a-z0-9]+", "-", socket.gethostname().partition(".")[0].lower()).strip("-")
+    own = check_machine(name) if name else plain[:28].strip("-") or "machine"
     there = [JoinedMachine.read(path.parent) for path in sorted(run.glob(f"*/{MACHINE_NAME}"))]
     folders = {place.name: place.directory.name for place in there if place}  # a ticket may have named a machine
     if name:
@@ -154,11 +155,6 @@ def _place(ticket: Ticket | None, name: str | None, stack: contextlib.ExitStack)
         if place := enrolled(ticket, run / each, name or each, is_given=bool(name)):
             return place
     raise InputError(f"no machine {own!r} of this computer has joined: give the ticket that `onesweep serve` printed")
-
-
-def _own_name() -> str:
-    plain = re.sub("[^a-z0-9]+", "-", socket.gethostname().partition(".")[0].lower()).strip("-")
-    return plain[:28].strip("-") or "machine"
 
 
 def _serve_stages(place: JoinedMachine, options: argparse.Namespace) -> None:

@@ -214,13 +214,10 @@ def is_whole(checkpoint: Path) -> bool:
 
 def _digests(paths: list[Path]) -> list[str]:
     """SHA-256 of each file. Raises ServiceError."""
-
-    def digest(path: Path) -> str:
-        with path.open("rb") as file:
-            return hashlib.file_digest(file, "sha256").hexdigest()
+    from stages.checkpoint.files import file_digest
 
     try:
         with ThreadPoolExecutor() as threads:
-            return list(threads.map(digest, paths))
+            return list(threads.map(file_digest, paths))
     except OSError as error:
         raise ServiceError(f"cannot read {error.filename}: {error.strerror}") from None

@@ -50,12 +50,7 @@ def mode_of(model: str, asked: str | None) -> str:
     """
     named = model.removeprefix(f"{MODEL}-") if model != MODEL else None
     if named is not None and (named == model or named not in MODES):
-        raise ApiError(
-            404,
-            f"no model {quoted(model)}: choose {MODEL} or one of {', '.join(f'{MODEL}-{mode}' for mode in MODES)}",
-            param="model",
-            code="model_not_found",
-        )
+        raise _no_model(model, f": choose {MODEL} or one of {', '.join(f'{MODEL}-{mode}' for mode in MODES)}")
     if named and asked and named != asked:
         raise ApiError(
             400,
@@ -63,6 +58,10 @@ def mode_of(model: str, asked: str | None) -> str:
             param="onesweep.mode",
         )
     return named or asked or AUTO
+
+
+def _no_model(model: str, remedy: str) -> ApiError:
+    return ApiError(404, f"no model {quoted(model)}{remedy}", param="model", code="model_not_found")
 
 
 def catalogue(status: router_pb2.StatusResponse, created: int) -> list[dict[str, Any]]:
@@ -157,17 +156,14 @@ async def one_model(model: str, router: Router) -> Response:
     for entry in catalogue(status, _STARTED):
         if entry["id"] == model:
             return json_response(entry)
-    raise ApiError(
-        404, f"no model {quoted(model)} is served; GET /v1/models lists them", param="model", code="model_not_found"
-    )
+    raise _no_model(model, " is served; GET /v1/models lists them")
 
 
 @routes.post("/images/generations", response_class=Response, responses={200: {"model": _Images}})
 async def images(request: ImageRequest, router: Router) -> Response:
     """Draw pictures of a class, each as a PNG in base64."""
     if request.model not in (None, MODEL):
-        said = f"no model {quoted(request.model)} draws: choose {MODEL}"
-        raise ApiError(404, said, param="model", code="model_not_found")
+        raise _no_model(request.model, f" draws: choose {MODEL}")
     shown = (await router.status()).pictures
     if not shown.classes:
         raise ApiError(400, "no model here draws: the router serves one that writes", param="prompt")

@@ -93,9 +93,7 @@ def test_up_status_down(bundles: Path, state: Path, port: int, onesweep: Run) ->
         assert (code, "several routers are up: name one with --router" in err, second in err) == (2, True, True)
     assert onesweep("status", "--router", second)[0] == 0
     assert onesweep("doctor", "--topology", state / second / "topology.toml")[0] == 0
-    assert (
-        onesweep("down", "--router", f"localhost:{port + 2}")[1] == f"stopped 2 processes of the router at {second}\n"
-    )
+    assert onesweep("down", "--router", f"localhost:{port + 2}")[1] == f"stopped 2 servers of the router at {second}\n"
     assert onesweep("down", "--router", second)[0] == 1
 
     processes[0].kill()
@@ -103,7 +101,7 @@ def test_up_status_down(bundles: Path, state: Path, port: int, onesweep: Run) ->
     for asked in (("--mode", "sweep"), ("--budget-ms", 9)):
         code, _, err = onesweep("generate", "The ", *asked)
         assert (code, remedy in err) == (1, True), err
-    assert onesweep("down")[:2] == (0, f"stopped 2 processes of the router at 127.0.0.1:{port}\n")
+    assert onesweep("down")[:2] == (0, f"stopped 1 server of the router at 127.0.0.1:{port}; ended before: host-1\n")
     assert not any(process.is_running() and process.status() != psutil.STATUS_ZOMBIE for process in processes)
     assert not taken(port)
     assert not taken(port + 1)
@@ -164,6 +162,25 @@ def test_up_in_the_foreground_revives_a_replica_and_ends_with_its_command(
     assert "Traceback" not in rest
     assert not any(taken(port + offset) for offset in range(3))
     assert not [*state.glob("*/deployment.json")]
+
+
+def test_ctrl_c_while_servers_start_is_heard_at_once(
+    bundles: Path, state: Path, port: int, onesweep: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    starting = "import os, signal, time; os.kill(os.getppid(), signal.SIGINT); time.sleep(600)"
+    monkeypatch.setattr("serving.cli.servers.FORKED", ["-c", starting])
+    code, out, err = onesweep("up", "--hosts", 1, "--port", port, "--checkpoint", bundles / "own")
+    assert (code, out, "stopping them, the router first" in err) == (130, "", True), err
+
+
+def test_a_signal_while_servers_stop_kills_those_that_are_left(
+    bundles: Path, state: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    killed = list[str]()
+    monkeypatch.setattr("serving.cli.deployment._end", lambda processes: signal.raise_signal(signal.SIGINT))
+    monkeypatch.setattr(Deployment, "kill", lambda self, name: killed.append(name))
+    Deployment(local_topology(1, 3, bundles / "own"), state, {"router": 1 << 30}).stop()
+    assert killed == ["router", "router"]
 
 
 def test_up_starts_nothing_that_others_can_reach(bundles: Path, tmp_path: Path, onesweep: Run) -> None:
