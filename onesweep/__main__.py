@@ -5,16 +5,15 @@ import sys
 
 heard = signal.signal(signal.SIGINT, signal.SIG_DFL)  # an import would end in a traceback
 
-from serving.cli.__main__ import main as run  # noqa: E402
+from serving.cli.__main__ import main as run
 
 
 def main() -> int:
     """Run the command of this process; Ctrl-C before it and after it ends the process without a word."""
     signal.signal(signal.SIGINT, heard)
-    try:
-        return run()
-    finally:
-        signal.signal(signal.SIGINT, signal.SIG_DFL)
+    code = run()
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+    return code
 
 
 if __name__ == "__main__":

@@ -19,7 +19,6 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-LONGEST_QUOTE = 40  # letters
 ALIKE = 0.65  # of 1: below, a guess at a word is more often wrong than right
 
 
@@ -75,7 +74,7 @@ def printable(text: str, newline: str = "⏎") -> str:
 
 def quoted(text: str) -> str:
     """A word of somebody else's, as an error has it: in quotes, and cut where it is long."""
-    return repr(text if len(text) <= LONGEST_QUOTE else f"{text[:LONGEST_QUOTE]}…")
+    return repr(text if len(text) <= 40 else f"{text[:40]}…")
 
 
 def regular(path: Path) -> Path:

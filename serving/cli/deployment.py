@@ -161,7 +161,7 @@ class Deployment:
         """End every process, the router first: running requests end. Kill what does not stop, and all at a signal."""
         hosts = {host.name for host in self.topology.hosts}
         routers = [self.topology.router, *(self.processes.keys() - hosts - {ROUTER, HTTP})]
-        with on_signal(lambda number: [self.kill(name) for name in self.processes]):
+        with on_signal(lambda number: [*map(self.kill, self.processes)]):
             _end([self._process(name) for name in self.processes.keys() - hosts])
             _end([self._process(name) for name in hosts])
         for address in (*routers, *(each for host in self.topology.hosts for each in (host.address, host.listen))):

@@ -93,6 +93,7 @@ def add_join(join: argparse.ArgumentParser) -> None:
     add_device(join)
 
 
+@ends_at_once()
 def run_join(options: argparse.Namespace) -> int:
     check_installed()
     check_positive(options, "threads")
@@ -103,8 +104,7 @@ def run_join(options: argparse.Namespace) -> int:
     if options.device not in (None, AUTO):
         check_device(options.device)
     if options.model is not None:
-        with ends_at_once():
-            from stages.importing.importing import open_source
+        from stages.importing.importing import open_source
 
         open_source(options.model).check()
     text = sys.stdin.readline() if options.ticket == "-" else options.ticket
@@ -112,7 +112,6 @@ def run_join(options: argparse.Namespace) -> int:
     if options.listen and parse_address(options.listen, "--listen")[1] == 0:
         raise InputError("--listen needs a port: others are told it")
     with contextlib.ExitStack() as stack:
-        stack.enter_context(ends_at_once())  # nothing is begun yet
         place = _place(ticket, options.name, stack)
         start_log("text", place.name)
         _serve_stages(place, options)

@@ -86,7 +86,7 @@ class Option:
         table = _table(record, "an option")
         mode, settings = table.get("mode"), _table(table.get("settings", {}), "settings")
         if mode not in CHOOSABLE:
-            raise InputError(f"there is no mode {quoted(mode)}; there are {', '.join(CHOOSABLE)}")
+            raise InputError(f"there is no mode {quoted(str(mode))}; there are {', '.join(CHOOSABLE)}")
         if unknown := settings.keys() - {*SETTINGS}:
             raise InputError(f"{mode}: {min(unknown)} is not a setting; there are {', '.join(SETTINGS)}")
         Request(mode=mode, **settings).message()

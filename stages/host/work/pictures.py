@@ -14,7 +14,6 @@ from torch import Tensor
 
 from stages.backends.base import Denoised, PictureRunner
 from stages.backends.rows import ROWS_TOGETHER
-from stages.errors import quoted
 from stages.host.plan import ModelSource
 from stages.host.scheduler import HopWork, KernelCall
 from stages.host.sessions import HostSession
@@ -242,7 +241,7 @@ def _plan(drawing: stage_pb2.Drawing, a: PictureArchitecture, least_levels: int)
         raise invalid(f"{drawing.levels} noise levels; this model takes {least_levels} to {MAX_LEVELS}")
     solver = next((each for each in SOLVERS if each == drawing.solver), None)
     if solver is None:
-        raise invalid(f"unknown solver {quoted(drawing.solver)}; choose from {', '.join(SOLVERS)}")
+        raise invalid(f"unknown solver {drawing.solver[:40]!r}; choose from {', '.join(SOLVERS)}")
     return DrawPlan(drawing.seed, tuple(drawing.classes), drawing.levels, solver, drawing.guidance)
 
 

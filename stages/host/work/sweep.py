@@ -9,7 +9,6 @@ import torch
 from torch import Tensor
 
 from stages.backends.base import CleanPiece, Denoised, NoisyPiece
-from stages.errors import quoted
 from stages.host.plan import ModelSource
 from stages.host.scheduler import KernelCall, TextWork
 from stages.host.sessions import HostSession
@@ -190,7 +189,7 @@ def parse_sweep(hop: stage_pb2.Hop, source: ModelSource) -> SweepWork:
     seed, temperature = plain_sampling(sweep.sampling, "a sweep")
     sampler = sweep.sampler or Ode.name
     if sampler not in SAMPLERS:
-        raise invalid(f"unknown sampler {quoted(sampler)}; choose from {', '.join(SAMPLERS)}")
+        raise invalid(f"unknown sampler {sampler[:40]!r}; choose from {', '.join(SAMPLERS)}")
     first, before = sweep.block == 0, None
     codec = codec_named(sweep.codec)
     if not first:

@@ -91,11 +91,7 @@ TYPING = [
     ("ps", 2, "there is no command 'ps'; `onesweep --help` lists them"),
     ("start", 2, "there is no command 'start'; did you mean `onesweep up`?"),
     ("bench peers", 2, "--checkpoint, --source are missing"),
-    (
-        "train pictures blocks --data x",
-        2,
-        "'blocks' is none of chain, steps, local (CHANGELOG.md says what to use now)",
-    ),
+    ("train pictures blocks --data x", 2, "'blocks' is none of chain, steps, local (CHANGELOG.md says what to use"),
     ("generate x --mode verified", 2, "unknown mode 'verified' (CHANGELOG.md says what to use now); choose from"),
     ("up --http 1:99999", 2, "--http '1:99999' must be HOST:PORT, with a port from 0 to 65535"),
     ("bench lodtest", 2, "did you mean `onesweep bench loadtest`?"),
