@@ -247,8 +247,7 @@ class SetAction(argparse.Action):
     ) -> None:
         name, equals, text = str(given).partition("=")
         if name not in self._fields:
-            known = one_of(name, sorted(self._fields), "there are")
-            raise InputError(f"--set {quoted(str(given))}: unknown setting {quoted(name)}{known}")
+            raise InputError(f"--set: unknown setting {quoted(name)}{one_of(name, sorted(self._fields), 'there are')}")
         if not equals:
             raise InputError(f"--set {name} has no value: give --set {name}=VALUE")
         f, kind, entry = self._fields[name]

@@ -40,7 +40,6 @@ def test_the_chain_reads_the_order_of_a_text() -> None:
     Python."""
     directory = find_bundle(WEIGHTS).chain
     partition = read_manifest(directory).partition
-    assert partition is not None
     corpus = load_corpus(None)
     tokens = torch.tensor(tokens_of(tokenizer_of(directory), corpus.valid.numpy().tobytes()))
     text = replace(corpus, valid=tokens).valid_batch(2, 257)

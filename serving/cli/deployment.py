@@ -255,7 +255,7 @@ def deployment_here(router: str | None = None) -> Deployment | None:
     """The deployment of a router, else the only one, if any. Raises OnesweepError where several run."""
     running = running_deployments()
     if router is not None:
-        return next((each for each in running if each.directory == _directory_of(router)), None)
+        return next((each for each in running if each.directory == own_token_path(router).with_suffix("")), None)
     if len(running) > 1:
         names = ", ".join(f"{each.topology.router} ({each.directory / TOPOLOGY})" for each in running)
         raise InputError(f"several routers are up: name one with --router (of doctor with --topology): {names}")
@@ -271,11 +271,7 @@ def new_directory(topology: Topology) -> Path:
                 f"a deployment is up already (router {other.topology.router}, in {other.directory}): `onesweep down` "
                 "ends it; for a second one give another --port, or a topology of other addresses"
             )
-    return _directory_of(topology.router)
-
-
-def _directory_of(router: str) -> Path:
-    return own_token_path(router).with_suffix("")
+    return own_token_path(topology.router).with_suffix("")
 
 
 @contextlib.contextmanager

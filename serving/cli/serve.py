@@ -182,8 +182,7 @@ def _started(options: argparse.Namespace, topology: Topology | None) -> Deployme
     # only a GPU has to be asked for, of torch, which takes a second to import
     for device in {options.device or host.device or AUTO for host in topology.hosts} - {AUTO, "cpu"}:
         device_for(device, plan)
-    directory = new_directory(topology)
-    with lock_beside(directory):
+    with lock_beside(new_directory(topology)):
         return Deployment.start(
             topology,
             checkpoint.resolve(),
@@ -201,11 +200,9 @@ def run_down(options: argparse.Namespace) -> int:
             raise NothingUp(f"{said}; Ctrl-C there ends it")
         what = f"no router of yours is up at {options.router}" if options.router else "nothing is up"
         raise NothingUp(f"{what}; start a deployment with `onesweep up --detach`")
-    before = [name for name in deployment.processes if name in deployment.ended()]
+    count = counted(len(deployment.processes) - len(deployment.ended()), "server")
     deployment.stop_visibly()
-    ended = f"; ended before: {', '.join(before)}" if before else ""
-    count = counted(len(deployment.processes) - len(before), "server")
-    print(f"stopped {count} of the router at {deployment.topology.router}{ended}")
+    print(f"stopped {count} of the router at {deployment.topology.router}")
     return 0
 
 

@@ -44,10 +44,7 @@ DENOISING, DRAFTING = ("sweep", "chunked"), ("ar-speculative",)
 SENDING = tuple(mode for mode in MODES if mode not in (*WITHOUT_HOSTS, AUTO))
 CODECS, HIDDEN_CODECS = ("fp32", "int8", "int4"), ("fp32", "int8")  # of estimates; of hidden states
 
-ONE_TEXT = (
-    "temperature 0 leaves mode resample nothing to choose among, for all its candidates are the same: "
-    "give a temperature above 0, or use mode ar"
-)
+ONE_TEXT = "temperature 0 leaves mode resample nothing to choose among: give one above 0, or use mode ar"
 AS_HELP = object()
 
 

@@ -74,8 +74,7 @@ class Topology:
         for host in self.hosts:
             if host.name == name:
                 return host
-        known = [host.name for host in self.hosts]
-        raise ConfigError(f"no host {quoted(name)} in the topology{one_of(name, known, 'there are')}")
+        raise ConfigError(f"no host {quoted(name)}{one_of(name, [host.name for host in self.hosts], 'there are')}")
 
     @property
     def addresses(self) -> set[str]:

@@ -119,6 +119,7 @@ def test_the_last_message_is_continued(chat: OpenAI, kind: str) -> None:
     for flags in ({"continue_final_message": True}, {"add_generation_prompt": False}):
         asked: dict[str, Any] = {"model": "onesweep-ar", "messages": messages, "extra_body": flags, "max_tokens": 1}
         usage = chat.chat.completions.create(**asked).usage
+        assert usage is not None
         if kind == "tagged":  # the end of its turn is no control token: what a client sends is text
             assert usage.prompt_tokens == len(ids("user: the sea\nassistant: <")) + len(ids("|end|> it is "))
         with pytest.raises(api.BadRequestError, match="for a last message of role assistant"):
