@@ -55,9 +55,8 @@ def ends_cleanly() -> contextlib.AbstractContextManager[None]:
     return on_signal(_interrupt)
 
 
-def ends_at_once() -> contextlib.AbstractContextManager[None]:
-    """Has any of the signals end the process in a `with` block: an exception may crash torch's import, or be lost."""
-    return on_signal(lambda number: os._exit(128 + number))
+# Has any of the signals end the process in a `with` block: an exception may crash torch's import, or be lost in it.
+ends_at_once = partial(on_signal, lambda number: os._exit(128 + number))
 
 
 @contextlib.contextmanager

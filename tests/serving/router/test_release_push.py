@@ -16,6 +16,7 @@ from serving.router.rollout import drop, load, send
 from serving.router.topology import HostEntry
 from stages.checkpoint.release_store import read_release_manifest
 from stages.v1 import stage_pb2, stage_pb2_grpc
+from stages.wire.messages import PROTOCOL
 from stages.wire.status import StatusError
 
 TAKEN_OUT = "host paris at .* was taken out of the ring meanwhile: deploy again"
@@ -69,7 +70,7 @@ async def test_a_host_that_is_taken_out_is_named(what: str, bundles: Path) -> No
 
 async def test_what_a_host_let_go_of_is_not_named_any_more(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Silent, "Drop", AsyncMock(return_value=stage_pb2.DropResponse()))
-    monkeypatch.setattr(Silent, "Describe", AsyncMock(return_value=stage_pb2.DescribeResponse(blocks=[0])))
+    monkeypatch.setattr(Silent, "Describe", AsyncMock(return_value=stage_pb2.DescribeResponse(protocol=PROTOCOL)))
     async with linked() as (link, _):
         link.held = {("digest",): stage_pb2.Release(name="tried")}
         await drop(link, "tried")
