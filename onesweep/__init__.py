@@ -18,16 +18,6 @@ if TYPE_CHECKING:
 
 __all__ = ["AsyncClient", "Client", "Result", "load_ar", "load_block", "load_chain", "load_stage"]
 
-_HOMES = {
-    "AsyncClient": "serving.client.client",
-    "Client": "serving.client.client",
-    "Result": "serving.client.result",
-    "load_ar": "stages.checkpoint.checkpoint",
-    "load_block": "stages.checkpoint.checkpoint",
-    "load_chain": "stages.checkpoint.checkpoint",
-    "load_stage": "stages.checkpoint.checkpoint",
-}
-
 
 def _check_packages() -> None:
     """Raise ImportError where another distribution's package stands before ours: `trainer` is Coqui's name, too."""
@@ -47,6 +37,7 @@ _check_packages()
 
 def __getattr__(name: str) -> object:
     # Loaded when first used: a client needs gRPC but not torch, which takes seconds to import.
-    if name not in _HOMES:
+    if name not in __all__:
         raise AttributeError(f"module 'onesweep' has no attribute {name!r}")
-    return getattr(importlib.import_module(_HOMES[name]), name)
+    home = "stages.checkpoint.checkpoint" if name.startswith("load_") else "serving.client.client"
+    return getattr(importlib.import_module(home), name)

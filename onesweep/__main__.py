@@ -1,8 +1,20 @@
 """`python -m onesweep` is the `onesweep` command."""
 
+import signal
 import sys
 
-from serving.cli.__main__ import main
+heard = signal.signal(signal.SIGINT, signal.SIG_DFL)  # an import would end in a traceback
+
+from serving.cli.__main__ import main as run
+
+
+def main() -> int:
+    """Run the command of this process; Ctrl-C before it and after it ends the process without a word."""
+    signal.signal(signal.SIGINT, heard)
+    code = run()
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+    return code
+
 
 if __name__ == "__main__":
     sys.exit(main())

@@ -11,7 +11,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from stages.errors import ConfigError
+from stages.errors import ConfigError, quoted
 
 if TYPE_CHECKING:
     import numpy as np
@@ -49,7 +49,7 @@ def check_device(name: str) -> str:
     import torch
 
     if not is_device_name(name):
-        raise ConfigError(f"--device must be cpu, cuda or cuda:N, not {name[:40]!r}")
+        raise ConfigError(f"--device must be cpu, cuda or cuda:N, not {quoted(name)}")
     count = torch.cuda.device_count() if torch.cuda.is_available() else 0
     if name != "cpu" and (torch.device(name).index or 0) >= count:
         there = f"GPUs 0 to {count - 1}" if count > 1 else "one GPU, 0" if count else "no GPU that it can use"

@@ -72,6 +72,11 @@ def printable(text: str, newline: str = "⏎") -> str:
     return "".join(newline if c == "\n" else c if c.isprintable() else "�" for c in text)
 
 
+def quoted(text: str) -> str:
+    """A word of somebody else's, as an error has it: in quotes, and cut where it is long."""
+    return repr(text if len(text) <= 40 else f"{text[:40]}…")
+
+
 def regular(path: Path) -> Path:
     """`path`, to be opened. Raises CheckpointError for a FIFO, socket or device: to open it would wait for ever."""
     if path.exists() and not path.is_file() and not path.is_dir():

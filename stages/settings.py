@@ -40,7 +40,7 @@ from pathlib import Path
 from types import NoneType, UnionType
 from typing import TYPE_CHECKING, Any, Literal, TypeVar, Union, get_args, get_origin
 
-from stages.errors import ConfigError, InputError, OnesweepError, file_errors, one_of
+from stages.errors import ConfigError, InputError, OnesweepError, file_errors, one_of, quoted
 
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance
@@ -177,7 +177,7 @@ def from_toml(cls: type[S], table: object, where: str, base: S | None = None) ->
     given: dict[str, Any] = {}
     for key, value in table.items():
         if key not in known:
-            raise ConfigError(f"{where}: unknown setting {key!r}{one_of(key, sorted(known), 'there are')}")
+            raise ConfigError(f"{where}: unknown setting {quoted(key)}{one_of(key, sorted(known), 'there are')}")
         if section := _section(known[key]):
             if not isinstance(value, dict):
                 raise ConfigError(f"{where}: {key} must be a section [{key}]")
@@ -245,20 +245,20 @@ class SetAction(argparse.Action):
     def __call__(
         self, parser: argparse.ArgumentParser, options: argparse.Namespace, given: object, option: str | None = None
     ) -> None:
-        name, _, text = str(given).partition("=")
+        name, equals, text = str(given).partition("=")
         if name not in self._fields:
-            raise InputError(
-                f"--set {given}: unknown setting {name!r}{one_of(name, sorted(self._fields), 'there are')}"
-            )
+            raise InputError(f"--set: unknown setting {quoted(name)}{one_of(name, sorted(self._fields), 'there are')}")
+        if not equals:
+            raise InputError(f"--set {name} has no value: give --set {name}=VALUE")
         f, kind, entry = self._fields[name]
         if kind is Literal and text not in entry:
-            raise InputError(f"unknown {name} {text!r}{one_of(text, entry)}")
+            raise InputError(f"unknown {name} {quoted(text)}{one_of(text, entry)}")
         plain = str if kind is Literal else _listed(entry) if kind is tuple else kind
         convert = f.metadata["argument"].get("type", plain)
         try:
             setattr(options, name, convert(text))
         except ValueError:
-            raise InputError(f"{name} must be {_described(kind, Bounds(), text)}, not {text!r}") from None
+            raise InputError(f"{name} must be {_described(kind, Bounds(), text)}, not {quoted(text)}") from None
 
 
 def _add_rare(parser: argparse._ActionsContainer, f: Field[Any], kind: Any, entry: Any) -> None:  # noqa: ANN401

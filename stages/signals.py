@@ -36,13 +36,9 @@ class Terminated(KeyboardInterrupt):
     """A plain `kill` or a closed terminal: what only Ctrl-C may survive ends here."""
 
 
-def on_signal(act: Callable[[], object]) -> contextlib.AbstractContextManager[None]:
-    """Any of the signals calls `act` while a `with` block runs; outside the main thread nothing changes."""
-    return _handled_by(lambda number: act())
-
-
 @contextlib.contextmanager
-def _handled_by(act: Callable[[int], object]) -> Iterator[None]:
+def on_signal(act: Callable[[int], object]) -> Iterator[None]:
+    """Any of the signals calls `act` with its number in a `with` block; outside the main thread nothing changes."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
@@ -56,7 +52,11 @@ def _handled_by(act: Callable[[int], object]) -> Iterator[None]:
 
 def ends_cleanly() -> contextlib.AbstractContextManager[None]:
     """Has any of the signals end a `with` block as Ctrl-C does: servers of a command must not outlive it."""
-    return _handled_by(_interrupt)
+    return on_signal(_interrupt)
+
+
+# Has any of the signals end the process in a `with` block: an exception may crash torch's import, or be lost in it.
+ends_at_once = partial(on_signal, lambda number: os._exit(128 + number))
 
 
 @contextlib.contextmanager
@@ -64,7 +64,7 @@ def deferred() -> Iterator[None]:
     """Signals that come in a `with` block take effect at its end."""
     came = list[int]()
     try:
-        with _handled_by(came.append):
+        with on_signal(came.append):
             yield
     finally:
         for number in came[:1]:
@@ -103,7 +103,7 @@ def run_interruptible(work: Coroutine[Any, Any, T]) -> T:
             task.cancel()
         return await work
 
-    with _handled_by(interrupt):
+    with on_signal(interrupt):
         try:
             result = asyncio.run(run())
             if not interrupted:  # else the signal came when the work had ended, and the loop had not

@@ -166,7 +166,6 @@ class Pki:
 
     def expire(self, tls: Tls) -> Tls:
         """The same certificate in the same file, out of date since yesterday."""
-        assert tls.certificate is not None
         good, now = x509.load_pem_x509_certificate(tls.certificate.read_bytes()), datetime.now(UTC)
         dates, serial = (now - timedelta(2), now - timedelta(1)), good.serial_number
         builder = x509.CertificateBuilder(good.issuer, good.subject, good.public_key(), serial, *dates)

@@ -1,14 +1,13 @@
 """What the documentation quotes and links to is there."""
 
 import ast
-import importlib.util
 import re
-import sys
 from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
 
 import pytest
+import reference
 
 from serving.cli.commands import Command, walk
 
@@ -77,14 +76,6 @@ def test_links_lead_somewhere(page: Path) -> None:
 
 
 # The reference
-
-
-_spec = importlib.util.spec_from_file_location("reference", ROOT / ".ci/reference.py")
-assert _spec is not None
-assert _spec.loader is not None
-reference = importlib.util.module_from_spec(_spec)
-sys.modules["reference"] = reference  # dataclasses look their module up by name
-_spec.loader.exec_module(reference)
 
 
 def test_the_reference_is_that_of_the_program() -> None:

@@ -1,18 +1,11 @@
 """A measured figure of README or docs stands in docs/results.json, beside its command, commit and machine."""
 
-import importlib.util
-import sys
 from pathlib import Path
 
+import figures
 import pytest
 
 ROOT = Path(__file__).resolve().parents[1]
-_spec = importlib.util.spec_from_file_location("figures", ROOT / ".ci/figures.py")
-assert _spec is not None
-assert _spec.loader is not None
-figures = importlib.util.module_from_spec(_spec)
-sys.modules["figures"] = figures  # dataclasses look their module up by name
-_spec.loader.exec_module(figures)
 
 PAGES = figures.load()["places"]
 

@@ -39,9 +39,7 @@ def test_the_chain_reads_the_order_of_a_text() -> None:
     """Mixed up, text that the weights were not trained on is half a nat worse: the documentation that ships with
     Python."""
     directory = find_bundle(WEIGHTS).chain
-    assert directory is not None
     partition = read_manifest(directory).partition
-    assert partition is not None
     corpus = load_corpus(None)
     tokens = torch.tensor(tokens_of(tokenizer_of(directory), corpus.valid.numpy().tobytes()))
     text = replace(corpus, valid=tokens).valid_batch(2, 257)

@@ -26,7 +26,6 @@ if TYPE_CHECKING:
 
 # Modules that need gRPC are imported when a command runs.
 
-STANDARD_INPUT = "-"
 # The first of these that is served; what is exact comes before what is quick.
 PREFERRED = ("auto", "ar-speculative", "ar", "chunked", "sweep")
 MAX_TOKENS = 512
@@ -74,7 +73,7 @@ def add_chat_options(parser: argparse.ArgumentParser) -> None:
 def given_prompt(options: argparse.Namespace) -> str | None:
     """The prompt to answer once; None for a conversation. Raises InputError."""
     prompt: str | None = options.prompt
-    if prompt == STANDARD_INPUT:
+    if prompt == "-":
         try:
             prompt = sys.stdin.buffer.read().decode()
         except UnicodeDecodeError as error:

@@ -46,8 +46,8 @@ def run_demo(options: argparse.Namespace) -> int:
         hosts = min(HOSTS, plan.parts)
         topology = local_topology(hosts, plan.parts, checkpoint, free_port_block(hosts + 1) + 1)
         print(f"starting {hosts} hosts and a router on this machine ...", flush=True)
-        with ticking("loading"):
-            deployment = hosts_run.enter_context(temporary_deployment(topology, checkpoint))
+        deployment = hosts_run.enter_context(temporary_deployment(topology, checkpoint, progress.at))
+        progress.close()
         with hosts_run, Client(deployment.topology.router) as client:
             architectures = [source.manifest.architecture for source in plan.models.values()]
             is_pretrained = isinstance(architectures[0], LlamaArchitecture)
@@ -83,8 +83,8 @@ def show_drawing(bundle: Path) -> None:
     """Draw a picture along three hosts, and show how it clears from host to host."""
     topology = local_topology(HOSTS, HOSTS, bundle, free_port_block(HOSTS + 1) + 1)
     with (
-        ticking(f"drawing `{PICTURE}` along three hosts"),
         temporary_deployment(topology, bundle) as deployment,
+        ticking(f"drawing `{PICTURE}` along three hosts"),
         Client(deployment.topology.router) as client,
     ):
         shown: list[DrawnPictures] = []

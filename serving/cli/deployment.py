@@ -37,7 +37,7 @@ from serving.router.topology import Topology, read_topology
 from stages.errors import InputError, OnesweepError, ServiceError
 from stages.memory import with_large_pages
 from stages.progress import ProgressLine, ticking
-from stages.signals import ASKED_TO_END, LIFELINE_VARIABLE, deferred
+from stages.signals import ASKED_TO_END, LIFELINE_VARIABLE, deferred, on_signal
 from stages.wire.channel import DRAIN_S, parse_address
 from stages.wire.secret_files import check_private, lock_beside, make_state_directory, state_directory
 from stages.wire.tokens import own_token_path
@@ -105,16 +105,16 @@ class Deployment:
             for name, arguments in servers.items():
                 command = [sys.executable, *MODULE, *arguments]
                 deployment.commands[name] = place(name, command) if place else command
-            if place is None and lifelines is None and sys.platform == "linux":
-                with deferred():
+            with ticking("starting hosts and a router" if lifelines is None else "starting a router"):
+                if place is None and lifelines is None and sys.platform == "linux":
                     deployment.processes |= fork_servers(directory, servers)
-            else:
-                for name in servers:
-                    deployment._launch(name, "wb")
+                else:
+                    for name in servers:
+                        deployment._launch(name, "wb")
         except BaseException:
             with contextlib.suppress(OSError, ValueError):
                 deployment.processes |= recorded(directory)
-            deployment.stop()
+            deployment.stop_visibly()
             raise
         return deployment
 
@@ -138,15 +138,6 @@ class Deployment:
                     break
         raise ServiceError(f"not ready after {self.ready_within_s:.0f} s: {reason}; logs are in {self.directory}")
 
-    def wait_listening(self, address: str) -> None:
-        """Return when somebody listens at `address`. Raises ServiceError as `wait_ready` does."""
-        deadline = time.monotonic() + READY_S
-        while port_free(*parse_address(address)):
-            self.check_alive()
-            if time.monotonic() > deadline:
-                raise ServiceError(f"nobody listens at {address} after {READY_S:.0f} s; logs are in {self.directory}")
-            time.sleep(POLL_S)
-
     def check_alive(self) -> None:
         """Raises ServiceError with the last log lines of a process that ended."""
         for name, words in self.ended().items():
@@ -167,18 +158,19 @@ class Deployment:
             psutil.wait_procs([process], timeout=STOP_S)
 
     def stop(self) -> None:
-        """End every process, the router first so that running requests end; kill what does not stop."""
+        """End every process, the router first: running requests end. Kill what does not stop, and all at a signal."""
         hosts = {host.name for host in self.topology.hosts}
         routers = [self.topology.router, *(self.processes.keys() - hosts - {ROUTER, HTTP})]
-        _end([self._process(name) for name in self.processes.keys() - hosts])
-        _end([self._process(name) for name in hosts])
+        with on_signal(lambda number: [*map(self.kill, self.processes)]):
+            _end([self._process(name) for name in self.processes.keys() - hosts])
+            _end([self._process(name) for name in hosts])
         for address in (*routers, *(each for host in self.topology.hosts for each in (host.address, host.listen))):
             own_token_path(address).unlink(missing_ok=True)
         (self.directory / RECORD).unlink(missing_ok=True)
 
-    @ticking("stopping them, the router first: it ends what it has begun")
     def stop_visibly(self) -> None:
         """`stop`, for a person who waits for it, and one after the other: a second signal would end them at once."""
+        ProgressLine().say("stopping them, the router first: it ends what it has begun; Ctrl-C again kills all")
         with lock_beside(self.directory / RECORD):
             self.stop()
 
@@ -263,7 +255,7 @@ def deployment_here(router: str | None = None) -> Deployment | None:
     """The deployment of a router, else the only one, if any. Raises OnesweepError where several run."""
     running = running_deployments()
     if router is not None:
-        return next((each for each in running if each.directory == _directory_of(router)), None)
+        return next((each for each in running if each.directory == own_token_path(router).with_suffix("")), None)
     if len(running) > 1:
         names = ", ".join(f"{each.topology.router} ({each.directory / TOPOLOGY})" for each in running)
         raise InputError(f"several routers are up: name one with --router (of doctor with --topology): {names}")
@@ -279,11 +271,7 @@ def new_directory(topology: Topology) -> Path:
                 f"a deployment is up already (router {other.topology.router}, in {other.directory}): `onesweep down` "
                 "ends it; for a second one give another --port, or a topology of other addresses"
             )
-    return _directory_of(topology.router)
-
-
-def _directory_of(router: str) -> Path:
-    return own_token_path(router).with_suffix("")
+    return own_token_path(topology.router).with_suffix("")
 
 
 @contextlib.contextmanager
@@ -300,8 +288,10 @@ def temporary_deployment(
         try:
             deployment.wait_ready(waiting, answers)
             yield deployment
-        finally:
-            deployment.stop()
+        except BaseException:
+            deployment.stop_visibly()
+            raise
+        deployment.stop()
 
 
 def present(
@@ -316,8 +306,14 @@ def present(
     :param tend: called each second; None: it is not watched."""
     try:
         deployment.wait_ready(progress.at)
-        if http:
-            deployment.wait_listening(http)
+        deadline = time.monotonic() + READY_S
+        while http and port_free(*parse_address(http)):
+            deployment.check_alive()
+            if time.monotonic() > deadline:
+                raise ServiceError(
+                    f"nobody listens at {http} after {READY_S:.0f} s; logs are in {deployment.directory}"
+                )
+            time.sleep(POLL_S)
         progress.close()
         lines = [f"{host.name:10} {host.address:22} blocks {host.span}" for host in deployment.topology.hosts]
         lines.append(f"{'router':10} {deployment.topology.router:22} ready; logs in {deployment.directory}")

@@ -83,16 +83,9 @@ def run_draw(options: argparse.Namespace) -> int:
 def _table(results: list[DrawnPictures]) -> str:
     """A row for each mode, in the order of the rows of the file."""
     rows = [("mode", "trips", "seconds", "wire bytes", "compute seconds")]
-    rows += [
-        (
-            result.mode,
-            str(result.sweeps),
-            f"{result.latency_ms / 1000:.2f}",
-            f"{result.wire_bytes_total:,}",
-            f"{result.compute_ms / 1000:.2f}",
-        )
-        for result in results
-    ]
+    for each in results:
+        seconds, compute_s = each.latency_ms / 1000, each.compute_ms / 1000
+        rows.append((each.mode, f"{each.sweeps}", f"{seconds:.2f}", f"{each.wire_bytes_total:,}", f"{compute_s:.2f}"))
     return "\n".join(aligned(rows))
 
 

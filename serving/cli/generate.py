@@ -15,7 +15,7 @@ from serving.client.result import HostsLost, Result, unready_words
 from serving.client.variants import all_variants, comparison, parse_variants, run_variants
 from serving.modes import COPY, MODES, NO_COPY, WITHOUT_HOSTS
 from serving.router.request import DEFAULT_ROUTER, DEFAULT_TIMEOUT_S, ROUTER_HELP, SETTINGS, Request, mode_problem
-from stages.errors import InputError, ServiceError, one_of, printable
+from stages.errors import InputError, ServiceError, one_of, printable, quoted
 from stages.progress import ProgressLine, ticking
 from stages.settings import add_flags
 from stages.signals import run_interruptible
@@ -61,9 +61,7 @@ def wait_ready(options: argparse.Namespace, *modes: str | None) -> None:
     deadline, answer_s = time.monotonic() + most_s, min(ANSWER_S, most_s or ANSWER_S)
     here = deployment_here(options.router)
     may_come = options.wait is not None or here is not None
-    if here is not None and (ended := here.ended().get(ROUTER)) and options.wait is None:
-        remedy = "`onesweep down`, then the same `onesweep up` again"
-        raise ServiceError(f"the router at {here.topology.router} ended: {ended}; {remedy}")
+    ended = here.ended().get(ROUTER) if here is not None and options.wait is None else None
     lost_until = math.inf
     with client_of(options) as client, closing(ProgressLine()) as progress:
         for reason in answers_of(client, answer_s):
@@ -72,6 +70,9 @@ def wait_ready(options: argparse.Namespace, *modes: str | None) -> None:
             hurries = isinstance(reason, HostsLost) and getattr(options, "budget_ms", None)
             if reason in ("", NO_TOKEN) or alone or hurries:
                 return
+            if reason is None and ended:  # one that was started in its place would answer
+                remedy = "`onesweep down`, then the same `onesweep up` again"
+                raise ServiceError(f"the router at {client.address} ended: {ended}; {remedy}")
             said = reason or served_here(options.router)
             lost_until = min(lost_until, time.monotonic() + LOST_S) if isinstance(said, HostsLost) else math.inf
             is_lost = time.monotonic() > lost_until and options.wait is None
@@ -150,7 +151,9 @@ def _add_request(parser: argparse.ArgumentParser) -> None:
 def check_request(mode: str | None, **settings: Any) -> None:  # noqa: ANN401 - those of a request
     """Raise InputError for what no router takes, before anything is started or waited for."""
     if mode is not None and mode not in MODES:
-        raise InputError(f"unknown mode {mode!r}{gone(mode)}{one_of(mode, MODES)}")
+        raise InputError(f"unknown mode {quoted(mode)}{gone(mode)}{one_of(mode, MODES)}")
+    if settings.get("prompt") == "":
+        raise InputError("the prompt is empty: give at least one byte of text")
     Request(mode=mode or "", **settings).message()
 
 

@@ -21,7 +21,7 @@ from stages.errors import InputError, ServiceError
 from stages.host.commands import add_device, check_positive
 from stages.host.settings import HostSettings, StageSettings
 from stages.settings import from_flags
-from stages.signals import run_until_signal, start_ticks
+from stages.signals import ends_at_once, run_until_signal, start_ticks
 from stages.telemetry.observability import start_log
 from stages.wire.channel import parse_address
 from stages.wire.links import LinkProxy, MachineLinks, check_machine
@@ -93,6 +93,7 @@ def add_join(join: argparse.ArgumentParser) -> None:
     add_device(join)
 
 
+@ends_at_once()
 def run_join(options: argparse.Namespace) -> int:
     check_installed()
     check_positive(options, "threads")
@@ -131,7 +132,8 @@ def _place(ticket: Ticket | None, name: str | None, stack: contextlib.ExitStack)
             what = "this machine has joined several runs" if runs else "this machine has joined no run"
             raise InputError(f"{what}: give the ticket that `onesweep serve` printed")
         run = runs[0]
-    own = check_machine(name) if name else _own_name()
+    plain = re.sub("[^a-z0-9]+", "-", socket.gethostname().partition(".")[0].lower()).strip("-")
+    own = check_machine(name) if name else plain[:28].strip("-") or "machine"
     there = [JoinedMachine.read(path.parent) for path in sorted(run.glob(f"*/{MACHINE_NAME}"))]
     folders = {place.name: place.directory.name for place in there if place}  # a ticket may have named a machine
     if name:
@@ -152,11 +154,6 @@ def _place(ticket: Ticket | None, name: str | None, stack: contextlib.ExitStack)
         if place := enrolled(ticket, run / each, name or each, is_given=bool(name)):
             return place
     raise InputError(f"no machine {own!r} of this computer has joined: give the ticket that `onesweep serve` printed")
-
-
-def _own_name() -> str:
-    plain = re.sub("[^a-z0-9]+", "-", socket.gethostname().partition(".")[0].lower()).strip("-")
-    return plain[:28].strip("-") or "machine"
 
 
 def _serve_stages(place: JoinedMachine, options: argparse.Namespace) -> None:
@@ -212,8 +209,7 @@ def _serve_stages(place: JoinedMachine, options: argparse.Namespace) -> None:
             raise ServiceError(f"the router lets this machine in no more: {refusal.message}") from None
 
     print(f"{place.name} is a machine of the run at {place.rendezvous[0]}; Ctrl-C ends it", flush=True)
-    with contextlib.suppress(KeyboardInterrupt):
-        run_until_signal(run)
+    run_until_signal(run)
 
 
 def _kept_port(path: Path) -> int:

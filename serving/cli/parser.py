@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from serving.cli.commands import Command, Family, Words, find, near, walk
-from stages.errors import InputError, close_to
+from stages.errors import InputError, close_to, quoted
 from stages.settings import SetAction
 
 WIDTH = 100
@@ -43,7 +43,7 @@ class CommandParser(argparse.ArgumentParser):
         parse = self.parse_known_args if ends_in_words else self.parse_known_intermixed_args
         options, extra = parse(list(words))
         if extra:
-            self.error(f"unexpected {extra[0]!r}: put quotes around a text with spaces")
+            self.error(f"unexpected {quoted(extra[0])}: put quotes around a text with spaces")
         return options
 
     def error(self, message: str) -> NoReturn:
@@ -69,7 +69,7 @@ class CommandParser(argparse.ArgumentParser):
         if action.choices is not None and value not in action.choices:
             known = [str(choice) for choice in action.choices]
             hint = gone(str(value), self.prog.split())
-            words = f"{value!r} is none of {', '.join(known)}{hint or close_to(str(value), known)}"
+            words = f"{quoted(str(value))} is none of {', '.join(known)}{hint or close_to(str(value), known)}"
             raise argparse.ArgumentError(action, words)
 
 
@@ -155,7 +155,7 @@ def parse(words: Sequence[str]) -> argparse.Namespace:
     # a command of one word may stand in a family now; a family's that went has nothing to do with others of its name
     found = near(rest[0], path) if len(path) == 1 or not hint else []
     said = f"did you mean {' or '.join(found)}?" if found else f"`{called} --help` lists them"
-    raise UsageError(f"{called}: there is no command {rest[0]!r}{hint}; {said}")
+    raise UsageError(f"{called}: there is no command {quoted(rest[0])}{hint}; {said}")
 
 
 def help_of(path: Words, family: Family) -> str:

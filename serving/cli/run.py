@@ -24,7 +24,7 @@ from stages.errors import CheckpointError, InputError, MissingCheckpoint, Servic
 from stages.host.commands import add_import_options, check_positive
 from stages.progress import ProgressLine, counted
 from stages.settings import from_flags
-from stages.signals import ends_cleanly
+from stages.signals import ends_at_once, ends_cleanly
 
 if TYPE_CHECKING:
     from stages.host.plan import HostPlan
@@ -111,7 +111,8 @@ def check_model(options: argparse.Namespace) -> None:
     if not model.is_file() and not (model / "config.json").is_file():
         there = "is none of these" if model.exists() else "is not there"
         raise InputError(f"{model} {there}: give a .gguf file, a Hugging Face folder, a checkpoint or a bundle")
-    from stages.importing.importing import open_source  # which needs torch
+    with ends_at_once():
+        from stages.importing.importing import open_source
 
     open_source(model).check()
 
@@ -213,13 +214,10 @@ def is_whole(checkpoint: Path) -> bool:
 
 def _digests(paths: list[Path]) -> list[str]:
     """SHA-256 of each file. Raises ServiceError."""
-
-    def digest(path: Path) -> str:
-        with path.open("rb") as file:
-            return hashlib.file_digest(file, "sha256").hexdigest()
+    from stages.checkpoint.files import file_digest
 
     try:
         with ThreadPoolExecutor() as threads:
-            return list(threads.map(digest, paths))
+            return list(threads.map(file_digest, paths))
     except OSError as error:
         raise ServiceError(f"cannot read {error.filename}: {error.strerror}") from None

@@ -30,7 +30,7 @@ from stages.device import AUTO
 from stages.errors import InputError, Interrupted
 from stages.host.commands import add_device, check_positive
 from stages.host.settings import FollowNext, HostSettings, StageSettings
-from stages.progress import ProgressLine, ticking
+from stages.progress import ProgressLine, counted, ticking
 from stages.settings import add_flags, from_flags
 from stages.signals import ends_cleanly
 from stages.telemetry.observability import ObservabilitySettings, start_log
@@ -182,8 +182,7 @@ def _started(options: argparse.Namespace, topology: Topology | None) -> Deployme
     # only a GPU has to be asked for, of torch, which takes a second to import
     for device in {options.device or host.device or AUTO for host in topology.hosts} - {AUTO, "cpu"}:
         device_for(device, plan)
-    directory = new_directory(topology)
-    with ticking("starting hosts and a router"), lock_beside(directory):
+    with lock_beside(new_directory(topology)):
         return Deployment.start(
             topology,
             checkpoint.resolve(),
@@ -201,8 +200,9 @@ def run_down(options: argparse.Namespace) -> int:
             raise NothingUp(f"{said}; Ctrl-C there ends it")
         what = f"no router of yours is up at {options.router}" if options.router else "nothing is up"
         raise NothingUp(f"{what}; start a deployment with `onesweep up --detach`")
+    count = counted(len(deployment.processes) - len(deployment.ended()), "server")
     deployment.stop_visibly()
-    print(f"stopped {len(deployment.processes)} processes of the router at {deployment.topology.router}")
+    print(f"stopped {count} of the router at {deployment.topology.router}")
     return 0
 
 

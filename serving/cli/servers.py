@@ -10,6 +10,7 @@ import gc
 import importlib
 import json
 import os
+import signal
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
@@ -87,17 +88,22 @@ def _guard(path: Path, arguments: Sequence[str], *addresses: str) -> list[str]:
 def fork_servers(directory: Path, servers: Mapping[str, Sequence[str]]) -> dict[str, int]:
     """Start servers by name, each with its arguments; their logs are in `directory`. Linux only: elsewhere libraries
     may not be used after a fork. Returns their process ids. Raises ServiceError where not all start."""
-    starter = subprocess.run(
+    with subprocess.Popen(
         [sys.executable, *FORKED, *servers],
-        input=json.dumps({"directory": str(directory), "servers": servers}),
+        stdin=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
         start_new_session=True,
         env=with_large_pages() | {LIFELINE_VARIABLE: ""},
-        check=False,
-    )
+    ) as starter:
+        try:
+            _, errors = starter.communicate(json.dumps({"directory": str(directory), "servers": servers}))
+        except BaseException:
+            starter.terminate()
+            starter.wait()  # all that it forked is recorded then
+            raise
     if starter.returncode:
-        raise ServiceError(f"servers cannot start: {starter.stderr.strip().rpartition(chr(10))[2]}")
+        raise ServiceError(f"servers cannot start: {errors.strip().rpartition(chr(10))[2]}")
     return recorded(directory)
 
 
@@ -122,9 +128,11 @@ def _fork() -> int:
         return 1  # nobody waits for them any more
     gc.collect()
     gc.freeze()  # a collection would write to what is shared
+    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})  # between a fork and its record
     for name, arguments in given["servers"].items():
         if (pid := os.fork()) == 0:
             os.setsid()
+            signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM})
             ctypes.CDLL(None).prctl(PR_SET_NAME, name.encode())
             with open(os.devnull) as nothing, (directory / f"{name}.log").open("wb") as log:
                 for file, descriptor in ((nothing, 0), (log, 1), (log, 2)):

@@ -14,7 +14,8 @@ from typing import Any, Self, TypeVar
 
 import grpc
 import grpc.aio
-from grpc_health.v1 import health_pb2, health_pb2_grpc
+from grpc_health.v1 import health_pb2
+from grpc_health.v1.health_pb2_grpc import HealthStub
 
 from serving.client.failover import RequestRefused, RouterConnection, RouterError, Turns
 from serving.client.result import DrawnPictures, Logprobs, Result, booked
@@ -172,9 +173,7 @@ class AsyncClient(RouterConnection):
 
     async def serves(self, timeout_s: float = 5.0) -> bool:
         """True where the router can take requests; no token is needed. Raises RouterError."""
-        answer = await self._ask(
-            timeout_s, lambda at, s: health_pb2_grpc.HealthStub(self._newest[at]).Check(HEALTH, timeout=s)
-        )
+        answer = await self._ask(timeout_s, lambda at, s: HealthStub(self._newest[at]).Check(HEALTH, timeout=s))
         return bool(answer.status == health_pb2.HealthCheckResponse.SERVING)
 
     async def exchange(
@@ -274,9 +273,7 @@ class Client(RouterConnection):
 
     def serves(self, timeout_s: float = 5.0) -> bool:
         """True where the router can take requests; no token is needed. Raises RouterError."""
-        answer = self._ask(
-            timeout_s, lambda at, s: health_pb2_grpc.HealthStub(self._newest[at]).Check(HEALTH, timeout=s)
-        )
+        answer = self._ask(timeout_s, lambda at, s: HealthStub(self._newest[at]).Check(HEALTH, timeout=s))
         return bool(answer.status == health_pb2.HealthCheckResponse.SERVING)
 
     def close(self) -> None:

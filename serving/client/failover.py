@@ -171,10 +171,6 @@ class Turns:
         self._out, self._old = Counter[str](), Counter[str]()
 
     @property
-    def address(self) -> str:
-        return self.client.addresses[self.at]
-
-    @property
     def left_s(self) -> float:
         """Time until the request's deadline, which all routers share."""
         return max(self._deadline_s - monotonic(), 0.0)
@@ -193,7 +189,7 @@ class Turns:
             error = self.client.failed(error, self.at, self.timeout_s)
         elif isinstance(error, asyncio.CancelledError) and (task := asyncio.current_task()) and not task.cancelling():
             # gRPC raises it, too, where it was the connection that ended: another router helps, unless we closed it
-            closed, said = self.client.closed, f"the connection to {self.address} was closed"
+            closed, said = self.client.closed, f"the connection to {self.client.addresses[self.at]} was closed"
             code = StatusCode.CANCELLED if closed else StatusCode.UNAVAILABLE
             error = RouterError(said, code, reached=closed)
         if isinstance(error, RequestRefused | RouterError):
@@ -270,7 +266,7 @@ class Turns:
 
     def _differs(self) -> RouterError:
         said = (
-            f"the router at {self.address} does not write the text that another began: they serve different weights, "
-            "or mode auto chose by their own latencies; ask again"
+            f"the router at {self.client.addresses[self.at]} does not write the text that another began: they serve "
+            "different weights, or mode auto chose by their own latencies; ask again"
         )
         return RouterError(said, StatusCode.ABORTED)

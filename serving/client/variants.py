@@ -18,7 +18,7 @@ from serving.client.result import Result
 from serving.drawing import DRAWING_MODES
 from serving.modes import COPY, MODES, SCORERS
 from serving.router.request import CODECS, SETTINGS, SHAPES, Request, kind_of
-from stages.errors import InputError, OnesweepError, close_to, one_of, printable
+from stages.errors import InputError, OnesweepError, close_to, one_of, printable, quoted
 from stages.progress import aligned, ticking
 
 if TYPE_CHECKING:
@@ -65,25 +65,25 @@ def parse_variant(text: str, modes: Collection[str] = (*MODES, *DRAWING_MODES), 
     mode = max(named, key=len, default=None)  # `local:copy` is no `local` with a setting
     if mode is None:
         name = text.partition(":")[0]
-        raise InputError(f"unknown mode {name!r} in {option}{one_of(name, dict.fromkeys(modes))}")
-    settings: dict[str, Any] = {}
+        raise InputError(f"unknown mode {quoted(name)} in {option}{one_of(name, dict.fromkeys(modes))}")
+    settings, where = dict[str, Any](), f"{option} {quoted(text)}"
     for part in text[len(mode) + 1 :].split(":") if text != mode else ():
         name, equals, value = part.partition("=")
         if not equals:
             name, value = WORDS.get(part, ""), part
             if not name:
                 raise InputError(
-                    f"{option} {text!r}: {part!r} is not a setting{close_to(part, WORDS)}; after the mode come, with "
+                    f"{where}: {quoted(part)} is not a setting{close_to(part, WORDS)}; after the mode come, with "
                     f"colons between, a codec or a scorer ({', '.join(WORDS)}), or KEY=VALUE with the keys "
                     f"{', '.join(KEYS)}"
                 )
-        elif name not in KEYS:
-            raise InputError(f"{option} {text!r}: unknown key {name!r}{one_of(name, KEYS)}")
+        elif name not in ORDER:
+            raise InputError(f"{where}: unknown key {quoted(name)}{one_of(name, KEYS)}")
         if name in settings:
-            raise InputError(f"{option} {text!r} names {name} twice")
-        settings[name] = _value(f"{option} {text!r}", name, value)
+            raise InputError(f"{where} names {name} twice")
+        settings[name] = _value(where, name, value)
     variant = ModeVariant(mode).having(**settings)
-    _check_request(f"{option} {text!r}", variant)
+    _check_request(where, variant)
     return variant
 
 
@@ -101,12 +101,14 @@ def parse_variants(
 
 def _value(where: str, name: str, value: str) -> int | float | str:
     kind = KEYS.get(name, str)
+    if not value:
+        raise InputError(f"{where}: {name} has no value: give {name}=VALUE")
     with contextlib.suppress(ValueError):
         found: int | float | str = kind(value)
         if not isinstance(found, float) or math.isfinite(found):
             return found
     wanted = "a whole number" if kind is int else "a number"
-    raise InputError(f"{where}: {name} must be {wanted}, not {value!r}")
+    raise InputError(f"{where}: {name} must be {wanted}, not {quoted(value)}")
 
 
 def _check_request(where: str, variant: ModeVariant) -> None:

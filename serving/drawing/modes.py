@@ -20,7 +20,7 @@ from serving.router.session import Session
 from serving.v1 import router_pb2
 from stages.checkpoint.bundle import find_bundle
 from stages.checkpoint.manifest import read_manifest
-from stages.errors import close_to, one_of
+from stages.errors import close_to, one_of, quoted
 from stages.host.plan import ModelKind
 from stages.model.codec import CODECS, HIDDEN
 from stages.pictures.trajectory import MAX_GUIDANCE, MAX_LEVELS, SOLVERS, DrawPlan, Trajectory, most_pictures
@@ -258,7 +258,7 @@ def check_drawing_mode(name: str, modes: Modes) -> DrawingMode:
     """The mode of a request. Raises StatusError."""
     name = name or "chain"
     if name not in modes:
-        raise invalid(f"unknown mode {name[:40]!r} of drawing{close_to(name, DRAWING_MODES)}; {_served(modes)}")
+        raise invalid(f"unknown mode {quoted(name)} of drawing{close_to(name, DRAWING_MODES)}; {_served(modes)}")
     return modes[name]
 
 
@@ -284,10 +284,10 @@ def check_drawing(request: router_pb2.DrawRequest, mode: DrawingMode, modes: Mod
     named = request.solver if request.HasField("solver") else SOLVERS[-1]
     solver = next((solver for solver in SOLVERS if solver == named), None)
     if solver is None:
-        raise invalid(f"unknown solver {named[:40]!r}{one_of(named, SOLVERS)}")
+        raise invalid(f"unknown solver {quoted(named)}{one_of(named, SOLVERS)}")
     codec = request.codec if request.HasField("codec") else mode.default_codec
     if codec not in mode.codecs:
-        raise invalid(f"mode {mode.name} has no codec {codec[:40]!r}; choose from {', '.join(mode.codecs)}")
+        raise invalid(f"mode {mode.name} has no codec {quoted(codec)}; choose from {', '.join(mode.codecs)}")
     if request.previews and mode.name != "chain":
         raise invalid(f"mode {mode.name} has no previews: leave them out, or use mode chain")
     classes = [_class_index(name, mode.info) for name in request.classes for _ in range(each)]
@@ -302,7 +302,7 @@ def _class_index(name: str, info: stage_pb2.PictureInfo) -> int:
         return list(info.classes).index(name)
     if name.isascii() and name.isdigit() and len(name) <= 6 and int(name) < len(info.classes):
         return int(name)
-    raise invalid(f"unknown class {name[:40]!r}{one_of(name, list(info.classes))}")
+    raise invalid(f"unknown class {quoted(name)}{one_of(name, list(info.classes))}")
 
 
 def _served(modes: Modes) -> str:

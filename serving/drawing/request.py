@@ -9,7 +9,7 @@ from typing import Any
 
 from serving.drawing import DEFAULT_GUIDANCE, DEFAULT_LEVELS, DRAWING_MODES, MAX_PICTURES
 from serving.v1 import router_pb2
-from stages.errors import InputError, RequestError
+from stages.errors import InputError, RequestError, quoted
 from stages.limits import MAX_COUNT, MAX_SEED
 from stages.settings import check, setting
 from stages.wire.status import CALLS
@@ -43,7 +43,7 @@ class DrawingRequest:
         """The message that carries it. Raises InputError for what a message cannot carry."""
         for word in (self.mode, self.solver or "", self.codec or ""):
             if not word.isascii():
-                raise RequestError(f"{word!r} has letters that no mode, solver or codec has")
+                raise RequestError(f"{quoted(word)} has letters that no mode, solver or codec has")
         try:
             return router_pb2.DrawRequest(**vars(self), previews=previews, protocol=CALLS)
         except (TypeError, ValueError) as error:

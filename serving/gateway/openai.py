@@ -36,6 +36,7 @@ from serving.gateway.responses import ResponseFormat, ResponseRequest
 from serving.gateway.streams import DONE, event_stream, merged, sse
 from serving.modes import AUTO, MODES
 from serving.v1 import router_pb2
+from stages.errors import quoted
 from stages.v1 import stage_pb2
 
 # A mode is a model: every tool that speaks OpenAI's API can choose a model, few can set a field of ours.
@@ -49,19 +50,18 @@ def mode_of(model: str, asked: str | None) -> str:
     """
     named = model.removeprefix(f"{MODEL}-") if model != MODEL else None
     if named is not None and (named == model or named not in MODES):
-        raise ApiError(
-            404,
-            f"no model {model!r}: choose {MODEL} or one of {', '.join(f'{MODEL}-{mode}' for mode in MODES)}",
-            param="model",
-            code="model_not_found",
-        )
+        raise _no_model(model, f": choose {MODEL} or one of {', '.join(f'{MODEL}-{mode}' for mode in MODES)}")
     if named and asked and named != asked:
         raise ApiError(
             400,
-            f"the model is {model}, but onesweep.mode is {asked!r}: name the mode in one of them",
+            f"the model is {model}, but onesweep.mode is {quoted(asked)}: name the mode in one of them",
             param="onesweep.mode",
         )
     return named or asked or AUTO
+
+
+def _no_model(model: str, remedy: str) -> ApiError:
+    return ApiError(404, f"no model {quoted(model)}{remedy}", param="model", code="model_not_found")
 
 
 def catalogue(status: router_pb2.StatusResponse, created: int) -> list[dict[str, Any]]:
@@ -156,16 +156,14 @@ async def one_model(model: str, router: Router) -> Response:
     for entry in catalogue(status, _STARTED):
         if entry["id"] == model:
             return json_response(entry)
-    raise ApiError(
-        404, f"no model {model!r} is served; GET /v1/models lists them", param="model", code="model_not_found"
-    )
+    raise _no_model(model, " is served; GET /v1/models lists them")
 
 
 @routes.post("/images/generations", response_class=Response, responses={200: {"model": _Images}})
 async def images(request: ImageRequest, router: Router) -> Response:
     """Draw pictures of a class, each as a PNG in base64."""
     if request.model not in (None, MODEL):
-        raise ApiError(404, f"no model {request.model!r} draws: choose {MODEL}", param="model", code="model_not_found")
+        raise _no_model(request.model, f" draws: choose {MODEL}")
     shown = (await router.status()).pictures
     if not shown.classes:
         raise ApiError(400, "no model here draws: the router serves one that writes", param="prompt")
@@ -202,7 +200,7 @@ def _check_tools(request: ChatRequest) -> None:
     if request.tool_choice not in (None, "none") and not names:
         raise ApiError(400, "tool_choice needs tools", param="tool_choice")
     if not {*must} <= {*names}:
-        raise ApiError(400, f"tool_choice names {must[0]!r}, which is not among the tools", param="tool_choice")
+        raise ApiError(400, f"tool_choice names {quoted(must[0])}, which is not among the tools", param="tool_choice")
 
 
 async def _answer(router: RouterAccess, request: TextRequest) -> Response:

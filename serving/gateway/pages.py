@@ -10,13 +10,14 @@ from fastapi import APIRouter, Response
 
 from serving.client.client import RequestRefused, Result, RouterError, TextDecoder
 from serving.client.result import unready_words
-from serving.client.variants import ModeVariant, all_variants, parse_variants, variant_settings
+from serving.client.variants import all_variants, parse_variants, variant_settings
 from serving.gateway.access import Router, RouterAccess, RouterClient, StrictRoute
 from serving.gateway.completions import costs_of
 from serving.gateway.errors import OF_ROUTER, ApiError, api_error_of, json_response
 from serving.gateway.fields import RaceRequest
 from serving.gateway.streams import DONE, event_stream, merged, sse
 from serving.modes import MODES
+from serving.router.request import Request
 from serving.v1 import router_pb2
 from stages.errors import InputError, OnesweepError
 from stages.wire.status import record_of
@@ -55,11 +56,14 @@ _STREAM: dict[int | str, dict[str, Any]] = {
 @race_routes.post("/api/race", response_class=Response, responses=_STREAM)
 async def race(request: RaceRequest, router: Router) -> Response:
     """Events with a `lane` and one of: `started`, `trip`, `text`, `result`, `error`; then [DONE]."""
+    asked = request.model_dump(include={"prompt", "max_bytes", "seed", "temperature", "budget_ms"})
     try:
         entrants = parse_variants(",".join(request.entrants), MODES, "entrants")
+        for entrant in entrants:
+            Request(**variant_settings(entrant, asked)).message()
     except InputError as error:
         raise ApiError(400, str(error), param="entrants") from None
-    lanes = [_lane(router, entrant, request) for entrant in entrants]
+    lanes = [_lane(router, entrant.label, variant_settings(entrant, asked)) for entrant in entrants]
     return await event_stream(_events(lanes, request.together))
 
 
@@ -71,26 +75,23 @@ async def _events(lanes: Sequence[AsyncGenerator[dict[str, Any], None]], togethe
     yield DONE
 
 
-async def _lane(
-    router: RouterAccess, entrant: ModeVariant, request: RaceRequest
-) -> AsyncGenerator[dict[str, Any], None]:
+async def _lane(router: RouterAccess, lane: str, asked: dict[str, Any]) -> AsyncGenerator[dict[str, Any], None]:
     """The events of one entrant. Its error ends no other lane."""
     decoder = TextDecoder()
-    asked = request.model_dump(include={"prompt", "max_bytes", "seed", "temperature", "budget_ms"})
-    yield {"lane": entrant.label, "started": True}
-    events = router.events(**variant_settings(entrant, asked), trips=True)
+    yield {"lane": lane, "started": True}
+    events = router.events(**asked, trips=True)
     try:
         async with aclosing(events):
             async for event in events:
                 if isinstance(event, router_pb2.Trip):
-                    yield {"lane": entrant.label, "trip": record_of(event)}
+                    yield {"lane": lane, "trip": record_of(event)}
                 elif isinstance(event, Result):
                     text = decoder.end()
-                    yield {"lane": entrant.label, "text": text, "result": costs_of(event)}
+                    yield {"lane": lane, "text": text, "result": costs_of(event)}
                 elif isinstance(event, bytes) and (text := decoder.feed(event)):
-                    yield {"lane": entrant.label, "text": text}
+                    yield {"lane": lane, "text": text}
     except OnesweepError as error:
-        yield {"lane": entrant.label, "error": str(error), "status": api_error_of(error).status_code}
+        yield {"lane": lane, "error": str(error), "status": api_error_of(error).status_code}
 
 
 READY_TIMEOUT_S = 2.0

@@ -15,7 +15,7 @@ from serving.modes import MODES, WITHOUT_HOSTS
 from serving.modes.base import DEFAULT_TEMPERATURE
 from serving.router.accounting import Account
 from serving.router.request import Request
-from stages.errors import InputError, regular
+from stages.errors import InputError, quoted, regular
 from stages.settings import from_toml, limits
 
 VERSION = 1
@@ -86,7 +86,7 @@ class Option:
         table = _table(record, "an option")
         mode, settings = table.get("mode"), _table(table.get("settings", {}), "settings")
         if mode not in CHOOSABLE:
-            raise InputError(f"there is no mode {mode!r}; there are {', '.join(CHOOSABLE)}")
+            raise InputError(f"there is no mode {quoted(str(mode))}; there are {', '.join(CHOOSABLE)}")
         if unknown := settings.keys() - {*SETTINGS}:
             raise InputError(f"{mode}: {min(unknown)} is not a setting; there are {', '.join(SETTINGS)}")
         Request(mode=mode, **settings).message()

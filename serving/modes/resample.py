@@ -20,6 +20,7 @@ from serving.modes.base import Generation, Mode, count_tokens
 from serving.modes.local import drafter_problem
 from serving.modes.tokenizer import BYTE_TOKENIZER, Tokenizer, Tokenizers
 from serving.router.accounting import Account
+from serving.router.request import ONE_TEXT
 from serving.router.ring import RingView
 from serving.router.session import Session
 from stages.model.resampling import Floats, ImportanceWeights, weigh
@@ -107,10 +108,7 @@ class ResampleMode(Mode):
                     f"mode {self.name}, {who} has {context}: shorten one of them"
                 )
         if request.temperature == 0:
-            raise invalid(
-                "temperature 0 leaves mode resample nothing to choose among, for all its candidates are the same: "
-                "give a temperature above 0, or use mode ar"
-            )
+            raise invalid(ONE_TEXT)
         if request.max_distance is not None and (problem := self.exact.problem):
             raise failed_precondition(f"max_distance needs ar-speculative, which writes above it: {problem}")
         self._check_candidates(request, model.width)

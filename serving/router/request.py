@@ -11,7 +11,7 @@ from typing import Any
 
 from serving.modes import AUTO, MODES, SCORERS, SHAPED, WITHOUT_HOSTS
 from serving.v1 import router_pb2
-from stages.errors import InputError, one_of
+from stages.errors import InputError, one_of, quoted
 from stages.limits import (
     MAX_BRANCHES,
     MAX_CANDIDATES,
@@ -44,6 +44,7 @@ DENOISING, DRAFTING = ("sweep", "chunked"), ("ar-speculative",)
 SENDING = tuple(mode for mode in MODES if mode not in (*WITHOUT_HOSTS, AUTO))
 CODECS, HIDDEN_CODECS = ("fp32", "int8", "int4"), ("fp32", "int8")  # of estimates; of hidden states
 
+ONE_TEXT = "temperature 0 leaves mode resample nothing to choose among: give one above 0, or use mode ar"
 AS_HELP = object()
 
 
@@ -213,7 +214,7 @@ def bounds_problem(f: Field[Any], value: object) -> str:
     if f.metadata.get("name"):
         if not isinstance(value, str):
             return f"{f.name} must be text, not {value!r}"
-        return "" if value.isascii() else f"unknown {f.name} {value!r}: its name has letters that no {f.name} has"
+        return "" if value.isascii() else f"unknown {f.name} {quoted(value)}: its name has letters that no {f.name} has"
     bounds, decimal = f.metadata["bounds"], kind_of(f) is float
     if not isinstance(value, int | float) or not (decimal or isinstance(value, int)):
         return f"{f.name} must be a {'' if decimal else 'whole '}number, not {value!r}"
@@ -232,13 +233,13 @@ def mode_problem(mode: str, given: Mapping[str, Any]) -> str:
             return problem
         names = f.metadata.get("known", {}).get(mode, ())
         if value is not None and names and value not in names:
-            return f"mode {mode} has no {f.name} {value!r}{one_of(str(value), names)}"
+            return f"mode {mode} has no {f.name} {quoted(value)}{one_of(str(value), names)}"
         if mode not in MODES or mode in modes or value in (None, f.metadata.get("neutral")):
             continue
         if mode == AUTO:
             return f"mode {mode} chooses {f.name} itself: leave it out, or name a mode ({', '.join(modes)})"
         return f"mode {mode} does not take {f.name}: leave it out, or use mode {', '.join(modes)}"
-    return ""
+    return ONE_TEXT if mode == "resample" and given.get("temperature") == 0 else ""
 
 
 def kind_of(f: Field[Any]) -> type:
@@ -248,7 +249,7 @@ def kind_of(f: Field[Any]) -> type:
 
 def _word(what: str, word: str) -> str:
     if not word.isascii():
-        raise InputError(f"unknown {what} {word!r}: its name has letters that no {what} has")
+        raise InputError(f"unknown {what} {quoted(word)}: its name has letters that no {what} has")
     return word
 
 

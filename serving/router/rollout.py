@@ -313,6 +313,7 @@ async def drop(link: HostLink, name: str) -> None:
     """Have a host let go of a release. Raises StatusError."""
     with _refusals(link):
         await link.relay.stub.Drop(stage_pb2.DropRequest(release=name), timeout=DROP_S)
+        await link.describe()  # else `status` would name what is no longer there
 
 
 @contextlib.contextmanager

@@ -11,7 +11,7 @@ from typing import Any
 
 from serving.router.request import DEFAULT_ROUTER
 from stages.device import AUTO, is_device_name
-from stages.errors import ConfigError, InputError, file_errors, one_of
+from stages.errors import ConfigError, InputError, file_errors, one_of, quoted
 from stages.settings import as_written, from_toml, limits, parse_toml
 from stages.wire.channel import check_name, parse_address
 from stages.wire.tls import Tls
@@ -74,7 +74,7 @@ class Topology:
         for host in self.hosts:
             if host.name == name:
                 return host
-        raise ConfigError(f"no host {name!r} in the topology{one_of(name, [h.name for h in self.hosts], 'there are')}")
+        raise ConfigError(f"no host {quoted(name)}{one_of(name, [host.name for host in self.hosts], 'there are')}")
 
     @property
     def addresses(self) -> set[str]:
@@ -238,4 +238,4 @@ def _only(table: object, known: set[str], where: str) -> None:
         raise ConfigError(f"{where} must be a section, with {', '.join(sorted(known))} in it, not {as_written(table)}")
     unknown = sorted(set(table) - known)
     if unknown:
-        raise ConfigError(f"{where} has an unknown key {unknown[0]!r}; there are {', '.join(sorted(known))}")
+        raise ConfigError(f"{where} has an unknown key {quoted(unknown[0])}; there are {', '.join(sorted(known))}")

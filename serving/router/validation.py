@@ -23,7 +23,7 @@ from serving.router.request import (
 )
 from serving.v1 import router_pb2
 from stages.clock import monotonic
-from stages.errors import close_to
+from stages.errors import close_to, quoted
 from stages.host.schema_check import CHECKS_AT_ONCE, schema_problem
 from stages.limits import MAX_NESTING, nesting
 from stages.model.scoring import bias_problem
@@ -39,7 +39,7 @@ TOKEN_BYTES = 4  # for which a token of a prompt counts
 def check_mode(name: str, modes: dict[str, Mode]) -> Mode:
     """The mode called `name`. Raises StatusError."""
     if name not in modes:
-        raise invalid(f"unknown mode {name!r}{close_to(name, MODES)}; {_served(modes)}")
+        raise invalid(f"unknown mode {quoted(name)}{close_to(name, MODES)}; {_served(modes)}")
     return modes[name]
 
 
@@ -227,7 +227,7 @@ def _check_texts(request: router_pb2.GenerateRequest) -> None:
         raise invalid(f"the messages have {size} bytes, at most {MAX_PROMPT_BYTES} can be sent: shorten them")
     for message in request.messages:
         if not re.fullmatch(r"[a-z]{1,16}", message.role):
-            raise invalid(f"a message's role must be a word such as user, not {message.role[:40]!r}")
+            raise invalid(f"a message's role must be a word such as user, not {quoted(message.role)}")
     if not (request.prompt or request.messages or request.prompt_tokens):
         raise invalid("the prompt is empty: give at least one byte of text")
     if len(request.stops) > MAX_STOPS:

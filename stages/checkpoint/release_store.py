@@ -22,7 +22,7 @@ from pathlib import Path
 from stages.checkpoint.bundle import FRONTIER_NAME, Bundle, find_bundle
 from stages.checkpoint.files import file_digest, replace_file, sync
 from stages.checkpoint.manifest import MANIFEST_NAME, MAX_MANIFEST_BYTES, Part, read_json, read_manifest
-from stages.errors import CheckpointError, InputError, ServiceError, StalePart, file_errors, regular
+from stages.errors import CheckpointError, InputError, ServiceError, StalePart, file_errors, quoted, regular
 from stages.wire.secret_files import exclusive
 
 log = logging.getLogger(__name__)
@@ -83,7 +83,7 @@ class ReleaseManifest:
             raise CheckpointError("a release without a manifest")
         for folder in self.manifests:
             if folder not in FOLDERS:
-                raise CheckpointError(f"{folder[:40]!r} is no folder of a bundle; there are {', '.join(FOLDERS)}")
+                raise CheckpointError(f"{quoted(folder)} is no folder of a bundle; there are {', '.join(FOLDERS)}")
         largest = max(map(len, (*self.manifests.values(), self.frontier)))
         if largest > MAX_MANIFEST_BYTES:
             raise CheckpointError(f"a manifest or frontier of {largest} bytes; at most {MAX_MANIFEST_BYTES}")

@@ -15,7 +15,7 @@ from stages.checkpoint.release_store import (
     ReleaseStore,
     Wants,
 )
-from stages.errors import CheckpointError, InputError, OnesweepError, StalePart, regular
+from stages.errors import CheckpointError, InputError, OnesweepError, StalePart, quoted, regular
 from stages.threads import in_thread
 from stages.v1 import stage_pb2
 from stages.wire.status import StatusError, data_loss, failed_precondition, internal, invalid
@@ -140,7 +140,7 @@ def manifest_of(offer: stage_pb2.Offer) -> ReleaseManifest:
     signatures = tuple((each.key, each.signature) for each in offer.signatures[:MOST_SIGNATURES])
     contents = ReleaseManifest(manifests, offer.frontier, signatures)
     if len(offer.manifests) > len(FOLDERS) or contents.name != offer.release:
-        raise invalid(f"release {offer.release[:40]!r} is not named after its manifests")
+        raise invalid(f"release {quoted(offer.release)} is not named after its manifests")
     return contents
 
 

@@ -8,11 +8,12 @@ from contextlib import closing
 from pathlib import Path
 from shlex import quote
 
-from stages.errors import InputError
+from stages.errors import InputError, quoted
 from stages.host.settings import HostSettings
 from stages.limits import MAX_THREADS
 from stages.progress import ProgressLine
 from stages.settings import add_flags
+from stages.signals import ends_at_once
 
 
 def add_import(pretrained: argparse.ArgumentParser) -> None:
@@ -42,7 +43,7 @@ def positive_numbers(text: str) -> tuple[float, ...]:
     except ValueError:
         numbers = ()
     if not numbers or not all(0 < number < math.inf for number in numbers):
-        raise argparse.ArgumentTypeError(f"{text[:40]!r} is no list of numbers above 0, such as 4,1,1")
+        raise argparse.ArgumentTypeError(f"{quoted(text)} is no list of numbers above 0, such as 4,1,1")
     return numbers
 
 
@@ -58,8 +59,9 @@ def run_import(options: argparse.Namespace) -> int:
         raise InputError(f"{options.source} is not there: give a Hugging Face folder or a .gguf file")
     with closing(ProgressLine()) as progress:
         progress.at(f"reading {options.source}")  # torch takes seconds to import
-        from stages.importing.cut import host_shares
-        from stages.importing.importing import ImportSettings, import_model, summary
+        with ends_at_once():
+            from stages.importing.cut import host_shares
+            from stages.importing.importing import ImportSettings, import_model, summary
 
         hosts = host_shares(options.blocks, options.speeds, options.memory_mb)
         given = (options.source, options.out, options.blocks, options.context, options.untrained, hosts)
@@ -74,7 +76,8 @@ def run_inspect(options: argparse.Namespace) -> int:
         is_own = file.name == "manifest.json"
         how = f"give its directory, {file.parent}" if is_own else f"`onesweep import {file} --out DIR` reads models"
         raise InputError(f"{file} is a file: {how}")
-    from stages.checkpoint.inspect import describe, record, verify
+    with ends_at_once():
+        from stages.checkpoint.inspect import describe, record, verify
 
     if options.source is not None:
         from stages.importing.parity import compare_with_source, require_source

@@ -15,7 +15,7 @@ from stages.backends.runner_checks import shortened
 from stages.checkpoint.release_store import ReleaseStore, has_size, read_release_manifest
 from stages.checkpoint.release_transfer import transfer_error
 from stages.clock import monotonic
-from stages.errors import CheckpointError, OnesweepError, ServiceError
+from stages.errors import CheckpointError, OnesweepError, ServiceError, quoted
 from stages.host.host import Host
 from stages.host.parts import WARM_POSITIONS, Parts, Release, load_parts
 from stages.host.plan import MOST_RELEASES, HostPlan, ModelSource, check_cut, plan_host
@@ -62,7 +62,7 @@ class Sources:
             with contextlib.suppress(CheckpointError):
                 path = self.checkpoint if read_release_manifest(self.checkpoint).name == name else None
         if path is None:
-            raise not_found(f"release {name[:40]!r} is not here: store it first")
+            raise not_found(f"release {quoted(name)} is not here: store it first")
         plan = plan_host(path, self.blocks)
         for source in plan.models.values():
             for block in plan.blocks:
@@ -145,7 +145,7 @@ class Loader:
         async with self._busy:
             others = [release for release in releases.all if release.name != name]
             if not any(release.parts for release in others):
-                raise failed_precondition(f"{name[:40]!r} is the only release that {self.host.settings.name} has")
+                raise failed_precondition(f"{quoted(name)} is the only release that {self.host.settings.name} has")
             releases.all = others
             try:
                 await self._tidy()

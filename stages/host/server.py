@@ -1,7 +1,6 @@
 """A stage server: live at once, ready when its weights are loaded and warm and its next hop is reached."""
 
 import asyncio
-import contextlib
 import gc
 import logging
 from collections.abc import Coroutine
@@ -277,5 +276,4 @@ async def housekeeping(host: Host) -> None:
 def serve(settings: StageSettings) -> None:
     """Run a stage server to its end. Raises OnesweepError."""
     return_large_buffers()
-    with contextlib.suppress(KeyboardInterrupt):
-        run_until_signal(StageServer(settings).run)
+    run_until_signal(StageServer(settings).run)

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from stages.errors import CheckpointError
+from stages.errors import CheckpointError, quoted
 from stages.importing.speech import (
     DEFAULT,
     TEXT_ENDS,
@@ -301,7 +301,7 @@ def tokenizer_json(vocabulary: GgufVocabulary) -> str:
     numbers = dict[str, int]()
     for i, token in enumerate(vocabulary.tokens):
         if (first := numbers.setdefault(token, i)) != i:
-            raise CheckpointError(f"tokens {first} and {i} are both spelled {token[:40]!r}: fetch the file again")
+            raise CheckpointError(f"tokens {first} and {i} are both spelled {quoted(token)}: fetch the file again")
     whole: dict[str, Any] = {"version": "1.0", "truncation": None, "padding": None, "added_tokens": _added(vocabulary)}
     whole["post_processor"] = _beginning(vocabulary) if vocabulary.begins else None
     return json.dumps({**whole, **STEPS[vocabulary.model](vocabulary)})

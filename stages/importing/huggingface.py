@@ -13,7 +13,7 @@ from tokenizers import AddedToken, Tokenizer
 from torch import Tensor
 
 from stages.checkpoint.manifest import read_json as read_object
-from stages.errors import CheckpointError
+from stages.errors import CheckpointError, quoted
 from stages.importing.families import family_named
 from stages.importing.family import NORMS, ModelFamily, refused_with
 from stages.importing.source import ALL, Shape, Source, TensorPlace, expected_shapes, places_of
@@ -161,7 +161,7 @@ def _completed(
             continue  # what the model has no row for it can neither read nor write
         if is_new and number not in (None, free):
             raise CheckpointError(
-                f"token {token.content[:40]!r} should have number {number}, and after tokenizer.json it gets {free}: "
+                f"token {quoted(token.content)} should have number {number}, and after tokenizer.json it gets {free}: "
                 "take all files of the tokenizer from one place"
             )
         made.add_tokens([token])

@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from stages.device import Tensor, tensor_of
-from stages.errors import CodecError
+from stages.errors import CodecError, quoted
 
 ESTIMATE_LIMIT = 2.0  # largest magnitude accepted in an estimate E. A weighted mean of unit-norm codes stays under 1.
 FEATURE_LIMIT = 1e6  # largest magnitude accepted in features or hidden states
@@ -192,5 +192,5 @@ def hidden_codec(name: str) -> StateCodec:
 
 def _named(codecs: dict[str, StateCodec], what: str, name: str) -> StateCodec:
     if name not in codecs:
-        raise CodecError(f"unknown {what} {name[:40]!r}; choose from {', '.join(codecs)}")
+        raise CodecError(f"unknown {what} {quoted(name)}; choose from {', '.join(codecs)}")
     return codecs[name]

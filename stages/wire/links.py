@@ -27,7 +27,7 @@ import grpc
 import grpc.aio
 
 from stages.clock import monotonic
-from stages.errors import InputError
+from stages.errors import InputError, quoted
 from stages.threads import cancelled
 from stages.v1 import join_pb2, join_pb2_grpc
 from stages.wire.channel import KEEPALIVE, LINK_DOMAIN, LINKS_VARIABLE, SILENT_MS, open_channel, parse_address
@@ -66,7 +66,7 @@ def link_address(machine: str) -> str:
 def check_machine(name: str) -> str:
     """The name of a machine: one label of a domain name. Raises InputError."""
     if not re.fullmatch("[a-z0-9]([a-z0-9-]{0,30}[a-z0-9])?", name):
-        raise InputError(f"a machine is called by 1 to 32 small letters, digits and dashes, not {name[:40]!r}")
+        raise InputError(f"a machine is called by 1 to 32 small letters, digits and dashes, not {quoted(name)}")
     return name
 
 
@@ -193,6 +193,9 @@ class MachineLinks:
                     raise StatusError(error.code(), error.details() or "") from None
                 if self.attends:
                     log.warning("%s: lost the rendezvous at %s (%s)", self.name, address, error.details())
+                elif at == len(self._rendezvous) - 1:  # all were tried now
+                    said = "no rendezvous answers at %s (%s), which is asked again: see that `onesweep serve` runs"
+                    log.warning(said, ", ".join(self._rendezvous), error.details())
             at += not self.attends  # one that was there comes back
             self.attends = False
             await asyncio.sleep(pause_s)

@@ -17,7 +17,7 @@ import grpc
 import grpc.aio
 
 from stages.clock import monotonic
-from stages.errors import InputError
+from stages.errors import InputError, quoted
 from stages.threads import cancelled
 from stages.v1 import join_pb2, join_pb2_grpc
 from stages.wire.auth import HOST, ROUTER, Identity
@@ -318,7 +318,7 @@ class Rendezvous(join_pb2_grpc.JoinServiceServicer):
     def _reachable(self, machine: Machine, name: str) -> Machine:
         """Raises StatusError for a machine that is not `machine`'s neighbour, or not there."""
         if name not in self.neighbours.get(machine.name, ()):
-            said = f"{name[:40]!r} is no neighbour of {machine.name}"
+            said = f"{quoted(name)} is no neighbour of {machine.name}"
             raise self._refusal("Reach", said, grpc.StatusCode.PERMISSION_DENIED)
         return self._present(name)
 

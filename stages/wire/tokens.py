@@ -16,7 +16,7 @@ from pathlib import Path
 
 import grpc
 
-from stages.errors import InputError, one_of
+from stages.errors import InputError, one_of, quoted
 from stages.settings import from_toml, read_toml
 from stages.wire.channel import check_name, is_loopback
 from stages.wire.secret_files import (
@@ -57,7 +57,7 @@ class Key:
         check_name(self.name, "key name")
         for scope in self.scopes:
             if scope not in SCOPES:
-                raise InputError(f"key {self.name}: unknown scope {scope!r}{one_of(scope, SCOPES)}")
+                raise InputError(f"key {self.name}: unknown scope {quoted(scope)}{one_of(scope, SCOPES)}")
         if not self.scopes:
             raise InputError(f"key {self.name} has no scope; choose from {', '.join(SCOPES)}")
         if self.rate is not None and not 0 < self.rate <= 1e6:

@@ -63,7 +63,6 @@ class Pipeline:
 def chain_text(directory: Path, prompt: bytes, request: dict[str, Any], count: int) -> bytes:
     """Block after block, chunk after chunk."""
     partition, backend = read_manifest(directory / "chain").partition, Backend()
-    assert partition is not None
     chain = load_chain(directory / "chain")
     runners, a = [backend.block(block) for block in chain], chain[0].architecture
     caches = [new_caches(a.layers, a, 512) for _ in chain]

@@ -257,8 +257,7 @@ def test_a_wrong_option_is_explained(
     files = {"TOKENS": tmp_path / "tokens.toml", "CA": alice.authority}
     files |= {"ALICE.pem": alice.certificate, "ALICE.key": alice.key}
     code, _, err = onesweep(*[files.get(word, word) for word in arguments], "--topology", topology)
-    assert code == 2
-    assert says in err
+    assert (code, says in err) == (2, True), err
 
 
 @pytest.mark.parametrize(
@@ -282,8 +281,7 @@ def test_a_wrong_option_of_a_client(onesweep: Run, tmp_path: Path, arguments: li
         path.chmod(0o644 if name == "OPEN" else 0o600)
     for command in (["status"], ["generate", "x"]):
         code, _, err = onesweep(*command, "--router", "127.0.0.1:1", *[files.get(word, word) for word in arguments])
-        assert code == 2
-        assert says in err
+        assert (code, says in err) == (2, True), err
 
 
 def test_a_topology_names_the_certificates(tmp_path: Path) -> None:

@@ -63,6 +63,14 @@ def test_work_is_cancelled_where_it_waits(number: signal.Signals) -> None:
     assert steps == ["went on", "cleaned up"]
 
 
+def test_an_import_is_no_place_for_an_exception() -> None:
+    program = (
+        "import signal; from stages.signals import ends_at_once as e\nwith e(): signal.raise_signal(signal.SIGINT)"
+    )
+    ended = subprocess.run([sys.executable, "-c", program], capture_output=True, check=False)
+    assert (ended.returncode, ended.stderr) == (130, b"")
+
+
 def test_a_signal_before_the_work_begins_ends_it_too(monkeypatch: pytest.MonkeyPatch) -> None:
     make = asyncio.new_event_loop
 

@@ -209,7 +209,7 @@ class Run:
                 raise ResumeError(f"{self.state_path} is not of this run ({error}); delete it to start anew") from None
         self.log.cut(self.step)
 
-    def _ask_to_stop(self) -> None:
+    def _ask_to_stop(self, number: int) -> None:
         # The first signal waits for the end of the step; a second one means now.
         if self.asked_to_stop:
             raise KeyboardInterrupt

@@ -142,7 +142,7 @@ def _link(options: argparse.Namespace, settings: WatchSettings, stop: threading.
     return RoundsClient(settings.coordinator, security, token, settings.patience_s, stop.is_set)
 
 
-def _ask(stop: threading.Event) -> None:
+def _ask(stop: threading.Event, number: int) -> None:
     """Set it; a second signal does not wait."""
     if stop.is_set():
         raise KeyboardInterrupt

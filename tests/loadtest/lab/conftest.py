@@ -48,7 +48,6 @@ class Programs:
         process = subprocess.Popen(lab.command(node, argv), stdout=subprocess.PIPE, text=True)
         self.running.append(process)
         if ready:
-            assert process.stdout is not None
             assert process.stdout.readline() == "ready\n"
         return process
 

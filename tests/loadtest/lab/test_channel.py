@@ -60,7 +60,6 @@ def test_what_waits_fits_the_queue_and_only_what_does_not_is_dropped(
     comings: list[tuple[int, int]], rate_mbps: float, queue_kb: float
 ) -> None:
     link = Link(rate_mbps=rate_mbps, queue_ms=8 * queue_kb / rate_mbps)
-    assert link.queue_bytes is not None
     ns_per_byte, waiting_ends_ns = 8000 / rate_mbps, 0
     for came_ns, size, delivered_ns in play(Channel(link, ""), comings):
         waiting_bytes = max(0, waiting_ends_ns - came_ns) / ns_per_byte

@@ -115,7 +115,6 @@ def test_the_end_of_its_owner_leaves_nothing(needs_lab: None, how: signal.Signal
     owner = subprocess.Popen(
         [sys.executable, "-c", OWNER], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
     )
-    assert owner.stdout is not None
     pids = [int(pid) for pid in owner.stdout.readline().split()]
     nodes = {int(inode) for inode in owner.stdout.readline().split()}
     assert (len(pids), len(nodes)) == (4, 2)

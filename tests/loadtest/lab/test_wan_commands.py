@@ -46,7 +46,6 @@ def test_a_mistake_is_a_sentence_and_exit_code_2(
 def test_a_network_is_there_while_up_runs(needs_lab: None, wan: Callable[..., tuple[int, str]]) -> None:
     command = [sys.executable, "-P", "-m", "serving.cli", "wan", "up", "--profile", "three-regions"]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as up:
-        assert up.stdout is not None
         assert "host-3 10.77.0.4" in up.stdout.readline()
         code, shown = wan("up", "--profile", "lan")
         said = "onesweep: a lab is up already (three-regions): end its `onesweep wan up` first\n"

@@ -44,8 +44,7 @@ def test_an_authority_and_what_it_gives(certs: Run, tmp_path: Path) -> None:
         (CLIENT, "alice"),
     ):
         code, out, _ = certs(role, name, *addresses)
-        assert code == 0
-        assert f"{role} {name}" in out
+        assert (code, f"{role} {name}" in out) == (0, True), out
         assert "30 days" in out
         assert mode(directory / f"{name}.key") == 0o600
         tls = Tls(directory / "ca.pem", directory / f"{name}.pem", directory / f"{name}.key")
@@ -106,8 +105,7 @@ def test_a_mistake_is_explained(certs: Run, arguments: list[str], says: str) -> 
     certs("init")
     certs("host", "paris", "--address", "10.8.0.1")
     code, _, err = certs(*arguments)
-    assert code == 2
-    assert says in err
+    assert (code, says in err) == (2, True), err
 
 
 @pytest.mark.parametrize(
@@ -125,8 +123,7 @@ def test_an_authority_that_was_damaged(
     certs("init")
     change(tmp_path / "certs" / name)
     code, _, err = certs("host", "paris", "--address", "10.8.0.1")
-    assert code == 2
-    assert says in err
+    assert (code, says in err) == (2, True), err
 
 
 def test_a_signature_is_of_one_release_and_one_key(certs: Run, onesweep: Run, bundles: Path, tmp_path: Path) -> None:

@@ -46,6 +46,11 @@ def test_help_waits_for_no_heavy_library(line: str) -> None:
     assert last_line(ASK, *line.split()) == ""
 
 
+def test_ctrl_c_beside_the_command_ends_the_process_without_a_traceback() -> None:
+    before = "import signal, onesweep.__main__; print(signal.getsignal(signal.SIGINT).name)"
+    assert last_line(before) == "SIG_DFL"
+
+
 def test_no_help_waits_for_torch_or_numpy() -> None:
     assert last_line(ALL) == "grpc"
 

@@ -65,7 +65,6 @@ class Process:
         """What another command prints where this one runs. :param act: called after the first letter."""
         command = [*self.inside, sys.executable, *MODULE, *map(str, arguments)]
         with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=self.environment) as asked:
-            assert asked.stdout is not None
             said, times_s = asked.stdout.read(1), [time.monotonic()]
             act()
             while piece := asked.stdout.read1():

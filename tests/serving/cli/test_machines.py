@@ -211,7 +211,6 @@ def test_who_is_awaited_and_how_one_is_let_go(
     *listed, ticket_line = capsys.readouterr().out.splitlines()
     assert listed == [f"machine {name}" for name in run.machines()]
     shown = re.fullmatch(r"ticket (\w+) +lima  1 use  until 20..-..-.. at ..:.. UTC", ticket_line)
-    assert shown is not None
     assert shown[1] in made.err
     assert (invite(revoke="tokyo"), invite(revoke=used.id)) == (0, 0)
     assert waited(lambda: rendezvous.let_go({"tokyo"} - run.machines().keys())) == ["paris", "oslo"]

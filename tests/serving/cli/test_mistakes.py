@@ -11,6 +11,7 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 
@@ -67,6 +68,7 @@ def words(bundles: Path, tmp_path_factory: pytest.TempPathFactory, module_server
             "weights": bundles / "own",
             "damaged": damaged,
             "tmp": folder,
+            "empty": "",
         }
 
 
@@ -89,11 +91,7 @@ TYPING = [
     ("ps", 2, "there is no command 'ps'; `onesweep --help` lists them"),
     ("start", 2, "there is no command 'start'; did you mean `onesweep up`?"),
     ("bench peers", 2, "--checkpoint, --source are missing"),
-    (
-        "train pictures blocks --data x",
-        2,
-        "'blocks' is none of chain, steps, local (CHANGELOG.md says what to use now)",
-    ),
+    ("train pictures blocks --data x", 2, "'blocks' is none of chain, steps, local (CHANGELOG.md says what to use"),
     ("generate x --mode verified", 2, "unknown mode 'verified' (CHANGELOG.md says what to use now); choose from"),
     ("up --http 1:99999", 2, "--http '1:99999' must be HOST:PORT, with a port from 0 to 65535"),
     ("bench lodtest", 2, "did you mean `onesweep bench loadtest`?"),
@@ -101,6 +99,9 @@ TYPING = [
     ("--verison", 2, "no option --verison (did you mean --version?)"),
     ("down --port 1", 2, "no option --port; see `onesweep down --help`"),
     ("bench quality --check", 2, "no option --check (CHANGELOG.md says what to use now); see"),
+    ("generate x --set codec", 2, "--set codec has no value: give --set codec=VALUE"),
+    ("compare x --modes ar:codec=", 2, "--modes 'ar:codec=': codec has no value: give codec=VALUE"),
+    (f"generate x --mode {'m' * 10_000}", 2, f"unknown mode '{'m' * 40}…'; choose from sweep"),
     ("generate x --top-p 1", 2, "no option --top-p: give --set top_p=VALUE; see `onesweep generate --help`"),
     ("stage", 2, "there is no command 'stage' (CHANGELOG.md says what to use now); `onesweep --help`"),
     ("generate x --max-byte 5", 2, "no option --max-byte (did you mean --max-bytes?)"),
@@ -152,6 +153,8 @@ SERVERS = [
     ("generate x --router {guarded}", 2, "token"),
     ("generate x --router {lonely} --wait 0 --timeout-s 30", 1, "see that it runs"),
     ("compare x --router {lonely} --wait 0", 1, "nothing can be compared, the router is not ready"),
+    ("compare {empty} --router {nobody}", 2, "the prompt is empty: give at least one byte of text"),
+    ("compare x --router {ring} --modes resample --temperature 0", 2, "temperature 0 leaves mode resample nothing"),
     ("compare x --router {lonely} --modes local", 2, "the router has no local model"),
     ("chat x --router {lonely} --mode local", 2, "the router serves no mode that could answer"),
     ("compare x --router {ring} --modes ar --budget-ms 9", 2, "mode ar does not take budget_ms"),
@@ -182,6 +185,16 @@ def test_a_mistake_ends_in_a_sentence(
     assert sentence.startswith("onesweep")
     assert says.format(**words) in sentence
     assert (out, "done" in err) == ("", False)
+
+
+def test_a_router_that_was_started_in_place_of_a_dead_one_is_asked(
+    words: dict[str, Any], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    dead = Mock(**{"ended.return_value": {"router": "killed"}, "topology.client_tls": None})
+    monkeypatch.setattr("serving.cli.deployment.deployment_here", lambda router: dead)
+    assert main(["generate", "x", "--max-bytes", "2", "--router", words["ring"]]) == 0
+    assert main(["generate", "x", "--router", words["nobody"]]) == 1
+    assert f"the router at {words['nobody']} ended: killed; `onesweep down`" in capsys.readouterr().err
 
 
 def test_output_that_cannot_be_written_ends_in_a_sentence(

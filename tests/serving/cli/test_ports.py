@@ -23,7 +23,6 @@ sys.stdin.read()
 def test_two_processes_get_different_ports(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ports, "PORTS", SHARED)
     with subprocess.Popen([sys.executable, "-c", OTHER], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as other:
-        assert other.stdout is not None
         theirs = [int(first) for first in other.stdout.readline().split()]
         ours = [free_port_block(4) for _ in range(4)]
         assert len({first + i for first in theirs + ours for i in range(4)}) == 32

@@ -68,8 +68,7 @@ def test_up_status_down(bundles: Path, state: Path, port: int, onesweep: Run) ->
     ]
 
     code, out, _ = onesweep("status")
-    assert code == 0
-    assert "router ready" in out
+    assert (code, "router ready" in out) == (0, True), out
     code, out, _ = onesweep("status", "--json")
     (host,) = json.loads(out)["hosts"]
     assert host["name"] == "host-1"
@@ -83,8 +82,7 @@ def test_up_status_down(bundles: Path, state: Path, port: int, onesweep: Run) ->
     assert onesweep("generate", "The ", "--max-bytes", 8, "--mode", "local")[1] == out
 
     code, _, err = onesweep(*up)
-    assert code == 1
-    assert f"a deployment is up already (router 127.0.0.1:{port}, in" in err
+    assert (code, f"a deployment is up already (router 127.0.0.1:{port}, in" in err) == (1, True), err
 
     up[5], second = port + 2, f"127.0.0.1:{port + 2}"
     assert onesweep(*up)[0] == 0
@@ -93,9 +91,7 @@ def test_up_status_down(bundles: Path, state: Path, port: int, onesweep: Run) ->
         assert (code, "several routers are up: name one with --router" in err, second in err) == (2, True, True)
     assert onesweep("status", "--router", second)[0] == 0
     assert onesweep("doctor", "--topology", state / second / "topology.toml")[0] == 0
-    assert (
-        onesweep("down", "--router", f"localhost:{port + 2}")[1] == f"stopped 2 processes of the router at {second}\n"
-    )
+    assert onesweep("down", "--router", f"localhost:{port + 2}")[1] == f"stopped 2 servers of the router at {second}\n"
     assert onesweep("down", "--router", second)[0] == 1
 
     processes[0].kill()
@@ -103,13 +99,12 @@ def test_up_status_down(bundles: Path, state: Path, port: int, onesweep: Run) ->
     for asked in (("--mode", "sweep"), ("--budget-ms", 9)):
         code, _, err = onesweep("generate", "The ", *asked)
         assert (code, remedy in err) == (1, True), err
-    assert onesweep("down")[:2] == (0, f"stopped 2 processes of the router at 127.0.0.1:{port}\n")
+    assert onesweep("down")[:2] == (0, f"stopped 1 server of the router at 127.0.0.1:{port}\n")
     assert not any(process.is_running() and process.status() != psutil.STATUS_ZOMBIE for process in processes)
     assert not taken(port)
     assert not taken(port + 1)
     code, _, err = onesweep("down")
-    assert code == 1
-    assert "nothing is up; start a deployment with `onesweep up --detach`" in err
+    assert (code, "nothing is up; start a deployment with `onesweep up --detach`" in err) == (1, True), err
 
 
 def test_up_with_certificates_and_tokens(
@@ -126,8 +121,7 @@ def test_up_with_certificates_and_tokens(
     assert code == 0, err
     try:
         code, _, err = onesweep("status")
-        assert code == 2
-        assert "token" in err
+        assert (code, "token" in err) == (2, True), err
         monkeypatch.setenv("ONESWEEP_TOKEN", token)
         assert "router ready" in onesweep("status")[1]
         assert onesweep("generate", "The ", "--max-bytes", 8)[0] == 0
@@ -144,13 +138,8 @@ def test_up_in_the_foreground_revives_a_replica_and_ends_with_its_command(
     with subprocess.Popen(
         [sys.executable, *MODULE, *arguments], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
     ) as command:
-        assert command.stdout is not None
         try:
-            shown = ""
-            while "Ctrl-C stops them." not in shown:
-                line = command.stdout.readline()
-                assert line, shown
-                shown += line
+            assert "Ctrl-C stops them.\n" in command.stdout
             pid = json.loads((state / f"127.0.0.1:{port}" / "deployment.json").read_text())["processes"]["host-1-1"]
             os.kill(pid, signal.SIGKILL)
             with Client(f"127.0.0.1:{port}") as client:
@@ -166,12 +155,30 @@ def test_up_in_the_foreground_revives_a_replica_and_ends_with_its_command(
     assert not [*state.glob("*/deployment.json")]
 
 
+def test_ctrl_c_while_servers_start_is_heard_at_once(
+    bundles: Path, state: Path, port: int, onesweep: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    starting = "import os, signal, time; os.kill(os.getppid(), signal.SIGINT); time.sleep(600)"
+    monkeypatch.setattr("serving.cli.servers.FORKED", ["-c", starting])
+    code, out, err = onesweep("up", "--hosts", 1, "--port", port, "--checkpoint", bundles / "own")
+    assert (code, out, "stopping them, the router first" in err) == (130, "", True), err
+
+
+def test_a_signal_while_servers_stop_kills_those_that_are_left(
+    bundles: Path, state: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    killed = list[str]()
+    monkeypatch.setattr("serving.cli.deployment._end", lambda processes: signal.raise_signal(signal.SIGINT))
+    monkeypatch.setattr(Deployment, "kill", lambda self, name: killed.append(name))
+    Deployment(local_topology(1, 3, bundles / "own"), state, {"router": 1 << 30}).stop()
+    assert killed == ["router", "router"]
+
+
 def test_up_starts_nothing_that_others_can_reach(bundles: Path, tmp_path: Path, onesweep: Run) -> None:
     path = tmp_path / "t.toml"
     path.write_text('[[hosts]]\naddress = "10.0.0.1:7701"\nblocks = [0, 1, 2]\n')
     code, _, err = onesweep("up", "--topology", path, "--checkpoint", bundles / "own")
-    assert code == 1
-    assert "host-1 listens on 10.0.0.1:7701, which is not loopback" in err
+    assert (code, "host-1 listens on 10.0.0.1:7701, which is not loopback" in err) == (1, True), err
 
 
 # Whose directory, whose processes
@@ -186,8 +193,7 @@ def test_a_directory_that_others_can_enter_is_not_believed(
         assert code == 1
         assert f"{state} must be a directory of yours that nobody else can enter (chmod 700)" in err
     code, _, err = onesweep("up", "--hosts", 1, "--port", port, "--checkpoint", bundles / "own")
-    assert code == 1
-    assert "must be a directory of yours" in err
+    assert (code, "must be a directory of yours" in err) == (1, True), err
 
 
 @pytest.mark.parametrize("record", ["", "{", "[]", "{}", '{"processes": 5}', '{"processes": {"router": "x"}}'])

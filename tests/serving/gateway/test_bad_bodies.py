@@ -81,7 +81,8 @@ def test_a_field_is_named_as_the_endpoint_has_it(http: httpx.Client) -> None:
     for path, own in (("responses", "input"), ("chat/completions", "messages")):
         body = {"model": "onesweep-local", own: [{"role": "user", "content": "x" * 600}]}
         assert check_refusal(http.post(f"/v1/{path}", json=body), 400)["param"] == own
-    for race in ({"prompt": ""}, {"entrants": ["AR"]}, {"entrants": ["ar:chunk=8"]}):
+    nothing_to_choose = {"entrants": ["resample"], "temperature": 0}
+    for race in ({"prompt": ""}, {"entrants": ["AR"]}, {"entrants": ["ar:chunk=8"]}, nothing_to_choose):
         asked = {"prompt": "x", "entrants": ["ar"], **race}
         assert check_refusal(http.post("/api/race", json=asked), 400)["param"] == next(iter(race))
 

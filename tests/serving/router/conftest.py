@@ -120,7 +120,6 @@ class Etcd:
         until(self.answers)
 
     def answers(self) -> bool:
-        assert self.process is not None
         assert self.process.poll() is None, (self.directory / "log").read_text()
         from etcd3gw.exceptions import Etcd3Exception
 

@@ -5,6 +5,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
+from unittest.mock import AsyncMock
 
 import grpc
 import grpc.aio
@@ -14,7 +15,8 @@ from serving.router.host_link import HostLink
 from serving.router.rollout import drop, load, send
 from serving.router.topology import HostEntry
 from stages.checkpoint.release_store import read_release_manifest
-from stages.v1 import stage_pb2_grpc
+from stages.v1 import stage_pb2, stage_pb2_grpc
+from stages.wire.messages import PROTOCOL
 from stages.wire.status import StatusError
 
 TAKEN_OUT = "host paris at .* was taken out of the ring meanwhile: deploy again"
@@ -64,6 +66,16 @@ async def test_a_host_that_is_taken_out_is_named(what: str, bundles: Path) -> No
             with pytest.raises(StatusError, match=TAKEN_OUT) as caught:
                 await refused
             assert caught.value.code is grpc.StatusCode.UNAVAILABLE
+
+
+async def test_what_a_host_let_go_of_is_not_named_any_more(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Silent, "Drop", AsyncMock(return_value=stage_pb2.DropResponse()))
+    monkeypatch.setattr(Silent, "Describe", AsyncMock(return_value=stage_pb2.DescribeResponse(protocol=PROTOCOL)))
+    async with linked() as (link, _):
+        link.held = {("digest",): stage_pb2.Release(name="tried")}
+        await drop(link, "tried")
+        assert link.held == {}
+        await link.relay.close()
 
 
 async def test_a_deployment_that_is_given_up_is_cancelled() -> None:

@@ -34,10 +34,8 @@ async def test_a_release_whose_loss_is_not_its_manifests_is_refused(
     """The parts were measured one by one: only their loss together tells that they belong together."""
     directory = bundles / "own"
     pipeline = find_bundle(directory).ar
-    assert pipeline is not None
     manifest = read_manifest(pipeline)
     expected = expected_nats(manifest)
-    assert expected is not None
     assert manifest.probe_tolerance + LOSS_TOLERANCE < 0.3
     release: Any = SimpleNamespace(view=None, served_modes=[], modes={}, drawing_modes=[])
 

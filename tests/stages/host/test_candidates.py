@@ -229,7 +229,6 @@ def test_the_drafter_s_memory_is_booked_before_it_writes(hosts: dict[tuple[int, 
     last, first = hosts[2,], hosts[0,]
     work = parse_hop(drawing(first), first.plan)
     model = last.drafter("ar").model  # type: ignore[union-attr]
-    assert model is not None
     assert work.extra_bytes(first, 150) == 0
     assert work.extra_bytes(last, 150) == model.text_bytes(150) + 3 * model.text_bytes(4)
     with pytest.raises(StatusError, match="need a context of 513 tokens, the drafter has 512"):

@@ -28,7 +28,7 @@ DEFAULTS = {"LISTEN": "127.0.0.1:0", "NEXT": "127.0.0.1:3", "LAST": "[2]"}
         (["paris", "LAST=[2, 3]"], 2, "the topology has 4 blocks, the checkpoint 3: make them agree"),
         (["paris", "LISTEN=0.0.0.0:0"], 2, "accept it with --insecure"),
         (["paris", "NEXT=10.0.0.9:1"], 2, "next address 10.0.0.9:1 is on another machine"),
-        (["pari"], 2, "no host 'pari' in the topology (did you mean paris?"),
+        (["pari"], 2, "no host 'pari' (did you mean paris?"),
         ([], 2, "NAME is missing"),
         (["paris", "--blocks", "0"], 2, "no option --blocks"),
         (["paris", "--device", "tpu"], 2, "--device must be cpu, cuda or cuda:N, not 'tpu'"),

@@ -124,6 +124,16 @@ async def test_a_machine_that_was_let_go_ends(
         await links.close()
 
 
+async def test_a_machine_says_that_no_rendezvous_answers(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    async with running(tmp_path, a=True) as run:
+        there = run.machines["a"]
+        links = MachineLinks("a", there.tls, ["127.0.0.1:1", "127.0.0.1:2"], there._secret, there.own, tuple)
+        attending = asyncio.create_task(links.attend())
+        await eventually(lambda: "no rendezvous answers at 127.0.0.1:1, 127.0.0.1:2 (" in caplog.text)
+        attending.cancel()
+        await links.close()
+
+
 async def test_a_second_attendance_ends_the_first_and_kinds_are_words_of_ours(tmp_path: Path) -> None:
     async with running(tmp_path, a=True, b=True) as run:
         run.rendezvous.neighbours = {"a": {"b"}}

@@ -61,7 +61,6 @@ def test_an_invitation_ends_with_its_uses_its_date_or_its_maker(tmp_path: Path) 
     assert secret not in (tmp_path / "invitations.json").read_text()
     for problem in ("", "", "used already"):
         found = invitations.find(secret)
-        assert found is not None
         assert found.problem(now)[16:28] == problem
         invitations.use(found)
     assert "expired on " in made.problem(now + 2 * 86400)
