@@ -82,7 +82,7 @@ class MemoryNetwork:
     def cut(self, source: str, target: str) -> None:
         link = self.link(source, target)
         link.cut += 1
-        self.loop.call_later(KEEPALIVE_S, lambda: link.cut and self.reset((source, target), why=SILENT))
+        self.loop.call_later(KEEPALIVE_S, lambda: self.reset((source, target), why=SILENT) if link.cut else None)
 
     def slow(self, ends: tuple[str, ...], by_s: float) -> None:
         self.link(ends[0], ends[1]).delay_s += by_s
@@ -98,7 +98,7 @@ class MemoryNetwork:
 
     def freeze(self, process: Process) -> None:
         process.halted = True
-        self.loop.call_later(KEEPALIVE_S, lambda: process.halted and self.lose(process, SILENT))
+        self.loop.call_later(KEEPALIVE_S, lambda: self.lose(process, SILENT) if process.halted else None)
 
     def lose(self, process: Process, why: str) -> None:
         for each in [each for each in self.connections if process in (each.client, each.server)]:
