@@ -12,7 +12,7 @@ from zlib import crc32
 
 import loadtest.simulation.schedule as drawn
 from loadtest.simulation.calls import MemoryChannel
-from loadtest.simulation.loop import CALLER, here
+from loadtest.simulation.loop import CALLER, Process, here
 from loadtest.simulation.network import SMALL_BYTES, Connection
 from loadtest.simulation.processes import SimulatedHost, WatchedRing
 from loadtest.simulation.schedule import HOSTS, STAGES
@@ -149,6 +149,11 @@ class ScriptedCall:
             self.connection.calls.pop(self, None)
 
 
+def call_later(process: Process, after_s: float, call: Callable[..., object], *arguments: Any) -> None:  # noqa: ANN401
+    """Call by the clock of a process."""
+    process.call_at(process.loop.now_s + after_s / process.rate, call, *arguments).is_by_clock = True
+
+
 class StepTaker:
     """Takes steps in virtual time."""
 
@@ -165,7 +170,7 @@ class StepTaker:
             CALLER.set(self.caller)
             if (due := next(self.steps, None)) is not None:
                 self.hears = due.hears
-                self.process.call_later(due.seconds, self.go, self.waits)
+                call_later(self.process, due.seconds, self.go, self.waits)
 
     def hear(self, *event: Any) -> None:  # noqa: ANN401
         self.inbox.extend(event)
@@ -194,7 +199,7 @@ class ScriptedRelay:
         call = ScriptedHop(self.channel, hop, settled)
         due_s, silent = min(self.hop_timeout_s, hop.left_s), f"{self.address} did not answer"
         silence = silent if due_s < hop.left_s else deadline_exceeded(silent)
-        here().call_later(max(due_s, 0.001), call.lose, silence)
+        call_later(here(), max(due_s, 0.001), call.lose, silence)
 
 
 class ScriptedHop(ScriptedCall):

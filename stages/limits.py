@@ -14,6 +14,7 @@ MAX_PENALTY = 2.0
 MAX_REPETITION_PENALTY = 10.0
 MAX_ENDS = 64  # tokens that end a text
 MAX_ADDRESS = 255  # characters of HOST:PORT
+MOST_RELEASES = 2  # of a host: what new requests use, and what they used before, or are about to
 MAX_THREADS = 1024  # processor threads of a process
 MAX_NESTING = 100  # of JSON: it is copied and written by recursion, of which Python has 1,000 levels
 

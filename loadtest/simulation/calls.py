@@ -54,7 +54,8 @@ class MemoryCall:
         self.window, self._answers = FlowWindow(), Stream()
         self._writer: asyncio.Task[None] | None = None
         self._due_at = None if timeout is None else self.loop.time() + timeout
-        self._timer = None if self._due_at is None else self.loop.call_at(self._due_at, self._expire)
+        late = StatusCode.DEADLINE_EXCEEDED, "Deadline Exceeded"
+        self._timer = None if self._due_at is None else self.loop.call_at(self._due_at, self._quit, *late)
         if channel.closed:
             raise grpc.aio.UsageError("Channel is closed.")
         channel.begin(self)
@@ -87,8 +88,7 @@ class MemoryCall:
             return
         if len(data) > self.channel.most_bytes:
             words = f"CLIENT: Received message larger than max ({len(data)} vs. {self.channel.most_bytes})"
-            self._tell_server()
-            self.end(StatusCode.RESOURCE_EXHAUSTED, words, ())
+            self._quit(StatusCode.RESOURCE_EXHAUSTED, words)
         else:
             self._answers.put(data)
 
@@ -113,14 +113,10 @@ class MemoryCall:
             self._headers.set_result(None)
         self._answers.put()
 
-    def _expire(self) -> None:
-        if self._code is None:
-            self._tell_server()
-            self.end(StatusCode.DEADLINE_EXCEEDED, "Deadline Exceeded", ())
-
-    def _tell_server(self) -> None:
+    def _quit(self, code: StatusCode, details: str) -> None:
         if self._connection is not None and self._served is not None:
             self._connection.send(SMALL_BYTES, self._served.cancel)
+        self.end(code, details, ())
 
     def _say_taken(self, size: int) -> None:
         if self._connection is not None and self._served is not None:
@@ -139,8 +135,7 @@ class MemoryCall:
         if self._code is not None:
             return False
         self._is_cancelled = True
-        self._tell_server()
-        self.end(StatusCode.CANCELLED, "Locally cancelled by application!", ())
+        self._quit(StatusCode.CANCELLED, "Locally cancelled by application!")
         return True
 
     async def initial_metadata(self) -> grpc.aio.Metadata:

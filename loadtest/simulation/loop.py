@@ -48,10 +48,6 @@ class Process:
     def call_at(self, at_s: float, call: Call, *arguments: Any) -> _Handle:  # noqa: ANN401
         return self.loop.push(at_s, call, arguments, self.context)
 
-    def call_later(self, after_s: float, call: Call, *arguments: Any) -> None:  # noqa: ANN401
-        """Call by its clock."""
-        self.call_at(self.loop.now_s + after_s / self.rate, call, *arguments).is_by_clock = True
-
     def jump(self, by_s: float) -> None:
         """Have its clock jump ahead, as that of a machine that was moved: what waits for it comes sooner."""
         self.ahead_s += by_s

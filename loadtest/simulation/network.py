@@ -82,7 +82,7 @@ class MemoryNetwork:
     def cut(self, source: str, target: str) -> None:
         link = self.link(source, target)
         link.cut += 1
-        self.loop.call_later(KEEPALIVE_S, self._lose_silent, link, source, target)
+        self.loop.call_later(KEEPALIVE_S, lambda: self.reset((source, target), why=SILENT) if link.cut else None)
 
     def slow(self, ends: tuple[str, ...], by_s: float) -> None:
         self.link(ends[0], ends[1]).delay_s += by_s
@@ -96,17 +96,9 @@ class MemoryNetwork:
                 for process, size, call, arguments in held:
                     self.send(link, size, process, call, arguments)
 
-    def _lose_silent(self, link: Direction, source: str, target: str) -> None:
-        if link.cut:
-            self.reset((source, target), why=SILENT)
-
     def freeze(self, process: Process) -> None:
         process.halted = True
-        self.loop.call_later(KEEPALIVE_S, self._lose_frozen, process)
-
-    def _lose_frozen(self, process: Process) -> None:
-        if process.halted:
-            self.lose(process, SILENT)
+        self.loop.call_later(KEEPALIVE_S, lambda: self.lose(process, SILENT) if process.halted else None)
 
     def lose(self, process: Process, why: str) -> None:
         for each in [each for each in self.connections if process in (each.client, each.server)]:

@@ -21,9 +21,9 @@ SLOW_ALONE, PARTED_S = 100.0, (0.3, 3.5)  # of a range's only host; from the los
 GONE_S = 600.0  # so long the other host is lost
 SLOW_LINK_S, FLAP_S, JUMP_S = 0.3, 0.75, (1.0, 4.0)  # what a slow link takes more; from reset to reset; of a clock
 # Of so many seeds one deploys a release meanwhile, and another is a training: both take files, which are slow.
-DEPLOY_EVERY = TRAIN_EVERY = ALONE_EVERY = LIE_EVERY = DATE_EVERY = 8
-# In another a stage has one host only, in another a host lies, and in another a machine has a wrong date.
-TRAIN_AT, ALONE_AT, LIE_AT, DATE_AT = 4, 2, 6, 7
+DEPLOY_EVERY = TRAIN_EVERY = ALONE_EVERY = LIE_EVERY = DATE_EVERY = MOVE_EVERY = 8
+# In others a stage has one host only, a host lies, a machine has a wrong date, or a host moves to another address.
+TRAIN_AT, ALONE_AT, LIE_AT, DATE_AT, MOVE_AT = 4, 2, 6, 7, 3
 DRAW_EVERY, DRAW_AT = 16, 13  # of so many one asks for pictures: one without deployments, lies or wrong dates
 AHEAD_S = {"day": 86_400.0, "month": 31 * 86_400.0}
 
@@ -61,13 +61,14 @@ KINDS = {
     "torn": FaultKind(0.3, 6.0, 0, 0.6),  # as power, in the middle of a write: a part of it is there
     "day": FaultKind(0.3, 6.0, 0, 0.0),  # a machine's date is a day ahead
     "month": FaultKind(0.3, 6.0, 0, 0.6),  # and a month: no certificate is valid, and connections that there are stay
+    "move": FaultKind(0.3, 6.0, 0, 0.6),  # the topology lacks a host, and then has it at another address
     "leave": FaultKind(0.3, 1.0, 1, 0.0),  # a client goes before it has its texts
     "hurry": FaultKind(0.3, 2.0, 1, 0.0),  # a client's requests have a short deadline
 }
 SILENT_KINDS = ("freeze", "cut", "one-way")
 PROCESS_KINDS = KINDS.keys() - {"cut", "one-way", "reset", "half-open", "flap", "slow-link", "leave"}
 TRAINING_KINDS = sorted(
-    KINDS.keys() - {"replace", "flap", "slow", "full", "broken", "echo", "day", "month", "leave", "hurry"}
+    KINDS.keys() - {"replace", "flap", "slow", "full", "broken", "echo", "day", "month", "move", "leave", "hurry"}
 )
 OF_COORDINATOR = ("token", "no-room", "power", "torn")
 WRITES = 6.0  # until one is torn
@@ -106,7 +107,7 @@ class PlannedFault:
         :param is_spent: no second try overtakes what is slow."""
         beside = [each for each in others if each is not self and {*each.targets} & {*self.targets}]
         seen_s = max([self.at_s, *(each.end_s for each in beside if each.at_s < begin_s)])
-        if self.at_s > end_s or self.end_s + AGAIN_S < begin_s:
+        if self.at_s > end_s or (self.end_s + AGAIN_S < begin_s and self.kind != "lie"):  # hosts keep what passed it
             return 0.0
         delay_s = KINDS[self.kind].delay_s
         if self.kind in SILENT_KINDS and not self.stages:
@@ -228,6 +229,9 @@ def make_schedule(seed: int, cases: int, is_scripted: bool = False) -> Schedule:
     if seed % DATE_EVERY == DATE_AT:
         times_s = chance.uniform(0, BEGIN_S), chance.uniform(KINDS["day"].least_s, KINDS["day"].most_s)
         faults.append(PlannedFault(chance.choice(list(AHEAD_S)), (chance.choice(harmed),), *times_s))
+    if seed % MOVE_EVERY == MOVE_AT and not is_scripted:
+        times_s = chance.uniform(0, BEGIN_S), chance.uniform(KINDS["move"].least_s, KINDS["move"].most_s)
+        faults.append(PlannedFault("move", (chance.choice(hosts),), *times_s))
     faults.sort(key=lambda fault: fault.at_s)
     draws = seed % DRAW_EVERY == DRAW_AT and not is_scripted
     planned = tuple(map(tuple, requests)), known, tuple(faults), deploy_at_s

@@ -11,7 +11,7 @@ from contextlib import ExitStack
 from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property, partial
 from pathlib import Path
-from typing import Any
+from unittest.mock import patch
 
 import torch
 
@@ -91,17 +91,15 @@ class Weights:
                 releases = [self.drawing] if schedule.draws else self.releases[is_second:]
                 world = World(loop, self.topology, releases, schedule, directory)
                 job = _run(world, schedule)
-            connect: Any = partial(MemoryChannel, world.network)
-            before = channel.connect, os.fsync, time.time
-            channel.connect, os.fsync, time.time = connect, world.sync, world.unix_s  # type: ignore[assignment]
+            stack.callback(world.close)
+            stack.enter_context(patch.object(channel, "connect", partial(MemoryChannel, world.network)))
+            stack.enter_context(patch.object(os, "fsync", world.sync))
+            stack.enter_context(patch.object(time, "time", world.unix_s))
             try:
                 run = loop.run_until_complete(job)
                 return replace(run, problems=[*loop.problems, *said, *run.problems])
             except (RuntimeError, TimeoutError) as error:
                 return ScheduleRun([], [], None, [f"it came to no end: {error!r}"], world.network.events)
-            finally:
-                channel.connect, os.fsync, time.time = before
-                world.close()
 
     @cached_property
     def answers(self) -> list[tuple[RequestOutcome, ...]]:

@@ -91,7 +91,6 @@ class TrainingWorld(FaultyWorld):
         self.network.places[ADDRESS] = COORDINATOR
 
     def start(self, name: str) -> None:
-        """Start a process on the machine of that name."""
         process = self.new_process(name)
         if name == COORDINATOR:
             try:

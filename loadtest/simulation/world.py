@@ -4,7 +4,7 @@ import asyncio
 import math
 import shutil
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import product
 from pathlib import Path
@@ -13,7 +13,7 @@ from typing import Any
 from loadtest.simulation.loop import CALLER, Process, VirtualLoop
 from loadtest.simulation.network import FaultyWorld
 from loadtest.simulation.processes import SimulatedHost, TinyRelease, Try, VirtualLoader, WatchedRing, held
-from loadtest.simulation.schedule import AHEAD_S, ROUTER_NAMES, Asked, PlannedFault, Schedule
+from loadtest.simulation.schedule import AHEAD_S, HOSTS, ROUTER_NAMES, Asked, PlannedFault, Schedule
 from loadtest.simulation.served import MemoryServer
 from serving.cli.deploy import deploying
 from serving.client.client import AsyncClient, RequestRefused, Result, RouterError
@@ -136,18 +136,17 @@ class World(FaultyWorld):
         self.all_rings: list[WatchedRing] = []
         self.whole_tries = list[Try]()  # each the last of a request that has all its text
         self.rollouts: dict[str, Rollout] = {}
-        for entry in topology.hosts:
-            self.network.places[entry.address] = entry.name
+        self.entries = {entry.name: entry for entry in topology.hosts}
+        self.network.places |= {entry.address: entry.name for entry in topology.hosts}
         self.begin_s = 0.0  # of the first request
         self.addresses = {name: f"10.0.1.{i + 1}:7700" for i, name in enumerate(ROUTER_NAMES)}
 
     def start(self, name: str) -> None:
-        """Start a process on the machine of that name."""
         process = self.new_process(name)
         process.context.run(self._start_router if name in ROUTER_NAMES else self._start_host, process, name)
 
     def _start_host(self, process: Process, name: str) -> None:
-        entry, known = self.topology.host(name), self.releases
+        entry, known = self.entries[name], self.releases
         sources = Sources(self.first.directory, entry.blocks, self._store(name))
         starts = sources.start() if self.stores else [Release("", self.first.parts[entry.blocks[0]].plan)]
         for each in starts:
@@ -266,11 +265,28 @@ class World(FaultyWorld):
         return [*told, *left_over(self), *(f"{name} is taken for a liar" for name in taken - self.liars)]
 
     def change(self, fault: PlannedFault, begins: bool) -> None:
-        if fault.targets[0] in self.hosts:
+        if fault.kind == "move":
+            self._move(fault.targets[0], is_back=not begins)
+        elif fault.targets[0] in self.hosts:
             self.hosts[fault.targets[0]].change(fault, begins)
         if fault.kind in ("power", "replace") and (store := self.open_stores.pop(fault.targets[0], None)):
             store.close()
             shutil.rmtree(store.directory) if fault.kind == "replace" else self.cut_power(store.directory)
+
+    def _move(self, name: str, is_back: bool) -> None:
+        """Have the topology lack a host, or have it at another address: each process reads that within a second."""
+        if is_back:
+            self.network.kill(self.processes[name])
+            address = f"10.0.3.{HOSTS.index(name) + 1}:7701"
+            self.entries[name], self.network.places[address] = replace(self.entries[name], address=address), name
+            self.start(name)
+        hosts = tuple(entry for entry in self.entries.values() if is_back or entry.name != name)
+        self.topology = replace(self.topology, hosts=hosts)
+        follow = {at: partial(ring.set_hosts, hosts) for at, ring in self.rings.items()}
+        for at in (entry for entry in hosts if entry.name != name):
+            follow[at.name] = partial(self.hosts[at.name].next_hosts.set_addresses, self.topology.successors(at))
+        for process, call in ((self.processes[at], call) for at, call in follow.items()):
+            process.call_at(self.loop.now_s + process.ahead_s % 1000 / 1000, call)
 
     async def deploy(self, after_s: float | None) -> str | None:
         """Have all routers exchange the release that they serve for the other; why that failed, or nothing.

@@ -47,12 +47,12 @@ async def deploying(
     """Have all routers of a client exchange their weights, or none; `show` gets lines for people. The first one tries
     the release. Raises RequestRefused or RouterError."""
     async with open_client() as client, AsyncExitStack() as calls:
-        begun = list[tuple[_Told, ReleaseTransfer, asyncio.Event]]()
+        begun, together = list[tuple[_Told, ReleaseTransfer, asyncio.Event]](), len(client.addresses) > 1
 
         async def requests(delivery: ReleaseTransfer, go: asyncio.Event) -> AsyncIterator[router_pb2.DeployRequest]:
             tried = delivery is not begun[0][1]
             async for each in delivery.requests():
-                yield router_pb2.DeployRequest(store=each, without=without, together=True, tried=tried)
+                yield router_pb2.DeployRequest(store=each, without=without, together=together, tried=tried)
             yield router_pb2.DeployRequest()
             await go.wait()
             yield router_pb2.DeployRequest()

@@ -17,7 +17,8 @@ from pydantic import BeforeValidator, ConfigDict, Field, model_validator
 
 from serving.gateway.base_fields import Fields
 from serving.gateway.errors import ApiError
-from serving.router.request import MAX_TOOLS, StopCutter
+from serving.modes.output_text import StopCutter
+from serving.router.request import MAX_TOOLS
 from stages.host.schema_check import CALL_END, CALL_TAG
 from stages.limits import MAX_NESTING, nesting
 

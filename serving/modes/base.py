@@ -19,7 +19,7 @@ from stages.model.samplers import DEFAULT_SAMPLER
 from stages.model.scoring import Shaping
 from stages.model.vocabulary import BYTES, Vocabulary
 from stages.v1 import stage_pb2
-from stages.wire.status import internal
+from stages.wire.status import internal, invalid
 
 # Tokens a sweep, of bytes and of tokens.
 DEFAULT_CHUNK, DEFAULT_TOKEN_CHUNK = 32, 8
@@ -70,6 +70,16 @@ class Generation(Request):
     def sampling_words(self) -> str:
         """Settings that tokens are drawn with, for people."""
         return words_of({"temperature": self.temperature, **self.shapes})
+
+    def check_fit(self, tokenizer: Tokenizer, positions: int, whose: str = "the model's context is") -> None:
+        """Raise StatusError where a context has no room. A byte may be a token, so a limit in bytes counts so many."""
+        counts_bytes = tokenizer is not BYTE_TOKENIZER and self.max_tokens == self.max_bytes
+        prompt, unit = tokenizer.vocabulary.count(self.prompt), " bytes, each counted as a token" * counts_bytes
+        if (whole := prompt + self.max_tokens) > positions:
+            raise invalid(
+                f"prompt ({prompt} {tokenizer.noun}) and output ({self.max_tokens}{unit}) together take {whole}, "
+                f"{whose} {positions}: shorten one of them"
+            )
 
     @property
     def shaping(self) -> Shaping:

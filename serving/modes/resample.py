@@ -98,15 +98,8 @@ class ResampleMode(Mode):
                 f"scorer {name!r} cannot be served: the hosts have no {SCORERS[name]}/ in their checkpoint; "
                 f"choose from {', '.join(self.served)}"
             )
-        vocabulary, noun = self.tokenizer.vocabulary, self.tokenizer.noun
-        prompt = vocabulary.count(request.prompt)
-        need = prompt + request.max_tokens
         for who, context in ((f"scorer {name!r}", model.positions), ("the drafter", self._drafter.positions)):
-            if need > context:
-                raise invalid(
-                    f"prompt ({prompt} {noun}) and output ({request.max_tokens}) need a context of {need} {noun} in "
-                    f"mode {self.name}, {who} has {context}: shorten one of them"
-                )
+            request.check_fit(self.tokenizer, context, f"in mode {self.name} {who} has a context of")
         if request.temperature == 0:
             raise invalid(ONE_TEXT)
         if request.max_distance is not None and (problem := self.exact.problem):

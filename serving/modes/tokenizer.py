@@ -6,7 +6,6 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any, ClassVar, NamedTuple
 
-from serving.router.request import StopCutter
 from stages.checkpoint.manifest import TOKENIZER_NAME, Manifest
 from stages.model.vocabulary import BYTES, Vocabulary
 from stages.v1 import stage_pb2
@@ -172,46 +171,3 @@ NO_TOKENIZERS = Tokenizers({})
 def tokenizer_id(manifest: Manifest) -> str:
     """Which tokens a model reads, as `Tokenizer.id` has it."""
     return BYTES_NAME if manifest.tokenizer == BYTES_NAME else manifest.files[TOKENIZER_NAME]
-
-
-# A text on its way to who asked for it: read from tokens, cut where the request says.
-
-
-class OutputText:
-    """Feeds what a model writes through stop strings and a limit of bytes. The text does not depend on its pieces."""
-
-    def __init__(self, tokenizer: Tokenizer, prompt: bytes, stops: Sequence[bytes], most_bytes: int | None) -> None:
-        """:param prompt: in tokens.
-
-        :param most_bytes: None = no limit but that of tokens. No character is cut in two for it.
-        """
-        self._reader, self._cutter, self._left = tokenizer.detokenizer(prompt), StopCutter(stops), most_bytes
-        # the name of a control token never comes in a text: where it is a stop string, its number ends that
-        self._numbers, self._vocabulary = tokenizer.unwritten(stops), tokenizer.vocabulary
-        self.stopped = self.over = False  # a stop string came; the text is complete
-
-    def feed(self, tokens: bytes) -> bytes:
-        """Text that can be handed out now."""
-        if self._numbers:
-            written = self._vocabulary.tokens(tokens)
-            count = next((i for i, token in enumerate(written) if token in self._numbers), len(written))
-            tokens, self.stopped = self._vocabulary.cut(tokens, 0, count), count < len(written)
-        text = self._reader.feed(tokens)
-        return self._within(self._cutter.feed(text)) if self._cutter.stops or self._left is not None else text
-
-    def end(self) -> bytes:
-        """Text that was held back until the end."""
-        return self._within(self._cutter.feed(self._reader.end()) + self._cutter.end())
-
-    def _within(self, text: bytes) -> bytes:
-        self.stopped = self.stopped or self._cutter.stopped
-        self.over = self.stopped or (self._left is not None and len(text) >= self._left)
-        if self._left is None:
-            return text
-        if len(text) <= self._left:
-            self._left -= len(text)
-            return text
-        end, self._left = self._left, 0
-        while end and text[end] & 0xC0 == 0x80:  # in the middle of a character
-            end -= 1
-        return text[:end]

@@ -15,8 +15,9 @@ import grpc.aio
 from serving.router.topology import HostEntry
 from stages.clock import monotonic
 from stages.host.next_hosts import EVENTS_BYTES
-from stages.host.plan import MODEL_KINDS, MOST_RELEASES, weights_of
+from stages.host.plan import MODEL_KINDS, weights_of
 from stages.host.prefixes import LISTED_BYTES, MOST_LISTED, path_digest, piece_key, voucher
+from stages.limits import MOST_RELEASES
 from stages.v1 import stage_pb2
 from stages.wire.hop_stream import Relay
 from stages.wire.messages import results_of

@@ -55,7 +55,7 @@ class Rollout(RolloutState):
                 raise invalid("a deployment begins with an offer")
             name = manifest_of(first.store.offer).name
             if not self.offered(name, self.ring.links, first.without):
-                return self._switch(changed=False)
+                return router_pb2.Switch(release=self.current.release, previous=self.previous_name)
             async for answer in receive_release(self.store, _stores(first, requests), lambda offer: lambda *_: True):
                 tell(router_pb2.DeployProgress(store=answer))
             self.received(name)
@@ -66,6 +66,7 @@ class Rollout(RolloutState):
                 tell(router_pb2.DeployProgress(prepared=True))
                 if await anext(requests, None) is None:
                     raise aborted("not all routers were ready to switch")
+                self.change("others switch")
             await in_thread(self._own_store.use, [self.current.release, served.release])
             return await to_its_end(self._make_current(served))
 
@@ -81,11 +82,10 @@ class Rollout(RolloutState):
             await cancelled(self._updates)
             self.due_at.clear()  # one that had not begun did not take itself away
             # The weights are not tried again, and hosts that are down are no obstacle: a rollback is for trouble, and
-            # these weights were served before.
-            outcomes = await asyncio.gather(
-                *(bring(link, self.name_at(link, previous), contents, self.kept(link)) for link in self.ring.links),
-                return_exceptions=True,
-            )
+            # these weights were served before. A host that was started with them may have another name for them.
+            names = [(link, link.held.get(previous.view.weights, previous).name) for link in self.ring.links]
+            brought = (bring(link, name, contents, self.kept(link)) for link, name in names)
+            outcomes = await asyncio.gather(*brought, return_exceptions=True)
             for outcome in outcomes:
                 if isinstance(outcome, StatusError):
                     tell(router_pb2.DeployProgress(line=f"left out: {outcome.message}"))
@@ -123,7 +123,7 @@ class Rollout(RolloutState):
         try:
             contents = await asyncio.to_thread(_contents, current.directory, current.name)
             log.info("host %s gets release %s", link.entry.name, current.name)
-            await bring(link, current.name, contents)
+            await bring(link, current.name, contents, self.kept(link))
         except (StatusError, OnesweepError) as error:
             pause_s = AGAIN_S
             log.warning("host %s does not get release %s: %s", link.entry.name, current.name, error)
@@ -165,10 +165,11 @@ class Rollout(RolloutState):
             verifier.look_at(*(each.directory for each in (served, self.previous) if each and each.directory))
         await in_thread(self._own_store.remove_others, self.names)
         await in_thread(trim)
-        return self._switch(changed=True)
+        return router_pb2.Switch(release=self.current.release, previous=self.previous_name, changed=True)
 
     async def _undo(self) -> None:
-        dropped = await asyncio.gather(*(drop(link, self.coming) for link in self.anew), return_exceptions=True)
+        anew = self.anew if self.state == "undoes" else []  # else others use it by now
+        dropped = await asyncio.gather(*(drop(link, self.coming) for link in anew), return_exceptions=True)
         for outcome in dropped:
             if isinstance(outcome, StatusError):
                 log.warning("release %s may stay on a host: %s", self.coming, outcome.message)
@@ -194,9 +195,6 @@ class Rollout(RolloutState):
             raise failed_precondition(f"the files of release {name} are not here any more: deploy it again")
         plan, own = await asyncio.to_thread(lambda: (plan_host(directory, (0,)), RouterParts.read(directory)))
         return ActiveRelease.over(RingView(self.ring, plan.weights), own, name)
-
-    def _switch(self, changed: bool) -> router_pb2.Switch:
-        return router_pb2.Switch(release=self.current.release, previous=self.previous_name, changed=changed)
 
 
 def find_release(name: str, store: ReleaseStore | None, checkpoint: Path | None) -> Path | None:

@@ -29,9 +29,11 @@ ROLLOUT_STATES = {
     "receives": {"files are here": "brings", "ends": "rests"},
     "brings": {"all hosts have it": "tries", "fails": "undoes"},
     "tries": {"it works": "prepared", "fails": "undoes"},
-    "prepared": {"requests switch": "switched", "fails": "undoes"},
+    "prepared": {"requests switch": "switched", "others switch": "follows", "fails": "undoes"},
+    "follows": {"requests switch": "switched", "fails": "stays"},
     "switched": {"ends": "rests"},
     "undoes": {"ends": "rests"},
+    "stays": {"ends": "rests"},
     "reverts": {"requests switch": "switched", "ends": "rests"},
 }
 DELIVERY_STATES = {
@@ -157,14 +159,11 @@ class RolloutState:
         self.due_at |= {link.entry.address: math.inf for link in due}
         return due
 
-    def name_at(self, link: HostLink, served: ActiveRelease) -> str:
-        """A host's name of a release; one that it was started with may have another name there."""
-        release = link.held.get(served.view.weights)
-        return release.name if release else served.name
-
     def kept(self, link: HostLink) -> list[str]:
-        """A host's name of the release that it must keep."""
-        return [self.name_at(link, self.current)] if self.current.view.weights in link.held else []
+        """A host's name of the release that it must keep: the current one, or the newest where it lacks that. Another
+        router may use it, and would bring it again in the other's place, for ever."""
+        own = link.held.get(self.current.view.weights)
+        return [each.name for each in ([own] if own else [*link.held.values()][-1:])]
 
     def beside(self, link: HostLink) -> str:
         """A sentence about a newer release on a host, which another router brought; empty where there is none."""

@@ -16,7 +16,8 @@ from serving.drawing import DRAWING_MODES, PICTURES_SERVED, metric_mode
 from serving.drawing.modes import check_drawing, check_drawing_mode, retry_drawing
 from serving.modes import AUTO
 from serving.modes.base import words_of
-from serving.modes.tokenizer import BYTE_TOKENIZER, OutputText, Tokenizer
+from serving.modes.output_text import OutputText
+from serving.modes.tokenizer import BYTE_TOKENIZER, Tokenizer
 from serving.router.accounting import Account, Drawn
 from serving.router.active_release import ActiveRelease
 from serving.router.admission import Admission, PlaceRequest

@@ -100,15 +100,9 @@ def check_request(request: router_pb2.GenerateRequest, mode: Mode, due_at: float
 
 def check_fit(generation: Generation, mode: Mode) -> None:
     """Raise StatusError unless `mode` can do `generation`, which was `tokenized` for it: no host is asked before."""
-    noun, output = mode.tokenizer.noun, generation.max_tokens
-    prompt = mode.tokenizer.vocabulary.count(generation.prompt)
-    if prompt + output > mode.positions:
-        raise invalid(
-            f"prompt ({prompt} {noun}) and output ({output}) together take {prompt + output}, "
-            f"the model's context is {mode.positions}: shorten one of them"
-        )
+    generation.check_fit(mode.tokenizer, mode.positions)
     if (generation.top_k or 0) > (size := mode.tokenizer.vocabulary.size):
-        raise invalid(f"top_k must be 0 to {size}, not {generation.top_k}: the model has no more {noun}")
+        raise invalid(f"top_k must be 0 to {size}, not {generation.top_k}: the model has no more {mode.tokenizer.noun}")
     if generation.json_schema and not generation.ends and mode.tokenizer is not BYTE_TOKENIZER:
         raise failed_precondition("this model has no token that ends a text: it cannot be held to a JSON schema")
     if problem := bias_problem(generation.logit_bias, mode.tokenizer.vocabulary.size):

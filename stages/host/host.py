@@ -174,6 +174,7 @@ class Host:
 
     def _push(self, hop: stage_pb2.Hop, due_at: float) -> None:
         hop.left_s = seconds_until(due_at)
+        following = hop.path[hop.place] if len(hop.path) > 1 else ""
         try:
             # this host is the whole ring
             if len(hop.path) <= 1 and (hop.path or not self.next_hosts.relays):
@@ -181,9 +182,9 @@ class Host:
                 # not at once: a whole text would be one call in another
                 asyncio.get_running_loop().call_soon(self._go)
                 return
-            relay = self.next_hosts.to(hop.path[hop.place] if hop.path else "")
+            relay = self.next_hosts.to(following)
         except StatusError as refusal:
-            self._fault(hop, refusal)
+            self._fault(hop, refusal, following)
             return
         size = hop.ByteSize()
         self.admission.queued_bytes += size  # it is held here until the next host has it

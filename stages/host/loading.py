@@ -18,8 +18,9 @@ from stages.clock import monotonic
 from stages.errors import CheckpointError, OnesweepError, ServiceError, quoted
 from stages.host.host import Host
 from stages.host.parts import WARM_POSITIONS, Parts, Release, load_parts
-from stages.host.plan import MOST_RELEASES, HostPlan, ModelSource, check_cut, plan_host
+from stages.host.plan import HostPlan, ModelSource, check_cut, plan_host
 from stages.host.scheduler import QUICK_MS, QUICK_ROWS
+from stages.limits import MOST_RELEASES
 from stages.memory import LOADING_BYTES, return_large_buffers, trim
 from stages.model.pipeline import new_caches
 from stages.model.prefill import READ_POSITIONS, split_reads

@@ -27,8 +27,6 @@ PARCEL_SPARE_BYTES = 2 << 20  # for what travels with the largest hop: a parcel 
 MAX_MESSAGE_BYTES = (1 << 31) - 1  # gRPC's own
 USUAL_PICTURES = 4  # of a request
 ROW_BYTES = 32  # beside the numbers of a row: its scale, those that travel apart, and the token that it is of
-# The releases that a host holds at once: new requests may use another one than those that run.
-MOST_RELEASES = 2  # in memory: what requests use, and what they used before, or are about to
 
 
 @dataclass(frozen=True)

@@ -10,8 +10,9 @@ from hypothesis import strategies as st
 from tokenizers import Tokenizer
 
 from serving.modes.chat_template import ChatTemplate
+from serving.modes.output_text import OutputText, StopCutter
 from serving.modes.pretrained_tokenizer import UNKNOWN, PretrainedTokenizer, read_pretrained_tokenizer
-from serving.modes.tokenizer import BYTE_TOKENIZER, ChatPrompt, Message, OutputText
+from serving.modes.tokenizer import BYTE_TOKENIZER, ChatPrompt, Message
 from stages.checkpoint.manifest import read_manifest
 from stages.errors import CheckpointError
 from stages.host.grammar import token_tokenizer
@@ -199,3 +200,34 @@ def test_tools_have_a_template_of_their_own() -> None:
 def test_a_model_without_a_template_takes_no_messages() -> None:
     with pytest.raises(StatusError, match="this model has no chat template: send a prompt"):
         spelling_of(LEVEL).encode_chat(ChatPrompt([Message("user", "hello")]))
+
+
+# Stop strings: the cut is the same however the text comes.
+
+few = st.binary(max_size=40).map(lambda raw: bytes(b"abc"[byte % 3] for byte in raw))
+stops = st.lists(few.filter(bool).map(lambda raw: raw[:4]), max_size=4)
+
+
+def by_the_definition(text: bytes, stop: list[bytes]) -> tuple[bytes, bool]:
+    """Read byte by byte, until what was read ends with a stop string; the longest of those is left out."""
+    for end in range(len(text) + 1):
+        found = [each for each in stop if text[:end].endswith(each)]
+        if found:
+            return text[: end - max(map(len, found))], True
+    return text, False
+
+
+@given(pieces=st.lists(few, max_size=8), stop=stops)
+def test_the_cut_is_the_definitions(pieces: list[bytes], stop: list[bytes]) -> None:
+    cutter = StopCutter(stop)
+    text = b"".join(cutter.feed(piece) for piece in pieces) + cutter.end()
+    assert (text, cutter.stopped) == by_the_definition(b"".join(pieces), stop)
+
+
+@given(pieces=st.lists(few, max_size=8), stop=stops)
+def test_nothing_is_shown_that_is_taken_back_later(pieces: list[bytes], stop: list[bytes]) -> None:
+    cutter, shown = StopCutter(stop), b""
+    whole, _ = by_the_definition(b"".join(pieces), stop)
+    for piece in pieces:
+        shown += cutter.feed(piece)
+        assert whole.startswith(shown)

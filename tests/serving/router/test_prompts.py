@@ -6,6 +6,7 @@ import json
 import signal
 import sys
 import threading
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,7 @@ from serving.client.failover import RequestRefused
 from serving.modes.base import Generation
 from serving.modes.tokenizer import BYTE_TOKENIZER, ChatPrompt
 from serving.router.accounting import Account
-from serving.router.validation import PromptPools, tokenized
+from serving.router.validation import PromptPools, check_fit, tokenized
 from stages.host import schema_check
 from stages.threads import FairPool
 from stages.wire.status import StatusError
@@ -74,6 +75,8 @@ async def test_a_prompt_that_can_never_fit_is_not_tokenized() -> None:
     generation = Generation(mode="ar", prompt=b"x" * (512 * 16 + 1), max_tokens=1, due_at=0.0)
     with pytest.raises(StatusError, match=r"has 8193 bytes; .* 512 tokens never holds more than 8192"):
         await tokenized(generation, ChatPrompt(), mode, Account(), PromptPools())
+    with pytest.raises(StatusError, match=r"output \(512 bytes, each counted as a token\) together take 513"):
+        check_fit(replace(generation, prompt=b"x", max_tokens=512, max_bytes=512), mode)
 
 
 def test_a_refused_request_leaves_nothing_behind(bundles: Path, local_ring: Any) -> None:

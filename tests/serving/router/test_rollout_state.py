@@ -62,6 +62,8 @@ async def test_a_deployment_is_alone_and_ends_where_it_began(state: RolloutState
         state.change("requests switch")  # nothing was brought yet
     assert follow(state, "files are here", "all hosts have it", "fails") == "undoes"
     assert follow(state, "ends", "rollback begins", "ends") == "rests"
+    state.begin("deployment begins")
+    assert follow(state, "files are here", "all hosts have it", "it works", "others switch", "fails") == "stays"
 
 
 async def test_what_was_there_stays_where_a_deployment_fails(state: RolloutState) -> None:
@@ -84,7 +86,7 @@ async def test_what_was_there_stays_where_a_deployment_fails(state: RolloutState
     state.received("new")
     assert (state.state, state.coming, state.joining, state.anew) == ("brings", "new", [has, lacks], [lacks])
     assert (state.was_pinned, state.current.view.pinned, state.current.name) == (False, True, "old")
-    assert [state.kept(link) for link in links] == [["old"], ["old"], []]
+    assert [state.kept(link) for link in (*links, link_to("d", "a", "b"))] == [["old"], ["old"], [], ["b"]]
 
 
 async def test_a_switch_keeps_the_release_before(state: RolloutState) -> None:

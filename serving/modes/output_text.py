@@ -1,0 +1,82 @@
+"""A text on its way to who asked for it: read from tokens, cut where the request says."""
+
+from collections.abc import Sequence
+
+from serving.modes.tokenizer import Tokenizer
+
+
+class OutputText:
+    """Feeds what a model writes through stop strings and a limit of bytes. The text does not depend on its pieces."""
+
+    def __init__(self, tokenizer: Tokenizer, prompt: bytes, stops: Sequence[bytes], most_bytes: int | None) -> None:
+        """:param prompt: in tokens.
+
+        :param most_bytes: None = no limit but that of tokens. No character is cut in two for it.
+        """
+        self._reader, self._cutter, self._left = tokenizer.detokenizer(prompt), StopCutter(stops), most_bytes
+        # the name of a control token never comes in a text: where it is a stop string, its number ends that
+        self._numbers, self._vocabulary = tokenizer.unwritten(stops), tokenizer.vocabulary
+        self.stopped = self.over = False  # a stop string came; the text is complete
+
+    def feed(self, tokens: bytes) -> bytes:
+        """Text that can be handed out now."""
+        if self._numbers:
+            written = self._vocabulary.tokens(tokens)
+            count = next((i for i, token in enumerate(written) if token in self._numbers), len(written))
+            tokens, self.stopped = self._vocabulary.cut(tokens, 0, count), count < len(written)
+        text = self._reader.feed(tokens)
+        return self._within(self._cutter.feed(text)) if self._cutter.stops or self._left is not None else text
+
+    def end(self) -> bytes:
+        """Text that was held back until the end."""
+        return self._within(self._cutter.feed(self._reader.end()) + self._cutter.end())
+
+    def _within(self, text: bytes) -> bytes:
+        self.stopped = self.stopped or self._cutter.stopped
+        self.over = self.stopped or (self._left is not None and len(text) >= self._left)
+        if self._left is None:
+            return text
+        if len(text) <= self._left:
+            self._left -= len(text)
+            return text
+        end, self._left = self._left, 0
+        while end and text[end] & 0xC0 == 0x80:  # in the middle of a character
+            end -= 1
+        return text[:end]
+
+
+class StopCutter:
+    """Cuts a text that comes in pieces before the first stop string that is complete in it.
+
+    The cut does not depend on the pieces: it is the one of a text that comes byte by byte. Where two stop strings end
+    with the same byte, the longer one counts.
+    """
+
+    def __init__(self, stops: Sequence[bytes]) -> None:
+        self.stops = [stop for stop in stops if stop]
+        self.stopped = False
+        self._held = b""
+
+    def feed(self, piece: bytes) -> bytes:
+        """The text that is sure to stand before any stop string; nothing more once `stopped`."""
+        if self.stopped:
+            return b""
+        text = self._held + piece
+        found = [(at + len(stop), at) for stop in self.stops if (at := text.find(stop)) >= 0]
+        if found:  # in bytes, and the first that is complete: no later byte can take back what was shown
+            _, cut = min(found)
+            self.stopped, self._held = True, b""
+            return text[:cut]
+        keep = max((_begun(text, stop) for stop in self.stops), default=0)
+        self._held = text[len(text) - keep :]
+        return text[: len(text) - keep]
+
+    def end(self) -> bytes:
+        """The text that was held back because a stop string could have begun there."""
+        held, self._held = self._held, b""
+        return held
+
+
+def _begun(text: bytes, stop: bytes) -> int:
+    """Bytes at the end of `text` that `stop` begins with."""
+    return next((n for n in range(min(len(text), len(stop) - 1), 0, -1) if text.endswith(stop[:n])), 0)
