@@ -19,7 +19,7 @@ from loadtest.workload.texts import tokens_of
 from serving.cli.deployment import Deployment, temporary_deployment
 from serving.cli.ports import free_port_block
 from serving.client.client import AsyncClient, DrawnPictures, Result
-from serving.drawing import DEFAULT_GUIDANCE
+from serving.modes import DEFAULT_GUIDANCE
 from serving.modes.base import DEFAULT_STEPS, DEFAULT_TEMPERATURE
 from serving.modes.pretrained_tokenizer import tokenizer_of
 from serving.router.topology import local_topology

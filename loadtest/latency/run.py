@@ -22,8 +22,7 @@ from loadtest.workload.prompts import BUILT_IN, LEVELS, NOVEL, Length, Prompts
 from loadtest.workload.testbed import Testbed, check_network, deployed, joined, open_network
 from loadtest.workload.texts import LOCAL_COLUMNS, local_distance, served_copy
 from serving.client.variants import ModeVariant
-from serving.drawing import DEFAULT_LEVELS, DRAWING_MODES
-from serving.modes import WITHOUT_HOSTS
+from serving.modes import DEFAULT_LEVELS, DRAWING_MODES, WITHOUT_HOSTS
 from serving.router.request import Request
 from stages.checkpoint.bundle import bundle_draws, find_bundle
 from stages.checkpoint.manifest import read_manifest

@@ -22,7 +22,7 @@ from loadtest.workload.caller import Access
 from loadtest.workload.testbed import TestbedSettings, check_testbed, open_testbed
 from serving.client.client import Client, DrawnPictures
 from serving.client.variants import ModeVariant, parse_variants
-from serving.drawing import DRAWING_MODES
+from serving.modes import DRAWING_MODES
 from serving.router.topology import SHIPPED
 from stages.errors import InputError, ResumeError
 from trainer.blocks.state import digest, load_state, save_state

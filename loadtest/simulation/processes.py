@@ -146,9 +146,6 @@ class VirtualLoader(Loader):
         await asyncio.sleep(LOAD_S)
         return held(self.known, plan)
 
-    def _tidy_memory(self) -> None:
-        """Nothing has come."""
-
 
 def held(known: Sequence[TinyRelease], plan: HostPlan) -> Parts:
     """The parts that a host with this plan holds, of whichever release it is, with a drafter of its own."""

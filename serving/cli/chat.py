@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from serving.cli.generate import add_router_options, add_wait, async_client_of, check_request, cost_lines, wait_ready
 from serving.client.result import Result, unready_words
-from serving.drawing import PICTURES_SERVED
+from serving.modes import PICTURES_SERVED
 from serving.router.request import MAX_TIMEOUT_S
 from stages.errors import InputError, OnesweepError, one_of, printable
 from stages.settings import add_flags, from_flags, setting

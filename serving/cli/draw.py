@@ -7,8 +7,8 @@ from pathlib import Path
 
 from serving.cli.generate import add_router_options, add_wait, client_of, wait_ready
 from serving.client.result import DrawnPictures
-from serving.drawing import DRAWING_MODES
 from serving.drawing.request import DrawingRequest
+from serving.modes import DRAWING_MODES
 from serving.router.request import DEFAULT_TIMEOUT_S
 from stages.errors import InputError, OnesweepError, file_errors
 from stages.progress import aligned, counted

@@ -15,8 +15,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from serving.client.result import Result
-from serving.drawing import DRAWING_MODES
-from serving.modes import COPY, MODES, SCORERS
+from serving.modes import COPY, DRAWING_MODES, MODES, SCORERS
 from serving.router.request import CODECS, SETTINGS, SHAPES, Request, kind_of
 from stages.errors import InputError, OnesweepError, close_to, one_of, printable, quoted
 from stages.progress import aligned, ticking

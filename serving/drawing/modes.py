@@ -12,7 +12,7 @@ from functools import partial
 from pathlib import Path
 from time import process_time_ns
 
-from serving.drawing import DEFAULT_GUIDANCE, DEFAULT_LEVELS, DRAWING_MODES, MAX_PICTURES
+from serving.modes import DEFAULT_GUIDANCE, DEFAULT_LEVELS, DRAWING_MODES, MAX_PICTURES
 from serving.router.accounting import Account
 from serving.router.audit import MOST_TRIES, RETRY_PAUSE_S, AuditFailed
 from serving.router.ring import RingView

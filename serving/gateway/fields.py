@@ -4,9 +4,9 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import AfterValidator, BeforeValidator, Field, create_model, model_validator
 
-from serving.drawing import DRAWING_MODES
 from serving.gateway.base_fields import OF_PICTURES, OF_TEXTS, Fields, without_effect
 from serving.gateway.messages import ChatMessage
+from serving.modes import DRAWING_MODES
 from serving.router.request import (
     DEFAULT_MAX_BYTES,
     MAX_MESSAGES,

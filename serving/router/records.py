@@ -12,8 +12,7 @@ from typing import Literal, Self
 
 import grpc
 
-from serving.drawing import DRAWING_MODES, metric_mode
-from serving.modes import MODES
+from serving.modes import DRAWING_MODES, MODES, metric_mode
 from serving.router.accounting import JITTER_S, Account, RequestContext
 from serving.v1 import router_pb2
 from stages.clock import monotonic

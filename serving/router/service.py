@@ -12,9 +12,8 @@ from typing import Any, TypeVar
 import grpc.aio
 from asyncio_throttle.throttler import Throttler
 
-from serving.drawing import DRAWING_MODES, PICTURES_SERVED, metric_mode
 from serving.drawing.modes import check_drawing, check_drawing_mode, retry_drawing
-from serving.modes import AUTO
+from serving.modes import AUTO, DRAWING_MODES, PICTURES_SERVED, metric_mode
 from serving.modes.base import words_of
 from serving.modes.output_text import OutputText
 from serving.modes.tokenizer import BYTE_TOKENIZER, Tokenizer

@@ -48,12 +48,11 @@ class OffsetGroups:
     def fill(self, offsets: Tensor, codes: Tensor, scales: Tensor) -> None:
         """Write the groups of some rows. offsets: (rows, count) float32; codes: (rows, groups, GROUP / 2), as
         `QuantLinear.neighbours` has them; scales: (rows, groups)."""
-        rows, count = offsets.shape
-        digits = torch.full((rows, self.groups * GROUP), INT4_ZERO, dtype=torch.uint8)
+        digits = torch.full((len(offsets), self.groups * GROUP), INT4_ZERO, dtype=torch.uint8)
         largest = offsets.abs().amax(1, keepdim=True) / LARGEST_OFFSET
         whole = (offsets / largest.masked_fill(largest == 0, 1)).round_().to(torch.int16)
         high = (whole + INT4_ZERO) >> 4
-        digits[:, :count] += high.to(torch.uint8)
+        digits[:, : offsets.shape[1]] += high.to(torch.uint8)
         digits[:, self.low_places] += (whole - 16 * high).to(torch.uint8)
         codes.copy_((digits[:, ::2] | digits[:, 1::2] << 4).view(codes.shape))
         scales[:] = largest

@@ -190,12 +190,9 @@ class Loader:
             if self.sources.store is not None:
                 self.sources.store.use(names)
                 self.sources.store.remove_others(names)
-            self._tidy_memory()
+            trim()
 
         await in_low_priority_thread(tidy)
-
-    def _tidy_memory(self) -> None:
-        trim()
 
     async def _load_beside(self, plan: HostPlan) -> Parts:
         # Not in a process of its own: that would need another copy of torch, 200 MB, and a way to hand sessions over.
