@@ -232,7 +232,7 @@ def test_the_drafter_s_memory_is_booked_before_it_writes(hosts: dict[tuple[int, 
     assert model is not None
     assert work.extra_bytes(first, 150) == 0
     assert work.extra_bytes(last, 150) == model.text_bytes(150) + 3 * model.text_bytes(4)
-    with pytest.raises(StatusError, match="together take 513, in mode resample the drafter has a context of 512"):
+    with pytest.raises(StatusError, match="need a context of 513 tokens, the drafter has 512"):
         work.extra_bytes(last, 512)
     with pytest.raises(StatusError, match="this host has no drafter: give the host of the last stage the whole bundle"):
         work.extra_bytes(replace(last, ar_drafter=None), 150)
