@@ -10,6 +10,10 @@ from serving.cli.__main__ import main as run
 
 def main() -> int:
     """Run the command of this process; Ctrl-C before it and after it ends the process without a word."""
+    if sys.argv[1:2] in (["host"], ["join"]):  # which hold weights
+        from stages.memory import begin_with_large_pages  # with psutil, which other commands need not
+
+        begin_with_large_pages()
     signal.signal(signal.SIGINT, heard)
     code = run()
     signal.signal(signal.SIGINT, signal.SIG_DFL)

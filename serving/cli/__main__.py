@@ -11,17 +11,12 @@ from stages.errors import OnesweepError
 os.environ.setdefault("GRPC_VERBOSITY", "NONE")  # before it is imported: what fails has a sentence of ours
 
 CLOSED_PIPE_CODE, INTERRUPTED_CODE = 141, 130  # as shells number what SIGPIPE and SIGINT ended
-HOLD_WEIGHTS = ["host"], ["join"]  # commands in whose process weights are
 UNWRITABLE = (errno.EPIPE, errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)  # a pipe, a disk or a terminal
 
 
 def main(arguments: list[str] | None = None) -> int:
     """Run one command. An OnesweepError ends it with one sentence and its exit code; so does output that cannot be
     written."""
-    if arguments is None and sys.argv[1:2] in HOLD_WEIGHTS:
-        from stages.memory import begin_with_large_pages  # with psutil, which other commands need not
-
-        begin_with_large_pages()
     try:
         code = _run(sys.argv[1:] if arguments is None else arguments)
         print(end="", flush=True)  # here, and not at the interpreter's end, where what fails has no sentence

@@ -32,7 +32,7 @@ from stages.host.commands import add_device, check_positive
 from stages.host.settings import FollowNext, HostSettings, StageSettings
 from stages.progress import ProgressLine, counted, ticking
 from stages.settings import add_flags, from_flags
-from stages.signals import ends_cleanly
+from stages.signals import ends_at_once, ends_cleanly
 from stages.telemetry.observability import ObservabilitySettings, start_log
 from stages.wire.channel import LINKS_VARIABLE, parse_address
 from stages.wire.secret_files import add_server_options, check_private, lock_beside, state_directory
@@ -283,7 +283,8 @@ def add_host(host: argparse.ArgumentParser) -> None:
 
 
 def run_host(options: argparse.Namespace) -> int:
-    from stages.host.server import serve
+    with ends_at_once():
+        from stages.host.server import serve
 
     settings = host_settings(options)
     start_log(settings.seeing.log_format, settings.host.name)
