@@ -59,7 +59,7 @@ def test_ctrl_c_takes_everything_down(bundle: Path, locust: None) -> None:
         while len(children := psutil.Process(process.pid).children(recursive=True)) < 4:
             time.sleep(0.1)
         process.send_signal(signal.SIGINT)
-        assert process.communicate(timeout=PATIENCE_S)[1] == b""
+        assert process.communicate(timeout=PATIENCE_S)[1].splitlines()[1:] == []
     assert process.returncode == 130
     assert len(children) == 4  # host, router, load generator, client beside the router
     assert not [child for child in children if child.is_running()]
