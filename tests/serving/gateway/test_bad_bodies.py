@@ -9,7 +9,7 @@ import httpx
 import pytest
 
 from serving.gateway.fields import MAX_CHOICES
-from serving.gateway.middleware import MAX_BODY_BYTES
+from serving.gateway.middleware import MAX_BODY_BYTES, MAX_HEAD_BYTES, SECURITY_HEADERS
 from stages.host.schema_check import OF_CALLS
 
 JSON = {"content-type": "application/json"}
@@ -46,6 +46,7 @@ def test_no_json_is_a_400(http: httpx.Client, path: str, body: bytes) -> None:
     error = check_refusal(http.post(path, content=body, headers=JSON), 400)
     assert error["type"] == "invalid_request_error"
     assert ("nested too deep: at most 200" in error["message"]) == (len(body) > 20_000)
+    assert ("half of a surrogate pair at line 1" in error["message"]) == (b"ud800" in body)
 
 
 @pytest.mark.parametrize(
@@ -56,6 +57,7 @@ def test_no_json_is_a_400(http: httpx.Client, path: str, body: bytes) -> None:
         ("prompt", [[1], []], "prompt.1"),
         ("stop", ["a", "é" * 200], "stop"),
         ("max_tokens", 0, "max_tokens"),
+        ("max_tokens", 512, "max_tokens"),
         ("n", MAX_CHOICES + 1, "n"),
         ("stop", ["a"] * 17, "stop"),
         ("stop", [""], "stop.0"),
@@ -151,14 +153,35 @@ def test_head_and_a_last_slash_answer_as_get_does(http: httpx.Client, path: str)
     check_refusal(http.get(f"{path}x/y/"), 404)
 
 
+def answer_to(http: httpx.Client, sent: str) -> httpx.Response:
+    """The answer to a request as it is sent, of a server that closes the connection then."""
+    with socket.create_connection((http.base_url.host, http.base_url.port), timeout=20) as connected:
+        connected.sendall(sent.encode())
+        head, body = b"".join(iter(lambda: connected.recv(4096), b"")).decode().split("\r\n\r\n")
+    first, *lines = head.split("\r\n")
+    return httpx.Response(int(first.split()[1]), headers=[line.split(": ") for line in lines], text=body)
+
+
 def test_a_request_line_may_have_the_whole_address(http: httpx.Client) -> None:
-    url, lines = http.base_url, "Host: evil.example\r\nConnection: close\r\n\r\n"
-    own, others = f"http://127.0.0.1:{url.port}", ("http://evil.example", "http://a@localhost")
+    lines = "Host: evil.example\r\nConnection: close\r\n\r\n"
+    own, others = f"http://127.0.0.1:{http.base_url.port}", ("http://evil.example", "http://a@localhost")
     for address, status in ((own, 200), *((other, 403) for other in others)):
-        with socket.create_connection((url.host, url.port), timeout=20) as connected:
-            connected.sendall(f"GET {address}/healthz HTTP/1.1\r\n{lines}".encode())
-            answer = b"".join(iter(lambda: connected.recv(4096), b""))
-        assert answer.startswith(b"HTTP/1.1 %d" % status)
+        assert answer_to(http, f"GET {address}/healthz HTTP/1.1\r\n{lines}").status_code == status
+
+
+def test_a_head_has_a_bound_and_says_where_the_body_ends(http: httpx.Client) -> None:
+    get, long = "GET /healthz HTTP/1.1\r\nHost: localhost\r\nX: ", "a" * MAX_HEAD_BYTES
+    post = "POST /tokenize HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
+    for sent in (
+        f"{get}{long}\r\n\r\n",
+        get.ljust(MAX_HEAD_BYTES + 1, "a"),
+        get.replace("healthz", long) + "\r\n\r\n",
+        "nonsense\r\n\r\n",
+        f"{post}Content-Length: 3\r\nTransfer-Encoding: chunked\r\n\r\n2\r\n{{}}\r\n0\r\n\r\n",
+    ):
+        answer = answer_to(http, sent)
+        check_refusal(answer, 400)
+        assert SECURITY_HEADERS.items() <= answer.headers.items()
 
 
 def test_other_paths_and_methods_are_refused_alike(http: httpx.Client) -> None:
@@ -166,6 +189,8 @@ def test_other_paths_and_methods_are_refused_alike(http: httpx.Client) -> None:
     check_refusal(http.get("/static/%2e%2e%2fapp.py"), 404)
     check_refusal(http.get("/static/nothing.js"), 404)
     check_refusal(http.get("/v1/completions"), 405)
+    for path, allowed in (("/v1/models", "GET, HEAD"), ("/v1/completions", "POST")):
+        assert http.put(path, json={}).headers["allow"] == allowed
     assert http.head("/v1/completions").status_code == 405
     check_refusal(http.post("/v1/completions", content=b"{}"), 415)
 
