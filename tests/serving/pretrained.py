@@ -66,8 +66,8 @@ def ids(text: str) -> list[int]:
 
 def text_of(tokens: list[int]) -> str:
     """As a reader shows it: what is no character yet at the end is not shown."""
-    names = [tokenizer().id_to_token(token) or "" for token in tokens]
-    raw = bytes(LETTERS[letter] for name in names if name not in SPECIALS for letter in name)
+    names = {number: name for name, number in tokenizer().get_vocab().items() if name not in SPECIALS}
+    raw = bytes(LETTERS[letter] for token in tokens for letter in names.get(token, ""))
     return codecs.getincrementaldecoder("utf-8")("replace").decode(raw)
 
 
