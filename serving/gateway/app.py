@@ -18,6 +18,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
+import h11
 import uvicorn
 from fastapi import FastAPI, Request, Response
 from fastapi.exceptions import RequestValidationError
@@ -27,7 +28,7 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from serving.client.client import AsyncClient
 from serving.gateway.errors import OF_ALL, api_error_of, error_response
-from serving.gateway.middleware import HTTP_METRICS, RequestBounds, RequestLog, host_name
+from serving.gateway.middleware import HTTP_METRICS, MAX_HEAD_BYTES, RequestBounds, RequestLog, host_name, unreadable
 from serving.gateway.openai import routes as openai_routes
 from serving.gateway.openai import token_routes
 from serving.gateway.pages import host_routes, page_routes, race_routes
@@ -42,8 +43,6 @@ from stages.wire.tls import Stamp
 log = logging.getLogger(__name__)
 
 MAX_CONNECTIONS = 1000
-# Of a request without its body.
-MAX_HEAD_BYTES = 64 << 10
 BACKLOG = 512
 
 _ABOUT = """OpenAI-compatible completions over a ring of far-apart hosts. A byte model's tokens are bytes. Requests may
@@ -136,6 +135,13 @@ class _Connection(H11Protocol):
     def on_response_complete(self) -> None:
         self.idle_since = self.loop.time()
         super().on_response_complete()
+
+    def send_400_response(self, msg: str) -> None:
+        answer = error_response(unreadable())
+        head = h11.Response(status_code=400, headers=answer.raw_headers)
+        for event in (head, h11.Data(data=bytes(answer.body)), h11.EndOfMessage()):
+            self.transport.write(self.conn.send(event) or b"")
+        self.transport.close()
 
     def timeout_keep_alive_handler(self) -> None:
         if self.transport.is_closing():  # it has no descriptor any more

@@ -88,6 +88,7 @@ def order_of(request: TextRequest, mode: str, format_field: str) -> CompletionOr
     most = newer or request.max_tokens
     seed = drawn_seed(request.seed)
     settings: dict[str, Any] = {
+        "prompt": "",
         "mode": SCORING if scores and mode == AUTO else mode,
         "score_prompt": scores,
         # the hosts write a token after each prompt that they score
@@ -110,20 +111,14 @@ def order_of(request: TextRequest, mode: str, format_field: str) -> CompletionOr
     }
     seeds = tuple((seed + index) % (MAX_SEED + 1) for index in range(request.n or 1))
     most_calls = 1 if chat and chat.parallel_tool_calls is False else None
-    prompts = [("", settings | {"prompt": ""})]
+    prompts = [("", settings)]
     if isinstance(request, CompletionRequest):
         texts: list[Any] = request.prompt  # one prompt of tokens stands in a list by now
-        prompts = [_asked(each, settings, bool(request.echo) and not scores) for each in texts]
+        asked = [settings | {"prompt" if isinstance(each, str) else "prompt_tokens": each} for each in texts]
+        prompts = [*zip(texts if request.echo and not scores else [""] * len(texts), asked, strict=True)]
     told = most != 0, not scores or logprobs is not None
     names = tuple(tool.name for tool in offered)
     return CompletionOrder(tuple(prompts), seeds, *told, tuple(unenforced), names, most_calls)
-
-
-def _asked(prompt: str | list[int], settings: dict[str, Any], echo: bool) -> tuple[str, dict[str, Any]]:
-    """The text before the choices of a prompt, and what the router is asked for them."""
-    if isinstance(prompt, str):
-        return prompt if echo else "", settings | {"prompt": prompt}
-    return "", settings | {"prompt": "", "prompt_tokens": prompt}
 
 
 def _json_schema(chat: ChatRequest, format_field: str) -> tuple[str, list[str]]:
@@ -266,7 +261,7 @@ class AnswerFormat:
 
     def whole(self, texts: Sequence[ChoiceText], ends: Sequence[ChoiceEnd]) -> dict[str, Any]:
         choices = [self._choice(text, end.reason, whole=True) for text, end in zip(texts, ends, strict=True)]
-        more = {"usage": usage(ends, len(self.order.seeds)), "onesweep": own_part(ends, self.order)}
+        more = {"usage": usage(ends, self.order), "onesweep": own_part(ends, self.order)}
         return self._object("chat.completion" if self.chat else "text_completion", choices, more)
 
     def _choice(self, said: ChoiceText, reason: str | None, whole: bool = False) -> dict[str, Any]:
@@ -332,13 +327,14 @@ def own_part(ends: Sequence[ChoiceEnd], order: CompletionOrder) -> dict[str, Any
     return {"accounting": [{"index": end.index, **costs_of(end.result)} for end in ends], **told}
 
 
-def usage(ends: Sequence[ChoiceEnd], choices: int = 1) -> dict[str, Any]:
+def usage(ends: Sequence[ChoiceEnd], order: CompletionOrder) -> dict[str, Any]:
     """Counts in the model's tokens. A prompt counts once for all its choices.
 
     :param ends: by index.
     """
-    firsts, output = [end.result for end in ends[::choices]], sum(end.result.output_tokens for end in ends)
-    prompt = sum(first.prompt_tokens for first in firsts)
+    firsts = [end.result for end in ends[:: len(order.seeds)]]
+    prompt, output = sum(first.prompt_tokens for first in firsts), sum(end.result.output_tokens for end in ends)
+    output *= order.writes
     return {
         "prompt_tokens": prompt,
         "completion_tokens": output,

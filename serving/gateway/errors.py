@@ -38,8 +38,9 @@ _OWN_FIELDS = {f.name for f in SETTINGS if f.metadata.get("http")}
 _OWN_FIELDS |= {"mode", "timeout_s", "levels", "solver", "guidance"}
 # The words of a router's refusal that name a field, as clients send it; and how it is called at some paths.
 _SENT = {f.name: f.name for f in SETTINGS} | {name: f"onesweep.{name}" for name in _OWN_FIELDS}
-_SENT |= {name: name for name in ("echo", "logit_bias", "prompt", "response_format", "stop", "tool_choice", "tools")}
-_SENT |= {"budget": "onesweep.budget_ms", "messages": "prompt", "class": "prompt", "pictures": "n"}
+_ALIKE = "echo", "logit_bias", "prompt", "response_format", "stop", "tokens", "tool_choice", "tools"
+_SENT |= {name: name for name in _ALIKE} | {"messages": "prompt", "class": "prompt"}
+_SENT |= {"budget": "onesweep.budget_ms", "output": "max_tokens", "pictures": "n"}
 _SENT_AT = {
     "/v1/chat/completions": {"prompt": "messages"},
     "/v1/responses": {"prompt": "input", "max_tokens": "max_output_tokens", "response_format": "text.format"},
@@ -49,8 +50,6 @@ _SENT_AT = {
 _WANTED = {
     "bool_type": "must be true or false",
     "int_type": "must be a whole number",
-    "int_from_float": "must be a whole number",
-    "int_parsing_size": "must be a smaller number",
     "float_type": "must be a number",
     "finite_number": "must be a finite number",
     "string_type": "must be a text",
@@ -120,7 +119,9 @@ def api_error_of(error: Exception, path: str = "") -> ApiError:
         words = error.detail or HTTPStatus(error.status_code).phrase
         if error.status_code == 404:
             words = "there is no such path here: GET /openapi.json tells which there are"
-        return ApiError(error.status_code, words, headers=error.headers)
+        # what is got can be asked for by HEAD, which no route has by itself
+        headers = {name: "GET, HEAD" if told == "GET" else told for name, told in (error.headers or {}).items()}
+        return ApiError(error.status_code, words, headers=headers)
     if isinstance(error, RequestRefused | RouterError):
         status, code = _STATUSES.get(error.code, 502), error.code.name.lower()
         headers = named([error.request] if error.request else [])

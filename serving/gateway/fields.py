@@ -220,7 +220,7 @@ class NamedSchema(Fields):
     name: str = Field(description="ignored")
     description: str | None = Field(default=None, description="ignored")
     schema_: Annotated[dict[str, Any], AfterValidator(_check_schema)] = Field(alias="schema")
-    strict: bool | None = Field(default=None, description="true: a schema of which a part cannot be held is refused")
+    strict: bool = Field(default=False, description="true: a schema of which a part cannot be held is refused")
 
 
 class JsonSchemaFormat(Fields):

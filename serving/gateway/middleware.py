@@ -8,6 +8,7 @@ import zlib
 from collections import Counter
 from collections.abc import Awaitable, Collection
 from http import HTTPMethod
+from itertools import chain
 
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
@@ -25,13 +26,6 @@ def host_name(host: str) -> str | None:
     return match[1].strip("[]").rstrip(".").lower() if match else None
 
 
-def is_ours(host: str, names: Collection[str] = ()) -> bool:
-    """True if a Host header may name this server: any address, `localhost`, or a name in `names` (lower-case)."""
-    # a page of another site can reach this machine under its own name by DNS rebinding; addresses cannot be rebound
-    name = host_name(host)
-    return name is not None and (name == "localhost" or name in names or ip_of(name) is not None)
-
-
 # Of every answer: a page runs only its own scripts, talks only to its own server, and is in no frame.
 SECURITY_HEADERS = {
     "content-security-policy": (
@@ -46,15 +40,21 @@ SECURITY_HEADERS = {
 }
 
 
+# Of a request without its body.
+MAX_HEAD_BYTES = 64 << 10
+CLOSING = {"connection": "close"}  # the rest may never come
+
+
 def check_site(names: Collection[str], method: str, headers: Headers) -> None:
     """Accept requests by the names of this server and from its own pages only.
 
     :param names: of this server, beside `localhost` and addresses.
 
-    Raises ApiError: 403 for a wrong name or another site, 415 for a body that is not JSON.
+    Raises ApiError: 403 for a wrong name or site, 415 for a body that is not JSON, 400 for one whose end is in doubt.
     """
-    host = headers.get("host", "")
-    if not is_ours(host, names):
+    # a page of another site can reach this machine under its own name by DNS rebinding; addresses cannot be rebound
+    name = host_name(host := headers.get("host", ""))
+    if name is None or not (name == "localhost" or name in names or ip_of(name)):
         raise ApiError(
             403,
             "this server is not known by the name in the Host header: use its address or localhost, "
@@ -67,6 +67,13 @@ def check_site(names: Collection[str], method: str, headers: Headers) -> None:
     # browsers send forms and plain text from other sites' pages without asking us
     if method == "POST" and headers.get("content-type", "").partition(";")[0].strip().lower() != "application/json":
         raise ApiError(415, "the body must be JSON: send it with Content-Type: application/json")
+    if "content-length" in headers and "transfer-encoding" in headers:
+        raise ApiError(400, "send Content-Length or Transfer-Encoding, not both", headers=CLOSING)
+
+
+def unreadable() -> ApiError:
+    words = f"this is no HTTP/1.1, or its head is larger than {MAX_HEAD_BYTES} bytes"
+    return ApiError(400, words, headers=CLOSING | SECURITY_HEADERS)
 
 
 MAX_BODY_BYTES = 2 << 20  # twice the longest prompt that can be sent on
@@ -95,6 +102,8 @@ class RequestBounds:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         headers = Headers(scope=scope)
         try:
+            if sum(map(len, (scope["raw_path"], scope["query_string"], *chain(*headers.raw)))) > MAX_HEAD_BYTES:
+                raise unreadable()
             check_site(self.names, scope["method"], headers)
             if (body := await self._read(receive, headers)) is None:
                 return
@@ -109,7 +118,6 @@ class RequestBounds:
         declared = headers.get("content-length", "")
         if declared.isdecimal() and int(declared[:20]) > MAX_BODY_BYTES:
             raise _too_large()
-        closing = {"connection": "close"}  # the rest may never come
         body, more, counted = bytearray(), True, 0
         try:
             async with asyncio.timeout(BODY_S):
@@ -125,12 +133,12 @@ class RequestBounds:
                         raise ApiError(
                             503,
                             "too many large bodies are on their way: send it later",
-                            headers=closing | {"retry-after": "1"},
+                            headers=CLOSING | {"retry-after": "1"},
                         )
                     counted, self._received_bytes = counted + grown, self._received_bytes + grown
                     more = message.get("more_body", False)
         except TimeoutError:
-            raise ApiError(408, f"the body did not come within {BODY_S:g} s: send it faster", headers=closing) from None
+            raise ApiError(408, f"the body did not come within {BODY_S:g} s: send it faster", headers=CLOSING) from None
         finally:
             self._received_bytes -= counted
         return bytes(body)

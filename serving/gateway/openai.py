@@ -43,14 +43,15 @@ from stages.v1 import stage_pb2
 MODEL = "onesweep"
 
 
-def mode_of(model: str, asked: str | None) -> str:
-    """The mode that a request is for. Raises ApiError.
+async def mode_of(router: RouterAccess, model: str, asked: str | None = None) -> str:
+    """The mode that a request is for. Raises OnesweepError or ApiError.
 
     :param asked: the request's own field `onesweep.mode`.
     """
     named = model.removeprefix(f"{MODEL}-") if model != MODEL else None
     if named is not None and (named == model or named not in MODES):
-        raise _no_model(model, f": choose {MODEL} or one of {', '.join(f'{MODEL}-{mode}' for mode in MODES)}")
+        served = ", ".join(entry["id"] for entry in catalogue(await router.status(), _STARTED))
+        raise _no_model(model, f"; served here: {served or 'none yet'}")
     if named and asked and named != asked:
         raise ApiError(
             400,
@@ -115,7 +116,7 @@ async def chat_completions(request: ChatRequest, router: Router) -> Response:
 @routes.post("/responses", response_class=Response, responses=_streamed(_Response))
 async def responses(request: ResponseRequest, router: Router) -> Response:
     """Answer a text or a conversation: a chat in OpenAI's newer form, of which nothing is stored."""
-    order, names = _order(request.chat(), "text.format"), list[str]()
+    order, names = await _order(router, request.chat(), "text.format"), list[str]()
     shape = ResponseFormat(request, order)
     choice = run_choice(router, order, 0, names.append, whole=not request.stream)
     if request.stream:
@@ -130,7 +131,7 @@ async def tokenize(request: TokenizeRequest, router: Router) -> Response:
     if not text:
         raise ApiError(400, "the prompt is empty: give some text", param="prompt")
     piece = False in (request.add_special_tokens, request.add_special)
-    told = await router.tokenize(mode_of(request.model, None), text=text.encode(), piece=piece)
+    told = await router.tokenize(await mode_of(router, request.model), text=text.encode(), piece=piece)
     tokens = list(told.tokens)
     return json_response({"tokens": tokens, "count": len(tokens), "max_model_len": told.context_tokens})
 
@@ -138,7 +139,7 @@ async def tokenize(request: TokenizeRequest, router: Router) -> Response:
 @token_routes.post("/detokenize", response_class=Response, responses={200: {"model": _Text}})
 async def detokenize(request: DetokenizeRequest, router: Router) -> Response:
     """The text of tokens, under the names that vLLM and llama.cpp have for it."""
-    told = await router.tokenize(mode_of(request.model, None), tokens=request.tokens)
+    told = await router.tokenize(await mode_of(router, request.model), tokens=request.tokens)
     text = told.text.decode(errors="replace")
     return json_response({"prompt": text, "content": text})
 
@@ -178,7 +179,7 @@ async def images(request: ImageRequest, router: Router) -> Response:
     return json_response({**answer, "onesweep": {"accounting": drawn.as_json()}}, headers=named([drawn.request]))
 
 
-def _order(request: TextRequest, format_field: str = "response_format") -> CompletionOrder:
+async def _order(router: RouterAccess, request: TextRequest, format_field: str = "response_format") -> CompletionOrder:
     """:param format_field: the API's field with the form of the text. Raises ApiError."""
     if request.stream_options is not None and not request.stream:
         raise ApiError(400, "stream_options needs stream: true", param="stream_options")
@@ -189,7 +190,7 @@ def _order(request: TextRequest, format_field: str = "response_format") -> Compl
     if request.max_tokens == 0 and isinstance(request, CompletionRequest) and not request.echo:
         message = "max_tokens 0 is for echo, which tells the prompt: send echo: true, or more tokens"
         raise ApiError(400, message, param="max_tokens")
-    return order_of(request, mode_of(request.model, request.onesweep.mode), format_field)
+    return order_of(request, await mode_of(router, request.model, request.onesweep.mode), format_field)
 
 
 def _check_tools(request: ChatRequest) -> None:
@@ -204,7 +205,7 @@ def _check_tools(request: ChatRequest) -> None:
 
 
 async def _answer(router: RouterAccess, request: TextRequest) -> Response:
-    order, names = _order(request), list[str]()
+    order, names = await _order(router, request), list[str]()
     shape, choices = AnswerFormat(request, order), _choices(router, order, names, whole=not request.stream)
     if request.stream:
         with_usage = request.stream_options is not None and bool(request.stream_options.include_usage)
@@ -239,5 +240,5 @@ async def _chunks(items: Choice, shape: AnswerFormat, with_usage: bool) -> Async
             yield sse(shape.chunk_of(item, **more))
     if with_usage:
         ends.sort(key=lambda end: end.index)
-        yield sse(shape.chunk([], usage=usage(ends, len(shape.order.seeds))))
+        yield sse(shape.chunk([], usage=usage(ends, shape.order)))
     yield DONE

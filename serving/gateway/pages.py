@@ -117,7 +117,6 @@ async def healthz() -> Response:
 @host_routes.get("/readyz", response_class=Response, tags=["health"], responses={200: _STATE, 503: _STATE})
 async def readyz(client: RouterClient) -> Response:
     """200 when the router can serve; else 503 with the reason."""
-    why = ""
     try:
         if await client.serves(READY_TIMEOUT_S):
             return json_response({"status": "ready"})

@@ -258,6 +258,7 @@ class ResponseFormat:
     def _response(self, said: ChoiceText, end: ChoiceEnd | None) -> dict[str, Any]:
         """:param end: None while the text is being written."""
         request, choice = self.request, self.request.tool_choice
+        kind = request.text.format if request.text else None
         status = "in_progress" if end is None else "incomplete" if end.reason == "length" else "completed"
         message = [self._message(said.text, status)] if end and (said.text or not said.calls) else []
         return {
@@ -276,24 +277,18 @@ class ResponseFormat:
             "previous_response_id": None,
             "store": False,
             "temperature": request.temperature,
-            "text": {"format": self._text_format()},
+            "text": {"format": kind.model_dump(by_alias=True, exclude_none=True) if kind else {"type": "text"}},
             "tool_choice": choice.model_dump() if isinstance(choice, ResponseToolChoice) else choice or "auto",
             "tools": [tool.model_dump() for tool in request.tools or []],
             "top_p": request.top_p,
             "truncation": "disabled",
-            "usage": _usage(end) if end else None,
+            "usage": _usage(end, self.order) if end else None,
             "onesweep": own_part([end] if end else [], self.order),
         }
 
     def _message(self, text: str, status: str) -> dict[str, Any]:
         content = [] if status == "in_progress" else [_part(text)]
         return {"type": "message", "id": self.message_id, "status": status, "role": "assistant", "content": content}
-
-    def _text_format(self) -> dict[str, Any]:
-        kind = self.request.text.format if self.request.text else None
-        if isinstance(kind, NamedSchemaFormat):
-            return {"type": "json_schema", "name": kind.name, "schema": kind.schema_, "strict": bool(kind.strict)}
-        return {"type": kind.type if kind else "text"}
 
 
 def _part(text: str) -> dict[str, Any]:
@@ -305,8 +300,8 @@ def _call(call: ToolCall) -> dict[str, Any]:
     return {"type": "function_call", "id": call.id.replace("call_", "fc_"), **told, "status": "completed"}
 
 
-def _usage(end: ChoiceEnd) -> dict[str, Any]:
-    counts = usage([end])
+def _usage(end: ChoiceEnd, order: CompletionOrder) -> dict[str, Any]:
+    counts = usage([end], order)
     return {
         "input_tokens": counts["prompt_tokens"],
         "input_tokens_details": counts["prompt_tokens_details"],

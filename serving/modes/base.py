@@ -76,10 +76,10 @@ class Generation(Request):
         counts_bytes = tokenizer is not BYTE_TOKENIZER and self.max_tokens == self.max_bytes
         prompt, unit = tokenizer.vocabulary.count(self.prompt), " bytes, each counted as a token" * counts_bytes
         if (whole := prompt + self.max_tokens) > positions:
-            raise invalid(
-                f"prompt ({prompt} {tokenizer.noun}) and output ({self.max_tokens}{unit}) together take {whole}, "
-                f"{whose} {positions}: shorten one of them"
-            )
+            parts = [f"prompt ({prompt} {tokenizer.noun})", f"output ({self.max_tokens}{unit})"]
+            # an output that no prompt leaves room for is what was wrong
+            said = " and ".join(parts if self.max_tokens < positions else reversed(parts))
+            raise invalid(f"{said} together take {whole}, {whose} {positions}: shorten one of them")
 
     @property
     def shaping(self) -> Shaping:

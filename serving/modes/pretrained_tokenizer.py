@@ -1,5 +1,6 @@
 """Text in the tokens of a model: the tokenizer of its checkpoint, and the chat template of a pretrained one."""
 
+import codecs
 import json
 import re
 import secrets
@@ -121,7 +122,7 @@ class PretrainedTokenizer(Tokenizer):
 
     def detokenizer(self, prompt: bytes) -> Detokenizer:
         known = self.vocabulary.tokens(self.vocabulary.cut(prompt, max(self.vocabulary.count(prompt) - CONTEXT, 0)))
-        return _Tokens(self.encoding, self.vocabulary, known)
+        return _Tokens(self, known)
 
     def _named(self, text: str) -> str:
         """A text of a user, normalised where it has a control token in another form than its name."""
@@ -174,19 +175,22 @@ def _bytes_of(token: str) -> bytes:
 class _Tokens(Detokenizer):
     """Tells a token's text as what it adds to that of the tokens before it, once no character is cut at its end."""
 
-    def __init__(self, encoding: tokenizers.Tokenizer, vocabulary: Vocabulary, prompt: list[int]) -> None:
+    def __init__(self, tokenizer: PretrainedTokenizer, prompt: list[int]) -> None:
         """:param prompt: its last tokens."""
-        self.encoding, self.vocabulary = encoding, vocabulary
+        self.tokenizer = tokenizer
         endings = (prompt[at:] for at in range(len(prompt)))
         # one that begins in the middle of a character would spoil what follows it
         self._known = next((each for each in endings if UNKNOWN not in self._text(each)), [])
         self._held = list[int]()
 
     def feed(self, tokens: bytes) -> bytes:
-        return "".join(self._told(token) for token in self.vocabulary.tokens(tokens)).encode()
+        return "".join(self._told(token) for token in self.tokenizer.vocabulary.tokens(tokens)).encode()
 
     def end(self) -> bytes:
-        return self._added().rstrip(UNKNOWN).encode()
+        held = b"".join(self.tokenizer.token_text(token) for token in self._held if self._text([token]))
+        # all but the beginning of a character whose end does not come
+        told = codecs.getincrementaldecoder("utf-8")("replace").decode(held)
+        return (self._added().rstrip(UNKNOWN) + UNKNOWN * (len(told) - len(told.rstrip(UNKNOWN)))).encode()
 
     def _told(self, token: int) -> str:
         self._held.append(token)
@@ -201,7 +205,7 @@ class _Tokens(Detokenizer):
 
     def _text(self, tokens: list[int]) -> str:
         with library_errors(lambda problem: internal(f"the model's tokenizer fails on what was written: {problem}")):
-            text: str = self.encoding.decode(tokens)  # leaves special tokens out
+            text: str = self.tokenizer.encoding.decode(tokens)  # leaves special tokens out
         return text
 
 

@@ -355,14 +355,13 @@ class RouterService(router_pb2_grpc.RouterServiceServicer):
 
 def _tokens_of(tokenizer: Tokenizer, request: router_pb2.TokenizeRequest) -> router_pb2.TokenizeResponse:
     check_text("text", request.text)
-    piece = request.piece
-    tokens = tokenizer.encode_piece(request.text.decode()) if piece else tokenizer.encode_text(request.text)
+    tokens = tokenizer.encode_piece(request.text.decode()) if request.piece else tokenizer.encode_text(request.text)
     return router_pb2.TokenizeResponse(tokens=tokenizer.vocabulary.tokens(tokens))
 
 
 def _text_of(tokenizer: Tokenizer, request: router_pb2.TokenizeRequest) -> router_pb2.TokenizeResponse:
     reading = tokenizer.detokenizer(b"")
-    text = reading.feed(encoded(tokenizer, request.tokens)) + reading.end()
+    text = reading.feed(encoded(tokenizer, request.tokens, "tokens")) + reading.end()
     return router_pb2.TokenizeResponse(text=text)
 
 

@@ -196,11 +196,11 @@ def check_size(size: int, mode: Mode) -> None:
         )
 
 
-def encoded(tokenizer: Tokenizer, tokens: Sequence[int]) -> bytes:
+def encoded(tokenizer: Tokenizer, tokens: Sequence[int], field: str = "prompt") -> bytes:
     """Tokens of a client as they travel. Raises StatusError for one that the model does not have."""
     size = tokenizer.vocabulary.size
     if (largest := max(tokens)) >= size:
-        raise invalid(f"the prompt has token {largest}, the model has 0 to {size - 1}")
+        raise invalid(f"{field}: no token {largest}, the model has 0 to {size - 1}")
     return tokenizer.vocabulary.encode(tokens)
 
 

@@ -99,6 +99,13 @@ def onesweep(capfd: pytest.CaptureFixture[str]) -> Callable[..., tuple[int, str,
 # Releases
 
 
+@pytest.fixture
+def state(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """An empty folder for the state of deployments."""
+    monkeypatch.setenv("ONESWEEP_STATE", str(tmp_path / "state"))
+    return tmp_path / "state"
+
+
 @pytest.fixture(scope="session")
 def old(bundles: Path) -> Path:
     return bundles / "scored"

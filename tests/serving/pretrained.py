@@ -1,5 +1,6 @@
 """A small pretrained model as `import` would leave it: random weights, a tokenizer of its own, a chat template."""
 
+import codecs
 import hashlib
 import json
 from collections.abc import Sequence
@@ -10,6 +11,7 @@ from typing import Any
 import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
+from serving.modes.pretrained_tokenizer import LETTERS
 from stages.checkpoint.checkpoint import update_manifest
 from stages.checkpoint.manifest import TOKENIZER_NAME
 from stages.model.architecture import LlamaArchitecture
@@ -64,8 +66,9 @@ def ids(text: str) -> list[int]:
 
 def text_of(tokens: list[int]) -> str:
     """As a reader shows it: what is no character yet at the end is not shown."""
-    text: str = tokenizer().decode(tokens)
-    return text.rstrip("\ufffd")
+    names = {number: name for name, number in tokenizer().get_vocab().items() if name not in SPECIALS}
+    raw = bytes(LETTERS[letter] for token in tokens for letter in names.get(token, ""))
+    return codecs.getincrementaldecoder("utf-8")("replace").decode(raw)
 
 
 def write_model(

@@ -35,12 +35,6 @@ HOST_CALLS = ("Describe", "Push", "Subscribe", "Release", "Warm", "Probe", "Stor
 HEALTHY = health_pb2.HealthCheckRequest()
 
 
-@pytest.fixture
-def state(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.setenv("ONESWEEP_STATE", str(tmp_path / "state"))
-    return tmp_path / "state"
-
-
 def codes(router: str, host: str) -> dict[str, str]:
     """What each call of a router's and a host's gets that brings no token, and what health says."""
     found = {}

@@ -29,12 +29,6 @@ Run = Callable[..., tuple[int, str, str]]
 
 
 @pytest.fixture
-def state(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.setenv("ONESWEEP_STATE", str(tmp_path / "state"))
-    return tmp_path / "state"
-
-
-@pytest.fixture
 def port() -> int:
     return free_port_block(4)
 

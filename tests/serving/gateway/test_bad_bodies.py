@@ -2,6 +2,7 @@
 
 import gzip
 import json
+import re
 import socket
 from typing import Any
 
@@ -9,7 +10,7 @@ import httpx
 import pytest
 
 from serving.gateway.fields import MAX_CHOICES
-from serving.gateway.middleware import MAX_BODY_BYTES
+from serving.gateway.middleware import MAX_BODY_BYTES, MAX_HEAD_BYTES
 from stages.host.schema_check import OF_CALLS
 
 JSON = {"content-type": "application/json"}
@@ -46,6 +47,7 @@ def test_no_json_is_a_400(http: httpx.Client, path: str, body: bytes) -> None:
     error = check_refusal(http.post(path, content=body, headers=JSON), 400)
     assert error["type"] == "invalid_request_error"
     assert ("nested too deep: at most 200" in error["message"]) == (len(body) > 20_000)
+    assert ("half of a surrogate pair at line 1" in error["message"]) == (b"ud800" in body)
 
 
 @pytest.mark.parametrize(
@@ -56,6 +58,7 @@ def test_no_json_is_a_400(http: httpx.Client, path: str, body: bytes) -> None:
         ("prompt", [[1], []], "prompt.1"),
         ("stop", ["a", "é" * 200], "stop"),
         ("max_tokens", 0, "max_tokens"),
+        ("max_tokens", 512, "max_tokens"),
         ("n", MAX_CHOICES + 1, "n"),
         ("stop", ["a"] * 17, "stop"),
         ("stop", [""], "stop.0"),
@@ -122,7 +125,7 @@ def test_a_huge_body_is_a_413(http: httpx.Client, path: str) -> None:
     check_refusal(http.post(path, content=iter([huge[: 1 << 20]] * 3), headers=JSON), 413)
 
 
-ASKED: dict[str, Any] = {"model": "onesweep-local", "prompt": "a", "max_tokens": 2}
+ASKED: dict[str, Any] = {"model": "onesweep-local", "prompt": "a", "max_tokens": 2.0, "seed": 1.0}  # whole numbers
 
 
 def test_a_body_packed_by_gzip_is_read_within_its_bound(http: httpx.Client) -> None:
@@ -151,14 +154,31 @@ def test_head_and_a_last_slash_answer_as_get_does(http: httpx.Client, path: str)
     check_refusal(http.get(f"{path}x/y/"), 404)
 
 
+def answer_to(http: httpx.Client, sent: str) -> str:
+    """The answer to a request as it is sent, of a server that closes the connection then."""
+    with socket.create_connection((http.base_url.host, http.base_url.port), timeout=20) as connected:
+        connected.sendall(sent.encode())
+        return b"".join(iter(lambda: connected.recv(4096), b"")).decode()
+
+
 def test_a_request_line_may_have_the_whole_address(http: httpx.Client) -> None:
-    url, lines = http.base_url, "Host: evil.example\r\nConnection: close\r\n\r\n"
-    own, others = f"http://127.0.0.1:{url.port}", ("http://evil.example", "http://a@localhost")
+    lines = "Host: evil.example\r\nConnection: close\r\n\r\n"
+    own, others = f"http://127.0.0.1:{http.base_url.port}", ("http://evil.example", "http://a@localhost")
     for address, status in ((own, 200), *((other, 403) for other in others)):
-        with socket.create_connection((url.host, url.port), timeout=20) as connected:
-            connected.sendall(f"GET {address}/healthz HTTP/1.1\r\n{lines}".encode())
-            answer = b"".join(iter(lambda: connected.recv(4096), b""))
-        assert answer.startswith(b"HTTP/1.1 %d" % status)
+        assert answer_to(http, f"GET {address}/healthz HTTP/1.1\r\n{lines}").startswith(f"HTTP/1.1 {status}")
+
+
+def test_a_head_has_a_bound_and_says_where_the_body_ends(http: httpx.Client) -> None:
+    get, long = "GET /healthz HTTP/1.1\r\nHost: localhost\r\nX: ", "a" * MAX_HEAD_BYTES
+    post = "POST /tokenize HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
+    for sent in (
+        f"{get}{long}\r\n\r\n",
+        get.ljust(MAX_HEAD_BYTES + 1, "a"),
+        get.replace("healthz", long) + "\r\n\r\n",
+        "nonsense\r\n\r\n",
+        f"{post}Content-Length: 3\r\nTransfer-Encoding: chunked\r\n\r\n2\r\n{{}}\r\n0\r\n\r\n",
+    ):
+        assert re.match(r"HTTP/1.1 400 (?s:.+)x-frame-options: (?s:.+)\r\n\r\n{\"error\": {", answer_to(http, sent))
 
 
 def test_other_paths_and_methods_are_refused_alike(http: httpx.Client) -> None:
@@ -166,10 +186,7 @@ def test_other_paths_and_methods_are_refused_alike(http: httpx.Client) -> None:
     check_refusal(http.get("/static/%2e%2e%2fapp.py"), 404)
     check_refusal(http.get("/static/nothing.js"), 404)
     check_refusal(http.get("/v1/completions"), 405)
+    for path, allowed in (("/v1/models", "GET, HEAD"), ("/v1/completions", "POST")):
+        assert http.put(path, json={}).headers["allow"] == allowed
     assert http.head("/v1/completions").status_code == 405
     check_refusal(http.post("/v1/completions", content=b"{}"), 415)
-
-
-def test_a_whole_number_may_have_a_decimal_point(http: httpx.Client) -> None:
-    asked = {"model": "onesweep-local", "prompt": "a", "max_tokens": 2.0, "seed": 1.0}
-    assert http.post("/v1/completions", json=asked).json()["usage"]["completion_tokens"] == 2

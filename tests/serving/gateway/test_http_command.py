@@ -120,10 +120,8 @@ def test_it_serves_https_and_outlives_its_router(certificate: tuple[Path, Path],
             httpx.get(f"{gateway.url}/healthz", verify=trust)
 
 
-def test_up_starts_it_and_down_ends_it(
-    onesweep: Run, bundles: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("ONESWEEP_STATE", str(tmp_path / "state"))
+@pytest.mark.usefixtures("state")
+def test_up_starts_it_and_down_ends_it(onesweep: Run, bundles: Path) -> None:
     port = free_port_block(3)
     address = f"127.0.0.1:{port + 2}"
     up = ("up", "--detach", "--hosts", 1, "--checkpoint", bundles / "own", "--port", port, "--http")

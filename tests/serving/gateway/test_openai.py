@@ -181,9 +181,11 @@ def test_a_prompt_is_as_likely_as_it_was_to_write(openai: OpenAI) -> None:
     asked: dict[str, Any] = {"model": "onesweep-ar", "seed": 3, "logprobs": 2}
     wrote: Any = openai.completions.create(**asked, prompt="x", max_tokens=200, logit_bias=ASCII).choices[0]
     for max_tokens in (0, 1, 9):
-        scored: Any = openai.completions.create(
+        answer: Any = openai.completions.create(
             **asked | {"model": "onesweep"}, prompt="x" + wrote.text, echo=True, max_tokens=max_tokens, top_p=0.9
-        ).choices[0]
+        )
+        scored, usage = answer.choices[0], answer.usage
+        assert (usage.completion_tokens, usage.total_tokens) == (max_tokens, 201 + max_tokens)
         assert scored.text.startswith("x" + wrote.text)
         told = scored.logprobs
         assert len(told.tokens) == 1 + 200 + max_tokens
@@ -357,12 +359,13 @@ def test_models_are_the_modes_that_are_served(openai: OpenAI, client: Client) ->
     assert "the router has no frontier" in accounting(answer)[0]["reason"]
     with pytest.raises(api.NotFoundError):
         openai.models.retrieve("gpt-4")
+    with pytest.raises(api.NotFoundError, match=f"'gpt-4'; served here: {', '.join(models)}$"):
+        openai.completions.create(model="gpt-4", prompt=PROMPT)
 
 
 @pytest.mark.parametrize(
     ("changes", "error", "code", "words"),
     [
-        ({"model": "gpt-4"}, api.NotFoundError, "model_not_found", "onesweep-sweep"),
         ({"model": "onesweep-gpt"}, api.NotFoundError, "model_not_found", "onesweep-sweep"),
         ({"max_tokens": 600}, api.BadRequestError, "invalid_argument", "context is 512"),
         ({"temperature": 1000.0}, api.BadRequestError, None, "temperature must be"),
