@@ -81,6 +81,7 @@ class Weights:
         with ExitStack() as stack:
             gc.disable()  # a tenth of the time; and it may not come between, where the same seed is to give the same
             stack.callback(gc.enable)
+            connect = stack.enter_context(patch.object(channel, "connect"))  # also for what is cleaned up at the end
             said, loop = stack.enter_context(quiet()), stack.enter_context(virtual_time())
             directory = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="onesweep-disks-", dir=DISKS)))
             world: World | TrainingWorld
@@ -91,8 +92,8 @@ class Weights:
                 releases = [self.drawing] if schedule.draws else self.releases[is_second:]
                 world = World(loop, self.topology, releases, schedule, directory)
                 job = _run(world, schedule)
+            connect.side_effect = partial(MemoryChannel, world.network)
             stack.callback(world.close)
-            stack.enter_context(patch.object(channel, "connect", partial(MemoryChannel, world.network)))
             stack.enter_context(patch.object(os, "fsync", world.sync))
             stack.enter_context(patch.object(time, "time", world.unix_s))
             try:
