@@ -187,7 +187,7 @@ def from_toml(cls: type[S], table: object, where: str, base: S | None = None) ->
         if _kind(cls, known[key])[0] is Path and isinstance(value, str):
             given[key] = Path(value)
         if expected := _expected(cls, known[key], given[key]):
-            raise ConfigError(f"{where}: {key} must be {expected}, not {as_written(value)}")
+            raise ConfigError(f"{where}: {key} must {expected}, not {as_written(value)}")
     missing = [name for name, f in known.items() if _required(f) and name not in given]
     if missing and base is None:
         raise ConfigError(f"{where}: {missing[0]} is missing")
@@ -208,8 +208,8 @@ def check(settings: DataclassInstance, error: type[InputError] = ConfigError, wh
     for f in dataclasses.fields(settings):
         value = getattr(settings, f.name)
         if expected := _expected(type(settings), f, value):
-            said = ",".join(map(str, value)) if isinstance(value, tuple) else as_written(value)
-            raise error(f"{where}{f.name} must be {expected}, not {said}")
+            said = ",".join(map(str, value)) or "[]" if isinstance(value, tuple) else as_written(value)
+            raise error(f"{where}{f.name} must {expected}, not {said}")
 
 
 def check_destination(path: Path, flag: str = "--json") -> None:
@@ -335,17 +335,21 @@ def _kind(cls: type[S], f: Field[Any]) -> tuple[Any, Any]:
 
 
 def _expected(cls: type[S], f: Field[Any], value: object) -> str | None:
-    """A description of the values that a field takes, for an error; None if it takes `value`."""
+    """The rule for a field's values, for an error, such as "be a text"; None if it takes `value`."""
     kind, entry = _kind(cls, f)
     bounds = f.metadata.get("bounds", Bounds())
     if kind is None or (value is None and "None" in str(f.type)):
         return None
     if kind is Literal:
-        return None if value in entry else f"one of {', '.join(map(str, entry))}"
+        return None if value in entry else f"be one of {', '.join(map(str, entry))}"
     if kind is not tuple:
-        return None if _fits(value, kind, bounds) else _described(kind, bounds, value)
-    wrong = [v for v in value if not _fits(v, entry, bounds)] if isinstance(value, tuple) else [0]
-    return f"a list, each {_described(entry, bounds, wrong[0])}" if wrong else None
+        return None if _fits(value, kind, bounds) else f"be {_described(kind, bounds, value)}"
+    if not isinstance(value, tuple):
+        return f"be a list, each {_described(entry, bounds, 0)}"
+    if not value and bounds != Bounds():
+        return "have an entry or more"
+    wrong = [v for v in value if not _fits(v, entry, bounds)]
+    return f"each be {_described(entry, bounds, wrong[0])}" if wrong else None
 
 
 def _fits(value: object, kind: Any, bounds: Bounds) -> bool:  # noqa: ANN401 - a type

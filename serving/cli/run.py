@@ -1,4 +1,4 @@
-"""`onesweep run MODEL`: a model of your own, imported once, on hosts started here, and a conversation with it."""
+"""Commands of pretrained models: `import`, and `run`, which imports one once, starts hosts here and talks with it."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import fcntl
 import glob
 import hashlib
 import json
+import math
 import os
 import re
 import shutil
@@ -16,11 +17,12 @@ from contextlib import closing, contextmanager
 from functools import partial
 from importlib.metadata import version
 from pathlib import Path
+from shlex import quote
 from typing import TYPE_CHECKING
 
 from serving.cli.chat import ChatSettings, add_chat_options, given_prompt, talk
 from serving.cli.generate import check_request
-from stages.errors import CheckpointError, InputError, MissingCheckpoint, ServiceError, file_errors
+from stages.errors import CheckpointError, InputError, MissingCheckpoint, ServiceError, file_errors, quoted
 from stages.host.commands import add_import_options, check_positive
 from stages.progress import ProgressLine, counted
 from stages.settings import from_flags
@@ -47,6 +49,30 @@ def add_run(run: argparse.ArgumentParser) -> None:
     run.add_argument("--blocks", type=int, metavar="N", help="stages that the model is cut into (one a host)")
     run.add_argument("--threads", type=int, metavar="N", help="of each host (all cores; 1 for bfloat16)")
     add_import_options(run)
+
+
+def add_import(pretrained: argparse.ArgumentParser) -> None:
+    add = pretrained.add_argument
+    add("source", type=Path, metavar="SOURCE", help="a Hugging Face folder or a .gguf file")
+    add("--blocks", type=int, default=3, metavar="N", help="stages, one a host (3)")
+    add("--out", type=Path, required=True, metavar="DIR", help="a new directory")
+    add("--speeds", type=positive_numbers, metavar="X,X", help="relative speed of each stage's host (all equal)")
+    add("--memory-mb", type=positive_numbers, metavar="MB,MB", help="room for weights on each host (any)")
+    add_import_options(pretrained)
+    what = "the last host drafts by it: copy:q8, copy:q4, a smaller MODEL of the same tokens or none"
+    add("--drafter", metavar="MODEL", help=f"{what} (the largest copy that fits)")
+    add("--untrained", action="store_true", help="the weights are random: ask for no loss")
+
+
+def positive_numbers(text: str) -> tuple[float, ...]:
+    """Numbers above 0 with commas between them. Raises ArgumentTypeError."""
+    try:
+        numbers = tuple(map(float, text.split(",")))
+    except ValueError:
+        numbers = ()
+    if not numbers or not all(0 < number < math.inf for number in numbers):
+        raise argparse.ArgumentTypeError(f"{quoted(text)} is no list of numbers above 0, such as 4,1,1")
+    return numbers
 
 
 def run_run(options: argparse.Namespace) -> int:
@@ -77,6 +103,25 @@ def run_run(options: argparse.Namespace) -> int:
         ) as deployment:
             progress.say(f"{count} ready; router {topology.router}")
             return talk(partial(AsyncClient, topology.router), settings, prompt, deployment.check_alive)
+
+
+def run_import(options: argparse.Namespace) -> int:
+    if not options.source.exists():
+        raise InputError(f"{options.source} is not there: give a Hugging Face folder or a .gguf file")
+    with closing(ProgressLine()) as progress:
+        progress.at(f"reading {options.source}")  # torch takes seconds to import
+        with ends_at_once():
+            from serving.modes.chat_template import ChatTemplate
+            from stages.importing.cut import host_shares
+            from stages.importing.importing import ImportSettings, import_model, summary
+
+        hosts = host_shares(options.blocks, options.speeds, options.memory_mb)
+        given = (options.source, options.out, options.blocks, options.context, options.untrained, hosts)
+        settings = ImportSettings(*given, options.weights, drafter=options.drafter, check_template=ChatTemplate)
+        imported = import_model(settings, progress)
+    print(summary(imported))
+    print(f"chat with it: onesweep run {quote(str(options.out))}")
+    return 0
 
 
 def find_checkpoint(
@@ -155,14 +200,14 @@ def import_once(
             shutil.rmtree(entry, ignore_errors=True)
         if not entry.exists():
             progress.say(f"importing {source} once, into {directory}")
+            from serving.modes.chat_template import ChatTemplate
             from stages.importing.importing import ImportSettings, import_model
             from stages.memory import trim
 
             # In this process: a mistake in the source ends the command with its own sentence and exit code.
             # on one machine a trip costs less than a draft by a copy
-            drafter = None if hosts else "none"
-            settings = ImportSettings(source, entry, blocks, context, hosts=hosts, weights=weights, drafter=drafter)
-            import_model(settings, progress)
+            drafter, given = None if hosts else "none", (source, entry, blocks, context, False, hosts, weights)
+            import_model(ImportSettings(*given, drafter=drafter, check_template=ChatTemplate), progress)
             trim()
         progress.say(f"{source.name}, cut into {blocks}, is in {entry}")
     return entry

@@ -62,7 +62,7 @@ class ChatTemplate:
         try:
             self._rendered([])
         except TemplateProblem as problem:
-            raise CheckpointError(f"the chat template {problem}") from None
+            raise CheckpointError(f"the chat template {problem}; take the one that the weights came with") from None
 
     def render(self, messages: Sequence[Mapping[str, Any]], tools: Sequence[Any] = (), turn: bool = True) -> str:
         """The conversation so far, and the beginning of the model's turn. Blocks. Raises TemplateProblem.

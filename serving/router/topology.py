@@ -108,8 +108,6 @@ class Topology:
 
     def _check_blocks(self) -> None:
         for host in self.hosts:
-            if not host.blocks:
-                raise ConfigError(f"host {host.name!r} has no blocks")
             if list(host.blocks) != list(range(host.blocks[0], host.blocks[0] + len(host.blocks))):
                 raise ConfigError(f"host {host.name!r} holds {host.span}: a host holds neighbouring blocks, in order")
         begins = {host.blocks[0] for host in self.hosts}

@@ -1,32 +1,16 @@
-"""Commands of models: `import` and `inspect`."""
+"""The command `inspect`, and options of the commands that import models or start hosts."""
 
 import argparse
 import json
 import math
 import sys
-from contextlib import closing
 from pathlib import Path
-from shlex import quote
 
-from stages.errors import InputError, quoted
+from stages.errors import InputError
 from stages.host.settings import HostSettings
 from stages.limits import MAX_THREADS
-from stages.progress import ProgressLine
 from stages.settings import add_flags
 from stages.signals import ends_at_once
-
-
-def add_import(pretrained: argparse.ArgumentParser) -> None:
-    add = pretrained.add_argument
-    add("source", type=Path, metavar="SOURCE", help="a Hugging Face folder or a .gguf file")
-    add("--blocks", type=int, default=3, metavar="N", help="stages, one a host (3)")
-    add("--out", type=Path, required=True, metavar="DIR", help="a new directory")
-    add("--speeds", type=positive_numbers, metavar="X,X", help="relative speed of each stage's host (all equal)")
-    add("--memory-mb", type=positive_numbers, metavar="MB,MB", help="room for weights on each host (any)")
-    add_import_options(pretrained)
-    what = "the last host drafts by it: copy:q8, copy:q4, a smaller MODEL of the same tokens or none"
-    add("--drafter", metavar="MODEL", help=f"{what} (the largest copy that fits)")
-    add("--untrained", action="store_true", help="the weights are random: ask for no loss")
 
 
 def add_import_options(parser: argparse.ArgumentParser) -> None:
@@ -36,39 +20,11 @@ def add_import_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--weights", choices=["float32", "bfloat16", "q8", "q4"], help=what)
 
 
-def positive_numbers(text: str) -> tuple[float, ...]:
-    """Numbers above 0 with commas between them. Raises ArgumentTypeError."""
-    try:
-        numbers = tuple(map(float, text.split(",")))
-    except ValueError:
-        numbers = ()
-    if not numbers or not all(0 < number < math.inf for number in numbers):
-        raise argparse.ArgumentTypeError(f"{quoted(text)} is no list of numbers above 0, such as 4,1,1")
-    return numbers
-
-
 def add_inspect(inspect: argparse.ArgumentParser) -> None:
     inspect.add_argument("directory", type=Path, metavar="DIR")
     inspect.add_argument("--verify", action="store_true", help="load everything: digests, shapes, loss gate")
     inspect.add_argument("--source", type=Path, metavar="MODEL", help="compare with transformers: its source")
     inspect.add_argument("--json", action="store_true", help="print JSON")
-
-
-def run_import(options: argparse.Namespace) -> int:
-    if not options.source.exists():
-        raise InputError(f"{options.source} is not there: give a Hugging Face folder or a .gguf file")
-    with closing(ProgressLine()) as progress:
-        progress.at(f"reading {options.source}")  # torch takes seconds to import
-        with ends_at_once():
-            from stages.importing.cut import host_shares
-            from stages.importing.importing import ImportSettings, import_model, summary
-
-        hosts = host_shares(options.blocks, options.speeds, options.memory_mb)
-        given = (options.source, options.out, options.blocks, options.context, options.untrained, hosts)
-        imported = import_model(ImportSettings(*given, options.weights, drafter=options.drafter), progress)
-    print(summary(imported))
-    print(f"chat with it: onesweep run {quote(str(options.out))}")
-    return 0
 
 
 def run_inspect(options: argparse.Namespace) -> int:

@@ -94,6 +94,9 @@ class ModelFamily:
         """
         config = {**self.defaults, **config}
         check_whole("layers of a stage", config["num_hidden_layers"], 1, MAX_LAYERS)
+        for name in ("hidden_size", "num_attention_heads", "num_key_value_heads", "rope_theta"):
+            if (value := config.get(name)) is not None and not (isinstance(value, int | float) and value > 0):
+                raise ValueError(f"{name} must be a number above 0, not {value!r:.60}")
         width, heads, rope = config["hidden_size"], config["num_attention_heads"], rope_of(config)
         if config.get("mlp_bias"):
             raise CheckpointError("a bias in the MLP (mlp_bias) is not supported")
@@ -153,10 +156,14 @@ def rotated_in_halves(tensor: Tensor, a: LlamaArchitecture) -> Tensor:
 
 def rope_of(config: Config, layers: str = FULL) -> dict[str, Any]:
     """Settings of the rotary embedding, of one kind of layers where each has its own."""
-    given = {**(config.get("rope_scaling") or {}), **(config.get("rope_parameters") or {})}
-    if FULL in given or SLIDING in given:
-        given = given.get(layers) or {}
-    return given
+    given = _within(config, "rope_scaling") | _within(config, "rope_parameters")
+    return _within(given, layers) if FULL in given or SLIDING in given else given
+
+
+def _within(config: Config, name: str) -> dict[str, Any]:
+    if not isinstance(found := config.get(name) or {}, dict):
+        raise TypeError(f"{name} must be an object of settings, not {found!r:.60}")
+    return found
 
 
 def _scaling(rope: Config) -> RopeScaling | LinearScaling | None:

@@ -5,7 +5,6 @@ import re
 import sys
 from collections import Counter
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -15,9 +14,9 @@ from torch import Tensor
 
 from stages.errors import CheckpointError, InputError
 from stages.importing.families import gguf_family
-from stages.importing.family import FULL, SLIDING, ModelFamily, refused_with
+from stages.importing.family import FULL, SLIDING, refused_with
 from stages.importing.gguf_tokenizer import METADATA, OF_ARCHITECTURE, OLDER_NAMES, gguf_speech
-from stages.importing.source import ALL, PIECE_ROWS, Shape, Source, expected_shapes, is_matrix, matrix_of, places_of
+from stages.importing.source import ALL, PIECE_ROWS, Shape, Source, TensorNames, is_matrix, matrix_of, places_of
 from stages.importing.speech import require_file
 from stages.model.architecture import GROUP, LlamaArchitecture, Matrix, RopeScaling, Weights
 from stages.model.few_bits import LARGEST
@@ -97,7 +96,7 @@ def _read_parts(path: Path) -> tuple[dict[str, Any], dict[str, Any]]:
         )
     paths = [path.with_name(f"{named[1]}-{i + 1:05}-of-{count:05}{named[2] or ''}") for i in range(count)]
     if missing := [each.name for each in paths if not each.is_file()]:
-        raise CheckpointError(f"{len(missing)} of {count} parts are missing: {', '.join(missing[:8])}")
+        raise CheckpointError(f"missing {len(missing)} of {count} parts: {', '.join(missing[:8])}")
     found = [_read(each) for each in paths]  # what one lacks, the model will
     return found[0][0], {name: tensor for _, some in found for name, tensor in some.items()}
 
@@ -109,7 +108,10 @@ def _read(path: Path) -> tuple[dict[str, Any], dict[str, Any]]:
         reader = open_gguf(path)
         fields = {name: field.contents() for name, field in reader.fields.items()}
     except Exception as error:  # what a damaged file makes the reader raise has no common class
-        raise CheckpointError(f"{path} is no GGUF file, or is damaged ({error}); fetch it again") from None
+        problem, advice = re.sub(r"\S+ is not a valid GG\w+", "it has an unknown type", str(error)), "fetch it again"
+        if version := re.search(r"Sorry.* version (\d+)", problem):
+            problem, advice = f"it says version {version[1]}", "take a file of version 2 or 3"
+        raise CheckpointError(f"{path} is no GGUF file, or is damaged ({problem}); {advice}") from None
     return fields, {tensor.name: tensor for tensor in reader.tensors}
 
 
@@ -156,8 +158,8 @@ class GgufSource(Source):
             a = self._shape_of()
             self.architecture = a if self._factors is None else self._scaled(a)
         stored = {name: _shape(tensor) for name, tensor in self._tensors.items()}
-        ours = partial(our_names, family=self.family)
-        self.places = places_of(stored, ours, expected_shapes(self.architecture))
+        self.names = TensorNames("blk", _TOP, self.family.gguf_tensors)
+        self.places = places_of(stored, self.names, self.architecture)
         self.speech = gguf_speech(path, self._fields, self.architecture.vocabulary)
         kinds = sorted({tensor.tensor_type.name for tensor in self._tensors.values()})
         licence = self._fields.get("general.license", "unknown")
@@ -269,7 +271,7 @@ class GgufSource(Source):
         config |= {"rms_norm_eps": epsilon, "head_dim": head_dim, "rotary_dim": turned, "rope_scaling": rope}
         if isinstance(pattern := config.get("sliding_window_pattern"), list):
             config["layer_types"] = [SLIDING if slides else FULL for slides in pattern]
-        config["num_key_value_heads"] = config.get("num_key_value_heads") or heads
+        config.setdefault("num_key_value_heads", heads)
         config["sliding_window"] = config.get("sliding_window") or None
         return config | {"tie_word_embeddings": "output.weight" not in self._tensors}
 
@@ -292,14 +294,6 @@ def half_split(weight: Tensor, heads: int) -> Tensor:
 def interleaved(weight: Tensor, heads: int) -> Tensor:
     """The inverse of `half_split`."""
     return weight.unflatten(0, (heads, 2, -1)).transpose(1, 2).flatten(0, 2).contiguous()
-
-
-def our_names(name: str, family: ModelFamily) -> str:
-    """Our names of what a tensor of a GGUF file holds; an unknown one keeps its own."""
-    match = re.fullmatch(r"blk\.(\d+)\.(\w+)\.(weight|bias)", name)
-    if match is None or match[2] not in family.gguf_tensors:
-        return _TOP.get(name, name)
-    return " ".join(f"layers.{match[1]}.{each}.{match[3]}" for each in family.gguf_tensors[match[2]].split(" "))
 
 
 def _blocks(blocks: Tensor) -> dict[str, Tensor]:

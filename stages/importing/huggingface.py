@@ -15,9 +15,10 @@ from torch import Tensor
 from stages.checkpoint.manifest import read_json as read_object
 from stages.errors import CheckpointError, quoted
 from stages.importing.families import family_named
-from stages.importing.family import NORMS, ModelFamily, refused_with
-from stages.importing.source import ALL, Shape, Source, TensorPlace, expected_shapes, places_of
+from stages.importing.family import NORMS, refused_with
+from stages.importing.source import ALL, Shape, Source, TensorNames, TensorPlace, places_of
 from stages.importing.speech import DEFAULT, Speech, licence_texts, open_tokenizer, read_text, require_file, speech_of
+from stages.progress import counted
 
 INDEX, SINGLE = "model.safetensors.index.json", "model.safetensors"
 _TOP = {
@@ -44,6 +45,7 @@ class HuggingFaceSource(Source):
         with refused_with("config.json"):
             self.architecture = self.family.architecture(config)
         self._files = self._find()
+        self.names = TensorNames("model.layers", _TOP, self.family.tensors)
         self.places = self._find_places()
         self.speech = folder_speech(folder, config, self.architecture.vocabulary)
         dtype = str(config.get("dtype") or config.get("torch_dtype") or "unknown")
@@ -57,7 +59,7 @@ class HuggingFaceSource(Source):
                 if unlisted := [name for name in names if name not in self._files]:
                     raise CheckpointError(f"{self.folder / INDEX} does not list {unlisted[0]}, which is in {file}")
                 found |= {name: tuple(tensors.get_slice(name).get_shape()) for name in names}
-        return places_of(found, partial(our_names, family=self.family), expected_shapes(self.architecture))
+        return places_of(found, self.names, self.architecture)
 
     def read(self, name: str, rows: slice = ALL) -> Tensor:
         place = self.places[name]
@@ -68,7 +70,9 @@ class HuggingFaceSource(Source):
             except SafetensorError as error:
                 raise CheckpointError(f"{self.folder / file}: tensor {theirs} cannot be read ({error})") from None
         if not tensor.is_floating_point():
-            raise CheckpointError(f"{self.folder / file}: tensor {theirs} is {tensor.dtype}, not a floating-point one")
+            raise CheckpointError(
+                f"{self.folder / file}: tensor {theirs} holds {str(tensor.dtype)[6:]}, not floating-point numbers"
+            )
         tensor = tensor.to(torch.float32)
         is_norm = name.split(".")[-2] in NORMS
         return tensor + 1 if is_norm and self.family.offset_norms else tensor
@@ -81,7 +85,7 @@ class HuggingFaceSource(Source):
                 raise CheckpointError(f"{self.folder / INDEX} has no weight_map of files in the same folder")
             if missing := sorted({file for file in places.values() if not (self.folder / file).is_file()}):
                 count = len(set(places.values()))
-                raise CheckpointError(f"{len(missing)} of {count} shards are missing: {', '.join(missing[:8])}")
+                raise CheckpointError(f"missing {len(missing)} of {counted(count, 'shard')}: {', '.join(missing[:8])}")
         elif (self.folder / SINGLE).is_file():
             with self._open(SINGLE) as tensors:
                 places = dict.fromkeys(tensors.keys(), SINGLE)
@@ -97,20 +101,6 @@ class HuggingFaceSource(Source):
             return safe_open(self.folder / file, "pt")
         except (SafetensorError, OSError) as error:
             raise CheckpointError(f"{self.folder / file} cannot be read ({error}); fetch it again") from None
-
-
-def our_names(name: str, family: ModelFamily) -> str:
-    """Our names of what a tensor of a folder holds; an unknown one keeps its own."""
-    match = re.fullmatch(r"model\.layers\.(\d+)\.(.+)\.(weight|bias)", name)
-    if match is None:
-        return _TOP.get(name, name)
-    number, kind, end = match.groups()
-    expert = re.search(r"(?<=\.experts\.)\d+(?=\.)", kind)
-    key = kind if expert is None else f"{kind[: expert.start()]}*{kind[expert.end() :]}"
-    if key not in family.tensors:
-        return name
-    ours = family.tensors[key] if expert is None else family.tensors[key].replace("*", expert[0])
-    return " ".join(f"layers.{number}.{each}.{end}" for each in ours.split(" "))
 
 
 # Names of tokens in tokenizer_config.json and special_tokens_map.json. What is taken of which file is what the package

@@ -5,7 +5,7 @@ import json
 import math
 import os
 import shutil
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -25,7 +25,7 @@ from stages.importing.huggingface import HuggingFaceSource
 from stages.importing.source import EMBEDDING, HEAD, NORM, Source, expected_shapes, is_matrix
 from stages.importing.speech import Speech, first_bytes, probe_tokens, require_file
 from stages.memory import require_memory, return_large_buffers, trim
-from stages.model.architecture import WEIGHT_WORDS, LlamaArchitecture, Weights
+from stages.model.architecture import GROUP, WEIGHT_WORDS, LlamaArchitecture, Weights
 from stages.model.llama import LlamaStage
 from stages.model.pipeline import without_memory
 from stages.progress import WorkProgress, counted
@@ -54,6 +54,7 @@ class ImportSettings:
     # What the last host drafts by: one of COPIES, the path of a smaller model of the same tokens, or `none`. None for
     # the largest copy that the last host has room for.
     drafter: str | None = "none"
+    check_template: Callable[[str], object] | None = None  # raises CheckpointError for what is no chat template
 
 
 def open_source(path: Path) -> Source:
@@ -80,6 +81,9 @@ def import_model(settings: ImportSettings, progress: WorkProgress | None = None)
     progress.at(f"reading {settings.source}", 0.0)
     source = open_source(settings.source)
     source.check()
+    if check := settings.check_template:
+        for template in filter(None, (source.speech.chat_template, source.speech.tool_template)):
+            check(template)
     settings = replace(settings, weights=settings.weights or source.usual_weights())
     wide = source.wide_matrices() if settings.weights == "q4" and not settings.is_drafter else ()
     architecture = _cut(replace(source.architecture, eight_bits=wide), settings)
@@ -95,12 +99,14 @@ def import_model(settings: ImportSettings, progress: WorkProgress | None = None)
         )
         for line in (*stage_lines(architecture, drafter_bytes), source.speech.describe_ends()):
             progress.say(line)
+        if source.speech.ignored:
+            progress.say(f"ignored, for it cannot be: {'; '.join(source.speech.ignored)}")
         sampling = ", ".join(f"{name} {value:g}" for name, value in source.speech.sampling.items())
         progress.say(f"where a request does not say, tokens are drawn with {sampling}")
     if architecture.eight_bits:
         progress.say(f"{', '.join(architecture.eight_bits)} have 8 bits: the file has more than 4 of some of them")
     if settings.drafter is None:
-        progress.say(f"the last host drafts by: {drafter}")
+        progress.say(f"the last host drafts by: {drafter}" if near else drafter)
     require_memory(memory, f"importing {settings.source}")
     _require_disk(disk, settings.out)
     if (nats := settings.loss_nats) is None:
@@ -131,7 +137,7 @@ def import_model(settings: ImportSettings, progress: WorkProgress | None = None)
         beside = replace(settings, out=settings.out / "local", blocks=1, hosts=(), is_drafter=True, drafter="none")
         known = {"loss_nats": nats} if drafter in COPIES else {"source": Path(drafter)}
         try:
-            import_model(replace(beside, weights=near.weights, **known), progress)
+            import_model(replace(beside, weights=near.weights, check_template=None, **known), progress)
         except (InputError, CheckpointError) as error:
             raise type(error)(f"{error}; {settings.out} is imported without a drafter") from None
     return read_manifest(settings.out)
@@ -140,9 +146,10 @@ def import_model(settings: ImportSettings, progress: WorkProgress | None = None)
 def _chosen_drafter(
     source: Source, architecture: LlamaArchitecture, settings: ImportSettings
 ) -> tuple[str, LlamaArchitecture | None]:
-    """The last host's drafter, for people, and its architecture in one stage. architecture: cut."""
-    if settings.drafter is not None:
-        return settings.drafter, _drafter_architecture(source, architecture, settings, settings.drafter)
+    """The last host's drafter, or a line that says why none is possible where none is given, and its architecture in
+    one stage. architecture: cut."""
+    if (given := settings.drafter) is not None:
+        return given, _drafter_architecture(source, architecture, settings, given)
     problem = ""
     # of a model in 4 bits, one in 8 would be slower than the model and another one
     for name in ("copy:q4",) if settings.weights == "q4" else COPIES:
@@ -150,7 +157,7 @@ def _chosen_drafter(
             return name, _drafter_architecture(source, architecture, settings, name)
         except InputError as error:
             problem = str(error)
-    return f"none: {problem}", None
+    return f"the last host has no drafter: {problem}", None
 
 
 def _drafter_architecture(
@@ -170,6 +177,8 @@ def _drafter_architecture(
         kind = COPIES.get(drafter, "q8")
         near = _cut(model.architecture, replace(settings, blocks=1, hosts=(), weights=kind))
     except (InputError, CheckpointError) as error:
+        if settings.drafter is None:  # a copy, of which nothing else can be wrong
+            raise InputError(f"copies have 8 bits or 4, for which rows need multiples of {GROUP} numbers") from None
         other = "; drafters have 8 bits or 4: give another MODEL, or none" if isinstance(error, ShapeError) else ""
         raise InputError(f"drafter {drafter} cannot be imported: {error}{other}") from None
     if (theirs := _tokens(model)) != (ours := _tokens(source)):
@@ -223,7 +232,8 @@ def write_own_part(source: Path, directory: Path, index: int, path: Path) -> Non
     own, served = open_source(source), expected_shapes(architecture)
     found = own.shapes()
     if others := [name for name, shape in served.items() if found.get(name) != shape]:
-        said = f"{len(others)} of {len(served)} tensors of {source} are missing or of another shape, {others[0]} first"
+        first = own.names.theirs(others[0])
+        said = f"{len(others)} of {len(served)} tensors of {source} are missing or of another shape, {first} first"
         raise InputError(f"{said}: it is another model than what is served")
     stage = build_stage(own, architecture, index)
     shapes = probe_shapes(stage, stored_probe(manifest).shape[1])

@@ -1,8 +1,9 @@
 """Sources of pretrained models: one interface for every format of their files."""
 
 import math
+import re
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from itertools import accumulate
 from typing import Any, cast
@@ -17,7 +18,9 @@ from stages.model.architecture import GROUP, LlamaArchitecture, Matrix, Weights
 from stages.model.few_bits import LARGEST_HALF, quantised, rounded
 from stages.model.llama import LlamaLayer
 from stages.model.pipeline import without_memory
+from stages.progress import counted
 
+EXPERT = r"(?<=\.experts\.)\d+(?=\.)"  # the number of one in a name
 EMBEDDING, NORM, HEAD = "embedding.weight", "norm.weight", "head.weight"
 ALL = slice(None)
 Shape = tuple[int, ...]
@@ -34,6 +37,7 @@ class Source(ABC):
     architecture: LlamaArchitecture  # with all layers in one stage
     speech: Speech
     about: Mapping[str, Any]  # what the manifest notes under `data`
+    names: "TensorNames"
     places: Mapping[str, "TensorPlace"]  # of every tensor; one of no known name keeps the format's own name
 
     def shapes(self) -> dict[str, Shape]:
@@ -101,15 +105,41 @@ class Source(ABC):
         for name, shape in expected.items():
             if name not in found:
                 hint = ": its head is tied to the embedding, it seems, and the configuration denies it"
-                said = f"tensor {name} is missing, which the configuration asks for"
+                said = f"tensor {self.names.theirs(name)} is missing, which the configuration asks for"
                 raise CheckpointError(said + (hint if name == HEAD else ""))
             if found[name] != shape:
-                raise CheckpointError(f"tensor {name} has shape {found[name]}, the configuration asks for {shape}")
-        if unknown := sorted(found.keys() - expected.keys()):
-            raise CheckpointError(
-                f"{len(unknown)} tensors have no place in the architecture that the configuration describes, "
-                f"{unknown[0]} first"
-            )
+                said = f"tensor {self.places[name].stored} has shape {found[name]}"
+                raise CheckpointError(f"{said}, the configuration asks for {shape}")
+        if unknown := sorted(self.places[name].stored for name in found.keys() - expected.keys()):
+            count = counted(len(unknown), "tensor")
+            raise CheckpointError(f"the configuration has no place for {count} of the files, {unknown[0]} first")
+
+
+@dataclass(frozen=True)
+class TensorNames:
+    """Names of tensors in a format, and ours for them."""
+
+    layers: str  # stands before the number of a layer
+    others: Mapping[str, str]  # theirs -> ours, of what is in no layer
+    kinds: Mapping[str, str]  # of what is in layers, as in the tables of families
+
+    def ours(self, name: str) -> str:
+        """Our names of what a tensor holds, spaces between them; an unknown one keeps its own."""
+        match = re.fullmatch(rf"{re.escape(self.layers)}\.(\d+)\.(.+)\.(weight|bias)", name)
+        expert = re.search(EXPERT, name)
+        if match is None or (ours := self.kinds.get(re.sub(EXPERT, "*", match[2]))) is None:
+            return self.others.get(name, name)
+        ours = ours.replace("*", expert[0] if expert else "*")
+        return " ".join(f"layers.{match[1]}.{each}.{match[3]}" for each in ours.split(" "))
+
+    def theirs(self, name: str) -> str:
+        """Name of the tensor that holds one of ours, also where the files lack it."""
+        known = {each: theirs for theirs, ours in {**self.others, **self.kinds}.items() for each in ours.split(" ")}
+        if name in known:
+            return known[name]
+        _, layer, *kind, end = name.split(".")
+        expert = kind[1] if len(kind) > 1 else "*"
+        return f"{self.layers}.{layer}.{known['.'.join(kind).replace(expert, '*')].replace('*', expert)}.{end}"
 
 
 @dataclass(frozen=True)
@@ -121,21 +151,14 @@ class TensorPlace:
     part: slice | int | None = None
 
 
-def places_of(
-    stored: Mapping[str, Shape], our_names: Callable[[str], str], expected: Mapping[str, Shape]
-) -> dict[str, TensorPlace]:
-    """TensorPlace of each tensor, by our names.
-
-    :param our_names: those of a stored tensor, as in the tables of families.
-    :param expected: of `expected_shapes`.
-
-    Raises CheckpointError where a tensor has not the rows of those that stand in it.
-    """
-    found: dict[str, TensorPlace] = {}
+def places_of(stored: Mapping[str, Shape], named: TensorNames, a: LlamaArchitecture) -> dict[str, TensorPlace]:
+    """TensorPlace of each tensor, by our names. Raises CheckpointError where one has not the rows of those that stand
+    in it."""
+    expected, found = expected_shapes(a), dict[str, TensorPlace]()
     for name, shape in stored.items():
         if not shape:
             raise CheckpointError(f"tensor {name} is a single number: the weights are damaged, fetch them again")
-        names = our_names(name).split(" ")
+        names = named.ours(name).split(" ")
         rows = [expected.get(each, (0,))[0] for each in names]
         if len(names) > 1 and sum(rows) != shape[0]:
             raise CheckpointError(f"tensor {name} has {shape[0]} rows, the configuration asks for {sum(rows)}")

@@ -1,7 +1,7 @@
 """Everything of a model beside its weights: tokenizer, chat templates, tokens that end a text, licences."""
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -44,6 +44,7 @@ class Speech:
     # How tokens are drawn where a request does not say, by the names of its settings.
     sampling: Mapping[str, float] = field(default_factory=dict)
     licences: Mapping[str, bytes] = field(default_factory=dict)  # file name -> text
+    ignored: Sequence[str] = ()  # settings that cannot be, as people read them
 
     def describe_ends(self) -> str:
         """A line for people."""
@@ -88,29 +89,34 @@ def speech_of(
                 f"the chat template writes {marks[0]}, which is no token of the vocabulary: the model would never see "
                 "it; take the template or the tokenizer.json that was published with these weights"
             )
-    ends, drawn = _text_ends(said, made, written, vocabulary), _sampling(sampling, vocabulary)
-    return Speech(tokenizer, template, tool_template, named, ends, drawn, licences)
-
-
-def _sampling(said: Mapping[str, object], vocabulary: int) -> dict[str, float]:
-    """The settings that are numbers within their bounds; USUAL_SAMPLING where none of these says what is drawn from."""
-    found = dict[str, float]()
+    numbers = {place: told if isinstance(told, list) else [told] for place, told in said.items()}
+    ignored = [
+        f"eos_token_id {number!r:.40} of {place}, with {vocabulary} tokens"
+        for place, listed in numbers.items()
+        for number in listed
+        if number is not None and not (type(number) is int and 0 <= number < vocabulary)
+    ]
+    drawn = dict[str, float]()
     for name, (least, most) in SAMPLING_BOUNDS.items():
-        value = said.get(name)
+        value = sampling.get(name)
         if isinstance(value, int | float) and not isinstance(value, bool) and least <= value <= most:
-            found[name] = int(value) if name == "top_k" else float(value)
-    if found.get("top_k", 0) >= vocabulary:
-        del found["top_k"]
-    return found if USUAL_SAMPLING.keys() & found.keys() or "top_k" in found else USUAL_SAMPLING | found
+            drawn[name] = int(value) if name == "top_k" else float(value)
+        elif value is not None:
+            ignored.append(f"{name} {value!r:.40}, not from {least:g} to {most:g}")
+    if drawn.get("top_k", 0) >= vocabulary:
+        del drawn["top_k"]
+    if not USUAL_SAMPLING.keys() & drawn.keys() and "top_k" not in drawn:  # none says what is drawn from
+        drawn = USUAL_SAMPLING | drawn
+    ends = _text_ends(numbers, made, written, vocabulary)
+    return Speech(tokenizer, template, tool_template, named, ends, drawn, licences, ignored)
 
 
-def _text_ends(said: Mapping[str, object], made: Tokenizer, template: str, vocabulary: int) -> dict[int, str]:
+def _text_ends(said: Mapping[str, list[Any]], made: Tokenizer, template: str, vocabulary: int) -> dict[int, str]:
     """The tokens that end a text, by all that name one. Files write numbers beyond the vocabulary for none."""
     added = made.get_added_tokens_decoder()
     controls = {number for number, token in added.items() if token.special}
     found: dict[int, list[str]] = {}
-    for place, told in said.items():
-        listed = told if isinstance(told, list) else [told]
+    for place, listed in said.items():
         numbers = [number for number in listed if type(number) is int and 0 <= number < vocabulary]
         # a configuration that was never changed has numbers of another vocabulary, where this one has plain text
         for number in [each for each in numbers if each in controls] if found else numbers:

@@ -194,8 +194,6 @@ class LlamaArchitecture:
 
     def __post_init__(self) -> None:
         check(self, ShapeError, SHAPE)
-        if not self.layers:
-            raise ShapeError("architecture: layers must list the layers of each stage")
         if self.total_layers > MAX_LAYERS:
             raise ShapeError(f"architecture: {self.total_layers} layers; at most {MAX_LAYERS} are read")
         if self.heads % self.kv_heads:

@@ -77,7 +77,7 @@ def test_help_shows_defaults_and_units() -> None:
         ("--timeout-s inf", "--timeout-s must be above 0, not inf"),
         (f"--users {10**400}", f"--users must be at least 1, not {10**400}"),
         ("--hosts 65", "--hosts must be from 1 to 64, not 65"),
-        ("--sizes 0", "sizes must be a list, each a whole number of at least 1, not 0"),
+        ("--sizes 0", "sizes must each be a whole number of at least 1, not 0"),
     ],
 )
 def test_a_number_out_of_bounds_is_named_with_its_flag(arguments: str, sentence: str) -> None:
@@ -116,7 +116,7 @@ def test_a_table_gives_settings_over_a_base() -> None:
         ({"verify": 1}, "f: verify must be true or false, not 1"),
         ({"codec": "int3"}, "f: codec must be one of fp32, int8, not 'int3'"),
         ({"modes": "ar"}, "f: modes must be a list, each a text, not 'ar'"),
-        ({"sizes": [1, 0]}, "f: sizes must be a list, each a whole number of at least 1, not [1, 0]"),
+        ({"sizes": [1, 0]}, "f: sizes must each be a whole number of at least 1, not [1, 0]"),
         ({"checkpoint": 1}, "f: checkpoint must be a text, not 1"),
         ({"lab": 1}, "f: lab must be a section [lab]"),
         ({"lab": {"hosts": 65}}, "f [lab]: hosts must be a whole number from 1 to 64, not 65"),

@@ -146,11 +146,6 @@ class TrainingConfig(RunConfig):
     self_condition: float = field(default=0.5, metadata=limits(least=0, most=1))
     valid_windows: int = field(default=16, metadata=_COUNT)  # windows of validation text in an evaluation
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if not self.chunks:
-            raise ConfigError("chunks must be sizes of at least 1, or 0 for the whole window, not ()")
-
 
 def in_tokens_of(config: TrainingConfig, corpus: Corpus) -> TrainingConfig:
     """The same run for a model of the corpus' tokens."""

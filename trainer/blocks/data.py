@@ -106,10 +106,11 @@ def load_corpus(path: Path | None, tokenizer: Path | None = None) -> Corpus:
         from pydoc_data.topics import topics
 
         return _split("python-docs", "\n".join(topics[name] for name in sorted(topics)).encode())
-    if not path.exists():
-        raise DataError(f"no text at {path}: give a file or a folder of UTF-8 text")
     if path.is_file():
         return _split(path.name, read_utf8(path))
+    if not path.is_dir():
+        what = f"{path} is neither a file nor a folder" if path.exists() else f"no text at {path}"
+        raise DataError(f"{what}: give a file or a folder of UTF-8 text")
     files = sorted(p for p in path.rglob("*.txt") if p.is_file())
     if not files:
         raise DataError(f"no .txt file under {path}")

@@ -46,8 +46,6 @@ class SimulatedWorkers:
 
     def __post_init__(self) -> None:
         check(self)
-        if not self.slowness:
-            raise ConfigError("slowness must be numbers above 0, not ()")
 
     def check_run(self, config: TrainingConfig) -> None:
         """Raise ConfigError where such workers cannot train a run of these settings."""

@@ -70,7 +70,7 @@ def test_ctrl_c_takes_everything_down(bundle: Path, locust: None) -> None:
     [
         (["--mode", "swap"], "--mode has no 'swap' (did you mean sweep?); choose from sweep, chunked, "),
         (["--profile", "moon"], "no profile 'moon'; there are "),
-        (["--users", "0"], "--users must be a list, each a whole number from 1 to 1000000, not 0"),
+        (["--users", "0"], "--users must each be a whole number from 1 to 1000000, not 0"),
         (["--hosts", "3"], "3 hosts cannot share 2 blocks: choose 1 to 2 hosts"),
         (["--json", "no/such/folder.json"], "cannot write no/such/folder.json: No such file or directory"),
         (["--router", "nowhere"], "--router 'nowhere' must be HOST:PORT"),

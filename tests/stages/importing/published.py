@@ -2,7 +2,6 @@
 
 import json
 from collections.abc import Callable, Mapping
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +16,7 @@ from stages.importing.family import GGUF_TENSORS, TENSORS
 from stages.importing.gate import interleaved
 from stages.importing.gguf_file import _TOP as OF_GGUF
 from stages.importing.huggingface import _TOP
+from stages.importing.source import TensorNames
 from stages.model.architecture import LlamaArchitecture
 from stages.model.llama import LlamaStage
 from tests.stages.model.tiny_llama import tiny_tokenizer
@@ -82,17 +82,8 @@ def config_of(a: LlamaArchitecture) -> dict[str, Any]:
     }
 
 
-def renamed(name: str, tables: Mapping[str, str], layers: str) -> str:
-    """A tensor's name in a format, of the tables by which that is read."""
-    theirs = {ours: their_name for their_name, ours in reversed(tables.items())}
-    if name in theirs:
-        return theirs[name]
-    _, layer, kind, end = name.split(".")
-    return f"{layers}.{layer}.{theirs[kind]}.{end}"
-
-
-their_name = partial(renamed, tables=_TOP | TENSORS, layers="model.layers")  # in a Hugging Face folder
-gguf_name = partial(renamed, tables=OF_GGUF | GGUF_TENSORS, layers="blk")
+their_name = TensorNames("model.layers", _TOP, TENSORS).theirs  # in a Hugging Face folder
+gguf_name = TensorNames("blk", OF_GGUF, GGUF_TENSORS).theirs
 
 
 def write_folder(directory: Path, tensors: Mapping[str, Tensor], a: LlamaArchitecture = SHAPE, **config: Any) -> Path:

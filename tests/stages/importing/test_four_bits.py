@@ -191,7 +191,7 @@ def test_without_a_word_it_is_the_largest_copy_that_the_last_host_has_room_for(
         assert (out / "local").exists() == bool(kind)
         assert not kind or read_manifest(out / "local").architecture.weights == kind
     missing = "copy:q4 does not fit the last host beside its stage: 0.0 MB are missing"
-    assert f"drafts by: none: {missing}\n" in capsys.readouterr().err
+    assert f"the last host has no drafter: {missing}\n" in capsys.readouterr().err
     command = ["import", str(source), "--blocks", "2", "--out", str(tmp_path / "asked"), "--memory-mb", rooms]
     assert main([*command, "--drafter", "copy:q4"]) == 2
     assert missing in capsys.readouterr().err

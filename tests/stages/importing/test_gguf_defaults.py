@@ -162,7 +162,7 @@ def test_a_model_in_several_files(tensors: dict[str, Tensor], tmp_path: Path) ->
     key = _key(parts[0], 2, None, None, [])
     parts[1].rename(tmp_path / "other")
     assert _key(parts[0], 2, None, None, []) != key, "its second part is another's"
-    with pytest.raises(CheckpointError, match=r"1 of 2 parts are missing: model-00002-of-00002.gguf"):
+    with pytest.raises(CheckpointError, match=r"missing 1 of 2 parts: model-00002-of-00002.gguf"):
         open_source(parts[0])
     with pytest.raises(CheckpointError, match="is one of 2 files of a model: give all of them the names"):
         open_source(tmp_path / "other")

@@ -44,6 +44,10 @@ def test_counts_beyond_the_file_are_not_counted_to(imported: Any, file: Path, el
     put(file, KINDS, 4, struct.pack("<IQ", 0, 1 << 22))
     with pytest.raises(CheckpointError, match="is damaged"):
         imported(file)
+    for before, number, sentence in ((KINDS, 249, "an unknown type.; fetch"), (b"GGUF", 99, "99.; take a file of")):
+        put(file, before, 0, struct.pack("<I", number))
+        with pytest.raises(CheckpointError, match=sentence):
+            imported(file)
 
 
 def test_what_is_not_read(imported, weights: Weights, tmp_path) -> None:

@@ -51,6 +51,7 @@ def test_bad_text_is_refused(tmp_path: Path) -> None:
     for path, message in (
         (tmp_path / "nowhere", "no text at .*: give a file or a folder"),
         (folder, "no .txt file under"),
+        (Path("/dev/null"), "/dev/null is neither a file nor a folder"),
         (latin, r"latin.txt is not UTF-8 \(byte 9000\); convert it"),
         (short, "short.txt: 5 bytes of text are too few; give at least 6144"),
         (file / "below", "no text at .*: give a file or a folder"),

@@ -65,7 +65,7 @@ def test_every_combination_is_a_row(onesweep: Command, flags: list[object]) -> N
         ("codec=zip", "codec must be one of fp32, int8, e3m0, top7, top32, not 'zip'"),
         ("replicas=two", "replicas must be a whole number from 1 to 1024, not 'two'"),
         ("in_time=2", "in_time must be a number from 0 to 1, not 2"),
-        ("slowness=1:0", "slowness must be a list, each a finite number above 0, not "),
+        ("slowness=1:0", "slowness must each be a finite number above 0, not "),
         ("noise.partitions=uniform", r"--vary \[noise\]: unknown setting 'partitions'"),
         ("seed=1", "unknown setting 'seed'"),
     ],
