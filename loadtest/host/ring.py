@@ -69,11 +69,9 @@ def measure_ring(settings: HostBenchSettings) -> list[Row]:
     subject = (PictureRequests if bundle_draws(settings.checkpoint) else TextRequests)(settings)
     all_cores = torch.get_num_threads()
     say(f"{hosts} hosts on loopback; keep the machine idle ...")
-    begin = time.perf_counter()
     with temporary_deployment(ring, settings.checkpoint) as deployment:
-        start = [Row("start: until ready", time.perf_counter() - begin, "s"), _memory_row("ready", deployment)]
         served = {mode: run_interruptible(_served(ring.router, mode, subject)) for mode in subject.models}
-        idle = [_memory_row("after the requests", deployment), *_idle_rows(deployment)]
+        idle = _idle_rows(deployment)
     rows = list[Row]()
     # after the hosts have gone: they would share the cores
     for mode, (alone, together) in served.items():
@@ -88,7 +86,7 @@ def measure_ring(settings: HostBenchSettings) -> list[Row]:
                 Row(f"{mode}: bare torch loop over {settings.batch}", bare, subject.unit),
                 Row(f"{mode}: at once over the bare loop", together / bare, "x"),
             ]
-    return start + rows + idle
+    return rows + idle
 
 
 def alone_rows(mode: str, hosts: int, unit: str, alone: Sequence[TimedAnswer]) -> list[Row]:
@@ -131,12 +129,6 @@ async def _timed(client: AsyncClient, mode: str, subject: TextRequests | Picture
     else:
         output, units = result.pixels.tobytes(), 1
     return TimedAnswer(output, units, latency_ms, result.compute_ms, result.sweeps)
-
-
-def _memory_row(when: str, deployment: Deployment) -> Row:
-    """Memory of hosts and router, where the system tells it with what they share counted once."""
-    held = [psutil.Process(pid).memory_full_info() for pid in deployment.processes.values()]
-    return Row(f"memory: {when}", sum(getattr(each, "pss", each.uss) for each in held) / 1e6, "MB")
 
 
 def _idle_rows(deployment: Deployment) -> list[Row]:

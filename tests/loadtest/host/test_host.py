@@ -35,7 +35,7 @@ def test_a_whole_run(bundle: Path, tmp_path: Path, capsys: pytest.CaptureFixture
     sizes = ["--max-tokens", 8, "--batch", 4, "--rounds", 2]
     values = measured(tmp_path / "host.json", "--checkpoint", bundle, *sizes)
     kinds = [name.partition(":")[0] for name in values]
-    assert list(dict.fromkeys(kinds)) == ["start", "memory", "sweep", "chunked", "ar", "idle"]
+    assert list(dict.fromkeys(kinds)) == ["sweep", "chunked", "ar", "idle"]
     assert {"ar: a sweep on top of the model", "sweep: 4 requests at once", "idle: router"} <= set(values)
     assert all(value > 0 for name, value in values.items() if not name.startswith("idle"))
     together, bare = values["ar: 4 requests at once"], values["ar: bare torch loop over 4"]
@@ -48,7 +48,7 @@ def test_a_whole_run(bundle: Path, tmp_path: Path, capsys: pytest.CaptureFixture
 def test_a_bundle_that_draws_is_measured_by_pictures(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     options = ["--checkpoint", tiny_picture_bundle(tmp_path / "bundle"), "--batch", 4, "--rounds", 2]
     values = measured(tmp_path / "host.json", *options, "--levels", 3)
-    assert {name.partition(":")[0] for name in values} == {"start", "memory", "chain", "steps", "idle"}
+    assert {name.partition(":")[0] for name in values} == {"chain", "steps", "idle"}
     assert main(["bench", "host", *map(str, options), "--levels", "2"]) == 2
     assert "--levels must be 3 to 256, not 2" in capsys.readouterr().err
 
