@@ -175,7 +175,6 @@ ROOT = Family(
         "models": _commands(
             "serving.cli.run:",
             ("import", "make a checkpoint of a pretrained model", "model.gguf --blocks 3 --out smollm2"),
-            "stages.host.commands:",
             ("inspect", "print what is in a checkpoint", "weights --verify"),
             "trainer.commands:",
             ("evaluate", "measure bits per byte of checkpoints on held-out text", "weights --data corpus/"),

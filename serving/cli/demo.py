@@ -8,12 +8,11 @@ from typing import Any
 
 from serving.cli.deployment import temporary_deployment
 from serving.cli.ports import free_port_block
-from serving.cli.run import HOSTS, find_checkpoint
+from serving.cli.run import HOSTS, add_import_options, find_checkpoint
 from serving.client.client import Client, DrawnPictures, Result
 from serving.client.variants import TEXT_WIDTH, ModeVariant, all_variants, comparison, run_variants
 from serving.router.request import MAX_TIMEOUT_S
 from serving.router.topology import SHIPPED, local_topology
-from stages.host.commands import add_import_options
 from stages.model.architecture import LlamaArchitecture
 from stages.progress import ProgressLine, ticking
 from stages.signals import ends_cleanly

@@ -15,12 +15,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from serving.cli.admin import check_installed
+from serving.cli.parser import check_positive
 from serving.cli.ports import port_free
 from stages.device import AUTO, check_device
 from stages.errors import InputError, ServiceError
-from stages.host.commands import add_device, check_positive
 from stages.host.settings import HostSettings, StageSettings
-from stages.settings import from_flags
+from stages.settings import add_flags, from_flags
 from stages.signals import ends_at_once, run_until_signal, start_ticks
 from stages.telemetry.observability import start_log
 from stages.wire.channel import parse_address
@@ -90,7 +90,7 @@ def add_join(join: argparse.ArgumentParser) -> None:
     join.add_argument("--listen", metavar="HOST:PORT", help="where others may dial it (any address, a free port)")
     join.add_argument("--model", type=Path, metavar="FILE", help="a copy of what is served: layers come from it (none)")
     join.add_argument("--threads", type=int, metavar="N", help="processor threads (all cores)")
-    add_device(join)
+    add_flags(join, HostSettings, only=("device",))  # not given: a topology may say it
 
 
 @ends_at_once()

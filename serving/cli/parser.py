@@ -1,6 +1,7 @@
 """The parser of a command: no abbreviations, and errors of one sentence that name a remedy."""
 
 import argparse
+import math
 import re
 import sys
 import textwrap
@@ -10,6 +11,7 @@ from typing import Any, NoReturn
 
 from serving.cli.commands import Command, Family, Words, find, near, walk
 from stages.errors import InputError, close_to, quoted
+from stages.limits import MAX_THREADS
 from stages.settings import SetAction
 
 WIDTH = 100
@@ -176,3 +178,14 @@ def help_of(path: Words, family: Family) -> str:
         f"`{called} COMMAND --help` shows the options of a command, and an example.",
     ]
     return "\n".join(lines)
+
+
+def check_positive(options: argparse.Namespace, *names: str) -> None:
+    """Raise InputError unless these options are above 0, and not absurd."""
+    for name in names:
+        value = getattr(options, name)
+        flag = "--" + name.replace("_", "-")
+        if value is not None and not 0 < value < math.inf:
+            raise InputError(f"{flag} must be above 0, not {value}")
+        if value is not None and value > (most := {"threads": MAX_THREADS, "port": 65535}.get(name, math.inf)):
+            raise InputError(f"{flag} must be at most {most}, not {value}")

@@ -18,13 +18,13 @@ from typing import TYPE_CHECKING
 from serving.cli.admin import check_installed
 from serving.cli.deployment import Deployment, new_directory, present
 from serving.cli.machines import ADDRESSES_NAME, locked, run_directory, serving_here, tell_here
+from serving.cli.parser import check_positive
 from serving.cli.ports import check_free
-from serving.cli.run import check_model, find_checkpoint
+from serving.cli.run import add_import_options, check_model, find_checkpoint
 from serving.cli.servers import HTTP, ROUTER
 from serving.gateway.settings import DEFAULT_LISTEN, check_framework
 from stages.clock import monotonic
 from stages.errors import InputError, one_of
-from stages.host.commands import add_import_options, check_positive
 from stages.progress import ProgressLine, aligned, counted
 from stages.signals import ends_cleanly, run_interruptible
 from stages.wire.channel import LINKS_VARIABLE, parse_address

@@ -1,4 +1,4 @@
-"""Commands of pretrained models: `import`, and `run`, which imports one once, starts hosts here and talks with it."""
+"""Commands of models: `import`, `inspect`, and `run`, which imports one once, starts hosts here and talks with it."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ import math
 import os
 import re
 import shutil
+import sys
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, contextmanager
@@ -22,8 +23,8 @@ from typing import TYPE_CHECKING
 
 from serving.cli.chat import ChatSettings, add_chat_options, given_prompt, talk
 from serving.cli.generate import check_request
+from serving.cli.parser import check_positive
 from stages.errors import CheckpointError, InputError, MissingCheckpoint, ServiceError, file_errors, quoted
-from stages.host.commands import add_import_options, check_positive
 from stages.progress import ProgressLine, counted
 from stages.settings import from_flags
 from stages.signals import ends_at_once, ends_cleanly
@@ -40,6 +41,13 @@ HOSTS = 3
 PUBLISHED = ("*.json", "*.safetensors", "*.jinja", "additional_chat_templates/*.jinja")
 BESIDE = ("tokenizer.json", "LICEN[CS]E*", "NOTICE*", "COPYING*", "USE_POLICY*")
 DIGITS = 16
+
+
+def add_import_options(parser: argparse.ArgumentParser) -> None:
+    """The options of every command that imports a model."""
+    parser.add_argument("--context", type=int, metavar="N", help="positions to keep (the model's, up to 8192)")
+    what = "of layers: 4 bytes a number, 2 bytes, 8 bits or 4 (those of a rounded GGUF file, else float32)"
+    parser.add_argument("--weights", choices=["float32", "bfloat16", "q8", "q4"], help=what)
 
 
 def add_run(run: argparse.ArgumentParser) -> None:
@@ -266,3 +274,38 @@ def _digests(paths: list[Path]) -> list[str]:
             return list(threads.map(file_digest, paths))
     except OSError as error:
         raise ServiceError(f"cannot read {error.filename}: {error.strerror}") from None
+
+
+def add_inspect(inspect: argparse.ArgumentParser) -> None:
+    inspect.add_argument("directory", type=Path, metavar="DIR")
+    inspect.add_argument("--verify", action="store_true", help="load everything: digests, shapes, loss gate")
+    inspect.add_argument("--source", type=Path, metavar="MODEL", help="compare with transformers: its source")
+    inspect.add_argument("--json", action="store_true", help="print JSON")
+
+
+def run_inspect(options: argparse.Namespace) -> int:
+    if (file := options.directory).is_file():
+        is_own = file.name == "manifest.json"
+        how = f"give its directory, {file.parent}" if is_own else f"`onesweep import {file} --out DIR` reads models"
+        raise InputError(f"{file} is a file: {how}")
+    with ends_at_once():
+        from stages.checkpoint.inspect import describe, record, verify
+
+    if options.source is not None:
+        from stages.importing.parity import compare_with_source, require_source
+
+        imported = require_source(options.directory, options.source)
+    print(json.dumps(record(options.directory), indent=2) if options.json else describe(options.directory))
+    beside = sys.stderr if options.json else sys.stdout
+    checks = verify(options.directory) if options.verify else []
+    for check in checks:
+        print(check, file=beside)
+    failed = sum(not check.ok for check in checks)
+    if checks:
+        print(f"{failed} of {len(checks)} failed" if failed else f"all {len(checks)} hold", file=beside)
+    holds = not failed
+    if options.source is not None:
+        comparison = compare_with_source(*imported, options.source)
+        print(comparison, file=beside)
+        holds = holds and comparison.holds
+    return 0 if holds else 1

@@ -13,6 +13,7 @@ from pathlib import Path
 from serving.cli.deployment import Deployment, NothingUp, deployment_here, new_directory, present
 from serving.cli.generate import add_router_options, async_client_of, client_of, router_here
 from serving.cli.machines import served_here
+from serving.cli.parser import check_positive
 from serving.client.client import RouterError
 from serving.gateway.settings import DEFAULT_LISTEN, HttpSettings, check_framework
 from serving.router.request import DEFAULT_ROUTER
@@ -28,7 +29,6 @@ from serving.router.topology_source import (
 from serving.v1 import router_pb2
 from stages.device import AUTO
 from stages.errors import InputError, Interrupted
-from stages.host.commands import add_device, check_positive
 from stages.host.settings import FollowNext, HostSettings, StageSettings
 from stages.progress import ProgressLine, counted, ticking
 from stages.settings import add_flags, from_flags
@@ -78,7 +78,7 @@ def add_up(up: argparse.ArgumentParser) -> None:
         help=f"an API and a page, too ({DEFAULT_LISTEN})",
     )
     add("--threads", type=int, metavar="N", help="of each host (all cores; 1 for chains, pictures and bfloat16)")
-    add_device(up)
+    add_flags(up, HostSettings, only=("device",))  # not given: a topology may say it
     add("--tokens", type=Path, metavar="FILE", help="who may ask the router, from `onesweep token`")
 
 

@@ -290,7 +290,10 @@ class AnswerFormat:
         return {
             "tokens": [_shown(each) for each in told],
             "token_logprobs": [None if math.isnan(each.logprob) else each.logprob for each in told],
-            "top_logprobs": [None if math.isnan(each.logprob) else _likeliest(each) for each in told],
+            "top_logprobs": [
+                None if math.isnan(each.logprob) else {_shown(top): top.logprob for top in (each, *each.top)}
+                for each in told
+            ],
             "text_offset": offsets,
         }
 
@@ -303,10 +306,6 @@ def _choice(
     index: int, reason: str | None, logprobs: dict[str, Any] | None = None, **content: object
 ) -> dict[str, Any]:
     return {"index": index, **content, "logprobs": logprobs, "finish_reason": reason}
-
-
-def _likeliest(told: router_pb2.TokenLogprob) -> dict[str, float]:
-    return {_shown(top): top.logprob for top in (told, *told.top)}
 
 
 def _token(told: router_pb2.TokenLogprob) -> dict[str, Any]:

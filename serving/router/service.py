@@ -5,7 +5,6 @@ import time
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Coroutine
 from contextlib import aclosing, asynccontextmanager, suppress
 from dataclasses import asdict
-from functools import partial
 from importlib.metadata import version
 from typing import Any, TypeVar
 
@@ -120,11 +119,10 @@ class RouterService(router_pb2_grpc.RouterServiceServicer):
         mode = check_mode(request.mode, modes)
         check_served(mode, modes)
         check_size(len(request.text), mode)
-        job = partial(_text_of, mode.tokenizer) if request.tokens else partial(_tokens_of, mode.tokenizer)
         size, left_s = len(request.text) + TOKEN_BYTES * len(request.tokens), context.time_remaining()
         async with self._placed(PlaceRequest(key, size, DEFAULT_TIMEOUT_S if left_s is None else left_s)) as place:
             place.spent_bytes += size
-            answer = await self.prompts.tokenized(key.name, mode.tokenizer, job, request)
+            answer = await self.prompts.tokenized(key.name, mode.tokenizer, _tokenized, mode.tokenizer, request)
         answer.context_tokens = mode.positions
         return answer
 
@@ -353,16 +351,14 @@ class RouterService(router_pb2_grpc.RouterServiceServicer):
         yield router_pb2.GenerateResponse(summary=summary)
 
 
-def _tokens_of(tokenizer: Tokenizer, request: router_pb2.TokenizeRequest) -> router_pb2.TokenizeResponse:
+def _tokenized(tokenizer: Tokenizer, request: router_pb2.TokenizeRequest) -> router_pb2.TokenizeResponse:
+    if request.tokens:
+        reading = tokenizer.detokenizer(b"")
+        text = reading.feed(encoded(tokenizer, request.tokens, "tokens")) + reading.end()
+        return router_pb2.TokenizeResponse(text=text)
     check_text("text", request.text)
     tokens = tokenizer.encode_piece(request.text.decode()) if request.piece else tokenizer.encode_text(request.text)
     return router_pb2.TokenizeResponse(tokens=tokenizer.vocabulary.tokens(tokens))
-
-
-def _text_of(tokenizer: Tokenizer, request: router_pb2.TokenizeRequest) -> router_pb2.TokenizeResponse:
-    reading = tokenizer.detokenizer(b"")
-    text = reading.feed(encoded(tokenizer, request.tokens, "tokens")) + reading.end()
-    return router_pb2.TokenizeResponse(text=text)
 
 
 def _logprob_of(drawn: Drawn, tokenizer: Tokenizer) -> router_pb2.TokenLogprob:

@@ -261,8 +261,7 @@ def _attend_grown(qkv: Tensor, shape: AttentionShape, begin: int, cache: Growing
     past, own_count = cache.past - first_old, length + 1 - first_own
     rows = qkv.narrow(0, begin, count)
     first = rows.storage_offset()
-    strides = (dim, width, 1)
-    new = rows.as_strided((2, kv_heads, count, dim), (kv_heads * dim, *strides), first + heads * dim)
+    new = rows.as_strided((2, kv_heads, count, dim), (kv_heads * dim, dim, width, 1), first + heads * dim)
     cache.own.select(3, length).copy_(new)
     q = rows.as_strided((kv_heads, count, group, dim), (group * dim, width, dim, 1), first)
     q = q.clone(memory_format=torch.contiguous_format)  # rounding may depend on where a row begins

@@ -137,11 +137,12 @@ class Graph:
         rows, count = linear.scales.shape
         # A code stands for itself less INT4_ZERO. What an offset adds beyond that is the sum of a group of x, times it.
         has_rest = any((linear.offsets[piece] + INT4_ZERO * linear.scales[piece]).any() for piece in linear.pieces())
-        more, end = OffsetGroups(count), count
+        more, end, numbers = OffsetGroups(count), count, linear.in_features
         if has_rest:
             apart = self.op("Reshape", x, self.constant(torch.tensor([0, 0, -1, GROUP])))
             sums = self.op("ReduceSum", apart, self.constant(torch.tensor([-1])), keepdims=0)
-            x, end = self.op("Concat", x, *[sums] * more.copies, axis=-1), count + more.groups
+            x = self.op("Concat", x, *[sums] * more.copies, axis=-1)
+            end, numbers = end + more.groups, numbers + more.copies * count
         # by numpy, which takes pages of 2 MB: to lay them out anew a session reads them across
         codes = torch.from_numpy(np.empty((rows, end, GROUP // 2), np.uint8))
         scales = torch.from_numpy(np.empty((rows, end), np.float32))
@@ -151,7 +152,6 @@ class Graph:
             if has_rest:
                 rest = linear.offsets[piece] * factor[piece] + INT4_ZERO * scales[piece, :count]
                 more.fill(rest, codes[piece, count:], scales[piece, count:])
-        numbers = linear.in_features + (more.copies * count if has_rest else 0)
         return self._few_bits(x, codes, scales, numbers)
 
     def _few_bits(self, x: str, codes: Tensor, scales: Tensor, numbers: int) -> str:

@@ -76,7 +76,9 @@ class PackedLlamaLayer(PipelineLayer):
     def __init__(self, layer: LlamaLayer) -> None:
         a = layer.architecture
         norms = (layer.attention_norm, layer.attention_after, layer.mlp_norm, layer.mlp_after)
-        self.attention_norm, self.attention_after, self.mlp_norm, self.mlp_after = map(_packed_norm, norms)
+        self.attention_norm, self.attention_after, self.mlp_norm, self.mlp_after = (
+            norm if isinstance(norm, nn.Identity) else PackedNorm(norm) for norm in norms
+        )
         self.qkv, self.attention_out = product(layer.qkv), product(layer.attention_out)
         self.qk_norm = None if layer.q_norm is None else QueryKeyNorm(layer)
         self.mlp = PackedMlp(layer, a) if layer.mixture is None else PackedMixture(layer.mixture, a)
@@ -94,10 +96,6 @@ class PackedLlamaLayer(PipelineLayer):
     def finish(self, x: Tensor, mixed: Tensor) -> None:
         x.add_(self.attention_after(self.attention_out(mixed)))
         x.add_(self.mlp_after(self.mlp(self.mlp_norm(x))))
-
-
-def _packed_norm(norm: nn.RMSNorm | nn.Identity) -> PackedNorm | nn.Identity:
-    return norm if isinstance(norm, nn.Identity) else PackedNorm(norm)
 
 
 class QueryKeyNorm:

@@ -55,9 +55,8 @@ def sync(path: Path) -> None:
 def require_new(out: Path) -> None:
     """Raise InputError where something is at `out` already, other than an empty directory."""
     with file_errors(InputError, f"{out} cannot become a directory"):
-        is_taken = out.is_symlink() or (out.exists() and (not out.is_dir() or any(out.iterdir())))
-    if is_taken:
-        raise InputError(f"{out} is there already: name a new directory")
+        if out.is_symlink() or (out.exists() and (not out.is_dir() or any(out.iterdir()))):
+            raise InputError(f"{out} is there already: name a new directory")
 
 
 @contextmanager

@@ -162,8 +162,7 @@ class DraftLength:
         """Time of a round among others like it. stands: chance that all of a draft stands."""
         sweep_ms = self.sweeps.ms(guesses)
         # the longer a draft, the more seldom it stands, and the next one is waited for
-        hidden_ms = stands * min(draft_ms, sweep_ms) if self.hides else 0.0
-        return draft_ms + sweep_ms - hidden_ms
+        return draft_ms + sweep_ms - (stands * min(draft_ms, sweep_ms) if self.hides else 0.0)
 
 
 @dataclass(frozen=True)

@@ -218,8 +218,7 @@ def examine(authority: Path, certificate: Path, key: Path) -> Certificate:
             f"{certificate} and {key} cannot be used ({error.reason or 'damaged'}): make new ones"
         ) from None
     uris = [value for kind, value in shown.get("subjectAltName", ()) if kind == "URI"]
-    until = datetime.fromtimestamp(ssl.cert_time_to_seconds(shown["notAfter"]), UTC)
-    return Certificate(Identity.of(uris), until)
+    return Certificate(Identity.of(uris), datetime.fromtimestamp(ssl.cert_time_to_seconds(shown["notAfter"]), UTC))
 
 
 def _shown(shower: ssl.SSLContext, viewer: ssl.SSLContext) -> dict[str, Any]:
