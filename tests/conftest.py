@@ -20,7 +20,7 @@ import torch
 from cryptography import x509
 from cryptography.hazmat.primitives import hashes
 from cryptography.hazmat.primitives.serialization import Encoding
-from hypothesis import settings, strategies
+from hypothesis import settings
 from torch import nn
 
 from serving.cli.ports import free_port_block
@@ -54,7 +54,6 @@ HOP_TIMEOUT_S = 5.0
 # And busy ones with the usual pause take twice as much time from the tests.
 KEEP_WARM_S = 0.5
 
-strategies.from_regex("").validate()  # imports now: in a test, Python 3.11.2 may fail to parse beside what ends there
 # A deadline measures the machine's load, not the code. Every run draws the same examples, so that a change is refused
 # for what it changed; fuzzing (.ci/fuzz) draws others.
 settings.register_profile("onesweep", deadline=None, derandomize=True, print_blob=True)
