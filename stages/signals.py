@@ -114,7 +114,9 @@ def run_interruptible(work: Coroutine[Any, Any, T]) -> T:
 
 
 def run_until_signal(serve: Callable[[asyncio.Event], Coroutine[Any, Any, None]]) -> None:
-    """Run a server, which is given an event of `stop_on_signals`, to its end. Raises what it raises."""
+    """Run a server, which is given an event of `stop_on_signals`, to its end. Raises what it raises.
+
+    Ends the process where a thread is left, such as one that reads weights: nothing can interrupt it."""
 
     async def until_signal() -> None:
         gc.freeze()  # what the imports made stays: looking through it again would stall requests, and the exit
@@ -122,6 +124,8 @@ def run_until_signal(serve: Callable[[asyncio.Event], Coroutine[Any, Any, None]]
 
     raise_descriptor_limit()
     asyncio.run(until_signal())
+    if threading.active_count() > 1:  # Python would wait for it, 20 s at a stage of two gigabytes
+        os._exit(0)
 
 
 async def drained(is_busy: Callable[[], object], within_s: float) -> None:

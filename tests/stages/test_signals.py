@@ -37,6 +37,24 @@ def test_who_is_told_twice_ends_at_once(second: signal.Signals) -> None:
         assert process.wait(60) == -second
 
 
+def test_a_server_does_not_wait_for_a_thread() -> None:
+    program = """
+import threading, time
+from stages.signals import run_until_signal
+
+async def serve(stop):
+    threading.Thread(target=time.sleep, args=[600]).start()
+    print("up", flush=True)
+    await stop.wait()
+
+run_until_signal(serve)
+"""
+    with subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout.readline() == "up\n"
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(60) == 0
+
+
 @pytest.mark.parametrize("number", ENDING_SIGNALS)
 def test_each_of_them_interrupts_a_block_and_is_as_before_after_it(number: signal.Signals) -> None:
     before = signal.getsignal(number)
