@@ -20,11 +20,12 @@ from torch import Tensor
 
 from stages.checkpoint.files import read_companion
 from stages.checkpoint.manifest import TOKENIZER_NAME
-from stages.errors import CheckpointError, library_errors
+from stages.errors import CheckpointError, library_errors, printable
 from stages.host.drafter import Allowed, AllowedAfter
 from stages.host.plan import ModelSource
-from stages.host.schema_check import byte_tokenizer, compiled
+from stages.host.schema_check import NOT_FOLLOWED, byte_tokenizer, compiled
 from stages.model.vocabulary import BYTES
+from stages.wire.status import invalid
 
 if TYPE_CHECKING:
     from llguidance import LLMatcher, LLTokenizer
@@ -46,13 +47,13 @@ class Grammar:
     """The texts that a schema allows, and a place in one of them."""
 
     def __init__(self, source: ModelSource, settings: GrammarSettings) -> None:
-        """Raises CheckpointError for a tokenizer that is missing or damaged, ValueError for a schema that is none."""
+        """Raises CheckpointError for a tokenizer that is missing or damaged, StatusError for a schema that is none."""
         self.settings, self._size = settings, source.vocabulary.size
         tokens = source.vocabulary != BYTES
         tokenizer = token_tokenizer(source, settings.ends) if tokens else byte_tokenizer()
         matcher = _matcher(tokenizer, settings.schema)
         if isinstance(matcher, str):
-            raise ValueError(matcher)
+            raise invalid(f"{NOT_FOLLOWED}: {printable(matcher)[:300]}")
         self._matcher, self._read = matcher.deep_copy(), list[int]()
 
     @property

@@ -8,6 +8,7 @@ drafters run ahead of the verdict on their last draft.
 """
 
 import logging
+import sys
 import threading
 from abc import ABC, abstractmethod
 from collections import deque
@@ -326,10 +327,13 @@ def _quick_rows(job: ScheduledHop) -> int:
 
 
 def _fail(jobs: Sequence[ScheduledHop]) -> None:
-    requests, sessions = (", ".join(getattr(job.hop, name) for job in jobs) for name in ("request", "session"))
-    log.exception("session %s: a hop failed", sessions, extra={"request": requests, "session": sessions})
+    """End jobs by the error that is handled: a refusal as it is, another one told in the log."""
+    if not isinstance(refusal := sys.exception(), StatusError):
+        requests, sessions = (", ".join(getattr(job.hop, name) for job in jobs) for name in ("request", "session"))
+        log.exception("session %s: a hop failed", sessions, extra={"request": requests, "session": sessions})
+        refusal = internal("a hop failed; the host's log says why")
     for job in jobs:
-        job.result = internal("a hop failed; the host's log says why")
+        job.result = refusal
 
 
 # A job, its next call, and how long the caches of its piece are before that.

@@ -53,6 +53,8 @@ class ResampleWork(ScoreWork):
         if capacity >= drafter.model.positions:
             most = drafter.model.positions
             raise invalid(f"prompt and output need a context of {capacity + 1} tokens, the drafter has {most}")
+        if self.start + len(self.clean) + self.remaining > capacity + 1:  # the last token is written, and not read
+            raise invalid(f"{self.remaining} tokens to generate do not fit the session's {capacity} positions")
         return drafter.session_bytes(capacity) + self.count * drafter.model.text_bytes(self.length)
 
     @property

@@ -233,5 +233,8 @@ def test_the_drafter_s_memory_is_booked_before_it_writes(hosts: dict[tuple[int, 
     assert work.extra_bytes(last, 150) == model.text_bytes(150) + 3 * model.text_bytes(4)
     with pytest.raises(StatusError, match="need a context of 513 tokens, the drafter has 512"):
         work.extra_bytes(last, 512)
+    with pytest.raises(StatusError, match=f"8 tokens to generate do not fit the session's {len(KNOWN) + 6} positions"):
+        work.extra_bytes(last, len(KNOWN) + 6)
+    assert work.extra_bytes(last, len(KNOWN) + 7)
     with pytest.raises(StatusError, match="this host has no drafter: give the host of the last stage the whole bundle"):
         work.extra_bytes(replace(last, ar_drafter=None), 150)

@@ -8,7 +8,7 @@ import pytest
 
 from stages.host.parts import Parts
 from stages.host.work.sweep import SweepWork
-from stages.wire.status import StatusError
+from stages.wire.status import StatusError, invalid
 from tests.stages.hops import steps, sweeps
 from tests.stages.slow_runner import Paced, alone, watched
 
@@ -47,7 +47,10 @@ def test_a_step_that_ended_keeps_its_result_when_sweeps_of_its_pass_fail(parts: 
 
 
 @pytest.mark.parametrize("step", ["begin", "next_op", "complete"])
-def test_what_cannot_begin_or_go_on_fails_alone(parts: Parts, monkeypatch: pytest.MonkeyPatch, step: str) -> None:
+@pytest.mark.parametrize(("error", "code"), [(RuntimeError("boom"), "INTERNAL"), (invalid("no"), "INVALID_ARGUMENT")])
+def test_what_cannot_begin_or_go_on_fails_alone(
+    parts: Parts, monkeypatch: pytest.MonkeyPatch, step: str, error: Exception, code: str
+) -> None:
     engine = Paced(parts)
     engine.begin("bad", sweeps(seed=77))
     engine.begin("good", sweeps())
@@ -55,12 +58,12 @@ def test_what_cannot_begin_or_go_on_fails_alone(parts: Parts, monkeypatch: pytes
 
     def failing(work: SweepWork, *results: Any) -> Any:
         if work.hop.sweep.sampling.seed == 77:
-            raise RuntimeError("boom")
+            raise error
         return whole(work, *results)
 
     monkeypatch.setattr(SweepWork, step, failing)
     assert len(engine.finish()["good"]) == 16
-    assert names_of(engine.refusals.items(), grpc.StatusCode.INTERNAL) == {"bad"}
+    assert names_of(engine.refusals.items(), grpc.StatusCode[code]) == {"bad"}
 
 
 def test_a_hop_that_nobody_waits_for_ends_without_being_computed(parts: Parts) -> None:

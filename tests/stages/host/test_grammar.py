@@ -15,6 +15,7 @@ from stages.host.parts import load_parts
 from stages.host.plan import ModelSource, plan_host
 from stages.host.schema_check import MAX_SCHEMA_BYTES, OF_CALLS, compiled, held_part, problem_of, schema_problem
 from stages.v1 import stage_pb2
+from stages.wire.status import StatusError
 from tests.serving.pretrained import tokenizer
 from tests.stages.host.test_candidates import Line
 
@@ -112,6 +113,11 @@ def test_a_schema_that_turns_out_too_complex_ends_its_own_request(bundles: Path)
     fault = line.step(prompt + text).fault
     assert fault.code == grpc.StatusCode.INVALID_ARGUMENT.value[0]
     assert fault.message == "the JSON schema cannot be followed: lexer error: too many expressions constructed"
+
+
+def test_a_host_refuses_a_schema_that_is_none(source: ModelSource) -> None:
+    with pytest.raises(StatusError, match="the JSON schema cannot be followed: expected ident"):
+        grammar(source, "nonsense")
 
 
 def test_a_schema_too_complex_is_told_and_not_followed() -> None:
