@@ -208,9 +208,14 @@ class Scheduler:
                 deliver(ended)
 
     def turn(self) -> list[ScheduledHop]:
-        """One pass, or a draft while no hop is under way; returns the jobs that have a result now."""
+        """One pass; or, while no hop is under way, one draft token of one session: a hop that arrives meanwhile waits for
+        no more. Returns the jobs that have a result now."""
         with self._passing:
-            return self._turn() if len(self) else self._draft_ahead()
+            if len(self):
+                return self._turn()
+            if self._ahead and (work := self._ahead.popleft()).draft_ahead():
+                self._ahead.append(work)
+            return []
 
     def stop(self) -> None:
         """Let `run` return after the pass that it is in."""
@@ -250,12 +255,6 @@ class Scheduler:
             if isinstance(job.result, stage_pb2.Hop) and job.work.drafts:
                 self._ahead.append(job.work)
         return ended
-
-    def _draft_ahead(self) -> list[ScheduledHop]:
-        """One token of one session: a hop that arrives meanwhile waits for no more. Returns no jobs."""
-        if self._ahead and (work := self._ahead.popleft()).draft_ahead():
-            self._ahead.append(work)
-        return []
 
     def _wait(self) -> bool:
         with self._wake:
