@@ -258,8 +258,7 @@ class Scheduler:
 
     def _wait(self) -> bool:
         with self._wake:
-            while not (self._stopping or len(self) or self._ahead):
-                self._wake.wait()
+            self._wake.wait_for(lambda: self._stopping or len(self) or self._ahead)
             return not self._stopping
 
     def _take_in(self) -> None:

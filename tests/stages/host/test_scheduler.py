@@ -282,14 +282,14 @@ def test_nothing_is_drafted_ahead_for_a_session_that_ended(
     assert engine._turn() == [job]
     ahead = job.session.draft.ahead
     assert ahead is not None
-    engine._draft_ahead()
+    engine.turn()
     assert len(engine._ahead) == 1
     job.session.released = why == "released"
     job.session.next_number += 2 * (why == "verdict")
     if why == "failed":
         ahead.grower.text = None  # type: ignore[assignment]
     for _ in range(10 if why == "finished" else 2 if why == "failed" else 1):
-        engine._draft_ahead()
+        engine.turn()
     assert not engine._ahead
     assert (job.session.draft is None) == (why == "failed")
     assert ahead.growth.levels == (4 if why == "finished" else 0)
@@ -306,7 +306,7 @@ def test_what_is_drafted_ahead_changes_no_text(whole: Parts, monkeypatch: pytest
         assert isinstance(event, stage_pb2.Event)
         text += event.text
         for _ in range(idle):
-            engine._draft_ahead()
+            engine.turn()
         if isinstance(job.result, stage_pb2.Hop):
             job.session.next_number += 1
             job = ScheduledHop(job.result, parse_hop(job.result, whole.plan), job.session, 0, job.due_at)
