@@ -208,8 +208,8 @@ class Scheduler:
                 deliver(ended)
 
     def turn(self) -> list[ScheduledHop]:
-        """One pass; or, while no hop is under way, one draft token of one session: a hop that arrives meanwhile waits for
-        no more. Returns the jobs that have a result now."""
+        """One pass; or, while no hop is under way, one draft token of one session: what arrives meanwhile waits for no
+        more. Returns the jobs that have a result now."""
         with self._passing:
             if len(self):
                 return self._turn()
