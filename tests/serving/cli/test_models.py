@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from torch import Tensor
 
-from serving.cli.run import import_once, is_whole
+from serving.cli.models import import_once, is_whole
 from serving.client.client import Client
 from stages.errors import ServiceError
 from stages.progress import ProgressLine
