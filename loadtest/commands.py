@@ -22,8 +22,6 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Row:
-    """One figure."""
-
     name: str
     value: float
     unit: str
@@ -39,15 +37,12 @@ class Row:
 
 @dataclass(frozen=True)
 class BenchReport:
-    """The results of a bench."""
-
     table: str  # for the terminal
     record: dict[str, Any]  # for a JSON file
     holds: bool = True  # False where what must never happen has happened: the exit code says it
 
     @classmethod
     def of_rows(cls, bench: str, settings: DataclassInstance, rows: Sequence[Row]) -> BenchReport:
-        """The report of a bench whose figures are rows."""
         from loadtest.report.table import aligned
 
         table = aligned(("what", "value", "unit", "at most", "met"), [row.cells for row in rows])

@@ -268,7 +268,6 @@ SHOWN = 5
 
 
 def serving_report(result: ChaosResult) -> BenchReport:
-    """The report of `bench chaos`."""
     record = {
         "settings": settings_record(result.settings),
         "seconds": result.seconds,

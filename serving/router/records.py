@@ -132,8 +132,6 @@ ROUTER_METRICS = (
 
 
 class ModeCounters:
-    """Counters of the requests of one mode."""
-
     def __init__(self) -> None:
         self.codes: Counter[str] = Counter()
         self.latency_s, self.first_byte_s = Histogram(), Histogram()

@@ -197,7 +197,6 @@ class ReleaseStore:
             raise ServiceError(f"cannot use --releases {directory}: {error.strerror}; name another one") from None
 
     def close(self) -> None:
-        """Release the lock."""
         self._lock.close()
 
     def path(self, name: str) -> Path | None:

@@ -225,7 +225,6 @@ class StageService(stage_pb2_grpc.StageServiceServicer):
         return description
 
     def description(self) -> stage_pb2.DescribeResponse:
-        """The host as it is now."""
         reason = "it is stopping" if self.host.admission.stopping else self.not_ready_reason
         return stage_pb2.DescribeResponse(
             name=self.host.settings.name,

@@ -233,7 +233,6 @@ class RoundsService(rounds_pb2_grpc.RoundsServiceServicer):
 
 
 def status_of(coordinator: Coordinator) -> rounds_pb2.WatchUpdate:
-    """The run now."""
     state = rounds_pb2.RUN_STATE_STOPPING if coordinator.stopping else rounds_pb2.RUN_STATE_RUNNING
     return rounds_pb2.WatchUpdate(
         run=coordinator.spec.run,
