@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from serving.cli.deployment import temporary_deployment
-from serving.cli.ports import free_port_block
 from serving.cli.models import HOSTS, add_import_options, find_checkpoint
+from serving.cli.ports import free_port_block
 from serving.client.client import Client, DrawnPictures, Result
 from serving.client.variants import TEXT_WIDTH, ModeVariant, all_variants, comparison, run_variants
 from serving.router.request import MAX_TIMEOUT_S
