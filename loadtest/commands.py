@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from stages.device import all_cores, processor
 from stages.errors import InputError, one_of
+from stages.progress import aligned
 
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance
@@ -43,11 +44,9 @@ class BenchReport:
 
     @classmethod
     def of_rows(cls, bench: str, settings: DataclassInstance, rows: Sequence[Row]) -> BenchReport:
-        from loadtest.report.table import aligned
-
-        table = aligned(("what", "value", "unit", "at most", "met"), [row.cells for row in rows])
+        cells = [("what", "value", "unit", "at most", "met"), *(row.cells for row in rows)]
         record = {"bench": bench, "settings": settings_record(settings), "rows": list(map(asdict, rows))}
-        return cls(table, record)
+        return cls("\n".join(aligned(cells, ruled=True)), record)
 
 
 def say(text: str) -> None:
