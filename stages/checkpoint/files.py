@@ -84,6 +84,8 @@ def file_digest(path: Path) -> str:
 
 
 # Files beside a checkpoint's weights: a pretrained model's tokenizer, its chat template, its licence.
+CHAT_TEMPLATE_NAME, TOOL_TEMPLATE_NAME = "chat_template.jinja", "chat_template_tool_use.jinja"
+SPECIALS_NAME = "special_tokens.json"
 MAX_FILE_BYTES = 64 << 20
 
 
