@@ -44,7 +44,6 @@ def run_demo(options: argparse.Namespace) -> int:
         checkpoint, plan = find_checkpoint(options, HOSTS, progress)
         hosts = min(HOSTS, plan.parts)
         topology = local_topology(hosts, plan.parts, checkpoint, free_port_block(hosts + 1) + 1)
-        print(f"starting {hosts} hosts and a router on this machine ...", flush=True)
         deployment = hosts_run.enter_context(temporary_deployment(topology, checkpoint, progress.at))
         progress.close()
         with hosts_run, Client(deployment.topology.router) as client:

@@ -132,8 +132,8 @@ class Deployment:
                 self.check_alive()
                 if answer == "":
                     return
-                reason = answer or reason
-                waiting(answer or "waiting for hosts and router")
+                if answer:
+                    waiting(reason := answer)
                 if time.monotonic() > deadline:
                     break
         raise ServiceError(f"not ready after {self.ready_within_s:.0f} s: {reason}; logs are in {self.directory}")
