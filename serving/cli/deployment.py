@@ -170,7 +170,8 @@ class Deployment:
 
     def stop_visibly(self) -> None:
         """`stop`, for a person who waits for it, and one after the other: a second signal would end them at once."""
-        ProgressLine().say("stopping them, the router first: it ends what it has begun; Ctrl-C kills them")
+        with contextlib.suppress(OSError):  # whose reader is gone, as of `2>&1 | head`
+            ProgressLine().say("stopping them, the router first: it ends what it has begun; Ctrl-C kills them")
         with lock_beside(self.directory / RECORD):
             self.stop()
 

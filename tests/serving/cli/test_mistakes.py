@@ -17,6 +17,7 @@ import pytest
 
 from serving.cli.__main__ import main
 from serving.cli.commands import Command, find
+from serving.cli.deployment import Deployment
 from serving.cli.parser import CHANGES, parse
 from serving.cli.ports import free_port_block
 from serving.cli.servers import MODULE
@@ -209,6 +210,14 @@ def test_output_that_cannot_be_written_ends_in_a_sentence(
             changed.setattr("sys.stdout", full)
             assert main(line.split()) == 1
         assert capsys.readouterr().err == "onesweep: cannot write the output: No space left on device\n"
+
+
+def test_servers_end_where_nobody_reads_that_they_do(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    stopped = Mock()
+    monkeypatch.setattr(Deployment, "stop", stopped)
+    monkeypatch.setattr("sys.stderr", Mock(**{"isatty.return_value": False, "write.side_effect": BrokenPipeError}))
+    Deployment(local_topology(1, 1, tmp_path), tmp_path, {}).stop_visibly()
+    assert stopped.called
 
 
 def test_options_and_texts_stand_in_any_order() -> None:
