@@ -56,8 +56,6 @@ CHECKPOINT = flag("default: shipped weights", metavar="DIR", shown="", type=abso
 
 @dataclass(frozen=True)
 class HostBenchSettings:
-    """Settings of `bench host`."""
-
     checkpoint: Path = field(default=SHIPPED, metadata=CHECKPOINT)
     hosts: int | None = setting(None, "hosts that share the parts of the model", least=1, shown="3")
     max_tokens: int | None = setting(None, "tokens to generate; a byte model's are bytes", shown="128", least=1)
@@ -68,8 +66,6 @@ class HostBenchSettings:
 
 @dataclass(frozen=True)
 class PeerSettings:
-    """Settings of `bench peers`."""
-
     checkpoint: Path = field(metadata=flag("an import of --source", metavar="DIR", type=absolute))
     source: Path = field(metadata=flag("what llama.cpp reads", metavar="FILE.gguf", type=absolute))
     rounds: int = setting(3, "times that both are measured, in turns", metavar="R", least=1)
@@ -112,8 +108,6 @@ def parse_lengths(text: str, unit: str = BYTES) -> tuple[Length, ...]:
 
 @dataclass(frozen=True)
 class WanSettings:
-    """Settings of `bench wan`."""
-
     profiles: tuple[str, ...] = field(
         metadata=flag("networks, such as links-60, or FILE:NAME; loopback: no lab", name="--profile", metavar="P[,P]")
     )
@@ -248,8 +242,6 @@ def _served(modes: Sequence[str], facts: RouterState) -> list[str]:
 
 @dataclass(frozen=True, kw_only=True)
 class ChaosSettings:
-    """A deployment, a load, and what happens to them."""
-
     minutes: float = setting(10.0, "Minutes of load", metavar="M", above=0, most=7 * 24 * 60)
     profile: str = setting("links-60", "Links; loopback needs no root, and cannot be cut", metavar="P")
     seed: int = setting(0, "Seed for the fault schedule and the prompts", metavar="S", least=0, most=(1 << 32) - 1)

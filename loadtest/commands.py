@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from stages.device import all_cores, processor
 from stages.errors import InputError, one_of
+from stages.progress import aligned
 
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance
@@ -22,8 +23,6 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Row:
-    """One figure."""
-
     name: str
     value: float
     unit: str
@@ -39,20 +38,15 @@ class Row:
 
 @dataclass(frozen=True)
 class BenchReport:
-    """The results of a bench."""
-
     table: str  # for the terminal
     record: dict[str, Any]  # for a JSON file
     holds: bool = True  # False where what must never happen has happened: the exit code says it
 
     @classmethod
     def of_rows(cls, bench: str, settings: DataclassInstance, rows: Sequence[Row]) -> BenchReport:
-        """The report of a bench whose figures are rows."""
-        from loadtest.report.table import aligned
-
-        table = aligned(("what", "value", "unit", "at most", "met"), [row.cells for row in rows])
+        cells = [("what", "value", "unit", "at most", "met"), *(row.cells for row in rows)]
         record = {"bench": bench, "settings": settings_record(settings), "rows": list(map(asdict, rows))}
-        return cls(table, record)
+        return cls("\n".join(aligned(cells, ruled=True)), record)
 
 
 def say(text: str) -> None:

@@ -66,7 +66,7 @@ def trim() -> None:
 
 
 # A token reads all weights, and to look up a page for every 4 KB of them takes a tenth of its time. glibc, which reads
-# this as a process begins, has large buffers in pages of 2 MB: 8B is ready in 24 s, not in 28.
+# this as a process begins, has large buffers in pages of 2 MB.
 _TUNABLES = "GLIBC_TUNABLES"
 
 

@@ -150,10 +150,8 @@ def from_flags(cls: type[S], options: argparse.Namespace, base: S | None = None,
 
 def read_toml(path: Path, what: str = "") -> dict[str, Any]:
     """The tables of a file. Raises ConfigError; `what` names the file in it, such as "the topology"."""
-    try:
+    with file_errors(ConfigError, f"cannot read {what} {path}".replace("  ", " ")):
         return parse_toml(path.read_bytes(), str(path))
-    except OSError as trouble:
-        raise ConfigError(f"cannot read {what} {path}: {trouble.strerror}".replace("  ", " ")) from None
 
 
 def parse_toml(data: bytes, where: str) -> dict[str, Any]:

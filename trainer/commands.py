@@ -76,8 +76,6 @@ def set_threads(options: argparse.Namespace) -> None:
 
 @dataclass(frozen=True)
 class TextTraining:
-    """The model that `train text` trains, and its checkpoint."""
-
     kind: Literal["chain", "ar", "scorer", "local"] = field(
         metadata=flag("blocks; a pipeline end to end, or stage by stage; a model of one block's size", name="kind")
     )
@@ -89,7 +87,6 @@ add_text = partial(add_own_and_shared, own=TextTraining, shared="config data tok
 
 
 def run_text(options: argparse.Namespace) -> int:
-    """Train a model of text."""
     from trainer.blocks.config import RoundSettings
     from trainer.blocks.train import train_ar, train_blocks, train_scorer
 
@@ -119,8 +116,6 @@ def run_text(options: argparse.Namespace) -> int:
 
 @dataclass(frozen=True)
 class TokenizerTraining:
-    """The tokenizer that `train tokenizer` makes."""
-
     vocabulary: int = setting(2048, "tokens")
     out: Path = setting(Path("runs/tokenizer.json"), "the file")
 
@@ -129,7 +124,6 @@ add_tokenizer = partial(add_own_and_shared, own=TokenizerTraining, shared="data"
 
 
 def run_tokenizer(options: argparse.Namespace) -> int:
-    """Make a tokenizer of some text."""
     from stages.checkpoint.files import replace_file
     from trainer.blocks.data import load_corpus, train_tokenizer
 
@@ -144,8 +138,6 @@ def run_tokenizer(options: argparse.Namespace) -> int:
 
 @dataclass(frozen=True)
 class Evaluation:
-    """The scores that `evaluate` takes."""
-
     checkpoints: tuple[Path, ...] = field(
         metadata=flag("a checkpoint, or a bundle of them", name="checkpoints", nargs="+", metavar="CKPT")
     )
@@ -158,7 +150,6 @@ add_evaluate = partial(add_own_and_shared, own=Evaluation, shared="data threads 
 
 
 def run_evaluate(options: argparse.Namespace) -> int:
-    """Score checkpoints on validation text."""
     from trainer.blocks.evaluate import Scorer, checkpoints
 
     asked, corpus = from_flags(Evaluation, options), corpus_of(options)
@@ -184,8 +175,6 @@ def run_evaluate(options: argparse.Namespace) -> int:
 
 @dataclass(frozen=True)
 class PictureTraining:
-    """The nets that `train pictures` trains, and their checkpoint."""
-
     kind: Literal["chain", "steps", "local"] = field(
         metadata=flag("blocks; an undivided net; one of a block's size", name="kind")
     )
@@ -200,7 +189,6 @@ add_pictures = partial(add_own_and_shared, own=PictureTraining, shared="config s
 
 
 def run_pictures(options: argparse.Namespace) -> int:
-    """Train nets that draw."""
     from trainer.pictures.data import load_pictures
     from trainer.pictures.training import PictureConfig, train_picture_blocks, train_undivided
 
@@ -228,8 +216,6 @@ def run_pictures(options: argparse.Namespace) -> int:
 
 @dataclass(frozen=True)
 class Halved:
-    """A checkpoint and its copy in 16 bits."""
-
     checkpoint: Path = field(metadata=flag("", name="checkpoint", metavar="CKPT"))
     out: Path = field(metadata=flag("the new checkpoint", metavar="DIR"))
 
@@ -238,7 +224,6 @@ add_halve = partial(add_flags, cls=Halved)
 
 
 def run_halve(options: argparse.Namespace) -> int:
-    """Store weights in 16 bits."""
     from stages.checkpoint.checkpoint import halve
     from stages.checkpoint.files import require_new
 

@@ -161,8 +161,6 @@ class Clients:
 
 @dataclass(frozen=True, kw_only=True)
 class ChaosResult:
-    """A run's answers, faults and processes."""
-
     settings: ChaosSettings
     cases: tuple[SeededRequest, ...]
     texts: list[bytes]  # before any fault, by case
@@ -268,7 +266,6 @@ SHOWN = 5
 
 
 def serving_report(result: ChaosResult) -> BenchReport:
-    """The report of `bench chaos`."""
     record = {
         "settings": settings_record(result.settings),
         "seconds": result.seconds,

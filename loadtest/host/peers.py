@@ -105,7 +105,6 @@ def measure_peers(settings: PeerSettings) -> list[Row]:
 
 
 def _rows(what: str, found: dict[str, list[dict[str, float]]]) -> list[Row]:
-    """Rows of one measurement."""
     values = {name: statistics.median(each[what] for each in turns) for name, turns in found.items()}
     unit = "MB" if what == MEMORY else "tokens a processor second"
     rows = [Row(f"{what}: {name}", value, unit) for name, value in values.items()]

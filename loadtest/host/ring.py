@@ -231,12 +231,10 @@ def _bare_sweep(chain: list[Block], partition: NoisePartition, known: torch.Tens
     for block in chain:
         _, memory = block.read(known)
         sigmas = step_sigmas(*partition.range(block.index), DEFAULT_STEPS)
-        for sigma in sigmas[:-1]:
+        for sigma in sigmas if block is chain[-1] else sigmas[:-1]:  # the next block's first is this one's last
             z = estimate + sigma * torch.randn_like(estimate)
             logits = block.denoise(z, estimate, torch.full((1, 1), sigma), memory, start)
             estimate = block.point(logits / DEFAULT_TEMPERATURE)
-    z = estimate + sigmas[-1] * torch.randn_like(estimate)
-    logits = block.denoise(z, estimate, torch.full((1, 1), sigmas[-1]), memory, start)
     for seed, rows in enumerate(logits):
         sample_tokens(rows, 1.0, seed, start)
 

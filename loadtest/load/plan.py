@@ -66,8 +66,6 @@ GRACE_S = 5.0  # how long after its deadline a request may still be answered bef
 
 @dataclass(frozen=True)
 class LoadPlan:
-    """One run of the load generator."""
-
     access: Access
     mode: str
     max_bytes: int
@@ -92,8 +90,6 @@ class LoadPlan:
 
 @dataclass(frozen=True)
 class LoadSettings:
-    """Settings of `bench loadtest`."""
-
     target: TestbedSettings = field(default_factory=TestbedSettings)
     modes: tuple[str, ...] = setting(("sweep",), "a run of each", name="--mode", metavar="M[,M]")
     users: tuple[int, ...] = setting((8,), "users of a run; a run of each number", metavar="U[,U]", least=1, most=MOST)

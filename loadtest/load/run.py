@@ -22,8 +22,6 @@ from stages.progress import counted
 
 @dataclass(frozen=True)
 class LoadResult:
-    """One run."""
-
     mode: str
     users: int
     figures: LoadFigures
@@ -124,7 +122,6 @@ def find_knee(results: Sequence[LoadResult]) -> tuple[LoadResult, bool]:
 
 
 def knee_note(result: LoadResult, found: bool) -> str:
-    """The knee in a sentence."""
     return f"{result.mode}: {'knee at' if found else 'no knee up to'} {_figures(result)}"
 
 

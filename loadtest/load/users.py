@@ -103,7 +103,6 @@ class Asker(User):
 
 
 def run_crowd(plan: LoadPlan) -> Recording:
-    """Run the plan to its end."""
     ledger = UserLog()
     with Client(plan.access.router, **plan.access.who()) as client:
         kind = type("GenerateUser", (Asker,), {"abstract": False, "plan": plan, "ledger": ledger, "client": client})

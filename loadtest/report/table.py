@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 import numpy as np
 from tqdm import tqdm
 
-from stages import progress
+from stages.progress import aligned
 
 R = TypeVar("R")
 Column = tuple[str, Callable[[R], str]]  # a title, and the cell of a row below it
@@ -16,7 +16,8 @@ Column = tuple[str, Callable[[R], str]]  # a title, and the cell of a row below 
 
 def table(columns: Sequence[Column[R]], rows: Sequence[R]) -> str:
     """A table with a line for each row."""
-    return aligned([title for title, _ in columns], [[cell(row) for _, cell in columns] for row in rows])
+    cells = [[title for title, _ in columns], *([cell(row) for _, cell in columns] for row in rows)]
+    return "\n".join(aligned(cells, ruled=True))
 
 
 def text_column(title: str, name: str = "") -> Column[Any]:
@@ -37,11 +38,6 @@ def number_column(title: str, name: str, digits: int = 1, scale: float = 1) -> C
 def value_of(row: object, name: str) -> Any:  # noqa: ANN401 - whatever a row holds
     """An entry of a mapping, or an attribute."""
     return row.get(name) if isinstance(row, Mapping) else getattr(row, name)
-
-
-def aligned(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """A table: the first column to the left, figures to the right."""
-    return "\n".join(progress.aligned([header, *rows], ruled=True))
 
 
 def number(value: float | None, digits: int = 1) -> str:

@@ -16,7 +16,6 @@ from unittest.mock import patch
 import torch
 
 from loadtest.commands import BenchReport
-from loadtest.report.table import aligned
 from loadtest.simulation.calls import MemoryChannel
 from loadtest.simulation.loop import quiet, virtual_time
 from loadtest.simulation.processes import TinyRelease
@@ -40,7 +39,7 @@ from loadtest.simulation.world import CASES, DRAWINGS, RequestOutcome, ScheduleR
 from serving.cli.deploy import SWITCHED
 from serving.router.paths import HEDGES
 from serving.router.topology import HostEntry, Topology
-from stages.progress import counted
+from stages.progress import aligned, counted
 from stages.wire import channel
 
 DISKS = "/dev/shm" if Path("/dev/shm").is_dir() else None  # a tenth of the time is a real disk's
@@ -294,6 +293,6 @@ def report(found: Found, seconds: float, command: str) -> BenchReport:
         lines += [*(f"  {fault}" for fault in found.failing.faults), *found.trouble]
         lines += [f"again: {command} --schedules 1 --seed {found.failing.seed}"]
     rows = [(kind, str(found.faults[kind])) for kind in KINDS]
-    table = f"{aligned(('fault', 'times'), rows)}\n\n" + "\n".join(f"- {line}" for line in lines)
+    table = "\n".join([*aligned([("fault", "times"), *rows], ruled=True), "", *(f"- {line}" for line in lines)])
     record = {**vars(found), "schedules_a_minute": minute, "failing": found.failing and asdict(found.failing)}
     return BenchReport(table, record, holds=found.failing is None)

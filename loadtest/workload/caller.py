@@ -64,7 +64,6 @@ class Access:
         return cls(options.router, str(security.tls.authority) if security.tls else "", security.insecure)
 
     def who(self) -> dict[str, Any]:
-        """Settings of a client."""
         return {"tls": Tls(Path(self.authority)) if self.authority else None, "insecure": self.insecure}
 
 

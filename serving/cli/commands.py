@@ -142,7 +142,7 @@ ROOT = Family(
     "train and serve a model whose blocks live on hosts far apart",
     {
         "start": _commands(
-            "serving.cli.run:",
+            "serving.cli.models:",
             ("run", "talk with a model of your own, over hosts that are started here", "model.gguf"),
             "serving.cli.remote:",
             (
@@ -173,7 +173,7 @@ ROOT = Family(
             ("chat", "talk with the model that a router serves", ""),
         ),
         "models": _commands(
-            "serving.cli.run:",
+            "serving.cli.models:",
             ("import", "make a checkpoint of a pretrained model", "model.gguf --blocks 3 --out smollm2"),
             ("inspect", "print what is in a checkpoint", "weights --verify"),
             "trainer.commands:",

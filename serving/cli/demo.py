@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from serving.cli.deployment import temporary_deployment
+from serving.cli.models import HOSTS, add_import_options, find_checkpoint
 from serving.cli.ports import free_port_block
-from serving.cli.run import HOSTS, add_import_options, find_checkpoint
 from serving.client.client import Client, DrawnPictures, Result
 from serving.client.variants import TEXT_WIDTH, ModeVariant, all_variants, comparison, run_variants
 from serving.router.request import MAX_TIMEOUT_S
@@ -44,7 +44,6 @@ def run_demo(options: argparse.Namespace) -> int:
         checkpoint, plan = find_checkpoint(options, HOSTS, progress)
         hosts = min(HOSTS, plan.parts)
         topology = local_topology(hosts, plan.parts, checkpoint, free_port_block(hosts + 1) + 1)
-        print(f"starting {hosts} hosts and a router on this machine ...", flush=True)
         deployment = hosts_run.enter_context(temporary_deployment(topology, checkpoint, progress.at))
         progress.close()
         with hosts_run, Client(deployment.topology.router) as client:

@@ -132,8 +132,8 @@ class Deployment:
                 self.check_alive()
                 if answer == "":
                     return
-                reason = answer or reason
-                waiting(answer or "waiting for hosts and router")
+                if answer:
+                    waiting(reason := answer)
                 if time.monotonic() > deadline:
                     break
         raise ServiceError(f"not ready after {self.ready_within_s:.0f} s: {reason}; logs are in {self.directory}")
@@ -170,7 +170,8 @@ class Deployment:
 
     def stop_visibly(self) -> None:
         """`stop`, for a person who waits for it, and one after the other: a second signal would end them at once."""
-        ProgressLine().say("stopping them, the router first: it ends what it has begun; Ctrl-C kills them")
+        with contextlib.suppress(OSError):  # whose reader is gone, as of `2>&1 | head`
+            ProgressLine().say("stopping them, the router first: it ends what it has begun; Ctrl-C kills them")
         with lock_beside(self.directory / RECORD):
             self.stop()
 

@@ -102,7 +102,6 @@ def _plain(message: str) -> str:
 
 
 def parser_of(path: Words, command: Command) -> CommandParser:
-    """The parser with all options of a command."""
     sentence = command.sentence[0].upper() + command.sentence[1:] + "."
     example = " ".join([*path, command.arguments]).strip()
     parser = CommandParser(" ".join(path), description=sentence, epilog=f"example:\n  {example}")

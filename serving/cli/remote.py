@@ -18,9 +18,9 @@ from typing import TYPE_CHECKING
 from serving.cli.admin import check_installed
 from serving.cli.deployment import Deployment, new_directory, present
 from serving.cli.machines import ADDRESSES_NAME, locked, run_directory, serving_here, tell_here
+from serving.cli.models import add_import_options, check_model, find_checkpoint
 from serving.cli.parser import check_positive
 from serving.cli.ports import check_free
-from serving.cli.run import add_import_options, check_model, find_checkpoint
 from serving.cli.servers import HTTP, ROUTER
 from serving.gateway.settings import DEFAULT_LISTEN, check_framework
 from stages.clock import monotonic
@@ -250,7 +250,6 @@ def run_invite(options: argparse.Namespace) -> int:
 
 
 def ticket_of(run: RunDirectory, secret: str) -> str:
-    """The text of a ticket to a run."""
     from stages.wire.tickets import Ticket
 
     addresses = json.loads((run.directory / ADDRESSES_NAME).read_text(encoding="utf-8"))

@@ -143,7 +143,6 @@ class DrawnPictures(Cost):
         return len(self.pixels)
 
     def as_json(self) -> dict[str, Any]:
-        """Their costs and settings."""
         record = {f.name: getattr(self, f.name) for f in fields(self) if f.name not in ("pixels", "block", "hosts")}
         return {**record, "hosts": [asdict(host) for host in self.hosts]}
 

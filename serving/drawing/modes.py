@@ -55,7 +55,6 @@ class CheckedDrawing:
         return router_pb2.Pictures(pixels=pixels, block=block, preview=preview, **shape)
 
     def summary(self, account: Account) -> router_pb2.DrawSummary:
-        """Its costs and settings."""
         p, names = self.plan, [*self.info.classes, ""]
         cost = account.summary(self.mode.name, p.seed)
         return router_pb2.DrawSummary(

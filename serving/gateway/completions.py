@@ -162,8 +162,6 @@ class ChoiceText:
 
 @dataclass(frozen=True)
 class ChoiceEnd:
-    """The end of a choice."""
-
     index: int
     result: Result
     called: bool = False

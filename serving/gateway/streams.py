@@ -22,7 +22,6 @@ DONE = b"data: [DONE]\n\n"
 
 
 def sse(content: object) -> bytes:
-    """One event."""
     return b"data: " + json.dumps(content).encode() + b"\n\n"
 
 

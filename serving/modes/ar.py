@@ -7,7 +7,7 @@ from functools import partial
 
 import numpy as np
 
-from serving.modes.base import Generation, PipelineMode, count_tokens
+from serving.modes.base import Generation, PipelineMode, book, count_tokens
 from serving.router.accounting import Account, Drawn, drawn_tokens
 from serving.router.session import Session
 from stages.errors import CodecError
@@ -48,22 +48,16 @@ class ArMode(PipelineMode):
                 ),
                 request.prompt,
             )
-            while True:
+            while left:
                 most = min(left, self.drafts + 1)
                 event = await session.event(partial(check_tokens, request=request, vocabulary=vocabulary, most=most))
                 right = vocabulary.count(event.text) - 1
                 if self.drafts:
                     account.add_draft(max(event.drafted, right), right)
                 account.add_sweep(event)
-                piece, ended = request.until_end(event.text, vocabulary)
-                account.add_text(piece, event.logprobs)
                 account.complete = event.complete
-                left -= right + 1
-                if ended := ended or event.complete or not left:
-                    await session.finish()
+                piece, left = await book(session, request, event.text, left, event.logprobs)
                 yield piece
-                if ended:
-                    return
 
     async def _score(self, session: Session, request: Generation, account: Account) -> None:
         """Book the log-probabilities of the prompt's tokens: as they are where `ar` writes them, to the last bit."""

@@ -13,6 +13,7 @@ from serving.modes.tokenizer import BYTE_TOKENIZER, Tokenizer, Tokenizers
 from serving.router.accounting import Account
 from serving.router.request import SHAPES, Request
 from serving.router.ring import RingView
+from serving.router.session import Session
 from stages.errors import CodecError
 from stages.host.plan import ModelKind
 from stages.model.samplers import DEFAULT_SAMPLER
@@ -181,3 +182,16 @@ def count_tokens(event: stage_pb2.Event, vocabulary: Vocabulary, source: str) ->
         return len(vocabulary.tokens(event.text))
     except CodecError as error:
         raise internal(f"a {source} came back with nonsense: {error}") from None
+
+
+async def book(
+    session: Session, request: Generation, tokens: bytes, left: int, told: stage_pb2.Logprobs | None = None
+) -> tuple[bytes, int]:
+    """Book what a result brings. Returns it as far as the text, and how many tokens may follow: none after its end,
+    at which the session is finished. told: of these tokens."""
+    piece, ended = request.until_end(tokens, session.vocabulary)
+    session.account.add_text(piece, told)
+    left = 0 if ended or session.account.complete else left - session.vocabulary.count(tokens)
+    if not left:
+        await session.finish()
+    return piece, left

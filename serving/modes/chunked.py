@@ -2,7 +2,7 @@
 
 from collections.abc import AsyncGenerator
 
-from serving.modes.base import DEFAULT_CHUNK, DEFAULT_TOKEN_CHUNK, Generation, PipelineMode, count_tokens
+from serving.modes.base import DEFAULT_CHUNK, DEFAULT_TOKEN_CHUNK, Generation, PipelineMode, book, count_tokens
 from serving.router.accounting import Account
 from serving.router.session import Session
 from stages.model.scoring import MAX_LOGITS
@@ -34,7 +34,7 @@ class ChunkedMode(PipelineMode):
         capacity = vocabulary.count(request.prompt) + (left - 1) // chunk * chunk
         with Session(self.ring, self.kind, capacity, request.due_at, account) as session:
             text = request.prompt
-            while True:
+            while left:
                 slots = min(chunk, left)
                 await session.push(
                     stage_pb2.Sweep(
@@ -52,14 +52,8 @@ class ChunkedMode(PipelineMode):
                         raise internal(f"a sweep for {slots} tokens came back with {count}")
 
                 account.add_sweep(event := await session.event(check))
-                piece, ended = request.until_end(event.text, vocabulary)
-                account.add_text(piece)
-                left -= vocabulary.count(piece)
-                if ended := ended or not left:
-                    await session.finish()
+                piece, left = await book(session, request, event.text, left)
                 yield piece
-                if ended:
-                    return
                 text += piece
 
     def _chunk(self, request: Generation) -> int:

@@ -14,7 +14,7 @@ from serving.modes.chat_template import ChatTemplate, TemplateProblem
 from serving.modes.tokenizer import BYTES_NAME, ChatPrompt, Detokenizer, EncodedChat, Tokenizer, Tokenizers
 from serving.router.request import SETTINGS, SHAPES, bounds_problem
 from stages.checkpoint.bundle import find_bundle
-from stages.checkpoint.files import read_companion
+from stages.checkpoint.files import CHAT_TEMPLATE_NAME, SPECIALS_NAME, TOOL_TEMPLATE_NAME, read_companion
 from stages.checkpoint.manifest import TOKENIZER_NAME, Manifest, read_manifest
 from stages.errors import CheckpointError, library_errors
 from stages.limits import MAX_ENDS
@@ -23,8 +23,6 @@ from stages.wire.status import StatusError, failed_precondition, internal, inval
 
 # OpenAI's newer name of a role, and the one that templates know.
 ROLES = {"developer": "system"}
-TEMPLATE_NAME, TOOL_TEMPLATE_NAME = "chat_template.jinja", "chat_template_tool_use.jinja"
-SPECIALS_NAME = "special_tokens.json"
 SAMPLED = {f.name: f for f in SETTINGS if f.name == "temperature" or f.name in SHAPES}  # of a model's publisher
 # Tokens of a prompt that a reader looks at: whether a word begins with a space is seen from the one before.
 CONTEXT = 8
@@ -227,7 +225,7 @@ def read_pretrained_tokenizer(directory: Path, manifest: Manifest) -> Pretrained
         ChatTemplate(read_companion(directory, manifest, name).decode(errors="replace"), named)
         if name in manifest.files
         else None
-        for name in (TEMPLATE_NAME, TOOL_TEMPLATE_NAME)
+        for name in (CHAT_TEMPLATE_NAME, TOOL_TEMPLATE_NAME)
     )
     id = manifest.files[TOKENIZER_NAME]
     read = PretrainedTokenizer(tokenizer, Vocabulary(size), ends, template, id, tool_template)

@@ -16,15 +16,15 @@ import numpy as np
 
 from serving.modes import SCORERS
 from serving.modes.ar import SpeculativeMode
-from serving.modes.base import Generation, Mode, count_tokens
+from serving.modes.base import Generation, Mode, book, count_tokens
 from serving.modes.local import drafter_problem
 from serving.modes.tokenizer import BYTE_TOKENIZER, Tokenizer, Tokenizers
 from serving.router.accounting import Account
 from serving.router.request import ONE_TEXT
 from serving.router.ring import RingView
 from serving.router.session import Session
-from stages.model.resampling import Floats, ImportanceWeights, weigh
-from stages.model.scoring import MAX_LOGITS, most_scored
+from stages.model.resampling import ImportanceWeights, weigh
+from stages.model.scoring import MAX_LOGITS, Floats, most_scored
 from stages.model.vocabulary import Vocabulary
 from stages.v1 import stage_pb2
 from stages.wire.status import failed_precondition, internal, invalid
@@ -139,13 +139,9 @@ class ResampleMode(Mode):
                     if bound > most:
                         break
                     account.distance_bound = bound
-                    piece, ended = request.until_end(piece, vocabulary)
-                    account.add_text(piece)
-                    left -= vocabulary.count(piece)
-                    if ended := ended or not left:
-                        await session.finish()
+                    piece, left = await book(session, request, piece, left)
                     yield piece
-                    if ended:
+                    if not left:
                         return
                     text += piece
         account.reason = (

@@ -69,8 +69,6 @@ class Diagnosis:
 
 @dataclass
 class Report:
-    """Findings of the doctor."""
-
     machines: list[Endpoint] = field(default_factory=list)
     hops: list[MeasuredLink] = field(default_factory=list)
     findings: list[Diagnosis] = field(default_factory=list)
@@ -233,7 +231,6 @@ def _judge_backends(report: Report, hosts: Sequence[Endpoint]) -> None:
 
 
 def report_text(report: Report) -> str:
-    """The report for a terminal."""
     lines = ["hop                     rtt ms    min ms  full state ms  Mbit/s"]
     for hop in report.hops:
         name = f"{hop.source} -> {hop.target}"

@@ -7,8 +7,9 @@ import logging
 import secrets
 from collections import Counter
 from collections.abc import Callable
+from functools import partial
 from types import TracebackType
-from typing import Literal, Self
+from typing import Self
 
 import grpc
 
@@ -107,11 +108,8 @@ COSTS: tuple[tuple[str, str, Callable[[Account], float]], ...] = (
     ("replays", "Moves of work to other hosts.", lambda account: account.replays),
 )
 
-
-def _family(name: str, kind: Literal["counter", "gauge", "histogram"], help: str, *labels: str) -> MetricFamily:
-    return MetricFamily(f"onesweep_router_{name}", kind, help, labels)
-
-
+PREFIX = "onesweep_router_"
+_family = partial(MetricFamily.under, PREFIX)
 ROUTER_METRICS = (
     _family("info", "gauge", "1, for its labels.", "version", "release"),
     _family("ready", "gauge", "Whether requests can be served."),
@@ -132,8 +130,6 @@ ROUTER_METRICS = (
 
 
 class ModeCounters:
-    """Counters of the requests of one mode."""
-
     def __init__(self) -> None:
         self.codes: Counter[str] = Counter()
         self.latency_s, self.first_byte_s = Histogram(), Histogram()
@@ -182,4 +178,4 @@ class RouterCounters:
             "handover_seconds": {(name,): link.handover_s for name, link in links.items()},
             "sent_bytes_total": {(name,): link.sent_bytes for name, link in links.items()},
         }
-        return {f"onesweep_router_{name}": rows for name, rows in values.items()}
+        return {PREFIX + name: rows for name, rows in values.items()}

@@ -42,10 +42,9 @@ from stages.checkpoint.release_transfer import drain_requests
 from stages.clock import monotonic
 from stages.v1 import stage_pb2
 from stages.wire.link_quality import LinkRecord
-from stages.wire.status import StatusError, check_caller, data_loss, failed_precondition, ignoring_ended_call
+from stages.wire.status import Context, StatusError, check_caller, data_loss, failed_precondition, ignoring_ended_call
 from stages.wire.tokens import ADMIN, GENERATE, STATUS, Key, Keyring
 
-Context = grpc.aio.ServicerContext[Any, Any]
 R = TypeVar("R")
 Q = TypeVar("Q", router_pb2.GenerateRequest, router_pb2.DrawRequest)
 ROUTER = "this router"

@@ -78,7 +78,6 @@ class Topology:
 
     @property
     def addresses(self) -> set[str]:
-        """The addresses of its router and its hosts."""
         return {self.router, *(host.address for host in self.hosts)}
 
     @property

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from stages.backends.base import BlockRunner, BranchPiece, CleanPiece, Denoised, NoisyPiece, PictureRunner, StageRunner
 from stages.backends.packed import PipelineRunner
-from stages.checkpoint.checkpoint import CPU, KERNEL_TOLERANCE, check_measures, load_part, read_part, stage_of
+from stages.checkpoint.checkpoint import CPU, KERNEL_TOLERANCE, AnyPart, check_measures, load_part, read_part, stage_of
 from stages.checkpoint.gate import PROBE_INPUT, PROBE_OUTPUT, probe_stage, probe_tokens
 from stages.errors import CheckpointError
 from stages.model.block import Block
@@ -27,7 +27,6 @@ from stages.pictures.trajectory import PicturePiece
 
 log = logging.getLogger(__name__)
 
-AnyPart = Block | PipelineStage | PicturePart
 AnyRunner = BlockRunner | StageRunner | PictureRunner
 Runner = TypeVar("Runner", BlockRunner, StageRunner, PictureRunner)
 SR = TypeVar("SR", bound=StageRunner)

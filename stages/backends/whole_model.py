@@ -23,7 +23,8 @@ from stages.checkpoint.manifest import read_manifest
 from stages.model.pipeline import cache_bytes, new_caches
 from stages.model.prefill import split_reads
 from stages.model.randomness import Purpose, uniforms
-from stages.model.resampling import Candidates, Floats
+from stages.model.resampling import Candidates
+from stages.model.scoring import Floats
 from stages.model.vocabulary import Vocabulary
 
 

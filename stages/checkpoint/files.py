@@ -66,13 +66,12 @@ def new_directory(out: Path) -> Iterator[Path]:
         out.parent.mkdir(parents=True, exist_ok=True)
         directory = Path(tempfile.mkdtemp(dir=out.parent, prefix=f".{out.name}."))
     try:
-        yield directory
-        directory.chmod(0o755)
-        if out.exists():
-            out.rmdir()
-        directory.replace(out)
-    except OSError as error:
-        raise CheckpointError(f"cannot save {out}: {error.strerror}") from None
+        with file_errors(CheckpointError, f"cannot save {out}"):
+            yield directory
+            directory.chmod(0o755)
+            if out.exists():
+                out.rmdir()
+            directory.replace(out)
     finally:
         shutil.rmtree(directory, ignore_errors=True)
 
@@ -84,6 +83,8 @@ def file_digest(path: Path) -> str:
 
 
 # Files beside a checkpoint's weights: a pretrained model's tokenizer, its chat template, its licence.
+CHAT_TEMPLATE_NAME, TOOL_TEMPLATE_NAME = "chat_template.jinja", "chat_template_tool_use.jinja"
+SPECIALS_NAME = "special_tokens.json"
 MAX_FILE_BYTES = 64 << 20
 
 

@@ -183,7 +183,7 @@ class ReleaseStore:
         self.own_copy: Callable[[Path, int, Path], object] | None = None
         self._own = set[str]()  # digests of parts that were begun so: once, for the copy may be another model's
         self._lock = contextlib.ExitStack()
-        try:
+        with file_errors(ServiceError, f"cannot use --releases {directory}", "name another one"):
             directory.mkdir(mode=0o700, parents=True, exist_ok=True)
             status = directory.stat()
             if status.st_uid != os.geteuid() or status.st_mode & OTHERS_WRITE:
@@ -193,11 +193,8 @@ class ReleaseStore:
                 )
             taken = ServiceError(f"another process uses the release store {directory}: give each its own")
             self._lock.enter_context(exclusive(directory / LOCK_NAME, taken))
-        except OSError as error:
-            raise ServiceError(f"cannot use --releases {directory}: {error.strerror}; name another one") from None
 
     def close(self) -> None:
-        """Release the lock."""
         self._lock.close()
 
     def path(self, name: str) -> Path | None:

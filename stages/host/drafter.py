@@ -25,13 +25,13 @@ from stages.model.draft_tree import (
     chosen,
 )
 from stages.model.randomness import gumbels
+from stages.model.scoring import Tokens
 from stages.model.vocabulary import BYTES, Vocabulary
 from stages.v1 import stage_pb2
 
 if TYPE_CHECKING:
     from stages.host.work.checks import SamplingPlan
 
-Tokens = NDArray[np.int64]
 Allowed = NDArray[np.bool_]  # of each token of a vocabulary, whether it can follow
 AllowedAfter = Callable[[Sequence[int]], Allowed | None]  # by a grammar, the tokens that can follow guesses
 # Fewest and most tokens that must have been seen before to expect the same continuation; a token is several bytes.

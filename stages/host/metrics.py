@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Collection, Sequence
-from typing import TYPE_CHECKING, Literal
+from functools import partial
+from typing import TYPE_CHECKING
 
 from stages.host.plan import MODEL_KINDS
 from stages.telemetry.prometheus import COUNTS, Histogram, MetricFamily, MetricValues
@@ -19,12 +20,7 @@ MAX_LINKS = 64  # links with counters of their own. Routers name addresses, so t
 OTHERS = "others"  # the label of the links beyond these
 
 PREFIX = "onesweep_stage_"
-
-
-def _family(name: str, kind: Literal["counter", "gauge", "histogram"], help: str, *labels: str) -> MetricFamily:
-    return MetricFamily(PREFIX + name, kind, help, labels)
-
-
+_family = partial(MetricFamily.under, PREFIX)
 STAGE_METRICS = (
     _family("info", "gauge", "1, for its labels.", "name", "version", "backend", "blocks"),
     _family("ready", "gauge", "Whether this host can take work."),
@@ -54,8 +50,6 @@ STAGE_METRICS = (
 
 
 class LinkCounters:
-    """Counters of one link."""
-
     def __init__(self) -> None:
         self.sent_bytes = 0
         self.handover_s = Histogram()

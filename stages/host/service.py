@@ -30,10 +30,8 @@ from stages.wire.channel import check_target
 from stages.wire.hop_stream import Relay
 from stages.wire.link_quality import MAX_PROBE_BYTES, PROBE_TIMEOUT_S, kernel_now, measure_link
 from stages.wire.messages import PROTOCOL, check_label
-from stages.wire.status import StatusError, aborted, exhausted, failed_precondition, invalid, unavailable
+from stages.wire.status import Context, StatusError, aborted, exhausted, failed_precondition, invalid, unavailable
 from stages.wire.tls import Security, Tls
-
-Context = grpc.aio.ServicerContext[Any, Any]
 
 MAX_RELEASED = 4096
 MOST_HOPS = 8192  # of a batch: of 6 MB of empty ones each would be refused by itself, and that takes 24 s
@@ -225,7 +223,6 @@ class StageService(stage_pb2_grpc.StageServiceServicer):
         return description
 
     def description(self) -> stage_pb2.DescribeResponse:
-        """The host as it is now."""
         reason = "it is stopping" if self.host.admission.stopping else self.not_ready_reason
         return stage_pb2.DescribeResponse(
             name=self.host.settings.name,

@@ -69,8 +69,6 @@ class ServerSettings:
 
 @dataclass(frozen=True)
 class StageSettings(ServerSettings):
-    """Settings of `onesweep host`."""
-
     checkpoint: Path
     blocks: tuple[int, ...]  # none: it waits for a stage
     listen: str

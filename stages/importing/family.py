@@ -92,12 +92,14 @@ class ModelFamily:
         Raises CheckpointError for what is not supported, ShapeError, KeyError, TypeError, ValueError or ArithmeticError
         for what cannot be.
         """
-        config = {**self.defaults, **config}
+        config, rope = {**self.defaults, **config}, rope_of(config)
+        if config.get("rope_theta") is None:
+            config["rope_theta"] = rope.get("rope_theta")
         check_whole("layers of a stage", config["num_hidden_layers"], 1, MAX_LAYERS)
         for name in ("hidden_size", "num_attention_heads", "num_key_value_heads", "rope_theta"):
             if (value := config.get(name)) is not None and not (isinstance(value, int | float) and value > 0):
                 raise ValueError(f"{name} must be a number above 0, not {value!r:.60}")
-        width, heads, rope = config["hidden_size"], config["num_attention_heads"], rope_of(config)
+        width, heads = config["hidden_size"], config["num_attention_heads"]
         if config.get("mlp_bias"):
             raise CheckpointError("a bias in the MLP (mlp_bias) is not supported")
         if (activation := config.get(self.activation[0]) or self.activation[1]) not in ACTIVATIONS:
@@ -113,7 +115,7 @@ class ModelFamily:
             "positions": config["max_position_embeddings"],
             "vocabulary": config["vocab_size"],
             "norm_epsilon": config.get("rms_norm_eps", 1e-6),
-            "rope_theta": float(config.get("rope_theta") or rope.get("rope_theta") or self.rope_theta),
+            "rope_theta": float(config["rope_theta"] or self.rope_theta),
             "rope_scaling": _scaling(rope),
             "tied_head": bool(config.get("tie_word_embeddings", False)),
             "attention_bias": "all" if config.get("attention_bias") else "none",
@@ -173,13 +175,13 @@ def _scaling(rope: Config) -> RopeScaling | LinearScaling | None:
     if kind == "default":
         return None
     if kind == "linear":
-        return LinearScaling(float(rope["factor"]))
-    return RopeScaling(
-        float(rope["factor"]),
-        float(rope["low_freq_factor"]),
-        float(rope["high_freq_factor"]),
-        rope["original_max_position_embeddings"],
-    )
+        return LinearScaling(_number(rope, "factor"))
+    factor, low, high = (_number(rope, name) for name in ("factor", "low_freq_factor", "high_freq_factor"))
+    return RopeScaling(factor, low, high, rope["original_max_position_embeddings"])
+
+
+def _number(rope: Config, name: str) -> Any:  # noqa: ANN401 - what is no number is refused by who gets it
+    return float(value) if isinstance(value := rope[name], int) else value
 
 
 def every_layer(config: Config) -> range:

@@ -13,7 +13,7 @@ import torch
 from torch import nn
 
 from stages.checkpoint.checkpoint import save_part, write_manifest, write_weights
-from stages.checkpoint.files import new_directory, require_new
+from stages.checkpoint.files import CHAT_TEMPLATE_NAME, SPECIALS_NAME, TOOL_TEMPLATE_NAME, new_directory, require_new
 from stages.checkpoint.gate import PROBE_TEXT, probe_shapes
 from stages.checkpoint.gate import probe_tokens as stored_probe
 from stages.checkpoint.manifest import TOKENIZER_NAME, Manifest, read_manifest
@@ -30,8 +30,6 @@ from stages.model.llama import LlamaStage
 from stages.model.pipeline import without_memory
 from stages.progress import WorkProgress, counted
 
-CHAT_TEMPLATE_NAME, TOOL_TEMPLATE_NAME = "chat_template.jinja", "chat_template_tool_use.jinja"
-SPECIAL_TOKENS_NAME = "special_tokens.json"
 UNTRAINED_TOLERANCE = 0.1  # random weights are rounded more: 11 layers of 4,096 numbers by 0.079 in 4 bits
 COPIES: dict[str, Weights] = {"copy:q8": "q8", "copy:q4": "q4"}
 DEFAULT_CONTEXT = 8192  # positions that are kept of a longer context: hosts hold a rotary table of it
@@ -282,7 +280,7 @@ def _write_files(directory: Path, speech: Speech) -> dict[str, str]:
         if template:
             contents[name] = template.encode(errors="replace")
     special_tokens = {**speech.named, "end_tokens": list(speech.ends), "sampling": speech.sampling}
-    contents[SPECIAL_TOKENS_NAME] = (json.dumps(special_tokens, indent=2) + "\n").encode()
+    contents[SPECIALS_NAME] = (json.dumps(special_tokens, indent=2) + "\n").encode()
     for name, content in contents.items():
         (directory / name).write_bytes(content)
     return {name: hashlib.sha256(content).hexdigest() for name, content in contents.items()}

@@ -5,6 +5,7 @@ import re
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from functools import cached_property
 from itertools import accumulate
 from typing import Any, cast
 
@@ -134,12 +135,16 @@ class TensorNames:
 
     def theirs(self, name: str) -> str:
         """Name of the tensor that holds one of ours, also where the files lack it."""
-        known = {each: theirs for theirs, ours in {**self.others, **self.kinds}.items() for each in ours.split(" ")}
-        if name in known:
-            return known[name]
+        if name in self._theirs:
+            return self._theirs[name]
         _, layer, *kind, end = name.split(".")
         expert = kind[1] if len(kind) > 1 else "*"
-        return f"{self.layers}.{layer}.{known['.'.join(kind).replace(expert, '*')].replace('*', expert)}.{end}"
+        theirs = self._theirs[".".join(kind).replace(expert, "*")]
+        return f"{self.layers}.{layer}.{theirs.replace('*', expert)}.{end}"
+
+    @cached_property
+    def _theirs(self) -> Mapping[str, str]:
+        return {each: theirs for theirs, ours in {**self.others, **self.kinds}.items() for each in ours.split(" ")}
 
 
 @dataclass(frozen=True)

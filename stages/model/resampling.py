@@ -11,8 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from stages.model.randomness import Purpose, uniforms
-
-Floats = NDArray[np.float64]
+from stages.model.scoring import Floats
 
 # With fewer effective candidates the likelier texts were not even proposed, and their weights cannot tell of them.
 LEAST_EFFECTIVE = 2.0

@@ -60,7 +60,6 @@ class Telemetry:
         self._metrics = MetricsServer(self.settings.metrics, families, read, asyncio.get_running_loop())
 
     async def close(self) -> None:
-        """Stop serving."""
         if self._metrics is not None:
             await self._metrics.close()
 

@@ -9,7 +9,7 @@ from bisect import bisect_left
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, Self
 from wsgiref.simple_server import WSGIRequestHandler
 
 from stages.errors import ServiceError, file_errors
@@ -23,6 +23,7 @@ log = logging.getLogger(__name__)
 # Metrics are plain arrays, which a scrape reads: prometheus_client takes a lock and one or two microseconds for each
 # addition; these take a fifth of a microsecond.
 SECONDS = (0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120)
+Kind = Literal["counter", "gauge", "histogram"]
 COUNTS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024)
 
 
@@ -47,9 +48,13 @@ class MetricFamily:
     """A metric as the documentation lists it; a counter's name ends with `_total`."""
 
     name: str
-    kind: Literal["counter", "gauge", "histogram"]
+    kind: Kind
     text: str
     labels: tuple[str, ...] = ()
+
+    @classmethod
+    def under(cls, prefix: str, name: str, kind: Kind, text: str, *labels: str) -> Self:
+        return cls(prefix + name, kind, text, labels)
 
 
 MetricValues = Mapping[str, Mapping[tuple[str, ...], float | Histogram]]  # values by family name and labels

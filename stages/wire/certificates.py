@@ -108,7 +108,6 @@ class Authority:
 
         Raises InputError when there is one of that name already and not `force`.
         """
-        _check_days(days)
         check_certified_name(identity.name)
         if (identity.role == CLIENT) == bool(addresses):
             raise InputError(
@@ -116,11 +115,10 @@ class Authority:
                 if addresses
                 else f"a {identity.role} is dialled by its address: give --address, an IP address or DNS name"
             )
-        names = [_general_name(address) for address in addresses]
         pem, secret = _files(self.directory, identity.name)
         _check_new((pem, secret), force, "a new key replaces the old one then")
         key = ec.generate_private_key(ec.SECP256R1())
-        certificate = self._sign(identity, names, key.public_key(), days)
+        certificate = self._sign(identity, addresses, key.public_key(), days)
         _write_secret(secret, key)
         write_file(pem, certificate.public_bytes(Encoding.PEM), PUBLIC)
         return _leaf(pem, certificate)
@@ -130,7 +128,6 @@ class Authority:
 
         :param request: of `make_request`; its names are not looked at. Raises InputError.
         """
-        _check_days(days)
         check_certified_name(identity.name)
         try:
             asked = x509.load_der_x509_csr(request)
@@ -139,7 +136,7 @@ class Authority:
                 raise ValueError
         except (ValueError, TypeError, UnsupportedAlgorithm):
             raise InputError("the request for a certificate is damaged, or its key is no EC key") from None
-        certificate = self._sign(identity, [_general_name(address) for address in addresses], public, days)
+        certificate = self._sign(identity, addresses, public, days)
         return certificate.public_bytes(Encoding.PEM)
 
     def renew(self, name: str, days: int) -> Leaf:
@@ -148,7 +145,6 @@ class Authority:
         Raises InputError when it is not there, or of another authority.
         """
         # The key stays, so only one file changes: at no moment do key and certificate differ, and no key travels again.
-        _check_days(days)
         pem, _ = _files(self.directory, check_certified_name(name))
         if not pem.exists():
             raise InputError(f"there is no {pem} to renew: make it with `onesweep certs issue`")
@@ -159,7 +155,7 @@ class Authority:
             raise InputError(f"{pem} is of another authority: make it anew with --force") from None
         leaf, public = _leaf(pem, before), before.public_key()
         assert isinstance(public, ec.EllipticCurvePublicKey)
-        certificate = self._sign(leaf.identity, [_general_name(address) for address in leaf.addresses], public, days)
+        certificate = self._sign(leaf.identity, leaf.addresses, public, days)
         write_file(pem, certificate.public_bytes(Encoding.PEM), PUBLIC)
         return _leaf(pem, certificate)
 
@@ -168,13 +164,14 @@ class Authority:
         return sorted(path.stem for path in self.directory.glob("*.pem") if path.stem != AUTHORITY)
 
     def _sign(
-        self, identity: Identity, addresses: list[x509.GeneralName], public: ec.EllipticCurvePublicKey, days: int
+        self, identity: Identity, addresses: Sequence[str], public: ec.EllipticCurvePublicKey, days: int
     ) -> x509.Certificate:
+        _check_days(days)
         until = min(datetime.now(UTC) + timedelta(days=days), self.until)
         usages = [ExtendedKeyUsageOID.CLIENT_AUTH]  # hosts and routers dial, too
         if identity.role != CLIENT:
             usages.append(ExtendedKeyUsageOID.SERVER_AUTH)
-        names = [x509.UniformResourceIdentifier(identity.uri), *addresses]
+        names = [x509.UniformResourceIdentifier(identity.uri), *map(_general_name, addresses)]
         issuer = x509.AuthorityKeyIdentifier.from_issuer_public_key(self.key.public_key())
         return (
             _begin(_common_name(identity.name), self.certificate.subject, public, until)

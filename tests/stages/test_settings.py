@@ -45,10 +45,6 @@ def parsed(*arguments: str, base: Load | None = None, **values: object) -> Load:
     return from_flags(Load, parser_of().parse_args(["--checkpoint", "w", *arguments]), base, **values)
 
 
-def test_without_flags_the_defaults_stand() -> None:
-    assert parsed() == Load(Path("w"))
-
-
 def test_every_flag_is_of_its_fields_type() -> None:
     text = "--users 2 --timeout-s 1 --modes a,b --sizes 2,3 --codec fp32 --html r.html --no-verify --rate-mbps 5"
     assert parsed(*text.split(), "--allow-host", "x", "--allow-host", "y", seed=7) == Load(

@@ -36,7 +36,6 @@ def trainable(module: nn.Module) -> Tensors:
 
 
 def parameter_shapes(module: nn.Module) -> Shapes:
-    """Shapes of a module's trainable parameters."""
     return {name: tuple(p.shape) for name, p in module.named_parameters() if p.requires_grad}
 
 
@@ -126,8 +125,6 @@ class TensorCodec(ABC):
 
 
 class Fp32Codec(TensorCodec):
-    """Float32 as it is."""
-
     name = "fp32"
 
     def tensor_size(self, shape: tuple[int, ...]) -> int:

@@ -67,7 +67,6 @@ def has_strangers(settings: CoordinatorSettings) -> bool:
 
 
 def run_coordinate(options: argparse.Namespace) -> int:
-    """Coordinate a run to its end."""
     from trainer.rounds.service import coordinate
 
     start_log("text", "coordinator")
@@ -87,7 +86,6 @@ def run_coordinate(options: argparse.Namespace) -> int:
 
 
 def run_work(options: argparse.Namespace) -> int:
-    """Work to the end of a run."""
     if options.site is not None:
         # before torch is imported: it would log native stack traces where a sentence is enough
         os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "FATAL")
@@ -151,8 +149,6 @@ def _ask(stop: threading.Event, number: int) -> None:
 
 @dataclass(frozen=True)
 class SimulateSettings:
-    """The runs that `train simulate` compares."""
-
     vary: tuple[str, ...] = setting(
         (), "of [rounds], of the virtual workers, or SECTION.NAME", action="append", metavar="NAME=VALUE[,VALUE]"
     )
@@ -164,7 +160,6 @@ add_simulate = partial(add_own_and_shared, own=SimulateSettings, shared="config 
 
 
 def run_simulate(options: argparse.Namespace) -> int:
-    """Make rounds for every combination of what is varied."""
     from trainer.rounds.comparison import run_variants, table, variants
 
     asked, results = from_flags(SimulateSettings, options), []

@@ -7,16 +7,13 @@ from contextlib import aclosing, asynccontextmanager, contextmanager
 from statistics import fmean
 from typing import Any
 
-import grpc
-import grpc.aio
-
 from stages.clock import monotonic
 from stages.errors import CheckpointError, Interrupted, RequestError
 from stages.signals import raise_descriptor_limit, stop_on_signals
 from stages.threads import in_thread
 from stages.wire.auth import CLIENT, HOST, ROUTER, identity_of
 from stages.wire.channel import bind, check_listen, new_server
-from stages.wire.status import data_loss, exhausted, invalid, permission_denied, unavailable
+from stages.wire.status import Context, data_loss, exhausted, invalid, permission_denied, unavailable
 from stages.wire.tokens import STATUS, WORK, Keyring
 from trainer.blocks.config import TrainingConfig
 from trainer.blocks.data import Corpus
@@ -33,7 +30,6 @@ from trainer.v1 import rounds_pb2, rounds_pb2_grpc
 
 log = logging.getLogger(__name__)
 
-Context = grpc.aio.ServicerContext[Any, Any]
 
 MAX_WATCHERS = 64
 DEFAULT_INTERVAL_S = 1.0
@@ -233,7 +229,6 @@ class RoundsService(rounds_pb2_grpc.RoundsServiceServicer):
 
 
 def status_of(coordinator: Coordinator) -> rounds_pb2.WatchUpdate:
-    """The run now."""
     state = rounds_pb2.RUN_STATE_STOPPING if coordinator.stopping else rounds_pb2.RUN_STATE_RUNNING
     return rounds_pb2.WatchUpdate(
         run=coordinator.spec.run,

@@ -19,8 +19,8 @@ from stages.host.sessions import HostSession
 from stages.host.work.score import ScoreWork, parse_candidates, score_fields
 from stages.limits import MAX_CANDIDATES
 from stages.model.prefill import READ_POSITIONS
-from stages.model.resampling import Floats, weigh
-from stages.model.scoring import MAX_LOGITS, most_scored
+from stages.model.resampling import weigh
+from stages.model.scoring import MAX_LOGITS, Floats, most_scored
 from stages.v1 import stage_pb2
 from stages.wire.messages import next_score
 from stages.wire.status import failed_precondition, internal, invalid

@@ -15,8 +15,7 @@ from stages.host.work.checks import check_temperature
 from stages.host.work.read import ReadWork, check_new_tokens, parse_hidden
 from stages.limits import MAX_CANDIDATES
 from stages.model.prefill import read_lengths
-from stages.model.resampling import Floats
-from stages.model.scoring import CandidateScores, branch_pieces, head_pieces, most_scored
+from stages.model.scoring import CandidateScores, Floats, branch_pieces, head_pieces, most_scored
 from stages.v1 import stage_pb2
 from stages.wire.messages import has_more
 from stages.wire.status import invalid

@@ -76,7 +76,7 @@ def test_a_profile_that_cannot_be_is_a_sentence(tmp_path: Path, text: str, said:
     assert caught.value.exit_code == 2
 
 
-def test_files_that_cannot_be_read_are_named(tmp_path: Path) -> None:
+def test_files_that_cannot_be_read_and_profiles_that_are_not_there_are_named(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"cannot read the profiles .*absent\.toml: No such file"):
         read_profiles(tmp_path / "absent.toml")
     with pytest.raises(ConfigError, match="Is a directory"):
@@ -87,8 +87,5 @@ def test_files_that_cannot_be_read_are_named(tmp_path: Path) -> None:
     (tmp_path / "flat.toml").write_text("delay_ms = 1")
     with pytest.raises(ConfigError, match="profile 'delay_ms' must be a section"):
         read_profiles(tmp_path / "flat.toml")
-
-
-def test_an_unknown_profile_lists_those_that_are_there() -> None:
     with pytest.raises(ConfigError, match=f"no profile 'mars'; there are {', '.join(SHIPPED)}"):
         profile_named("mars")

@@ -124,19 +124,3 @@ def test_a_model_of_bytes_continues(local_ring: Any, bundles: Path) -> None:
     assert "onesweep: lines without an answer: 2, 3\n" in shown.stderr
     assert "this model has no chat template: it continues each text that you type" in shown.stderr
     assert shown.stdout == "".join(c if c.isprintable() or c in "\n\t" else "\ufffd" for c in text) + "\n"
-
-
-@pytest.mark.parametrize(
-    ("arguments", "says"),
-    [
-        (["  "], "the prompt is empty: give some text"),
-        (["x", "--mode", "are"], "unknown mode 'are' (did you mean ar"),
-        (["x", "--max-tokens", 0], "--max-tokens must be at least 1, not 0"),
-        (["x", "--max-tokens", 9000], "shorten one of them"),
-        (["x", "--temperature", "-1"], "temperature must be from 0 to"),
-    ],
-)
-def test_mistakes(router: str, onesweep: Run, arguments: list[object], says: str) -> None:
-    code, out, err = onesweep("chat", *arguments, "--router", router)
-    assert (code, out) == (2, "")
-    assert says in err

@@ -17,6 +17,7 @@ import pytest
 
 from serving.cli.__main__ import main
 from serving.cli.commands import Command, find
+from serving.cli.deployment import Deployment
 from serving.cli.parser import CHANGES, parse
 from serving.cli.ports import free_port_block
 from serving.cli.servers import MODULE
@@ -160,6 +161,10 @@ SERVERS = [
     ("compare x --router {ring} --modes ar --budget-ms 9", 2, "mode ar does not take budget_ms"),
     ("generate x --router {nobody} --mode swep", 2, "unknown mode 'swep' (did you mean sweep?); choose from sweep, "),
     ("chat x --router {nobody} --temperature -1", 2, "temperature must be from 0 to"),
+    ("chat {empty} --router {nobody}", 2, "the prompt is empty: give some text"),
+    ("chat x --router {nobody} --mode are", 2, "unknown mode 'are' (did you mean ar"),
+    ("chat x --router {nobody} --max-tokens 0", 2, "--max-tokens must be at least 1, not 0"),
+    ("chat x --router {ring} --max-tokens 9000", 2, "shorten one of them"),
     ("generate x --router {ring} --set steps=4", 2, "mode auto chooses steps itself: leave it out, or name a mode"),
     ("generate x --router {ring} --mode ar --budget-ms 9", 2, "mode ar does not take budget_ms: leave it out, or"),
     ("http --router {ring} --listen {taken}", 1, "in use"),
@@ -205,6 +210,14 @@ def test_output_that_cannot_be_written_ends_in_a_sentence(
             changed.setattr("sys.stdout", full)
             assert main(line.split()) == 1
         assert capsys.readouterr().err == "onesweep: cannot write the output: No space left on device\n"
+
+
+def test_servers_end_where_nobody_reads_that_they_do(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    stopped = Mock()
+    monkeypatch.setattr(Deployment, "stop", stopped)
+    monkeypatch.setattr("sys.stderr", Mock(**{"isatty.return_value": False, "write.side_effect": BrokenPipeError}))
+    Deployment(local_topology(1, 1, tmp_path), tmp_path, {}).stop_visibly()
+    assert stopped.called
 
 
 def test_options_and_texts_stand_in_any_order() -> None:

@@ -59,6 +59,16 @@ async def test_work_that_became_late_is_dropped_and_told(parts: Parts) -> None:
         worker.cancel()
 
 
+async def test_a_host_without_a_link_to_the_next_one_names_that_one(parts: Parts) -> None:
+    """It read a topology before its router, which goes round the host that has gone, and not round this one."""
+    async with open_host(parts, working=False) as host:
+        sent = hop(host)
+        sent.MergeFrom(stage_pb2.Hop(path=["here", "gone"], place=1))
+        host._push(sent, due_at=time.monotonic() + PATIENCE_S)
+        fault = (await event_of(host)).fault
+        assert (fault.host, fault.lost) == ("h", "gone")
+
+
 async def test_a_clock_that_is_ahead_ends_no_request(parts: Parts, monkeypatch: pytest.MonkeyPatch) -> None:
     """Deadlines travel as the time that is left: this host's clock is an hour ahead of the router's."""
     now = time.time

@@ -10,7 +10,7 @@ import regex
 import torch
 from torch import Tensor
 
-from serving.cli.run import _key
+from serving.cli.models import _key
 from stages.errors import CheckpointError
 from stages.importing.gguf_file import GgufSource
 from stages.importing.importing import open_source

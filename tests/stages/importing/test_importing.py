@@ -130,7 +130,10 @@ def test_a_machine_reads_its_stage_from_its_own_copy(
         ({"num_hidden_layers": 2}, r"no place for 9 tensors .*, model.layers.2.input_layernorm.weight first"),
         ({"rope_scaling": "x"}, "config.json cannot be read: rope_scaling must be an object of settings, not 'x'"),
         ({"num_key_value_heads": 0}, "num_key_value_heads must be a number above 0, not 0"),
-        ({"rope_theta": 0}, "rope_theta must be a number above 0, not 0"),
+        ({"hidden_size": "x"}, "hidden_size must be a number above 0, not 'x'"),
+        ({"num_attention_heads": 0}, "num_attention_heads must be a number above 0, not 0"),
+        ({"rope_theta": None, "rope_parameters": {"rope_theta": 0}}, "rope_theta must be a number above 0, not 0"),
+        ({"rope_scaling": {"type": "linear", "factor": "x"}}, "factor must be a number from 0.01 to 10000, not 'x'"),
         ({"vocab_size": 200}, r"model.embed_tokens.weight has shape \(300, 32\)"),
     ],
 )

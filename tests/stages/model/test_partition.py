@@ -1,8 +1,10 @@
 """Noise partitions, against integrals that know nothing of the code's inverse CDF."""
 
 import math
+from collections.abc import Callable
 from dataclasses import replace
 from itertools import pairwise
+from typing import Any
 
 import numpy as np
 import pytest
@@ -92,37 +94,19 @@ def test_widening_adds_a_share_of_the_log_width_on_both_sides(ends, blocks: int,
 
 # Refusals
 @pytest.mark.parametrize(
-    ("boundaries", "reason"),
+    ("make", "parts", "reason"),
     [
-        ((1.0,), "finite and positive"),
-        ((1.0, 0.0), "finite and positive"),
-        ((math.inf, 1.0), "finite and positive"),
-        ((1.0, math.nan), "finite and positive"),
-        ((1.0, 2.0), "must fall"),
-        ((2.0, 1.0, 1.0), "must fall"),
+        *((NoisePartition, ("equal_entropy", each), "finite and positive") for each in ((1.0,), (1.0, 0.0))),
+        *((NoisePartition, ("equal_entropy", each), "finite and pos") for each in ((math.inf, 1.0), (1.0, math.nan))),
+        *((NoisePartition, ("equal_entropy", each), "must fall") for each in ((1.0, 2.0), (2.0, 1.0, 1.0))),
+        (equal_probability, (0, 0.1, 1.0), "noise partition"),
+        *((equal_probability, (2, *each), "noise partition") for each in ((1.0, 1.0), (2.0, 1.0), (0.0, 1.0))),
+        (equal_probability, (2, 0.1, math.inf), "noise partition"),
+        (equal_entropy, (2, [0.0, 1.0], [1.0, 2.0]), "0 < min"),
+        (equal_entropy, (2, [1.0, 2.0], [2.0, 1.0]), "rises with sigma"),
+        (equal_entropy, (2, [1.0, 2.0], [1.0, math.nan]), "rises with sigma"),
     ],
 )
-def test_boundaries_that_are_no_partition(boundaries: tuple[float, ...], reason: str) -> None:
+def test_what_cannot_be_a_partition(make: Callable[..., NoisePartition], parts: Any, reason: str) -> None:
     with pytest.raises(ConfigError, match=reason):
-        NoisePartition("equal_entropy", boundaries)
-
-
-@pytest.mark.parametrize(
-    ("blocks", "low", "high"), [(0, 0.1, 1.0), (2, 1.0, 1.0), (2, 2.0, 1.0), (2, 0.0, 1.0), (2, 0.1, math.inf)]
-)
-def test_a_range_that_cannot_be_cut(blocks: int, low: float, high: float) -> None:
-    with pytest.raises(ConfigError, match="noise partition"):
-        equal_probability(blocks, low, high)
-
-
-@pytest.mark.parametrize(
-    ("sigmas", "nats", "reason"),
-    [
-        ([0.0, 1.0], [1.0, 2.0], "0 < min"),
-        ([1.0, 2.0], [2.0, 1.0], "rises with sigma"),
-        ([1.0, 2.0], [1.0, math.nan], "rises with sigma"),
-    ],
-)
-def test_a_curve_that_cannot_be_cut(sigmas: list[float], nats: list[float], reason: str) -> None:
-    with pytest.raises(ConfigError, match=reason):
-        equal_entropy(2, sigmas, nats)
+        make(*parts)

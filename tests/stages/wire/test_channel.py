@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -30,29 +31,23 @@ def test_an_address_is_host_and_port(text: str, parsed: tuple[str, int]) -> None
     assert parse_address(text) == parsed
 
 
-@pytest.mark.parametrize(
-    "text",
-    [
-        *("", ":", "x", "x:", ":80", "x:65536", "x:-1", "x:²", "x:٣", "::1", "::1:80"),
-        *("x y:80", "x/y:80", "x:1\n", "x:000001"),
-    ],
-)
-def test_what_is_no_address(text: str) -> None:
-    with pytest.raises(InputError, match=r"next address .* must be HOST:PORT"):
-        parse_address(text, "next address")
+NO_ADDRESSES = ("", ":", "x", "x:", ":80", "x:65536", "x:-1", "x:²", "x:٣", "::1", "::1:80", "x y:80", "x/y:80")
+NO_NAMES = ("", "-x", ".x", "a b", "a/b", "é", "a\n", "\udcff", "x" * 65)
 
 
 @pytest.mark.parametrize(
-    ("text", "meant"),
+    ("check", "text", "says"),
     [
-        ("http://127.0.0.1:7700/v1", "127.0.0.1:7700"),
-        ("https://example.org", "example.org:PORT"),
-        ("::1:7700", r"\[::1\]:7700"),
+        *((parse_address, each, "must be HOST:PORT") for each in (*NO_ADDRESSES, "x:1\n", "x:000001")),
+        (parse_address, "http://127.0.0.1:7700/v1", ": write 127.0.0.1:7700$"),
+        (parse_address, "https://example.org", ": write example.org:PORT$"),
+        (parse_address, "::1:7700", r": write \[::1\]:7700$"),
+        *((check_name, each, "must be 1 to 64 letters") for each in NO_NAMES),
     ],
 )
-def test_what_was_meant_by_an_address(text: str, meant: str) -> None:
-    with pytest.raises(InputError, match=f": write {meant}$"):
-        parse_address(text)
+def test_what_is_no_address_or_no_name(check: Callable[[str], object], text: str, says: str) -> None:
+    with pytest.raises(InputError, match=says):
+        check(text)
 
 
 @pytest.mark.parametrize(
@@ -64,12 +59,6 @@ def test_what_was_meant_by_an_address(text: str, meant: str) -> None:
 )
 def test_loopback(address: str, loopback: bool) -> None:
     assert is_loopback(address) is loopback
-
-
-@pytest.mark.parametrize("name", ["", "-x", ".x", "a b", "a/b", "é", "a\n", "\udcff", "x" * 65])
-def test_what_is_no_name(name: str) -> None:
-    with pytest.raises(InputError, match="must be 1 to 64 letters"):
-        check_name(name)
 
 
 @pytest.mark.parametrize("address", ["127.0.0.1:0", "0.0.0.0:0"])

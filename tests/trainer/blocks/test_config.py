@@ -3,7 +3,7 @@ from pathlib import Path
 import pytest
 
 from stages.errors import ConfigError
-from trainer.blocks.config import NoiseConfig, TrainingConfig, load_config
+from trainer.blocks.config import load_config
 
 
 def toml(tmp_path: Path, text: str) -> Path:
@@ -64,8 +64,3 @@ def test_a_bad_setting_is_named(tmp_path: Path, text: str, message: str) -> None
 def test_bad_flags_are_named() -> None:
     with pytest.raises(ConfigError, match="flags: steps must be"):
         load_config(None, steps=-3)
-
-
-def test_defaults_are_valid() -> None:
-    assert TrainingConfig() == load_config(None)
-    assert NoiseConfig().partition == "equal_entropy"

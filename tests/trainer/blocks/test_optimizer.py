@@ -18,9 +18,6 @@ def test_schedule_warms_up_and_falls_to_its_floor() -> None:
     assert all(high > low for high, low in pairwise(shares[10:]))
     assert max(shares) <= 1
     assert schedule(100, config) == pytest.approx(FINAL_LEARNING_RATE)
-
-
-def test_schedule_needs_no_warm_up() -> None:
     assert schedule(0, replace(tiny, warmup_steps=0)) == 1.0
 
 

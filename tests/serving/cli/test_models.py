@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from torch import Tensor
 
-from serving.cli.run import import_once, is_whole
+from serving.cli.models import import_once, is_whole
 from serving.client.client import Client
 from stages.errors import ServiceError
 from stages.progress import ProgressLine
@@ -175,3 +175,5 @@ def test_an_import_tells_how_far_it_is_and_what_comes_next(gguf: Path, tmp_path:
     assert lines[0] == f"reading {gguf}"
     assert lines[1].startswith("tiny.gguf: 3 layers; this takes 0 MB of disk and 0 MB of memory")
     assert out.splitlines()[-1] == f"chat with it: onesweep run {tmp_path / 'out'}"
+    code, out, err = onesweep("import", gguf, "--context", 3, "--out", tmp_path / "short")
+    assert out.splitlines()[-1] == "a context of 3 tokens has no room for a chat: import it with a longer --context"

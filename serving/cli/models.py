@@ -41,6 +41,7 @@ HOSTS = 3
 PUBLISHED = ("*.json", "*.safetensors", "*.jinja", "additional_chat_templates/*.jinja")
 BESIDE = ("tokenizer.json", "LICEN[CS]E*", "NOTICE*", "COPYING*", "USE_POLICY*")
 DIGITS = 16
+LEAST_CHAT = 32  # tokens: what a template writes by itself, a few words and a few in return
 
 
 def add_import_options(parser: argparse.ArgumentParser) -> None:
@@ -128,7 +129,9 @@ def run_import(options: argparse.Namespace) -> int:
         settings = ImportSettings(*given, options.weights, drafter=options.drafter, check_template=ChatTemplate)
         imported = import_model(settings, progress)
     print(summary(imported))
-    print(f"chat with it: onesweep run {quote(str(options.out))}")
+    positions = imported.text_architecture.positions
+    short = f"a context of {positions} tokens has no room for a chat: import it with a longer --context"
+    print(short if positions < LEAST_CHAT else f"chat with it: onesweep run {quote(str(options.out))}")
     return 0
 
 
