@@ -242,6 +242,8 @@ def _served(modes: Sequence[str], facts: RouterState) -> list[str]:
 
 @dataclass(frozen=True, kw_only=True)
 class ChaosSettings:
+    """A deployment, a load, and what happens to them."""
+
     minutes: float = setting(10.0, "Minutes of load", metavar="M", above=0, most=7 * 24 * 60)
     profile: str = setting("links-60", "Links; loopback needs no root, and cannot be cut", metavar="P")
     seed: int = setting(0, "Seed for the fault schedule and the prompts", metavar="S", least=0, most=(1 << 32) - 1)

@@ -38,6 +38,8 @@ class Row:
 
 @dataclass(frozen=True)
 class BenchReport:
+    """The results of a bench."""
+
     table: str  # for the terminal
     record: dict[str, Any]  # for a JSON file
     holds: bool = True  # False where what must never happen has happened: the exit code says it

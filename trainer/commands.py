@@ -150,6 +150,7 @@ add_evaluate = partial(add_own_and_shared, own=Evaluation, shared="data threads 
 
 
 def run_evaluate(options: argparse.Namespace) -> int:
+    """Score checkpoints on validation text."""
     from trainer.blocks.evaluate import Scorer, checkpoints
 
     asked, corpus = from_flags(Evaluation, options), corpus_of(options)

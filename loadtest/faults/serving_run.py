@@ -161,6 +161,8 @@ class Clients:
 
 @dataclass(frozen=True, kw_only=True)
 class ChaosResult:
+    """A run's answers, faults and processes."""
+
     settings: ChaosSettings
     cases: tuple[SeededRequest, ...]
     texts: list[bytes]  # before any fault, by case

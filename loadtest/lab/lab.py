@@ -34,6 +34,8 @@ class Node:
 
 @dataclass(frozen=True)
 class Lab:
+    """A lab that was made."""
+
     profile: Profile
     places: dict[str, Node]  # `router`, `host-1`, ..
     pid: int  # of the lab process

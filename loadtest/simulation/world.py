@@ -106,6 +106,8 @@ class RequestOutcome:
 
 @dataclass(frozen=True)
 class ScheduleRun:
+    """The outcome of one schedule."""
+
     outcomes: list[RequestOutcome]
     after: list[RequestOutcome]  # of requests once all faults are over
     deploy: str | None  # why the deployment failed; empty where it did not, None where there was none

@@ -250,6 +250,7 @@ def run_invite(options: argparse.Namespace) -> int:
 
 
 def ticket_of(run: RunDirectory, secret: str) -> str:
+    """The text of a ticket to a run."""
     from stages.wire.tickets import Ticket
 
     addresses = json.loads((run.directory / ADDRESSES_NAME).read_text(encoding="utf-8"))

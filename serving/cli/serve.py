@@ -244,6 +244,7 @@ def run_status(options: argparse.Namespace) -> int:
 
 
 def status_lines(status: router_pb2.StatusResponse) -> Iterator[str]:
+    """A router's status for a terminal."""
     state = "ready" if status.ready else "not ready"
     modes = ", ".join([*status.modes, *status.drawing_modes])
     yield f"router {state}; modes {modes}; {status.requests} of {status.request_limit} requests"

@@ -54,6 +54,8 @@ def alike(one: Iterable[HostLink], other: Iterable[HostLink]) -> bool:
 
 @dataclass
 class AuditCounters:
+    """Cost and findings of audits."""
+
     sweeps: int = 0  # that could have been audited
     audited: int = 0
     hops: int = 0  # computed again

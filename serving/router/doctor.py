@@ -69,6 +69,8 @@ class Diagnosis:
 
 @dataclass
 class Report:
+    """Findings of the doctor."""
+
     machines: list[Endpoint] = field(default_factory=list)
     hops: list[MeasuredLink] = field(default_factory=list)
     findings: list[Diagnosis] = field(default_factory=list)

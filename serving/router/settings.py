@@ -12,6 +12,8 @@ from stages.wire.channel import KEEP_WARM_S
 
 @dataclass(frozen=True)
 class AdmissionSettings:
+    """Limits of a router."""
+
     request_limit: int = setting(64, "requests in flight", name="--max-requests", above=0)
     # Pace at which admitted requests start.
     requests_per_s: int = setting(1000, "requests started a second", above=0, rare=True)
@@ -22,6 +24,8 @@ class AdmissionSettings:
 
 @dataclass(frozen=True)
 class RingSettings:
+    """Settings of a ring."""
+
     # How long to wait for a host's receipt, or description, and for hosts that are lost to come back.
     hop_timeout_s: float = setting(5.0, "wait for a host", above=0, rare=True)
     # Pause between messages that keep an idle link's congestion window open.

@@ -78,6 +78,7 @@ class Topology:
 
     @property
     def addresses(self) -> set[str]:
+        """The addresses of its router and its hosts."""
         return {self.router, *(host.address for host in self.hosts)}
 
     @property

@@ -214,6 +214,7 @@ class PackedReader:
         return [each.unflatten(0, shape) for each, shape in zip(rows.unpack(x), shapes, strict=True)]
 
     def grow(self, pieces: Sequence[GrowingPiece]) -> list[Tensor]:
+        """See `PipelineRunner.grow`."""
         counts = [piece.source.shape[0] for piece in pieces]
         return [x for group in groups(counts) for x in self._grow(pieces[group], counts[group])]
 

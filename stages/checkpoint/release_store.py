@@ -195,6 +195,7 @@ class ReleaseStore:
             self._lock.enter_context(exclusive(directory / LOCK_NAME, taken))
 
     def close(self) -> None:
+        """Release the lock."""
         self._lock.close()
 
     def path(self, name: str) -> Path | None:

@@ -50,6 +50,8 @@ STAGE_METRICS = (
 
 
 class LinkCounters:
+    """Counters of one link."""
+
     def __init__(self) -> None:
         self.sent_bytes = 0
         self.handover_s = Histogram()

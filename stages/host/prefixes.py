@@ -103,6 +103,8 @@ def _numbers(caches: Sequence[LayerCache], at: int) -> list[Tensor]:
 
 @dataclass(frozen=True, eq=False)
 class KeptPiece:
+    """Keys and values of one piece."""
+
     root: bytes
     last: bytes  # digest of the piece before; the root for the first
     before: tuple[str, ...]  # instances of the hosts that it passed before this one

@@ -127,6 +127,8 @@ MOST_YIELDS = 7
 
 @dataclass
 class ScheduledHop:
+    """One accepted hop."""
+
     hop: stage_pb2.Hop  # the message that brought it, which becomes the next host's
     work: HopWork
     session: HostSession

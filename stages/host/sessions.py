@@ -27,6 +27,8 @@ REMEMBERED = 4096  # names of released sessions that are kept: work for one of t
 
 @dataclass
 class HostSession:
+    """State of one request on a host."""
+
     router: str
     kind: ModelKind
     capacity: int

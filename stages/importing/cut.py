@@ -19,6 +19,8 @@ MEGABYTE = 1e6
 # one row, of a mixture the experts that it uses. Among equally fast cuts, that whose largest stage is smallest wins.
 @dataclass(frozen=True)
 class StageCost:
+    """Cost of a stage to its host."""
+
     layers: int
     step: int  # numbers that each token's step reads
     held: int  # bytes in memory, and in the file

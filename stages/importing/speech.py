@@ -34,6 +34,8 @@ SAMPLING_BOUNDS: dict[str, tuple[float, float]] = {
 
 @dataclass(frozen=True)
 class Speech:
+    """Everything of a model beside its weights."""
+
     tokenizer: str  # tokenizer.json
     chat_template: str = ""
     tool_template: str = ""  # in place of the other where there are tools; empty: the other takes them, too

@@ -43,6 +43,8 @@ class Pipe(Protocol):
 
 
 class SocketPipe:
+    """A socket's end."""
+
     def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self._reader, self.writer = reader, writer
 

@@ -56,6 +56,8 @@ MOST_NOTICES = 256  # that a machine has not taken yet
 
 @dataclass
 class Machine:
+    """A machine that has joined."""
+
     name: str
     sha256: str  # of its secret
     addresses: tuple[str, ...] = ()  # where its stage server listens, as it says

@@ -125,6 +125,7 @@ def identity(manifest: Manifest) -> str:
 
 
 def add_metrics(out: Path, metrics: dict[str, Any]) -> Manifest:
+    """Add measurements to the manifest in `out`."""
     return update_manifest(out, lambda manifest: replace(manifest, metrics={**manifest.metrics, **metrics}))
 
 

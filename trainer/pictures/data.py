@@ -29,6 +29,8 @@ FASHION = ("t-shirt", "trouser", "pullover", "dress", "coat", "sandal", "shirt",
 
 @dataclass(frozen=True)
 class LabelledPictures:
+    """Pictures and the class of each."""
+
     pixels: Tensor  # (pictures, channels, height, width) uint8
     labels: Tensor  # (pictures,) int64
 

@@ -29,6 +29,8 @@ LOOK_S = 0.01  # between two looks for a step's features
 
 @dataclass(frozen=True)
 class CachedWeights:
+    """One part as it was fetched."""
+
     version: int
     tensors: Tensors = field(repr=False)
 

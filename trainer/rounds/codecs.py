@@ -36,6 +36,7 @@ def trainable(module: nn.Module) -> Tensors:
 
 
 def parameter_shapes(module: nn.Module) -> Shapes:
+    """Shapes of a module's trainable parameters."""
     return {name: tuple(p.shape) for name, p in module.named_parameters() if p.requires_grad}
 
 

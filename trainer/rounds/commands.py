@@ -160,6 +160,7 @@ add_simulate = partial(add_own_and_shared, own=SimulateSettings, shared="config 
 
 
 def run_simulate(options: argparse.Namespace) -> int:
+    """Make rounds for every combination of what is varied."""
     from trainer.rounds.comparison import run_variants, table, variants
 
     asked, results = from_flags(SimulateSettings, options), []

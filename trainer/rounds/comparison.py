@@ -48,6 +48,8 @@ class RoundsVariant:
 
 @dataclass(frozen=True)
 class VariantResult:
+    """Result of one variant with one seed."""
+
     variant: str
     seed: int
     losses: dict[str, float]  # validation losses in nats; "next_byte" is that of the end

@@ -22,6 +22,8 @@ BASE, HELD, CARRIED, PAYLOAD = "base", "held", "carried", "payload"
 
 @dataclass
 class WorkerProgress:
+    """A worker's progress with its part."""
+
     part: str
     incarnation: str = ""  # of the run
     finished: int = -1  # the last round that it has trained, or gave up
