@@ -68,8 +68,9 @@ class PretrainedTokenizer(Tokenizer):
         self._normal, self._controls = normal, re.compile("|".join(map(re.escape, names)) or "(?!)")
         # tokens that stand for a byte each, where letters without a token of their own are spelled by such
         spelled = [encoding.token_to_id(f"<0x{byte:02X}>") for byte in range(256)]
-        has_fallback = None not in spelled and encoding.decode([spelled[byte] for byte in "é".encode()]) == "é"
-        self._bytes = {number: byte for byte, number in enumerate(spelled) if has_fallback}
+        numbers = [number for number in spelled if number is not None]
+        has_fallback = numbers == spelled and encoding.decode([numbers[byte] for byte in "é".encode()]) == "é"
+        self._bytes = {number: byte for byte, number in enumerate(numbers)} if has_fallback else {}
 
     def encode_text(self, text: bytes) -> bytes:
         return self._encode(text.decode(), specials=True)
@@ -124,8 +125,8 @@ class PretrainedTokenizer(Tokenizer):
             (each for each in tokens if each not in self._left_out), self._bytes.__contains__
         ):
             if are_bytes:
-                text = bytes(self._bytes[token] for token in row).decode(errors="replace")
-                told += [spelled[byte] for byte in text.encode()]
+                mended = bytes(self._bytes[token] for token in row).decode(errors="replace").encode()
+                told += [spelled[byte] for byte in mended]
             else:
                 told += row
         text: str = self.encoding.decode(told)
