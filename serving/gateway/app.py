@@ -28,17 +28,8 @@ from uvicorn.protocols.http import h11_impl
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from serving.client.client import AsyncClient
-from serving.gateway.errors import OF_ALL, ApiError, api_error_of, error_response
-from serving.gateway.middleware import (
-    CLOSING,
-    HTTP_METRICS,
-    MAX_HEAD_BYTES,
-    SECURITY_HEADERS,
-    RequestBounds,
-    RequestLog,
-    host_name,
-    unreadable,
-)
+from serving.gateway.errors import CROWDED, OF_ALL, api_error_of, error_response
+from serving.gateway.middleware import HTTP_METRICS, MAX_HEAD_BYTES, RequestBounds, RequestLog, host_name, unreadable
 from serving.gateway.openai import routes as openai_routes
 from serving.gateway.openai import token_routes
 from serving.gateway.pages import host_routes, page_routes, race_routes
@@ -54,9 +45,7 @@ log = logging.getLogger(__name__)
 
 MAX_CONNECTIONS = 1000
 BACKLOG = 512
-# In place of uvicorn's own answer, which is plain text, to a connection too many.
-_FULL = ApiError(503, "too many connections: send it later", headers=CLOSING | SECURITY_HEADERS | {"retry-after": "1"})
-h11_impl.service_unavailable = error_response(_FULL)  # type: ignore[assignment, attr-defined]
+h11_impl.service_unavailable = error_response(CROWDED)  # type: ignore[assignment, attr-defined]
 
 _ABOUT = """OpenAI-compatible completions over a ring of far-apart hosts. A byte model's tokens are bytes. Requests may
 have an object `onesweep` with settings of ours; answers have `onesweep.accounting`: what the text cost."""
