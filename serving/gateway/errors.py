@@ -199,7 +199,7 @@ def field_error(errors: Sequence[Mapping[str, Any]], body: object) -> ApiError:
     words = f"{param or 'the body'} {wanted}"
     if isinstance(first["input"], int | float | str):
         words += f", not {json.dumps(first['input'])[:_SHOWN]}"
-    if first["type"] == "literal_error" and path[-1] != "role" and name in INSTEAD:
+    if first["type"] == "literal_error" and path[-1] not in ("role", "response_format") and name in INSTEAD:
         words += f": {INSTEAD[name]}"
     return ApiError(400, words, param=param)
 
