@@ -107,7 +107,7 @@ def test_the_demo_shows_every_mode(
     bundles: Path, deployment: Deployment, onesweep: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     there = contextlib.nullcontext(deployment)
-    monkeypatch.setattr("serving.cli.demo.temporary_deployment", lambda topology, checkpoint: there)
+    monkeypatch.setattr("serving.cli.demo.temporary_deployment", lambda *_: there)
     code, out, err = onesweep("demo", bundles / "own", "--prompt", "The sea ")
     assert code == 0, out + err
     assert "The weights are tiny" in out
