@@ -6,10 +6,10 @@ import json
 import math
 import secrets
 import time
+from collections import Counter, defaultdict
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
-from itertools import accumulate
 from typing import Any
 
 import grpc
@@ -241,7 +241,7 @@ class AnswerFormat:
         self.model, self.chat, self.created = request.model, isinstance(request, ChatRequest), int(time.time())
         self.order = order
         # characters of each choice so far, as its tokens have them
-        self._lengths = dict[int, int]()
+        self._lengths, self._decoders = Counter[int](), defaultdict[int, TextDecoder](TextDecoder)
         self.id = f"{'chatcmpl' if self.chat else 'cmpl'}-{secrets.token_hex(12)}"
 
     def chunk(self, choices: Sequence[dict[str, Any]], **more: object) -> dict[str, Any]:
@@ -282,9 +282,10 @@ class AnswerFormat:
         if self.chat:
             tokens = [{**_token(each), "top_logprobs": [_token(top) for top in each.top]} for each in told]
             return {"content": tokens, "refusal": None}
-        lengths = [len(each.text.decode(errors="replace")) for each in told]
-        offsets = [*accumulate(lengths, initial=self._lengths.get(index, 0))]
-        self._lengths[index] = offsets.pop()
+        offsets = list[int]()
+        for each in told:
+            offsets.append(self._lengths[index])
+            self._lengths[index] += len(self._decoders[index].feed(each.text))  # a token may cut a character
         return {
             "tokens": [_shown(each) for each in told],
             "token_logprobs": [None if math.isnan(each.logprob) else each.logprob for each in told],

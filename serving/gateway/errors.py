@@ -199,7 +199,7 @@ def field_error(errors: Sequence[Mapping[str, Any]], body: object) -> ApiError:
     words = f"{param or 'the body'} {wanted}"
     if isinstance(first["input"], int | float | str):
         words += f", not {json.dumps(first['input'])[:_SHOWN]}"
-    if first["type"] == "literal_error" and path[-1] != "role" and name in INSTEAD:
+    if first["type"] == "literal_error" and path[-1] not in ("role", "response_format") and name in INSTEAD:
         words += f": {INSTEAD[name]}"
     return ApiError(400, words, param=param)
 
@@ -211,3 +211,7 @@ def json_response(content: object, status: int = 200, headers: Mapping[str, str]
 
 def error_response(error: ApiError) -> Response:
     return json_response(error.body, error.status_code, error.headers)
+
+
+# to a connection too many: uvicorn's own answer is plain text
+CROWDED = ApiError(503, "too many connections: send it later", headers={"connection": "close", "retry-after": "1"})

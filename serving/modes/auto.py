@@ -184,7 +184,8 @@ class AutoMode(Mode):
             )
         choice = choose(forecasts, budget_ms)
         if choice is None:
-            least, noun = min(forecasts, key=lambda f: f.high_ms), self.tokenizer.noun
+            least = min(forecasts, key=lambda f: f.high_ms)
+            noun = "bytes" if request.max_tokens == request.max_bytes else self.tokenizer.noun
             raise invalid(
                 f"a budget of {budget_ms} ms is too small for {request.max_tokens} {noun}: the quickest setting, "
                 f"{least.option.label}, takes {least.high_ms:.0f} ms now; give more time, or ask for fewer {noun}"

@@ -5,6 +5,7 @@ import json
 import re
 import secrets
 from collections.abc import Callable, Mapping, Sequence
+from itertools import groupby
 from pathlib import Path
 from typing import Any
 
@@ -61,7 +62,13 @@ class PretrainedTokenizer(Tokenizer):
         self._folded = {number for number, each in found.items() if normal is not str and each.normalized}
         names = [normal(each.content) if number in self._folded else each.content for number, each in found.items()]
         self._numbers = {each.content: number for number, each in added.items() if each.special}
+        self._left_out = {*self._numbers.values()}
         self._normal, self._controls = normal, re.compile("|".join(map(re.escape, names)) or "(?!)")
+        # tokens that stand for a byte each, where letters without a token of their own are spelled by such
+        spelled = [encoding.token_to_id(f"<0x{byte:02X}>") for byte in range(256)]
+        numbers = [number for number in spelled if number is not None]
+        has_fallback = numbers == spelled and encoding.decode([numbers[byte] for byte in "é".encode()]) == "é"
+        self._bytes = {number: byte for byte, number in enumerate(numbers)} if has_fallback else {}
 
     def encode_text(self, text: bytes) -> bytes:
         return self._encode(text.decode(), specials=True)
@@ -107,6 +114,21 @@ class PretrainedTokenizer(Tokenizer):
             self._plain(each) if at % 2 else self._encode(each, specials=False) for at, each in enumerate(pieces)
         )
         return EncodedChat(tokens, len("".join(pieces).encode()), schema)
+
+    def decode(self, tokens: Sequence[int]) -> str:
+        """Their text, without control tokens."""
+        # where a byte is no UTF-8, the library has U+FFFD for all that stand beside it, and so loses letters
+        told, spelled = list[int](), list(self._bytes)
+        for are_bytes, row in groupby(
+            (each for each in tokens if each not in self._left_out), self._bytes.__contains__
+        ):
+            if are_bytes:
+                mended = bytes(self._bytes[token] for token in row).decode(errors="replace").encode()
+                told += [spelled[byte] for byte in mended]
+            else:
+                told += row
+        text: str = self.encoding.decode(told)
+        return text
 
     def unwritten(self, names: Sequence[bytes]) -> frozenset[int]:
         return frozenset(self._numbers[name.decode()] for name in names if name.decode() in self._numbers)
@@ -203,8 +225,7 @@ class _Tokens(Detokenizer):
 
     def _text(self, tokens: list[int]) -> str:
         with library_errors(lambda problem: internal(f"the model's tokenizer fails on what was written: {problem}")):
-            text: str = self.tokenizer.encoding.decode(tokens)  # leaves special tokens out
-        return text
+            return self.tokenizer.decode(tokens)
 
 
 def read_pretrained_tokenizer(directory: Path, manifest: Manifest) -> PretrainedTokenizer:

@@ -25,6 +25,7 @@ from stages.host.prefixes import KEY_BYTES
 from stages.threads import cancelled
 from stages.v1 import stage_pb2
 from stages.wire.hop_stream import LinkObserver
+from stages.wire.link_quality import LinkRecord
 from stages.wire.status import NoMessageError, StatusError, internal, unavailable
 from stages.wire.tls import LOOPBACK_ONLY, Security
 
@@ -63,7 +64,7 @@ class Ring:
         :param meter: who hears of the link to the host of a name.
         :param owner: what the router's certificate calls it: hosts let it listen under that name only.
         :param findings: file of what audits found; None: it ends with this process.
-        :param run: directory of the run of machines that joined."""
+        :param run: directory of certificates, which has links where machines joined."""
         self.settings, self.owner, self.run = settings or RingSettings(), owner, run
         self.name = ".".join([*([owner] if owner else []), secrets.token_hex(8)])
         self.security = security
@@ -247,9 +248,10 @@ class Ring:
     def _lose(self, link: HostLink, reason: str, is_gone: bool = True) -> None:
         name = f"host {link.entry.name} at {link.entry.address}"
         # a reason that names the host already says what happened and what to do
-        remedy = "see that it runs" if self.run is None else "machines that joined take its place, or have one join"
+        joined = bool(LinkRecord.read(self.run).proxy)
+        remedy = "machines that joined take its place, or have one join" if joined else "see that it runs"
         problem = reason if reason.startswith(name) else f"{name} is lost ({reason}); {remedy}"
-        link.is_lost = self.run is None and not link.quarantined
+        link.is_lost = not (joined or link.quarantined)
         if link.is_lost and link.entry.address.startswith("127.0.0.1:"):  # where `up` lays hosts out
             problem += " (of `up`: `onesweep down`, then the same `onesweep up` again)"
         if not link.problem:

@@ -71,13 +71,14 @@ def check_request(request: router_pb2.GenerateRequest, mode: Mode, due_at: float
     given = {name: value for name, value in brought.items() if name not in SHAPES or value != SHAPES[name]}
     if request.logit_bias:
         _check_taken("logit_bias", mode, SHAPED)
+    if request.score_prompt and (mode.name != SCORING or "logprobs" not in given):
+        how = "with logprobs, of tokens, or with max_tokens 0"
+        what = f"score_prompt (in HTTP echo {how}) is for mode {SCORING}, with logprobs"
+        raise invalid(f"{what}: leave it out, or use that mode")
     tells = ["json_schema (in HTTP response_format)"] * bool(request.json_schema)
     tells += ["must_call (in HTTP tool_choice)"] * bool(request.must_call) + ["logprobs"] * ("logprobs" in given)
     for name in tells:
         _check_taken(name, mode, TELLING)
-    if request.score_prompt and (mode.name != SCORING or "logprobs" not in given):
-        what = f"score_prompt (in HTTP echo with logprobs, or of tokens) is for mode {SCORING}, with logprobs"
-        raise invalid(f"{what}: leave it out, or use that mode")
     if request.must_call and (request.json_schema or not request.tools):
         raise invalid("must_call is for tools: give tools, and no json_schema")
     if due_at <= monotonic():

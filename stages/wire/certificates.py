@@ -264,9 +264,8 @@ def _general_name(address: str) -> x509.GeneralName:
     if (ip := ip_of(address)) is not None:
         return x509.IPAddress(ip)
     labels = address.split(".")
-    if len(address) > 253 or not all(
-        label and len(label) <= 63 and label.isascii() and label.replace("-", "").isalnum() for label in labels
-    ):
+    named = all(len(each) <= 63 and each.isascii() and each.replace("-", "").isalnum() for each in labels)
+    if len(address) > 253 or not named or labels[-1].isdigit():  # a number ends a mistyped IP address
         raise InputError(f"{address!r} is neither an IP address nor a DNS name: leave port and scheme out")
     return x509.DNSName(address.lower())
 

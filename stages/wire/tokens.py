@@ -115,7 +115,9 @@ class Keyring:
         self._read_again(self.path)
         shown = next((value for name, value in metadata or () if name == HEADER), None)
         if shown is None:
-            raise _unauthenticated("a token is wanted here: give --token-file, or set ONESWEEP_TOKEN")
+            raise _unauthenticated(
+                "a token is wanted here: give --token-file, set ONESWEEP_TOKEN, or send Authorization: Bearer TOKEN"
+            )
         text = shown.decode("utf-8", "replace") if isinstance(shown, bytes) else shown
         if not text.startswith(SCHEME):
             raise _unauthenticated(f"the metadata `{HEADER}` must be `{SCHEME}TOKEN`")

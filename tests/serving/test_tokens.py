@@ -37,7 +37,7 @@ def test_a_file_is_read_as_it_was_written(path: Path) -> None:
 @pytest.mark.parametrize(
     ("metadata", "says"),
     [
-        (None, "a token is wanted here"),
+        (None, "a token is wanted here: .* or send Authorization: Bearer TOKEN"),
         ((("user-agent", "x"),), "a token is wanted here"),
         ((("authorization", "Basic abc"),), "the metadata `authorization` must be `Bearer TOKEN`"),
         ((("authorization", "Bearer onesweep_x"),), "unknown token"),

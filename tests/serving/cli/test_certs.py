@@ -93,6 +93,7 @@ def test_an_authority_certifies_roles_only(certs: Run, tmp_path: Path) -> None:
         (["client", "bob", "--address", "10.8.0.1"], "a client is not dialled: leave --address out"),
         (["host", "tokyo", "--address", "10.8.0.2:7701"], "leave port and scheme out"),
         (["host", "tokyo", "--address", ""], "'' is neither an IP address nor a DNS name"),
+        (["host", "tokyo", "--address", "10.8.0.256"], "is neither an IP address nor a DNS name"),
         (["host", "ca", "--address", "10.8.0.1"], "a certificate cannot be called 'ca'"),
         (["host", "x" * 41, "--address", "10.8.0.1"], "of at most 40 letters"),
         (["host", "a/b", "--address", "10.8.0.1"], "name 'a/b' must be"),

@@ -20,6 +20,7 @@ from serving.cli.deployment import Deployment, temporary_deployment
 from serving.cli.ports import free_port_block
 from serving.client.client import Client, RequestRefused
 from serving.client.result import DrawnPictures
+from serving.gateway.errors import api_error_of
 from serving.router.ring import Ring
 from serving.router.topology import local_topology
 from serving.v1 import router_pb2, router_pb2_grpc
@@ -127,8 +128,9 @@ def test_bad_requests_are_refused_in_a_sentence(drawing: Deployment, artist: Cli
     assert list(status.pictures.classes) == list(TINY.classes)
     assert (list(status.drawing_modes), list(status.modes)) == (["chain", "steps", "local"], [])
     for mode in ({"mode": "sweep"}, {}):
-        with pytest.raises(RequestRefused, match="checkpoint draws pictures: ask for some with `onesweep draw`"):
+        with pytest.raises(RequestRefused, match="checkpoint draws: ask with `onesweep draw`") as no_text:
             artist.generate("hello", **mode)
+        assert api_error_of(no_text.value).param is None, "no field is wrong"
     until(lambda: not any(host.sessions for host in artist.status().hosts))
 
 
@@ -180,7 +182,7 @@ def test_the_command_writes_files(
     for command, message in (
         (["status"], "modes chain, steps, local;"),
         (["compare", "hello"], "ask for pictures with `onesweep draw --compare`"),
-        (["chat", "hello"], "there is nobody to talk with: the checkpoint draws pictures"),
+        (["chat", "hello"], "there is nobody to talk with: the checkpoint draws"),
     ):
         main([*command, "--router", drawing.topology.router])
         told = capsys.readouterr()

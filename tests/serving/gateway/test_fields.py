@@ -13,7 +13,7 @@ from pydantic import ValidationError
 
 from serving.gateway.base_fields import INSTEAD, OF_PICTURES, OF_TEXTS, Fields
 from serving.gateway.errors import field_error
-from serving.gateway.fields import ChatRequest, CompletionRequest
+from serving.gateway.fields import ChatRequest, CompletionRequest, ImageRequest
 from serving.gateway.responses import ResponseRequest
 
 PAGE = (Path(__file__).parents[3] / "docs" / "http.md").read_text()
@@ -29,7 +29,7 @@ TAKEN = {"store": False, "background": False, "best_of": 1, "truncation": "disab
 
 def refusal(request: type[Fields], **fields: Any) -> str:
     with pytest.raises(ValidationError) as caught:
-        request.model_validate(body := {"model": "onesweep", **LEAST[request], **fields})
+        request.model_validate(body := {"model": "onesweep", **LEAST.get(request, {}), **fields})
     return str(field_error([{**each, "loc": ("body", *each["loc"])} for each in caught.value.errors()], body).detail)
 
 
@@ -86,6 +86,7 @@ def test_a_refusal_names_the_field_as_it_was_sent() -> None:
     assert refusal(ChatRequest, response_format={"type": "json_schema"}) == "response_format.json_schema is missing"
     assert "add_generation_prompt: false, is for" in refusal(ChatRequest, add_generation_prompt=False)
     assert refusal(ResponseRequest, input=3) == "input must be a text or a list, not 3"
+    assert refusal(ImageRequest, prompt="x", response_format="url") == "response_format must be 'b64_json', not \"url\""
 
 
 def test_the_page_names_them() -> None:

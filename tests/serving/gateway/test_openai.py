@@ -192,8 +192,10 @@ def test_a_prompt_is_as_likely_as_it_was_to_write(openai: OpenAI) -> None:
         assert (told.token_logprobs[0], told.top_logprobs[0], told.text_offset[:2]) == (None, None, [0, 1])
         assert told.token_logprobs[1:201] == wrote.logprobs.token_logprobs, "to the last bit"
         assert told.top_logprobs[1:201] == wrote.logprobs.top_logprobs
-    with pytest.raises(api.BadRequestError, match=r"score_prompt .* is for mode ar"):
-        openai.completions.create(**asked | {"model": "onesweep-ar-speculative"}, prompt="x", echo=True)
+    for more in ({"model": "onesweep-ar-speculative"}, {"model": "onesweep-local", "logprobs": None, "max_tokens": 0}):
+        with pytest.raises(api.BadRequestError, match=r"echo .* max_tokens 0\) is for mode ar") as refused:
+            openai.completions.create(**asked | more, prompt="x", echo=True)
+        assert refused.value.param == "echo"
 
 
 def test_penalties_and_biases_reach_the_hosts(openai: OpenAI, client: Client) -> None:

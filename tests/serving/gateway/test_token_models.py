@@ -101,7 +101,7 @@ def test_texts_become_tokens_and_back(chat: OpenAI) -> None:
 
 @torch.inference_mode()
 def test_a_harness_scores_prompts_in_tokens(chat: OpenAI, stages: list[LlamaStage]) -> None:
-    prompts = [ids("the sea and the ship"), ids("the old man said " * 60)[:300]]
+    prompts = [ids("the 漢 and the ship"), ids("the old man said " * 60)[:300]]
     asked: dict[str, Any] = {"model": "onesweep-ar", "prompt": prompts, "echo": True, "logprobs": 1, "temperature": 0}
     answer = chat.completions.create(**asked, max_tokens=1, seed=1234)
     for tokens, choice in zip(prompts, answer.choices, strict=True):
@@ -115,3 +115,4 @@ def test_a_harness_scores_prompts_in_tokens(chat: OpenAI, stages: list[LlamaStag
         best = [max(each.values()) for each in told.top_logprobs[1:]]
         assert best == pytest.approx(nats.max(1).values.tolist(), abs=1e-4)
         assert choice.text.startswith(text_of(tokens))
+        assert told.text_offset[:-1] == [len(text_of(tokens[:at])) for at in range(len(tokens))], "of characters"

@@ -15,6 +15,7 @@ from serving.cli.ports import free_port_block
 from serving.client.client import Client, RequestRefused, Result
 from serving.modes.auto import FAR, choose
 from serving.modes.frontier import Forecast, Frontier, Option
+from serving.modes.tokenizer import ByteTokenizer
 from serving.router.topology import local_topology
 from stages.checkpoint.manifest import read_manifest
 from tests.conftest import until, wait_ready
@@ -114,7 +115,8 @@ def refused(client: Client, **settings: Any) -> tuple[str, grpc.StatusCode]:
     return str(error.value), error.value.code
 
 
-def test_budgets_that_cannot_be_kept(serve: Callable[..., Client]) -> None:
+def test_budgets_that_cannot_be_kept(serve: Callable[..., Client], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ByteTokenizer, "noun", "tokens")  # as of other models
     says, code = refused(serve((LOCAL, CHUNKED, AR)), budget_ms=1)
     assert code is grpc.StatusCode.INVALID_ARGUMENT
     assert "a budget of 1 ms is below one sweep, which takes" in says
@@ -122,6 +124,8 @@ def test_budgets_that_cannot_be_kept(serve: Callable[..., Client]) -> None:
     says, code = refused(serve((Option(**{**vars(slow), "router_ms": 1e6}),)), budget_ms=5_000)
     assert code is grpc.StatusCode.INVALID_ARGUMENT
     assert "too small for 64 bytes: the quickest setting, local, takes 1000000 ms now; give more time" in says
+    says, _ = refused(serve((Option(**{**vars(slow), "router_ms": 1e6}),)), budget_ms=5_000, max_tokens=9)
+    assert "too small for 9 tokens" in says
 
 
 # Without a frontier

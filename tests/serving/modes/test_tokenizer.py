@@ -1,5 +1,6 @@
 """Tokens come back as the text that they are, whole characters at a time, whatever the tokenizer."""
 
+import codecs
 import json
 from pathlib import Path
 from typing import Any
@@ -68,7 +69,10 @@ def test_whatever_tokens_come_what_is_told_is_utf8(tokens: list[int]) -> None:
         spelling = spelling_of(made)
         reader = spelling.detokenizer(b"")
         told = "".join(reader.feed(spelling.vocabulary.encode([token])).decode() for token in tokens)
-        assert (told + reader.end().decode() == text_of(tokens)) or made is FALLBACK
+        names = [made.id_to_token(token).replace("▁", " ") for token in tokens if made is FALLBACK and token > 2]
+        raw = b"".join(bytes.fromhex(name[3:5]) if name[:3] == "<0x" else name.encode() for name in names)
+        spelled = codecs.getincrementaldecoder("utf-8")("replace").decode(raw).removeprefix(" ")
+        assert told + reader.end().decode() == (text_of(tokens) if made is LEVEL else spelled)
 
 
 def test_bytes_that_stand_for_a_character_are_told_together() -> None:

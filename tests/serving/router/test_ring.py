@@ -24,6 +24,7 @@ from stages.host.server import SERVICE
 from stages.host.sessions import SessionStore
 from stages.v1 import stage_pb2
 from stages.wire.channel import new_server
+from stages.wire.link_quality import LINKS_NAME
 from stages.wire.status import MOST_PARTS
 from tests.conftest import eventually
 from tests.stages.hops import step
@@ -143,7 +144,11 @@ async def test_a_host_that_falls_silent_is_lost_unless_the_router_stood_still(tm
             ring.look()
             assert (bool(link.problem), link.is_lost) == (lost, lost)
     assert "is lost (it has been silent for 2.2 s)" in link.problem
-    ring.run = tmp_path  # of machines that joined
+    ring.run = tmp_path  # of certificates
+    ring._lose(link, "it closed the connection")
+    assert "see that it runs" in link.problem
+    assert link.is_lost
+    (tmp_path / LINKS_NAME).write_text('{"proxy": "127.0.0.1:2"}')  # of machines that joined
     ring._lose(link, "it closed the connection")
     assert link.problem.endswith("(it closed the connection); machines that joined take its place, or have one join")
     assert not link.is_lost

@@ -59,7 +59,7 @@ def sentence(err: str) -> str:
             ["x", "--mode", "resample", "--set", "scorer=scorer"],
             "scorer 'scorer' cannot be served: the hosts have no scorer/ in their checkpoint; choose from ar",
         ),
-        (["x", "--mode", "resample", "--temperature", 0], "give a temperature above 0, or use mode ar"),
+        (["x", "--mode", "resample", "--temperature", 0], "give one above 0, or use mode ar"),
         (["x", "--timeout-s", -1], "timeout_s must be above 0"),
     ],
 )
