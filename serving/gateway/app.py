@@ -24,11 +24,10 @@ from fastapi import FastAPI, Request, Response
 from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException as FrameworkError
 from starlette.types import ASGIApp
-from uvicorn.protocols.http import h11_impl
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from serving.client.client import AsyncClient
-from serving.gateway.errors import CROWDED, OF_ALL, api_error_of, error_response
+from serving.gateway.errors import OF_ALL, api_error_of, error_response
 from serving.gateway.middleware import HTTP_METRICS, MAX_HEAD_BYTES, RequestBounds, RequestLog, host_name, unreadable
 from serving.gateway.openai import routes as openai_routes
 from serving.gateway.openai import token_routes
@@ -45,7 +44,6 @@ log = logging.getLogger(__name__)
 
 MAX_CONNECTIONS = 1000
 BACKLOG = 512
-h11_impl.service_unavailable = error_response(CROWDED)  # type: ignore[assignment, attr-defined]
 
 _ABOUT = """OpenAI-compatible completions over a ring of far-apart hosts. A byte model's tokens are bytes. Requests may
 have an object `onesweep` with settings of ours; answers have `onesweep.accounting`: what the text cost."""

@@ -211,7 +211,3 @@ def json_response(content: object, status: int = 200, headers: Mapping[str, str]
 
 def error_response(error: ApiError) -> Response:
     return json_response(error.body, error.status_code, error.headers)
-
-
-# to a connection too many: uvicorn's own answer is plain text
-CROWDED = ApiError(503, "too many connections: send it later", headers={"connection": "close", "retry-after": "1"})

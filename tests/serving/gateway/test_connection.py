@@ -102,9 +102,7 @@ def test_a_connection_too_many_closes_an_idle_one_or_is_refused(servers: Any, mo
         until(lambda: not select.select([older, newest], [], [], 0)[0])
         with dial(port) as refused:
             refused.sendall(LIVE)
-            answer = b"".join(iter(partial(refused.recv, 4096), b""))
-            assert answer.startswith(b"HTTP/1.1 503")
-            assert b'{"error": {"message": "too many connections: send it later"' in answer
+            assert refused.recv(4096).startswith(b"HTTP/1.1 503")
         older.close()
 
     def served() -> bool:
