@@ -79,6 +79,8 @@ FILES = {
         ("BLOCKS --block 2", "this chain has blocks 0 to 1"),
         ("AR --block 0", "--block is of a chain: the parts of ar are trained together"),
         ("evaluate . --data TEXT", "no checkpoint in"),
+        ("train tokenizer --data TEXT --out latin.txt/tokenizer.json", "cannot write latin.txt/tokenizer.json: "),
+        ("train tokenizer --data TEXT --out .", "cannot write .: Is a directory; choose another --out FILE"),
         ("evaluate . --windows 0", "--windows must be at least 1"),
     ],
 )

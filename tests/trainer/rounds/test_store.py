@@ -271,6 +271,9 @@ def test_a_damaged_database_or_file_is_noticed(tmp_path: Path) -> None:
         pass
     with pytest.raises(InputError, match="give the folder `rounds` of a coordinator's --out"):
         audit(tmp_path / "nowhere")
+    (tmp_path / "locked" / DATABASE).mkdir(parents=True)
+    with pytest.raises(InputError, match=r"cannot read .*: unable to open database file; run this as the user of"):
+        audit(tmp_path / "locked")
 
 
 def test_the_database_takes_nothing_twice(tmp_path: Path) -> None:
