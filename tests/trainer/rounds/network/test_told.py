@@ -19,6 +19,7 @@ COORDINATE = ["train", "coordinate", "--listen", "127.0.0.1:0"]
         ([*WORK, "--name", "a b"], "--name 'a b' must be"),
         (["train", "work", "--coordinator", "10.0.0.1:1"], "traffic would not be encrypted"),
         ([*WORK, "--block", "-1"], "--block must be the number of a part"),
+        ([*WORK, "--machine", "1"], "--machine and --machines are of a site: give --site"),
         ([*WORK, "--patience", "nan"], "--patience must be from 0"),
         ([*COORDINATE, "--lease", "0"], "--lease must be from 0.5"),
         ([*COORDINATE, "--publish-every", "0"], "--publish-every must be at least 1"),
