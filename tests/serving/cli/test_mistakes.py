@@ -208,6 +208,16 @@ def test_output_that_cannot_be_written_ends_in_a_sentence(
         assert capsys.readouterr().err == "onesweep: cannot write the output: No space left on device\n"
 
 
+def test_memory_that_there_is_not_ends_in_a_sentence(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cpu, cuda = "DefaultCPUAllocator: can't allocate memory", "CUDA out of memory. Tried to allocate 2.00 GiB"
+    for error in (MemoryError(), RuntimeError(cpu), RuntimeError(cuda)):
+        monkeypatch.setattr("serving.cli.__main__.parse", Mock(side_effect=error))
+        assert main(["up"]) == 1
+        assert capsys.readouterr().err.startswith("onesweep: not enough memory: ask for less at once")
+
+
 def test_options_and_texts_stand_in_any_order() -> None:
     for line in ("run m --max-tokens 8 hi", "run --max-tokens 8 m hi", "run m hi --max-tokens 8"):
         options = parse(line.split())
