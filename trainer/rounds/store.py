@@ -106,8 +106,12 @@ class Store:
             raise ResumeError(f"{self.path} is damaged ({error}); {RESTORE}") from None
 
     def records(self) -> Sequence[Record]:
-        """All events that were committed, in order."""
-        return read_events(self.database)  # read when a run begins; not kept, for they only grow
+        """All events that were committed, in order. Raises ResumeError where a run has lost all of them."""
+        found = read_events(self.database)  # read when a run begins; not kept, for they only grow
+        # a run that would begin anew drops what the lost events counted on; a kill before the first leaves versions 0
+        if not found and self._held is None and any((self.directory / VERSIONS).glob(f"*/[1-9]*{SUFFIX}")):
+            raise ResumeError(f"{self.path} has no events, but versions of a run lie beside it; {RESTORE}")
+        return found
 
     def commit(self, record: Record) -> None:
         """From now on it counts, and so does what was put before for it."""
