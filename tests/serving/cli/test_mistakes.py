@@ -108,7 +108,6 @@ TYPING = [
     ("generate -hello", 2, "write -- before a text that begins with a dash"),
     ("generate x --max-bytes ten", 2, "--max-bytes must be a whole number, not 'ten'"),
     ("generate x --max-bytes -5", 2, "max_bytes must be a whole number from 1"),
-    ("draw sneaker --pictures 0 --out x.png", 2, "pictures must be"),
     ("draw sneaker --guidance much --out x.png", 2, "--guidance must be a number, not 'much'"),
     ("up --hosts 2 --topology t.toml", 2, "exclude each other"),
     ("up --port 99999", 2, "--port must be at most 65535, not 99999"),

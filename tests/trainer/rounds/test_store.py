@@ -256,10 +256,7 @@ def test_a_full_disk_takes_nothing_back_that_counted(tmp_path: Path) -> None:
 def test_a_damaged_database_or_file_is_noticed(tmp_path: Path) -> None:
     fill(tmp_path / "lost")
     (tmp_path / "lost" / DATABASE).write_bytes(b"")
-    with (
-        open_store(tmp_path / "lost") as store,
-        pytest.raises(ResumeError, match="no events, but versions of a run lie"),
-    ):
+    with open_store(tmp_path / "lost") as store, pytest.raises(ResumeError, match="no events, but versions"):
         begun(store)
     fill(tmp_path)
     (pending,) = (tmp_path / UPDATES / "p").iterdir()

@@ -22,7 +22,6 @@ COORDINATE = ["train", "coordinate", "--listen", "127.0.0.1:0"]
         ([*WORK, "--machine", "1"], "--machine and --machines are of a site: give --site"),
         ([*WORK, "--patience", "nan"], "--patience must be from 0"),
         ([*COORDINATE, "--lease", "0"], "--lease must be from 0.5"),
-        ([*COORDINATE, "--publish-every", "0"], "--publish-every must be at least 1"),
         ([*COORDINATE, "--config", "H0"], "steps_per_round must be a whole number from 1"),
         (["train", "status", "127.0.0.1:1", "--once"], "no coordinator answers at 127.0.0.1:1"),
     ],
