@@ -12,10 +12,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from stages.device import all_cores, check_device
-from stages.errors import InputError
+from stages.errors import InputError, file_errors
 from stages.limits import MAX_THREADS
 from stages.progress import counted
-from stages.settings import add_flags, flag, from_flags, from_toml, read_toml, setting
+from stages.settings import add_flags, check_destination, flag, from_flags, from_toml, read_toml, setting
 
 if TYPE_CHECKING:
     from trainer.blocks.config import TrainingConfig
@@ -128,8 +128,10 @@ def run_tokenizer(options: argparse.Namespace) -> int:
     from trainer.blocks.data import load_corpus, train_tokenizer
 
     asked, corpus = from_flags(TokenizerTraining, options), load_corpus(options.data)
+    with file_errors(InputError, f"cannot write {asked.out}", "choose another --out FILE"):
+        asked.out.parent.mkdir(parents=True, exist_ok=True)
+    check_destination(asked.out, "--out")
     tokenizer = train_tokenizer(corpus.train, asked.vocabulary)
-    asked.out.parent.mkdir(parents=True, exist_ok=True)
     replace_file(asked.out, lambda path: path.write_text(tokenizer.json, encoding="utf-8"))
     spelled = corpus.in_tokens(tokenizer)
     print(f"{asked.out}: {tokenizer.vocabulary} tokens, {len(corpus.valid) / len(spelled.valid):.2f} bytes in each")

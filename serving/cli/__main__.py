@@ -3,6 +3,7 @@
 import contextlib
 import errno
 import os
+import re
 import sys
 
 from serving.cli.parser import UsageError, parse
@@ -41,6 +42,12 @@ def _run(arguments: list[str]) -> int:
     except OnesweepError as error:
         _say(f"onesweep: {error}")
         return error.exit_code
+    except (MemoryError, RuntimeError) as error:
+        # torch's are told by their words: to import their names takes a second, and most commands do without
+        if not isinstance(error, MemoryError) and not re.search("out of memory|can't allocate memory", str(error)):
+            raise
+        _say("onesweep: not enough memory: ask for less at once, or use a larger machine")
+        return 1
     except KeyboardInterrupt:
         return INTERRUPTED_CODE
     except SystemExit as end:  # after help

@@ -10,7 +10,7 @@ from serving.client.result import DrawnPictures
 from serving.drawing.request import DrawingRequest
 from serving.modes import DRAWING_MODES
 from serving.router.request import DEFAULT_TIMEOUT_S
-from stages.errors import InputError, OnesweepError, file_errors
+from stages.errors import InputError
 from stages.progress import aligned, counted
 from stages.settings import add_flags, check_destination
 
@@ -92,7 +92,8 @@ def _table(results: list[DrawnPictures]) -> str:
 def _write(path: Path, rows: list[DrawnPictures], columns: int) -> None:
     import numpy as np
 
+    from stages.checkpoint.files import replace_file
+
     pixels = np.concatenate([row.pixels for row in rows])
     scale = SCALE if max(pixels.shape[2:]) < SMALL else 1
-    with file_errors(OnesweepError, f"cannot write {path}"), path.open("xb") as file:
-        DrawnPictures(pixels).sheet(columns, scale).save(file, "PNG")
+    replace_file(path, lambda file: DrawnPictures(pixels).sheet(columns, scale).save(file, "PNG"))

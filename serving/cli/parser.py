@@ -67,6 +67,11 @@ class CommandParser(argparse.ArgumentParser):
             return f"no option {name}{gone(name, self.prog.split()) or close_to(name, known)}"
         return ""
 
+    def _get_value(self, action: argparse.Action, arg_string: str) -> Any:  # noqa: ANN401 - of any type
+        if action.type is Path and not arg_string:  # a variable of the shell that is not set: Path has "." for it
+            raise argparse.ArgumentError(action, "the name of a file or directory is empty")
+        return super()._get_value(action, arg_string)
+
     def _check_value(self, action: argparse.Action, value: object) -> None:
         if action.choices is not None and value not in action.choices:
             known = [str(choice) for choice in action.choices]

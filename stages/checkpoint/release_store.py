@@ -250,7 +250,8 @@ class ReleaseStore:
             need = sum(part.bytes - begun[path] for path, part in wanted.items())
             free = shutil.disk_usage(coming).free
         if need + SPARE_BYTES > free:
-            raise ServiceError(f"no room on {self.directory}: {need} bytes needed, {free} free; free some space")
+            said = f"{need} bytes needed, {free} free, and {SPARE_BYTES} stay free"
+            raise ServiceError(f"no room on {self.directory}: {said}; free some space")
         return IncomingRelease(coming, self.directory / contents.name, wanted, begun, self._own)
 
     def _write_own(self, coming: Path, wanted: Mapping[str, Part]) -> None:

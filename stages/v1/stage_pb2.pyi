@@ -8,7 +8,7 @@ soon as the receiver has checked and queued it, so no host waits for those behin
 and listens on Subscribe; whichever host ends a sweep (or has to give it up) tells the router there. The last
 host's successor is the first host: an AR step goes round the ring without touching the router.
 
-Symbols are what a model reads and writes, by its `vocabulary`: bytes, or the numbers of tokens, each in the fewest of
+Tokens are what a model reads and writes, by its `vocabulary`: bytes, or the numbers of tokens, each in the fewest of
 1, 2 or 4 bytes that have room for all of them, unsigned and little-endian.
 """
 
@@ -912,7 +912,7 @@ class Read(_message.Message):
     clean: _builtins.bytes
     """the new tokens"""
     prompt: _builtins.int
-    """Symbols that were given. From there on, new ones give to the last bit what they would give one by one; those before,
+    """Tokens that were given. From there on, new ones give to the last bit what they would give one by one; those before,
     and all before a Score, attend 32 at a time, at positions from a multiple of 32 on.
     """
     codec: _builtins.str
@@ -971,7 +971,7 @@ class Sample(_message.Message):
     draft: _builtins.int
     """how many of the new tokens, the last ones, are draft tokens"""
     remaining: _builtins.int
-    """Symbols still to write, those of this step included: the last host starts the next step itself. 0: the router does."""
+    """Tokens still to write, those of this step included: the last host starts the next step itself. 0: the router does."""
     given: _builtins.bool
     """the draft tokens are the text: each comes out as it is, whatever would have been sampled"""
     @_builtins.property
@@ -1072,8 +1072,8 @@ class Score(_message.Message):
     batches: _builtins.int
     """of the step; 0 and 1: this is all of it"""
     remaining: _builtins.int
-    """Symbols still to write, those of this step included: the last host writes the candidates, draws the text among them and
-    starts the next step itself, up to the end. Its first step has no candidates yet, and a text without a symbol.
+    """Tokens still to write, those of this step included: the last host writes the candidates, draws the text among them and
+    starts the next step itself, up to the end. Its first step has no candidates yet, and a text without a token.
     0: the router does.
     """
     seed: _builtins.int

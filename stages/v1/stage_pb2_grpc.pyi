@@ -8,7 +8,7 @@ soon as the receiver has checked and queued it, so no host waits for those behin
 and listens on Subscribe; whichever host ends a sweep (or has to give it up) tells the router there. The last
 host's successor is the first host: an AR step goes round the ring without touching the router.
 
-Symbols are what a model reads and writes, by its `vocabulary`: bytes, or the numbers of tokens, each in the fewest of
+Tokens are what a model reads and writes, by its `vocabulary`: bytes, or the numbers of tokens, each in the fewest of
 1, 2 or 4 bytes that have room for all of them, unsigned and little-endian.
 """
 

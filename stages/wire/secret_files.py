@@ -105,8 +105,11 @@ def lock_beside(path: Path) -> Iterator[None]:
 
 @contextmanager
 def exclusive(path: Path, refusal: OnesweepError) -> Iterator[None]:
-    """Hold the lock file `path`; the kernel releases it when its holder dies. Raises `refusal` where another has it."""
-    with open(path, "a", opener=lambda name, flags: os.open(name, flags, SECRET)) as handle:
+    """Hold the lock file `path`; the kernel releases it when its holder dies. Raises `refusal` where another has it,
+    InputError where it cannot be made."""
+    with file_errors(InputError, f"cannot write {path}"):
+        handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, SECRET)
+    with open(handle, "a"):
         try:
             fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:

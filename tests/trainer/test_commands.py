@@ -75,10 +75,11 @@ FILES = {
         ("BLOCKS --config key.toml", "key.toml: unknown setting 'speeed'"),
         ("AR --config nowhere.toml", "cannot read nowhere.toml"),
         ("AR --steps 0", "--steps must be from 1 to 2"),
-        ("AR --threads 0", "--threads must be from 1"),
         ("BLOCKS --block 2", "this chain has blocks 0 to 1"),
         ("AR --block 0", "--block is of a chain: the parts of ar are trained together"),
         ("evaluate . --data TEXT", "no checkpoint in"),
+        ("train tokenizer --data TEXT --out latin.txt/tokenizer.json", "cannot write latin.txt/tokenizer.json: "),
+        ("train tokenizer --data TEXT --out .", "cannot write .: Is a directory; choose another --out FILE"),
         ("evaluate . --windows 0", "--windows must be at least 1"),
     ],
 )

@@ -112,10 +112,10 @@ _DIAGNOSTICS = {"from_noise_nats": "from noise", "from_noise_sigma1_nats": "from
 
 
 def spelled(corpus: Corpus, directory: Path, manifest: Manifest) -> Corpus:
-    """A text of bytes in the tokens of the checkpoint in `directory`."""
+    """A text of bytes in the tokens of the checkpoint in `directory`, as `train text --tokenizer` reads it."""
     if manifest.tokenizer == "bytes":
         return corpus
-    return corpus.in_tokens(TextTokenizer(read_companion(directory, manifest, TOKENIZER_NAME).decode()))
+    return corpus.in_tokens(TextTokenizer(read_companion(directory, manifest, TOKENIZER_NAME).decode()), cut=True)
 
 
 def checkpoints(directory: Path) -> list[Path]:

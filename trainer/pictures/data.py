@@ -17,7 +17,7 @@ from PIL import Image, UnidentifiedImageError
 from torch import Tensor
 
 from stages.errors import DataError, file_errors
-from stages.model.architecture import MAX_CLASSES, MAX_SIDE
+from stages.model.architecture import MAX_CHANNELS, MAX_CLASSES, MAX_SIDE
 from stages.model.randomness import Purpose, uniforms
 
 VALID_SHARE = 0.05
@@ -127,7 +127,7 @@ def _labelled(where: Path, arrays: Mapping[str, NDArray[Any]], part: str) -> Lab
     pixels, labels = _array(where, arrays, f"{part}_x"), _array(where, arrays, f"{part}_y")
     if pixels.ndim == 3:
         pixels = pixels[:, None]
-    if pixels.ndim != 4 or labels.shape != pixels.shape[:1]:
+    if pixels.ndim != 4 or pixels.shape[1] > MAX_CHANNELS or labels.shape != pixels.shape[:1]:
         raise DataError(
             f"{where}: pictures of shape {pixels.shape} and labels of shape {labels.shape} do not go together; "
             "pictures are (n, channels, height, width), labels (n,)"
@@ -192,7 +192,10 @@ def _read_picture(path: Path) -> NDArray[np.uint8]:
         with Image.open(path, formats=("PNG", "JPEG")) as picture:
             _check_size(path, *picture.size)  # before a pixel is decoded
             grey = picture.mode in ("1", "L", "I", "I;16", "LA")
-            array = np.asarray(picture.convert("L" if grey else "RGB"))
+            if picture.mode.startswith("I"):  # 16 bits: `convert` would make white of all but the darkest
+                array = (np.asarray(picture) >> 8).astype(np.uint8)
+            else:
+                array = np.asarray(picture.convert("L" if grey else "RGB"))
     except (UnidentifiedImageError, OSError, SyntaxError, ValueError, Image.DecompressionBombError) as error:
         raise DataError(f"{path} cannot be read as PNG or JPEG: {error}; replace or remove it") from None
-    return array[None] if array.ndim == 2 else array.transpose(2, 0, 1)
+    return array[None] if array.ndim == 2 else np.ascontiguousarray(array.transpose(2, 0, 1))

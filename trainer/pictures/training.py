@@ -18,7 +18,7 @@ from stages.model.randomness import Purpose, uniforms
 from stages.pictures.part import PictureKind, PicturePart
 from stages.settings import check, limits
 from trainer.blocks.checkpoint_dir import open_checkpoint_dir
-from trainer.blocks.config import RunConfig
+from trainer.blocks.config import MatrixOptimizer, RunConfig
 from trainer.blocks.run import StepLoss
 from trainer.blocks.train import is_trained, train_part
 from trainer.pictures.data import LabelledPictures, PictureSet
@@ -47,10 +47,10 @@ class PictureConfig(RunConfig):
     learning_rate: float = field(default=2e-3, metadata=limits(least=0))
     matrix_learning_rate: float = field(default=2e-3, metadata=limits(least=0))
     # Muon computes in bfloat16, which processors with AVX2 alone take 65 times as long for.
-    matrix_optimizer: Any = "adamw"
+    matrix_optimizer: MatrixOptimizer = "adamw"
     weight_decay: float = field(default=0.01, metadata=limits(least=0))
-    evaluate_every: int = field(default=2000, metadata=_SIZE)
-    log_every: int = field(default=100, metadata=_SIZE)
+    evaluate_every: int = field(default=2000, metadata=limits(least=1))
+    log_every: int = field(default=100, metadata=limits(least=1))
 
     def architecture(self, pictures: PictureSet, parts: int | None = None) -> PictureArchitecture:
         """The shape of a net for these pictures. Raises ShapeError."""
@@ -153,6 +153,8 @@ def train_picture_blocks(
     architecture = config.architecture(pictures)
     if only is not None and not 0 <= only < architecture.parts:
         raise ConfigError(f"there is no block {only}: this chain has blocks 0 to {architecture.parts - 1}")
+    if start is not None and read_manifest(start).picture_architecture != replace(architecture, parts=1):
+        raise CheckpointError(f"{start} is no net of one part in the shape of these blocks: train it by `local`")
     partition = equal_probability(architecture.parts, config.sigma_min, config.sigma_max, overlap=config.overlap)
     manifest = open_checkpoint_dir(out, new_picture_manifest("chain", architecture, partition, config, pictures, start))
     for index in range(architecture.parts) if only is None else [only]:
@@ -189,8 +191,6 @@ def new_picture_part(
     torch.manual_seed(seed)
     part = PicturePart(architecture, index, kind)
     if start is not None:
-        if read_manifest(start).picture_architecture != replace(architecture, parts=1):
-            raise CheckpointError(f"{start} is no net of one part in the shape of these blocks: train it by `local`")
         part.load_state_dict(load_picture_part(start, 0).state_dict())
     return part
 

@@ -99,8 +99,8 @@ def run_work(options: argparse.Namespace) -> int:
     settings = from_flags(WorkerSettings, options, name=name, state=options.state or Path("runs/work") / name)
     check_device(settings.device)
     corpus, stop, watch = corpus_of(options), threading.Event(), from_flags(WatchSettings, options)
-    if settings.site is None and settings.machines > 1:
-        raise InputError("--machines is of a site: give --site HOST:PORT, where its first machine listens")
+    if settings.site is None and (settings.machines > 1 or settings.machine):
+        raise InputError("--machine and --machines are of a site: give --site HOST:PORT, where its first listens")
     with on_signal(partial(_ask, stop)):
         site = Site(settings, options.insecure, watch.patience_s, stop.is_set) if settings.site is not None else None
         if site is not None and settings.machine:

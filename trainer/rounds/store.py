@@ -101,13 +101,17 @@ class Store:
             self.database.execute("PRAGMA synchronous = FULL")
             self.database.executescript(SCHEMA)
         except sqlite3.OperationalError as error:
-            raise CheckpointError(f"cannot write {self.path}: {error}") from None
+            raise CheckpointError(f"cannot write {self.path}: {error}; see that its disk has room") from None
         except sqlite3.DatabaseError as error:
             raise ResumeError(f"{self.path} is damaged ({error}); {RESTORE}") from None
 
     def records(self) -> Sequence[Record]:
-        """All events that were committed, in order."""
-        return read_events(self.database)  # read when a run begins; not kept, for they only grow
+        """All events that were committed, in order. Raises ResumeError where a run has lost all of them."""
+        found = read_events(self.database)  # read when a run begins; not kept, for they only grow
+        # a run that would begin anew drops what the lost events counted on; a kill before the first leaves versions 0
+        if not found and self._held is None and any((self.directory / VERSIONS).glob(f"*/[1-9]*{SUFFIX}")):
+            raise ResumeError(f"{self.path} has no events, but versions of a run lie beside it; {RESTORE}")
+        return found
 
     def commit(self, record: Record) -> None:
         """From now on it counts, and so does what was put before for it."""
@@ -215,12 +219,11 @@ class Store:
 def open_store(directory: Path) -> Iterator[Store]:
     """The store in `directory`, made if it is not there, for this process alone.
 
-    Raises ResumeError while another has it, or where it is damaged; CheckpointError without access.
+    Raises ResumeError while another has it, or where it is damaged; InputError or CheckpointError without access.
     """
     with file_errors(CheckpointError, f"cannot keep rounds in {directory}"):
         directory.mkdir(parents=True, exist_ok=True)
         sync(directory.parent)
-        (directory / LOCK).open("a").close()
     with exclusive(directory / LOCK, ResumeError(f"another process keeps the rounds in {directory}")):
         store = Store(directory)
         try:
@@ -331,8 +334,9 @@ def audit(directory: Path) -> Audit:
     """Check the events of a store against each other and the files; a coordinator may have it open. Raises InputError
     where there is none."""
     path = directory / DATABASE
-    if not path.exists():
-        raise InputError(f"{directory} has no {DATABASE}: give the folder `rounds` of a coordinator's --out")
+    with file_errors(InputError, f"cannot read {path}"):
+        if not path.exists():
+            raise InputError(f"{directory} has no {DATABASE}: give the folder `rounds` of a coordinator's --out")
     try:
         with closing(connect(path)) as database:
             while True:
@@ -342,6 +346,8 @@ def audit(directory: Path) -> Audit:
                 if not found.problems or _last(database) == before:
                     return found
     except sqlite3.Error as error:
+        if error.sqlite_errorname.startswith(("SQLITE_CANTOPEN", "SQLITE_READONLY")):  # to read is to lock
+            raise InputError(f"cannot read {path}: {error}; run this as the user of the coordinator") from None
         return Audit(problems=[f"{path} is damaged: {error}"])
 
 

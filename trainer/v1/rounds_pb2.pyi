@@ -7,7 +7,7 @@ part each. Durations travel, never times of day: clocks may be hours apart.
 Every call but Watch shows a token of scope `work`, or a certificate of role `client`, where the coordinator wants one.
 UNAUTHENTICATED, PERMISSION_DENIED: not without these. INVALID_ARGUMENT: a field is wrong. ABORTED: the lease is no
 longer the worker's; join again. ALREADY_EXISTS: nor is it, since another process has joined with its name; join with
-`stands_by`. UNAVAILABLE: the coordinator is stopping; try again.
+`stands_by`. UNAVAILABLE: the coordinator is stopping; INTERNAL: its disk takes nothing now; try again after both.
 """
 
 from collections import abc as _abc

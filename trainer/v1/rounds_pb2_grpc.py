@@ -118,7 +118,7 @@ class RoundsServiceServicer:
     def Submit(self, request_iterator, context):
         """One update: a header; the answer says from which offset the pieces are wanted; then the pieces; then a verdict.
         The same submission may be sent any number of times, and is counted once.
-        RESOURCE_EXHAUSTED: no room for it now; try again. DATA_LOSS: the pieces are not what the header says; send anew.
+        DATA_LOSS: the pieces are not what the header says; send anew.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

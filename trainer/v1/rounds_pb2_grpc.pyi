@@ -7,7 +7,7 @@ part each. Durations travel, never times of day: clocks may be hours apart.
 Every call but Watch shows a token of scope `work`, or a certificate of role `client`, where the coordinator wants one.
 UNAUTHENTICATED, PERMISSION_DENIED: not without these. INVALID_ARGUMENT: a field is wrong. ABORTED: the lease is no
 longer the worker's; join again. ALREADY_EXISTS: nor is it, since another process has joined with its name; join with
-`stands_by`. UNAVAILABLE: the coordinator is stopping; try again.
+`stands_by`. UNAVAILABLE: the coordinator is stopping; INTERNAL: its disk takes nothing now; try again after both.
 """
 
 from collections import abc as _abc
@@ -61,7 +61,7 @@ class RoundsServiceStub:
     Submit: _grpc.StreamStreamMultiCallable[_rounds_pb2.SubmitRequest, _rounds_pb2.SubmitResponse]
     """One update: a header; the answer says from which offset the pieces are wanted; then the pieces; then a verdict.
     The same submission may be sent any number of times, and is counted once.
-    RESOURCE_EXHAUSTED: no room for it now; try again. DATA_LOSS: the pieces are not what the header says; send anew.
+    DATA_LOSS: the pieces are not what the header says; send anew.
     """
     Beat: _grpc.UnaryUnaryMultiCallable[_rounds_pb2.BeatRequest, _rounds_pb2.BeatResponse]
     """Keeps the lease, and says how far the worker is."""
@@ -98,7 +98,7 @@ class RoundsServiceAsyncStub(RoundsServiceStub):
     Submit: _aio.StreamStreamMultiCallable[_rounds_pb2.SubmitRequest, _rounds_pb2.SubmitResponse]  # type: ignore[assignment]
     """One update: a header; the answer says from which offset the pieces are wanted; then the pieces; then a verdict.
     The same submission may be sent any number of times, and is counted once.
-    RESOURCE_EXHAUSTED: no room for it now; try again. DATA_LOSS: the pieces are not what the header says; send anew.
+    DATA_LOSS: the pieces are not what the header says; send anew.
     """
     Beat: _aio.UnaryUnaryMultiCallable[_rounds_pb2.BeatRequest, _rounds_pb2.BeatResponse]  # type: ignore[assignment]
     """Keeps the lease, and says how far the worker is."""
@@ -162,7 +162,7 @@ class RoundsServiceServicer(metaclass=_abc_1.ABCMeta):
     ) -> _typing.Union[_abc.Iterator[_rounds_pb2.SubmitResponse], _abc.AsyncIterator[_rounds_pb2.SubmitResponse]]:
         """One update: a header; the answer says from which offset the pieces are wanted; then the pieces; then a verdict.
         The same submission may be sent any number of times, and is counted once.
-        RESOURCE_EXHAUSTED: no room for it now; try again. DATA_LOSS: the pieces are not what the header says; send anew.
+        DATA_LOSS: the pieces are not what the header says; send anew.
         """
 
     @_abc_1.abstractmethod

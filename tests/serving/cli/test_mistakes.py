@@ -89,14 +89,12 @@ TYPING = [
     ("generat x", 2, "there is no command 'generat'; did you mean `onesweep generate`?"),
     ("chaos --minutes 1", 2, "did you mean `onesweep bench chaos`?"),
     ("restart", 2, "there is no command 'restart'; `onesweep --help` lists them"),
-    ("ps", 2, "there is no command 'ps'; `onesweep --help` lists them"),
     ("start", 2, "there is no command 'start'; did you mean `onesweep up`?"),
     ("bench peers", 2, "--checkpoint, --source are missing"),
     ("train pictures blocks --data x", 2, "'blocks' is none of chain, steps, local (CHANGELOG.md says what to use"),
     ("generate x --mode verified", 2, "unknown mode 'verified' (CHANGELOG.md says what to use now); choose from"),
     ("up --http 1:99999", 2, "--http '1:99999' must be HOST:PORT, with a port from 0 to 65535"),
     ("bench lodtest", 2, "did you mean `onesweep bench loadtest`?"),
-    ("serve", 2, "MODEL is missing"),
     ("--verison", 2, "no option --verison (did you mean --version?)"),
     ("down --port 1", 2, "no option --port; see `onesweep down --help`"),
     ("bench quality --check", 2, "no option --check (CHANGELOG.md says what to use now); see"),
@@ -111,7 +109,6 @@ TYPING = [
     ("generate -hello", 2, "write -- before a text that begins with a dash"),
     ("generate x --max-bytes ten", 2, "--max-bytes must be a whole number, not 'ten'"),
     ("generate x --max-bytes -5", 2, "max_bytes must be a whole number from 1"),
-    ("draw sneaker --pictures 0 --out x.png", 2, "pictures must be"),
     ("draw sneaker --guidance much --out x.png", 2, "--guidance must be a number, not 'much'"),
     ("up --hosts 2 --topology t.toml", 2, "exclude each other"),
     ("up --port 99999", 2, "--port must be at most 65535, not 99999"),
@@ -127,6 +124,7 @@ FILES = [
     ("host nam --topology {tmp}/ring.toml", 2, "no host 'nam'"),
     ("doctor --topology {tmp}/gap.toml", 2, "neighbouring blocks, in order"),
     ("router", 2, "--topology is missing"),
+    ("up --checkpoint=", 2, "--checkpoint: the name of a file or directory is empty"),
     ("router --topology {tmp}/few.toml --checkpoint {weights}", 2, "has 2 blocks, the checkpoint 3: make them agree"),
     ("up --topology etcd://127.0.0.1:1/x", 2, "this command takes a topology from a file only"),
     ("doctor --topology http://127.0.0.1:1/x", 2, "must be a file, or etcd://HOST:PORT"),
@@ -137,11 +135,9 @@ FILES = [
     ("inspect {tmp}/text.txt", 2, "text.txt is a file: `onesweep import {tmp}/text.txt --out DIR` reads models"),
     ("inspect {weights}/ar/manifest.json", 2, "manifest.json is a file: give its directory, {weights}/ar"),
     ("import {tmp}/empty --out {tmp}/full", 2, "full"),
-    ("token add ann", 2, "--tokens is missing"),
     ("token add ann --tokens {tmp}/tokens.toml", 2, "has a key ann already"),
     ("token add bob --tokens {tmp}/tokens.toml --scope genrate", 2, "did you mean generate?"),
     ("certs issue host paris --dir {tmp}/empty", 2, "onesweep certs init"),
-    ("train text chain --data /nowhere", 2, "no text at /nowhere"),
 ]
 SERVERS = [
     ("down", 1, "nothing is up; start a deployment with `onesweep up --detach`"),
@@ -218,6 +214,16 @@ def test_servers_end_where_nobody_reads_that_they_do(tmp_path: Path, monkeypatch
     monkeypatch.setattr("sys.stderr", Mock(**{"isatty.return_value": False, "write.side_effect": BrokenPipeError}))
     Deployment(local_topology(1, 1, tmp_path), tmp_path, {}).stop_visibly()
     assert stopped.called
+
+
+def test_memory_that_there_is_not_ends_in_a_sentence(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cpu, cuda = "DefaultCPUAllocator: can't allocate memory", "CUDA out of memory. Tried to allocate 2.00 GiB"
+    for error in (MemoryError(), RuntimeError(cpu), RuntimeError(cuda)):
+        monkeypatch.setattr("serving.cli.__main__.parse", Mock(side_effect=error))
+        assert main(["up"]) == 1
+        assert capsys.readouterr().err.startswith("onesweep: not enough memory: ask for less at once")
 
 
 def test_options_and_texts_stand_in_any_order() -> None:

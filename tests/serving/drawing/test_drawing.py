@@ -8,6 +8,7 @@ import signal
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import grpc
 import numpy as np
@@ -142,7 +143,7 @@ def test_text_weights_do_not_draw(client: Client) -> None:
 
 
 def test_the_command_writes_files(
-    drawing: Deployment, artist: Client, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    drawing: Deployment, artist: Client, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch
 ) -> None:
     def draw(*arguments: str) -> tuple[int, str]:
         code = main(["draw", *arguments, "--router", drawing.topology.router])
@@ -150,6 +151,9 @@ def test_the_command_writes_files(
         return code, said.out + said.err
 
     out = tmp_path / "one.png"
+    with monkeypatch.context() as full:
+        full.setattr("stages.checkpoint.files.sync", Mock(side_effect=OSError(28, "No space left on device")))
+        assert "No space left on device" in draw("one", "--out", str(out))[1]
     code, said = draw("one", "--seed", "7", "--out", str(out))
     assert code == 0, said
     assert "one.png: 1 picture\n[chain, seed 7, 12 levels: 1 trip, 4 hops" in said

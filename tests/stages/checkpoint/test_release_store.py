@@ -1,6 +1,7 @@
 """A store takes in what a release's manifests name, and nothing else; it knows what was in use when it comes back."""
 
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -42,7 +43,11 @@ def fill(intake: IncomingRelease, contents: ReleaseManifest) -> None:
     intake.finish()
 
 
-def test_a_host_gets_its_own_blocks(store: ReleaseStore, contents: ReleaseManifest) -> None:
+def test_a_host_gets_its_own_blocks(store: ReleaseStore, contents: ReleaseManifest, monkeypatch) -> None:
+    with monkeypatch.context() as small:
+        small.setattr("shutil.disk_usage", lambda path: SimpleNamespace(free=9))
+        with pytest.raises(ServiceError, match="9 free, and 67108864 stay free; free some"):
+            store.begin(contents, of_block_1)
     intake = store.begin(contents, of_block_1)
     assert {path.split("-")[0] for path in intake.wanted} == {"chain/block", "ar/stage"}
     assert len(intake.wanted) == 2

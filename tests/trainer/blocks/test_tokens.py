@@ -102,7 +102,9 @@ def test_another_tokenizer_is_refused(bundle: Path, tmp_path: Path) -> None:
 
 
 def test_scores_are_of_bytes(bundle: Path, tokenizer: TextTokenizer) -> None:
-    score = Scorer(corpus, windows=4, min_context=8).score(bundle / "ar").scores[0]
+    result = Scorer(corpus, windows=4, min_context=8).score(bundle / "ar")
+    (score,) = result.scores
+    assert result.trained_on_this_text
     spelled, model = corpus.in_tokens(tokenizer), load_ar(bundle / "ar")
     text = spelled.valid_batch(4, 33)
     with torch.inference_mode():

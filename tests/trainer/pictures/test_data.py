@@ -34,18 +34,24 @@ def test_both_formats_bring_the_same_pictures(tmp_path: Path) -> None:
     assert found.classes == ("0", "1")
     assert len(found.train) + len(found.valid) == 20
     assert np.array_equal(found.test.pixels.numpy(), PIXELS[:4])
-    for i, (label, picture) in enumerate(zip(LABELS, PIXELS, strict=True)):
+    for i, (label, (picture,)) in enumerate(zip(LABELS, PIXELS, strict=True)):
         for part, keep in (("train", True), ("test", i < 4)):
             folder = tmp_path / "folders" / part / ("cat" if label == 0 else "dog")
             folder.mkdir(parents=True, exist_ok=True)
             if keep:
-                Image.fromarray(picture[0]).save(folder / f"{i:02}.png")
+                sixteen_bits = picture.astype(np.uint16) * 256 + 7
+                Image.fromarray(picture if label == 0 else sixteen_bits).save(folder / f"{i:02}.png")
     folders = load_pictures(tmp_path / "folders")
     assert folders.classes == ("cat", "dog")
     assert len(folders.test) == 4
     assert sorted(folders.train.pixels.flatten(1).tolist() + folders.valid.pixels.flatten(1).tolist()) == sorted(
         PIXELS.reshape(20, -1).tolist()
     )
+    for path in (tmp_path / "folders").rglob("*.png"):
+        Image.merge("RGB", [Image.new("L", (8, 8), level) for level in (1, 2, 3)]).save(path)
+    colour = load_pictures(tmp_path / "folders").train
+    assert colour.pixels[0, :, 0, 0].tolist() == [1, 2, 3]
+    assert colour.pixels.is_contiguous(), "its digest is made of the bytes"
 
 
 def test_validation_pictures_are_no_training_pictures(tmp_path: Path) -> None:
@@ -81,6 +87,7 @@ def test_archives_that_cannot_be_trusted_are_refused(tmp_path: Path) -> None:
         (write_npz(tmp_path / "pickled.npz", train_x=np.array([{}] * 20)), "train_x is no array of uint8"),
         (write_npz(tmp_path / "floats.npz", train_x=PIXELS / 255), "train_x holds float64"),
         (write_npz(tmp_path / "shapes.npz", train_y=LABELS[:7]), "do not go together"),
+        (write_npz(tmp_path / "last.npz", train_x=PIXELS.transpose(0, 2, 3, 1)), r"pictures are \(n, channels, height"),
         (write_npz(tmp_path / "one.npz", train_y=LABELS * 0, test_y=LABELS[:4] * 0), "has 1 class: give 2 to"),
         (write_npz(tmp_path / "gap.npz", train_y=LABELS * 2), "class '1' has 0 training pictures"),
         (tmp_path / "nowhere", "cannot read"),

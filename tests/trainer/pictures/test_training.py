@@ -75,6 +75,7 @@ def test_blocks_branch_from_one_net(tmp_path: Path, pictures: PictureSet) -> Non
             assert torch.equal(tensor, begin[name])
     with pytest.raises(CheckpointError, match="is no net of one part in the shape of these blocks"):
         train_picture_blocks(replace(CONFIG, layers=2), pictures, tmp_path / "other", start=local)
+    assert not (tmp_path / "other").exists(), "the right start may still be given"
 
 
 def test_the_loss_is_edms_weighted_error_of_the_denoised_picture(pictures: PictureSet) -> None:
@@ -133,5 +134,6 @@ def test_the_command_trains_and_refuses_in_sentences(
     ):
         assert main(["train", "pictures", *arguments]) in (1, 2)
         assert message in capsys.readouterr().err
-    with pytest.raises(ConfigError, match="sigma_min 80"):
-        replace(CONFIG, sigma_min=80.0)
+    for wrong, says in ({"sigma_min": 80.0}, "sigma_min 80"), ({"matrix_optimizer": "moun"}, "one of muon, adamw, not"):
+        with pytest.raises(ConfigError, match=says):
+            replace(CONFIG, **wrong)

@@ -254,6 +254,10 @@ def test_a_full_disk_takes_nothing_back_that_counted(tmp_path: Path) -> None:
 
 
 def test_a_damaged_database_or_file_is_noticed(tmp_path: Path) -> None:
+    fill(tmp_path / "lost")
+    (tmp_path / "lost" / DATABASE).write_bytes(b"")
+    with open_store(tmp_path / "lost") as store, pytest.raises(ResumeError, match="no events, but versions"):
+        begun(store)
     fill(tmp_path)
     (pending,) = (tmp_path / UPDATES / "p").iterdir()
     content = bytearray(pending.read_bytes())
@@ -271,6 +275,9 @@ def test_a_damaged_database_or_file_is_noticed(tmp_path: Path) -> None:
         pass
     with pytest.raises(InputError, match="give the folder `rounds` of a coordinator's --out"):
         audit(tmp_path / "nowhere")
+    (tmp_path / "locked" / DATABASE).mkdir(parents=True)
+    with pytest.raises(InputError, match=r"cannot read .*: unable to open database file; run this as the user of"):
+        audit(tmp_path / "locked")
 
 
 def test_the_database_takes_nothing_twice(tmp_path: Path) -> None:

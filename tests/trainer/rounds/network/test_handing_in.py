@@ -85,7 +85,7 @@ def test_a_cut_submission_goes_on_where_it_ended(network: Start) -> None:
 def test_a_full_disk_loses_nothing(network: Start, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(trainer.rounds.coordinator, "STORE_RETRY_S", 0.05)
     net = network(replicas=1)
-    store, failures, shown = net.ledger.store, ["put_update", "commit", "put_version"], set[str]()
+    store, failures, shown = net.ledger.store, ["save_members", "put_update", "commit", "put_version"], set[str]()
 
     def fail_once(name: str) -> None:
         real = getattr(store, name)
