@@ -16,6 +16,7 @@ from stages.errors import InputError, file_errors
 from stages.limits import MAX_THREADS
 from stages.progress import counted
 from stages.settings import add_flags, check_destination, flag, from_flags, from_toml, read_toml, setting
+from stages.signals import ends_at_once
 
 if TYPE_CHECKING:
     from trainer.blocks.config import TrainingConfig
@@ -87,8 +88,9 @@ add_text = partial(add_own_and_shared, own=TextTraining, shared="config data tok
 
 
 def run_text(options: argparse.Namespace) -> int:
-    from trainer.blocks.config import RoundSettings
-    from trainer.blocks.train import train_ar, train_blocks, train_scorer
+    with ends_at_once():  # torch takes seconds to import
+        from trainer.blocks.config import RoundSettings
+        from trainer.blocks.train import train_ar, train_blocks, train_scorer
 
     asked, config, corpus = from_flags(TextTraining, options), config_of(options), corpus_of(options)
     if config.rounds != RoundSettings():
@@ -192,8 +194,9 @@ add_pictures = partial(add_own_and_shared, own=PictureTraining, shared="config s
 
 
 def run_pictures(options: argparse.Namespace) -> int:
-    from trainer.pictures.data import load_pictures
-    from trainer.pictures.training import PictureConfig, train_picture_blocks, train_undivided
+    with ends_at_once():
+        from trainer.pictures.data import load_pictures
+        from trainer.pictures.training import PictureConfig, train_picture_blocks, train_undivided
 
     set_threads(options)
     asked = from_flags(PictureTraining, options)

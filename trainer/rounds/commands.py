@@ -22,7 +22,7 @@ from stages.device import check_device
 from stages.errors import ConfigError, InputError, printable
 from stages.progress import aligned, counted
 from stages.settings import add_flags, from_flags, setting
-from stages.signals import on_signal
+from stages.signals import ends_at_once, on_signal
 from stages.telemetry.observability import start_log
 from stages.wire.channel import check_name
 from stages.wire.secret_files import add_server_options, add_token_options
@@ -67,7 +67,8 @@ def has_strangers(settings: CoordinatorSettings) -> bool:
 
 
 def run_coordinate(options: argparse.Namespace) -> int:
-    from trainer.rounds.service import coordinate
+    with ends_at_once():
+        from trainer.rounds.service import coordinate
 
     start_log("text", "coordinator")
     settings = from_flags(CoordinatorSettings, options, security=security_of(options))
@@ -89,8 +90,9 @@ def run_work(options: argparse.Namespace) -> int:
     if options.site is not None:
         # before torch is imported: it would log native stack traces where a sentence is enough
         os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "FATAL")
-    from trainer.rounds.site import Site
-    from trainer.rounds.worker import work
+    with ends_at_once():
+        from trainer.rounds.site import Site
+        from trainer.rounds.worker import work
 
     name = check_name(options.name or re.sub(r"[^A-Za-z0-9._-]", "-", socket.gethostname())[:64], "--name")
     if options.part is not None and not 0 <= options.part < 2**32:
@@ -161,7 +163,8 @@ add_simulate = partial(add_own_and_shared, own=SimulateSettings, shared="config 
 
 def run_simulate(options: argparse.Namespace) -> int:
     """Make rounds for every combination of what is varied."""
-    from trainer.rounds.comparison import run_variants, table, variants
+    with ends_at_once():
+        from trainer.rounds.comparison import run_variants, table, variants
 
     asked, results = from_flags(SimulateSettings, options), []
     compared = variants(config_of(options), asked.vary, asked.one_place)
