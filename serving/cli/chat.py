@@ -13,6 +13,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from serving.cli.generate import add_router_options, add_wait, async_client_of, check_request, cost_lines, wait_ready
+from serving.cli.parser import prompt_of
 from serving.client.result import Result, unready_words
 from serving.modes import PICTURES_SERVED
 from serving.router.request import MAX_TIMEOUT_S
@@ -66,18 +67,13 @@ def add_chat(chat: argparse.ArgumentParser) -> None:
 
 def add_chat_options(parser: argparse.ArgumentParser) -> None:
     about = "answer it once; - reads standard input (a conversation)"
-    parser.add_argument("prompt", nargs="?", metavar="PROMPT", help=about)
+    parser.add_argument("prompt", nargs="?", type=prompt_of, metavar="PROMPT", help=about)
     add_flags(parser, ChatSettings)
 
 
 def given_prompt(options: argparse.Namespace) -> str | None:
     """The prompt to answer once; None for a conversation. Raises InputError."""
     prompt: str | None = options.prompt
-    if prompt == "-":
-        try:
-            prompt = sys.stdin.buffer.read().decode()
-        except UnicodeDecodeError as error:
-            raise InputError(f"standard input is not UTF-8 (byte {error.start}): give UTF-8 text") from None
     if prompt is not None and not prompt.strip():
         raise InputError("the prompt is empty: give some text")
     return prompt

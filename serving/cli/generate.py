@@ -10,7 +10,7 @@ import time
 from contextlib import ExitStack, closing
 from typing import TYPE_CHECKING, Any
 
-from serving.cli.parser import gone
+from serving.cli.parser import gone, prompt_of
 from serving.client.result import HostsLost, Result, unready_words
 from serving.client.variants import all_variants, comparison, parse_variants, run_variants
 from serving.modes import COPY, MODES, NO_COPY, WITHOUT_HOSTS
@@ -140,7 +140,7 @@ def add_compare(compare: argparse.ArgumentParser) -> None:
 
 
 def _add_request(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("prompt", metavar="PROMPT")
+    parser.add_argument("prompt", type=prompt_of, metavar="PROMPT", help="- reads standard input")
     add_router_options(parser)
     add_wait(parser)
     add_flags(parser, Request)

@@ -184,6 +184,14 @@ def help_of(path: Words, family: Family) -> str:
     return "\n".join(lines)
 
 
+def prompt_of(word: str) -> str:
+    """The prompt that a command line gives; `-` reads standard input. Raises InputError."""
+    try:
+        return sys.stdin.buffer.read().decode() if word == "-" else word
+    except UnicodeDecodeError as error:
+        raise InputError(f"standard input is not UTF-8 (byte {error.start}): give UTF-8 text") from None
+
+
 def check_positive(options: argparse.Namespace, *names: str) -> None:
     """Raise InputError unless these options are above 0, and not absurd."""
     for name in names:

@@ -106,6 +106,7 @@ TYPING = [
     ("generate x --max-byte 5", 2, "no option --max-byte (did you mean --max-bytes?)"),
     ("generate The sea", 2, "unexpected 'sea': put quotes around a text with spaces"),
     ("generate", 2, "PROMPT is missing"),
+    ("generate -", 2, "standard input is not UTF-8 (byte 0): give UTF-8 text"),
     ("generate -hello", 2, "write -- before a text that begins with a dash"),
     ("generate x --max-bytes ten", 2, "--max-bytes must be a whole number, not 'ten'"),
     ("generate x --max-bytes -5", 2, "max_bytes must be a whole number from 1"),
@@ -179,7 +180,7 @@ def test_a_mistake_ends_in_a_sentence(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setenv("ONESWEEP_STATE", "/nonexistent/state")
-    monkeypatch.setattr("sys.stdin", io.StringIO())
+    monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(b"\xff"), errors="replace"))
     assert main([word.format(**words) for word in line.split()]) == code
     out, err = capsys.readouterr()
     (sentence,) = err.splitlines()[-1:]
