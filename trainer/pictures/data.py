@@ -195,7 +195,9 @@ def _read_picture(path: Path) -> NDArray[np.uint8]:
             if picture.mode.startswith("I"):  # 16 bits: `convert` would make white of all but the darkest
                 array = (np.asarray(picture) >> 8).astype(np.uint8)
             else:
-                array = np.asarray(picture.convert("L" if grey else "RGB"))
+                whole = picture.convert("RGBA")  # on white: what cannot be seen has colours, too
+                seen = Image.alpha_composite(Image.new("RGBA", whole.size, "white"), whole)
+                array = np.asarray(seen.convert("L" if grey else "RGB"))
     except (UnidentifiedImageError, OSError, SyntaxError, ValueError, Image.DecompressionBombError) as error:
         raise DataError(f"{path} cannot be read as PNG or JPEG: {error}; replace or remove it") from None
     return array[None] if array.ndim == 2 else np.ascontiguousarray(array.transpose(2, 0, 1))

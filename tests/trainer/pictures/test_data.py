@@ -47,10 +47,13 @@ def test_both_formats_bring_the_same_pictures(tmp_path: Path) -> None:
     assert sorted(folders.train.pixels.flatten(1).tolist() + folders.valid.pixels.flatten(1).tolist()) == sorted(
         PIXELS.reshape(20, -1).tolist()
     )
+    bands = [Image.new("L", (8, 8), level) for level in (1, 2, 3, 255)]
+    bands[3].putpixel((7, 7), 0)
     for path in (tmp_path / "folders").rglob("*.png"):
-        Image.merge("RGB", [Image.new("L", (8, 8), level) for level in (1, 2, 3)]).save(path)
+        Image.merge("RGBA", bands).save(path)
     colour = load_pictures(tmp_path / "folders").train
     assert colour.pixels[0, :, 0, 0].tolist() == [1, 2, 3]
+    assert colour.pixels[0, :, 7, 7].tolist() == [255, 255, 255], "what cannot be seen is white"
     assert colour.pixels.is_contiguous(), "its digest is made of the bytes"
 
 
