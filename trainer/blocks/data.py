@@ -117,8 +117,8 @@ def load_corpus(path: Path | None, tokenizer: Path | None = None) -> Corpus:
     train = [p for p in files if p.name == "train.txt"]
     valid = [p for p in files if p.name == "valid.txt"]
     if train and valid:
-        return _checked(path.name, b"".join(map(read_utf8, train)), b"".join(map(read_utf8, valid)))
-    return _split(path.name, b"\n".join(map(read_utf8, files)))
+        return _checked(path.absolute().name, b"".join(map(read_utf8, train)), b"".join(map(read_utf8, valid)))
+    return _split(path.absolute().name, b"\n".join(map(read_utf8, files)))
 
 
 def read_utf8(path: Path) -> bytes:
