@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import AsyncIterator, Callable
+from contextlib import closing
 from dataclasses import dataclass, field
 from functools import partial
 from importlib.metadata import version
@@ -30,7 +31,7 @@ from trainer.rounds.publishing import Publisher
 from trainer.rounds.service import RoundsService, WorkerAccess, ledger_of
 from trainer.rounds.settings import PROTOCOL, CoordinatorSettings
 from trainer.rounds.spec import RunSpec
-from trainer.rounds.store import DATABASE, Store, audit
+from trainer.rounds.store import DATABASE, Store, audit, connect
 from trainer.rounds.transfer import file_of, piece_of
 from trainer.v1 import rounds_pb2, rounds_pb2_grpc
 
@@ -224,8 +225,8 @@ async def train(world: TrainingWorld, schedule: Schedule) -> ScheduleRun:
         while not all(disk.ended for disk in disks):
             await asyncio.sleep(TICK_S)
     found = audit(world.directory)
-    assert world.store is not None
-    known = {row[0] for row in world.store.database.execute("SELECT id FROM events WHERE kind = 'accepted'")}
+    with closing(connect(world.directory / DATABASE)) as database:  # the coordinator may be down
+        known = {row[0] for row in database.execute("SELECT id FROM events WHERE kind = 'accepted'")}
     wrong = [f"{part} ends at version {n}" for part, n in found.versions.items() if n != ROUNDS]
     wrong += [f"update {each} was refused, and counts" for disk in disks for each in disk.refused & known]
     wrong += [f"update {each} was accepted, and is not there" for disk in disks for each in disk.accepted - known]
