@@ -32,15 +32,16 @@ class RoundSchedule:
         return round_ <= self.ledger.round(part) and self.features.may_begin(member.place, round_)
 
     def wanted_round(self, member: Member, part: str, done: int) -> int | None:
-        """The round that a worker is to make: the open one again where it was given up, else the next."""
-        wanted, again = self.next_round(part, done), self.ledger.round(part)
-        if wanted is None or wanted <= again:
-            return wanted
+        """The round that a worker is to make: the open one again where it was given up, else the next; None where there
+        is none for it."""
+        again = self.ledger.round(part)
+        if not member.has_passed(again):
+            return self.next_round(part, done)
         # where its features are missed, it could not be made now either
-        if not self._is_given_up(part) or self.features.is_missed(member.place, again):
-            return wanted
-        member.passed = again - 1
-        return again
+        if self._is_given_up(part) and not self.features.is_missed(member.place, again):
+            member.passed = again - 1
+            return again
+        return again + 1  # after the last round, too: it waits, for the others may fail as it did
 
     def next_round(self, part: str, done: int) -> int | None:
         """The round after those that are done; None where there is no more."""

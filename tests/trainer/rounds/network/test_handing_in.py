@@ -126,6 +126,17 @@ def test_a_round_does_not_wait_for_who_has_passed_it(network: Start) -> None:
     until(lambda: net.ledger.round("block-0") == 1)
 
 
+def test_the_last_round_is_made_again_where_all_of_it_was_refused(network: Start) -> None:
+    net = network(rounds=1)
+    bad = np.full(len(net.payload("block-0")) // 4, math.nan, np.float32).tobytes()
+    answers, places = [], {name: net.join(name, part=0) for name in ("one", "two")}
+    for name, place in places.items():
+        assert submit(net, net.submission(place, bad, worker=name), bad).outcome == rounds_pb2.OUTCOME_REFUSED
+        asked = rounds_pb2.NextRequest(worker=name, lease=place.lease, after=0)
+        answers.append(net.stub.Next(asked, timeout=PATIENCE_S).WhichOneof("next"))
+    assert answers == ["pause", "order"]
+
+
 def test_the_newest_counts_and_too_many_are_refused() -> None:
     streams = NewestCalls()
     with ExitStack() as stack:
