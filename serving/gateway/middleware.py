@@ -215,7 +215,7 @@ def _with_headers(send: Send) -> Send:
 
 HTTP_METRICS = (
     MetricFamily("onesweep_http_requests_total", "counter", "Ended requests, by HTTP status.", ("path", "status")),
-    MetricFamily("onesweep_http_request_seconds", "histogram", "Until the end of the answer.", ("path",)),
+    MetricFamily("onesweep_http_request_seconds", "histogram", "Time to the end of the answer.", ("path",)),
 )
 OTHER = "other"  # the label of unknown paths and methods: clients choose them, so they must not become labels
 LEFT = "left"  # the status of a request whose client left before its answer began

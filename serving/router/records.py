@@ -95,17 +95,17 @@ class RequestRecord(RequestContext):
 # Costs of requests that are added up by mode: the middle of the metric's name, its help, an account's figure.
 COSTS: tuple[tuple[str, str, Callable[[Account], float]], ...] = (
     ("output_bytes", "Text written, pixels drawn.", lambda account: account.output_bytes),
-    ("output_tokens", "The same, in the model's tokens.", lambda account: account.output_tokens),
-    ("prompt_tokens", "Tokens of prompts.", lambda account: account.prompt_tokens),
-    ("cached_tokens", "Of these, those that hosts had in memory.", lambda account: account.cached_tokens),
-    ("sweeps", "Trips along the hosts.", lambda account: account.sweeps),
+    ("output_tokens", "Output in the model's tokens.", lambda account: account.output_tokens),
+    ("prompt_tokens", "Prompt tokens.", lambda account: account.prompt_tokens),
+    ("cached_tokens", "Prompt tokens found in the prefix cache.", lambda account: account.cached_tokens),
+    ("sweeps", "Trips through all hosts.", lambda account: account.sweeps),
     ("hops", "Messages from machine to machine.", lambda account: account.hops),
-    ("wire_bytes", "Size of these messages.", lambda account: account.wire_bytes_total),
-    ("compute_seconds", "Arithmetic, hosts and router.", lambda account: account.total_compute_ms / 1000),
-    ("drafted_tokens", "Tokens guessed.", lambda account: account.drafted),
-    ("accepted_tokens", "Guesses found right.", lambda account: account.accepted),
-    ("reached_tokens", "Guesses that counted: right or first wrong.", lambda account: account.reached),
-    ("replays", "Moves of work to other hosts.", lambda account: account.replays),
+    ("wire_bytes", "Bytes of these messages.", lambda account: account.wire_bytes_total),
+    ("compute_seconds", "Compute time of hosts and router.", lambda account: account.total_compute_ms / 1000),
+    ("drafted_tokens", "Draft tokens.", lambda account: account.drafted),
+    ("accepted_tokens", "Draft tokens accepted.", lambda account: account.accepted),
+    ("reached_tokens", "Draft tokens verified: accepted or first rejected.", lambda account: account.reached),
+    ("replays", "Work moved to other hosts.", lambda account: account.replays),
 )
 
 PREFIX = "onesweep_router_"
@@ -113,19 +113,19 @@ _family = partial(MetricFamily.under, PREFIX)
 ROUTER_METRICS = (
     _family("info", "gauge", "1, for its labels.", "version", "release"),
     _family("ready", "gauge", "Whether requests can be served."),
-    _family("certificate_expiry_timestamp_seconds", "gauge", "When its certificate ends, Unix time."),
+    _family("certificate_expiry_timestamp_seconds", "gauge", "Expiry of its certificate, Unix time."),
     _family("requests_in_flight", "gauge", "Requests being served."),
     _family("request_limit", "gauge", "Requests in flight at which the next is refused."),
     _family("requests_total", "counter", "Ended requests, by gRPC code.", "mode", "code"),
-    _family("request_seconds", "histogram", "Of those that ended OK, until the end.", "mode"),
-    _family("first_byte_seconds", "histogram", "Of those, until their first byte.", "mode"),
+    _family("request_seconds", "histogram", "Latency of requests that ended OK.", "mode"),
+    _family("first_byte_seconds", "histogram", "Time to the first byte of these.", "mode"),
     *(_family(f"{name}_total", "counter", help, "mode") for name, help, _ in COSTS),
     _family("audited_sweeps_total", "counter", "Sweeps that other hosts computed again."),
     _family("faulty_hosts_total", "counter", "Hosts that audits found faulty."),
     _family("host_ready", "gauge", "Whether the router can use the host.", "host"),
     _family("host_rtt_seconds", "gauge", "Round trip of the last keep-warm message.", "host"),
-    _family("handover_seconds", "histogram", "A hop's way until a receipt of its own.", "host"),
-    _family("sent_bytes_total", "counter", "Size of the hops that left.", "host"),
+    _family("handover_seconds", "histogram", "Time from sending a hop to its own ack.", "host"),
+    _family("sent_bytes_total", "counter", "Bytes of the hops sent.", "host"),
 )
 
 
