@@ -228,7 +228,8 @@ class World(FaultyWorld):
 
     def _held_on(self) -> None:
         """Note where a router has a host load a release, and its disk does not say yet which one it serves."""
-        if not self.open_stores[CALLER.get()].in_use:
+        store = self.open_stores.get(CALLER.get())  # none: the router lost its power since
+        if store is not None and not store.in_use:
             self.loop.problems.append(f"{CALLER.get()} would not know what it served, if it started anew")
 
     def release_states(self) -> dict[str, tuple[Any, ...]]:
