@@ -4,7 +4,6 @@ import io
 import re
 import shutil
 import threading
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -15,12 +14,12 @@ from serving.client.client import Client
 from stages.errors import ServiceError
 from stages.progress import ProgressLine
 from tests.serving.cli.terminal import Terminal
+from tests.serving.conftest import Run
 from tests.serving.pretrained import write_model
 from tests.stages.importing.published import learnt, write_gguf
 
 pytestmark = pytest.mark.slow
 
-Run = Callable[..., tuple[int, str, str]]
 ASKED = ["the sea", "--max-tokens", 6, "--temperature", 0]
 
 

@@ -8,7 +8,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -22,10 +22,9 @@ from serving.client.client import Client
 from serving.router.topology import local_topology
 from stages.errors import ServiceError
 from tests.conftest import PATIENCE_S
+from tests.serving.conftest import Run
 
 pytestmark = pytest.mark.slow
-
-Run = Callable[..., tuple[int, str, str]]
 
 
 @pytest.fixture
