@@ -3,7 +3,7 @@
 import io
 import re
 import shutil
-import threading
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -126,14 +126,10 @@ def test_what_a_killed_import_left_is_removed(gguf: Path, told: Told) -> None:
 
 def test_of_two_runs_at_once_one_imports(gguf: Path, tmp_path: Path) -> None:
     runs = [Told(tmp_path / "cache") for _ in range(2)]
-    found: list[Path] = []
-    threads = [threading.Thread(target=lambda run=run: found.append(run.checkpoint(gguf))) for run in runs]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert found[0] == found[1]
-    assert is_whole(found[0])
+    with ThreadPoolExecutor(2) as threads:
+        one, other = threads.map(lambda run: run.checkpoint(gguf), runs)
+    assert one == other
+    assert is_whole(one)
     assert sum(run.imports for run in runs) == 1
 
 
