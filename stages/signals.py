@@ -71,6 +71,13 @@ def deferred() -> Iterator[None]:
             signal.raise_signal(number)
 
 
+def ask_to_stop(stop: threading.Event, number: int) -> None:
+    """Set it, for work that ends at a good moment; a second signal does not wait. For `on_signal`."""
+    if stop.is_set():
+        raise KeyboardInterrupt
+    stop.set()
+
+
 def _interrupt(number: int) -> NoReturn:
     raise (KeyboardInterrupt if number == signal.SIGINT else Terminated)
 

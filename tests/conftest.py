@@ -38,11 +38,13 @@ from stages.model.block import Block
 from stages.model.partition import NoisePartition
 from stages.model.pipeline import ArModel
 from stages.model.randomness import Codes
+from stages.threads import cancelled
 from stages.wire.auth import CLIENT, Identity
 from stages.wire.certificates import Authority
 from stages.wire.tls import Tls
 from tests.stages.pictures.tiny import tiny_picture_bundle
 
+Report = pytest.TestReport | pytest.CollectReport
 TINY = {"parts": 3, "layers": 1, "width": 32, "heads": 2, "context_length": 512, "code_dim": 32, "condition_dim": 16}
 pytest_plugins = ["tests.fast_tier"]
 
@@ -69,28 +71,18 @@ MAY_LACK = re.compile(
 )
 
 
-def refuse_skip(report: pytest.TestReport | pytest.CollectReport) -> None:
+@pytest.hookimpl(wrapper=True)
+def refuse_skips() -> Generator[None, Report, Report]:
+    """Of tests, and of modules: one may be skipped whole."""
+    report = yield
     if report.skipped and "CI" in os.environ and isinstance(report.longrepr, tuple):
         reason = report.longrepr[2]
         if not MAY_LACK.search(reason):
             report.outcome, report.longrepr = "failed", f"with CI set, nothing is skipped for this reason: {reason}"
-
-
-@pytest.hookimpl(wrapper=True)
-def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, pytest.TestReport, pytest.TestReport]:
-    report = yield
-    refuse_skip(report)
     return report
 
 
-@pytest.hookimpl(wrapper=True)
-def pytest_make_collect_report(
-    collector: pytest.Collector,
-) -> Generator[None, pytest.CollectReport, pytest.CollectReport]:
-    """A module may be skipped whole."""
-    report = yield
-    refuse_skip(report)
-    return report
+pytest_runtest_makereport = pytest_make_collect_report = refuse_skips
 
 
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)  # of the many processes that tests start, one compiles our modules
@@ -322,9 +314,7 @@ async def jobs(*coroutines: Coroutine[Any, Any, None]) -> AsyncIterator[list[asy
         for task in tasks:
             assert not task.done() or task.cancelled(), task.exception()
     finally:
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        await cancelled(tasks)
 
 
 @pytest.fixture(scope="session")

@@ -155,11 +155,12 @@ add_evaluate = partial(add_own_and_shared, own=Evaluation, shared="data threads 
 
 def run_evaluate(options: argparse.Namespace) -> int:
     """Score checkpoints on validation text."""
-    from trainer.blocks.evaluate import Scorer, checkpoints
+    from stages.checkpoint.bundle import find_bundle
+    from trainer.blocks.evaluate import Scorer
 
     asked, corpus = from_flags(Evaluation, options), corpus_of(options)
     scorer = Scorer(corpus, asked.windows, asked.min_context, asked.steps)
-    results = [scorer.score(path) for directory in asked.checkpoints for path in checkpoints(directory)]
+    results = [scorer.score(path) for directory in asked.checkpoints for path in find_bundle(directory).models.values()]
     if options.json:
         text = {"name": corpus.name, "valid_bytes": len(corpus.valid)}
         settings = {"windows": asked.windows, "min_context": asked.min_context, "steps_per_block": asked.steps}

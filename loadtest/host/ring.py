@@ -8,7 +8,6 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import psutil
@@ -155,9 +154,9 @@ class TextRequests:
 
     def __init__(self, settings: HostBenchSettings) -> None:
         """Raises InputError, CheckpointError."""
-        self.settings, bundle = settings, find_bundle(settings.checkpoint)
-        found = {"sweep": bundle.chain, "chunked": bundle.chain, "ar": bundle.ar}
-        self.models: dict[str, Path] = {mode: path for mode, path in found.items() if path is not None}
+        self.settings, models = settings, find_bundle(settings.checkpoint).models
+        written_by = {"sweep": "chain", "chunked": "chain", "ar": "ar"}
+        self.models = {mode: models[name] for mode, name in written_by.items() if name in models}
         room = min(read_manifest(path).text_architecture.positions for path in self.models.values()) - len(PROMPT)
         self.units = settings.max_tokens or min(TOKENS, room)
         if self.units > room:
@@ -186,8 +185,8 @@ class PictureRequests:
 
     def __init__(self, settings: HostBenchSettings) -> None:
         """Raises InputError, CheckpointError."""
-        self.settings, models = settings, vars(find_bundle(settings.checkpoint))
-        self.models: dict[str, Path] = {mode: models[mode] for mode in ("chain", "steps") if models[mode] is not None}
+        self.settings, models = settings, find_bundle(settings.checkpoint).models
+        self.models = {mode: path for mode, path in models.items() if mode in ("chain", "steps")}
         parts = max(read_manifest(path).architecture.parts for path in self.models.values())
         if not parts <= settings.levels <= MAX_LEVELS:
             raise InputError(f"--levels must be {parts} to {MAX_LEVELS}, not {settings.levels}")

@@ -120,16 +120,16 @@ def settled(settings: WanSettings) -> WanSettings:
         for length in lengths:  # as each request of it is checked
             asked: dict[str, Any] = {f"max_{length.unit}": length.count, "temperature": s.temperature}
             Request(**asked).message()
-        models = [read_manifest(path).text_architecture for path in vars(bundle).values() if path is not None]
+        models = [read_manifest(path).text_architecture for path in bundle.models.values()]
         if (longest := max(length.count for length in lengths)) >= (most := max(each.positions for each in models)):
             raise InputError(f"a length of {longest} leaves no place for a prompt: the context is {most}")
         prompts = tuple(BUILT_IN[name] for name in s.texts or (NOVEL.name,))
         return replace(s, variants=s.variants or usual(s.checkpoint), lengths=lengths, prompts=prompts)
     if s.texts or s.temperature is not None or any(not length.draws for length in s.lengths):
         raise InputError(f"{s.checkpoint} draws: it takes --levels, and no prompts, bytes or temperature")
-    served = [mode for mode in DRAWING_MODES if getattr(bundle, mode) is not None]
+    served = [mode for mode in DRAWING_MODES if mode in bundle.models]
     # Classes take turns as prompts do, so that no cache of one class's modulations makes a mode look quicker.
-    classes = read_manifest(getattr(bundle, served[0])).picture_architecture.classes
+    classes = read_manifest(bundle.models[served[0]]).picture_architecture.classes
     return replace(
         s,
         variants=s.variants or tuple(map(ModeVariant, served)),

@@ -31,7 +31,6 @@ from trainer.pictures.data import PictureSet, load_pictures
 if TYPE_CHECKING:
     from loadtest.benches import QualitySettings
 
-REAL = "training pictures"
 EPOCHS = 6  # passes of a judge that is learned here
 TIMEOUT_S = 600.0
 
@@ -87,7 +86,7 @@ def measure_pictures(settings: QualitySettings) -> BenchReport:
 
     # as many real pictures have the same bias, so a row can be no better than this one
     sample = pictures.train.take(torch.from_numpy(np.random.default_rng(0).permutation(len(pictures.train))[: s.count]))
-    rows = [row(REAL, None, sample.pixels, sample.labels.tolist())]
+    rows = [row("training pictures", None, sample.pixels, sample.labels.tolist())]
     with open_testbed(target) as testbed:
         drawn = _drawn(testbed.access, variants, pictures.classes, s)
     for (variant, levels), answers in drawn.items():

@@ -43,7 +43,6 @@ if TYPE_CHECKING:
     from loadtest.benches import QualitySettings
 
 HUMAN = "human"
-BASIS = "judge_bits_per_byte"
 GRAM = 4  # bytes: long enough to see repeated pieces, short enough to occur twice in human text
 
 
@@ -67,7 +66,7 @@ class QualityRow:
 
     def to_record(self) -> dict[str, Any]:
         record = asdict(self)
-        for name, key in (("bits", BASIS), ("excess", "excess_nats")):
+        for name, key in (("bits", "judge_bits_per_byte"), ("excess", "excess_nats")):
             estimate = record.pop(name) or dict.fromkeys(("value", "low", "high"))
             record |= {key: estimate["value"], f"{key}_low": estimate["low"], f"{key}_high": estimate["high"]}
         return record
@@ -122,8 +121,7 @@ def measure_text(settings: QualitySettings) -> BenchReport:
     for label in (variant.label for variant in results if variant.mode in WITHOUT_HOSTS):
         distance: dict[str, Any] = local_distance(target.bundle, zip(prompts, texts[label], strict=True))
         rows[label] = replace(rows[label], **distance)
-    paths = vars(find_bundle(target.bundle))
-    weights = {name: read_manifest(path).digest() for name, path in paths.items() if path is not None}
+    weights = {name: read_manifest(path).digest() for name, path in find_bundle(target.bundle).models.items()}
     if s.write is not None:
         options = [option_of(variant, results[variant], rows[variant.label].bits) for variant in ranked(results, rows)]
         frontier = Frontier(tuple(options), weights, judge.name, rows[HUMAN].bits.value)
@@ -259,8 +257,6 @@ def generate_all(
 
 # Prompts from held-out text, each with its human continuation
 
-VALID = "valid.txt"  # held-out text, where training text lies beside it
-
 
 def held_out_documents(path: Path) -> list[bytes]:
     """A file, or a folder's `valid.txt` files, else its .txt files, else all of its files.
@@ -276,7 +272,7 @@ def held_out_documents(path: Path) -> list[bytes]:
     )
     if not every:
         raise InputError(f"no file under {path}: --prompts takes a file or a folder of UTF-8 text")
-    chosen = [file for file in every if file.name == VALID] or [f for f in every if f.suffix == ".txt"] or every
+    chosen = [file for file in every if file.name == "valid.txt"] or [f for f in every if f.suffix == ".txt"] or every
     documents = [read_utf8(file) for file in chosen]
     if not any(document.strip() for document in documents):
         raise InputError(f"{path} is empty: --prompts needs text to cut prompts from")

@@ -6,9 +6,9 @@ A message is serialized, travels, and is parsed at the other side. The statuses 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import AsyncIterator, Callable, Generator, Sequence
 from functools import partial
-from typing import Any, Self
+from typing import Any
 
 import grpc.aio
 from grpc import StatusCode
@@ -26,7 +26,7 @@ UNTRUSTED = "failed to connect to all addresses; last error: UNKNOWN: Ssl handsh
 TIMED_OUT = "failed to connect to all addresses; last error: UNAVAILABLE: connection attempt timed out"
 
 
-class MemoryCall:
+class MemoryCall(AsyncIterator[Any]):
     """A call, as its client has it."""
 
     def __init__(
@@ -148,9 +148,6 @@ class MemoryCall:
 
     def __await__(self) -> Generator[Any, None, Any]:
         return self.__anext__().__await__()
-
-    def __aiter__(self) -> Self:
-        return self
 
     async def __anext__(self) -> Any:  # noqa: ANN401
         try:

@@ -15,7 +15,6 @@ from stages.wire.tokens import Key, new_token, read_tokens, token_hash, write_to
 if TYPE_CHECKING:
     from stages.wire.certificates import Leaf
 
-DEFAULT_DIRECTORY = Path("certs")
 AUTHORITY_DAYS, LEAF_DAYS = 5 * 365, 30
 SIGNER = "signer"  # of releases: it has a key and no certificate
 
@@ -119,7 +118,7 @@ def _print_leaf(leaf: Leaf) -> None:
 
 
 def _add_common(parser: argparse.ArgumentParser, days: int) -> None:
-    parser.add_argument("--dir", type=Path, default=DEFAULT_DIRECTORY, metavar="DIR", help="where they are (certs)")
+    parser.add_argument("--dir", type=Path, default=Path("certs"), metavar="DIR", help="where they are (certs)")
     parser.add_argument("--days", type=int, default=days, metavar="N", help=f"how long it is valid ({days})")
 
 

@@ -25,6 +25,7 @@ from stages.host.plan import plan_host
 from stages.importing.cut import MEGABYTE, StageHost
 from stages.progress import ProgressLine
 from stages.signals import run_interruptible
+from stages.threads import cancelled
 from stages.v1 import stage_pb2
 from stages.wire.link_quality import EXCHANGES, PROBE_TIMEOUT_S
 from stages.wire.links import link_address
@@ -163,8 +164,7 @@ class MachineRing:
             task.result()
             return True
         finally:
-            task.cancel()
-            await asyncio.gather(task, return_exceptions=True)
+            await cancelled([task])
 
     async def _follow(self, there: Collection[str], able: Collection[str], deployment: Deployment) -> None:
         """Change the ring to one of these machines. Raises ServiceError."""

@@ -74,8 +74,7 @@ async def _with_comments(events: AsyncGenerator[bytes, None]) -> AsyncGenerator[
             coming = asyncio.ensure_future(anext(events))
             yield event
     finally:
-        coming.cancel()
-        await asyncio.gather(coming, return_exceptions=True)
+        await cancelled([coming])
         await events.aclose()
 
 

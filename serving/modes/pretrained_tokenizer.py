@@ -279,10 +279,9 @@ def _specials(directory: Path, manifest: Manifest) -> tuple[dict[str, str], froz
 def read_tokenizers(directory: Path) -> Tokenizers:
     """Read the tokenizers of a bundle's token models. Blocks. Raises OnesweepError for one missing or damaged."""
     of_tokens: dict[str, Tokenizer] = {}
-    for path in vars(find_bundle(directory)).values():
-        if path is None or (manifest := read_manifest(path)).tokenizer == BYTES_NAME:
-            continue
-        of_tokens[manifest.digest()] = read_pretrained_tokenizer(path, manifest)
+    for path in find_bundle(directory).models.values():
+        if (manifest := read_manifest(path)).tokenizer != BYTES_NAME:
+            of_tokens[manifest.digest()] = read_pretrained_tokenizer(path, manifest)
     return Tokenizers(of_tokens)
 
 

@@ -148,9 +148,9 @@ T = TypeVar("T")
 
 async def smoke_test(served: ActiveRelease, directory: Path, say: Callable[[str], object]) -> None:
     """Raise StatusError with what is wrong with a release."""
-    paths = vars(find_bundle(directory))
+    paths = find_bundle(directory).models
     for kind in PIPELINES:
-        if paths[kind] is not None:
+        if kind in paths:
             manifest = read_manifest(paths[kind])
             nats = await _when_free(partial(_nats, served.view, kind, manifest))
             expected = expected_nats(manifest)

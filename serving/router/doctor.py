@@ -1,7 +1,7 @@
 """`doctor`: every hop of a deployment measured, and what to do about each that is bad."""
 
 import time
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Sequence
 from dataclasses import asdict, dataclass, field
 from importlib.metadata import version
 from typing import Any, TypeVar
@@ -111,12 +111,11 @@ async def _examine_host(report: Report, topology: Topology, host: HostEntry, rel
     info = await relay.describe(REACH_TIMEOUT_S)
     newest = info.releases[-1] if info.releases else stage_pb2.Release()
     if host.blocks[0] == 0:  # a sweep begins here
-        quality = await _measured(relay, lambda: measure_link(relay, STATE_BYTES, MAX_PROBE_BYTES))
+        quality = await _measured(relay, measure_link(relay, STATE_BYTES, MAX_PROBE_BYTES))
         report.hops.append(_hop("router", host.name, quality))
     begin = time.time()
-    probe = await _measured(
-        relay, lambda: relay.stub.Probe(stage_pb2.ProbeRequest(bytes=MAX_PROBE_BYTES), timeout=PROBE_TIMEOUT_S * 10)
-    )
+    asked = stage_pb2.ProbeRequest(bytes=MAX_PROBE_BYTES)
+    probe = await _measured(relay, relay.stub.Probe(asked, timeout=PROBE_TIMEOUT_S * 10))
     made_printable(probe)
     if relay.rtt_ms is None:
         await relay.warm(0)
@@ -144,7 +143,7 @@ async def _examine_host(report: Report, topology: Topology, host: HostEntry, rel
         else:
             report.hops.append(_hop(host.name, target, link))
     if host.blocks[-1] == topology.blocks - 1:
-        quality = await _measured(relay, lambda: measure_link(relay, STATE_BYTES, MAX_PROBE_BYTES, receive=True))
+        quality = await _measured(relay, measure_link(relay, STATE_BYTES, MAX_PROBE_BYTES, receive=True))
         report.hops.append(_hop(host.name, "router", quality))
     if not info.ready:
         report.bad(host.name, f"not ready: {info.not_ready_reason}")
@@ -157,9 +156,9 @@ async def _examine_host(report: Report, topology: Topology, host: HostEntry, rel
         report.note(host.name, f"its next hosts are {shown[0]}, the topology says {shown[1]}")
 
 
-async def _measured(relay: Relay, measure: Callable[[], Awaitable[Measured]]) -> Measured:
+async def _measured(relay: Relay, measuring: Awaitable[Measured]) -> Measured:
     try:
-        return await measure()
+        return await measuring
     except grpc.aio.AioRpcError as error:
         details = error.details() or error.code().name
         raise StatusError(error.code(), f"{relay.host} could not be measured ({details}): try again") from None

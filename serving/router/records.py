@@ -7,9 +7,9 @@ import logging
 import secrets
 from collections import Counter
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from functools import partial
 from types import TracebackType
-from typing import Self
 
 import grpc
 
@@ -28,7 +28,7 @@ log = logging.getLogger(__name__)
 UNKNOWN_MODE = "unknown"
 
 
-class RequestRecord(RequestContext):
+class RequestRecord(RequestContext, AbstractContextManager["RequestRecord"]):
     """One request, for `with`, in logs and metrics; it is closed however the block ends."""
 
     def __init__(self, mode: str, due_at: float, figures: RouterCounters | None = None) -> None:
@@ -52,9 +52,6 @@ class RequestRecord(RequestContext):
     @property
     def age_ms(self) -> float:
         return (monotonic() - self._begin) * 1000
-
-    def __enter__(self) -> Self:
-        return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None

@@ -11,8 +11,9 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Collection, Generator, Sequence
+from contextlib import AbstractContextManager
 from functools import partial
-from typing import TYPE_CHECKING, NamedTuple, Self, TypeVar
+from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
 from serving.router.accounting import Account
 from serving.router.answer import AuditedAnswer
@@ -48,7 +49,7 @@ class Wait(NamedTuple):
 Steps = Generator[Wait, None, T]
 
 
-class Session:
+class Session(AbstractContextManager["Session"]):
     """One request's place on the hosts, to be used in a `with` block, at whose end it is freed on every host.
 
     Its `journal` and `tries` decide; it tells them what comes and when, and does what they say: work goes out over the
@@ -92,9 +93,6 @@ class Session:
         # Work and results so far, for an audit.
         self._works, self._results = list[Work | PictureMessage](), list[stage_pb2.Event]()
         self._begun_at = self.ring.clock()
-
-    def __enter__(self) -> Self:
-        return self
 
     def __exit__(self, *exc: object) -> None:
         self._give_up(list(self.tries.attempts))

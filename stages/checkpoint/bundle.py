@@ -26,6 +26,11 @@ class Bundle:
     local: Path | None = None
     steps: Path | None = None
 
+    @property
+    def models(self) -> dict[str, Path]:
+        """The models of this bundle by their names."""
+        return {name: path for name, path in vars(self).items() if path is not None}
+
 
 def find_bundle(directory: Path) -> Bundle:
     """The models in `directory`: a bundle, or a single checkpoint of either kind, which may have local/ within it.
@@ -47,8 +52,7 @@ def find_bundle(directory: Path) -> Bundle:
 
 def bundle_draws(directory: Path) -> bool:
     """True for models of pictures. Raises CheckpointError where there is no model."""
-    bundle = find_bundle(directory)
-    return any(path is not None and read_manifest(path).draws for path in vars(bundle).values())
+    return any(read_manifest(path).draws for path in find_bundle(directory).models.values())
 
 
 def holds_copy(directory: Path) -> bool:

@@ -42,7 +42,7 @@ class Check:
 
 def record(directory: Path) -> dict[str, Any]:
     """Name of each model in a bundle (or a single checkpoint) -> what its manifest says. Raises CheckpointError."""
-    return {name: _record(path, read_manifest(path)) for name, path in _models(directory).items()}
+    return {name: _record(path, read_manifest(path)) for name, path in find_bundle(directory).models.items()}
 
 
 def describe(directory: Path) -> str:
@@ -53,7 +53,7 @@ def describe(directory: Path) -> str:
 def verify(directory: Path) -> list[Check]:
     """Load every part of every model, one at a time, and read what lies beside them."""
     checks = []
-    for name, path in _models(directory).items():
+    for name, path in find_bundle(directory).models.items():
         manifest = read_manifest(path)
         checks += [_check(name, f"part {i}", partial(load_part, path, i)) for i in range(len(manifest.parts))]
         checks += [_check(name, file, partial(read_companion, path, manifest, file)) for file in manifest.files]
@@ -66,10 +66,6 @@ def _check(model: str, what: str, load: Callable[[], object]) -> Check:
     except CheckpointError as error:
         return Check(model, what, str(error))
     return Check(model, what)
-
-
-def _models(directory: Path) -> dict[str, Path]:
-    return {name: path for name, path in vars(find_bundle(directory)).items() if path is not None}
 
 
 def _record(directory: Path, manifest: Manifest) -> dict[str, Any]:

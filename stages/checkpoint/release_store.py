@@ -101,8 +101,7 @@ class ReleaseManifest:
 
 def read_release_manifest(checkpoint: Path) -> ReleaseManifest:
     """The release in a bundle, or in a single checkpoint. Raises CheckpointError."""
-    directories = {name: path for name, path in vars(find_bundle(checkpoint)).items() if path is not None}
-    frontier = checkpoint / FRONTIER_NAME
+    directories, frontier = find_bundle(checkpoint).models, checkpoint / FRONTIER_NAME
     try:
         manifests = {folder: (path / MANIFEST_NAME).read_bytes() for folder, path in directories.items()}
         content = regular(frontier).read_bytes() if frontier.exists() else b""

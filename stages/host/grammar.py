@@ -68,9 +68,8 @@ class Grammar:
 
     def read(self, written: Sequence[int]) -> None:
         """Go to the end of a text, which may part from the one that was read before."""
-        same = next((i for i, (a, b) in enumerate(zip(self._read, written, strict=False)) if a != b), None)
-        if same is None:
-            same = min(len(self._read), len(written))
+        both = enumerate(zip(self._read, written, strict=False))
+        same = next((i for i, (a, b) in both if a != b), min(len(self._read), len(written)))
         if same < len(self._read):
             self._matcher.rollback(len(self._read) - same)
         self._matcher.consume_tokens(list(written[same:]))

@@ -28,6 +28,7 @@ from stages.host.settings import StageSettings
 from stages.memory import free_memory, keep_trimmed, return_large_buffers, trim
 from stages.signals import drained, run_until_signal
 from stages.telemetry.observability import Telemetry
+from stages.threads import cancelled
 from stages.v1 import join_pb2_grpc, stage_pb2, stage_pb2_grpc
 from stages.wire.auth import HOST, CallerGuard
 from stages.wire.channel import KEEPALIVE, HealthChecks, bind, check_target, new_server, serve_health
@@ -100,9 +101,7 @@ class StageServer:
         checks.stop()
         await drained(lambda: host.sessions.sessions, self.settings.drain_s)
         await asyncio.gather(server.stop(grace=0), vitals.stop(grace=0))
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        await cancelled(tasks)
         host.close()
         await host.next_hosts.close()
         await lookout.close()

@@ -185,11 +185,10 @@ class WaitingService(stage_pb2_grpc.StageServiceServicer):
         links = await self.seat.round_trips(request.to)
         return stage_pb2.ProbeResponse(kernel=kernel_now(), links=links, unix_us=time.time_ns() // 1000)
 
-    async def Store(
+    def Store(
         self, requests: AsyncIterator[stage_pb2.StoreRequest], context: Context
     ) -> AsyncIterator[stage_pb2.StoreResponse]:
-        async for response in _stored(lambda: self.seat.store, self._storing, requests, self.seat.wants):
-            yield response
+        return _stored(lambda: self.seat.store, self._storing, requests, self.seat.wants)
 
     async def _refuse(self, request: object, context: Context) -> NoReturn:
         raise unavailable(f"{self.name} waits for a stage")
@@ -308,14 +307,13 @@ class StageService(stage_pb2_grpc.StageServiceServicer):
                 response.links.append(await _quality(relay, state_bytes, request.bytes))
         return response
 
-    async def Store(
+    def Store(
         self, requests: AsyncIterator[stage_pb2.StoreRequest], context: Context
     ) -> AsyncIterator[stage_pb2.StoreResponse]:
         def wants(offer: stage_pb2.Offer) -> Wants:
             return _seat_of(self.seat).wants(offer) if offer.HasField("assignment") else self._needs
 
-        async for response in _stored(self.loader.require_store, self._storing, requests, wants):
-            yield response
+        return _stored(self.loader.require_store, self._storing, requests, wants)
 
     def _needs(self, folder: str, part: int) -> bool:
         plan = self.host.releases.newest.plan

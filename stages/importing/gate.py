@@ -232,12 +232,7 @@ NEAR_UNTRAINED = 0.75
 CLEAR_NATS = 0.25  # by so much a change must lower the loss to be held for the cause
 
 
-def check_loss(
-    source: Source,
-    tokens: Sequence[int],
-    is_untrained: bool = False,
-    done: Callable[[int], object] = lambda count: None,
-) -> float:
+def check_loss(source: Source, tokens: Sequence[int], is_untrained: bool, done: Callable[[int], object]) -> float:
     """The model's cross-entropy on the probe (nats a token).
 
     What no shape betrays is tried otherwise, one thing at a time, in the same pass. Raises CheckpointError when

@@ -126,14 +126,15 @@ class CausalLayer(nn.Module):
 class CausalStage(nn.Module):
     """One stage of a pipeline. The first stage embeds tokens, the last has the final norm and the next-token head."""
 
-    index: int
-    is_first: bool
-    is_last: bool
     embedding: nn.Embedding | Int8Embedding | None
     layers: Sequence[CausalLayer]
     norm: nn.RMSNorm | None
     head: nn.Linear | TiedHead | None
     rotary: Tensor
+
+    def __init__(self, index: int, parts: int) -> None:
+        super().__init__()
+        self.index, self.is_first, self.is_last = index, index == 0, index == parts - 1
 
     def read(self, source: Tensor, caches: list[LayerCache] | None = None) -> Tensor:
         """Run positions. source: tokens (batch, positions) int64 in the first stage, else hidden states

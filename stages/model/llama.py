@@ -187,10 +187,8 @@ class LlamaStage(CausalStage):
     sliding_rotary: Tensor  # of layers with a window
 
     def __init__(self, architecture: LlamaArchitecture, index: int) -> None:
-        super().__init__()
-        a = architecture
-        self.architecture, self.index = a, index
-        self.is_first, self.is_last = index == 0, index == a.parts - 1
+        super().__init__(index, architecture.parts)
+        self.architecture = a = architecture
         kind = Int8Embedding if a.is_grouped else nn.Embedding
         self.embedding = kind(a.vocabulary, a.width) if self.is_first else None
         begin = sum(a.layers[:index])

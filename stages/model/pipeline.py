@@ -21,10 +21,8 @@ class ArStage(CausalStage):
     layers: Sequence[Layer]
 
     def __init__(self, architecture: Architecture, index: int) -> None:
-        super().__init__()
-        a = architecture
-        self.architecture, self.index = a, index
-        self.is_first, self.is_last = index == 0, index == a.parts - 1
+        super().__init__(index, architecture.parts)
+        self.architecture = a = architecture
         self.embedding = nn.Embedding(a.vocabulary, a.width) if self.is_first else None
         self.layers = cast(Sequence[Layer], nn.ModuleList(Layer(a.width, a.heads) for _ in range(a.layers)))
         self.norm = nn.RMSNorm(a.width) if self.is_last else None

@@ -275,11 +275,8 @@ class MachineLinks:
             return
         async with self.awaited.awaited() as (pipe, found):
             await stub.Reach(join_pb2.ReachRequest(to=name, pipe=pipe, addresses=self.told), timeout=NOTICE_S)
-            other = None
-            with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(REVERSE_S):
-                    other = await asyncio.shield(found)
-            yield other
+            await asyncio.wait([found], timeout=REVERSE_S)
+            yield found.result() if found.done() else None
 
     async def _relay(self, stub: join_pb2_grpc.JoinServiceAsyncStub, name: str, local: SocketPipe, other: Pipe) -> None:
         """Carry a connection over the rendezvous until it ends, or another way appears that costs less. It is then made
@@ -292,8 +289,7 @@ class MachineLinks:
                         self._ways.pop(name, None)
                         return
         finally:
-            carrying.cancel()
-            await asyncio.gather(carrying, return_exceptions=True)
+            await cancelled([carrying])
 
     async def _is_near(self, stub: join_pb2_grpc.JoinServiceAsyncStub, name: str) -> bool:
         """True if a machine can be reached without the rendezvous now."""

@@ -295,13 +295,11 @@ class Rendezvous(join_pb2_grpc.JoinServiceServicer):
         with self.budget.pipe(caller, target.name) as count:
             async with self._awaited.awaited(target.name) as (pipe, found):
                 self._notify(target, join_pb2.Notice(pipe=pipe, caller=caller))
-                try:
-                    async with asyncio.timeout(NOTICE_S):
-                        other = await asyncio.shield(found)
-                except TimeoutError:
-                    raise unavailable(f"machine {target.name} does not answer") from None
+                await asyncio.wait([found], timeout=NOTICE_S)
+                if not found.done():
+                    raise unavailable(f"machine {target.name} does not answer")
                 await own.write(b"")  # it is open
-                carrying = asyncio.create_task(splice(own, other, count))
+                carrying = asyncio.create_task(splice(own, found.result(), count))
                 for pipes in [each.pipes for each in (target, self.machines.get(caller)) if each]:
                     pipes.add(carrying)
                     carrying.add_done_callback(pipes.discard)

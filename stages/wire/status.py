@@ -10,7 +10,7 @@ import asyncio
 import re
 from abc import abstractmethod
 from collections.abc import AsyncIterator, Awaitable, Callable, Generator, Iterator, Mapping, MutableSequence
-from contextlib import aclosing, contextmanager, suppress
+from contextlib import AbstractAsyncContextManager, aclosing, contextmanager, suppress
 from functools import partial
 from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 
@@ -262,16 +262,13 @@ def with_decode_errors(channel: grpc.aio.Channel, metadata: Metadata = ()) -> gr
     return wrapped
 
 
-class _Channel:
+class _Channel(AbstractAsyncContextManager["_Channel"]):
     def __init__(self, channel: grpc.aio.Channel, metadata: Metadata) -> None:
         self._channel, self._metadata = channel, metadata
 
     def __getattr__(self, name: str) -> Any:  # noqa: ANN401
         attribute = getattr(self._channel, name)
         return partial(_calls, attribute, self._metadata) if name in CALL_KINDS else attribute
-
-    async def __aenter__(self) -> _Channel:
-        return self
 
     async def __aexit__(self, *exc: object) -> None:
         await self._channel.close()

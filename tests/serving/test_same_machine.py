@@ -5,7 +5,6 @@ import os
 import stat
 import subprocess
 import sys
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -27,8 +26,8 @@ from stages.v1 import stage_pb2, stage_pb2_grpc
 from stages.wire.channel import open_blocking_channel
 from stages.wire.tokens import Keyring, make_own_token, own_token, own_token_path
 from tests.conftest import until, wait_ready
+from tests.serving.conftest import Run
 
-Run = Callable[..., tuple[int, str, str]]
 NOBODY = 65534
 ROUTER_CALLS = ("Generate", "Draw", "Status", "Deploy", "Rollback")
 HOST_CALLS = ("Describe", "Push", "Subscribe", "Release", "Warm", "Probe", "Store", "Load", "Drop")

@@ -23,8 +23,8 @@ from stages.wire.status import CALLS
 from stages.wire.tls import Security
 from stages.wire.tokens import Key, new_token, token_hash, write_tokens
 from tests.conftest import Pki, until
+from tests.serving.conftest import Run
 
-Run = Callable[..., tuple[int, str, str]]
 NewPki = Callable[[str], Any]
 
 

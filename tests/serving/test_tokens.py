@@ -5,7 +5,6 @@ import os
 import stat
 import subprocess
 import sys
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -16,8 +15,8 @@ from stages.errors import InputError
 from stages.wire.secret_files import lock_beside
 from stages.wire.status import StatusError
 from stages.wire.tokens import ANYBODY, Key, Keyring, new_token, read_tokens, token_hash, token_metadata, write_tokens
+from tests.serving.conftest import Run
 
-Run = Callable[..., tuple[int, str, str]]
 DIGEST = "0" * 64
 ALICE = Key("alice", DIGEST, ("generate",), 2.5, 3, 1000)
 

@@ -13,7 +13,7 @@ from stages.wire.channel import new_server
 from stages.wire.hop_stream import Relay
 from stages.wire.messages import PROTOCOL
 from stages.wire.status import StatusError
-from tests.conftest import PATIENCE_S
+from tests.conftest import PATIENCE_S, eventually
 
 HOP_TIMEOUT_S = 0.3
 PATIENT_S = 20.0
@@ -40,8 +40,7 @@ class Answering(stage_pb2_grpc.StageServiceServicer):
 
     async def warmed_more(self, than: int) -> list[int]:
         """The sizes, once there are more of them."""
-        while len(self.warmed) <= than:
-            await asyncio.sleep(0.01)
+        await eventually(lambda: len(self.warmed) > than)
         return self.warmed
 
     async def Push(self, parcels: AsyncIterator[stage_pb2.HopBatch], context: Any) -> AsyncIterator[stage_pb2.Ack]:
@@ -157,8 +156,7 @@ class Heard:
 
     async def all_of(self, count: int) -> dict[str, str]:
         """Codes by session, `ok` for those that were taken, once `count` hops have been settled; each once."""
-        while len(self.told) < count:
-            await asyncio.sleep(0.01)
+        await eventually(lambda: len(self.told) >= count)
         await asyncio.sleep(0.02)
         codes = {session: refusal.code.name if refusal else "ok" for session, refusal in self.told}
         assert len(codes) == len(self.told) == count, "a hop was settled twice"

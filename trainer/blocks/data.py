@@ -16,7 +16,7 @@ import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from torch import Tensor
 
-from stages.errors import CheckpointError, DataError, InputError
+from stages.errors import CheckpointError, DataError, InputError, file_errors
 from stages.importing.speech import open_tokenizer
 from stages.model.architecture import VOCABULARY
 from stages.model.randomness import Purpose, uniforms
@@ -123,11 +123,10 @@ def load_corpus(path: Path | None, tokenizer: Path | None = None) -> Corpus:
 
 def read_utf8(path: Path) -> bytes:
     """A file's text. Raises DataError for what cannot be read, or is not UTF-8."""
-    try:
+    with file_errors(DataError, f"cannot read {path}"):
         raw = path.read_bytes()
+    try:
         raw.decode()
-    except OSError as error:
-        raise DataError(f"cannot read {path}: {error.strerror}") from None
     except UnicodeDecodeError as error:
         raise DataError(f"{path} is not UTF-8 (byte {error.start}); convert it or leave it out") from None
     return raw

@@ -8,7 +8,6 @@ from typing import Self
 import torch
 from torch import Tensor
 
-from stages.checkpoint.bundle import find_bundle
 from stages.checkpoint.checkpoint import load_ar, load_block
 from stages.checkpoint.files import read_companion
 from stages.checkpoint.manifest import TOKENIZER_NAME, Manifest, read_manifest
@@ -116,12 +115,6 @@ def spelled(corpus: Corpus, directory: Path, manifest: Manifest) -> Corpus:
     if manifest.tokenizer == "bytes":
         return corpus
     return corpus.in_tokens(TextTokenizer(read_companion(directory, manifest, TOKENIZER_NAME).decode()), cut=True)
-
-
-def checkpoints(directory: Path) -> list[Path]:
-    """The checkpoints in a bundle, or the one in `directory` itself. Raises CheckpointError when there is none."""
-    bundle = find_bundle(directory)
-    return [path for path in (bundle.chain, bundle.ar, bundle.scorer, bundle.local) if path is not None]
 
 
 def _describe(manifest: Manifest) -> str:

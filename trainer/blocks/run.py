@@ -2,9 +2,11 @@
 
 import math
 import sys
+import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -14,7 +16,7 @@ from torch.optim import Optimizer
 from tqdm import tqdm
 
 from stages.errors import ConfigError, Interrupted, ResumeError
-from stages.signals import on_signal
+from stages.signals import ask_to_stop, on_signal
 from stages.wire.secret_files import exclusive
 from trainer.blocks.config import RunConfig
 from trainer.blocks.data import precision
@@ -131,18 +133,18 @@ class Run:
         self.log = StepLog(directory / f"{task.name}.jsonl")
         self.optimizers = OptimizerSet(task.module, config)
         self.step = 0
-        self.asked_to_stop = False
+        self.stop = threading.Event()
 
     def train(self) -> dict[str, float]:
         """Train to the last step and return the final evaluation.
 
         Raises Interrupted on SIGINT, SIGTERM or SIGHUP once the state is saved; a second signal does not wait for that.
-        A signal after the last step sets `asked_to_stop` only.
+        A signal after the last step sets `stop` only.
         """
         said = f"{self.task.name} is being trained by another process in {self.log.path.parent}"
         with exclusive(self.lock_path, ResumeError(said)):
             self._resume()
-            with on_signal(self._ask_to_stop):
+            with on_signal(partial(ask_to_stop, self.stop)):
                 return self._loop()
 
     def finish(self) -> None:
@@ -164,10 +166,10 @@ class Run:
                     self._log(record | (self._evaluate() if evaluate else {}))
                     shown = {key: f"{value:.3f}" for key, value in record.items() if key.endswith("nats")}
                     bar.set_postfix(shown, refresh=False)
-                if last or self.asked_to_stop or now - saved_at > self.config.save_every_s:
+                if last or self.stop.is_set() or now - saved_at > self.config.save_every_s:
                     self._save()
                     saved_at = now
-                if self.asked_to_stop and not last:
+                if self.stop.is_set() and not last:
                     raise Interrupted(f"{self.task.name}: stopped and saved at step {self.step}; run again to go on")
         final = self._evaluate()
         self._log({"final": True, **final})
@@ -208,12 +210,6 @@ class Run:
             except (KeyError, ValueError, RuntimeError) as error:
                 raise ResumeError(f"{self.state_path} is not of this run ({error}); delete it to start anew") from None
         self.log.cut(self.step)
-
-    def _ask_to_stop(self, number: int) -> None:
-        # The first signal waits for the end of the step; a second one means now.
-        if self.asked_to_stop:
-            raise KeyboardInterrupt
-        self.asked_to_stop = True
 
 
 def train_step(

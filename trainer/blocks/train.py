@@ -100,7 +100,7 @@ def train_part(
     add_metrics(out, {name: losses})
     save()
     run.finish()
-    if run.asked_to_stop:
+    if run.stop.is_set():
         raise Interrupted(f"{task.name} is trained and saved; stopped as asked, run again to go on")
     return read_manifest(out)
 

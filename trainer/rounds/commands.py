@@ -22,7 +22,7 @@ from stages.device import check_device
 from stages.errors import ConfigError, InputError, printable
 from stages.progress import aligned, counted
 from stages.settings import add_flags, from_flags, setting
-from stages.signals import ends_at_once, on_signal
+from stages.signals import ask_to_stop, ends_at_once, on_signal
 from stages.telemetry.observability import start_log
 from stages.wire.channel import check_name
 from stages.wire.secret_files import add_server_options, add_token_options
@@ -103,7 +103,7 @@ def run_work(options: argparse.Namespace) -> int:
     corpus, stop, watch = corpus_of(options), threading.Event(), from_flags(WatchSettings, options)
     if settings.site is None and (settings.machines > 1 or settings.machine):
         raise InputError("--machine and --machines are of a site: give --site HOST:PORT, where its first listens")
-    with on_signal(partial(_ask, stop)):
+    with on_signal(partial(ask_to_stop, stop)):
         site = Site(settings, options.insecure, watch.patience_s, stop.is_set) if settings.site is not None else None
         if site is not None and settings.machine:
             print(f"{name}: the run is over; {counted(site.follow(corpus), 'step')} made with the site")
@@ -140,13 +140,6 @@ def _link(options: argparse.Namespace, settings: WatchSettings, stop: threading.
     security = security_of(options)
     token = token_of(options, settings.coordinator, security.tls)
     return RoundsClient(settings.coordinator, security, token, settings.patience_s, stop.is_set)
-
-
-def _ask(stop: threading.Event, number: int) -> None:
-    """Set it; a second signal does not wait."""
-    if stop.is_set():
-        raise KeyboardInterrupt
-    stop.set()
 
 
 @dataclass(frozen=True)

@@ -272,11 +272,8 @@ def parse_read(hop: stage_pb2.Hop, kind: ModelKind, source: ModelSource, plan: H
         raise invalid(f"{sample.draft} draft tokens among {count} new tokens: give one known token")
     tree = _parse_tree(sample) if sample.HasField("tree") else ()
     positions, remembered = tree_positions(count, tree) if tree else (count, count)
-    check_new_tokens(hop, count, positions, a.positions)
-    codec, hidden = parse_hidden(read, count, a.width)
-    begun: dict[str, Any] = {"hop": hop, "kind": kind, "number": read.number, "start": read.start, "clean": clean}
-    begun |= {"codec": codec, "hidden": hidden, "at_once": min(max(read.prompt - read.start, 0), count)}
-    begun |= {"positions": positions, "remembered": remembered}
+    begun = read_fields(hop, kind, source, clean, count, positions, remembered)
+    begun["at_once"] = min(max(read.prompt - read.start, 0), count)
     if not read.HasField("sample"):
         return ReadWork(**begun, lengths=read_lengths(count, read.reads), drafts=read.for_drafting)
     known = read.start + count - sample.draft
@@ -305,19 +302,26 @@ def parse_read(hop: stage_pb2.Hop, kind: ModelKind, source: ModelSource, plan: H
     )
 
 
-def check_new_tokens(hop: stage_pb2.Hop, count: int, taken: int, positions: int) -> None:
-    """Raise StatusError unless the session and the model have room for the `count` new tokens of a read.
+def read_fields(
+    hop: stage_pb2.Hop, kind: ModelKind, source: ModelSource, clean: Tensor, rows: int, positions: int, remembered: int
+) -> dict[str, Any]:
+    """The fields of work that reads the new tokens `clean`. Raises StatusError unless the session and the model have
+    room for them, or CodecError.
 
-    :param taken: positions that they take.
-    :param positions: that the model has."""
-    check_extent(hop.capacity, hop.read.start, taken, positions)
-    if hop.read.reads:
-        check_reads(hop.read.reads, count)
-    if count > (most := max_new_tokens(positions)):
+    :param rows: of hidden states that come with them.
+    :param positions: that they take, of which the session keeps those `remembered`."""
+    read, a, count = hop.read, source.manifest.text_architecture, len(clean)
+    check_extent(hop.capacity, read.start, positions, a.positions)
+    if read.reads:
+        check_reads(read.reads, count)
+    if count > (most := max_new_tokens(a.positions)):
         raise invalid(f"{count} new tokens in one hop; at most {most}: send the step in pieces")
+    codec, hidden = _parse_hidden(read, rows, a.width)
+    found = {"hop": hop, "kind": kind, "number": read.number, "start": read.start, "clean": clean}
+    return {**found, "codec": codec, "hidden": hidden, "positions": positions, "remembered": remembered}
 
 
-def parse_hidden(read: stage_pb2.Read, rows: int, width: int) -> tuple[StateCodec, Tensor | None]:
+def _parse_hidden(read: stage_pb2.Read, rows: int, width: int) -> tuple[StateCodec, Tensor | None]:
     """The codec of hidden states, and those of the stage before. Raises StatusError, or CodecError."""
     codec = hidden_codec(read.codec)
     if read.stage > 0:

@@ -12,7 +12,7 @@ from stages.host.plan import ModelKind, ModelSource
 from stages.host.scheduler import KernelCall
 from stages.host.sessions import HostSession
 from stages.host.work.checks import check_temperature
-from stages.host.work.read import ReadWork, check_new_tokens, parse_hidden
+from stages.host.work.read import ReadWork, read_fields
 from stages.limits import MAX_CANDIDATES
 from stages.model.prefill import read_lengths
 from stages.model.scoring import CandidateScores, Floats, branch_pieces, head_pieces, most_scored
@@ -119,22 +119,11 @@ def score_fields(hop: stage_pb2.Hop, kind: ModelKind, source: ModelSource, candi
     """The fields of a ScoreWork, its message checked. Raises StatusError, or CodecError.
 
     :param candidates: (candidates, length) int64."""
-    read, a = hop.read, source.manifest.text_architecture
-    clean = source.vocabulary.decode(read.clean)
-    count = clean.shape[0]
-    check_new_tokens(hop, count, count, a.positions)
-    codec, hidden = parse_hidden(read, count + candidates[:, 1:].numel(), a.width)
+    read, clean = hop.read, source.vocabulary.decode(hop.read.clean)
+    count = len(clean)
     return {
-        "hop": hop,
-        "kind": kind,
-        "number": read.number,
-        "start": read.start,
-        "clean": clean,
-        "positions": count,
-        "remembered": count,
+        **read_fields(hop, kind, source, clean, count + candidates[:, 1:].numel(), count, count),
         "lengths": read_lengths(count, read.reads),
-        "codec": codec,
-        "hidden": hidden,
         "at_once": count,
         "temperature": check_temperature(read.score.temperature),
         "candidates": candidates,

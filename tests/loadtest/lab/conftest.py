@@ -85,10 +85,3 @@ def settles(measure: Callable[[], float], bounds: tuple[float, float]) -> None:
             return
         time.sleep(0.5)
     raise AssertionError(f"none of {seen} lies in {bounds}")
-
-
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """What needs a lab needs root and many processes."""
-    for item in items:
-        if "needs_lab" in getattr(item, "fixturenames", ()):
-            item.add_marker(pytest.mark.slow)

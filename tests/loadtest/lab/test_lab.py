@@ -6,8 +6,6 @@ import signal
 import subprocess
 import sys
 import textwrap
-import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -19,17 +17,9 @@ from loadtest.lab.namespaces import LabError, processes_in
 from loadtest.lab.profile import Link, Profile
 from stages.errors import InputError
 from stages.signals import start_ticks
-
-pytestmark = pytest.mark.slow
+from tests.conftest import until
 
 NEAR = Profile("near", Link(delay_ms=1))
-
-
-def settled(condition: Callable[[], object], within_s: float = 15.0) -> bool:
-    deadline = time.monotonic() + within_s
-    while not condition() and time.monotonic() < deadline:
-        time.sleep(0.02)
-    return bool(condition())
 
 
 def holders(nodes: set[int]) -> set[tuple[int, int]]:
@@ -46,7 +36,7 @@ def holders(nodes: set[int]) -> set[tuple[int, int]]:
 def let_go(nodes: set[int]) -> bool:
     """Nobody keeps these namespaces. A process that came later may be in a new one with a number of theirs."""
     first = holders(nodes)
-    return settled(lambda: not first & holders(nodes))
+    return until(lambda: not first & holders(nodes))
 
 
 def namespaces(lab: Lab) -> set[int]:
@@ -55,13 +45,13 @@ def namespaces(lab: Lab) -> set[int]:
 
 def gone(lab: Lab, nodes: set[int]) -> bool:
     """The lab's process is over, and nobody is in a namespace of it, or keeps one."""
-    return settled(lambda: not lab.is_up) and let_go(nodes)
+    return until(lambda: not lab.is_up) and let_go(nodes)
 
 
 def sleeper(lab: Lab, node: str, **how: Any) -> subprocess.Popen[bytes]:
     """A program in a node that has certainly arrived there."""
     process = subprocess.Popen(lab.command(node, ["sleep", "1000"], **how))
-    assert settled(lambda: process.pid in processes_in({os.stat(lab.places[node].namespace).st_ino}))
+    until(lambda: process.pid in processes_in({os.stat(lab.places[node].namespace).st_ino}))
     return process
 
 
@@ -122,7 +112,7 @@ def test_the_end_of_its_owner_leaves_nothing(needs_lab: None, how: signal.Signal
     owner.send_signal(how)
     owner.wait(30)
     owner.stdout.close()
-    assert settled(lambda: not any(start_ticks(pid) for pid in pids))
+    until(lambda: not any(start_ticks(pid) for pid in pids))
     assert let_go(nodes)
 
 

@@ -11,8 +11,6 @@ from loadtest.lab.lab import Lab
 from loadtest.lab.profile import MTU, SHIPPED, Link, read_profiles
 from tests.loadtest.lab.conftest import settles
 
-pytestmark = pytest.mark.slow
-
 PORT = 5000
 
 

@@ -21,6 +21,7 @@ from stages.v1 import stage_pb2, stage_pb2_grpc
 from stages.wire import channel
 from stages.wire.channel import bind, new_server, open_channel
 from stages.wire.status import RETRY_AFTER, DecodeErrors, StatusError, exhausted, trailing_metadata
+from tests.conftest import eventually
 
 MESSAGE_BYTES, MANY = 1 << 20, 200
 LARGE = bytes(MESSAGE_BYTES // 2)
@@ -178,8 +179,7 @@ def test_a_handler_ends_with_its_client(on: Any, way: str) -> None:
         else:
             call = bench.stub.Warm(stage_pb2.WarmRequest(padding=b"wait"))
             task = asyncio.ensure_future(_result(call))
-            while not bench.service.seen:
-                await asyncio.sleep(0.01)
+            await eventually(lambda: bench.service.seen)
             (call if way == "call" else task).cancel()
             with pytest.raises(asyncio.CancelledError):
                 await task
@@ -212,8 +212,7 @@ def test_a_dead_peer_ends_its_calls_and_refuses_the_next(on: Any, stream: bool) 
             waiting = asyncio.ensure_future(anext(call))
         else:
             waiting = asyncio.ensure_future(_result(bench.stub.Warm(stage_pb2.WarmRequest(padding=b"wait"))))
-        while not bench.service.seen:
-            await asyncio.sleep(0.01)
+        await eventually(lambda: bench.service.seen)
         await bench.kill()
         with expect(grpc.StatusCode.UNAVAILABLE):
             await waiting
@@ -262,8 +261,7 @@ def test_messages_beyond_the_limit_are_refused(on: Any, too_large: str) -> None:
 def test_a_closed_channel_takes_no_calls(on: Any) -> None:
     async def story(bench: Bench) -> None:
         waiting = asyncio.ensure_future(_result(bench.stub.Warm(stage_pb2.WarmRequest(padding=b"wait"))))
-        while not bench.service.seen:
-            await asyncio.sleep(0.01)
+        await eventually(lambda: bench.service.seen)
         await bench.channel.close()
         with pytest.raises((asyncio.CancelledError, grpc.aio.AioRpcError, StatusError)):
             await waiting

@@ -14,8 +14,7 @@ from stages.errors import CheckpointError, InputError
 from stages.wire.auth import CLIENT, HOST, ROLES, ROUTER, Identity
 from stages.wire.certificates import is_signed, read_signers
 from stages.wire.tls import Tls
-
-Run = Callable[..., tuple[int, str, str]]
+from tests.serving.conftest import Run
 
 
 def mode(path: Path) -> int:
@@ -23,7 +22,7 @@ def mode(path: Path) -> int:
 
 
 @pytest.fixture
-def certs(onesweep: Run, tmp_path: Path) -> Callable[..., tuple[int, str, str]]:
+def certs(onesweep: Run, tmp_path: Path) -> Run:
     """Run `onesweep certs ACTION ...` in a directory of the test's."""
 
     def run(action: str, *arguments: object) -> tuple[int, str, str]:

@@ -13,11 +13,11 @@ import pytest
 from serving.client.client import Client
 from tests.conftest import PATIENCE_S
 from tests.serving.cli.terminal import Terminal
+from tests.serving.conftest import Run
 from tests.serving.pretrained import ARCHITECTURE, write_model
 
 pytestmark = pytest.mark.slow
 
-Run = Callable[..., tuple[int, str, str]]
 CHAT = [sys.executable, "-P", "-m", "serving.cli", "chat"]
 
 

@@ -1,16 +1,14 @@
 """`onesweep deploy`: what it does not send, and options that make no sense."""
 
 import shutil
-from collections.abc import Callable
 from pathlib import Path
 from unittest.mock import Mock
 
 import pytest
 
 from serving.client.client import AsyncClient
+from tests.serving.conftest import Run
 from tests.serving.harm import harm_with
-
-Run = Callable[..., tuple[int, str, str]]
 
 
 @pytest.mark.parametrize(

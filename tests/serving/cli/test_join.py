@@ -30,11 +30,11 @@ from serving.client.client import Client
 from serving.router.topology import local_topology
 from stages.wire.tls import Tls
 from tests.conftest import until
+from tests.serving.conftest import Run
 from tests.stages.importing.published import SHAPE, learnt, write_folder
 
 pytestmark = pytest.mark.slow
 
-Run = Callable[..., tuple[int, str, str]]
 WITHIN_S = 180.0
 ASKED = ("the sea", "--mode", "ar", "--temperature", "0", "--max-tokens", "8")
 LONG = ("generate", *ASKED[:-1], "40")

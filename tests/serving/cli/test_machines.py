@@ -30,6 +30,7 @@ from stages.wire.channel import LINKS_VARIABLE, bind
 from stages.wire.links import DIRECT, link_name
 from stages.wire.rendezvous import Machine, Rendezvous, RunDirectory
 from stages.wire.tickets import JoinedMachine, Ticket
+from tests.conftest import eventually
 
 
 @pytest.fixture
@@ -121,8 +122,7 @@ def test_a_certificate_is_renewed_before_it_ends(rendezvous: Rendezvous, monkeyp
 
         async def checked() -> None:
             renewing = asyncio.create_task(tickets.renew(there))
-            while path.read_bytes() == short:
-                await asyncio.sleep(0.01)
+            await eventually(lambda: path.read_bytes() != short)
             renewing.cancel()
 
         asyncio.run(checked())

@@ -3,8 +3,7 @@
 import io
 import re
 import shutil
-import threading
-from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -15,12 +14,12 @@ from serving.client.client import Client
 from stages.errors import ServiceError
 from stages.progress import ProgressLine
 from tests.serving.cli.terminal import Terminal
+from tests.serving.conftest import Run
 from tests.serving.pretrained import write_model
 from tests.stages.importing.published import learnt, write_gguf
 
 pytestmark = pytest.mark.slow
 
-Run = Callable[..., tuple[int, str, str]]
 ASKED = ["the sea", "--max-tokens", 6, "--temperature", 0]
 
 
@@ -127,14 +126,10 @@ def test_what_a_killed_import_left_is_removed(gguf: Path, told: Told) -> None:
 
 def test_of_two_runs_at_once_one_imports(gguf: Path, tmp_path: Path) -> None:
     runs = [Told(tmp_path / "cache") for _ in range(2)]
-    found: list[Path] = []
-    threads = [threading.Thread(target=lambda run=run: found.append(run.checkpoint(gguf))) for run in runs]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert found[0] == found[1]
-    assert is_whole(found[0])
+    with ThreadPoolExecutor(2) as threads:
+        one, other = threads.map(lambda run: run.checkpoint(gguf), runs)
+    assert one == other
+    assert is_whole(one)
     assert sum(run.imports for run in runs) == 1
 
 

@@ -8,7 +8,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -21,11 +21,10 @@ from serving.cli.servers import MODULE
 from serving.client.client import Client
 from serving.router.topology import local_topology
 from stages.errors import ServiceError
-from tests.conftest import PATIENCE_S
+from tests.conftest import PATIENCE_S, until
+from tests.serving.conftest import Run
 
 pytestmark = pytest.mark.slow
-
-Run = Callable[..., tuple[int, str, str]]
 
 
 @pytest.fixture
@@ -203,8 +202,7 @@ def test_a_number_that_another_program_has_now_is_left_alone(state: Path, bundle
     topology = local_topology(1, 3, bundles / "own")
     (state / "topology.toml").write_text(topology.to_toml())
     with subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"]) as stranger:
-        while not psutil.Process(stranger.pid).cmdline():  # a program in the moment of its start could be a host
-            time.sleep(0.01)
+        until(psutil.Process(stranger.pid).cmdline)  # a program in the moment of its start could be a host
         (state / "deployment.json").write_text(json.dumps({"processes": {"router": stranger.pid, "host-1": 1 << 30}}))
         assert find_deployment(state) is None
         Deployment(topology, state, {"router": stranger.pid}).stop()

@@ -1,7 +1,6 @@
 """Several modes on one prompt: who is run, and the table that shows it."""
 
 import unicodedata
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -13,8 +12,8 @@ from serving.client.result import booked
 from serving.client.variants import all_variants, comparison
 from serving.v1 import router_pb2
 from stages.errors import printable
+from tests.serving.conftest import Run
 
-Run = Callable[..., tuple[int, str, str]]
 SERVED = router_pb2.StatusResponse(modes=["sweep", "resample", "ar", "local"], scorer_digest="1", ar_digest="2")
 
 

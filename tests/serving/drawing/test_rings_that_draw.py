@@ -1,6 +1,5 @@
 """A ring that draws, asked for as much as a message holds."""
 
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -10,11 +9,10 @@ from PIL import Image
 from serving.cli.deployment import temporary_deployment
 from serving.cli.ports import free_port_block
 from serving.router.topology import local_topology
+from tests.serving.conftest import Run
 from tests.stages.pictures.tiny import TINY, tiny_picture_bundle
 
 pytestmark = pytest.mark.slow
-
-Run = Callable[..., tuple[int, str, str]]
 
 
 def test_an_answer_may_be_large(tmp_path: Path, onesweep: Run) -> None:

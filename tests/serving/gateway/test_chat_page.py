@@ -12,8 +12,6 @@ from tests.conftest import PATIENCE_S
 from tests.serving.gateway.conftest import run
 from tests.serving.pretrained import write_model
 
-pytestmark = pytest.mark.slow
-
 
 @pytest.fixture(scope="module")
 def site(tmp_path_factory: pytest.TempPathFactory, local_ring: Any) -> Iterator[str]:

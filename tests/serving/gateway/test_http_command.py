@@ -3,7 +3,6 @@
 import contextlib
 import ssl
 import subprocess
-from collections.abc import Callable
 from pathlib import Path
 
 import httpx
@@ -13,11 +12,10 @@ from serving.cli.deployment import running_deployments
 from serving.cli.ports import free_port_block
 from serving.gateway.app import OwnCertificate
 from stages.errors import InputError
+from tests.serving.conftest import Run
 from tests.serving.gateway.conftest import run
 
 pytestmark = pytest.mark.slow
-
-Run = Callable[..., tuple[int, str, str]]
 
 
 @pytest.mark.parametrize(

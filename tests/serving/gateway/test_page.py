@@ -8,8 +8,6 @@ from playwright.sync_api import Page, expect
 
 from serving.client.client import Client
 
-pytestmark = pytest.mark.slow
-
 
 @pytest.fixture
 def page(page_at: Any, gateway: Any) -> Iterator[Page]:

@@ -19,8 +19,8 @@ from serving.modes.tokenizer import ByteTokenizer
 from serving.router.topology import local_topology
 from stages.checkpoint.manifest import read_manifest
 from tests.conftest import until, wait_ready
+from tests.serving.conftest import Run
 
-Run = Callable[..., tuple[int, str, str]]
 NAMES = ("chain", "ar", "scorer", "local")
 
 

@@ -1,7 +1,6 @@
 """What a request cost: sweeps, hops, bytes and milliseconds."""
 
 import json
-from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
@@ -15,8 +14,7 @@ from serving.router.topology import HostEntry
 from stages.model.codec import codec_named
 from stages.model.resampling import ImportanceWeights
 from stages.v1 import stage_pb2
-
-Run = Callable[..., tuple[int, str, str]]
+from tests.serving.conftest import Run
 
 HOSTS = ("host-1", "host-2", "host-3")
 PROMPT = "In the beginning "

@@ -23,13 +23,11 @@ from stages.errors import OnesweepError
 from stages.host.server import StageServer
 from stages.host.settings import HostSettings, StageSettings
 from tests.conftest import PATIENCE_S, until, wait_ready
-from tests.serving.conftest import describe
+from tests.serving.conftest import Run, describe
 from tests.serving.harm import harm_with
 from tests.serving.releases import REQUESTS, Texts, answer
 
 pytestmark = pytest.mark.slow
-
-Run = Callable[..., tuple[int, str, str]]
 
 
 @pytest.fixture(scope="module")

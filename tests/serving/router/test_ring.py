@@ -89,8 +89,7 @@ async def test_a_liar_that_registers_again_is_no_better(topology: Topology) -> N
         ring.quarantine(ring.links[1], "it computed something else than two others")
         ring.set_hosts(topology.hosts[:1])
         ring.set_hosts(topology.hosts)
-        while "is quarantined: an audit found that it computed" not in ring.links[1].problem:
-            await asyncio.sleep(0.01)
+        await eventually(lambda: "is quarantined: an audit found that it computed" in ring.links[1].problem)
         assert ring.choose(next(iter(ring.links[0].held))) is None
 
 
@@ -176,8 +175,7 @@ async def test_a_host_that_ends_its_events_in_good_order_is_lost(
 
     async def listen(subscribers: Subscribers, router: str, key: bytes) -> AsyncIterator[stage_pb2.Events]:
         yield stage_pb2.Events()
-        while not ended.is_set():
-            await asyncio.sleep(0.01)
+        await eventually(ended.is_set)
 
     monkeypatch.setattr(Subscribers, "listen", listen)
     async with opened(topology) as ring:

@@ -3,7 +3,6 @@
 import asyncio
 import contextlib
 import re
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -24,9 +23,8 @@ from stages.backends import runner_checks
 from stages.checkpoint.release_store import ReleaseStore, read_release_manifest
 from stages.wire.channel import open_blocking_channel
 from tests.conftest import PATIENCE_S, until, wait_ready
+from tests.serving.conftest import Run
 from tests.stages.checkpoints import put_release
-
-Run = Callable[..., tuple[int, str, str]]
 
 
 def test_live_at_once_ready_with_its_hosts(bundles: Path, servers: Any) -> None:

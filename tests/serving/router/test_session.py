@@ -23,6 +23,7 @@ from stages.v1 import stage_pb2
 from stages.wire.hop_stream import Relay, Settled
 from stages.wire.messages import AnyWork, Work, work_of
 from stages.wire.status import StatusError
+from tests.conftest import eventually
 from tests.stages.hops import step
 
 CODE = grpc.StatusCode
@@ -86,8 +87,7 @@ async def test_nonsense_may_be_anybodys_and_silence_is_one_hosts(
     address = next((link.entry.address for link in ring.path if link.entry.name == lost), "")
     session.tries.attempts[0].fail(stage_pb2.Fault(code=code.value[0], message="no", host=host, lost=address))
     waiting = asyncio.create_task(session.event())
-    while len(ring.avoided) < 2:
-        await asyncio.sleep(0)
+    await eventually(lambda: len(ring.avoided) >= 2)
     waiting.cancel()
     assert ring.avoided == [set(), avoided]
 
@@ -273,8 +273,7 @@ async def test_a_first_try_that_was_slow_teaches_patience(winner: int, learnt: l
     await session.push(step(remaining=1), b"a")
     ring.path = (QuietLink("a-2", (0,)), QuietLink("b-2", (1,)))
     waiting = asyncio.create_task(session.event())
-    while len(session.tries.attempts) < 2:
-        await asyncio.sleep(0)
+    await eventually(lambda: len(session.tries.attempts) == 2)
     deliver(session.tries.attempts[winner], stage_pb2.Event(text=b"b"))
     await waiting
     assert taught == learnt

@@ -1,6 +1,5 @@
 """Topology files: what they say, and what is said about a wrong one."""
 
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -9,8 +8,7 @@ from hypothesis import strategies as st
 
 from serving.router.topology import HostEntry, local_topology, parse_topology, read_topology
 from stages.errors import ConfigError, InputError
-
-Run = Callable[..., tuple[int, str, str]]
+from tests.serving.conftest import Run
 
 HOSTS = """
 [[hosts]]

@@ -3,7 +3,7 @@
 import contextlib
 import json
 import logging
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -21,6 +21,7 @@ from serving.router.topology_source import TopologyFile, follow_topology, topolo
 from stages.errors import InputError, ServiceError
 from stages.host.server import StageServer
 from tests.conftest import eventually, jobs, until, wait_ready
+from tests.serving.conftest import Run
 
 
 @pytest.fixture(autouse=True)
@@ -98,7 +99,7 @@ def test_hosts_and_router_learn_of_a_replica(
     caplog: pytest.LogCaptureFixture,
     request: pytest.FixtureRequest,
     stack: contextlib.ExitStack,
-    onesweep: Callable[..., tuple[int, str, str]],
+    onesweep: Run,
 ) -> None:
     """None of them is started anew; a host that has left its place stays as it was."""
     if kind == "etcd":
@@ -155,7 +156,7 @@ def test_a_url_that_cannot_be_used_is_refused(url: str, says: str) -> None:
         topology_at(url)
 
 
-def test_a_url_that_can_be_used(onesweep: Callable[..., tuple[int, str, str]], unused_port: int) -> None:
+def test_a_url_that_can_be_used(onesweep: Run, unused_port: int) -> None:
     assert str(topology_at("etcd://10.8.0.9:2379,[::1]:2379/a/b-1", insecure=True)).endswith("/a/b-1")
     url = f"etcd://127.0.0.1:{unused_port}/x"
     for command in (("host", "host-1"), ("router",), ("doctor",)):

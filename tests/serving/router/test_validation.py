@@ -3,7 +3,7 @@
 import os
 import re
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
@@ -23,9 +23,7 @@ from stages.model.codec import CODECS, HIDDEN
 from stages.model.samplers import SAMPLERS
 from stages.wire.channel import open_blocking_channel
 from tests.conftest import PATIENCE_S, until
-from tests.serving.conftest import shown
-
-Run = Callable[..., tuple[int, str, str]]
+from tests.serving.conftest import Run, shown
 
 
 def sentence(err: str) -> str:

@@ -23,20 +23,19 @@ def test_a_bundle_has_the_models_that_are_there(bundles: Path, tmp_path: Path) -
     whole = find_bundle(bundles / "scored")
     assert [path and path.name for path in vars(whole).values()] == ["chain", "ar", "scorer", "local", None]
     some = find_bundle(linked(tmp_path, scorer=bundles / "scored" / "scorer", local=bundles / "own" / "local"))
-    assert [name for name, path in vars(some).items() if path] == ["scorer", "local"]
+    assert [*some.models] == ["scorer", "local"]
 
 
 def test_a_single_checkpoint_is_the_model_of_its_kind(bundles: Path) -> None:
-    assert [name for name, path in vars(find_bundle(bundles / "scored" / "scorer")).items() if path] == ["ar"]
-    assert [name for name, path in vars(find_bundle(bundles / "own" / "chain")).items() if path] == ["chain"]
+    assert find_bundle(bundles / "scored" / "scorer").models == {"ar": bundles / "scored" / "scorer"}
+    assert find_bundle(bundles / "own" / "chain").models == {"chain": bundles / "own" / "chain"}
 
 
 def test_a_drafter_may_lie_within_a_single_checkpoint(bundles: Path, tmp_path: Path) -> None:
     checkpoint = tmp_path / "single"
     shutil.copytree(bundles / "own" / "ar", checkpoint)
     (checkpoint / "local").symlink_to(bundles / "own" / "local")
-    found = {name: path for name, path in vars(find_bundle(checkpoint)).items() if path}
-    assert found == {"ar": checkpoint, "local": checkpoint / "local"}
+    assert find_bundle(checkpoint).models == {"ar": checkpoint, "local": checkpoint / "local"}
     contents = read_release_manifest(checkpoint)
     assert contents.name != read_release_manifest(bundles / "own" / "ar").name
     files = release_files(contents.directories, lambda folder, part: True)

@@ -84,7 +84,6 @@ class Line:
             work = parse_hop(outcome, parts.plan)
             session = store.sessions.get("s")
             if session is None:
-                parts.plan.models[work.kind]
                 session = store.open("s", "r", work.kind, hop.capacity, parts, 0.0)
             work.begin(session, parts.plan.blocks[-1] + 1)
             while work.outcome is None:

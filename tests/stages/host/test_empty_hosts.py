@@ -18,7 +18,7 @@ from stages.checkpoint.release_store import read_release_manifest
 from stages.checkpoint.release_transfer import ReleaseTransfer
 from stages.v1 import stage_pb2, stage_pb2_grpc
 from stages.wire.channel import open_blocking_channel, open_channel
-from tests.conftest import PATIENCE_S, until
+from tests.conftest import PATIENCE_S, eventually, until
 
 pytestmark = pytest.mark.slow
 
@@ -114,8 +114,7 @@ def test_a_transfer_that_is_cut_goes_on_inside_the_file(
             while data := await reader.read(4096):
                 if counted and passed[0] < CUT_BYTES <= passed[0] + len(data):
                     # what is on its way is lost with the connection
-                    while sum(path.stat().st_size for path in store.glob(coming)) < CUT_BYTES / 2:
-                        await asyncio.sleep(0.01)
+                    await eventually(lambda: sum(path.stat().st_size for path in store.glob(coming)) >= CUT_BYTES / 2)
                     for path in store.glob(coming) if spoilt else ():
                         path.write_bytes(bytes(path.stat().st_size))
                     writer.transport.abort()

@@ -14,7 +14,7 @@ from stages.host.next_hosts import Subscribers
 from stages.host.parts import Parts
 from stages.v1 import stage_pb2
 from stages.wire.messages import PROTOCOL
-from tests.conftest import PATIENCE_S
+from tests.conftest import PATIENCE_S, eventually
 from tests.stages.hosts import event_of, open_host, send
 from tests.stages.raw_client import ROUTER, sweep
 from tests.stages.slow_runner import watched
@@ -109,8 +109,7 @@ async def test_a_session_released_while_it_is_computed(parts: Parts, block: int,
     async with open_host(parts) as host:
         send(host, hop(host))
         session = host.sessions.sessions["s"]
-        while session.pending:
-            await asyncio.sleep(0.01)
+        await eventually(lambda: not session.pending)
         assert (host.subscribers.queues[ROUTER].empty(), host.counters.completed) == (True, completed)
 
 

@@ -74,7 +74,7 @@ def test_in_16_bits_it_is_another_checkpoint_that_loads(drawing: Path, tmp_path:
 
 
 def test_a_bundle_of_pictures_is_inspected_and_released_like_one_of_text(drawing: Path) -> None:
-    assert {name for name, path in vars(find_bundle(drawing)).items() if path} == set(FOLDERS)
+    assert find_bundle(drawing).models.keys() == set(FOLDERS)
     assert json.loads(json.dumps(record(drawing)))["steps"]["architecture"]["classes"] == list(TINY.classes)
     assert "classes zero one two" in describe(drawing)
     assert [check.model for check in verify(drawing) if check.ok] == ["chain"] * 3 + ["local"] + ["steps"] * 3

@@ -12,6 +12,7 @@ from stages.v1 import stage_pb2, stage_pb2_grpc
 from stages.wire import hop_stream as relays
 from stages.wire.channel import new_server
 from stages.wire.status import StatusError, exhausted, invalid
+from tests.conftest import eventually
 from tests.stages.scripted_server import (
     Answering,
     Heard,
@@ -98,13 +99,11 @@ async def test_one_receipt_acknowledges_many_parcels(monkeypatch: pytest.MonkeyP
         heard.send(hop("first"))
         await heard.all_of(1)
         heard.send(hop("small"))
-        while len(service.parcels) < 2:
-            await asyncio.sleep(0.01)
+        await eventually(lambda: len(service.parcels) == 2)
         heard.send(hop("large", payload=relays.RECEIPT_BYTES))
         await heard.all_of(3)
         heard.send(hop("last"))
-        while len(service.parcels) < 4:
-            await asyncio.sleep(0.01)
+        await eventually(lambda: len(service.parcels) == 4)
         clock[0] += 2 * relay.hop_timeout_s / relays.TICKS
         relay._tick()
         assert set((await heard.all_of(4)).values()) == {"ok"}
@@ -222,8 +221,7 @@ async def test_closing_settles_what_is_open(arrived: bool) -> None:
     async with relay_to(hang) as (service, relay):
         heard = Heard(relay)
         heard.send(hop("a"))
-        while arrived and not service.parcels:
-            await asyncio.sleep(0.01)
+        await eventually(lambda: service.parcels or not arrived)
         heard.send(hop("b"))
         await relay.close()
         assert await asyncio.wait_for(heard.all_of(2), 5) == {"a": "UNAVAILABLE", "b": "UNAVAILABLE"}

@@ -1,4 +1,4 @@
-import threading
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 
@@ -15,11 +15,7 @@ def test_neither_results_nor_what_is_logged_are_part_of_an_identity() -> None:
 
 def test_measurements_of_workers_side_by_side_are_all_kept(tmp_path: Path) -> None:
     open_checkpoint_dir(tmp_path, new_chain(tiny, corpus))
-    threads = [
-        threading.Thread(target=add_metrics, args=(tmp_path, {f"block-{i}": {"nats": float(i)}})) for i in range(8)
-    ]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert read_manifest(tmp_path).metrics == {f"block-{i}": {"nats": float(i)} for i in range(8)}
+    measured = {f"block-{i}": {"nats": float(i)} for i in range(8)}
+    with ThreadPoolExecutor(8) as threads:
+        list(threads.map(lambda name: add_metrics(tmp_path, {name: measured[name]}), measured))
+    assert read_manifest(tmp_path).metrics == measured
