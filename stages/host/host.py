@@ -39,7 +39,7 @@ class Host:
         self.blocks = first.plan.blocks
         self.meter = meter
         self.instance = f"{settings.name}/{secrets.token_hex(4)}"
-        """Name of this process: what it kept is gone with it."""
+        """Name of this process; its caches end with it."""
         self.sessions = SessionStore(settings.session_mb << 20, settings.lease_s)
         self.prefixes = PrefixStore(settings.prefix_mb << 20)
         self.admission = HopAdmission(settings, self.releases, self.sessions, self.prefixes)
@@ -48,7 +48,7 @@ class Host:
         self.compute = ThreadPoolExecutor(1, thread_name_prefix="compute")
         self._going: asyncio.TimerHandle | None = None  # steps wait until then to share a pass
         self.stall_s = 0.0
-        """Longest that the event loop stood still of late."""
+        """Longest recent pause of the event loop, in seconds."""
         self.counters = stage_pb2.Counters()
 
     def accept(self, hop: stage_pb2.Hop, received_bytes: int, sender: str = "") -> ScheduledHop:

@@ -151,15 +151,15 @@ class Scheduler:
         self.meter = meter
         self._arrived: deque[ScheduledHop] = deque()
         self._waiting: list[ScheduledHop] = []
-        """For an earlier hop of their session to end: they share its caches."""
+        """Hops that wait for an earlier hop of their session to end: they share its caches."""
         self._jobs: list[ScheduledHop] = []
         self._ahead: deque[HopWork] = deque()
-        """Steps after whose draft more may be drafted, in turns."""
+        """Steps that may draft beyond their last draft, in turns."""
         self._wake = threading.Condition()
         self._passing = threading.Lock()
         """Held during a pass: its holder owns `_waiting` and `_jobs`."""
         self.steps_ms = 0.0
-        """How long the AR steps of the last pass took; 0 before the first."""
+        """Duration of the AR steps of the last pass; 0 before the first."""
         self._stopping = False
         self._yields = 0
 
