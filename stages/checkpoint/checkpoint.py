@@ -221,9 +221,7 @@ def check_size(directory: Path, part: Part, module: AnyPart) -> None:
 
     No file contains tables (rotary angles, codes): their size is compared with that of the weights."""
     stored = module.state_dict()
-    least = sum(
-        t.nbytes // 2 if t.dtype is torch.float32 else t.nbytes for t in stored.values()
-    )  # 16 bits are accepted
+    least = sum(t.nbytes // 2 if t.dtype is torch.float32 else t.nbytes for t in stored.values())  # 16 bits are read
     tables = sum(t.nbytes for name, t in module.named_buffers() if name not in stored)
     if part.bytes < least or tables > max(MAX_TABLE_BYTES, TABLES_PER_WEIGHTS * part.bytes):
         raise CheckpointError(
