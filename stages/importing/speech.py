@@ -40,9 +40,7 @@ class Speech:
     chat_template: str = ""
     tool_template: str = ""  # replaces the chat template if there are tools; empty: the chat template serves both
     named: Mapping[str, str | None] = field(default_factory=dict)  # `bos_token`, `eos_token` and their like, as text
-    ends: Mapping[int, str] = field(
-        default_factory=dict
-    )  # a token that ends a text -> its name, and the sources for it
+    ends: Mapping[int, str] = field(default_factory=dict)  # a token that ends a text -> its name, and its sources
     # Default sampling settings of a request, by their names.
     sampling: Mapping[str, float] = field(default_factory=dict)
     licences: Mapping[str, bytes] = field(default_factory=dict)  # file name -> text
