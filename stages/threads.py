@@ -41,7 +41,7 @@ async def cancelled(tasks: Iterable[asyncio.Task[Any]]) -> None:
 
 
 async def in_low_priority_thread(job: Callable[[], T]) -> T:
-    """Run `job` on a thread of its own with lower priority than those of requests."""
+    """Run `job` on a thread of its own, of lower priority than requests' threads; it ends with the job."""
 
     def give_way() -> None:
         with contextlib.suppress(OSError, AttributeError):  # not every system has priorities per thread

@@ -86,7 +86,7 @@ class Sight:
     # For the first positions of the piece, which attend at once: ends of their groups, and masks (positions, keys);
     # None for a group that sees all keys before it.
     groups: list[tuple[int, Tensor | None]]
-    depths: tuple[int, ...]  # of the other positions, relative to the first of them, if they are a tree
+    depths: tuple[int, ...]  # of the other positions, below the first of them, if they are a tree
 
 
 def sight(piece: CleanPiece, window: int | None = None) -> Sight:
@@ -279,8 +279,8 @@ def _attend_one(shape: AttentionShape, query: Tensor, row: Numbers, cache: Layer
     """Attend with one new position: an AR step, where every microsecond counts. query, result: (kv_heads, group,
     head_dim); row: its keys, then its values, (2 kv_heads, head_dim).
 
-    numpy copies a row of numbers in half of torch's time once it sees their memory, and two small products beat fused
-    attention.
+    numpy copies a row of numbers in half of torch's time, if it can see their memory, and two small products beat
+    fused attention.
     """
     position, (stored_keys, stored_values), (keys, values) = cache.length, cache.arrays, cache.by_head
     heads = len(values)

@@ -28,7 +28,7 @@ class CleanPiece:
     # before attend at once, in groups that end where the grid of ATTEND_POSITIONS does, and with the last of them.
     one_by_one: int = 0
     # For a tree, depth first (stages/model/draft_tree.py): depth of each position below the first new one; empty for a
-    # chain. The first branch is appended, the others are not kept. All branching positions are computed one by one.
+    # chain. The first branch is appended, the others are not kept. All positions of branches are computed one by one.
     depths: tuple[int, ...] = ()
 
 

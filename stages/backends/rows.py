@@ -24,8 +24,7 @@ ROWS_TOGETHER = 512
 # share goes through scalar code, whose gelu differs in the last bits; its products and sums do not.
 LANES = 32
 # Rows of every matrix product on a device other than the processor. A GPU's library chooses its kernel by all sizes of
-# a product and promises nothing about rows. So all products there have the same number of rows, and a row's result is
-# batch-invariant.
+# a product and promises nothing about rows, but with a fixed number of rows, a row's result is batch-invariant.
 SLAB_ROWS = 64
 
 R = TypeVar("R")

@@ -33,7 +33,7 @@ CPU = torch.device("cpu")
 AnyPart = Block | PipelineStage | PicturePart
 # Computed tables may take this many bytes, or this many times the part's file if that is more.
 MAX_TABLE_BYTES, TABLES_PER_WEIGHTS = 64 << 20, 4
-# Rounding allowed for few-bit kernels beyond the manifest's own tolerance: nats, or of hidden states. SmolLM2's states
+# Tolerance for few-bit kernels' rounding beyond the manifest's own: nats, or error of hidden states. SmolLM2's states
 # are off by 0.018, and by 0.07 with a tenth of its rotary base.
 KERNEL_TOLERANCE = 0.01
 NOUNS = {"chain": "block", "steps": "stage"}  # of a picture part, in the name of its file

@@ -26,7 +26,7 @@ class HopAdmission:
     ) -> None:
         self.settings, self.releases, self.sessions, self.prefixes = settings, releases, sessions, prefixes
         self.parse = parse_hop
-        self.stopping = False  # opens no new session
+        self.stopping = False  # no new session may open
         self.queued_bytes = 0  # of the messages of hops under way
 
     def admit(

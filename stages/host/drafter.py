@@ -89,7 +89,7 @@ class TreeGrower:
             logits = forks.read(np.array([growth.tokens[node] for node in nodes]))
 
     def _add(self, growth: Growth, nodes: Tokens, logits: Tensor, position: int, width: int) -> tuple[Tokens, Tokens]:
-        """Add the few likeliest guesses after `nodes`. Returns those to extend: their parents' rows, and them."""
+        """Add the few likeliest guesses after each node. Returns those to extend: their parents' rows, and them."""
         sums = logits.double().numpy()  # of float32, so a copy
         before = np.array([growth.chances[node] if node >= 0 else 1.0 for node in nodes])
         is_sure = self._hold(growth, nodes, sums, before)

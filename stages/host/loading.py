@@ -183,7 +183,7 @@ class Loader:
         releases.all = kept
 
     async def _tidy(self) -> None:
-        """Record the releases held, remove all others from the store, and give memory back."""
+        """Record the releases held, remove everything else from the store, and give memory back."""
         names = [release.name for release in self.host.releases.all]
 
         def tidy() -> None:

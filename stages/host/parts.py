@@ -41,7 +41,7 @@ class Parts:
 
     @cached_property
     def one_at_a_time(self) -> bool:
-        """True if a part computes one hop at a time: on this device, a result would depend on the rest of its batch."""
+        """True if a part computes one hop at a time: here, a result would depend on the rest of its batch."""
         return any(isinstance(each, OneAtATime) for parts in self.runners.values() for each in parts.values())
 
     def drafter(self, kind: str) -> Drafter | None:

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 ModelKind = Literal["chain", "ar", "scorer", "steps"]  # the models that hosts hold parts of
 MODEL_KINDS: tuple[ModelKind, ...] = get_args(ModelKind)
-PARCEL_SPARE_BYTES = 2 << 20  # for what travels with the largest hop: a parcel of other hops, timings, paths
+PARCEL_SPARE_BYTES = 2 << 20  # for what travels with the largest hop: a batch of other hops, timings, paths
 MAX_MESSAGE_BYTES = (1 << 31) - 1  # gRPC's own limit
 USUAL_PICTURES = 4  # in a request
 ROW_BYTES = 32  # in addition to a row's numbers: its scale, the numbers sent separately, and its token

@@ -23,7 +23,7 @@ from stages.wire.status import deadline_exceeded, failed_precondition, invalid
 
 MAX_NUMBER = 1 << 62  # of a sweep or step; the next ones have larger numbers
 SPACE_BYTES, DIGEST_BYTES = 16, 32  # of a kept prefix
-MAX_INSTANCE = 2 * MAX_NAME  # a host's name and its process ID
+MAX_INSTANCE = 2 * MAX_NAME  # a host's name and the token of its process
 TEXT = ("sweep", "read")
 # The models that may do each kind of work.
 MODELS: dict[str, tuple[ModelKind, ...]] = {

@@ -134,7 +134,7 @@ class Int4(Int8):
 
 
 # The largest number of a hidden row is 11 to 18 times its root mean square (SmolLM2-135M, both cuts). It is always in
-# one of a few channels, so one scale for the row is coarse for all others (docs/research/pretrained.md).
+# the same few channels, so one scale for the row is coarse for all others (docs/research/pretrained.md).
 class HiddenInt8(StateCodec):
     """One byte per number and a scale per position, except for the few largest of each row, which are exact.
 

@@ -15,8 +15,7 @@ LARGEST_INT8 = 127
 LARGEST_HALF = 65504.0  # of float16, as which bfloat16 weights are multiplied
 BYTES_EACH, INT8_BYTES_EACH = 0.5 + 2 * 2 / GROUP, 1 + 2 / GROUP  # of a weight, with its share of scale and offset
 # Rows are computed in pieces: a whole matrix in float32 takes 6.4 times the memory of its source, and a piece of two
-# megabytes stays in the processor's cache, which halves the time. A piece's rows are a multiple of the kernels' blocks
-# of rows.
+# megabytes stays in the processor's cache, which halves the time. It has a multiple of PIECE_ROWS, the kernels' blocks.
 PIECE_NUMBERS = 1 << 19
 PIECE_ROWS = 16
 # Shares of a group's range that 15 steps may span; and numbers fitted at once, which also stay in the cache.

@@ -59,8 +59,7 @@ def raw_words(seed: int, purpose: Purpose, position: int, count: int, width: int
 
 
 # Codes are 16-bit integers divided by an integer norm: only IEEE arithmetic, so every machine computes the digest in
-# the manifest. Noise uses raw Philox words for the same reason: numpy promises to keep those stable, but not its normal
-# numbers.
+# the manifest. Noise uses raw Philox words for the same reason: numpy keeps those stable, but not its normal numbers.
 @dataclass(frozen=True)
 class Codes:
     """A table of unit-norm codes made from a seed: the vectors that stand for tokens in the noisy state."""

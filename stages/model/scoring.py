@@ -101,9 +101,9 @@ class CandidateScores:
 
     def nats(self) -> NDArray[np.float64]:
         """ln p of each candidate, all its tokens together: (branches,), once all rows were added."""
-        # The host adds up: a candidate sends 8 bytes instead of 4 per token, and no mode needs each token's own. The
-        # host does not draw, which would save no trip: the router reports, from all scores, how many candidates the
-        # weights leave, and how far the text may be from the model's.
+        # The host adds up: a candidate sends 8 bytes instead of 4 per token, and no mode needs each token's own.
+        # Drawing here would save no trip, and little next to the hidden states: the router reports, from all scores,
+        # how many candidates the weights leave, and how far the text may be from the model's.
         assert self._first is not None
         return np.asarray(self._first + np.concatenate(self._inner).reshape(len(self._first), -1).sum(axis=1))
 

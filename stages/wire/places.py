@@ -48,7 +48,7 @@ class Places(Interceptor):
         return checked_handler(handler, note)
 
     def _ended(self, peer: str, call: Context) -> None:
-        """Forget a caller whose call was refused to a stranger."""
+        """Forget a caller whose first call was refused as a stranger's."""
         if call.code() in STRANGERS:
             self._callers.discard(peer)
 
