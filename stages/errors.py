@@ -1,4 +1,4 @@
-"""Errors for people: the message says what was wrong and what to do, and no traceback is shown.
+"""Errors for people: the message says what was wrong and what to do, without a traceback.
 
 OnesweepError           exit 1
 +- InputError           exit 2: a value that a user gave
@@ -6,11 +6,11 @@ OnesweepError           exit 1
 |  +- CodecError        a codec's name or payload
 |  +- RequestError      a field of a request or message
 |  +- DataError         training text
-|  +- ConfigError       a file of settings, and what they ask for
+|  +- ConfigError       a file of settings, and the values in it
 +- CheckpointError      files that cannot be loaded or saved
-|  +- MissingCheckpoint none where one should be; exit 2, for a service that starts again would not find it either
-|  +- StalePart         what a file began with was another's; it was removed
-+- ResumeError          a training state that cannot be gone on from
+|  +- MissingCheckpoint a missing checkpoint; exit 2, as a restarted service would not find it either
+|  +- StalePart         a file whose beginning came from another part; it was removed
++- ResumeError          a training state that cannot be resumed
 +- Interrupted          asked to stop, state saved; exit 130
 +- ServiceError         a server answered with an error, or not at all
 """

@@ -108,7 +108,7 @@ class HopAdmission:
             return []
         if isinstance(outcome, stage_pb2.Event):  # the result comes with the last hop of the step, not with a prefill
             return [] if work.is_prefill else [outcome]
-        # the next step starts first: its trip round the ring is what the user waits for
+        # the next step starts first: the user waits for its trip round the ring
         return [outcome] if result is None else [outcome, result]
 
     def _open(
