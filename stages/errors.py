@@ -9,7 +9,7 @@ OnesweepError           exit 1
 |  +- ConfigError       a file of settings, and the values in it
 +- CheckpointError      files that cannot be loaded or saved
 |  +- MissingCheckpoint a missing checkpoint; exit 2, as a restarted service would not find it either
-|  +- StalePart         a file whose beginning came from another part; it was removed
+|  +- StalePart         a file whose beginning belonged to another; it was removed
 +- ResumeError          a training state that cannot be resumed
 +- Interrupted          asked to stop, state saved; exit 130
 +- ServiceError         a server answered with an error, or not at all

@@ -172,8 +172,8 @@ def forward(hop: stage_pb2.Hop) -> None:
 
 
 def next_read(hop: stage_pb2.Hop, text: bytes, vocabulary: Vocabulary, kept: int, draft: Draft) -> stage_pb2.Hop:
-    """The hop of the step after that of `hop`, whose result was `text`. It reads the part of `text` that the hosts have
-    not read, and `draft`.
+    """The hop of the step after that of `hop`, whose result was `text`. It reads the part of `text` that the hosts do
+    not hold, and `draft`.
 
     :param kept: accepted draft tokens of `hop`, which the hosts keep.
     """
