@@ -20,7 +20,7 @@ __all__ = ["AsyncClient", "Client", "Result", "load_ar", "load_block", "load_cha
 
 
 def _check_packages() -> None:
-    """Raise ImportError where another distribution's package stands before ours: `trainer` is Coqui's name, too."""
+    """Raise ImportError if another distribution's package shadows ours: Coqui also has a `trainer`."""
     home = Path(__file__).resolve().parents[1]
     for name in ("stages", "serving", "trainer", "loadtest"):
         found = find_spec(name)
@@ -36,7 +36,7 @@ _check_packages()
 
 
 def __getattr__(name: str) -> object:
-    # Loaded when first used: a client needs gRPC but not torch, which takes seconds to import.
+    # Loaded on first use: a client needs gRPC but not torch, which takes seconds to import.
     if name not in __all__:
         raise AttributeError(f"module 'onesweep' has no attribute {name!r}")
     home = "stages.checkpoint.checkpoint" if name.startswith("load_") else "serving.client.client"

@@ -3,15 +3,15 @@
 import signal
 import sys
 
-heard = signal.signal(signal.SIGINT, signal.SIG_DFL)  # an import would end in a traceback
+heard = signal.signal(signal.SIGINT, signal.SIG_DFL)  # else Ctrl-C during the imports would print a traceback
 
 from serving.cli.__main__ import main as run
 
 
 def main() -> int:
-    """Run the command of this process; Ctrl-C before it and after it ends the process without a word."""
-    if sys.argv[1:2] in (["host"], ["join"]):  # which hold weights
-        from stages.memory import begin_with_large_pages  # with psutil, which other commands need not
+    """Run the command of this process; Ctrl-C before or after it ends the process silently."""
+    if sys.argv[1:2] in (["host"], ["join"]):  # these hold weights
+        from stages.memory import begin_with_large_pages  # imports psutil, which other commands do not need
 
         begin_with_large_pages()
     signal.signal(signal.SIGINT, heard)

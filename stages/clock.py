@@ -1,6 +1,6 @@
-"""The clock that hosts, routers and clients read, which a simulation replaces by its own.
+"""The clock that hosts, routers and clients read, and that a simulation replaces with its own.
 
-Timers of asyncio follow the event loop's time, so a loop with a virtual time needs the clock to go with it.
+asyncio's timers follow the event loop's time, so a loop with virtual time needs a matching clock.
 """
 
 import time
@@ -11,13 +11,13 @@ _replacement: Callable[[], float] | None = None
 
 
 def monotonic() -> float:
-    """Seconds since some moment, as finely as the machine tells them."""
+    """Seconds since an arbitrary moment, in the machine's finest resolution."""
     return time.monotonic() if _replacement is None else _replacement()
 
 
 @contextmanager
 def replaced(seconds: Callable[[], float]) -> Iterator[None]:
-    """Have it read `seconds` within the block, in all threads."""
+    """Make the clock read `seconds` within the block, in all threads."""
     global _replacement
     before, _replacement = _replacement, seconds
     try:

@@ -1,4 +1,4 @@
-"""Devices that compute, by name, and tensors, for files that import torch only where they compute."""
+"""Compute devices by name, and tensors, for files that import torch only where they compute."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ if TYPE_CHECKING:
 else:
     Tensor = Any  # in annotations
 
-# torch is imported where a device is looked for: help and topologies only know names.
+# torch is imported only to look for a device: help and topologies know only names.
 
-AUTO = "auto"  # a GPU where there is one that can compute the model, else the processor
+AUTO = "auto"  # a GPU if one can compute the model, else the processor
 _NAME = re.compile(r"cpu|cuda(:\d{1,3})?")
 
 
 def tensor_of(numbers: NDArray[np.generic]) -> Tensor:
-    """A tensor of the same memory."""
+    """A tensor on the same memory."""
     import torch
 
     return torch.from_numpy(numbers)
@@ -40,12 +40,12 @@ def all_cores() -> int:
 
 
 def is_device_name(name: str) -> bool:
-    """True for `cpu`, `cuda` and `cuda:N`, whether such a device is here or not."""
+    """True for `cpu`, `cuda` and `cuda:N`, whether or not this machine has the device."""
     return _NAME.fullmatch(name) is not None
 
 
 def check_device(name: str) -> str:
-    """`name`, if it is a device of this machine. Raises ConfigError."""
+    """Return `name` if it is a device of this machine. Raises ConfigError."""
     import torch
 
     if not is_device_name(name):
@@ -58,9 +58,9 @@ def check_device(name: str) -> str:
 
 
 def device_kind(device: torch.device) -> str:
-    """A device as other machines are told of it, such as "cuda (NVIDIA H100 80GB HBM3)".
+    """A device's name for other machines, such as "cuda (NVIDIA H100 80GB HBM3)".
 
-    Without its number: what the first and the second GPU of one kind compute is the same.
+    It omits the number: the first and the second GPU of one kind compute the same.
     """
     import torch
 
@@ -70,14 +70,14 @@ def device_kind(device: torch.device) -> str:
 def processor() -> str:
     """The model of this machine's processor."""
     models = list[str]()
-    with suppress(OSError):  # a system without it
+    with suppress(OSError):  # a system without that file
         models = re.findall(r"^model name\s*: (.*)", Path("/proc/cpuinfo").read_text(), re.MULTILINE)
     return models[0] if models else platform.processor() or platform.machine()
 
 
-@cache  # hosts are asked every second
+@cache  # hosts are asked for it every second
 def machine_kind(device: torch.device, threads: int) -> str:
-    """A device with the software that computes on it: those of one kind compute the same bits."""
+    """A device with the software that computes on it: equal kinds compute the same bits."""
     import torch
 
     where = device_kind(device)

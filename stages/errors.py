@@ -1,4 +1,4 @@
-"""Errors for people: the message says what was wrong and what to do, and no traceback is shown.
+"""Errors for people: the message says what was wrong and what to do, without a traceback.
 
 OnesweepError           exit 1
 +- InputError           exit 2: a value that a user gave
@@ -6,11 +6,11 @@ OnesweepError           exit 1
 |  +- CodecError        a codec's name or payload
 |  +- RequestError      a field of a request or message
 |  +- DataError         training text
-|  +- ConfigError       a file of settings, and what they ask for
+|  +- ConfigError       a file of settings, and the values in it
 +- CheckpointError      files that cannot be loaded or saved
-|  +- MissingCheckpoint none where one should be; exit 2, for a service that starts again would not find it either
-|  +- StalePart         what a file began with was another's; it was removed
-+- ResumeError          a training state that cannot be gone on from
+|  +- MissingCheckpoint a missing checkpoint; exit 2, as a restarted service would not find it either
+|  +- StalePart         a file whose beginning belonged to another; it was removed
++- ResumeError          a training state that cannot be resumed
 +- Interrupted          asked to stop, state saved; exit 130
 +- ServiceError         a server answered with an error, or not at all
 """
@@ -19,7 +19,7 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-ALIKE = 0.65  # of 1: below, a guess at a word is more often wrong than right
+ALIKE = 0.65  # from 0 to 1: below this, a guess at a word is more often wrong than right
 
 
 class OnesweepError(Exception):
@@ -66,29 +66,29 @@ class ServiceError(OnesweepError): ...
 
 
 def printable(text: str, newline: str = "⏎") -> str:
-    """Text that cannot move the cursor, colour the screen or forge a line: control characters are shown as tokens."""
+    """Make text unable to move the cursor, colour the screen or forge a line: control characters become symbols."""
     if text.isprintable():
         return text
     return "".join(newline if c == "\n" else c if c.isprintable() else "�" for c in text)
 
 
 def quoted(text: str) -> str:
-    """A word of somebody else's, as an error has it: in quotes, and cut where it is long."""
+    """A foreign word for an error message: in quotes, and truncated if long."""
     return repr(text if len(text) <= 40 else f"{text[:40]}…")
 
 
 def regular(path: Path) -> Path:
-    """`path`, to be opened. Raises CheckpointError for a FIFO, socket or device: to open it would wait for ever."""
+    """`path`, to be opened. Raises CheckpointError for a FIFO, socket or device: opening it might wait forever."""
     if path.exists() and not path.is_file() and not path.is_dir():
         raise CheckpointError(f"{path} is no regular file: put the file itself there")
     return path
 
 
 def close_to(word: str, known: Iterable[str]) -> str:
-    """For an error about an unknown word: " (did you mean sweep?)", or nothing where no known one is alike."""
+    """For an error about an unknown word: " (did you mean sweep?)", or nothing if no known one is similar."""
     import difflib  # errors are rare, and every command imports this module
 
-    word = word.lstrip("-")  # dashes would make options alike
+    word = word.lstrip("-")  # dashes would make options similar
     names = {name.lstrip("-"): name for name in known if name.lstrip("-")[:1] == word[:1]}
     begun = [name for name in names if word and name.startswith(word)]
     found = [names[name] for name in begun[:2] or difflib.get_close_matches(word, names, 2, ALIKE)]
@@ -96,15 +96,15 @@ def close_to(word: str, known: Iterable[str]) -> str:
 
 
 def one_of(word: str, known: Iterable[str], listed: str = "choose from") -> str:
-    """The same with all of `known` after it: " (did you mean sweep?); choose from sweep, ar"."""
+    """`close_to`, followed by all of `known`: " (did you mean sweep?); choose from sweep, ar"."""
     names = list(known)
     return f"{close_to(word, names)}; {listed} {', '.join(names)}"
 
 
 @contextmanager
 def library_errors(made: Callable[[str], Exception]) -> Iterator[None]:
-    """A block whose failures are `made` of their words. The package tokenizers raises Exception itself, and where it
-    panics an error that is none: a regular expression that gives up on a text does."""
+    """A `with` block whose failures raise `made` with their words. The package tokenizers raises Exception itself. Its
+    panics, such as a regular expression that gives up on a text, are not even of that class."""
     try:
         yield
     except BaseException as error:
@@ -115,9 +115,9 @@ def library_errors(made: Callable[[str], Exception]) -> Iterator[None]:
 
 @contextmanager
 def file_errors(kind: type[OnesweepError], what: str, advice: str = "") -> Iterator[None]:
-    """A block whose OSErrors become such as "cannot write PATH: No space left on device; free some space".
+    """A `with` block that rewords OSErrors, as in "cannot write PATH: No space left on device; free some space".
 
-    :param what: the words before the system's; advice: those after them.
+    :param what: the words before the system's; advice: the words after them.
     """
     try:
         yield

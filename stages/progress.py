@@ -1,4 +1,4 @@
-"""Progress of long work: one line that is rewritten on a terminal, a line every few seconds anywhere else."""
+"""Progress of long work: a line that is rewritten on a terminal, or a new line every few seconds anywhere else."""
 
 import shutil
 import sys
@@ -9,15 +9,15 @@ from contextlib import closing, contextmanager
 from typing import TextIO
 
 TERMINAL_PAUSE_S, PAUSE_S, TICK_S = 0.1, 3.0, 1.0
-# Before this share and time, the time left would be a guess.
+# Below this share and time, the time left would be a guess.
 LEAST_SHARE, LEAST_S = 0.03, 1.0
 CLEAR = "\r\x1b[K"
 
 
 def aligned(rows: Sequence[Sequence[str]], ruled: bool = False) -> list[str]:
-    """Lines of a table for a terminal; a row of fewer cells than the first says something in place of figures.
+    """Lines of a table for a terminal; a row with fewer cells than the first shows a message in place of figures.
 
-    :param ruled: of figures: they stand to the right, and a line is below the head.
+    :param ruled: align figures to the right, and draw a line below the head.
     """
     widths = [max(map(len, column)) for column in zip(*(r for r in rows if len(r) == len(rows[0])), strict=True)]
     if ruled:
@@ -27,39 +27,39 @@ def aligned(rows: Sequence[Sequence[str]], ruled: bool = False) -> list[str]:
 
 
 def counted(count: int, noun: str) -> str:
-    """Such as "1 round" and "2 rounds"."""
+    """A count with its noun, such as "1 round" and "2 rounds"."""
     return f"{count} {noun}{'s' * (count != 1)}"
 
 
 class WorkProgress:
-    """Takes news of some work and shows nothing."""
+    """Receives the progress of some work and shows nothing."""
 
     def say(self, line: str) -> None:
-        """Show a line that stays."""
+        """Show a permanent line."""
 
     def at(self, what: str, share: float | None = None) -> None:
-        """`what` is being done now; `share` of all the work, from 0 to 1, is done already. None: nobody knows."""
+        """Report that `what` is being done now, and `share` of all the work, from 0 to 1, is done. None: unknown."""
 
     def close(self) -> None:
         """Leave the terminal as it was."""
 
 
 class ProgressLine(WorkProgress):
-    """Shows the news on a stream."""
+    """Shows progress on a stream."""
 
     def __init__(self, stream: TextIO | None = None, clock: Callable[[], float] = time.monotonic) -> None:
-        """:param stream: standard error without one, which leaves standard output to results."""
+        """:param stream: by default standard error, which leaves standard output to results."""
         self._stream, self._clock = stream or sys.stderr, clock
         self._in_place, self._shown, self._step = self._stream.isatty(), "", ""
         self._begin, self._last, self._what, self._pause_s = clock(), -float("inf"), "", PAUSE_S
 
     def say(self, line: str) -> None:
         self.close()
-        print(f"{line}\n", end="", file=self._stream, flush=True)  # whole lines, of whatever thread
+        print(f"{line}\n", end="", file=self._stream, flush=True)  # one call per line, as several threads may print
 
     def at(self, what: str, share: float | None = None) -> None:
-        now, step = self._clock(), what.partition(":")[0]  # after it stands how far the step is
-        # what was waited for before the work says nothing of what is left of it, nor one step of the next
+        now, step = self._clock(), what.partition(":")[0]  # the part after the colon tells how far the step is
+        # waiting before the work does not predict the time left, nor does one step predict the next
         if share == 0.0 or (share is None and step != self._step):
             self._begin = now
         self._step = step
@@ -67,10 +67,10 @@ class ProgressLine(WorkProgress):
             self._pause_s = PAUSE_S
         if now - self._last < (TERMINAL_PAUSE_S if self._in_place else self._pause_s):
             return
-        self._last, self._what, self._pause_s = now, what, 2 * self._pause_s  # the same again is less and less news
+        self._last, self._what, self._pause_s = now, what, 2 * self._pause_s  # a repeated message is less and less news
         line = what + self._figures(now - self._begin, share)
         if self._in_place:
-            # a line that wraps cannot be taken back
+            # a wrapped line cannot be erased
             print(CLEAR + line[: shutil.get_terminal_size().columns - 1], end="", file=self._stream, flush=True)
         elif line != self._shown:
             print(line, file=self._stream, flush=True)
@@ -91,7 +91,7 @@ class ProgressLine(WorkProgress):
 
 @contextmanager
 def ticking(what: str) -> Iterator[None]:
-    """Show while a `with` block lasts that `what` is being done; nothing of a short one."""
+    """Show during a `with` block that `what` is being done, unless the block is short."""
     done = threading.Event()
     with closing(ProgressLine()) as progress:
 

@@ -21,8 +21,8 @@
     base = from_toml(LoadSettings, read_toml(path), str(path))
     settings = from_flags(LoadSettings, options, base)  # a flag wins over the file
 
-A flag that was not given is None in `options`, a switch too: otherwise no flag could leave a file's value alone.
-Whatever declares flags is imported by its help, so it must not import torch.
+A flag that was not given is None in `options`, even a switch: otherwise its default would override a file's value.
+Help imports every module that declares flags, so such a module must not import torch.
 """
 
 from __future__ import annotations
@@ -61,14 +61,14 @@ _UNITS = {"s": "S", "ms": "MS", "mb": "MB"}
 
 @dataclass(frozen=True)
 class Bounds:
-    """The numbers that a setting takes; `above` itself is none of them."""
+    """The numbers that a setting accepts; `above` itself is excluded."""
 
     least: float | None = None
     most: float | None = None
     above: float | None = None
 
     def hold(self, value: float) -> bool:
-        """False for NaN, infinity and whole numbers larger than any float, too."""
+        """True if `value` is within the bounds; false for NaN, infinity and whole numbers larger than any float."""
         return (
             abs(value) <= sys.float_info.max
             and (self.least is None or value >= self.least)
@@ -103,11 +103,11 @@ def flag(
     rare: bool = False,
     **argument: Any,  # noqa: ANN401 - whatever `add_argument` takes
 ) -> dict[str, Any]:
-    """Metadata of a field with a flag, `name` or else the field's own; without dashes it is a positional argument.
+    """Metadata of a field with a flag, by default named after the field; a `name` without dashes makes it positional.
 
-    The default is shown in brackets after `help`, or `shown` is in its place ("" for nothing). A tuple's flag takes
-    entries parted by commas; with `action="append"` or `nargs` one entry a word. `argument` goes to `add_argument`.
-    A `rare` field has no flag of its own: `--set NAME=VALUE` gives it.
+    Help shows the default in brackets after `help`, or `shown` in its place ("" for nothing). A tuple's flag takes
+    entries separated by commas; with `action="append"` or `nargs`, one per word. `argument` goes to `add_argument`.
+    A `rare` field has no flag of its own: `--set NAME=VALUE` sets it.
     """
     bounds = Bounds(least, most, above)
     return {"flag": name, "help": help, "shown": shown, "argument": argument, "bounds": bounds, "rare": rare}
@@ -129,9 +129,9 @@ def add_flags(parser: argparse._ActionsContainer, cls: type[S], only: Collection
 
 
 def from_flags(cls: type[S], options: argparse.Namespace, base: S | None = None, **values: object) -> S:
-    """The settings that the flags give, over `base` (else the defaults); `values` are those of fields without a flag.
+    """The settings from the flags, over `base` (else the defaults); `values` are for fields without a flag.
 
-    Raises InputError that names the flag and its bounds, and whatever `cls` raises.
+    Raises InputError that names the flag and its bounds, and any error of `cls`.
     """
     given = dict(values)
     for f in dataclasses.fields(cls):
@@ -149,25 +149,25 @@ def from_flags(cls: type[S], options: argparse.Namespace, base: S | None = None,
 
 
 def read_toml(path: Path, what: str = "") -> dict[str, Any]:
-    """The tables of a file. Raises ConfigError; `what` names the file in it, such as "the topology"."""
+    """The tables of a file. Raises ConfigError that calls the file `what`, such as "the topology"."""
     with file_errors(ConfigError, f"cannot read {what} {path}".replace("  ", " ")):
         return parse_toml(path.read_bytes(), str(path))
 
 
 def parse_toml(data: bytes, where: str) -> dict[str, Any]:
-    """The tables of a text. Raises ConfigError that names `where` it is from."""
+    """The tables of a text. Raises ConfigError that names its origin, `where`."""
     try:
         table = tomllib.loads(data.decode())
-        repr(table)  # fails for a hexadecimal number of over 4,300 digits, which no error about it could show
+        repr(table)  # fails for a hexadecimal number of over 4,300 digits, which no error message could show
         return table
-    except (ValueError, RecursionError) as trouble:  # some are no TOMLDecodeError: a number of 5,000 digits
+    except (ValueError, RecursionError) as trouble:  # some are not a TOMLDecodeError: a number of 5,000 digits
         raise ConfigError(f"{where} is not TOML: {trouble}") from None
 
 
 def from_toml(cls: type[S], table: object, where: str, base: S | None = None) -> S:
-    """The settings of a table, over `base` (else the defaults).
+    """The settings from a table, over `base` (else the defaults).
 
-    Raises ConfigError that names `where`, the key, what it may be and what it is.
+    Raises ConfigError that names `where`, the key, the allowed values and the value.
     """
     if not isinstance(table, dict):
         raise ConfigError(f"{where} must be a group of settings, not {as_written(table)}")
@@ -191,18 +191,18 @@ def from_toml(cls: type[S], table: object, where: str, base: S | None = None) ->
         raise ConfigError(f"{where}: {missing[0]} is missing")
     try:
         return dataclasses.replace(base, **given) if base is not None else cls(**given)
-    except InputError as trouble:  # some name their section themselves
+    except InputError as trouble:  # some already name their section
         section = where.rpartition("[")[2].removesuffix("]") + ": "
         raise ConfigError(f"{where}: {str(trouble).removeprefix(section)}") from None
 
 
 def as_written(value: object) -> str:
-    """A value for an error, as TOML and JSON have it."""
+    """A value for an error, as written in TOML and JSON."""
     return json.dumps(value) if value is None or isinstance(value, bool) else repr(value)[:80]
 
 
 def check(settings: DataclassInstance, error: type[InputError] = ConfigError, where: str = "") -> None:
-    """Raise `error` for a field whose value its annotation or its bounds do not allow; `where` is before its name."""
+    """Raise `error` for a field whose annotation or bounds do not allow its value; `where` precedes its name."""
     for f in dataclasses.fields(settings):
         value = getattr(settings, f.name)
         if expected := _expected(type(settings), f, value):
@@ -211,7 +211,7 @@ def check(settings: DataclassInstance, error: type[InputError] = ConfigError, wh
 
 
 def check_destination(path: Path, flag: str = "--json") -> None:
-    """Raise InputError when a flag's file cannot be written: before a run, not after it. Leaves no file behind."""
+    """Raise InputError if a flag's file cannot be written: before a run, not after it. Leaves no file behind."""
     with file_errors(InputError, f"cannot write {path}", f"choose another {flag} FILE"):
         if path.exists():
             path.open("ab").close()
@@ -220,13 +220,13 @@ def check_destination(path: Path, flag: str = "--json") -> None:
 
 
 def write_destination(path: Path, text: str) -> None:
-    """Raises OnesweepError when the disk is full or the folder has gone meanwhile."""
+    """Write a result. Raises OnesweepError if the disk is full or the folder has disappeared."""
     with file_errors(OnesweepError, f"cannot write {path}", "the figures above are complete"):
         path.write_text(text, encoding="utf-8")
 
 
 class SetAction(argparse.Action):
-    """`--set NAME=VALUE`, which gives a setting that has no flag of its own."""
+    """`--set NAME=VALUE`, for a setting without a flag of its own."""
 
     def __init__(self) -> None:
         super().__init__(["--set"], argparse.SUPPRESS, metavar="NAME=VALUE", help="a setting that has no flag; repeat")
@@ -315,13 +315,13 @@ def _section(f: Field[Any]) -> Any:  # noqa: ANN401 - a dataclass
 
 
 def _kind(cls: type[S], f: Field[Any]) -> tuple[Any, Any]:
-    """A field's type without `None`; with it the entry of a tuple, the choices of a Literal. None: not known here."""
+    """A field's type without `None`, with a tuple's entry type or a Literal's choices. None: unknown here."""
     kind: Any = f.type
     if isinstance(kind, str):
         owner = next(c for c in cls.__mro__ if f.name in inspect.get_annotations(c))
         try:
             kind = eval(kind, vars(sys.modules[owner.__module__]))
-        except NameError:  # imported for type checkers only
+        except NameError:  # imported only for type checkers
             return None, None
     if get_origin(kind) in (Union, UnionType):
         kind = next(a for a in get_args(kind) if a is not NoneType)
@@ -333,7 +333,7 @@ def _kind(cls: type[S], f: Field[Any]) -> tuple[Any, Any]:
 
 
 def _expected(cls: type[S], f: Field[Any], value: object) -> str | None:
-    """The rule for a field's values, for an error, such as "be a text"; None if it takes `value`."""
+    """The rule for a field's values, for an error, such as "be a text"; None if the field accepts `value`."""
     kind, entry = _kind(cls, f)
     bounds = f.metadata.get("bounds", Bounds())
     if kind is None or (value is None and "None" in str(f.type)):
@@ -376,7 +376,7 @@ def _listed(entry: Any) -> Any:  # noqa: ANN401 - a type, and a parser of texts
 
 
 def _shown(value: object) -> str:
-    """A default as help shows it, a bound as errors do."""
+    """A default as shown in help, a bound as in errors."""
     if value is None or isinstance(value, bool):
         return ""
     if isinstance(value, tuple):

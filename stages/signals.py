@@ -1,4 +1,4 @@
-"""The process: signals that end it, what they call and interrupt; its file descriptors; and when it started."""
+"""The process: signals that end it, and their handlers; its file descriptors; and its start time."""
 
 import asyncio
 import contextlib
@@ -24,21 +24,21 @@ log = logging.getLogger(__name__)
 POLL_S = 0.02
 ASKED_TO_END = "asked to end by"  # in a server's log, before the name of the signal
 
-# Says that standard input is a pipe from who started a server, which ends when that does, killed or not.
+# Tells a server that its standard input is a pipe from its parent: it ends with the parent, even a killed one.
 LIFELINE_VARIABLE = "ONESWEEP_LIFELINE"
 
-# Ctrl-C, a plain `kill`, a closed terminal. Ctrl-C is set too, because a command that a script starts in the background
-# inherits it ignored.
+# Ctrl-C, a plain `kill`, a closed terminal. Ctrl-C is set too, as a command that a script starts in the background
+# inherits it as ignored.
 ENDING_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 class Terminated(KeyboardInterrupt):
-    """A plain `kill` or a closed terminal: what only Ctrl-C may survive ends here."""
+    """A plain `kill` or a closed terminal: ends even work that may survive Ctrl-C."""
 
 
 @contextlib.contextmanager
 def on_signal(act: Callable[[int], object]) -> Iterator[None]:
-    """Any of the signals calls `act` with its number in a `with` block; outside the main thread nothing changes."""
+    """Within a `with` block, any of the signals calls `act` with its number; no effect outside the main thread."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
@@ -51,17 +51,17 @@ def on_signal(act: Callable[[int], object]) -> Iterator[None]:
 
 
 def ends_cleanly() -> contextlib.AbstractContextManager[None]:
-    """Has any of the signals end a `with` block as Ctrl-C does: servers of a command must not outlive it."""
+    """Make any of the signals end a `with` block as Ctrl-C does: a command's servers must not outlive it."""
     return on_signal(_interrupt)
 
 
-# Has any of the signals end the process in a `with` block: an exception may crash torch's import, or be lost in it.
+# Makes any of the signals end the process in a `with` block: an exception may crash torch's import, or get lost there.
 ends_at_once = partial(on_signal, lambda number: os._exit(128 + number))
 
 
 @contextlib.contextmanager
 def deferred() -> Iterator[None]:
-    """Signals that come in a `with` block take effect at its end."""
+    """Defer signals that arrive in a `with` block to its end."""
     came = list[int]()
     try:
         with on_signal(came.append):
@@ -83,11 +83,11 @@ def _interrupt(number: int) -> NoReturn:
 
 
 def run_interruptible(work: Coroutine[Any, Any, T]) -> T:
-    """Run a coroutine to its end; any of the signals cancels it where it waits.
+    """Run a coroutine to its end; any of the signals cancels it at its next await.
 
-    Raises KeyboardInterrupt then, Terminated unless it was Ctrl-C."""
-    # A handler that raises does so anywhere, and gRPC's start, in C, crashes when it is left by an exception.
-    interrupted = 0  # the signal
+    Then raises KeyboardInterrupt for Ctrl-C, Terminated for other signals."""
+    # A handler must not raise: it could do so anywhere, and an exception crashes gRPC's start, which is in C.
+    interrupted = 0  # number of the signal
     cancel: Callable[[], object] | None = None
 
     def interrupt(number: int) -> None:
@@ -100,20 +100,20 @@ def run_interruptible(work: Coroutine[Any, Any, T]) -> T:
         nonlocal cancel
         loop, task = asyncio.get_running_loop(), asyncio.current_task()
         assert task is not None
-        cancel = partial(loop.call_soon_threadsafe, task.cancel)  # which wakes the loop
+        cancel = partial(loop.call_soon_threadsafe, task.cancel)  # wakes the loop
         if threading.current_thread() is threading.main_thread():
-            # By the loop: a handler of Python's own waits for the next bytecode, and a signal that comes between the
-            # last one and the loop's wait in the kernel would be heard at the deadline of the request.
+            # Handled by the loop: Python's own handlers wait for the next bytecode, so a signal between the last one
+            # and the loop's wait in the kernel would take effect only at the request's deadline.
             for number in ENDING_SIGNALS:
                 loop.add_signal_handler(number, interrupt, number)
-        if interrupted:  # before there was a loop: the work ends where it first waits
+        if interrupted:  # before the loop existed: the work ends at its first await
             task.cancel()
         return await work
 
     with on_signal(interrupt):
         try:
             result = asyncio.run(run())
-            if not interrupted:  # else the signal came when the work had ended, and the loop had not
+            if not interrupted:  # else the signal came after the work's end, but before the loop's
                 return result
         except asyncio.CancelledError:
             pass
@@ -121,30 +121,30 @@ def run_interruptible(work: Coroutine[Any, Any, T]) -> T:
 
 
 def run_until_signal(serve: Callable[[asyncio.Event], Coroutine[Any, Any, None]]) -> None:
-    """Run a server, which is given an event of `stop_on_signals`, to its end. Raises what it raises.
+    """Run a server with an event from `stop_on_signals` to its end. Raises the server's exceptions.
 
-    Ends the process where a thread is left, such as one that reads weights: nothing can interrupt it."""
+    Ends the process if a thread is left, such as one that reads weights: nothing can interrupt it."""
 
     async def until_signal() -> None:
-        gc.freeze()  # what the imports made stays: looking through it again would stall requests, and the exit
+        gc.freeze()  # imported objects stay: collecting over them would stall requests, and the exit
         await serve(stop_on_signals())
 
     raise_descriptor_limit()
     asyncio.run(until_signal())
-    if threading.active_count() > 1:  # Python would wait for it, 20 s at a stage of two gigabytes
+    if threading.active_count() > 1:  # Python would wait for the thread, 20 s for a stage of two gigabytes
         os._exit(0)
 
 
 async def drained(is_busy: Callable[[], object], within_s: float) -> None:
-    """Return when a server has nothing under way any more, or after `within_s`."""
+    """Return once a server has nothing under way, or after `within_s`."""
     deadline = monotonic() + within_s
     while is_busy() and monotonic() < deadline:
         await asyncio.sleep(POLL_S)
 
 
 def stop_on_signals() -> asyncio.Event:
-    """An event that SIGTERM or SIGINT sets, which the log tells; a second signal ends the process at once, and so does
-    the end of the lifeline. Main thread only."""
+    """An event that SIGTERM or SIGINT sets, with a log line. A second signal, or the end of the lifeline, ends the
+    process at once. Main thread only."""
     stop, loop, numbers = asyncio.Event(), asyncio.get_running_loop(), (signal.SIGTERM, signal.SIGINT)
 
     def begin_to_stop(by: str) -> None:
@@ -155,7 +155,7 @@ def stop_on_signals() -> asyncio.Event:
             loop.remove_signal_handler(number)
             signal.signal(number, signal.SIG_DFL)
 
-    def end() -> None:  # who started this had the ways to the machines: nothing under way could be finished
+    def end() -> None:  # the parent held the links to the machines: nothing under way could finish
         begin_to_stop("the end of who started it")
         signal.raise_signal(signal.SIGTERM)
 
@@ -167,7 +167,7 @@ def stop_on_signals() -> asyncio.Event:
 
 
 def start_ticks(pid: int) -> int:
-    """When a process started, which with its id names it for good; 0 for one that has ended."""
+    """The start time of a process, which with its ID identifies it for good; 0 if it has ended."""
     try:
         state, *others = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     except OSError:
@@ -175,17 +175,17 @@ def start_ticks(pid: int) -> int:
     return 0 if state in "ZX" else int(others[18])
 
 
-# File descriptors: as many as the machine allows, and few words where they run out.
+# File descriptors: as many as the machine allows, and few log lines if they run out.
 
-# Left to what is no client's connection: links to the router, files, name servers.
+# Reserved for descriptors other than clients' connections: links to the router, files, name servers.
 RESERVED = 16
 SAID_EVERY_S = 60.0
-# What libraries say of each connection that they have no room for, or cannot read.
+# Libraries log these for every connection that they have no room for, or cannot read.
 _REPEATED = ("socket.accept() out of system resource", "Exceeded concurrency limit", "Invalid HTTP request received")
 
 
 class _Seldom(logging.Filter):
-    """Lets each of those sentences pass once in SAID_EVERY_S, without its traceback."""
+    """Passes each of those sentences once in SAID_EVERY_S, without its traceback."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         super().__init__()
@@ -203,7 +203,7 @@ class _Seldom(logging.Filter):
 
 
 def raise_descriptor_limit() -> None:
-    """Let this process open as many files and connections as the machine allows it."""
+    """Let this process open as many files and connections as the machine allows."""
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
     for name in ("asyncio", "uvicorn.error"):
@@ -216,5 +216,5 @@ def descriptor_limit() -> int:
 
 
 def free_descriptors() -> int:
-    """Connections that the limit leaves to clients, beside what is open now and RESERVED."""
+    """Connections that the limit leaves to clients, after the open descriptors and RESERVED."""
     return descriptor_limit() - psutil.Process().num_fds() - RESERVED

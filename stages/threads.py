@@ -1,4 +1,4 @@
-"""Work on other threads that is never left half done behind somebody's back."""
+"""Work on other threads that a cancellation never leaves running unnoticed."""
 
 import asyncio
 import contextlib
@@ -13,17 +13,17 @@ from typing import Any, ParamSpec, TypeVar
 P = ParamSpec("P")
 T = TypeVar("T")
 
-NICE = 5  # what a thread is made that works beside requests: they come first
+NICE = 5  # of a thread that works alongside requests, which come first
 
 
 async def in_thread(job: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
-    """Like `asyncio.to_thread`; who is cancelled meanwhile waits for the thread, so that nothing runs beside what
-    comes next."""
+    """Like `asyncio.to_thread`, but a cancelled caller waits for the thread, so that the job never overlaps with the
+    caller's next work."""
     return await to_its_end(asyncio.to_thread(job, *args, **kwargs))
 
 
 async def to_its_end(work: Awaitable[T]) -> T:
-    """Await `work`, which a cancellation does not reach: it is raised when `work` is done."""
+    """Await `work` shielded from cancellation; CancelledError is raised once `work` is done."""
     task = asyncio.ensure_future(work)
     try:
         return await asyncio.shield(task)
@@ -33,7 +33,7 @@ async def to_its_end(work: Awaitable[T]) -> T:
 
 
 async def cancelled(tasks: Iterable[asyncio.Task[Any]]) -> None:
-    """Cancel all, and return when they have ended."""
+    """Cancel all tasks, and return once they have ended."""
     ending = list(tasks)
     for task in ending:
         task.cancel()
@@ -41,10 +41,10 @@ async def cancelled(tasks: Iterable[asyncio.Task[Any]]) -> None:
 
 
 async def in_low_priority_thread(job: Callable[[], T]) -> T:
-    """Run `job` on a thread that gives way to those of requests, and that ends with it."""
+    """Run `job` on a thread of its own, of lower priority than requests' threads; it ends with the job."""
 
     def give_way() -> None:
-        with contextlib.suppress(OSError, AttributeError):  # threads have no priorities of their own everywhere
+        with contextlib.suppress(OSError, AttributeError):  # not every system has priorities per thread
             os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), NICE)
 
     thread = ThreadPoolExecutor(1, thread_name_prefix="aside", initializer=give_way)
@@ -55,24 +55,24 @@ async def in_low_priority_thread(job: Callable[[], T]) -> T:
 
 
 class FairPool:
-    """Threads that callers take by turns: none has all of them, and a job waits for one of each other caller, never for
-    all that one of them asked. Lives on the event loop."""
+    """Threads that callers share in turns. No caller gets all of them, and a job waits for at most one job of each
+    other caller, never for all jobs of one. Lives on the event loop."""
 
     def __init__(self, threads: int, name: str) -> None:
         self._pool = ThreadPoolExecutor(threads, thread_name_prefix=name)
         self._free, self._most = threads, max(threads - 1, 1)
         self._held = Counter[str]()
-        self._waiting: dict[str, deque[asyncio.Future[None]]] = {}  # the caller whose turn it is first
+        self._waiting: dict[str, deque[asyncio.Future[None]]] = {}  # in order of turns: the next caller first
 
     async def run(self, caller: str, job: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
-        """Run `job` on a thread; who is cancelled meanwhile waits for its end."""
+        """Run `job` on a thread; a cancelled caller waits for its end."""
         turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._waiting.setdefault(caller, deque()).append(turn)
         self._next()
         try:
             await turn
         except asyncio.CancelledError:
-            if turn.done() and not turn.cancelled():  # in the very moment in which its turn came
+            if turn.done() and not turn.cancelled():  # cancelled at the very moment of its turn
                 self._leave(caller)
             raise
         try:
@@ -96,4 +96,4 @@ class FairPool:
                 turns.popleft().set_result(None)
                 self._free -= 1
                 self._held[caller] += 1
-                self._waiting[caller] = self._waiting.pop(caller)  # the others come first now
+                self._waiting[caller] = self._waiting.pop(caller)  # now the others come first

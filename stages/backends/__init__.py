@@ -1,4 +1,4 @@
-"""The backend: what computes a host's parts; and runners on a device other than the processor."""
+"""The backend, which computes a host's parts; and runners on a device other than the processor."""
 
 import os
 from collections.abc import Sequence
@@ -20,17 +20,17 @@ from stages.model.block import Block
 from stages.model.pipeline import PipelineStage
 from stages.pictures.part import PicturePart
 
-# Before onnxruntime is imported, which from 1.29 on tells its makers of every session, and keeps an id of the machine.
+# Set before onnxruntime is imported: from 1.29 on it reports every session to its makers, and keeps a machine ID.
 os.environ["ORT_DISABLE_TELEMETRY"] = "1"
 
 P = TypeVar("P", CleanPiece, BranchPiece)
 
 
 class DeviceRunner(BlockRunner, StageRunner):
-    """A runner of a block or a stage whose part, like the caches of its pieces, is on a device.
+    """A runner of a block or a stage that is on a device, like the caches of its pieces.
 
-    All that a call needs of its pieces goes there in one piece of memory, and all results come back in one: a transfer
-    waits for the device, whatever its size.
+    All tensors that a call needs from its pieces go to the device in one transfer, and all results come back in one: a
+    transfer waits for the device, whatever its size.
     """
 
     def __init__(self, runner: Any, device: torch.device) -> None:  # noqa: ANN401 - a BlockRunner or a StageRunner
@@ -60,20 +60,20 @@ class DeviceRunner(BlockRunner, StageRunner):
         return [replace(piece, source=source) for piece, source in zip(pieces, sources, strict=True)]
 
     def _sent(self, tensors: Sequence[Tensor]) -> list[Tensor]:
-        """Tensors of one type from the processor's memory, on the device."""
+        """Copy tensors of one type from the processor's memory to the device."""
         numbers = torch.cat([x.flatten() for x in tensors])
-        if self.device.type == "cuda":  # pinned memory is copied without the processor
+        if self.device.type == "cuda":  # the device copies pinned memory without the processor
             numbers = numbers.pin_memory()
         return _as(tensors, numbers.to(self.device, non_blocking=self.device.type == "cuda"))
 
 
 def _fetched(tensors: Sequence[Tensor]) -> list[Tensor]:
-    """Tensors of one type from the device, in the processor's memory."""
+    """Copy tensors of one type from the device to the processor's memory."""
     return _as(tensors, torch.cat([x.flatten() for x in tensors]).cpu())
 
 
 def _as(shaped: Sequence[Tensor], numbers: Tensor) -> list[Tensor]:
-    """`numbers`, one after the other, in the shapes of these tensors."""
+    """Split `numbers` into tensors of these shapes, in order."""
     parts = numbers.split([x.numel() for x in shaped])
     return [part.view(x.shape) for part, x in zip(parts, shaped, strict=True)]
 
@@ -85,17 +85,17 @@ class Backend:
     """Makes runners of loaded parts, for a device."""
 
     def __init__(self, device: torch.device = CPU, threads: int | None = None) -> None:
-        """:param threads: of products; as many as torch uses."""
+        """:param threads: threads of products; by default as many as torch uses."""
         self.device, self.threads = device, threads or torch.get_num_threads()
 
     @property
     def kind(self) -> str:
-        """The device as other machines are told of it."""
+        """The device's name for other machines."""
         return device_kind(self.device)
 
     @property
     def machine(self) -> str:
-        """The same with versions and the processor: hosts of one machine's kind give the same bits."""
+        """The same with versions and the processor: hosts with equal strings compute the same bits."""
         return machine_kind(self.device, self.threads)
 
     def block(self, block: Block) -> BlockRunner:

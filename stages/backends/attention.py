@@ -1,4 +1,4 @@
-"""Attention of packed rows, one piece at a time: its shapes depend on that piece alone."""
+"""Attention of packed rows, one piece at a time, so that its shapes depend only on that piece."""
 
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
@@ -16,40 +16,40 @@ from stages.model.layers import Layer, LayerCache, Numbers, seen_keys, soft_capp
 from stages.model.llama import LlamaLayer
 from stages.model.prefill import ATTEND_POSITIONS
 
-ROUND = 16  # numbers between addresses that kernels treat alike: those of a cache line
-# Numbers that branches have of attention's weights at once: heads x rows x what they see. 64 MB, some times over.
+ROUND = 16  # floats between addresses that kernels treat alike: a cache line
+# Attention weights of branches held at once: heads x rows x keys they see. 64 MB, a few times over.
 MAX_WEIGHTS = 1 << 24
-# From so many on, positions x what they see, attention is worth all threads: prompts of 1,800 gain a sixth.
+# From this many positions x keys they see, attention gains from all threads: prompts of 1,800 gain a sixth.
 MANY_SCORES = 1 << 13
-UNSEEN = -1e30  # added to the score of what must not be seen: finite, for -inf breaks some kernels
+UNSEEN = -1e30  # added to the scores of masked keys: finite, as -inf breaks some kernels
 
 
 @dataclass(frozen=True)
 class AttentionShape:
-    """A layer's attention, beside the sizes of its tensors."""
+    """A layer's attention, apart from the sizes of its tensors."""
 
     heads: int
-    window: int | None = None  # positions that each sees, itself included; None for all
+    window: int | None = None  # positions that each one sees, including itself; None for all
     softcap: float | None = None  # of the scores
 
     def first_seen(self, position: int) -> int:
-        """The first position that one sees."""
+        """The first position that `position` sees."""
         return 0 if self.window is None else max(0, position + 1 - self.window)
 
     def weights(self, scores: Tensor) -> Tensor:
-        """Scores of queries, all keys' of each in the last dimension -> weights."""
+        """Scores of queries, (..., keys) -> weights."""
         return soft_capped(scores, self.softcap).softmax(-1)
 
 
 def attention_shape(layer: Layer | LlamaLayer) -> AttentionShape:
-    """That of a layer of any family."""
+    """The attention of a layer of any family."""
     if isinstance(layer, Layer):
         return AttentionShape(layer.heads)
     return AttentionShape(layer.architecture.heads, layer.window, layer.architecture.attention_softcap)
 
 
 def rotate_rows(qkv: Tensor, heads: int, cos: Tensor, sin: Tensor) -> None:
-    """Rotary embedding of queries and keys in place. qkv: (rows, 3 width); cos, sin: of `LayerKind.factors`."""
+    """Rotary embedding of queries and keys in place. qkv: (rows, 3 width); cos, sin: from `LayerKind.factors`."""
     rows, width = qkv.shape
     both = qkv.view(rows, 3, heads, 2, width // (6 * heads))[:, :2]
     swapped = both.roll(1, 3)
@@ -57,11 +57,11 @@ def rotate_rows(qkv: Tensor, heads: int, cos: Tensor, sin: Tensor) -> None:
 
 
 class Heads:
-    """Packed rows of queries, keys and values by head, and room for what attention makes of them. Those that stay are
-    made once. A group: the query heads that share a head of keys and values."""
+    """Packed rows of queries, keys and values by head, and room for attention's results. Views that stay valid are made
+    once. A group: the query heads that share a head of keys and values."""
 
     def __init__(self, qkv: Tensor, heads: int, kv_heads: int, mixed: Tensor | None = None) -> None:
-        """qkv: (rows, all heads' numbers); mixed: (rows, heads x head_dim)."""
+        """qkv: (rows, numbers of all heads); mixed: (rows, heads x head_dim)."""
         rows, width = qkv.shape
         dim, group = width // (heads + 2 * kv_heads), heads // kv_heads
         queries, keys = heads * dim, kv_heads * dim
@@ -75,22 +75,22 @@ class Heads:
 
     @cached_property
     def singles(self) -> list[tuple[Tensor, Numbers, Tensor]]:
-        """Queries, keys and values, and room, of each row."""
+        """Queries, keys and values, and room for results, of each row."""
         return list(zip(self.q.unbind(0), self.numbers, self.results.unbind(0), strict=True))
 
 
 @dataclass(frozen=True)
 class Sight:
-    """Keys that the positions of a piece see."""
+    """The keys that the positions of a piece see."""
 
-    # Of those that attend at once, the first ones of the piece: ends of the groups that do, and their masks (positions,
-    # keys); None for a group that sees all before it.
+    # For the first positions of the piece, which attend at once: ends of their groups, and masks (positions, keys);
+    # None for a group that sees all keys before it.
     groups: list[tuple[int, Tensor | None]]
-    depths: tuple[int, ...]  # of the others, below the first of them, where they are a tree
+    depths: tuple[int, ...]  # of the other positions, below the first of them, if they are a tree
 
 
 def sight(piece: CleanPiece, window: int | None = None) -> Sight:
-    """Keys that the positions of a piece see. window: of `AttentionShape`."""
+    """The keys that the positions of a piece see. window: see `AttentionShape`."""
     past, at_once, groups = piece.caches[0].length, piece.source.shape[0] - piece.one_by_one, []
     depths = tuple(depth - at_once for depth in piece.depths[at_once:])
     at = 0
@@ -107,7 +107,7 @@ def attend_clean(
 ) -> Tensor:
     """Append each piece's keys and values to its cache, and attend over it.
 
-    Returns (rows, heads x head_dim); seen: of `sight`, for each piece where one has several rows.
+    Returns (rows, heads x head_dim); seen: from `sight`, for each piece, if any has several rows.
     """
     attend, q, numbers, mixed = heads.attend, heads.q, heads.numbers, heads.results
     if rows.single:  # one call instead of one for each piece
@@ -134,7 +134,7 @@ def attend_clean(
 
 
 def attend_noisy(qkv: Tensor, rows: Rows, heads: int, caches: Sequence[LayerCache]) -> Tensor:
-    """Each piece's slots see the clean positions in its cache, and each other. qkv: (rows, 3 width)."""
+    """Attend with slots that see the clean positions in their piece's cache, and each other. qkv: (rows, 3 width)."""
     dim = qkv.shape[1] // (3 * heads)
     mixed = []
     for split, cache in zip(qkv.view(rows.total, 3, heads, dim).split(rows.sizes), caches, strict=False):
@@ -145,19 +145,19 @@ def attend_noisy(qkv: Tensor, rows: Rows, heads: int, caches: Sequence[LayerCach
     return rows.pack(mixed, fresh=False)
 
 
-# Candidates are branches of one sequence, not rows of a batch, whose caches would be copied. All rows meet the shared
-# keys in one product, and only what is their own is computed branch by branch.
+# Candidates are branches of one sequence. As rows of a batch they would each need a copy of its cache. Instead, one
+# product covers all rows and the shared keys, and only a branch's own keys are computed branch by branch.
 def attend_branches(
     heads: Heads, rows: Rows, shape: AttentionShape, caches: Sequence[LayerCache], branches: Sequence[int]
 ) -> Tensor:
-    """Each branch of a piece sees the positions in the piece's cache, and itself."""
+    """Attend with the branches of pieces: each sees the positions in the piece's cache, and itself."""
     parts = (x.split(rows.sizes) for x in (heads.q, heads.k, heads.v))
     mixed = [_attend_forked(shape, *each) for each in zip(*parts, caches, branches, strict=False)]
     return rows.pack(mixed, fresh=False)
 
 
 def _attend_forked(shape: AttentionShape, q: Tensor, k: Tensor, v: Tensor, cache: LayerCache, branches: int) -> Tensor:
-    """Branches of one length. q: (rows, kv_heads, group, head_dim) -> (rows, heads x head_dim)."""
+    """Attend with branches of equal length. q: (rows, kv_heads, group, head_dim) -> (rows, heads x head_dim)."""
     q = q.permute(1, 2, 0, 3).unflatten(2, (branches, -1)).contiguous()
     k, v = (each.transpose(0, 1).unflatten(1, (branches, -1)) for each in (k, v))
     kv_heads, group, _, new, _ = q.shape
@@ -172,8 +172,8 @@ def _attend_forked(shape: AttentionShape, q: Tensor, k: Tensor, v: Tensor, cache
 
 
 def _attend_some(shape: AttentionShape, q: Tensor, start: int, k: Tensor, v: Tensor, cache: LayerCache) -> Tensor:
-    """Positions of branches from `start` on. q: (kv_heads, group, branches, positions, head_dim), which is what comes
-    back; k, v: (kv_heads, branches, all positions, head_dim)."""
+    """Attend with positions of branches, from `start` on. q, and the result: (kv_heads, group, branches, positions,
+    head_dim); k, v: (kv_heads, branches, all positions, head_dim)."""
     keys, values = (each[0] for each in cache.stored())
     past, rows = cache.length, q.flatten(1, 3)
     hidden = ~seen_keys(k.shape[2], past, shape.window, q.device)[start : start + q.shape[3]]
@@ -189,8 +189,8 @@ def _attend_some(shape: AttentionShape, q: Tensor, start: int, k: Tensor, v: Ten
 
 
 class GrowingCache:
-    """Keys and values of one layer: those of a text, which is neither copied nor read once for each of its
-    continuations, and those of the continuations."""
+    """Keys and values of one layer: the text's, which are neither copied nor read once per continuation, and the
+    continuations' own."""
 
     def __init__(self, shared: LayerCache, room: int, count: int) -> None:
         keys, values = (each[0] for each in shared.stored())
@@ -199,12 +199,12 @@ class GrowingCache:
         self._hold(torch.empty(2, kv_heads, count, room, dim))
 
     def _hold(self, own: Tensor) -> None:
-        # views that every step would make anew
+        # views, kept so that steps need not remake them
         self.own, (keys, values) = own, own.flatten(1, 2)
         self.own_keys, self.own_values = keys.transpose(1, 2), values
 
     def select(self, branches: Tensor, length: int) -> None:
-        """Go on with these continuations, which have `length` positions."""
+        """Keep only these continuations, which have `length` positions."""
         both, kv_heads, _, room, dim = self.own.shape
         chosen = torch.empty(both, kv_heads, len(branches), room, dim)
         chosen[..., :length, :] = self.own[..., :length, :].index_select(2, branches)
@@ -212,20 +212,20 @@ class GrowingCache:
 
 
 class Growing:
-    """Continuations of one text that grow together through one stage: all are at the same position."""
+    """Continuations of one text that grow together through one stage, all at the same position."""
 
     def __init__(self, shared: Sequence[LayerCache], room: int, count: int) -> None:
-        """`count` of them, of `room` positions at most, after the text in `shared`, which is not changed."""
+        """Begin `count` continuations of at most `room` positions after the text in `shared`, which is not changed."""
         self.caches, self.length = [GrowingCache(cache, room, count) for cache in shared], 0
         self.positions = torch.full((count,), shared[0].length)
 
     def grown(self) -> None:
-        """They have one more position."""
+        """Count one more position."""
         self.length += 1
         self.positions.add_(1)
 
     def select(self, branches: Tensor) -> None:
-        """Go on with these: any of them, any number of times. branches: indices."""
+        """Keep these continuations, each any number of times. branches: indices."""
         for cache in self.caches:
             cache.select(branches, self.length)
         self.positions = self.positions.index_select(0, branches)
@@ -233,9 +233,9 @@ class Growing:
 
 @dataclass(frozen=True)
 class GrowingPiece:
-    """One more position of each of a text's continuations."""
+    """One more position for each of a text's continuations."""
 
-    # Tokens (continuations,) int64 where the part reads such, else hidden states (continuations, width).
+    # Tokens (continuations,) int64 if the part reads tokens, else hidden states (continuations, width).
     source: Tensor
     grown: Growing
 
@@ -243,17 +243,17 @@ class GrowingPiece:
 def attend_growing(
     qkv: Tensor, rows: Rows, shape: AttentionShape, caches: Sequence[GrowingCache], lengths: Sequence[int]
 ) -> Tensor:
-    """A new position of each continuation: it sees its text and itself.
+    """Attend with a new position of each continuation, which sees its text and itself.
 
     qkv: as in `Heads`, a row for each continuation; caches: of each text; lengths: positions that its continuations
-    have already.
+    already have.
     """
     mixed = [_attend_grown(qkv, shape, *each) for each in zip(rows.bounds, caches, lengths, strict=False)]
     return rows.pack(mixed, fresh=False)
 
 
 def _attend_grown(qkv: Tensor, shape: AttentionShape, begin: int, cache: GrowingCache, length: int) -> Tensor:
-    """One text's rows, from `begin` on: (continuations, heads x head_dim)."""
+    """Attend with one text's rows, from `begin` on: (continuations, heads x head_dim)."""
     _, kv_heads, count, _, dim = cache.own.shape
     heads, width, group = shape.heads, qkv.shape[1], shape.heads // kv_heads
     first_seen = shape.first_seen(cache.past + length)
@@ -264,8 +264,8 @@ def _attend_grown(qkv: Tensor, shape: AttentionShape, begin: int, cache: Growing
     new = rows.as_strided((2, kv_heads, count, dim), (kv_heads * dim, dim, width, 1), first + heads * dim)
     cache.own.select(3, length).copy_(new)
     q = rows.as_strided((kv_heads, count, group, dim), (group * dim, width, dim, 1), first)
-    q = q.clone(memory_format=torch.contiguous_format)  # rounding may depend on where a row begins
-    old = q.view(kv_heads, -1, dim).bmm(cache.keys.narrow(2, first_old, past))  # one product with what they share
+    q = q.clone(memory_format=torch.contiguous_format)  # rounding may depend on a row's address
+    old = q.view(kv_heads, -1, dim).bmm(cache.keys.narrow(2, first_old, past))  # one product with the shared keys
     own = q.view(-1, group, dim).bmm(cache.own_keys.narrow(2, first_own, own_count))
     weights = shape.weights(torch.cat([old.view(len(own), group, past), own], dim=2))
     mixed = weights.narrow(2, past, own_count).bmm(cache.own_values.narrow(1, first_own, own_count))
@@ -276,11 +276,11 @@ def _attend_grown(qkv: Tensor, shape: AttentionShape, begin: int, cache: Growing
 
 
 def _attend_one(shape: AttentionShape, query: Tensor, row: Numbers, cache: LayerCache, result: Tensor) -> None:
-    """One new position: an AR step, where every microsecond counts. query, result: (kv_heads, group, head_dim);
-    row: its keys, then its values, (2 kv_heads, head_dim).
+    """Attend with one new position: an AR step, where every microsecond counts. query, result: (kv_heads, group,
+    head_dim); row: its keys, then its values, (2 kv_heads, head_dim).
 
-    numpy copies a row of numbers in half the time that torch takes, where it sees their memory, and two small products
-    beat fused attention.
+    numpy copies a row of numbers in half of torch's time, if it can see their memory, and two small products beat
+    fused attention.
     """
     position, (stored_keys, stored_values), (keys, values) = cache.length, cache.arrays, cache.by_head
     heads = len(values)
@@ -293,7 +293,7 @@ def _attend_one(shape: AttentionShape, query: Tensor, row: Numbers, cache: Layer
 
 
 def _attend_apart(shape: AttentionShape, query: Tensor, row: Numbers, cache: LayerCache, result: Tensor) -> None:
-    """`_attend_one` for rows that do not all begin at a round address, on which the order of additions may depend."""
+    """`_attend_one` for rows that may begin at an unaligned address, which can change the order of additions."""
     aligned = result.new_empty(result.shape)
     _attend_one(shape, query.clone(), row, cache, aligned)
     result.copy_(aligned)
@@ -308,13 +308,13 @@ def _attend_tree(
     mixed: Tensor,
     attend: Callable[[AttentionShape, Tensor, Numbers, LayerCache, Tensor], None],
 ) -> None:
-    """Positions of a tree, depth first: when one is computed, those above it are in the cache as if nothing else had
-    ever been there. q, mixed: (positions, kv_heads, group, head_dim); numbers: as in `_attend_one`."""
+    """Attend with the positions of a tree, depth first. For each position, the cache holds its ancestors as if nothing
+    else had ever been there. q, mixed: (positions, kv_heads, group, head_dim); numbers: as in `_attend_one`."""
     past, kv_heads = cache.length, cache.keys.shape[1]
     for i, depth in enumerate(depths):
         cache.length = past + depth
         attend(shape, q[i], numbers[i], cache, mixed[i])
-    kept = first_branch(depths)  # of which others took the places
+    kept = first_branch(depths)  # later branches have overwritten these
     cache.length = end = past + kept
     stored_keys, stored_values = cache.arrays
     stored_keys[:, past:end] = numbers[:kept, :kv_heads].swapaxes(0, 1)
@@ -324,11 +324,11 @@ def _attend_tree(
 def _attend_many(
     shape: AttentionShape, q: Tensor, k: Tensor, v: Tensor, cache: LayerCache, mask: Tensor | None
 ) -> Tensor:
-    """Several new positions. q: (positions, kv_heads, group, head_dim), which is what comes back."""
+    """Attend with several new positions. q, and the result: (positions, kv_heads, group, head_dim)."""
     sizes = q.shape
     q, k, v = (x.transpose(0, 1).unsqueeze(0) for x in (q.flatten(1, 2), k, v))
     if sizes[2] > 1:
-        q = q.contiguous()  # grouped, it matters where a row begins: see `_attend_apart`
+        q = q.contiguous()  # with groups, a row's address matters: see `_attend_apart`
     keys, values = cache.append(k, v)
     if shape.softcap is not None:
         past = keys.shape[2] - sizes[0]
@@ -341,8 +341,8 @@ def _attend_many(
 
 
 def _attend_capped(cap: float, q: Tensor, keys: Tensor, values: Tensor, mask: Tensor) -> Tensor:
-    """Fused attention has no soft cap. q: (kv_heads, group, positions, head_dim); keys, values: (kv_heads, all,
-    head_dim); mask: (positions, all) -> (positions, kv_heads, group, head_dim)."""
+    """Attention with a soft cap, which fused attention lacks. q: (kv_heads, group, positions, head_dim); keys, values:
+    (kv_heads, all, head_dim); mask: (positions, all) -> (positions, kv_heads, group, head_dim)."""
     keys, values, hidden = keys[:, None].transpose(2, 3), values[:, None], ~mask
     some = max(1, MAX_WEIGHTS // (q.shape[0] * q.shape[1] * keys.shape[3]))
     mixed = []

@@ -1,7 +1,7 @@
-"""Interfaces of runners: computing a part of a model on a host.
+"""Interfaces of runners, which compute a part of a model on a host.
 
-A call takes pieces of several requests at once. **The result for one of them does not depend on the others**, to
-the last bit: a request's text may not depend on its company.
+A call covers pieces of several requests. **The result for one of them does not depend on the others**, to the last bit:
+a request's text must not depend on what shares its batch.
 """
 
 from abc import ABC, abstractmethod
@@ -18,27 +18,27 @@ LEAST_TEMPERATURE = 1e-4
 
 @dataclass(frozen=True)
 class CleanPiece:
-    """New clean positions of one sequence, and the caches that they are appended to."""
+    """New clean positions of one sequence, and the caches to append them to."""
 
-    # Tokens (positions,) int64 where the part reads such, else features or hidden states (positions, width).
+    # Tokens (positions,) int64 if the part reads tokens, else features or hidden states (positions, width).
     source: Tensor
-    # One for each layer of the part, of a batch of one; its length is the position of the first new one.
+    # One for each layer of the part, with batch size one; its length is the position of the first new position.
     caches: list[LayerCache]
-    # So many of the last positions give, to the last bit, what they would give one by one, as guesses must. Those
+    # This many of the last positions compute, to the last bit, as they would one by one, as draft tokens must. Those
     # before attend at once, in groups that end where the grid of ATTEND_POSITIONS does, and with the last of them.
     one_by_one: int = 0
-    # Of a tree, depth first (stages/model/draft_tree.py), how far each is below the first new position; empty where
-    # they follow each other. The first branch is appended, the others are not kept. All that part are one by one.
+    # For a tree, depth first (stages/model/draft_tree.py): depth of each position below the first new one; empty for a
+    # chain. The first branch is appended, the others are not kept. All positions of branches are computed one by one.
     depths: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True)
 class BranchPiece:
-    """Continuations of one sequence: each sees the sequence and itself, none the others."""
+    """Continuations of one sequence: each sees the sequence and itself, but none of the others."""
 
-    # Tokens (branches, positions) int64 where the part reads such, else hidden states (branches, positions, width).
+    # Tokens (branches, positions) int64 if the part reads tokens, else hidden states (branches, positions, width).
     source: Tensor
-    # The sequence, of at least one position: its length is the position at which every branch begins. Not changed.
+    # The sequence, at least one position: its length is the position at which every branch begins. Not changed.
     caches: list[LayerCache]
 
 
@@ -51,17 +51,17 @@ class NoisyPiece:
     sigma: float
     start: int  # position of the first slot
     caches: list[LayerCache]  # the clean positions that the slots see: those before `start`. Not changed.
-    temperature: float = 1.0  # of the probabilities that the denoised point is taken at
+    temperature: float = 1.0  # of the probabilities that give the denoised point
 
     @property
     def divisor(self) -> float:
-        """Divisor of the logits: at temperature 0 the likeliest token takes all."""
+        """Divisor of the logits: at temperature 0 the likeliest token gets all the probability."""
         return max(self.temperature, LEAST_TEMPERATURE)
 
 
 @dataclass(frozen=True)
 class Denoised:
-    """One evaluation: what each slot may hold."""
+    """The result of one evaluation of the slots."""
 
     logits: Tensor  # (slots, vocabulary)
     point: Tensor  # D = softmax(logits / temperature) @ codes: (slots, code_dim)
@@ -97,11 +97,11 @@ class StageRunner(ABC):
 
 
 class PictureRunner(ABC):
-    """One part of a model that draws."""
+    """One part of a picture model."""
 
     @abstractmethod
     def evaluate(self, pieces: Sequence[PicturePiece]) -> list[Tensor]:
-        """Evaluate every piece at its own noise level; each of its pictures is what it would be alone.
+        """Evaluate every piece at its own noise level; each picture is the same as if computed alone.
 
         Returns F (pictures, tokens, patch_dim) of each piece, or hidden states (pictures, tokens, features).
         """

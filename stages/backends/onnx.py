@@ -1,4 +1,4 @@
-"""Stages of AR models by onnxruntime, on graphs made of the loaded modules."""
+"""Stages of AR models on onnxruntime, with graphs made from the loaded modules."""
 
 import ctypes
 import mmap
@@ -22,13 +22,13 @@ from stages.model.few_bits import GroupedLinear, Int8Linear, QuantLinear
 from stages.model.layers import TiedHead
 from stages.model.pipeline import PipelineStage
 
-# Of matrices: fewer are read before another thread is awake.
+# Bytes of matrices: fewer are read before another thread wakes up.
 BYTES_PER_THREAD = 1 << 20
 
 
 class OnnxSession:
-    """A graph, which has threads of its own. It holds its matrices in a layout of its own, and nothing of those that it
-    was made of."""
+    """A graph with its own threads. It holds its matrices in its own layout, and keeps none of the tensors that it was
+    made from."""
 
     def __init__(self, graph: Graph, keeps_few_bits: bool = False) -> None:
         options = onnxruntime.SessionOptions()
@@ -36,18 +36,18 @@ class OnnxSession:
         options.intra_op_num_threads = min(PRODUCT_THREADS.get(), 1 + some)
         options.inter_op_num_threads = 1
         options.log_severity_level = 3
-        # a thread that spins while it waits takes the processor from the event loop
+        # a spinning thread takes the processor from the event loop
         options.add_session_config_entry("session.intra_op.allow_spinning", "0")
-        # buffers that a session keeps for itself would add up: there is a session for each layer
+        # buffers that a session keeps would add up: each layer has a session
         options.enable_cpu_mem_arena = False
         values = {name: onnxruntime.OrtValue.ortvalue_from_numpy(x.numpy()) for name, x in graph.matrices.items()}
-        # A session copies what it does not lay out anew. These it takes as they are: they must outlive it.
+        # A session copies tensors that it does not lay out anew. It uses these as they are, so they must outlive it.
         self.few_bits = {name: graph.matrices[name] for name in graph.few_bits}
         for name in self.few_bits:
             options.add_initializer(name, values[name])
         copied = [name for name in values if name not in self.few_bits]
         options.add_external_initializers(copied, [values[name] for name in copied])
-        # It wants to see the file that is named in their place, and does not read it.
+        # It checks that the named file exists, but does not read it.
         options.add_session_config_entry("session.model_external_initializers_file_folder_path", str(OUTSIDE.parent))
         self.session = onnxruntime.InferenceSession(
             graph.model().SerializeToString(), options, providers=["CPUExecutionProvider"]
@@ -59,14 +59,13 @@ class OnnxSession:
                 give_back(given)
 
     def __call__(self, *inputs: Tensor) -> list[Tensor]:
-        """The outputs, of contiguous inputs, both in the graph's order."""
+        """The outputs for contiguous inputs, both in the graph's order."""
         feeds = {name: x.numpy() for name, x in zip(self.inputs, inputs, strict=True)}
         return list(map(torch.from_numpy, self.session.run(None, feeds)))
 
     def bound(self, inputs: Sequence[Tensor], outputs: Sequence[Tensor]) -> Callable[[], None]:
-        """A call that computes these outputs, of what these inputs hold then: contiguous float32 in the graph's order.
-
-        It keeps neither: their memory must outlive it."""
+        """A call that computes these outputs from the current contents of these inputs: contiguous float32, in the
+        graph's order. It keeps neither: their memory must outlive it."""
         binding = self.session.io_binding()
         for bind, names, tensors in (
             (binding.bind_input, self.inputs, inputs),
@@ -77,16 +76,16 @@ class OnnxSession:
         return partial(self.session.run_with_iobinding, binding)
 
 
-SCALE_ERROR = 0.02  # of a product, relative; 0.006 is what rounding a row's groups costs where weights have few bits
+SCALE_ERROR = 0.02  # relative error of a product; rounding a row's groups costs 0.006 for weights of few bits
 COMPANIES = (1, 2, 3, 4, 7, 16, 33)
-# A session lays a matrix out anew from a copy of it: the head of SmolLM2, 113 of its stage's 175 MB, would be there
-# three times for a moment.
+# A session lays a matrix out from a copy of it: the head of SmolLM2, 113 of its stage's 175 MB, would briefly exist
+# three times.
 BLOCK_BYTES = 32 << 20
-FEW_ROWS = 16  # up to which the tensors of a pass are kept for the next one
+FEW_ROWS = 16  # up to this, the tensors of a pass are kept for the next one
 
 
 class OnnxProduct:
-    """x @ weight.T + bias, whose numbers it takes over: one that is no part of a larger graph."""
+    """x @ weight.T + bias as a graph of its own. It takes the weight and bias over."""
 
     def __init__(self, linear: nn.Linear | TiedHead) -> None:
         self.sessions = list(map(OnnxSession, _block_graphs(linear)))
@@ -101,8 +100,8 @@ class OnnxProduct:
 
 
 def _block_graphs(linear: nn.Linear | TiedHead) -> Iterator[Graph]:
-    """Graphs of blocks of rows. What nobody else holds of a block is given back when the next one is asked for."""
-    # a tied head has no numbers of its own
+    """Graphs of blocks of rows. Memory of a block with no other owner is given back when the next is requested."""
+    # a tied head has no weights of its own
     whole = linear.state_dict() or {"weight": linear.weight.detach()}
     numbers = max(whole.values(), key=lambda x: x.nbytes)
     if numbers.nbytes <= BLOCK_BYTES:
@@ -128,15 +127,15 @@ def bits_of(linear: nn.Linear | TiedHead) -> int:
 
 @lru_cache
 def fewest_rows(bits: int) -> int:
-    """From how many rows on a row's product is the same in any company, on this machine: its kernels promise nothing.
+    """The number of rows from which a row's product is batch-invariant on this machine: its kernels promise nothing.
 
-    Raises CheckpointError where they compute something else.
+    Raises CheckpointError if they compute something else.
     """
     generator, (numbers, rows) = torch.Generator().manual_seed(0), (1056, COMPANIES[-1])
     linear = {4: QuantLinear, 8: Int8Linear, 32: nn.Linear}[bits](numbers, numbers, bias=False).requires_grad_(False)
     if isinstance(linear, GroupedLinear):
         codes = torch.randint(256, linear.codes.shape, generator=generator, dtype=torch.uint8)
-        codes[:8], codes[8:16] = 0x7F, 0x81  # the largest sums, which narrow registers do not hold
+        codes[:8], codes[8:16] = 0x7F, 0x81  # the largest sums, which overflow narrow registers
         linear.codes = codes.view(linear.codes.dtype)
         linear.scales.uniform_(0.5, 1, generator=generator)
     x = torch.cat([torch.randn(rows - 1, numbers, generator=generator), torch.ones(1, numbers)])
@@ -154,8 +153,8 @@ def fewest_rows(bits: int) -> int:
 
 @lru_cache
 def reads_few_bits() -> bool:
-    """True if products of few bits need the codes and scales that they were given after a session has laid them out."""
-    generator = torch.Generator().manual_seed(0)  # not that of who trains or tests in this process
+    """True if products of few bits still need the given codes and scales after a session has laid them out."""
+    generator = torch.Generator().manual_seed(0)  # not the generator of a training or test in this process
     for kind in (QuantLinear, Int8Linear):
         linear = kind(1024, 64, bias=False)
         linear.codes.random_(100, generator=generator)
@@ -170,11 +169,11 @@ def reads_few_bits() -> bool:
     return False
 
 
-# Attention is torch's, and onnxruntime computes what lies between: rows of several requests then
-# share every product, and a stage of any family is the same few nodes. A whole graph takes one request at a time,
-# because each has read another length.
+# torch computes attention, and onnxruntime the rest: rows of several requests then share
+# every product, and a stage of any family is the same few nodes. A whole graph could take only one request at a
+# time, because each has another length.
 class OnnxReader(PackedReader):
-    """The clean stream of a part. It frees what its sessions were made of."""
+    """The clean stream of a part. It frees the modules that its sessions were made from."""
 
     def __init__(self, part: PipelineStage) -> None:
         layers = list[AnyLayer](part.layers)
@@ -184,11 +183,11 @@ class OnnxReader(PackedReader):
         self.least = max(map(fewest_rows, bits))
         self.first = OnnxSession(before_graph(part, layers[0]))
         self.bound = dict[tuple[int, int], BoundLayers]()  # by rows and layers
-        # From attention to attention: a call takes as long as a small product, so there is one a layer, and not two.
+        # From attention to attention: a call takes as long as a small product, so a layer has one call, not two.
         self.others, self.kinds_after = list[OnnxSession](), [*self.kind_of[1:], None]
         for layer, following in zip(layers, [*layers[1:], None], strict=True):
             graph = after_graph(part, layer, following)
-            _free(layer)  # before the session lays out what the graph made of it
+            _free(layer)  # before the session lays out the graph's matrices
             self.others.append(OnnxSession(graph))
 
     def take_layers(self, x: Tensor, positions: Tensor, attend: Attend) -> None:
@@ -200,13 +199,13 @@ class OnnxReader(PackedReader):
         bound.take(x, positions, attend)
 
     def rows_of(self, counts: Sequence[int]) -> Rows:
-        # onnxruntime's operations between products give a number the same bits wherever a thread's share ends
+        # between products, onnxruntime's operations give the same bits wherever a thread's share ends
         return replace(Rows.of(counts, self.hidden, 1, self.least), threads=self.threads)
 
 
 class BoundLayers:
-    """The sessions of a reader on tensors of their own, for so many rows: to find where its inputs lie and to make its
-    outputs takes a call as long as a small operation."""
+    """The sessions of a reader, bound to tensors for a fixed number of rows: looking up the addresses of its inputs and
+    making its outputs would take a call as long as a small operation."""
 
     @torch.inference_mode(False)
     def __init__(self, reader: OnnxReader, rows: int) -> None:
@@ -241,10 +240,10 @@ class BoundLayers:
 
 
 class OnnxStage(PipelineRunner):
-    """Takes the stage's matrices over: each is freed when a session has it, so that memory stays near one stage."""
+    """A stage whose matrices sessions take over: each is freed once a session has it, so memory stays near a stage."""
 
     def __init__(self, stage: PipelineStage) -> None:
-        # The head first, which is the largest matrix: little is held beside its layouts yet.
+        # The head first, which is the largest matrix: little else is held yet besides its layouts.
         head = None if stage.head is None else OnnxProduct(stage.head)
         super().__init__(OnnxReader(stage), normed_head(stage, head))
 
@@ -258,17 +257,17 @@ def _free(module: nn.Module) -> None:
             each.weight = nn.Parameter(torch.empty(0), requires_grad=False)
 
 
-# Memory of tensors, page by page: given back to the system before the tensor itself ends.
+# Memory of tensors, given back to the system page by page before the tensor itself ends.
 def is_owned(tensor: Tensor) -> bool:
-    """True if nothing but `tensor` has its numbers: no view, no other name."""
-    # the tensor's own reference, and that of the object which is asked
+    """True if only `tensor` refers to its memory: no view, no other name."""
+    # the tensor's own reference, and the one of the queried object
     return bool(torch._C._storage_Use_Count(tensor.untyped_storage()._cdata) == 2)
 
 
 def give_back(tensor: Tensor) -> None:
-    """Give the memory of a contiguous tensor back while it exists: nobody may read its numbers again.
+    """Give the memory of a contiguous tensor back while it exists: its contents must not be read again.
 
-    As far as it fills whole pages, where the system is Linux.
+    Covers whole pages only, and does nothing on systems other than Linux.
     """
     if sys.platform == "linux":
         begin = -(-tensor.data_ptr() // mmap.PAGESIZE) * mmap.PAGESIZE

@@ -1,6 +1,6 @@
 """An ONNX graph, written node by node from loaded modules.
 
-torch's exporter takes many seconds a graph; this takes milliseconds, and says which fused operations are meant.
+torch's exporter takes many seconds a graph; this takes milliseconds, and chooses the fused operations itself.
 """
 
 from collections.abc import Sequence
@@ -21,22 +21,22 @@ from stages.model.pipeline import PipelineStage
 
 OPSET, FUSED_OPSET, IR_VERSION = 20, 1, 10
 FUSED = "com.microsoft"  # the domain of onnxruntime's own operations
-INT8_ZERO, INT4_ZERO = 128, 8  # the codes that stand for nothing
-# Groups of a row of 8 bits that a kernel multiplies at once; those that are left over take it four times as long each,
-# so rows end in groups of zeros. SmolLM2's rows of 18 groups take 0.85 of the time as 20, four of them 0.7.
+INT8_ZERO, INT4_ZERO = 128, 8  # the codes that stand for zero
+# Groups of an 8-bit row that a kernel multiplies at once. Each leftover group takes four times as long, so rows are
+# padded with groups of zeros. SmolLM2's rows of 18 groups take 0.85 of the time as 20, four of them 0.7.
 GROUPS_AT_ONCE = 4
-OUTSIDE = Path(__file__)  # named as the file of matrices that come from memory
-LARGEST_OFFSET = 7 * 16 + 7  # in two digits of 4 bits, each from -8 to 7
-# The accuracy level at which what meets the matrix is rounded to int8 as well, each group of each row by itself: no
-# row's scale depends on another row.
+OUTSIDE = Path(__file__)  # stands in for the file of matrices that come from memory
+LARGEST_OFFSET = 7 * 16 + 7  # two digits of 4 bits, each from -8 to 7
+# The accuracy level that rounds a matrix's inputs to int8 as well, each group of each row by itself: no row's scale
+# depends on another row.
 ROUNDED_IN_INT8 = 4
 
 
-# A product of its own would be a fifth of the whole layer's time, and offsets in 4 bits would not be those of the file.
+# A separate product would take a fifth of the layer's time, and offsets in 4 bits would differ from the file's.
 class OffsetGroups:
-    """The offsets of a matrix, `count` a row, as further groups of its rows: in 8 bits, which are two digits of 4,
-    groups of high ones, then groups of low ones. They meet the sums of x's groups, `copies` times one after the other:
-    each digit has one place that counts."""
+    """The offsets of a matrix, `count` a row, as additional groups of its rows. In 8 bits, which are two digits of 4:
+    groups of high digits, then groups of low ones. They multiply the sums of x's groups, repeated `copies` times: each
+    digit counts at one place."""
 
     def __init__(self, count: int) -> None:
         self.high_groups = -(-count // GROUP)
@@ -46,8 +46,8 @@ class OffsetGroups:
         self.low_places = high_places + (torch.arange(count) - high_places) % count
 
     def fill(self, offsets: Tensor, codes: Tensor, scales: Tensor) -> None:
-        """Write the groups of some rows. offsets: (rows, count) float32; codes: (rows, groups, GROUP / 2), as
-        `QuantLinear.neighbours` has them; scales: (rows, groups)."""
+        """Write the groups of some rows. offsets: (rows, count) float32; codes: (rows, groups, GROUP / 2), packed as by
+        `QuantLinear.neighbours`; scales: (rows, groups)."""
         digits = torch.full((len(offsets), self.groups * GROUP), INT4_ZERO, dtype=torch.uint8)
         largest = offsets.abs().amax(1, keepdim=True) / LARGEST_OFFSET
         whole = (offsets / largest.masked_fill(largest == 0, 1)).round_().to(torch.int16)
@@ -65,9 +65,9 @@ class Graph:
     def __init__(self) -> None:
         self.nodes: list[onnx.NodeProto] = []
         self.constants: list[onnx.TensorProto] = []
-        # Constants that the model names and does not contain: a message of protobuf ends at 2 GB.
+        # Constants that the model names but does not contain: protobuf messages are limited to 2 GB.
         self.matrices: dict[str, Tensor] = {}
-        self.few_bits: list[str] = []  # those of them that are codes, or scales of such
+        self.few_bits: list[str] = []  # names of constants that are codes, or scales of codes
         self.inputs: list[onnx.ValueInfoProto] = []
         self.outputs: list[onnx.ValueInfoProto] = []
 
@@ -110,9 +110,9 @@ class Graph:
         return names
 
     def linear(self, x: str, linear: nn.Linear | TiedHead, scale: Tensor | None = None) -> str:
-        """A linear map, of weights of a few bits as they are.
+        """Add a linear map; weights of few bits stay as they are.
 
-        :param scale: of each number that comes out, (out,).
+        :param scale: of each output number, (out,).
         """
         if isinstance(linear, GroupedLinear):
             x = self._grouped(x, linear, scale)
@@ -135,7 +135,7 @@ class Graph:
             return self._few_bits(x, codes, scales, codes.shape[1] * GROUP)
         assert isinstance(linear, QuantLinear)
         rows, count = linear.scales.shape
-        # A code stands for itself less INT4_ZERO. What an offset adds beyond that is the sum of a group of x, times it.
+        # A code means itself less INT4_ZERO. A further offset adds the sum of a group of x, times the offset.
         has_rest = any((linear.offsets[piece] + INT4_ZERO * linear.scales[piece]).any() for piece in linear.pieces())
         more, end, numbers = OffsetGroups(count), count, linear.in_features
         if has_rest:
@@ -143,10 +143,10 @@ class Graph:
             sums = self.op("ReduceSum", apart, self.constant(torch.tensor([-1])), keepdims=0)
             x = self.op("Concat", x, *[sums] * more.copies, axis=-1)
             end, numbers = end + more.groups, numbers + more.copies * count
-        # by numpy, which takes pages of 2 MB: to lay them out anew a session reads them across
+        # by numpy, which uses pages of 2 MB: a session reads the matrices across to lay them out anew
         codes = torch.from_numpy(np.empty((rows, end, GROUP // 2), np.uint8))
         scales = torch.from_numpy(np.empty((rows, end), np.float32))
-        for piece in linear.pieces():  # what stays in the cache: whole matrices take twice the time
+        for piece in linear.pieces():  # pieces that fit the cache: whole matrices take twice the time
             linear.neighbours(piece, codes[piece, :count])
             torch.mul(linear.scales[piece], factor[piece], out=scales[piece, :count])
             if has_rest:
@@ -155,7 +155,7 @@ class Graph:
         return self._few_bits(x, codes, scales, numbers)
 
     def _few_bits(self, x: str, codes: Tensor, scales: Tensor, numbers: int) -> str:
-        """codes: (out, groups, bytes) uint8; scales: (out, groups) float32; numbers: in a row of x."""
+        """A few-bit product. codes: (out, groups, bytes) uint8; scales: (out, groups) float32; numbers: of x."""
         named = [self.matrix(codes), self.matrix(scales.flatten())]
         self.few_bits += named
         return self.op(
@@ -170,7 +170,7 @@ class Graph:
         )
 
     def norm_groups(self, x: str, norm: nn.RMSNorm, numbers: int, scale: float = 1.0) -> str:
-        """Each group of so many of x's `numbers` as the norm has weights, times `scale`."""
+        """Normalize x's `numbers` in groups of the norm's size, and multiply by `scale`."""
         (size,) = norm.normalized_shape
         apart, whole = (self.constant(torch.tensor([0, 0, *shape])) for shape in ((numbers // size, size), (numbers,)))
         scaled = nn.RMSNorm(size, eps=norm.eps)
@@ -189,13 +189,13 @@ class Graph:
         return helper.make_model(graph, opset_imports=opsets, ir_version=IR_VERSION)
 
 
-# A layer of the causal stream as two graphs, of what is done before attention and after it, for layers of any family.
+# A layer of the causal stream as two graphs, before and after attention, for layers of any family.
 AnyLayer = Layer | LlamaLayer
 
 
 def before_graph(part: PipelineStage, layer: AnyLayer) -> Graph:
-    """The way to the attention of a layer: x (1, rows, width), cos and sin of each row (rows, head_dim / 2) ->
-    queries, keys and values (1, rows, all heads' numbers), queries and keys rotated, queries divided by the root of
+    """The graph up to a layer's attention: x (1, rows, width), cos and sin of each row (rows, head_dim / 2) -> queries,
+    keys and values (1, rows, numbers of all heads), queries and keys rotated, queries divided by the root of
     head_dim."""
     graph = Graph()
     _project(graph, part, layer, graph.input("x", 1, "rows", part.architecture.width))
@@ -203,9 +203,9 @@ def before_graph(part: PipelineStage, layer: AnyLayer) -> Graph:
 
 
 def after_graph(part: PipelineStage, layer: AnyLayer, following: AnyLayer | None) -> Graph:
-    """The way from the attention of a layer to that of the `following` one: x (1, rows, width), what attention
-    made of it (1, rows, heads x head_dim), cos and sin -> x after the layer, and what `before_graph` gives of it; for
-    the last layer without the latter."""
+    """The graph from a layer's attention to that of the `following` layer: x (1, rows, width), attention's result (1,
+    rows, heads x head_dim), cos and sin -> x after the layer, and the outputs of `before_graph` for it; without the
+    latter for the last layer."""
     graph, a = Graph(), part.architecture
     x = graph.input("x", 1, "rows", a.width)
     mixed = graph.input("mixed", 1, "rows", a.heads * a.head_dim)
@@ -237,7 +237,7 @@ def _project(graph: Graph, part: PipelineStage, layer: AnyLayer, x: str) -> None
     scale = torch.ones(queries + 2 * keys)
     norms = (layer.q_norm, layer.k_norm) if isinstance(layer, LlamaLayer) else (None, None)
     query_scale = layer.architecture.query_scale if isinstance(layer, LlamaLayer) else a.head_dim**-0.5
-    if norms[0] is None:  # a norm would take the scale out again
+    if norms[0] is None:  # a norm would remove the scale again
         scale[:queries] = query_scale
     qkv = graph.linear(graph.norm(x, layer.attention_norm), layer.qkv, scale)
     if norms[0] is None or norms[1] is None:
@@ -246,13 +246,13 @@ def _project(graph: Graph, part: PipelineStage, layer: AnyLayer, x: str) -> None
         q, k, values = graph.split(qkv, queries, keys, keys)
         q, k = graph.norm_groups(q, norms[0], queries, query_scale), graph.norm_groups(k, norms[1], keys)
         rotated = graph.op("Concat", q, k, axis=-1)
-    first = graph.constant(torch.tensor([0]))  # the tables are of these rows
+    first = graph.constant(torch.tensor([0]))  # the tables are for these rows
     rotated = graph.op("RotaryEmbedding", rotated, first, *tables, domain=FUSED)
     graph.output(graph.op("Concat", rotated, values, axis=-1), "qkv")
 
 
 def product_graph(linear: nn.Linear | TiedHead) -> Graph:
-    """A linear map: x (1, rows, in) -> (1, rows, out)."""
+    """The graph of a linear map: x (1, rows, in) -> (1, rows, out)."""
     graph = Graph()
     graph.output(graph.linear(graph.input("x", 1, "rows", "numbers"), linear), "out")
     return graph

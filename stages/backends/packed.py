@@ -1,4 +1,4 @@
-"""Parts of a model by torch: pieces of several requests share every operation that works on rows."""
+"""Parts of a model on torch: pieces of several requests share every operation on rows."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
@@ -35,28 +35,28 @@ Attend = Callable[[int, Heads], Tensor]
 
 
 class PipelineLayer(ABC):
-    """A layer of any family on packed rows: what it does before attention, and after it. x: (rows, width)."""
+    """A layer of any family on packed rows: the operations before attention, and after it. x: (rows, width)."""
 
     @abstractmethod
     def project(self, x: Tensor, angles: Angles) -> Tensor:
-        """Queries, keys and values, queries and keys rotated: (rows, all heads' numbers).
+        """Queries, keys and values, queries and keys rotated: (rows, numbers of all heads).
 
-        angles: cos and sin of `LayerKind.factors`, as `PackedReader.spread` gives them.
+        angles: cos and sin from `LayerKind.factors`, as returned by `PackedReader.spread`.
         """
 
     @abstractmethod
     def finish(self, x: Tensor, mixed: Tensor) -> None:
-        """Add what attention made of the rows, and what follows it, in place."""
+        """Add attention's result, and the operations after attention, in place."""
 
 
 class PackedNorm:
-    """RMSNorm. torch's own takes seven operations, and the time of small ones is overhead."""
+    """RMSNorm. torch's own takes seven operations, and small operations are all overhead."""
 
     def __init__(self, norm: nn.RMSNorm) -> None:
         (width,) = norm.normalized_shape
         eps = torch.finfo(torch.float32).eps if norm.eps is None else norm.eps
         self.weight = norm.weight.detach() * width**0.5
-        # a tensor: a Python number costs a conversion in each call
+        # a tensor: a Python number costs a conversion on each call
         self.least = torch.full((1, 1), eps * width, device=norm.weight.device)
 
     def __call__(self, x: Tensor) -> Tensor:
@@ -64,14 +64,14 @@ class PackedNorm:
         return self.directions(x).mul_(self.weight)
 
     def directions(self, x: Tensor) -> Tensor:
-        """Without the weight, and divided by the root of the width."""
+        """RMSNorm without the weight, divided by the root of the width."""
         length = torch.linalg.vector_norm(x, dim=-1, keepdim=True)
         # x / sqrt(mean of squares + eps) = x sqrt(width) / sqrt(sum of squares + eps width)
         return x.mul(torch.addcmul(self.least, length, length).rsqrt_())
 
 
 class PackedLayer(PipelineLayer):
-    """Rows of several pieces through one layer. What it takes of the layer's matrices are views, not copies."""
+    """Rows of several pieces through one layer. It holds views of the layer's matrices, not copies."""
 
     def __init__(self, layer: Layer) -> None:
         self.heads, self.modulation = layer.heads, layer.modulation
@@ -85,11 +85,11 @@ class PackedLayer(PipelineLayer):
     def finish(self, x: Tensor, mixed: Tensor) -> None:
         add_product(x, mixed, self.attention_out)
         hidden = multiplied(self.mlp_norm(x), self.mlp_in)
-        # of a transposed view: torch hands contiguous tensors to oneDNN, whose call costs 5 us more
+        # transposed views: torch passes contiguous tensors to oneDNN, whose calls cost 5 us more
         add_product(x, F.gelu(hidden.t()).t() if x.is_cpu else F.gelu(hidden), self.mlp_out)
 
     def noisy(self, x: Tensor, rows: Rows, angles: Angles, caches: Sequence[LayerCache], modulation: Tensor) -> None:
-        """Noisy slots, in place. modulation: (6, rows or 1, width) of `modulate`."""
+        """Compute noisy slots in place. modulation: (6, rows or 1, width), from `modulate`."""
         weight_a, shift_a, gate_a, weight_m, shift_m, gate_m = modulation
         qkv = self._rotated(torch.addcmul(shift_a, self.attention_norm.directions(x), weight_a), angles)
         x.addcmul_(multiplied(attend_noisy(qkv, rows, self.heads, caches), self.attention_out), gate_a)
@@ -97,7 +97,7 @@ class PackedLayer(PipelineLayer):
         x.addcmul_(multiplied(F.gelu(hidden), self.mlp_out), gate_m)
 
     def modulate(self, condition: Tensor) -> Tensor:
-        """AdaLN's numbers for one noise level, ready to use: condition (1, condition_dim) -> (6, width)."""
+        """AdaLN's modulation for one noise level, ready to use: condition (1, condition_dim) -> (6, width)."""
         assert self.modulation is not None, "a layer of an AR model has no noisy slots"
         shift_a, scale_a, gate_a, shift_m, scale_m, gate_m = self.modulation(condition)[0].chunk(6)
         weight_a, weight_m = self.attention_norm.weight * (1 + scale_a), self.mlp_norm.weight * (1 + scale_m)
@@ -110,37 +110,37 @@ class PackedLayer(PipelineLayer):
         return qkv
 
 
-NOISE_LEVELS = 64  # how many noise levels' AdaLN numbers are kept: a sweep comes back to the same few
+NOISE_LEVELS = 64  # noise levels whose modulations are kept: sweeps use the same few again
 
 
 @dataclass(frozen=True)
 class LayerKind:
-    """A view of the positions that some layers of a part have in common."""
+    """Positional settings that some layers of a part share."""
 
     rotary: Tensor  # (positions, 2, head_dim / 2): cos and sin
     signs: Tensor  # (2, 2, 1, 2, 1)
-    window: int | None  # of `AttentionShape`
+    window: int | None  # see `AttentionShape`
 
     @classmethod
     def of(cls, rotary: Tensor, scale: float, window: int | None = None) -> Self:
         """:param rotary: (2, positions, head_dim / 2).
-        :param scale: of queries, as attention wants them."""
+        :param scale: factor of queries for attention."""
         signs = torch.tensor([[[scale, scale], [1, 1]], [[-scale, scale], [-1, 1]]], device=rotary.device)
         return cls(rotary.transpose(0, 1), signs[:, :, None, :, None], window)
 
     def factors(self, rotary: Tensor) -> Tensor:
-        """For `rotate_rows`, of rows of the table: (rows, 2, head_dim / 2) -> (rows, 2, 2, 1, 2, head_dim / 2).
+        """Factors for `rotate_rows` from table rows: (rows, 2, head_dim / 2) -> (rows, 2, 2, 1, 2, head_dim / 2).
 
-        cos and signed sin; for queries, scaled, and for keys; for every head; for both halves of a head.
+        The dimensions: cos and signed sin; queries (scaled) and keys; every head; both halves of a head.
         """
-        # made anew for each pass: a table of them would be four times as large, 8 MB for 8,192 positions
+        # made again for each pass: a table of factors would be four times as large, 8 MB for 8,192 positions
         return rotary[:, :, None, None, None] * self.signs
 
 
 class PackedReader:
     """The clean stream of a part, of any family.
 
-    :param layers: not those of `part`, but what computes them.
+    :param layers: what computes the layers of `part`, not those layers themselves.
     :param hidden: numbers in a row of the widest layer.
     """
 
@@ -155,7 +155,7 @@ class PackedReader:
         self.device = part.rotary.device
 
     def shortened(self) -> Self:
-        """The same of its first layers, with one of each kind."""
+        """A copy with only its first layers, including one of each kind."""
         short, count = copy(self), 1 + max(map(self.kind_of.index, range(len(self.kinds))))
         short.layers, short.kind_of = self.layers[:count], self.kind_of[:count]
         return short
@@ -170,7 +170,7 @@ class PackedReader:
         x = rows.pack([self.input(piece.source) for piece in pieces])
         starts, depths = [piece.caches[0].length for piece in pieces], [piece.depths for piece in pieces]
         positions = self.positions(rows, starts, depths)
-        # a row alone sees all that is before it
+        # a single row sees everything before it
         seen = [[] if rows.single else [sight(piece, kind.window) for piece in pieces] for kind in self.kinds]
         held = list(zip(*(piece.caches for piece in pieces), strict=True))
         self.take_layers(
@@ -179,18 +179,18 @@ class PackedReader:
         return rows.unpack(x)
 
     def take_layers(self, x: Tensor, positions: Tensor, attend: Attend) -> None:
-        """Rows through all layers, in place. x: (rows, width); positions: (rows,) int64."""
+        """Pass rows through all layers, in place. x: (rows, width); positions: (rows,) int64."""
         angles = self.angles_at(positions)
         for number, (layer, kind) in enumerate(zip(self.layers, self.kind_of, strict=True)):
             qkv = layer.project(x, angles[kind])
             layer.finish(x, attend(number, Heads(qkv, self.shapes[number].heads, self.kv_heads)))
 
     def rows_of(self, counts: Sequence[int]) -> Rows:
-        """Places of pieces of so many rows in one tensor."""
+        """Places of pieces with these numbers of rows in one tensor."""
         return Rows.of(counts, self.hidden, self.threads) if self.device.type == "cpu" else Rows.in_slabs(counts)
 
     def spread(self, factors: Tensor) -> Angles:
-        """Rotary factors of rows as the layers take them."""
+        """Rotary factors of rows in the form that the layers need."""
         cos, sin = factors.unbind(1)
         return cos, sin
 
@@ -231,7 +231,7 @@ class PackedReader:
         return rows.unpack(x)
 
     def positions(self, rows: Rows, starts: Sequence[int], trees: Sequence[Sequence[int]] = ()) -> Tensor:
-        """Positions of packed rows whose pieces begin at `starts`: (rows,). trees: depths of each piece that is one."""
+        """Positions of packed rows whose pieces begin at `starts`: (rows,). trees: depths of those that are trees."""
         if rows.single:
             return torch.tensor([*starts, *[0] * rows.padding], device=self.device)
         parts = [torch.arange(at, at + count) for at, count in zip(starts, rows.counts, strict=True)]
@@ -241,7 +241,7 @@ class PackedReader:
         return rows.pack(parts).to(self.device)
 
     def angles_at(self, positions: Tensor) -> list[Angles]:
-        """Rotary factors of rows at these positions, for each kind of layers."""
+        """Rotary factors of rows at these positions, for each kind of layer."""
         return [self.spread(kind.factors(kind.rotary.index_select(0, positions))) for kind in self.kinds]
 
     def input(self, source: Tensor) -> Tensor:
@@ -250,7 +250,7 @@ class PackedReader:
 
 
 def kinds_of(part: Block | PipelineStage) -> tuple[list[LayerKind], list[int]]:
-    """The kinds of a part's layers, and each layer's among them."""
+    """The kinds of a part's layers, and the index of each layer's kind."""
     if not isinstance(part, LlamaStage):
         return [LayerKind.of(part.rotary, (2 * part.rotary.shape[2]) ** -0.5)], [0] * len(part.layers)
     windows, scale = [layer.window for layer in part.layers], part.architecture.query_scale
@@ -316,7 +316,7 @@ class PackedBlock(BlockRunner):
         return logits / divisors
 
     def _modulation_rows(self, of_pieces: Sequence[Tensor], rows: Rows) -> Tensor:
-        """(layers, 6, rows, width), or one row for all where all pieces have the same noise level."""
+        """(layers, 6, rows, width), or one row for all if all pieces have the same noise level."""
         if all(each is of_pieces[0] for each in of_pieces):
             return of_pieces[0].unsqueeze(2)
         counts = [*rows.counts[:-1], rows.counts[-1] + rows.padding]
@@ -326,7 +326,7 @@ class PackedBlock(BlockRunner):
 
 
 def _modulations(block: Block, layers: Sequence[PackedLayer], sigma: float) -> Tensor:
-    """AdaLN's numbers at one noise level: (layers, 6, width)."""
+    """AdaLN's modulations at one noise level: (layers, 6, width)."""
     condition = block.condition(torch.full((1,), sigma, device=block.codes.device))
     return torch.stack([layer.modulate(condition) for layer in layers])
 
@@ -335,7 +335,7 @@ class PipelineRunner(StageRunner):
     """A stage of any family, on packed rows.
 
     :param head: the final norm and the head, (rows, width) -> (rows, vocabulary); the last stage only.
-    :param threads: of torch.
+    :param threads: torch's threads.
     """
 
     def __init__(self, reader: PackedReader, head: Callable[[Tensor], Tensor] | None, threads: int = 1) -> None:
@@ -376,7 +376,7 @@ class PackedStage(PipelineRunner):
 
 
 def normed_head(stage: PipelineStage, head: Callable[[Tensor], Tensor] | None) -> Callable[[Tensor], Tensor] | None:
-    """:param head: what computes the stage's."""
+    """:param head: computes the stage's head."""
     if stage.norm is None or head is None:
         return None
     norm, cap = PackedNorm(stage.norm), stage.architecture.logit_softcap if isinstance(stage, LlamaStage) else None

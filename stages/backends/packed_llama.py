@@ -24,16 +24,16 @@ from stages.model.layers import TiedHead
 from stages.model.llama import ACTIVATIONS, Expert, LlamaLayer, LlamaStage, Mixture
 from stages.model.pipeline import PipelineStage
 
-# FBGEMM gives a row the same bits in any company with up to 7 threads, not with 8, 9, 11, 12 or 16 (SmolLM2).
+# FBGEMM's rows are batch-invariant with up to 7 threads, but not with 8, 9, 11, 12 or 16 (SmolLM2).
 HALF_THREADS = 4
 
 
 class HalfProduct:
-    """x @ weight.T + bias of weights in 16 bits, by FBGEMM: x, sums and results are of float32, so one row adds up as
-    many do. Takes the linear layer's weight over, which is empty afterwards; that of a tied head stays. The operators
-    may not be in a later torch, so its version is exact.
+    """x @ weight.T + bias of 16-bit weights, by FBGEMM. x, sums and results are float32, so one row adds up as many do.
+    It takes over the linear layer's weight, which is empty afterwards; a tied head's weight stays. A later torch may
+    lack the operators, so its version is exact.
 
-    A weight of bfloat16 is float16's, too, where it is not below 2^-17, and is rounded by 2^-25 at most where it is.
+    A bfloat16 weight is exact in float16 unless it is below 2^-17; then it is rounded by at most 2^-25.
     """
 
     def __init__(self, linear: nn.Linear | TiedHead) -> None:
@@ -43,7 +43,7 @@ class HalfProduct:
         self.bias = None if linear.bias is None else linear.bias.detach()
         try:
             with warnings.catch_warnings():
-                # That both are deprecated, torch says once. `torch.ops.quantized` has the same, whose calls take 8 us.
+                # torch warns once that both are deprecated. `torch.ops.quantized` has both, but its calls take 8 us.
                 warnings.simplefilter("ignore", UserWarning)
                 self.packed = torch.fbgemm_pack_gemm_matrix_fp16(weight)
                 self(weight.new_zeros(1, weight.shape[1]))
@@ -60,7 +60,7 @@ class HalfProduct:
 
 
 def product(linear: nn.Linear | TiedHead) -> Callable[[Tensor], Tensor]:
-    """x @ weight.T + bias, (rows, in) -> (rows, out). On the processor it takes the linear layer's numbers over."""
+    """x @ weight.T + bias, (rows, in) -> (rows, out). On the processor it takes over the linear layer's weights."""
     if isinstance(linear, Bfloat16Linear):
         return HalfProduct(linear)
     if isinstance(linear, GroupedLinear) or linear.weight.is_cpu:
@@ -99,7 +99,7 @@ class PackedLlamaLayer(PipelineLayer):
 
 
 class QueryKeyNorm:
-    """RMSNorm of queries and of keys, of each head or of all together."""
+    """RMSNorm of queries and of keys, over each head or over all together."""
 
     def __init__(self, layer: LlamaLayer) -> None:
         a = layer.architecture
@@ -110,7 +110,7 @@ class QueryKeyNorm:
         self.groups = (a.head_dim, a.head_dim) if a.qk_norm == "head" else self.sizes
 
     def __call__(self, qkv: Tensor) -> None:
-        """In place. qkv: (rows, qkv_width)."""
+        """Normalize in place. qkv: (rows, qkv_width)."""
         begin = 0
         for norm, size, group in zip(self.norms, self.sizes, self.groups, strict=True):
             numbers = qkv.narrow(1, begin, size).unflatten(1, (-1, group))
@@ -132,8 +132,8 @@ class PackedMlp:
 
 
 class PackedMixture:
-    """A mixture of experts: each computes the rows that chose it, padded as if they were a pass of their own, so that
-    no row depends on which others did."""
+    """A mixture of experts: each expert computes the rows that chose it, padded as if they were a separate pass, so no
+    row depends on which other rows chose it."""
 
     def __init__(self, mixture: Mixture, architecture: LlamaArchitecture) -> None:
         self.mixture, self.hidden, self.threads = mixture, architecture.mlp_width, PRODUCT_THREADS.get()
@@ -148,7 +148,7 @@ class PackedMixture:
             at, place = (chosen == number).nonzero(as_tuple=True)
             rows = llama_rows([len(at)], self.hidden, self.threads, x.device)
             written[at, place] = rows.unpack(self.experts[number](rows.pack([x[at]])))[0]
-        # one after the other, best first: a sum in another order would round otherwise
+        # one by one, best first: a sum in another order would round differently
         result = written[:, 0] * weights[:, :1]
         for place in range(1, chosen.shape[1]):
             result.addcmul_(written[:, place], weights[:, place : place + 1])
@@ -156,7 +156,7 @@ class PackedMixture:
 
 
 class LlamaReader(PackedReader):
-    """The tokens' way through a stage."""
+    """The clean stream of a stage of a pretrained model."""
 
     def __init__(self, stage: LlamaStage) -> None:
         self.architecture = a = stage.architecture
@@ -171,7 +171,7 @@ class LlamaReader(PackedReader):
 
 
 def llama_rows(counts: Sequence[int], hidden: int, threads: int, device: torch.device) -> Rows:
-    """Rows such that the result of each depends on no other. hidden: numbers in a row of the widest layer."""
+    """Rows whose results do not depend on each other. hidden: numbers in a row of the widest layer."""
     return Rows.of(counts, hidden, threads, least=1) if device.type == "cpu" else Rows.in_slabs(counts)
 
 
@@ -183,23 +183,23 @@ def packed_stage(stage: PipelineStage) -> PipelineRunner:
     )
     if of_torch or not stage.rotary.is_cpu:
         return torch_stage(stage)
-    from stages.backends.onnx import OnnxStage  # a third of a second to import, which other parts do not need
+    from stages.backends.onnx import OnnxStage  # importing takes a third of a second, and other parts do not need it
 
     return OnnxStage(stage)
 
 
 def torch_stage(stage: PipelineStage) -> PipelineRunner:
-    """The runner of a stage on another device than the processor, and of what no graph computes."""
+    """The runner of a stage on another device than the processor, and of stages that no graph computes."""
     if not isinstance(stage, LlamaStage):
         return PackedStage(stage)
-    in_halves = stage.architecture.weights == "bfloat16"  # whose products are torch's
+    in_halves = stage.architecture.weights == "bfloat16"  # 16-bit products are torch's
     head = None if stage.head is None else (HalfProduct if in_halves else product)(stage.head)
     reader = LlamaReader(stage)
     return PipelineRunner(reader, normed_head(stage, head), min(reader.threads, HALF_THREADS) if in_halves else 1)
 
 
 def _by_rotated_head(factors: Tensor, a: LlamaArchitecture) -> Tensor:
-    """(rows, 2, 1, 2, half) of `LayerKind.factors`, for queries and for keys -> (rows, heads + kv_heads, 2, half)."""
+    """(rows, 2, 1, 2, half) from `LayerKind.factors`, for queries and keys -> (rows, heads + kv_heads, 2, half)."""
     queries, keys = factors.squeeze(2).unbind(1)
     return torch.cat(
         [queries.unsqueeze(1).expand(-1, a.heads, -1, -1), keys.unsqueeze(1).expand(-1, a.kv_heads, -1, -1)], dim=1

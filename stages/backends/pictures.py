@@ -1,4 +1,4 @@
-"""Pictures of several requests, whose patches share every operation that works on rows."""
+"""Pictures of several requests, whose patches share every operation on rows."""
 
 from collections.abc import Callable, Sequence
 from functools import lru_cache
@@ -12,14 +12,14 @@ from stages.backends.rows import PRODUCT_THREADS, Rows, groups, on_own_threads
 from stages.pictures.part import DitLayer, PicturePart, normed
 from stages.pictures.trajectory import PicturePiece
 
-# Modulations of so many numbers are kept (8 MB): pictures of one class meet the same noise levels again and again.
+# Modulations of this many numbers are kept (8 MB): pictures of one class use the same noise levels again and again.
 KEPT_NUMBERS = 1 << 21
 
 
 def products(*linears: nn.Linear) -> Callable[[Tensor], Tensor]:
     """A product of rows with one matrix, or with two and a gelu between them: (rows, in) -> (rows, out).
 
-    What it takes of the matrices are views, not copies.
+    It holds views of the matrices, not copies.
     """
     weights = [(linear.weight.detach().t(), linear.bias.detach()) for linear in linears]
 
@@ -32,7 +32,7 @@ def products(*linears: nn.Linear) -> Callable[[Tensor], Tensor]:
 
 
 class PackedDitLayer:
-    """Rows of several pictures through one layer: what `DitLayer` says, with modulations that are known."""
+    """Rows of several pictures through one layer: computes `DitLayer` with known modulations."""
 
     def __init__(self, layer: DitLayer) -> None:
         self.heads = layer.heads
@@ -47,13 +47,13 @@ class PackedDitLayer:
         return gated(x, tokens, gate_m, self.mlp(modulated(x, tokens, shift_m, scale_m)))
 
     def _attend(self, qkv: Tensor, tokens: int, pictures: int) -> Tensor:
-        """Every patch sees its own picture. qkv: (rows, 3 features) -> (rows, features)."""
+        """Attention in which every patch sees its own picture. qkv: (rows, 3 features) -> (rows, features)."""
         q, k, v = qkv[: pictures * tokens].view(pictures, tokens, 3, self.heads, -1).permute(2, 0, 3, 1, 4)
         mixed = F.scaled_dot_product_attention(q, k, v).transpose(1, 2).reshape(pictures * tokens, -1)
         return F.pad(mixed, (0, 0, 0, qkv.shape[0] - mixed.shape[0]))
 
 
-# A product and a sum, each rounded: where one operation does both, the last bit depends on the place in a vector.
+# A product and a sum, each rounded: if one operation did both, the last bit would depend on the place in a vector.
 def modulated(x: Tensor, tokens: int, shift: Tensor, scale: Tensor) -> Tensor:
     """Layer norm, scaled and shifted picture by picture. x: (rows, features), padding included."""
     out = normed(x)
@@ -110,12 +110,12 @@ class PackedPictures(PictureRunner):
         return packed[: count * self.tokens].view(count, self.tokens, -1)
 
     def _modulations(self, sigma: float, picture_class: int) -> Tensor:
-        """AdaLN's numbers of all layers, and of the head: (6 layers + 2, features), scales with 1 added."""
+        """AdaLN's modulations of all layers, and of the head: (6 layers + 2, features), scales with 1 added."""
         condition = self.part.condition(torch.tensor([sigma]), torch.tensor([picture_class]))
         parts = [layer.modulation(condition).view(6, -1) for layer in self.part.layers]
         if self.part.head_modulation is not None:
             parts.append(self.part.head_modulation(condition).view(2, -1))
         table = torch.cat(parts)
-        scales = [row for row in range(len(table)) if row % 6 in (1, 4)]  # the head's two are a layer's first two
+        scales = [row for row in range(len(table)) if row % 6 in (1, 4)]  # the head's two are like a layer's first
         table[scales] += 1
         return table

@@ -1,4 +1,4 @@
-"""Rows of several requests, one below the other in one tensor."""
+"""Rows of several requests, stacked in one tensor."""
 
 import math
 from collections.abc import Callable, Iterator, Sequence
@@ -12,31 +12,30 @@ from typing import Any, Self, TypeVar
 import torch
 from torch import Tensor
 
-# From how many rows for each thread on, what a matrix product gives for a row may not depend on how many rows there
-# are; below, libraries take other kernels, which add in another order. AMD's processors need 4, Intel's 16.
+# Rows per thread from which a row's matrix product may not depend on the number of rows; with fewer, libraries use
+# other kernels, which add in another order. AMD's processors need 4, Intel's 16.
 FEWEST_ROWS = (4, 8, 16, 32, 64)
-# Of the matrices that it is measured with: numbers in and out.
+# Shapes of the matrices that measure it: numbers in and out.
 SHAPES = ((32, 128), (128, 384), (128, 512), (256, 256), (512, 128), (512, 256))
 MOST_ROWS = 192
-# Beyond this, matrix products gain nothing by more rows, and what lies between them falls out of the cache.
+# Beyond this, matrix products gain nothing from more rows, and tensors between them fall out of the cache.
 ROWS_TOGETHER = 512
-# Numbers that an elementwise kernel takes at once (two AVX-512 registers). What is left over at the end of a thread's
-# share goes through scalar code, whose gelu differs in the last bits; products and sums do not.
+# Numbers that an elementwise kernel computes at once (two AVX-512 registers). The remainder at the end of a thread's
+# share goes through scalar code, whose gelu differs in the last bits; its products and sums do not.
 LANES = 32
 # Rows of every matrix product on a device other than the processor. A GPU's library chooses its kernel by all sizes of
-# a product and promises nothing about rows, so all products there have the same: what a row gives is then the same in
-# any company.
+# a product and promises nothing about rows, but with a fixed number of rows, a row's result is batch-invariant.
 SLAB_ROWS = 64
 
 R = TypeVar("R")
 
 PRODUCT_THREADS = ContextVar("PRODUCT_THREADS", default=1)
-"""Threads of the products of a runner that is being made."""
+"""Threads for the products of a runner under construction."""
 
 
 @contextmanager
 def product_threads(count: int) -> Iterator[None]:
-    """Runners that are made within the block have so many threads for products."""
+    """Give runners that are made within the block `count` threads for products."""
     before = PRODUCT_THREADS.set(count)
     try:
         yield
@@ -46,7 +45,7 @@ def product_threads(count: int) -> Iterator[None]:
 
 @contextmanager
 def torch_threads(count: int) -> Iterator[None]:
-    """Have torch compute on so many threads within the block."""
+    """Make torch compute on `count` threads within the block."""
     before = torch.get_num_threads()
     torch.set_num_threads(count)  # 0.1 us
     try:
@@ -56,10 +55,10 @@ def torch_threads(count: int) -> Iterator[None]:
 
 
 def on_own_threads(compute: Callable[[Any, R], Any]) -> Callable[[Any, R], Any]:
-    """A method of a runner, with torch on the runner's `threads`.
+    """Wrap a runner's method so that torch uses the runner's `threads`.
 
-    After each operation torch's threads spin for milliseconds. Where it only computes what lies between products of
-    onnxruntime, which has threads of its own, it has one: else they take the cores from each other.
+    After each operation torch's threads spin for milliseconds. If torch computes only the operations between products
+    of onnxruntime, which has its own threads, it gets one: else they would take the cores from each other.
     """
 
     @wraps(compute)
@@ -77,15 +76,15 @@ class Rows:
     counts: list[int]
     bounds: list[int]
     total: int
-    threads: int = 1  # of products
+    threads: int = 1  # threads of products
 
     @classmethod
     def of(cls, counts: Sequence[int], hidden: int, threads: int, least: int = 0) -> Self:
         """:param counts: rows of each piece.
         :param hidden: numbers in a row of the widest layer.
-        :param threads: of products.
-        :param least: rows from which on, and in multiples of which, a product's rows are independent, if its kernels
-            are others than those of `independent_rows`."""
+        :param threads: threads of products.
+        :param least: rows from which, and in multiples of which, a product's rows are independent, if its kernels
+            differ from those of `independent_rows`."""
         bounds = [0, *accumulate(counts)]
         return cls(list(counts), bounds, padded(bounds[-1], hidden, threads, least), threads)
 
@@ -115,7 +114,7 @@ class Rows:
     def pack(self, parts: Sequence[Tensor], fresh: bool = True) -> Tensor:
         """Tensors (rows of a piece, width) as one, (total, width), with zeros as padding.
 
-        :param fresh: a copy even where there is nothing to put together, so that it may be written to.
+        :param fresh: copy even a single tensor, so that the result may be written to.
         """
         if self.padding:
             parts = [*parts, parts[0].new_zeros(self.padding, *parts[0].shape[1:])]
@@ -129,7 +128,7 @@ class Rows:
 
 
 def in_slabs(product: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
-    """A product of rows (of `Rows.in_slabs`), a slab at a time."""
+    """A product of rows (from `Rows.in_slabs`), one slab at a time."""
     parts = [product(slab) for slab in x.split(SLAB_ROWS)]
     return parts[0] if len(parts) == 1 else torch.cat(parts)
 
@@ -145,7 +144,7 @@ def add_product(x: Tensor, rows: Tensor, matrix: Tensor) -> Tensor:
 
 
 def groups(counts: Sequence[int]) -> list[slice]:
-    """Neighbouring pieces that are worth computing together, by their rows."""
+    """Group neighbouring pieces that are worth computing together, by their rows."""
     found, begin, rows = list[slice](), 0, 0
     for i, count in enumerate(counts):
         if i > begin and rows + count > ROWS_TOGETHER:
@@ -157,9 +156,9 @@ def groups(counts: Sequence[int]) -> list[slice]:
 
 @lru_cache(1024)
 def padded(rows: int, hidden: int, threads: int, least: int = 0) -> int:
-    """Number of rows that makes the results of each independent of the others: at least `rows`.
+    """The number of rows, at least `rows`, that makes each row's result independent of the others.
 
-    A multiple of `least` (`independent_rows`), and no thread is left with a part of a vector.
+    A multiple of `least` (`independent_rows`), and no thread gets part of a vector.
     """
     whole_vectors = LANES * threads // math.gcd(LANES * threads, hidden)
     step = math.lcm(least or independent_rows(threads), whole_vectors)
@@ -168,10 +167,10 @@ def padded(rows: int, hidden: int, threads: int, least: int = 0) -> int:
 
 @lru_cache
 def independent_rows(threads: int) -> int:
-    """From how many rows on, and in multiples of which, a product's rows are the same in any company: measured here,
-    in some milliseconds, for libraries choose their kernels by shape and processor, and promise nothing.
+    """The number of rows from which, and in multiples of which, a product's rows are batch-invariant. Measured here in
+    some milliseconds, as libraries choose their kernels by shape and processor, and promise nothing.
 
-    The largest of FEWEST_ROWS where none is enough: stages/backends/runner_checks.py finds out.
+    Returns the largest of FEWEST_ROWS if none is enough: stages/backends/runner_checks.py detects that.
     """
     generator = torch.Generator().manual_seed(0)
     most = MOST_ROWS * threads

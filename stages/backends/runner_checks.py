@@ -1,4 +1,4 @@
-"""Checks of a runner where the weights are served: a row's results do not depend on the rows beside it.
+"""Checks a runner on the serving machine: a row's results must not depend on the other rows of its batch.
 
 Matrix libraries choose their kernels by shape and processor, and promise nothing about last bits.
 """
@@ -31,15 +31,15 @@ AnyRunner = BlockRunner | StageRunner | PictureRunner
 Runner = TypeVar("Runner", BlockRunner, StageRunner, PictureRunner)
 SR = TypeVar("SR", bound=StageRunner)
 Sizes = Sequence[tuple[int, int]]
-# Pieces that are computed together: (new positions, positions before them).
+# Pieces computed together: (new positions, positions before them).
 MIXTURES: tuple[Sizes, ...] = (
     ((1, 9), (1, 0), (1, 23)),
     tuple((1, past) for past in range(0, 33, 3)),
     ((1, 30), (6, 0), (17, 5), (1, 2), (3, 40)),
 )
-SLABS: Sizes = ((40, 0), (1, 9), (50, 3))  # for devices whose rows come in slabs: more of them than one has
+SLABS: Sizes = ((40, 0), (1, 9), (50, 3))  # for devices whose rows come in slabs: more rows than one slab has
 SIGMAS = (3.0, 0.5, 0.5)
-PICTURES = (1, 3, 5)  # in the pieces of a mixture
+PICTURES = (1, 3, 5)  # pictures in the pieces of a mixture
 FORKS = (3, 1, 8, 2)  # branches in the pieces of a mixture
 
 
@@ -66,7 +66,7 @@ class OneAtATime(BlockRunner, StageRunner, PictureRunner):
 
 
 def checked(runner: Runner, part: AnyPart) -> Runner:
-    """`runner`, or one that computes piece by piece where the results of pieces would depend on each other."""
+    """`runner`, or one that computes piece by piece if results of pieces would depend on each other."""
     if check_rows(runner, part):
         return runner
     log.warning(
@@ -78,9 +78,9 @@ def checked(runner: Runner, part: AnyPart) -> Runner:
 
 
 def check_rows(runner: AnyRunner, part: AnyPart) -> bool:
-    """Compute a few mixtures of pieces together and alone: whether every bit is the same on this machine.
+    """Compute a few mixtures of pieces together and alone. True if every bit is the same on this machine.
 
-    Of a stage its first layers are enough, with one of each kind.
+    For a stage, its first layers are enough, with one of each kind.
     """
     on_device = not isinstance(part, PicturePart) and not part.rotary.is_cpu
     runner, layers = shortened(runner, 0)
@@ -94,8 +94,8 @@ def check_rows(runner: AnyRunner, part: AnyPart) -> bool:
 
 
 def shortened(runner: AnyRunner, layers: int) -> tuple[Any, int]:
-    """A stage's runner with its first layers, one of each kind among them, and their number: all of a kind have equal
-    shapes, and so the same kernels. Any other runner as it is, with its `layers`."""
+    """A stage's runner with only its first layers, including one of each kind, and their number: layers of a kind have
+    equal shapes, and so the same kernels. Any other runner as it is, with its `layers`."""
     if not isinstance(runner, PipelineRunner):
         return runner, layers
     short = copy(runner)
@@ -104,8 +104,8 @@ def shortened(runner: AnyRunner, layers: int) -> tuple[Any, int]:
 
 
 def load_runner(directory: Path, index: int, compute: Callable[[PipelineStage], SR], device: torch.device = CPU) -> SR:
-    """A checkpoint's stage as `compute` makes it, measured on the probe in place of the module, which takes seconds for
-    each gigabyte."""
+    """Load a checkpoint's stage with `compute`. The probe checks the runner, not the module, which would take seconds
+    per gigabyte."""
     part, manifest, probe = read_part(directory, index, device)
     runner = compute(stage := stage_of(part, directory))
     entering, leaving, read = probe.get(PROBE_INPUT), probe.get(PROBE_OUTPUT), partial(_read_alone, runner, stage)
@@ -113,7 +113,7 @@ def load_runner(directory: Path, index: int, compute: Callable[[PipelineStage], 
     try:
         rounds = any(isinstance(each, GroupedLinear) for each in stage.modules())
         check_measures(directory, manifest, index, measures, KERNEL_TOLERANCE if rounds else 0.0)
-    except CheckpointError:  # of the weights, or of products that round these more than others: the module tells
+    except CheckpointError:  # from the weights, or from products that round more than others: the module tells which
         load_part(directory, index, device)
     return runner
 
@@ -126,16 +126,16 @@ def _read_alone(runner: StageRunner, stage: PipelineStage, source: Tensor) -> tu
 
 @torch.inference_mode()
 def _outputs(runner: Any, part: AnyPart, mixture: Sizes, layers: int) -> list[Tensor]:  # noqa: ANN401 - of its kind
-    """Everything that the runner of a part computes for pieces of these sizes, each time of the same numbers.
+    """All results of a part's runner for pieces of these sizes, from the same numbers each time.
 
-    :param layers: of the runner, where it has fewer than the part.
+    :param layers: layers of the runner, if fewer than the part's.
     """
     generator = torch.Generator().manual_seed(0)
     if isinstance(part, PicturePart):
         pictures = [_picture_piece(part, *each, generator) for each in zip(PICTURES, SIGMAS, strict=True)]
         return list(runner.evaluate(pictures))
     room = part.architecture.positions
-    sizes = [(new, min(past, room - new)) for new, past in mixture if new <= room]  # those that fit its context
+    sizes = [(new, min(past, room - new)) for new, past in mixture if new <= room]  # only those that fit its context
     clean = [clean_piece(part, *size, generator, layers=layers) for size in sizes]
     found = [*runner.read(clean)]
     found += [tensor for piece in clean for cache in piece.caches for tensor in cache.stored()]
@@ -180,19 +180,19 @@ def _noisy_piece(part: Block, size: tuple[int, int], sigma: float, generator: to
 def caches_of(
     part: Block | PipelineStage, length: int, room: int, generator: torch.Generator, layers: int = 0
 ) -> list[LayerCache]:
-    """Caches of a part's layers, or of so many, with random numbers at `length` positions, and room for more."""
+    """Caches of a part's layers, or of `layers`, with random numbers at `length` positions, and room for more."""
     caches = new_caches(layers or len(part.layers), part.architecture, length + room)
     for cache in caches:
         cache.keys.normal_(generator=generator)
         cache.values.normal_(generator=generator)
         cache.length = length
-    device = part.rotary.device  # the same numbers on every device: a generator is of one
+    device = part.rotary.device  # a generator belongs to one device: this one gives the same numbers on all
     return [LayerCache(cache.keys.to(device), cache.values.to(device), length) for cache in caches]
 
 
 def source_of(part: Block | PipelineStage, shape: tuple[int, ...], generator: torch.Generator) -> Tensor:
-    """Tokens, or hidden states, whichever the part reads."""
+    """Tokens or hidden states, depending on the part's input."""
     if part.embedding is None:
         return torch.randn(*shape, part.architecture.width, generator=generator)
-    # few of them: what is read of an embedding that is mapped stays in memory
+    # few tokens: rows read from a mapped embedding stay in memory
     return torch.randint(min(part.architecture.vocabulary, 256), shape, generator=generator)

@@ -1,4 +1,4 @@
-"""A whole AR model in one process, for drafts: it says what follows a text, and grows continuations of it."""
+"""A whole AR model in one process, for drafts: predicts what follows a text, and grows continuations of it."""
 
 from __future__ import annotations
 
@@ -29,10 +29,10 @@ from stages.model.vocabulary import Vocabulary
 
 
 class WholeModel:
-    """All stages of a model of any family, by the code of hosts. Its texts are for one thread only."""
+    """All stages of a model of any family, with the hosts' code. Its texts are for one thread only."""
 
     def __init__(self, directory: Path, threads: int | None = None) -> None:
-        """:param threads: of products; as many as torch uses.
+        """:param threads: threads of products; by default as many as torch uses.
 
         Raises CheckpointError."""
         self.directory, self.manifest = directory, read_manifest(directory)
@@ -42,29 +42,29 @@ class WholeModel:
 
     @cached_property
     def stages(self) -> list[PipelineRunner]:
-        """Loaded and gated when they are first asked for: a router may never need its own. Raises CheckpointError."""
+        """The stages, loaded and checked on first use: a router may never need its own. Raises CheckpointError."""
         parts = range(self.architecture.parts)
         with product_threads(self.threads):
-            return [load_runner(self.directory, i, packed_stage) for i in parts]  # one after the other in memory
+            return [load_runner(self.directory, i, packed_stage) for i in parts]  # in memory one at a time
 
     def open(self, capacity: int) -> ModelText:
-        """Begin a text. capacity: most tokens of it that are read."""
+        """Begin a text. capacity: most tokens to read of it."""
         return ModelText(self, capacity)
 
     def text_bytes(self, length: int) -> int:
-        """Memory of a text, or of what a continuation of `length` tokens takes beside the text before it."""
+        """Memory of a text, or of a continuation of `length` tokens on top of the text before it."""
         a = self.architecture
         return sum(cache_bytes(a.layers_in(part), a, length) for part in range(a.parts))
 
     def logits(self, tokens: Tensor) -> Tensor:
-        """Logits (tokens, vocabulary) float64 of what follows each of `tokens` (tokens,) int64."""
+        """Logits (tokens, vocabulary) float64 for the token after each of `tokens` (tokens,) int64."""
         a, x = self.architecture, tokens
         for i, stage in enumerate(self.stages):
             (x,) = stage.read([CleanPiece(x, new_caches(a.layers_in(i), a, len(tokens)))])
         return self.stages[-1].next_byte([x])[0].double()
 
     def read(self, pieces: Sequence[tuple[ModelForks, NDArray[np.int64]]]) -> list[Tensor]:
-        """`ModelForks.read` of several texts."""
+        """`ModelForks.read` for several texts."""
         x = [torch.from_numpy(tokens) for _, tokens in pieces]
         texts = [forks.grown for forks, _ in pieces]
         for stage, grown in zip(self.stages, zip(*texts, strict=True), strict=True):
@@ -73,15 +73,15 @@ class WholeModel:
 
     @torch.inference_mode()
     def read_on(self, pieces: Sequence[KnownText]) -> list[None]:
-        """`ModelText.read_on` of several texts."""
+        """`ModelText.read_on` for several texts."""
         for text, tokens in pieces:
             text.read_on(tokens)
         return [None for _ in pieces]
 
     @torch.inference_mode()
     def write(self, jobs: Sequence[Continuations]) -> list[None]:
-        """A token more of continuations of several texts. Where it fails, all of them begin again: the same numbers
-        draw the same tokens."""
+        """Add a token to the continuations of several texts. If this fails, all of them begin again: the same random
+        numbers draw the same tokens."""
         try:
             for job in jobs:
                 job.open()
@@ -102,14 +102,14 @@ class WholeModel:
 
 
 class KnownText(NamedTuple):
-    """The beginning of a text, in tokens, of which more is to come."""
+    """The beginning of a text, in tokens; more will follow."""
 
     text: ModelText
     tokens: bytes
 
 
 class ModelText:
-    """A text that a whole model reads."""
+    """A text read by a whole model."""
 
     def __init__(self, model: WholeModel, capacity: int) -> None:
         a, self.model, self.capacity = model.architecture, model, capacity
@@ -117,22 +117,22 @@ class ModelText:
         self._read = b""
 
     def logits_after(self, text: bytes) -> Tensor:
-        """Logits (1, vocabulary) float32 of what follows `text`: tokens in their encoding, one at least.
+        """Logits (1, vocabulary) float32 for the token after `text`: encoded tokens, at least one.
 
-        It may differ from what was read before, which costs no more than reading on from where they part.
+        `text` may differ from the text read before: only the part from the first difference is read.
         """
         kept = self._go_back(text, 1)
-        # what follows the prompt gives the same bits in any pieces: how long runs are depends on the time
+        # after the prompt, any split gives the same bits: the lengths of runs depend on timing
         hidden = self._read_from(kept, text, at_once=not kept)
         return self.model.stages[-1].next_byte([hidden[-1:]])[0]
 
     def read_on(self, text: bytes) -> None:
-        """Read what is new of `text`, of which more is to come."""
+        """Read the new part of `text`; more will follow."""
         if (kept := self._go_back(text)) < self.model.vocabulary.count(text):
             self._read_from(kept, text, at_once=True)
 
     def _read_from(self, kept: int, text: bytes, at_once: bool) -> Tensor:
-        """Hidden states of the last piece of what comes after the first `kept` tokens: (positions, width)."""
+        """Read after the first `kept` tokens. Returns hidden states of the last piece: (positions, width)."""
         vocabulary, x = self.model.vocabulary, torch.empty(0)
         for piece in split_reads(vocabulary.decode(vocabulary.cut(text, kept))):
             x = piece
@@ -142,16 +142,16 @@ class ModelText:
         return x
 
     def fork(self, count: int, room: int) -> ModelForks:
-        """Begin `count` continuations, of at most `room` tokens, of the text that `logits_after` was asked for last.
+        """Begin `count` continuations, of at most `room` tokens, of the last text given to `logits_after`.
 
-        They are good until it is asked again.
+        They are valid until it is called again.
         """
         return ModelForks(self.model, [Growing(caches, room, count) for caches in self._caches])
 
     def _go_back(self, text: bytes, again: int = 0) -> int:
-        """Forget what is not the beginning of `text`. How many tokens stay.
+        """Forget tokens that do not begin `text`. Returns the number of tokens that stay.
 
-        :param again: the last tokens of it that are read in any case."""
+        :param again: this many last tokens are read again in any case."""
         vocabulary = self.model.vocabulary
         kept = min(vocabulary.count(self._read), vocabulary.count(text) - again)
         ours, theirs = (np.frombuffer(vocabulary.cut(each, 0, kept), np.uint8) for each in (self._read, text))
@@ -170,18 +170,18 @@ class ModelForks:
         self.model, self.grown = model, grown
 
     def read(self, tokens: NDArray[np.int64]) -> Tensor:
-        """The next token of each (count,); logits (count, vocabulary) of what follows it."""
+        """Read the next token of each, (count,). Returns logits (count, vocabulary) for the token after it."""
         return self.model.read([(self, tokens)])[0]
 
     def select(self, branches: NDArray[np.int64]) -> None:
-        """Go on with these: any of them, any number of times. branches: indices."""
+        """Keep these continuations, each any number of times. branches: indices."""
         for part in self.grown:
             part.select(torch.from_numpy(branches))
 
 
 class ModelChain:
-    """The only continuation of the text that `logits_after` was asked for last, in the text's own caches: where it
-    turns out to be the text, it is not read again."""
+    """The only continuation of the last text given to `logits_after`, in the text's own caches: if it becomes the text,
+    it is not read again."""
 
     def __init__(self, text: ModelText) -> None:
         self.text, self.known = text, text._read
@@ -195,14 +195,14 @@ class ModelChain:
 
 
 class Continuations:
-    """Many continuations of one text under way, a token of each with every pass. The text itself is read, and kept,
+    """Many continuations of one text in progress, a token of each per pass. The text itself is read, and kept, only
     once."""
 
     def __init__(
         self, text: ModelText, known: bytes, temperature: float, seed: int, length: int, count: int, first: int = 0
     ) -> None:
         """:param known: the text, in tokens.
-        :param first: as of `candidate_numbers`."""
+        :param first: see `candidate_numbers`."""
         self.text, self.known, self.length, self.count = text, known, length, count
         self._numbers = partial(candidate_numbers, seed, text.model.vocabulary.count(known), length, count, first)
         self.sharpness = torch.full((count, 1), 1 / max(temperature, LEAST_TEMPERATURE))
@@ -217,28 +217,28 @@ class Continuations:
 
     @property
     def u(self) -> Tensor:
-        """Numbers that draw the next token of each: (continuations, 1) float64."""
+        """Random numbers that draw the next token of each: (continuations, 1) float64."""
         return self._u[self._written]
 
     @property
     def next(self) -> tuple[ModelForks, NDArray[np.int64]]:
-        """The tokens that were written last, and what reads them."""
+        """The forks that read, and the last tokens written."""
         assert self._forks is not None
         return self._forks, self._tokens[self._written - 1].numpy()[:, 0]
 
     def open(self) -> None:
-        """Read what is new of the text, and get the memory, if that was not done."""
+        """Read the new part of the text, and allocate memory, unless already done."""
         if self._forks is None:
             shape = (self.length, self.count, 1)
             self._u = torch.from_numpy(self._numbers()).unsqueeze(2)
             self._tokens, self._probs = torch.empty(shape, dtype=torch.int64), torch.empty(shape)
-            if self._first is None:  # read again it might differ in the last bits
+            if self._first is None:  # a second read might differ in the last bits
                 self._first = self.text.logits_after(self.known).expand(self.count, -1)
             self.logits = self._first
             self._forks = self.text.fork(self.count, self.length)
 
     def add(self, tokens: Tensor, probs: Tensor) -> None:
-        """Book a token of each, and its probability: (continuations, 1) both."""
+        """Book a token of each continuation, and its probability: both (continuations, 1)."""
         self._tokens[self._written], self._probs[self._written] = tokens, probs
         self._written += 1
 
@@ -246,34 +246,34 @@ class Continuations:
         self._forks, self._written = None, 0
 
     def candidates(self, compute_ms: float = 0.0) -> Candidates:
-        """All of them, once it `is_done`. Its memory is free then."""
+        """All candidates, once it `is_done`. This frees its memory."""
         self._forks = None
         tokens, probs = (each[..., 0].T.numpy() for each in (self._tokens, self._probs))
         texts = [self.text.model.vocabulary.encode(row) for row in tokens]
         return Candidates(texts, np.log(probs, dtype=np.float64), compute_ms)
 
 
-# What candidates are drawn with
+# Drawing of candidates
 
-# Probabilities that are looked at together, whatever the vocabulary: 1 MB of float32.
+# Probabilities processed together, whatever the vocabulary: 1 MB of float32.
 DRAWN_AT_ONCE = 1 << 18
-BLOCK = 256  # probabilities whose running sum is taken one by one; of more, that of such blocks comes first
-# Temperature below which the likeliest token takes all: no logit divided by it overflows.
+BLOCK = 256  # probabilities whose running sum is taken one by one; longer rows first sum such blocks
+# Below this temperature the likeliest token gets all the probability: no logit divided by it overflows.
 LEAST_TEMPERATURE = 1e-30
 
 
 def candidate_numbers(seed: int, position: int, length: int, count: int, first: int) -> Floats:
-    """Numbers in (0, 1] that draw the tokens of candidates from `position` on: (length, count).
+    """Random numbers in (0, 1] that draw the tokens of candidates from `position` on: (length, count).
 
-    :param first: stream of the first one; each has its own."""
+    :param first: stream of the first candidate; each has its own."""
     streams = [uniforms(seed, Purpose.CANDIDATE, position, length, 1, first + i) for i in range(count)]
     return np.concatenate(streams, axis=1)
 
 
-# Every operation is one of rows, or gives the same for a number wherever it stands: what is drawn does not depend on
-# the rows beside it.
+# Every operation works by row, or gives a number the same result at any place: a drawn token does not depend on the
+# other rows.
 def draw_tokens(logits: Tensor, sharpness: Tensor, u: Tensor) -> tuple[Tensor, Tensor]:
-    """One token for each row, and its probability: (rows, 1) both.
+    """One token for each row, and its probability: both (rows, 1).
 
     :param logits: (rows, vocabulary).
     :param sharpness: 1 / temperature, (rows, 1), at most 1 / LEAST_TEMPERATURE.
@@ -290,7 +290,7 @@ def draw_tokens(logits: Tensor, sharpness: Tensor, u: Tensor) -> tuple[Tensor, T
 
 
 def _reached(probs: Tensor, u: Tensor) -> Tensor:
-    """The token at which the running sum of a row reaches the share u of the whole: (rows, 1), never of a share 0."""
+    """The token at which a row's running sum reaches the share u of the total: (rows, 1), never one of share 0."""
     if probs.shape[1] > BLOCK:
         blocks = F.pad(probs, (0, -probs.shape[1] % BLOCK)).unflatten(1, (-1, BLOCK))
         sums = blocks.sum(2, dtype=torch.float64)
@@ -300,7 +300,7 @@ def _reached(probs: Tensor, u: Tensor) -> Tensor:
         own = sums.gather(1, block)
         within = (reach - below.gather(1, block) + own) / own
         inside = blocks.gather(1, block[..., None].expand(-1, -1, BLOCK))[:, 0]
-        # rounding may put it a last bit outside of its block
+        # rounding may put it just outside its block, by a last bit
         return block * BLOCK + _reached(inside, within.clamp(torch.finfo(torch.float64).tiny, 1))
     below = probs.cumsum(1, dtype=torch.float64)
     return torch.searchsorted(below, u * below[:, -1:])

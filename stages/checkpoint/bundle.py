@@ -1,6 +1,6 @@
 """A bundle: the models that are served together, in one directory.
 
-One of text has `chain/`, `ar/`, `scorer/` and `local/`, one of pictures `chain/`, `steps/` and `local/`.
+A text bundle has `chain/`, `ar/`, `scorer/` and `local/`; a picture bundle `chain/`, `steps/` and `local/`.
 """
 
 from __future__ import annotations
@@ -13,12 +13,12 @@ from stages.checkpoint.manifest import MANIFEST_NAME, Manifest, read_manifest
 from stages.errors import CheckpointError, MissingCheckpoint
 from stages.model.architecture import LlamaArchitecture
 
-FRONTIER_NAME = "frontier.json"  # what mode `auto` chooses from; a bundle may have it
+FRONTIER_NAME = "frontier.json"  # choices for mode `auto`; optional in a bundle
 
 
 @dataclass(frozen=True)
 class Bundle:
-    """Directory of each model of a bundle; None for one that is not there."""
+    """The directory of each model of a bundle; None if the model is missing."""
 
     chain: Path | None = None
     ar: Path | None = None
@@ -33,9 +33,9 @@ class Bundle:
 
 
 def find_bundle(directory: Path) -> Bundle:
-    """The models in `directory`: a bundle, or a single checkpoint of either kind, which may have local/ within it.
+    """The models in `directory`: a bundle, or a single checkpoint of either kind, which may contain local/.
 
-    Raises MissingCheckpoint when there is neither.
+    Raises MissingCheckpoint if there is neither.
     """
     if (directory / MANIFEST_NAME).exists():
         found = {read_manifest(directory).kind: directory, "local": directory / "local"}
@@ -51,12 +51,12 @@ def find_bundle(directory: Path) -> Bundle:
 
 
 def bundle_draws(directory: Path) -> bool:
-    """True for models of pictures. Raises CheckpointError where there is no model."""
+    """True for models of pictures. Raises CheckpointError if there is no model."""
     return any(read_manifest(path).draws for path in find_bundle(directory).models.values())
 
 
 def holds_copy(directory: Path) -> bool:
-    """True where `local/` is the imported model beside it, in fewer bits. Raises CheckpointError as above."""
+    """True if `local/` is the imported model next to it, in fewer bits. Raises CheckpointError as above."""
     bundle = find_bundle(directory)
     if bundle.ar is None or bundle.local is None:
         return False
@@ -65,14 +65,14 @@ def holds_copy(directory: Path) -> bool:
         if not isinstance(a := manifest.architecture, LlamaArchitecture):
             return False
         kept = {name: value for name, value in vars(a).items() if name not in ("layers", "weights", "eight_bits")}
-        sizes.append((manifest.data, a.total_layers, kept))  # of one file or folder
+        sizes.append((manifest.data, a.total_layers, kept))  # equal data means one file or folder
     return sizes[0] == sizes[1]
 
 
 def check_split(manifests: Mapping[str, Manifest]) -> int:
-    """Number of parts for hosts to share: blocks and stages go together, so all models must have as many.
+    """Number of parts for hosts to share. A host holds equal indices of all models, so all must have the same number.
 
-    manifests: those of the models that hosts hold parts of, by name. Raises CheckpointError.
+    manifests: of the models whose parts hosts hold, by name. Raises CheckpointError.
     """
     if not manifests:
         raise CheckpointError("nothing here that hosts could hold parts of: no chain/, ar/, scorer/ or steps/")

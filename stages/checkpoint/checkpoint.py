@@ -31,18 +31,18 @@ from stages.wire.secret_files import lock_beside
 P = TypeVar("P")
 CPU = torch.device("cpu")
 AnyPart = Block | PipelineStage | PicturePart
-# Tables that are computed may take so many bytes, or so many times those of the part's file if that is more.
+# Computed tables may take this many bytes, or this many times the part's file if that is more.
 MAX_TABLE_BYTES, TABLES_PER_WEIGHTS = 64 << 20, 4
-# Nats, or of hidden states: what kernels of few bits may round beyond the manifest's own tolerance. SmolLM2's states
+# Tolerance for few-bit kernels' rounding beyond the manifest's own: nats, or error of hidden states. SmolLM2's states
 # are off by 0.018, and by 0.07 with a tenth of its rotary base.
 KERNEL_TOLERANCE = 0.01
-NOUNS = {"chain": "block", "steps": "stage"}  # of a drawing part, in the name of its file
+NOUNS = {"chain": "block", "steps": "stage"}  # of a picture part, in the name of its file
 
 
-# On a device, a part is there once, and for the time of its loading once in the machine's memory: a host's parts are
-# loaded one after the other. They are measured where they will compute.
+# On a device, a part exists once; while it loads, it also exists once in the machine's memory, as a host loads its
+# parts one by one. The probe measures parts where they will compute.
 def load_part(directory: Path, index: int, device: torch.device = CPU) -> AnyPart:
-    """One part of any model on `device`: digest, shapes, and its measures on the probe checked. Reads its file only."""
+    """One part of any model on `device`: digest, shapes, and its measures on the probe checked. Reads only its file."""
     part, manifest, probe = read_part(directory, index, device)
     measures, _ = measured(part, manifest, probe.get(PROBE_INPUT), probe.get(PROBE_OUTPUT))
     check_measures(directory, manifest, index, measures)
@@ -50,7 +50,7 @@ def load_part(directory: Path, index: int, device: torch.device = CPU) -> AnyPar
 
 
 def read_part(directory: Path, index: int, device: torch.device = CPU) -> tuple[AnyPart, Manifest, dict[str, Tensor]]:
-    """One part whose digest and shapes are checked, and tensors of its probe, on which it is not measured yet."""
+    """One part with checked digest and shapes, and its probe's tensors. The probe has not measured it yet."""
     manifest = read_manifest(directory)
     part = new_part(manifest, index)
     probe = _load(directory, manifest, index, part, device)
@@ -58,22 +58,22 @@ def read_part(directory: Path, index: int, device: torch.device = CPU) -> tuple[
 
 
 def load_block(directory: Path, index: int, device: torch.device = CPU) -> Block:
-    """One block of a chain that writes, as `load_part` does."""
+    """Load one block of a text chain, as `load_part` does."""
     return _of_kind(load_part(directory, index, device), Block, f"{directory} holds no chain of blocks that write")
 
 
 def load_stage(directory: Path, index: int, device: torch.device = CPU) -> PipelineStage:
-    """One stage of an AR pipeline, as `load_part` does."""
+    """Load one stage of an AR pipeline, as `load_part` does."""
     return stage_of(load_part(directory, index, device), directory)
 
 
 def stage_of(part: AnyPart, directory: Path) -> PipelineStage:
-    """Raises CheckpointError where it is none."""
+    """`part`, if it is a stage. Raises CheckpointError if not."""
     return cast(PipelineStage, _of_kind(part, CausalStage, f"{directory} holds no AR model"))
 
 
 def load_picture_part(directory: Path, index: int) -> PicturePart:
-    """One part of a model that draws, as `load_part` does."""
+    """Load one part of a picture model, as `load_part` does."""
     return _of_kind(load_part(directory, index), PicturePart, f"part {index} of {directory} draws nothing")
 
 
@@ -107,16 +107,16 @@ def load_chain(directory: Path) -> list[Block]:
 
 
 def write_manifest(directory: Path, manifest: Manifest) -> None:
-    """Create or replace the manifest, atomically. Raises CheckpointError when it cannot be written."""
+    """Create or replace the manifest, atomically. Raises CheckpointError if it cannot be written."""
     with file_errors(CheckpointError, f"cannot make the directory {directory}"):
         directory.mkdir(parents=True, exist_ok=True)
     replace_file(directory / MANIFEST_NAME, lambda path: path.write_text(manifest.to_json(), encoding="utf-8"))
 
 
 def update_manifest(directory: Path, change: Callable[[Manifest], Manifest]) -> Manifest:
-    """Read, change and replace the manifest under a lock, so that workers on one directory lose nothing of each
-    other."""
-    read_manifest(directory)  # says what is wrong with the directory, if anything
+    """Read, change and replace the manifest under a lock, so that workers on one directory lose none of each other's
+    changes."""
+    read_manifest(directory)  # reports any problem with the directory
     with lock_beside(directory / MANIFEST_NAME):
         manifest = change(read_manifest(directory))
         write_manifest(directory, manifest)
@@ -124,19 +124,19 @@ def update_manifest(directory: Path, change: Callable[[Manifest], Manifest]) -> 
 
 
 def save_ar(directory: Path, model: ArModel) -> None:
-    """Put every stage of an AR model into the checkpoint in `directory`, whose manifest must exist."""
+    """Save every stage of an AR model in the checkpoint in `directory`, whose manifest must exist."""
     hidden: Tensor | None = None
     for stage in model.stages:
         hidden = save_part(directory, stage, hidden)
 
 
 def save_part(directory: Path, part: AnyPart, hidden: Tensor | None = None, half: bool = False) -> Tensor | None:
-    """Put a part into the checkpoint in `directory`, whose manifest must exist.
+    """Save a part in the checkpoint in `directory`, whose manifest must exist.
 
-    hidden: what the stage before made of the probe, None for a part that reads none; half: in 16 bits, to which the
-    part is rounded. Returns what this part made of it, if another one may read that.
+    hidden: the previous stage's output for the probe, None for a part that reads none; half: save in 16 bits, to which
+    the part is rounded. Returns this part's output for the probe, if another part may read that.
     """
-    if half:  # what will be read is measured
+    if half:  # measure the weights as they will be read
         with torch.no_grad():
             for parameter in part.parameters():
                 parameter.copy_(parameter.half())
@@ -152,7 +152,7 @@ def save_part(directory: Path, part: AnyPart, hidden: Tensor | None = None, half
 
 
 def halve(source: Path, out: Path) -> Manifest:
-    """Write the checkpoint in `source` into `out`, with weights in 16 bits. Raises OnesweepError."""
+    """Write the checkpoint in `source` to `out`, with weights in 16 bits. Raises OnesweepError."""
     manifest = read_manifest(source)
     write_manifest(out, replace(manifest, parts=(None,) * len(manifest.parts)))
     for name in manifest.files:
@@ -166,7 +166,7 @@ def halve(source: Path, out: Path) -> Manifest:
 def _write_part(
     directory: Path, module: AnyPart, noun: str, extra: dict[str, Tensor], measures: Measures, half: bool
 ) -> None:
-    """The file's name holds its digest: the old file stays until the manifest points to the new one."""
+    """Write a part's file, named after its digest: the old file stays until the manifest points to the new one."""
     weights = module.state_dict()
     if half:
         weights = {name: x.half() if x.dtype is torch.float32 else x for name, x in weights.items()}
@@ -183,7 +183,7 @@ def _write_part(
 
 
 def _drop_orphans(directory: Path, index: int, stem: str) -> None:
-    """Remove a part's files that the manifest does not name, those of a killed process among them."""
+    """Remove a part's files that the manifest does not name, including those of a killed process."""
     part = read_manifest(directory).parts[index]
     for pattern in (f"{stem}-*.safetensors", f".{stem}.safetensors.*"):
         for path in directory.glob(pattern):
@@ -192,7 +192,7 @@ def _drop_orphans(directory: Path, index: int, stem: str) -> None:
 
 
 def _load(directory: Path, manifest: Manifest, index: int, module: AnyPart, device: torch.device) -> dict[str, Tensor]:
-    """Fill `module` (of `new_part`) from the part's file and move it to `device`; return the probe's tensors there."""
+    """Fill `module` (a `new_part`) from the part's file and move it to `device`; return the probe's tensors there."""
     part = _part(directory, manifest, index)
     check_size(directory, part, module)
     wanted = module.state_dict()
@@ -217,9 +217,9 @@ def _load(directory: Path, manifest: Manifest, index: int, module: AnyPart, devi
 
 
 def check_size(directory: Path, part: Part, module: AnyPart) -> None:
-    """Raise CheckpointError where the part's file is too small for `module` (of `new_part`), or for its tables.
+    """Raise CheckpointError if the part's file is too small for `module` (from `new_part`), or for its tables.
 
-    Tables (rotary angles, codes) are in no file: their size is compared with that of the weights."""
+    No file contains tables (rotary angles, codes): their size is compared with that of the weights."""
     stored = module.state_dict()
     least = sum(t.nbytes // 2 if t.dtype is torch.float32 else t.nbytes for t in stored.values())  # 16 bits are read
     tables = sum(t.nbytes for name, t in module.named_buffers() if name not in stored)
@@ -241,8 +241,8 @@ def _part(directory: Path, manifest: Manifest, index: int) -> Part:
 
 
 def check_measures(directory: Path, manifest: Manifest, index: int, measures: Measures, beyond: float = 0.0) -> None:
-    """Raise CheckpointError where a part's measures are not those of its manifest, within the tolerance that this names
-    and `beyond`."""
+    """Raise CheckpointError unless a part's measures equal those in its manifest, within the manifest's tolerance plus
+    `beyond`."""
     recorded, tolerance = _part(directory, manifest, index).probe, manifest.probe_tolerance + beyond
     for name, value in measures.items():
         expected = recorded.get(name, math.nan)
@@ -261,17 +261,17 @@ def check_measures(directory: Path, manifest: Manifest, index: int, measures: Me
 # A part's safetensors file.
 MAX_HEADER_BYTES = 1 << 20
 
-# Names of the format's types that are read. Where float32 is wanted, weights of 16 bits take half the room on a disk,
+# Names of the format's types that can be read. Where float32 is wanted, weights of 16 bits take half the space on disk,
 # and the same in memory.
 TYPES = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16, "I8": torch.int8, "U8": torch.uint8}
 
 Shapes = dict[str, tuple[int, ...]]
-Types = Mapping[str, torch.dtype]  # of tensors that are not float32
+Types = Mapping[str, torch.dtype]  # types of tensors that are not float32
 
-# The safetensors library maps its file: weights would change under a running host, or kill it, when somebody writes
-# over the file after its digest was checked, and a copy of them needs the part's memory twice. Here the digest and the
-# tensors come from one open file. Weights of a few bits, most of a large model, are mapped all the same: a host lays
-# them out anew, and of an embedding it reads a few rows.
+# The safetensors library maps its file. If someone wrote over the file after its digest was checked, weights would
+# change under a running host, or kill it; and a copy of them needs the part's memory twice. Here the digest and the
+# tensors come from one open file. Weights of a few bits, most of a large model, are mapped nevertheless: a host lays
+# them out anew, and reads only a few rows of an embedding.
 MAPPED = (torch.int8, torch.uint8, torch.float16)
 
 
@@ -343,25 +343,25 @@ def _read_tensor(
         tensor = torch.frombuffer(mapping, dtype=TYPES[stored], count=count, offset=file.tell())
         file.seek(tensor.nbytes, os.SEEK_CUR)
     else:
-        # torch's own alignment, as for fresh weights: kernels depend on it
+        # torch's own alignment, as for new weights: kernels depend on it
         tensor = torch.empty(count, dtype=TYPES[stored])
         if file.readinto(tensor.view(torch.uint8).numpy().data) != tensor.nbytes:
             raise CheckpointError(f"{path} ends within tensor {name}; fetch it again")
     tensor = tensor.to(wanted)
-    low, high = tensor.aminmax()  # both NaN if any number is; needs no copy
+    low, high = tensor.aminmax()  # both are NaN if any number is; needs no copy
     if not -math.inf < low <= high < math.inf:
         raise CheckpointError(f"{path}: tensor {name} holds numbers that are not finite; fetch it again")
     if mapping is not None:
-        mapping.madvise(mmap.MADV_DONTNEED)  # a page that is read again comes from the file again
+        mapping.madvise(mmap.MADV_DONTNEED)  # a page that is read again is read from the file
     return tensor.view(shape)
 
 
-ALIGNMENT = 8  # of the tensors in a file that is written
+ALIGNMENT = 8  # of the tensors in a written file
 
 
-# Tensor by tensor: safetensors' own writer holds all of them twice.
+# Written tensor by tensor: safetensors' own writer holds all of them twice.
 def write_weights(path: Path, tensors: Mapping[str, Tensor]) -> None:
-    """A file that `read_weights` reads. tensors: of TYPES, on any device. Raises OSError."""
+    """Write a file for `read_weights`. tensors: of TYPES, on any device. Raises OSError."""
     names = {kind: name for name, kind in TYPES.items()}
     header, end = {}, 0
     for name, tensor in tensors.items():

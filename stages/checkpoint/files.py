@@ -1,4 +1,4 @@
-"""Files of a checkpoint, of whatever kind: written whole or not at all, told apart by their digests."""
+"""Files of any checkpoint: written whole or not at all, and identified by their digests."""
 
 import hashlib
 import os
@@ -14,17 +14,17 @@ from stages.checkpoint.manifest import Manifest
 from stages.errors import CheckpointError, InputError, file_errors, regular
 
 
-# A new part is written beside the old one, under a name that holds its digest, and the manifest is switched atomically:
+# A new part is written next to the old one, with its digest in the name, and the manifest is switched atomically:
 # a full disk or a crash leaves the previous checkpoint whole (tests/stages/checkpoint/test_saving.py).
 def replace_file(path: Path, write: Callable[[Path], object]) -> None:
-    """Write `path` through a temporary file beside it. Raises CheckpointError when it cannot be written."""
+    """Write `path` through a temporary file next to it. Raises CheckpointError if it cannot be written."""
     with staged_file(path, write) as staged:
         staged.replace(path)
 
 
 @contextmanager
 def staged_file(path: Path, write: Callable[[Path], object]) -> Iterator[Path]:
-    """A finished temporary file beside `path`, to be moved into place; gone at the end if it was not."""
+    """A finished temporary file next to `path`, to be moved into place; removed at the end if it was not."""
     temporary: Path | None = None
     try:
         handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
@@ -44,7 +44,7 @@ def staged_file(path: Path, write: Callable[[Path], object]) -> Iterator[Path]:
 
 
 def sync(path: Path) -> None:
-    """A file, or the names of those in a directory, survive a power cut after this. Raises OSError."""
+    """Make a file, or the names in a directory, survive a power cut. Raises OSError."""
     handle = os.open(path, os.O_RDONLY)
     try:
         os.fsync(handle)
@@ -53,7 +53,7 @@ def sync(path: Path) -> None:
 
 
 def require_new(out: Path) -> None:
-    """Raise InputError where something is at `out` already, other than an empty directory."""
+    """Raise InputError if `out` already exists, unless it is an empty directory."""
     with file_errors(InputError, f"{out} cannot become a directory"):
         if out.is_symlink() or (out.exists() and (not out.is_dir() or any(out.iterdir()))):
             raise InputError(f"{out} is there already: name a new directory")
@@ -61,7 +61,7 @@ def require_new(out: Path) -> None:
 
 @contextmanager
 def new_directory(out: Path) -> Iterator[Path]:
-    """A directory that becomes `out` at the end, or is gone. Raises CheckpointError."""
+    """A directory that becomes `out` at the end, or is removed on failure. Raises CheckpointError."""
     with file_errors(CheckpointError, f"cannot make a directory beside {out}"):
         out.parent.mkdir(parents=True, exist_ok=True)
         directory = Path(tempfile.mkdtemp(dir=out.parent, prefix=f".{out.name}."))
@@ -77,19 +77,19 @@ def new_directory(out: Path) -> Iterator[Path]:
 
 
 def file_digest(path: Path) -> str:
-    """SHA-256 of a file, read in pieces. Raises OSError, and CheckpointError for what is no regular file."""
+    """SHA-256 of a file, read in pieces. Raises OSError, and CheckpointError unless it is a regular file."""
     with regular(path).open("rb") as handle:
         return hashlib.file_digest(handle, "sha256").hexdigest()
 
 
-# Files beside a checkpoint's weights: a pretrained model's tokenizer, its chat template, its licence.
+# Files next to a checkpoint's weights: a pretrained model's tokenizer, its chat template, its licence.
 CHAT_TEMPLATE_NAME, TOOL_TEMPLATE_NAME = "chat_template.jinja", "chat_template_tool_use.jinja"
 SPECIALS_NAME = "special_tokens.json"
 MAX_FILE_BYTES = 64 << 20
 
 
 def read_companion(directory: Path, manifest: Manifest, name: str) -> bytes:
-    """A file that the manifest names. Raises CheckpointError where it is not there, too large or another one."""
+    """A file that the manifest names. Raises CheckpointError if it is missing, too large, or has another digest."""
     path = directory / name
     with file_errors(CheckpointError, f"cannot read {path}"):
         if path.stat().st_size > MAX_FILE_BYTES:

@@ -1,6 +1,6 @@
-"""The gate's probe: losses on a text that every checkpoint carries.
+"""The gate's probe: losses on a text in every checkpoint.
 
-A mis-mapped checkpoint loads and runs cleanly; only a measured loss shows that the weights mean what they should.
+A mis-mapped checkpoint loads and runs cleanly; only a measured loss shows that its weights are mapped right.
 """
 
 from collections.abc import Callable
@@ -19,8 +19,8 @@ from stages.model.randomness import Purpose, normals
 from stages.pictures.part import PicturePart
 from stages.pictures.trajectory import in_scale, picture_noise
 
-# The gate sees whatever moves a loss: swapped layers of fitted weights cost 0.26 nats or more. Weights as good as
-# untrained pass whatever their order, as they have nothing to lose.
+# The gate detects whatever moves a loss: swapping layers of trained weights costs 0.26 nats or more. Weights that are
+# nearly untrained pass in any order, as they have nothing to lose.
 PROBE_TEXT = (
     "The letter left the coast before dawn, and it was noon when the rider saw the first roofs of the town. "
     "He had not slept. At the gate a boy asked him what he carried, and he said that he did not know; "
@@ -29,21 +29,21 @@ PROBE_TEXT = (
 # A part that reads hidden states carries its own probe input: a host can then measure its part's loss
 # without the parts before it. AR stages without a head are gated on the relative error of their output.
 PROBE_INPUT = "probe.input"
-# Tensors in a part's file: what enters and leaves the part on the probe text where no bytes or losses do.
+# Tensors in a part's file: its input and output for the probe text, unless they are bytes or losses.
 PROBE_OUTPUT = "probe.output"
 
 Measures = dict[str, float]
-# What enters a stage, tokens (positions,) or hidden states (positions, width) -> hidden states, and logits of the last.
+# A stage's input, tokens (positions,) or hidden states (positions, width) -> hidden states, and the last one's logits.
 ReadProbe = Callable[[Tensor], tuple[Tensor, Tensor | None]]
 
 
 def probe_tokens(manifest: Manifest) -> Tensor:
-    """The probe as the model reads it: (1, positions) int64, cut to the context."""
+    """The probe as the model's input: (1, positions) int64, cut to the context."""
     return torch.tensor([*manifest.probe])[None]
 
 
 def probe_shapes(part: Block | PipelineStage | PicturePart, positions: int) -> dict[str, tuple[int, ...]]:
-    """Names and shapes of the probe's tensors in the file of `part`. positions: of the probe text, if there is one."""
+    """Names and shapes of the probe's tensors in the file of `part`. positions: of the probe text, if any."""
     if isinstance(part, PicturePart):
         a = part.architecture
         shapes: dict[str, tuple[int, ...]] = {PROBE_OUTPUT: (a.tokens, a.patch_dim if part.has_head else a.features)}
@@ -62,9 +62,9 @@ def measured(
     hidden: Tensor | None = None,
     recorded: Tensor | None = None,
 ) -> tuple[Measures, Tensor | None]:
-    """Measures of a part on the probe, and what leaves the part for the next one.
+    """Measures of a part on the probe, and its output for the next part.
 
-    hidden: what enters a part that reads hidden states; recorded: what left it when it was saved.
+    hidden: input of a part that reads hidden states; recorded: its output when it was saved.
     """
     if isinstance(part, Block):
         assert manifest.partition is not None
@@ -77,7 +77,7 @@ def measured(
 
 @torch.inference_mode()
 def probe_block(block: Block, partition: NoisePartition, known: Tensor) -> Measures:
-    """Cross-entropies (nats) of both heads of a block on the probe text. known: of `probe_tokens`."""
+    """Cross-entropies (nats) of both heads of a block on the probe text. known: from `probe_tokens`."""
     clean, memory = block.read(known)
     high, low = partition.range(block.index)
     sigma = torch.full((1, 1), (high * low) ** 0.5, device=known.device)
@@ -101,11 +101,11 @@ def probe_stage(
     recorded: Tensor | None = None,
     read: ReadProbe | None = None,
 ) -> tuple[Measures, Tensor]:
-    """Next-token CE (nats) of the last AR stage; for the others, the relative error of hidden states, in
-    the mean of all positions.
+    """Next-token CE (nats) of the last AR stage; for the others, the relative error of hidden states, averaged over all
+    positions.
 
-    known: of `probe_tokens`; hidden: (positions, width) that enter, None for the first stage; recorded: those that
-    should leave; read: by what computes the stage, else by the module itself.
+    known: from `probe_tokens`; hidden: the input (positions, width), None for the first stage; recorded: the expected
+    output; read: computes the stage, by default with the module itself.
     """
     out, logits = (read or partial(_read, stage))(known[0] if hidden is None else hidden)
     if logits is not None:
@@ -113,7 +113,7 @@ def probe_stage(
         name = "next_byte_nats" if reads_bytes else "next_token_nats"
         return {name: _cross_entropy(logits[:-1], known[0, 1:].to(logits.device))}, out
     recorded = out if recorded is None else recorded.to(out.device)
-    # position by position: a few are a thousand times as long in most models, and would hide swapped layers
+    # per position: in most models a few are a thousand times as long, and would hide swapped layers
     errors = (out - recorded).norm(dim=1) / recorded.norm(dim=1).clamp(1e-6)
     return {"hidden_relative_error": float(errors.mean())}, out
 
@@ -129,12 +129,12 @@ def probe_picture(
 ) -> tuple[Measures, Tensor]:
     """Relative error of the part's output for pure noise in the middle of its noise range, and that output.
 
-    hidden: (tokens, features) that enter, None for a part that reads patches; recorded: the output as it was saved.
+    hidden: the input (tokens, features), None for a part that reads patches; recorded: the saved output.
     """
-    # A picture of the training data would tell more, and may not be anybody's to pass on.
+    # A picture from the training data would tell more, but we may have no right to distribute it.
     a = part.architecture
     ranges = len(partition.boundaries) - 1
-    # A chain's blocks have a range each; every other net knows all noise.
+    # Each block of a chain has its own range; every other net covers all noise levels.
     high, low = partition.range(part.index if ranges > 1 else 0)
     sigma = (high * low) ** 0.5
     x = in_scale(sigma) * sigma * picture_noise(a, 0) if hidden is None else hidden

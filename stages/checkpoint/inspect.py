@@ -20,13 +20,13 @@ from stages.model.few_bits import GroupedLinear
 from stages.model.llama import LlamaStage
 from stages.progress import aligned
 
-SHORT = 12  # hexadecimal digits of a digest that are shown to people: as many as in a file's name
+SHORT = 12  # hexadecimal digits of a digest shown to people: as many as in a file's name
 INDENT = 14
 
 
 @dataclass(frozen=True)
 class Check:
-    """Result of loading a part (its digest, its shapes, its losses on the probe text), or a file beside them."""
+    """Result of loading a part (its digest, its shapes, its losses on the probe text), or a file next to them."""
 
     model: str
     what: str
@@ -41,17 +41,17 @@ class Check:
 
 
 def record(directory: Path) -> dict[str, Any]:
-    """Name of each model in a bundle (or a single checkpoint) -> what its manifest says. Raises CheckpointError."""
+    """Name of each model in a bundle (or a single checkpoint) -> its manifest's contents. Raises CheckpointError."""
     return {name: _record(path, read_manifest(path)) for name, path in find_bundle(directory).models.items()}
 
 
 def describe(directory: Path) -> str:
-    """`record` for people."""
+    """`record` as text for people."""
     return "\n\n".join(_describe(name, model) for name, model in record(directory).items())
 
 
 def verify(directory: Path) -> list[Check]:
-    """Load every part of every model, one at a time, and read what lies beside them."""
+    """Load every part of every model, one at a time, and read the files next to them."""
     checks = []
     for name, path in find_bundle(directory).models.items():
         manifest = read_manifest(path)
@@ -84,7 +84,7 @@ def _record(directory: Path, manifest: Manifest) -> dict[str, Any]:
 
 
 def _parameter_counts(directory: Path, manifest: Manifest) -> tuple[list[int], int]:
-    """Parameters of each part, and how many of the model's are in two: a head that is tied to the embedding."""
+    """Parameters of each part, and how many of them the model stores in two: a head tied to the embedding."""
     modules = [new_part(manifest, i) for i in range(len(manifest.parts))]
     for part, made in zip(manifest.parts, modules, strict=True):
         if part is not None:
@@ -95,7 +95,7 @@ def _parameter_counts(directory: Path, manifest: Manifest) -> tuple[list[int], i
 
 
 def _parameters(module: nn.Module) -> int:
-    # matrices of few bits are no parameters
+    # matrices of few bits are not parameters of the module
     quantised = [each for each in module.modules() if isinstance(each, GroupedLinear)]
     return sum(map(torch.numel, module.parameters())) + sum(each.in_features * each.out_features for each in quantised)
 

@@ -1,4 +1,4 @@
-"""The manifest of a checkpoint: everything that defines a model but its weights."""
+"""The manifest of a checkpoint: everything that defines a model except its weights."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ MAX_MANIFEST_BYTES = 1 << 20
 TOKENIZER_NAME = "tokenizer.json"
 MAX_FILES = 16
 MAX_PROBE_TOKENS = 4096
-MAX_CODES = 1 << 24  # numbers in a table of codes, which is computed while a manifest is read
+MAX_CODES = 1 << 24  # numbers in a table of codes, which is computed when a manifest is read
 
 Kind = Literal["chain", "ar", "steps"]
 KINDS: tuple[Kind, ...] = get_args(Kind)
@@ -49,29 +49,29 @@ class Part:
     file: str
     sha256: str
     bytes: int
-    probe: dict[str, float]  # what the gate measured when the part was saved: name of a measure -> value
+    probe: dict[str, float]  # the gate's measures when the part was saved: name -> value
 
 
 @dataclass(frozen=True)
 class Manifest:
-    """`kind` is `chain` (blocks with noise ranges), `ar` (stages that write, trained end to end) or `steps` (stages
-    that draw, likewise)."""
+    """`kind` is `chain` (blocks with noise ranges), `ar` (text stages, trained end to end) or `steps` (picture stages,
+    likewise)."""
 
     kind: Kind
     architecture: AnyArchitecture
     parts: tuple[Part | None, ...]
-    codes: Codes | None = None  # of a chain
+    codes: Codes | None = None  # only of a chain
     partition: NoisePartition | None = None
     probe_text: str = ""
     # How far a measure of the gate may be from the recorded one: nats, or relative error for hidden states.
     probe_tolerance: float = 0.02
-    tokenizer: str = "bytes"  # what the model's tokens are: `bytes`, or `tokens` of the file tokenizer.json
+    tokenizer: str = "bytes"  # kind of tokens: `bytes`, or `tokens` of the file tokenizer.json
     data: dict[str, Any] = field(default_factory=dict)
     training: dict[str, Any] = field(default_factory=dict)
     metrics: dict[str, Any] = field(default_factory=dict)
-    # The probe text in tokens, where the model reads such: who loads weights needs no tokenizer.
+    # The probe text in tokens, if the model reads tokens, so loading weights needs no tokenizer.
     probe_tokens: tuple[int, ...] = ()
-    # What else a token model consists of, beside the manifest: file name -> SHA-256. The tokenizer, the chat template,
+    # Other files of a token model, next to the manifest: file name -> SHA-256. The tokenizer, the chat template,
     # texts of the licence.
     files: dict[str, str] = field(default_factory=dict)
 
@@ -82,9 +82,9 @@ class Manifest:
         return json.dumps(record, indent=2, sort_keys=True, allow_nan=False) + "\n"
 
     def digest(self) -> str:
-        """Names the weights: SHA-256 over kind, architecture, codes, partition and the parts' own digests.
+        """Identifies the weights: SHA-256 over kind, architecture, codes, partition and the parts' own digests.
 
-        Losses and notes about the data are left out, so adding a measurement does not make it another model.
+        It excludes losses and notes about the data, so adding a measurement does not make another model.
         """
         record = self._record()
         named = ("kind", "architecture", "codes", "partition", "tokenizer", "files")
@@ -93,7 +93,7 @@ class Manifest:
         return hashlib.sha256(json.dumps(identity, sort_keys=True).encode()).hexdigest()
 
     def _record(self) -> dict[str, Any]:
-        """All of it, without what goes without saying: where tokens are bytes, and options that are not used."""
+        """All fields as JSON values, without defaults: tokens that are bytes, and unused options."""
         record = asdict(self)
         drop_defaults(record["architecture"])
         if isinstance(self.architecture, Architecture):
@@ -109,43 +109,43 @@ class Manifest:
 
     @cached_property
     def picture_architecture(self) -> PictureArchitecture:
-        """Architecture of a model that draws. Raises CheckpointError for one that writes."""
+        """Architecture of a picture model. Raises CheckpointError for a text model."""
         if not isinstance(self.architecture, PictureArchitecture):
             raise CheckpointError("this is a model of text: it cannot draw")
         return self.architecture
 
     @property
     def tokens(self) -> tuple[str, int, str | None]:
-        """Kind and number of the tokens, and the digest of their tokenizer: equal in models of the same tokens."""
+        """Kind and number of the tokens, and the digest of their tokenizer: equal for models with the same tokens."""
         return self.tokenizer, self.text_architecture.vocabulary, self.files.get(TOKENIZER_NAME)
 
     @cached_property
     def text_architecture(self) -> TextArchitecture:
-        """Architecture of a model that writes. Raises CheckpointError for one that draws."""
+        """Architecture of a text model. Raises CheckpointError for a picture model."""
         if isinstance(self.architecture, PictureArchitecture):
             raise CheckpointError("this is a model of pictures: it cannot write")
         return self.architecture
 
     @property
     def draws(self) -> bool:
-        """True for a model of pictures."""
+        """True for a picture model."""
         return isinstance(self.architecture, PictureArchitecture)
 
     @cached_property
     def own_architecture(self) -> Architecture:
-        """For those who take models that were trained here only. Raises CheckpointError for a pretrained one."""
+        """Architecture of a model that was trained here. Raises CheckpointError for a pretrained one."""
         if not isinstance(self.text_architecture, Architecture):
             raise CheckpointError("this is made of a pretrained model: only models trained from nothing are taken here")
         return self.text_architecture
 
     @property
     def probe(self) -> Sequence[int]:
-        """The probe text as the model reads it, cut to the context."""
+        """The probe text as the model's tokens, cut to the context."""
         whole = self.probe_text.encode() if self.tokenizer == "bytes" else self.probe_tokens
         return whole[: self.text_architecture.positions]
 
     def with_part(self, index: int, part: Part) -> Manifest:
-        """The same model with one part put in or exchanged."""
+        """The same model with one part added or replaced."""
         return replace(self, parts=(*self.parts[:index], part, *self.parts[index + 1 :]))
 
     @property
@@ -160,7 +160,7 @@ def read_manifest(directory: Path) -> Manifest:
 
 
 def read_json(path: Path, missing: str = "", most_bytes: int = MAX_MANIFEST_BYTES) -> dict[str, Any]:
-    """The object in a file. Raises CheckpointError. :param missing: said of a checkpoint where there is none."""
+    """The object in a file. Raises CheckpointError. :param missing: message if there is no checkpoint."""
     try:
         if path.stat().st_size > most_bytes:
             raise CheckpointError(f"{path} is over {most_bytes} bytes: that is no {path.name}")
@@ -179,7 +179,7 @@ def read_json(path: Path, missing: str = "", most_bytes: int = MAX_MANIFEST_BYTE
 
 
 def _finite(literal: str) -> float:
-    """JSON's own grammar has no NaN or Infinity, but Python's reader takes them, and 1e999 too."""
+    """A finite number. JSON's grammar has no NaN or Infinity, but Python's reader accepts them, and 1e999 too."""
     value = float(literal)
     if not math.isfinite(value):
         raise ValueError(f"{literal} is no finite number")
@@ -202,7 +202,7 @@ _NOUNS: dict[type, str] = {dict: "an object", float: "a number", int: "a whole n
 
 
 def _get(record: dict[str, Any], name: str, kind: type) -> Any:  # noqa: ANN401 - of this kind
-    """A field of one of the manifest's objects. Raises ConfigError where it is missing, or of another kind."""
+    """A field of one of the manifest's objects. Raises ConfigError if it is missing, or of another kind."""
     if name not in record:
         raise ConfigError(f"{name} is missing")
     if type(value := record[name]) not in ({int, float} if kind is float else {kind}):
@@ -224,7 +224,7 @@ def _build(record: dict[str, Any]) -> Manifest:
         raise CheckpointError(f"{len(parts)} parts listed, the architecture has {count}")
     text = {} if isinstance(architecture, PictureArchitecture) else _text(kind, architecture, parts, record)
     partition = None
-    if kind == "chain" or draws:  # a chain's blocks have a range each; all other nets have all noise levels in common
+    if kind == "chain" or draws:  # each block of a chain has its own range; all other nets share all noise levels
         told, ranges = _get(record, "partition", dict), architecture.parts if kind == "chain" else 1
         prior = from_toml(LogNormalPrior, _get(told, "prior", dict), "noise partition")
         partition = from_toml(NoisePartition, {**told, "prior": prior}, "noise partition")
@@ -234,10 +234,10 @@ def _build(record: dict[str, Any]) -> Manifest:
 
 
 def read_architecture(record: Mapping[str, Any]) -> TextArchitecture:
-    """The architecture of a manifest's JSON object, of whatever family. Raises InputError."""
+    """The architecture in a manifest's JSON object, of any family. Raises InputError."""
     if "family" in record:
         return LlamaArchitecture.from_record(record)
-    names = [*(f.name for f in fields(Architecture) if f.name != "vocabulary"), "context"]  # bytes have no vocabulary
+    names = [*(f.name for f in fields(Architecture) if f.name != "vocabulary"), "context"]  # bytes need no vocabulary
     if missing := [name for name in names if name not in record]:
         raise ShapeError(f"architecture: {', '.join(missing)} missing")
     sizes = dict(record)
@@ -250,7 +250,7 @@ def read_architecture(record: Mapping[str, Any]) -> TextArchitecture:
 def _text(
     kind: Kind, architecture: TextArchitecture, parts: tuple[Part | None, ...], record: dict[str, Any]
 ) -> dict[str, Any]:
-    """The fields of a model that writes."""
+    """The fields of a text model."""
     found = {name: _get(record, name, str) for name in ("probe_text", "tokenizer")}
     is_pretrained = isinstance(architecture, LlamaArchitecture)
     if kind == "chain" and is_pretrained:
@@ -316,7 +316,7 @@ def _codes(record: dict[str, Any], architecture: Architecture, parts: tuple[Part
     codes = Codes(_get(record, "seed", int), _get(record, "dim", int), a.vocabulary)
     if codes.dim != a.code_dim:
         raise CheckpointError(f"codes of {codes.dim} numbers, the architecture has {a.code_dim}")
-    # both inputs of codes and both heads, in 16 bits: files that hold less are refused before the table is computed
+    # both inputs of codes and both heads, in 16 bits: smaller files are refused before the table is computed
     least = 4 * a.width * (a.code_dim + a.vocabulary)
     if codes.dim * codes.size > MAX_CODES or any(part is not None and part.bytes < least for part in parts):
         what = f"{codes.size} codes of {codes.dim} numbers"

@@ -1,7 +1,7 @@
-"""The release store (`--releases`): the directory where a process keeps the releases that were deployed to it.
+"""The release store (`--releases`): the directory where a process keeps the releases deployed to it.
 
 current.json                     names of the releases in use, the newest last
-0f3a.../signatures.json          who signed a release, if anybody did
+0f3a.../signatures.json          signatures of a release, if any
 0f3a.../chain/manifest.json      a release: a bundle with the files that this process needs
 .coming-9be1.../                 a release that is still arriving
 """
@@ -28,31 +28,31 @@ from stages.wire.secret_files import exclusive
 log = logging.getLogger(__name__)
 
 FOLDERS = tuple(field.name for field in fields(Bundle))
-# Kinds of the models that may lie in a folder; in all others `ar`.
+# Kinds of models that a folder may contain; all other folders contain `ar`.
 KINDS_IN = {"chain": ("chain",), "steps": ("steps",), "local": ("ar", "steps")}
 NAME_DIGITS = 16
 CURRENT_NAME = "current.json"
 LOCK_NAME = "lock"
-SIGNATURES_NAME = "signatures.json"  # of a bundle that was signed: pairs of a public key and its signature, hex
+SIGNATURES_NAME = "signatures.json"  # of a signed bundle: pairs of a public key and its signature, hex
 MOST_SIGNATURES = 16
 COMING = ".coming-"
-MOST_STORED = 4  # releases; a further one removes those that are not in use
-SPARE_BYTES = 64 << 20  # bytes that stay free on the disk
-MOST_BESIDE_BYTES = 64 << 20  # for a file whose size no manifest has, such as a tokenizer
+MOST_STORED = 4  # releases; one more removes those not in use
+SPARE_BYTES = 64 << 20  # bytes to keep free on the disk
+MOST_BESIDE_BYTES = 64 << 20  # for a file whose size is in no manifest, such as a tokenizer
 OTHERS_WRITE = 0o022  # a user who can write to the store chooses the weights that run
 
-# True for a part of a folder that a machine needs; BESIDE stands for a token model's files beside its parts.
+# True for a folder's part that a machine needs; BESIDE means a token model's files next to its parts.
 Wants = Callable[[str, int], bool]
 BESIDE = -1
 
 
 @dataclass(frozen=True)
 class ReleaseManifest:
-    """A release: its manifests, which name the files of weights, and the router's files beside them."""
+    """A release: its manifests, which name the files of weights, and the router's files next to them."""
 
     manifests: Mapping[str, bytes]  # by folder of FOLDERS
     frontier: bytes = b""
-    # Public keys and their signatures of `signed`, Ed25519; no part of its name.
+    # Public keys and their Ed25519 signatures of `signed`; not part of the release's name.
     signatures: tuple[tuple[bytes, bytes], ...] = field(default=(), compare=False)
     directories: Mapping[str, Path] = field(default_factory=dict, compare=False)  # the folders on this machine
     root: Path | None = field(default=None, compare=False)  # the bundle or single checkpoint on this machine
@@ -63,13 +63,13 @@ class ReleaseManifest:
 
     @property
     def signed(self) -> bytes:
-        """The bytes that a signature is of: they cannot be taken for anything else that a key may sign."""
+        """The bytes that are signed: they cannot be mistaken for anything else that a key may sign."""
         return f"onesweep release {self.digest}".encode()
 
     @property
     def digest(self) -> str:
         """SHA-256 of all manifests, so that any difference makes another release."""
-        # of all bytes, not of the weights: a corrected probe or another frontier is another release
+        # over all bytes, not only the weights: a corrected probe or another frontier makes another release
         digest = hashlib.sha256()
         for folder in sorted(self.manifests):
             digest.update(f"{folder} {hashlib.sha256(self.manifests[folder]).hexdigest()}\n".encode())
@@ -78,7 +78,7 @@ class ReleaseManifest:
         return digest.hexdigest()
 
     def check(self) -> None:
-        """Raise CheckpointError unless this can be a release."""
+        """Raise CheckpointError unless this is a valid release."""
         if not self.manifests:
             raise CheckpointError("a release without a manifest")
         for folder in self.manifests:
@@ -111,7 +111,7 @@ def read_release_manifest(checkpoint: Path) -> ReleaseManifest:
 
 
 def write_signatures(directory: Path, signatures: Sequence[tuple[bytes, bytes]]) -> None:
-    """Raises OSError."""
+    """Write the signatures' file. Raises OSError."""
     record = json.dumps({"signatures": [[each.hex() for each in pair] for pair in signatures]}) + "\n"
     (directory / SIGNATURES_NAME).write_text(record, encoding="utf-8")
 
@@ -128,7 +128,7 @@ def _read_signatures(directory: Path) -> tuple[tuple[bytes, bytes], ...]:
 
 
 def release_files(directories: Mapping[str, Path], wants: Wants) -> dict[str, Part]:
-    """The files that manifests name, by their path in a bundle. The size of those beside the weights is not known: 0.
+    """The files that manifests name, by their path in a bundle. Files next to the weights have unknown size: 0.
 
     :param directories: by folder. Raises CheckpointError for a part that has no weights yet.
     """
@@ -148,9 +148,9 @@ def release_files(directories: Mapping[str, Path], wants: Wants) -> dict[str, Pa
 
 
 def _signature_check(signers: Path | None) -> Callable[[ReleaseManifest], object]:
-    """A check that a release is signed by a key of this file, which is read again each time. None: nothing is checked.
+    """A check that a key in this file signed a release; the file is reread each time. None: no check.
 
-    Raises InputError for a file without such keys, and where their library is not installed.
+    Raises InputError for a file without such keys, or if their library is not installed.
     """
     if signers is None:
         return lambda contents: None
@@ -174,13 +174,13 @@ class ReleaseStore:
     """The releases of one process on disk. Its methods block."""
 
     def __init__(self, directory: Path, signers: Path | None = None) -> None:
-        """Raises ServiceError for a directory that cannot be used, is in use, or is writable by others.
+        """Raises ServiceError if the directory cannot be used, is in use, or is writable by others.
 
         :param signers: public keys, one of which must have signed a release. Raises InputError: `_signature_check`."""
         self.directory, self._check_signature = directory, _signature_check(signers)
-        # Writes the beginning of a part's file, from a folder with its manifest, by what this machine has of the model.
+        # Writes the beginning of a part's file, from its manifest's folder and this machine's own copy of the model.
         self.own_copy: Callable[[Path, int, Path], object] | None = None
-        self._own = set[str]()  # digests of parts that were begun so: once, for the copy may be another model's
+        self._own = set[str]()  # digests of parts begun that way: only once, as the copy may be of another model
         self._lock = contextlib.ExitStack()
         with file_errors(ServiceError, f"cannot use --releases {directory}", "name another one"):
             directory.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -198,13 +198,13 @@ class ReleaseStore:
         self._lock.close()
 
     def path(self, name: str) -> Path | None:
-        """The directory of a release; None where it is not stored."""
+        """The directory of a release; None if it is not stored."""
         path = self.directory / name
         return path if _is_name(name) and path.is_dir() else None
 
     @property
     def in_use(self) -> list[str]:
-        """Names of the releases in use; none where the record cannot be read."""
+        """Names of the releases in use; empty if the record cannot be read."""
         try:
             names = json.loads((self.directory / CURRENT_NAME).read_text(encoding="utf-8"))["releases"]
             return [name for name in names if _is_name(name)]
@@ -212,21 +212,21 @@ class ReleaseStore:
             return []
 
     def use(self, names: Sequence[str]) -> None:
-        """Record the releases in use, the newest last. Raises CheckpointError when that cannot be written."""
+        """Record the releases in use, the newest last. Raises CheckpointError if the record cannot be written."""
         record = json.dumps({"releases": list(names)}) + "\n"
         replace_file(self.directory / CURRENT_NAME, lambda path: path.write_text(record, encoding="utf-8"))
 
     def remove_others(self, keep: Collection[str]) -> None:
-        """Remove all other releases; errors of the disk are ignored."""
+        """Remove all other releases; disk errors are ignored."""
         with contextlib.suppress(OSError):
             for path in self.directory.iterdir():
                 if _is_name(path.name) and path.name not in keep:
                     shutil.rmtree(path, ignore_errors=True)
 
     def begin(self, contents: ReleaseManifest, wants: Wants) -> IncomingRelease:
-        """Begin to store a release. Files that any stored release has are linked instead of sent again.
+        """Begin to store a release. Files in any stored release are linked instead of sent again.
 
-        Raises CheckpointError for a bad release, ServiceError where there is no room.
+        Raises CheckpointError for a bad release, ServiceError if there is no room.
         """
         contents.check()
         self._check_signature(contents)
@@ -261,11 +261,11 @@ class ReleaseStore:
                 try:
                     self.own_copy((coming / path).parent, int(numbered[1]), coming / path)
                     log.info("%s: %d of %d bytes from the copy here", path, (coming / path).stat().st_size, part.bytes)
-                except Exception as error:  # of a file that anybody may have made: then the part is sent
+                except Exception as error:  # from a file of unknown origin: the part is then sent
                     log.warning("%s is not read from the copy here: %s", path, error)
 
     def _have(self, coming: Path, path: str, part: Part) -> bool:
-        """True if a file is in its place, or another release had it."""
+        """True if a file is in place, or another release has it."""
         goal = coming / path
         if _is_part(goal, part):
             return True
@@ -285,21 +285,21 @@ class IncomingRelease:
         self, coming: Path, place: Path, wanted: dict[str, Part], begun: Mapping[str, int], own: Collection[str]
     ) -> None:
         """:param wanted: missing files by their path in the release; no other file is written.
-        :param begun: bytes of each that a transfer before brought, or this machine's own copy.
-        :param own: digests of those begun by the copy.
+        :param begun: bytes of each from an earlier transfer, or from this machine's own copy.
+        :param own: digests of parts begun by the copy.
         """
-        # the receiver makes this list from the manifests, so the other side cannot choose a path here
+        # the receiver makes this list from the manifests, so the sender cannot choose a path here
         self.coming, self.place, self.wanted = coming, place, wanted
         self._left, self._begun, self._own = dict(wanted), begun, own
-        self._path, self._start, self._written = "", 0, 0  # bytes of the file that is being written
+        self._path, self._start, self._written = "", 0, 0  # path and bytes of the file being written
 
     @property
     def asked(self) -> list[str]:
-        """Missing files as the other side is asked for them: `path@bytes` is the rest of one after so many bytes."""
+        """Requests for the missing files: `path@bytes` means the rest of a file after that many bytes."""
         return [f"{path}@{begun}" if (begun := self._begun[path]) else path for path in self.wanted]
 
     def write(self, asked: str, data: bytes) -> None:
-        """Append to a file. Raises CheckpointError for a file that is not wanted, or has other contents."""
+        """Append to a file. Raises CheckpointError if the file is not wanted, or has other contents."""
         path, _, begun = asked.partition("@")
         part = self._left.get(path)
         if part is None or begun not in ("", str(self._begun[path])):
@@ -315,7 +315,7 @@ class IncomingRelease:
             most = f"the {part.bytes} bytes that its manifest says" if part.bytes else f"{MOST_BESIDE_BYTES} bytes"
             raise CheckpointError(f"{path} has more than {most}")
         with _writing(target):
-            if shutil.disk_usage(self.coming).free < SPARE_BYTES:  # the sizes of those beside weights are told nowhere
+            if shutil.disk_usage(self.coming).free < SPARE_BYTES:  # files next to the weights have unknown sizes
                 raise ServiceError(f"no room on {self.coming.parent}: free some space")
             with target.open(mode) as file:
                 file.write(data)
@@ -326,7 +326,7 @@ class IncomingRelease:
             self._end_file()
 
     def finish(self) -> None:
-        """Put the release in its place. Raises CheckpointError while a file is missing."""
+        """Move the release into place. Raises CheckpointError while a file is missing."""
         if self._written:
             self._end_file()
         if self._left:
@@ -334,7 +334,7 @@ class IncomingRelease:
         with _writing(self.place):
             for path in [*self.coming.rglob("*"), self.coming]:
                 sync(path)
-            if self.place.exists():  # the same release, with a damaged file maybe
+            if self.place.exists():  # the same release, perhaps with a damaged file
                 shutil.rmtree(self.place)
             self.coming.rename(self.place)
             sync(self.place.parent)
@@ -364,12 +364,12 @@ def _is_name(name: object) -> bool:
 
 
 def has_size(path: Path, part: Part) -> bool:
-    """True for a file of the size of `part`, if that is known."""
+    """True if a file has the size of `part`, if that is known."""
     return path.is_file() and part.bytes in (0, path.stat().st_size)
 
 
 def _begun(path: Path, part: Part) -> int:
-    """Bytes of a file that came already, of a part that is not whole."""
+    """Bytes already received of an incomplete part."""
     size = path.stat().st_size if path.is_file() else 0
     return size if size < part.bytes else 0
 

@@ -23,7 +23,7 @@ from stages.wire.status import StatusError, data_loss, failed_precondition, inte
 PIECE_BYTES = 256 << 10
 STOP_S = 5.0
 
-Progress = Callable[[str, int], object]  # called with each file that is sent, and its size
+Progress = Callable[[str, int], object]  # called with each file sent, and its size
 
 
 class ReleaseTransfer:
@@ -45,7 +45,7 @@ class ReleaseTransfer:
         self._wanted: asyncio.Future[list[str]] = asyncio.get_running_loop().create_future()
 
     async def requests(self) -> AsyncIterator[stage_pb2.StoreRequest]:
-        """An offer, then the files that the other side asked for, up to the first that cannot be read."""
+        """An offer, then the files that the receiver asked for, up to the first unreadable one."""
         offer = offer_of(self.contents)
         if self._assignment is not None:
             offer.assignment.CopyFrom(self._assignment)
@@ -70,7 +70,7 @@ class ReleaseTransfer:
             self.failure = CheckpointError(f"cannot read {error.filename}: {error.strerror}")
 
     def hear(self, response: stage_pb2.StoreResponse) -> None:
-        """Take the other side's answer."""
+        """Process the receiver's answer."""
         if response.refused:
             self.close()
         elif not self._wanted.done():
@@ -95,7 +95,7 @@ class ReleaseTransfer:
 async def receive_release(
     store: ReleaseStore, requests: AsyncIterator[stage_pb2.StoreRequest], wants_of: Callable[[stage_pb2.Offer], Wants]
 ) -> AsyncIterator[stage_pb2.StoreResponse]:
-    """Answer a transfer; the last answer says that the release is stored. Raises StatusError."""
+    """Answer a transfer; the last answer confirms that the release is stored. Raises StatusError."""
     intake: IncomingRelease | None = None
     try:
         async for request in requests:
@@ -119,7 +119,7 @@ async def receive_release(
 async def drain_requests(requests: AsyncIterator[object]) -> None:
     """Read requests until the other side stops, as it does after a refusal.
 
-    A call that ends before its requests do makes gRPC's own error of the refusal on the other side.
+    If a call ends before its requests do, gRPC replaces the refusal by its own error on the other side.
     """
     with contextlib.suppress(TimeoutError):
         async with asyncio.timeout(STOP_S):
@@ -135,7 +135,7 @@ def offer_of(contents: ReleaseManifest) -> stage_pb2.Offer:
 
 
 def manifest_of(offer: stage_pb2.Offer) -> ReleaseManifest:
-    """The release of an offer. Raises StatusError for a bad offer."""
+    """The release in an offer. Raises StatusError for a bad offer."""
     manifests = {each.folder: each.content for each in offer.manifests}
     signatures = tuple((each.key, each.signature) for each in offer.signatures[:MOST_SIGNATURES])
     contents = ReleaseManifest(manifests, offer.frontier, signatures)
@@ -146,7 +146,7 @@ def manifest_of(offer: stage_pb2.Offer) -> ReleaseManifest:
 
 def transfer_error(error: OnesweepError) -> StatusError:
     """The status of a failed transfer: FAILED_PRECONDITION for bad files, INTERNAL for this machine, DATA_LOSS for a
-    beginning that was damaged here, without which the next try can be whole."""
+    partial file that was damaged here, without which the next try can succeed."""
     if isinstance(error, StalePart):
         return data_loss(str(error))
     if isinstance(error, CheckpointError | InputError):

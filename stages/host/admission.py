@@ -1,7 +1,7 @@
-"""Admission of hops to a host: those that it takes, within its limits, the session and weights of each, and what leaves
-for one that was computed.
+"""Admission of hops to a host: accepts hops within the host's limits, finds the session and the weights for each, and
+decides what leaves the host once a hop is computed.
 
-Nothing here reaches for a network or a clock: the host tells who listens, what is under way, and the time.
+This module touches no network and no clock: the host passes in who listens, what is under way, and the time.
 """
 
 from stages.host.parts import Parts, Releases
@@ -19,14 +19,14 @@ from stages.wire.status import exhausted, failed_precondition, invalid, permissi
 
 
 class HopAdmission:
-    """A host's decisions before it computes anything of a hop, and after."""
+    """A host's decisions on a hop, before and after it computes the hop."""
 
     def __init__(
         self, settings: HostSettings, releases: Releases, sessions: SessionStore, prefixes: PrefixStore
     ) -> None:
         self.settings, self.releases, self.sessions, self.prefixes = settings, releases, sessions, prefixes
         self.parse = parse_hop
-        self.stopping = False  # no new session is opened any more
+        self.stopping = False  # no new session may open
         self.queued_bytes = 0  # of the messages of hops under way
 
     def admit(
@@ -34,16 +34,16 @@ class HopAdmission:
     ) -> ScheduledHop:
         """Give a hop its session. Raises StatusError, and then nothing has changed.
 
-        :param sender: the host that it is from; empty for a router, and without TLS.
-        :param key: of its router, for vouchers; None where that does not listen here.
-        :param is_full: as many hops are under way as may be."""
+        :param sender: the host that sent it; empty for a router, and without TLS.
+        :param key: the router's voucher key; None if the router does not listen here.
+        :param is_full: the limit on hops under way is reached."""
         session = self.sessions.sessions.get(hop.session)
         if session is not None:
             if (session.router, session.path) != (hop.router, tuple(hop.path)):
                 raise permission_denied("this session is of another router, or another path")
             if sender and session.sender not in ("", sender):
                 raise permission_denied(f"this session's hops come from {session.sender}")
-        # a session ends with the weights that it began with
+        # a session keeps the weights that it began with
         parts = self.releases.parts_for(hop.digest) if session is None else session.parts
         work = self.parse(hop, parts.plan, is_open=session is not None)
         if key is None:
@@ -51,7 +51,7 @@ class HopAdmission:
         if is_full and (session is None or not session.prefills + session.batches):
             raise exhausted(f"{self.settings.name} has {self.settings.queue_limit} hops under way", retry_after_ms=500)
         limit = self.settings.queue_mb << 20
-        # steps are counted, and one may have a thousand batches
+        # the queue limit counts steps, and one step may have a thousand batches
         if self.queued_bytes and self.queued_bytes + received_bytes > limit:
             raise exhausted(
                 f"{self.settings.name} has no memory for another message of {received_bytes} bytes: "
@@ -59,7 +59,7 @@ class HopAdmission:
                 "come back later, with fewer candidates if there are many",
                 retry_after_ms=500,
             )
-        if isinstance(work, PictureWork):  # nothing is kept between their hops, so any of them may be the first
+        if isinstance(work, PictureWork):  # no state is kept between their hops, so any hop may open the session
             opens, capacity = session is None, work.plan.evaluations
         else:
             assert isinstance(work, TextWork)
@@ -69,7 +69,7 @@ class HopAdmission:
         if isinstance(work, TextWork):
             self.sessions.book(hop.session, extra_bytes, now_s)
             session.length = work.start + work.remembered
-        if sender:  # one host alone forwards to this one
+        if sender:  # only one host forwards hops of a session to this one
             session.sender = sender
         session.accepted(work.is_prefill, work.has_more)
         session.pending += 1
@@ -77,7 +77,7 @@ class HopAdmission:
         return ScheduledHop(hop, work, session, received_bytes, now_s + hop.left_s)
 
     def computed(self, job: ScheduledHop, outcome: Outcome, now_s: float) -> list[Outcome]:
-        """Book what a hop brought. What leaves for it, in this order; nothing where nobody waits for it any more."""
+        """Book a computed hop. Returns what the host sends on, in order; nothing once the session is released."""
         work, session, result = job.work, job.session, job.work.result
         if session.beginning is not None and isinstance(work, ReadWork):  # only what was computed can be kept
             clean = session.vocabulary.cut(job.hop.read.clean, 0, work.at_once)
@@ -106,9 +106,9 @@ class HopAdmission:
             session.stepped_at = now_s
         if session.released:
             return []
-        if isinstance(outcome, stage_pb2.Event):  # of a prefill, the last hop of the step brings the result
+        if isinstance(outcome, stage_pb2.Event):  # the result comes with the last hop of the step, not with a prefill
             return [] if work.is_prefill else [outcome]
-        # the next step starts first: its trip round the ring is what the user waits for
+        # the next step starts first: the user waits for its trip round the ring
         return [outcome] if result is None else [outcome, result]
 
     def _open(
@@ -122,7 +122,7 @@ class HopAdmission:
             root = prefix_root(memory.space, hop.digest, hop.read.codec)
             kept = Beginning(root, tuple(memory.hosts[: hop.place]) if vouched else ())
             if memory.prefix:
-                # what nobody vouched for has no place: such a prefix is not there
+                # without a voucher, the prefix counts as not found
                 self.prefixes.find(memory.prefix if vouched else b"", kept, hop.read.start)
             beginning = kept if vouched else None
         session = self.sessions.open(hop.session, hop.router, work.kind, capacity, parts, now_s, work.drafts)

@@ -1,4 +1,4 @@
-"""Drafts on the host of the last stage, which has the verdict first."""
+"""Drafting on the host of the last stage, which is the first to know which draft tokens are accepted."""
 
 from __future__ import annotations
 
@@ -32,27 +32,27 @@ from stages.v1 import stage_pb2
 if TYPE_CHECKING:
     from stages.host.work.checks import SamplingPlan
 
-Allowed = NDArray[np.bool_]  # of each token of a vocabulary, whether it can follow
-AllowedAfter = Callable[[Sequence[int]], Allowed | None]  # by a grammar, the tokens that can follow guesses
-# Fewest and most tokens that must have been seen before to expect the same continuation; a token is several bytes.
+Allowed = NDArray[np.bool_]  # for each token of the vocabulary, True if it can follow
+AllowedAfter = Callable[[Sequence[int]], Allowed | None]  # the tokens that a grammar allows after guesses
+# Fewest and most tokens that must match earlier text before its continuation is drafted; a token is several bytes.
 MATCHED_BYTES, MATCHED_TOKENS = (4, 24), (2, 8)
-AHEAD_CHANCE = 0.5  # nothing is drafted ahead after a draft that stands more seldom: most of it would be in vain
+AHEAD_CHANCE = 0.5  # if a draft is less likely to be accepted whole, drafting ahead would mostly be wasted
 
 
 class TreeGrower:
     """Grows guesses for one request, with its own random numbers.
 
-    The hosts add the request's Gumbel numbers to the logits of a place and take the largest sum. The drafter does the
-    same with the same numbers (Daliri et al. 2024, arXiv 2408.07978): where both models agree they pick the same
-    token, however random it is. The softmax of these sums tells how sure it is: as if the hosts' sums were its own
-    with noise of the same kind, whose scale is learnt. Of all guesses those are sent that are likeliest with all before
-    them (Li et al. 2024, arXiv 2406.16858).
+    The hosts add the request's Gumbel numbers to the logits at a position and take the largest sum. The drafter does
+    the same with the same numbers (Daliri et al. 2024, arXiv 2408.07978): where both models agree they pick the same
+    token, however random it is. The softmax of the drafter's sums estimates its confidence, as if the hosts' sums were
+    its own plus noise of the same kind, whose scale is learnt. The guesses that are sent are the likeliest jointly with
+    all guesses before them (Li et al. 2024, arXiv 2406.16858).
     """
 
     def __init__(
         self, text: ModelText, worth: DraftLength, sampling: SamplingPlan, allowed: AllowedAfter | None = None
     ) -> None:
-        """:param allowed: by a grammar, which tokens can follow guesses after the text; None where none can."""
+        """:param allowed: tokens that a grammar allows after guesses that follow the text; None if it allows none."""
         self.text, self.worth, self.sampling, self.allowed = text, worth, sampling, allowed
         self.vocabulary = text.model.vocabulary
 
@@ -63,7 +63,7 @@ class TreeGrower:
         return growth
 
     def finish(self, growth: Growth, levels: Iterator[bool], plan: DraftPlan) -> None:
-        """Take `levels` of a growth while they pay for a request that waits."""
+        """Add `levels` to a growth while each still pays, since the request waits for them."""
         begin = monotonic()
         while self.goes_on(growth, plan) and next(levels, False):
             growth.waited += 1
@@ -89,7 +89,7 @@ class TreeGrower:
             logits = forks.read(np.array([growth.tokens[node] for node in nodes]))
 
     def _add(self, growth: Growth, nodes: Tokens, logits: Tensor, position: int, width: int) -> tuple[Tokens, Tokens]:
-        """The likeliest few after each of `nodes`. Returns those to go on with: the rows that they follow, and they."""
+        """Add the few likeliest guesses after each node. Returns those to extend: their parents' rows, and them."""
         sums = logits.double().numpy()  # of float32, so a copy
         before = np.array([growth.chances[node] if node >= 0 else 1.0 for node in nodes])
         is_sure = self._hold(growth, nodes, sums, before)
@@ -118,7 +118,7 @@ class TreeGrower:
     def _hold(
         self, growth: Growth, nodes: Tokens, sums: NDArray[np.float64], before: NDArray[np.float64]
     ) -> NDArray[np.bool_]:
-        """Hold the guesses after `nodes` to a grammar, in place. Returns after which one token alone can follow.
+        """Hold the guesses after `nodes` to a grammar, in place. Returns the nodes that only one token can follow.
 
         :param sums: -inf afterwards for tokens that cannot follow.
         :param before: chances of the nodes; 0 afterwards where nothing can follow.
@@ -147,30 +147,30 @@ class TreeGrower:
 
 
 class RunAhead:
-    """The draft after one that is under way, as if all of that stood: a chain, grown while nobody waits for it.
+    """The draft after the one under way, if all of that is accepted: a chain, grown while no request waits for it.
 
-    On the compute thread only.
+    Runs on the compute thread only.
     """
 
     def __init__(self, grower: TreeGrower, drafted: Tokens, plan: DraftPlan) -> None:
-        """:param drafted: the text with the draft under way.
-        :param plan: of the draft after it."""
+        """:param drafted: the text, with the draft that is under way.
+        :param plan: the plan of the draft after that."""
         self.grower, self.plan, self.growth = grower, plan, Growth()
         self._expected = drafted
-        self._levels: Iterator[bool] | None = None  # once the token of the verdict was guessed
+        self._levels: Iterator[bool] | None = None  # set once the token that verification adds is guessed
 
     def step(self) -> bool:
-        """Draft one token; False where no more of them would be sent."""
+        """Draft one token; False where further tokens would not be sent."""
         if self._levels is None:
             encode = self.grower.vocabulary.encode
-            own = self.grower.grow(encode(self._expected), DraftPlan(1))  # the verdict adds a token of the model's own
+            own = self.grower.grow(encode(self._expected), DraftPlan(1))  # verification adds a token of the model's own
             self._expected = np.append(self._expected, own.tokens)
             self._levels = self.grower.levels(self.growth, encode(self._expected), self.plan)
             return True
         return self.grower.goes_on(self.growth, self.plan) and next(self._levels, False)
 
     def after(self, known: Tokens, plan: DraftPlan) -> Growth | None:
-        """Guesses of what follows `known`, with those that it pays to wait for; None if another text was expected."""
+        """Guesses after `known`, with the levels worth waiting for; None if another text was expected."""
         if self._levels is None or self.growth.levels > plan.most or not np.array_equal(known, self._expected):
             return None
         self.grower.finish(self.growth, self._levels, plan)
@@ -181,30 +181,30 @@ class RunAhead:
 class DraftState:
     """State of a drafter in one session."""
 
-    text: ModelText | None  # as the drafter's model reads it; None where it has none
-    worth: DraftLength  # by whose record the last draft was cut
+    text: ModelText | None  # the text as read by the drafter's model; None without a model
+    worth: DraftLength  # the record that set the length of the last draft
     draft: Draft = field(default_factory=Draft)  # the last one
     left_at: float = 0.0
-    # What comes after it, where that is drafted before the verdict.
+    # The draft that follows, where it is drafted before verification.
     ahead: RunAhead | None = None
 
 
 class Drafter:
-    """Drafts for the sessions of one model. On the compute thread only.
+    """Drafts for the sessions of one model. Runs on the compute thread only.
 
-    What it drafts decides how long a text takes, never the text: nothing here need be the same in any company.
+    Drafts decide how long a text takes, never the text itself: results here may depend on what shares a batch.
     """
 
     def __init__(self, vocabulary: Vocabulary, model: WholeModel | None = None) -> None:
-        """:param model: of the same tokens, a copy of the model in fewer bits or a smaller one. Without one, a draft is
-        what followed an earlier place like this one."""
+        """:param model: a model of the same tokens: a copy in fewer bits, or a smaller one. Without one, a draft
+        repeats what followed an earlier match in the text."""
         self.vocabulary, self.model = vocabulary, model
-        # A grammar leaves few tokens at most places: guesses are right more often there.
+        # A grammar leaves few tokens at most positions, so guesses are accepted more often.
         self.sweeps = SweepTime()
         self.free, self.held = DraftLength(self.sweeps, hides=model is not None), DraftLength(self.sweeps)
 
     def begin(self, capacity: int) -> DraftState:
-        """For a session of `capacity` positions."""
+        """State for a session of `capacity` positions."""
         model = self.model
         return DraftState(None if model is None else model.open(min(capacity, model.positions)), self.free)
 
@@ -214,7 +214,7 @@ class Drafter:
 
     @torch.inference_mode()
     def read(self, state: DraftState, known: Tokens) -> None:
-        """Read a text, all but its last token: that is read with the first draft after it."""
+        """Read all tokens of a text but the last, which is read with the first draft after it."""
         if state.text is not None and len(known) <= state.text.capacity:
             state.text.read_on(self.vocabulary.encode(known[:-1]))
 
@@ -232,7 +232,7 @@ class Drafter:
 
         :param known: all tokens of the text.
         :param left: tokens still to write.
-        :param allowed: by a grammar, tokens that can follow guesses after the text.
+        :param allowed: the tokens that a grammar allows after guesses that follow the text.
         """
         self.read(state, known)
         begin = monotonic()
@@ -250,7 +250,7 @@ class Drafter:
     def guesses(
         self, state: DraftState, known: Tokens, plan: DraftPlan, sampling: SamplingPlan, allowed: AllowedAfter | None
     ) -> Draft:
-        """Guesses of what comes after `known`."""
+        """Guesses after `known`."""
         ahead, state.ahead, text, worth = state.ahead, None, state.text, state.worth
         if text is None:
             found = looked_up(known, self.vocabulary, min(plan.guesses or worth.length(), plan.most))
@@ -261,7 +261,7 @@ class Drafter:
         growth = ahead.after(known, replace(plan, branches=1)) if ahead is not None else None
         growth = growth or grower.grow(self.vocabulary.encode(known), plan)
         draft = growth.draft(chosen(growth, plan, worth))
-        # the text's last token is not read, so that it has room for those that are still to be written, but one
+        # the last token of a text is never read, so the room left is for all remaining tokens but one
         room -= draft.first + 1
         if room > 0 and allowed is None and worth.acceptance**draft.first >= AHEAD_CHANCE:
             drafted = np.append(known, draft.tokens[: draft.first])
@@ -269,7 +269,7 @@ class Drafter:
         return draft
 
     def learn(self, state: DraftState, written: list[int]) -> None:
-        """Book what the hosts made of the last draft. written: the tokens that came of it."""
+        """Book how much of the last draft the hosts accepted. written: the tokens that the step wrote."""
         draft = state.draft
         kept = draft.kept(written[:-1])
         state.worth.learn(draft.first, kept, sum(draft.probs[: kept + 1]), draft.levels, draft.compute_ms)
@@ -279,7 +279,7 @@ def looked_up(known: Tokens, vocabulary: Vocabulary, count: int) -> tuple[int, .
     """At most `count` tokens that followed the last time that a text ended like `known`."""
     least, most = MATCHED_BYTES if vocabulary == BYTES else MATCHED_TOKENS
     for length in range(min(most, len(known) - 1), least - 1, -1):
-        # where each run of so many tokens before the last one begins
+        # all runs of `length` tokens that end before the last token
         runs = np.lib.stride_tricks.sliding_window_view(known[:-1], length)
         if len(found := np.flatnonzero((runs == known[-length:]).all(axis=1))):
             return tuple(known[found[-1] + length :][:count].tolist())

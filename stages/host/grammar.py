@@ -1,7 +1,7 @@
-"""JSON by a schema: which tokens may come next, from the tokens so far.
+"""Text that follows a JSON schema: computes which tokens may come next from the tokens so far.
 
-The masks are a pure function of schema, vocabulary and text, so `ar`, and what verifies guesses of it, draw from the
-same distribution. llguidance parses (https://github.com/guidance-ai/llguidance).
+The masks are a pure function of schema, vocabulary and text, so `ar` and the verification of its draft tokens sample
+from the same distribution. llguidance parses (https://github.com/guidance-ai/llguidance).
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from stages.wire.status import invalid
 if TYPE_CHECKING:
     from llguidance import LLMatcher, LLTokenizer
 
-# A compiled schema takes about 5 MB, which count in its session's memory; beside those a few are kept for the next.
+# A compiled schema takes about 5 MB, which count in its session's memory; a few more are cached for later sessions.
 GRAMMAR_BYTES, KEPT_GRAMMARS = 5 << 20, 8
 
 
@@ -47,7 +47,7 @@ class Grammar:
     """The texts that a schema allows, and a place in one of them."""
 
     def __init__(self, source: ModelSource, settings: GrammarSettings) -> None:
-        """Raises CheckpointError for a tokenizer that is missing or damaged, StatusError for a schema that is none."""
+        """Raises CheckpointError for a tokenizer that is missing or damaged, StatusError for an invalid schema."""
         self.settings, self._size = settings, source.vocabulary.size
         tokens = source.vocabulary != BYTES
         tokenizer = token_tokenizer(source, settings.ends) if tokens else byte_tokenizer()
@@ -58,8 +58,8 @@ class Grammar:
 
     @property
     def problem(self) -> str:
-        """Why it cannot go on: the schema turned out to be too complex; else empty."""
-        return self._matcher.get_error().partition("\n")[0]  # its state follows, which may be long
+        """The error if the schema turned out to be too complex; else empty."""
+        return self._matcher.get_error().partition("\n")[0]  # the parser's state follows, which may be long
 
     @property
     def complete(self) -> bool:
@@ -67,7 +67,7 @@ class Grammar:
         return self._matcher.is_stopped() and not self.problem
 
     def read(self, written: Sequence[int]) -> None:
-        """Go to the end of a text, which may part from the one that was read before."""
+        """Move to the end of a text, which may diverge from the text read before."""
         both = enumerate(zip(self._read, written, strict=False))
         same = next((i for i, (a, b) in both if a != b), min(len(self._read), len(written)))
         if same < len(self._read):
@@ -76,7 +76,7 @@ class Grammar:
         self._read = list(written)
 
     def allowed(self) -> Allowed | None:
-        """Which tokens can follow, (vocabulary,); None where none can."""
+        """Mask of the tokens that can follow, (vocabulary,); None where none can."""
         if self._matcher.is_stopped():
             return None
         bits = np.frombuffer(self._matcher.compute_bitmask(), np.uint8)
@@ -91,7 +91,7 @@ class Grammar:
         return logits.masked_fill(torch.from_numpy(~allowed).to(logits.device), -torch.inf)
 
     def allowed_after(self, text: NDArray[np.int64]) -> AllowedAfter:
-        """`allowed` once guesses are read, too, which follow `text` and were allowed themselves."""
+        """`allowed` after `text` and guesses that follow it; the guesses themselves must be allowed."""
 
         known = text.tolist()
 
@@ -116,7 +116,7 @@ def with_tags_as_text(tokenizer: str) -> str:
 
 @lru_cache(maxsize=4)
 def token_tokenizer(source: ModelSource, ends: tuple[int, ...]) -> LLTokenizer:
-    """That of a token model. Raises CheckpointError."""
+    """llguidance's tokenizer of a token model. Raises CheckpointError."""
     from llguidance import LLTokenizer
 
     directory, size = source.directory, source.vocabulary.size
@@ -127,5 +127,5 @@ def token_tokenizer(source: ModelSource, ends: tuple[int, ...]) -> LLTokenizer:
 
 @lru_cache(maxsize=KEPT_GRAMMARS)
 def _matcher(tokenizer: LLTokenizer, schema: str) -> LLMatcher | str:
-    """At the beginning of a text, to be copied: choices of one request share what was compiled."""
+    """A matcher at the beginning of a text. Callers copy it: the choices of one request share the compiled schema."""
     return compiled(tokenizer, schema)

@@ -1,4 +1,4 @@
-"""A block host: accepts hops, runs its parts on them, and hands them on."""
+"""A block host: accepts hops, runs its parts on them, and forwards the results."""
 
 import asyncio
 import contextlib
@@ -21,40 +21,40 @@ from stages.v1 import stage_pb2
 from stages.wire.messages import PROTOCOL, Outcome, hops_refusal, seconds_until, work_of
 from stages.wire.status import StatusError
 
-STEPPING_S = 1.0  # a text whose last step is older waits for its user or a far link
+STEPPING_S = 1.0  # a text with an older last step is waiting for its user or a far link
 
 log = logging.getLogger(__name__)
 
 
 class Host:
-    """Everything between a hop and what follows from it. Lives on the event loop; arithmetic has its own thread."""
+    """Turns hops into results and further hops. Lives on the event loop; arithmetic has its own thread."""
 
     def __init__(
         self, first: Release, settings: HostSettings, next_hosts: NextHosts, meter: HostCounters | None = None
     ) -> None:
-        """:param first: what it begins with; all that comes later holds the same blocks.
-        :param next_hosts: to the hosts that may come next; none where this host holds a whole model.
-        :param meter: counts for --metrics; None: nobody reads."""
+        """:param first: the releases to begin with; all later ones hold the same blocks.
+        :param next_hosts: links to the hosts that may come next; none if this host holds a whole model.
+        :param meter: counters for --metrics; None without it."""
         self.releases, self.settings, self.next_hosts = Releases(first), settings, next_hosts
         self.blocks = first.plan.blocks
         self.meter = meter
         self.instance = f"{settings.name}/{secrets.token_hex(4)}"
-        """Name of this process: what it kept is gone with it."""
+        """Name of this process; its caches end with it."""
         self.sessions = SessionStore(settings.session_mb << 20, settings.lease_s)
         self.prefixes = PrefixStore(settings.prefix_mb << 20)
         self.admission = HopAdmission(settings, self.releases, self.sessions, self.prefixes)
         self.subscribers = Subscribers()
         self.scheduler = Scheduler(self.blocks[-1] + 1, settings.queue_limit, settings.batch, self.meter)
         self.compute = ThreadPoolExecutor(1, thread_name_prefix="compute")
-        self._going: asyncio.TimerHandle | None = None  # steps wait for company until then
+        self._going: asyncio.TimerHandle | None = None  # steps wait until then to share a pass
         self.stall_s = 0.0
-        """Longest that the event loop stood still of late."""
+        """Longest recent pause of the event loop, in seconds."""
         self.counters = stage_pb2.Counters()
 
     def accept(self, hop: stage_pb2.Hop, received_bytes: int, sender: str = "") -> ScheduledHop:
         """Check a hop and queue it; the scheduler computes it. Raises StatusError, and then nothing has changed.
 
-        :param sender: the host that it is from; empty for a router, and without TLS."""
+        :param sender: the host that sent it; empty for a router, and without TLS."""
         try:
             key, is_full = self.subscribers.key(hop.router), self.scheduler.full
             job = self.admission.admit(hop, received_bytes, sender, key, is_full, monotonic())
@@ -67,10 +67,10 @@ class Host:
         return job
 
     def take(self, batch: stage_pb2.HopBatch, sender: Callable[[stage_pb2.Hop], str] | None = None) -> stage_pb2.Ack:
-        """Accept the hops of a batch, and start them together; the answer lists those that were refused.
+        """Accept the hops of a batch, and start them together; the ack lists the refused ones.
 
-        :param sender: the host that a hop is from, or empty; None without TLS. Raises StatusError for one that may not
-            send it."""
+        :param sender: gives the host that sent a hop, or an empty name; None without TLS. Raises StatusError if that
+            host may not send the hop."""
         ack = stage_pb2.Ack(number=batch.number)
         for index, hop in enumerate(batch.hops):
             try:
@@ -91,7 +91,7 @@ class Host:
         return ack
 
     async def work(self) -> None:
-        """Compute hops, for ever."""
+        """Compute hops forever."""
         loop = asyncio.get_running_loop()
 
         def deliver(jobs: list[ScheduledHop]) -> None:
@@ -104,7 +104,7 @@ class Host:
             self.scheduler.stop()
 
     def _wait_s(self) -> float:
-        if self.blocks[0]:  # on the first host alone: where they met once, they stay together
+        if self.blocks[0]:  # on the first host only: steps that met once stay together
             return 0.0
         since = monotonic() - STEPPING_S
         stepping = sum(session.stepped_at > since for session in self.sessions.sessions.values())
@@ -117,23 +117,23 @@ class Host:
         self._finish(self.scheduler.go())
 
     async def end(self, names: list[str]) -> int:
-        """Free the sessions of requests that ended, and keep what they read in memory; returns how many there were."""
+        """Free the sessions of requests that ended, and keep their text in the prefix cache; returns their number."""
         count = 0
         for name in names:
             session = self.sessions.sessions.get(name)
             kept = session.beginning if session is not None and self.prefixes.budget_bytes else None
-            # Caches that still lack what memory had would be kept as they are.
+            # Caches that still lack recalled pieces would be kept incomplete.
             if session is not None and kept is not None and not kept.recalled:
-                session.released = True  # nobody waits for it, but its memory is in use until all is copied
+                session.released = True  # no request waits for it, but its caches are in use until all is copied
                 beginning = Beginning(kept.root, kept.before, list(kept.digests))
                 for at in range(len(beginning.digests)):
                     self.prefixes.keep(beginning, at, session.layers, session.tokens)
-                    await asyncio.sleep(0)  # copying a piece takes up to a millisecond: hops go between
+                    await asyncio.sleep(0)  # copying a piece takes up to a millisecond: let hops run in between
             count += self.sessions.release(name)
         return count
 
     def close(self) -> None:
-        """Let go of the thread."""
+        """Shut the thread down."""
         self.scheduler.stop()
         self.compute.shutdown(wait=False, cancel_futures=True)
 
@@ -168,7 +168,7 @@ class Host:
                 continue
             self._push(each, job.due_at)
             if job.work.preview is not None:
-                # made on a thread of its own: neither hops nor the event loop wait for it
+                # made on a separate thread, so neither hops nor the event loop wait for it
                 made = asyncio.get_running_loop().run_in_executor(None, job.work.preview)
                 made.add_done_callback(lambda done: None if done.cancelled() else publish(done.result()))
 
@@ -179,7 +179,7 @@ class Host:
             # this host is the whole ring
             if len(hop.path) <= 1 and (hop.path or not self.next_hosts.relays):
                 self.accept(hop, received_bytes=0)
-                # not at once: a whole text would be one call in another
+                # not at once: the calls for a whole text would nest
                 asyncio.get_running_loop().call_soon(self._go)
                 return
             relay = self.next_hosts.to(following)
@@ -187,7 +187,7 @@ class Host:
             self._fault(hop, refusal, following)
             return
         size = hop.ByteSize()
-        self.admission.queued_bytes += size  # it is held here until the next host has it
+        self.admission.queued_bytes += size  # the message is held here until the next host has it
 
         def settled(refusal: StatusError | None) -> None:
             self.admission.queued_bytes -= size
@@ -197,12 +197,12 @@ class Host:
         relay.send(hop, settled)
 
     def _fault(self, hop: stage_pb2.Hop, refusal: StatusError, lost: str = "") -> None:
-        """Tell the router that a request ends here. `lost`: the host that did not take it over."""
+        """Tell the router that a request ends here. `lost`: the next host, which did not accept the hop."""
         self.counters.faults += 1
         if self.meter is not None:
             self.meter.faults[refusal.code.name] += 1
         names = {"request": hop.request, "session": hop.session, "code": refusal.code.name}
-        # of one that was released at its last token another hop may be under way; a host that restarted knows of none
+        # a session released at its last token may have another hop under way; a restarted host knows of no sessions
         level = logging.INFO if hop.session in self.sessions.released else logging.WARNING
         log.log(level, "request %s ends here: %s", hop.request or "without a name", refusal.message, extra=names)
         self.sessions.release(hop.session)
@@ -212,12 +212,12 @@ class Host:
 
 
 def company_wait_s(arrived: Sequence[ScheduledHop], stepping: int, pass_ms: float) -> float:
-    """Seconds for which AR steps wait for those of other texts, at most a quick pass. As many groups as hosts keep a
-    ring busy; smaller ones never meet by themselves, and each costs every host a pass and a message.
+    """Seconds for which AR steps wait for steps of other texts, at most a quick pass. As many groups as hosts keep a
+    ring busy; smaller groups never merge by themselves, and each costs every host a pass and a message.
 
-    :param stepping: texts that are written.
-    :param pass_ms: what the last pass took."""
-    if not arrived or pass_ms >= QUICK_MS:  # during longer passes others arrive
+    :param stepping: number of texts being written.
+    :param pass_ms: duration of the last pass."""
+    if not arrived or pass_ms >= QUICK_MS:  # during longer passes other steps arrive anyway
         return 0.0
     is_few = len(arrived) < stepping // max(len(arrived[0].hop.path), 1)
     return pass_ms / 1000 if is_few and all(job.work.is_step and not job.work.is_prefill for job in arrived) else 0.0

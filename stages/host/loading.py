@@ -1,4 +1,4 @@
-"""Loading of weights: at a host's start, and beside those that it serves."""
+"""Loading of weights, at a host's start and while it serves others."""
 
 import asyncio
 import contextlib
@@ -39,7 +39,7 @@ class Sources:
         self.checkpoint, self.blocks, self.store = checkpoint, blocks, store
 
     def start(self) -> list[Release]:
-        """Releases to begin with, the newest last: those in use here when this host ended. Raises OnesweepError."""
+        """Releases to begin with, the newest last: the ones in use when this host last ended. Raises OnesweepError."""
         releases = []
         for name in self.store.in_use if self.store else ():
             try:
@@ -48,7 +48,7 @@ class Sources:
                 log.warning("release %s is left out: %s", name, error)
         if not releases:
             return [self.given()]
-        if self.store and self.checkpoint != self.store.path(releases[-1].name):  # else it was started with that one
+        if self.store and self.checkpoint != self.store.path(releases[-1].name):  # else it was started with the newest
             log.info("release %s was deployed here: it takes the place of %s", releases[-1].name, self.checkpoint)
         return releases
 
@@ -57,7 +57,7 @@ class Sources:
         return Release(read_release_manifest(self.checkpoint).name, plan_host(self.checkpoint, self.blocks))
 
     def plan(self, name: str) -> HostPlan:
-        """Raises CheckpointError or InputError, or StatusError (NOT_FOUND) where files of it must be stored first."""
+        """Raises CheckpointError or InputError, or StatusError (NOT_FOUND) if files of it must be stored first."""
         path = self.store.path(name) if self.store else None
         if path is None:
             with contextlib.suppress(CheckpointError):
@@ -73,23 +73,23 @@ class Sources:
 
 
 class Loader:
-    """Loads releases into a host and lets go of them, one at a time."""
+    """Loads and drops a host's releases, one at a time."""
 
     def __init__(self, host: Host, sources: Sources, backend: Backend, message_bytes: int) -> None:
-        """:param message_bytes: the largest that this host takes."""
+        """:param message_bytes: the largest message that this host accepts."""
         self.host, self.sources, self.backend, self.message_bytes = host, sources, backend, message_bytes
         self._busy = asyncio.Lock()
 
     def require_store(self) -> ReleaseStore:
-        """Raises StatusError where there is none."""
+        """The release store. Raises StatusError if the host has none."""
         if self.sources.store is None:
             raise failed_precondition(f"{self.host.settings.name} has no release store: start it with --releases DIR")
         return self.sources.store
 
     async def begin(self) -> None:
-        """Load the newest of the releases that the host begins with; those that fail are left out.
+        """Load the newest of the releases that the host begins with; skip releases that fail.
 
-        Raises OnesweepError when none can be loaded, and what the host was started with neither.
+        Raises OnesweepError if none of them can be loaded, nor the release that the host was started with.
         """
         releases, loop = self.host.releases, asyncio.get_running_loop()
         async with self._busy:
@@ -106,7 +106,7 @@ class Loader:
                     releases.all = others
 
     def _given_instead(self, failed: Release) -> list[Release]:
-        """The release that the host was started with, where it is another one and fits as well."""
+        """The release that the host was started with, if it is another one and also fits."""
         with contextlib.suppress(OnesweepError):
             given = self.sources.given()
             if given.plan != failed.plan:
@@ -115,11 +115,11 @@ class Loader:
         return []
 
     async def load_rest(self) -> None:
-        """Finish the start while the host works: the other releases that it begins with."""
+        """Finish the start while the host works: load the other releases that it begins with."""
         for release in self.host.releases.all[-2::-1]:
             async with self._busy:
                 if release.parts is not None or release not in self.host.releases.all:
-                    continue  # it was asked for, or let go of, meanwhile
+                    continue  # meanwhile it was loaded on request, or dropped
                 try:
                     release.parts = await self._load_beside(release.plan)
                 except Exception as error:
@@ -127,7 +127,7 @@ class Loader:
                     self.host.releases.all.remove(release)
 
     async def load(self, name: str, keep: Collection[str]) -> None:
-        """Make a release the newest one, and let go of all but those in `keep`. Raises StatusError."""
+        """Load a release as the newest one, and drop all others except those in `keep`. Raises StatusError."""
         self.require_store()
         if self._busy.locked():
             raise aborted(f"{self.host.settings.name} is loading a release already")
@@ -141,7 +141,7 @@ class Loader:
         log.info("%s: release %s is loaded", self.host.settings.name, name)
 
     async def drop(self, name: str) -> None:
-        """Let go of a release and its files. Raises StatusError for the only one."""
+        """Drop a release and its files. Raises StatusError if it is the only one."""
         releases = self.host.releases
         async with self._busy:
             others = [release for release in releases.all if release.name != name]
@@ -175,7 +175,7 @@ class Loader:
             )
 
     def _keep_only(self, keep: Collection[str], most: int) -> None:
-        """Let go of other releases; sessions that use them end with them."""
+        """Drop other releases; sessions that use them end with them."""
         releases = self.host.releases
         kept = [release for release in releases.all if release.name in keep] or [releases.newest]
         if len(kept) > most:
@@ -183,7 +183,7 @@ class Loader:
         releases.all = kept
 
     async def _tidy(self) -> None:
-        """Write down what is held, remove everything else from the store, and give memory back."""
+        """Record the releases held, remove everything else from the store, and give memory back."""
         names = [release.name for release in self.host.releases.all]
 
         def tidy() -> None:
@@ -204,7 +204,7 @@ class Loader:
             parts = load_parts(plan, self.backend, held)
         finally:
             return_large_buffers()
-        trim()  # what laying out matrices left, before the warm-up takes more
+        trim()  # memory left over from laying out matrices, before the warm-up allocates more
         log.info("%s: trying what was read", self.host.settings.name)
         warm_up(parts, {digest for other in held for digest in other.plan.weights})
         for other in held:
@@ -214,7 +214,7 @@ class Loader:
 
 
 def warm_up(parts: Parts, known: Collection[str] = ()) -> None:
-    """Run every part once at full size: the first request shall not pay for allocations and kernel choice.
+    """Run every part once at full size: the first request must not pay for allocations and kernel choice.
 
     :param known: digests of models that run already.
     """
@@ -257,7 +257,7 @@ def _warm_pipeline(source: ModelSource, runners: Mapping[int, StageRunner], devi
     room = min(a.positions, WARM_POSITIONS)
     half = room // 2
     for index, runner in runners.items():
-        short, layers = shortened(runner, a.layers_in(index))  # all of a large stage would take minutes
+        short, layers = shortened(runner, a.layers_in(index))  # running all of a large stage would take minutes
         caches = new_caches(layers, a, room, device=device)
         full, branches = (
             torch.zeros(shape, dtype=torch.int64) if index == 0 else torch.zeros(*shape, a.width)
@@ -275,7 +275,7 @@ def _warm_pipeline(source: ModelSource, runners: Mapping[int, StageRunner], devi
 
 
 def _quick_rows(source: ModelSource, runners: Mapping[int, StageRunner], device: torch.device) -> int:
-    """New tokens that the stages here read within QUICK_MS in a context of WARM_POSITIONS, QUICK_ROWS at most."""
+    """Number of new tokens that the stages here read within QUICK_MS at WARM_POSITIONS, QUICK_ROWS at most."""
     a = source.manifest.text_architecture
     room = min(a.positions, WARM_POSITIONS)
     caches = {i: new_caches(a.layers_in(i), a, room, device=device) for i in runners}
@@ -287,11 +287,11 @@ def _quick_rows(source: ModelSource, runners: Mapping[int, StageRunner], device:
             for cache in caches[index]:
                 cache.length = room - rows
             hidden = runner.read([CleanPiece(piece, caches[index])])
-            float((runner.next_byte(hidden) if index == a.parts - 1 else hidden)[0].sum())  # a GPU's is awaited
+            float((runner.next_byte(hidden) if index == a.parts - 1 else hidden)[0].sum())  # waits for a GPU's result
         return (monotonic() - begin) * 1000
 
     rows = min(QUICK_ROWS, room)
-    if min(took_ms(1) for _ in range(3)) >= QUICK_MS:  # the least: the machine may be busy
+    if min(took_ms(1) for _ in range(3)) >= QUICK_MS:  # the minimum, as the machine may be busy
         return 0
     while rows > 1 and min(took_ms(rows) for _ in range(3)) >= QUICK_MS:
         rows //= 2
@@ -299,7 +299,7 @@ def _quick_rows(source: ModelSource, runners: Mapping[int, StageRunner], device:
 
 
 def _known(error: Exception, host: str) -> OnesweepError:
-    """`error` in a sentence for people; what nobody foresaw goes into the log."""
+    """`error` in a sentence for people; an unexpected error also goes into the log."""
     if isinstance(error, OnesweepError):
         return error
     log.error("%s: the weights cannot be run", host, exc_info=error)

@@ -1,4 +1,4 @@
-"""A host's metrics: their families, the counters, and a scrape's reading of them."""
+"""A host's metrics: their families, the counters, and the values for a scrape."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from stages.wire.tls import Expiry
 if TYPE_CHECKING:
     from stages.host.scheduler import ScheduledHop
 
-MAX_LINKS = 64  # links with counters of their own. Routers name addresses, so the number must be bounded.
+MAX_LINKS = 64  # links with counters of their own. Routers choose the addresses, so the number must be bounded.
 OTHERS = "others"  # the label of the links beyond these
 
 PREFIX = "onesweep_stage_"
@@ -109,12 +109,12 @@ class HostCounters:
             return
         figures.queue_s.add(job.queue_ms / 1000)
         figures.compute_s.add(job.compute_ms / 1000)
-        event = job.work.result or job.result  # the first where the hop's outcome begins the next step
+        event = job.work.result or job.result  # `work.result` if the hop's outcome begins the next step
         if isinstance(event, stage_pb2.Event):
             figures.result_bytes += event.ByteSize()
 
     def read(self, host: stage_pb2.DescribeResponse, expiry: Expiry) -> MetricValues:
-        """Values for a scrape. `host`: the state that is looked up instead of counted."""
+        """Values for a scrape. `host`: the state that is read rather than counted."""
         models, counters = self.models, host.counters
         links = self.links.keep([link.address for link in host.links])
         described = {link.address: link for link in host.links[:MAX_LINKS]}

@@ -1,4 +1,4 @@
-"""Ways out of a host: a warm connection to each host that may come next, and the routers that listen."""
+"""A host's outgoing links: a warm connection to each host that may come next, and the routers that listen."""
 
 import asyncio
 import logging
@@ -16,8 +16,8 @@ log = logging.getLogger(__name__)
 
 RETRY_S = 0.2
 CHECK_S = 0.5
-REVIEW_S = 5.0  # pause between two looks at a host whose keep-warm messages arrive, or that gets none
-AGAIN_S = 5.0  # pause before a link that could not be made is tried again: the certificate may be replaced just then
+REVIEW_S = 5.0  # pause between checks of a host whose keep-warm messages arrive, or that gets none
+AGAIN_S = 5.0  # pause before a failed link is tried again: the certificate may have been in the middle of a replacement
 
 Wiring = Callable[[str, stage_pb2.DescribeResponse], str]  # why the host at an address cannot follow; empty when it can
 
@@ -35,10 +35,10 @@ class NextHosts:
         meter: Callable[[str], LinkObserver] | None = None,
         security: Security = LOOPBACK_ONLY,
     ) -> None:
-        """:param state_bytes: size of the largest usual hop, which opens a link's window.
+        """:param state_bytes: size of the largest usual hop; a message of this size opens a link's congestion window.
         :param message_bytes: largest message that a hop may need.
         :param keep_warm_s: pause between messages that keep an idle link's window open; 0 = none.
-        :param meter: who hears of the link to an address."""
+        :param meter: gives the observer of the link to an address."""
         self._wiring, self._state_bytes, self._meter, self._security = wiring, state_bytes, meter, security
         self._message_bytes, self._hop_timeout_s, self._keep_warm_s = message_bytes, hop_timeout_s, keep_warm_s
         self._relays: dict[str, Relay] = {}
@@ -70,7 +70,7 @@ class NextHosts:
         self._link_up()
 
     def _link_up(self) -> None:
-        """Make the links that are lacking, now and again."""
+        """Make the missing links, retrying from time to time."""
         if self._again is not None:
             self._again.cancel()
         before, self._refused = self._refused, {}
@@ -101,7 +101,7 @@ class NextHosts:
         raise failed_precondition(f"no link to {address or 'one next host only'}: this host may go on to {dialled}")
 
     def wake(self) -> None:
-        """Open the windows of idle links: work is on its way here."""
+        """Open the congestion windows of idle links, as work is on its way here."""
         for relay in self._relays.values():
             relay.wake()
 
@@ -113,7 +113,7 @@ class NextHosts:
         await asyncio.gather(*(relay.close() for relay in self._relays.values()))
 
     async def _keep(self, relay: Relay) -> None:
-        """Keep a link checked and warm, for ever."""
+        """Keep a link checked and warm, forever."""
         warmer: asyncio.Task[None] | None = None
         try:
             while True:
@@ -145,34 +145,34 @@ class NextHosts:
         return problem
 
 
-# Events kept for a router that does not read them; later ones are dropped, its requests then end at their deadline.
+# Events kept for a router that does not read them; later ones are dropped, and its requests end at their deadline.
 MAX_WAITING, MAX_WAITING_BYTES = 4096, 64 << 20
 
 MOST_TOGETHER = 256  # events in one message
-TOGETHER_BYTES = 1 << 20  # beyond which no further event joins those before
-EVENTS_BYTES = 16 << 20  # a message of events, at most: twice the largest pictures that are drawn together
+TOGETHER_BYTES = 1 << 20  # beyond this, no further event joins a message
+EVENTS_BYTES = 16 << 20  # limit of a message of events: twice the largest pictures that are drawn together
 
 
 class _Events(asyncio.Queue[stage_pb2.Event]):
-    """Events that wait for a router, how many bytes they have, and the key of its vouchers."""
+    """Events that wait for a router, their size in bytes, and the key of its vouchers."""
 
     bytes = 0
     key = b""
 
 
 class Subscribers:
-    """The routers that listen on a host for results and faults: one bounded queue of events for each."""
+    """The routers that listen on a host for results and faults, each with a bounded queue of events."""
 
     def __init__(self) -> None:
         self.queues: dict[str, _Events] = {}
 
     def key(self, router: str) -> bytes | None:
-        """The key that a router gave for its vouchers, maybe an empty one; None where it does not listen."""
+        """The key that a router gave for its vouchers, possibly empty; None if the router does not listen."""
         queue = self.queues.get(router)
         return queue.key if queue is not None else None
 
     async def listen(self, router: str, key: bytes = b"") -> AsyncGenerator[stage_pb2.Events, None]:
-        """Events for `router`, those that are there at once together; the first message is empty.
+        """Events for `router`, batched when several are ready; the first message is empty.
 
         A second subscription of the same name takes over from the first.
         """

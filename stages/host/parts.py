@@ -23,7 +23,7 @@ from stages.wire.status import unavailable
 
 log = logging.getLogger(__name__)
 
-# Of a pipeline's context that are run before the first request: pieces of more than that are never computed.
+# Positions of a pipeline's context that the warm-up runs: no piece has more.
 WARM_POSITIONS = 512
 
 
@@ -34,14 +34,14 @@ class Parts:
     plan: HostPlan
     # By kind of model and index: a BlockRunner, StageRunner or PictureRunner each.
     runners: Mapping[str, dict[int, Any]]
-    ar_drafter: Drafter | None = None  # on the host of the last stage of `ar`
-    device: torch.device = CPU  # where the weights are, and the caches of sessions with them
-    # Rows of AR steps that the warm-up read in next to no time at WARM_POSITIONS, by the digest of their model.
+    ar_drafter: Drafter | None = None  # only on the host of the last stage of `ar`
+    device: torch.device = CPU  # holds the weights, and the caches of their sessions
+    # Rows of AR steps that the warm-up read within QUICK_MS at WARM_POSITIONS, by the digest of their model.
     quick_rows: dict[str, int] = field(default_factory=dict)
 
     @cached_property
     def one_at_a_time(self) -> bool:
-        """True where a part computes so: here, a result would depend on those beside it."""
+        """True if a part computes one hop at a time: here, a result would depend on the rest of its batch."""
         return any(isinstance(each, OneAtATime) for parts in self.runners.values() for each in parts.values())
 
     def drafter(self, kind: str) -> Drafter | None:
@@ -50,27 +50,27 @@ class Parts:
 
 
 def load_parts(plan: HostPlan, backend: Backend | None = None, held: Sequence[Parts] = ()) -> Parts:
-    """Read this host's files, and no others; of models that are among `held`, not even these.
+    """Read this host's files, and no others; skip the files of models that `held` already contains.
 
-    One part after the other goes to the backend's device: in the machine's memory there is never more than one of
-    them beside it. Raises CheckpointError, and InputError for models that the device does not compute.
+    Parts move to the backend's device one after another: the machine's memory never holds more than one of them in
+    addition. Raises CheckpointError, and InputError for models that the device does not compute.
     """
     backend = backend or Backend()
     device = backend.device
-    if device != CPU and plan.cpu_only:  # a release that comes later may be of another kind than the first
+    if device != CPU and plan.cpu_only:  # a later release may be of another kind than the first
         raise InputError(f"this host computes on {device.type}: {plan.cpu_only}, or start it with --device cpu")
     known = {source.digest: parts.runners[kind] for parts in held for kind, source in parts.plan.models.items()}
     for kind, source in plan.models.items():
         if source.digest not in known:  # the scorer may be a copy of the AR model
             known[source.digest] = {i: _runner(kind, source, i, backend) for i in plan.blocks}
-    # read anew: beside the same model, another may lie in local/
+    # always read: local/ may hold another drafter for the same model
     drafter = _drafter(plan, plan.models["ar"], backend.threads) if plan.is_last and "ar" in plan.models else None
     runners = {kind: known[source.digest] for kind, source in plan.models.items()}
     return Parts(plan, runners, drafter, device)
 
 
 def _runner(kind: str, source: ModelSource, index: int, backend: Backend) -> BlockRunner | StageRunner | PictureRunner:
-    """One part, read now."""
+    """Read one part."""
     if part := source.manifest.parts[index]:
         log.info("reading part %d of %s: %.1f MB", index, kind, part.bytes / 1e6)
     if source.manifest.draws:
@@ -90,11 +90,11 @@ def _drafter(plan: HostPlan, source: ModelSource, threads: int) -> Drafter:
 
 
 def session_bytes(manifest: Manifest, held: Sequence[int], capacity: int) -> int:
-    """Memory of one session on a host that holds the parts `held`: KV caches of `capacity` positions, or what it takes
-    to evaluate `capacity` pictures at once."""
+    """Bytes of one session on a host that holds the parts `held`: KV caches of `capacity` positions, or the memory to
+    evaluate `capacity` pictures at once."""
     if manifest.draws:
         a = manifest.picture_architecture
-        # Four matrices of hidden states (as they came, before and after a pass, and encoded), and eight of patches:
+        # Four matrices of hidden states (as received, before and after a pass, and encoded), and eight of patches:
         # noise, state, E and denoised pictures, each with its successor.
         return 4 * capacity * a.tokens * (4 * a.features + 8 * a.patch_dim)
     architecture = manifest.text_architecture
@@ -103,7 +103,7 @@ def session_bytes(manifest: Manifest, held: Sequence[int], capacity: int) -> int
 
 @dataclass(eq=False)
 class Release:
-    """Weights that are used together, by the name of what brought them."""
+    """Weights that are used together, under one name."""
 
     name: str
     plan: HostPlan
@@ -129,7 +129,7 @@ class Releases:
         return [release.parts for release in self.all if release.parts is not None]
 
     def parts_for(self, digest: str) -> Parts:
-        """The parts of the model called `digest`; of the newest release where there is no such model.
+        """The parts of the model with digest `digest`; those of the newest release if no model has it.
 
         Raises StatusError while nothing is loaded.
         """

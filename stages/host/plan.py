@@ -1,5 +1,5 @@
-"""The plan of one host: the parts of models that it will hold, known before weights are read. It must not import torch:
-commands and routers plan, too."""
+"""The plan of one host: the parts of models that it will hold, known before weights are read. This module must not
+import torch: commands and routers plan, too."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -23,10 +23,10 @@ if TYPE_CHECKING:
 
 ModelKind = Literal["chain", "ar", "scorer", "steps"]  # the models that hosts hold parts of
 MODEL_KINDS: tuple[ModelKind, ...] = get_args(ModelKind)
-PARCEL_SPARE_BYTES = 2 << 20  # for what travels with the largest hop: a parcel of others, accounts, paths
-MAX_MESSAGE_BYTES = (1 << 31) - 1  # gRPC's own
-USUAL_PICTURES = 4  # of a request
-ROW_BYTES = 32  # beside the numbers of a row: its scale, those that travel apart, and the token that it is of
+PARCEL_SPARE_BYTES = 2 << 20  # for what travels with the largest hop: a batch of other hops, timings, paths
+MAX_MESSAGE_BYTES = (1 << 31) - 1  # gRPC's own limit
+USUAL_PICTURES = 4  # in a request
+ROW_BYTES = 32  # in addition to a row's numbers: its scale, the numbers sent separately, and its token
 
 
 @dataclass(frozen=True)
@@ -48,16 +48,16 @@ class ModelSource:
 
 @dataclass(frozen=True)
 class HostPlan:
-    """Which parts a host will hold: known from the manifests, before any weights are read."""
+    """The parts that a host will hold, known from the manifests before any weights are read."""
 
     blocks: tuple[int, ...]
     parts: int  # of a whole model
-    models: Mapping[str, ModelSource]  # those that it holds parts of, by kind, in the order of MODEL_KINDS
-    near: Path | None = None  # local/, where its model writes the tokens of `ar`
+    models: Mapping[str, ModelSource]  # models that it holds parts of, by kind, in the order of MODEL_KINDS
+    near: Path | None = None  # local/, if its model uses the vocabulary of `ar`
 
     @cached_property
     def draws(self) -> bool:
-        """True where the models are of pictures."""
+        """True if the models draw pictures."""
         return any(source.manifest.draws for source in self.models.values())
 
     @property
@@ -70,18 +70,18 @@ class HostPlan:
 
     @cached_property
     def weights(self) -> tuple[str, ...]:
-        """Digests in the order of MODEL_KINDS; empty where there is none. What is equal in them computes alike."""
+        """Digests in the order of MODEL_KINDS; empty where there is none. Models with equal digests compute alike."""
         # A hop names its model by digest: where `scorer/` is a copy of `ar/`, either name gets the same answer.
         return tuple(self.models[kind].digest if kind in self.models else "" for kind in MODEL_KINDS)
 
     @cached_property
     def pipelines(self) -> dict[str, ModelSource]:
-        """The AR pipelines among them, by kind."""
+        """The AR pipelines among the models, by kind."""
         return {kind: source for kind, source in self.models.items() if kind in ("ar", "scorer")}
 
     @property
     def cpu_only(self) -> str:
-        """Why no GPU computes these models, and what to do; empty where one does."""
+        """Why no GPU computes these models, and what to do; empty if one can."""
         if self.draws:
             return "models that draw compute on CPUs"
         for kind, source in self.pipelines.items():
@@ -92,16 +92,16 @@ class HostPlan:
 
     @property
     def shared_threads(self) -> int:
-        """Processor threads of each of the hosts that share this machine: all cores where onnxruntime has the
-        products, whose threads sleep while another host has the request; torch's spin, and take its cores."""
+        """Processor threads of each of the hosts that share this machine. All cores where onnxruntime computes the
+        products: its threads sleep while another host has the request; torch's spin, and take its cores."""
         architectures = [source.manifest.architecture for source in self.pipelines.values()]
         in_halves = any(isinstance(a, LlamaArchitecture) and a.weights == "bfloat16" for a in architectures)
         return 1 if in_halves or len(architectures) < len(self.models) else all_cores()
 
     def message_bytes(self) -> int:
-        """Largest message that a hop can need, with room for those that leave with it: of a sweep the
-        estimates of a full context, of a step the hidden states of a piece and of candidates, of pictures all that
-        may travel."""
+        """Largest message that a hop can need, with room for what leaves with it: for a sweep the estimates of a full
+        context, for a step the hidden states of a piece and of candidates, for pictures as many as may travel
+        together."""
         if self.draws:
             largest = max(_picture_bytes(source.manifest.picture_architecture) for source in self.models.values())
             return largest + PARCEL_SPARE_BYTES
@@ -134,7 +134,7 @@ def plan_host(checkpoint: Path, blocks: tuple[int, ...]) -> HostPlan:
     near = None
     if bundle.local is not None and "ar" in models:
         manifest = read_manifest(bundle.local)
-        # a release store of before has its manifest alone
+        # an older release store has only its manifest
         is_here = all(part is not None and (bundle.local / part.file).is_file() for part in manifest.parts)
         if is_here and manifest.tokens == models["ar"].manifest.tokens:
             near = bundle.local
@@ -145,13 +145,13 @@ def plan_host(checkpoint: Path, blocks: tuple[int, ...]) -> HostPlan:
 
 
 def check_blocks(blocks: int, parts: int) -> None:
-    """Raise InputError where a topology has not as many blocks as a checkpoint has parts."""
+    """Raise InputError unless a topology has as many blocks as a checkpoint has parts."""
     if blocks != parts:
         raise InputError(f"the topology has {blocks} blocks, the checkpoint {parts}: make them agree")
 
 
 def check_cut(parts: int, shared: int) -> None:
-    """Raise CheckpointError where a release is not cut into the parts that hosts share out."""
+    """Raise CheckpointError unless a release is cut into the parts that the hosts divide among them."""
     if parts != shared:
         raise CheckpointError(
             f"its models are cut into {parts} parts, these hosts share out {shared}: cut it alike, "
@@ -160,9 +160,9 @@ def check_cut(parts: int, shared: int) -> None:
 
 
 def device_for(name: str, plan: HostPlan) -> "torch.device":
-    """The device of a host's plan. Raises InputError for one that is not here, or that does not compute these models.
+    """The device of a host's plan. Raises InputError if it is missing, or cannot compute these models.
 
-    :param name: of a device, or `auto`: a GPU where there is one that computes them.
+    :param name: of a device, or `auto`: a GPU if one can compute them.
     """
     import torch
 
@@ -175,13 +175,13 @@ def device_for(name: str, plan: HostPlan) -> "torch.device":
 
 
 def _picture_bytes(a: PictureArchitecture) -> int:
-    """Largest hop: the hidden states of each evaluation, with E and the pictures denoised before."""
+    """Largest hop: the hidden states of each evaluation, with E and the pictures denoised at the level before."""
     most = max(most_pictures(a, guidance) * evaluations(guidance) for guidance in (1.0, 2.0))
     return most * a.tokens * (4 * a.features + 8 * a.patch_dim + ROW_BYTES)
 
 
 def full_state_bytes(plan: HostPlan) -> int:
-    """Size of the largest usual sweep message: what a link is warmed with."""
+    """Size of the largest usual sweep message, which warms a link."""
     if plan.draws:
         p = next(iter(plan.models.values())).manifest.picture_architecture
         steps_alone = "steps" in plan.models and "chain" not in plan.models
@@ -200,7 +200,7 @@ def weights_of(release: stage_pb2.Release) -> tuple[str, ...]:
 
 
 def wiring_problem(plans: Sequence[HostPlan], address: str, other: stage_pb2.DescribeResponse) -> str:
-    """Why `other` cannot follow a host that holds `plans` in the ring; empty when it can."""
+    """Why `other` cannot follow a host that holds `plans` in the ring; empty if it can."""
     plan = plans[-1]
     due = (plan.blocks[-1] + 1) % plan.parts
     if not other.blocks or other.blocks[0] != due:

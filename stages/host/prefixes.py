@@ -1,9 +1,9 @@
-"""Prefix memory: KV caches of the beginnings of texts, kept for later texts that begin alike, within a byte budget.
+"""Prefix cache: KV caches of the beginnings of texts, kept for later texts that begin alike, within a byte budget.
 
-It is made of pieces of ATTEND_POSITIONS (stages/model/prefill.py), each under a digest of all tokens up to its end and
-of the hosts before this one: a piece was computed from what they sent, so it is found after the same ones only, and a
-lie does not outlive its liar. Texts that begin alike share their first pieces, and a longer text adds only the pieces
-that are new.
+It consists of pieces of ATTEND_POSITIONS (stages/model/prefill.py). Each piece's key is a digest of all tokens up to
+its end and of the hosts before this one. A piece was computed from what they sent, so only a path through the same
+hosts finds it, and a faulty host's numbers do not outlive it. Texts that begin alike share their first pieces; a longer
+text adds only the new pieces.
 """
 
 from __future__ import annotations
@@ -29,23 +29,23 @@ from stages.wire.status import not_found
 if TYPE_CHECKING:
     from stages.model.layers import LayerCache
 
-MOST_LISTED = 4096  # pieces that a host tells routers of: 32 KB, once a second at most and only after a change
-LISTED_BYTES = 8  # of a key: a router that takes one for another is refused, and reads anew
+MOST_LISTED = 4096  # pieces in the list that routers get: 32 KB, at most once a second and only after a change
+LISTED_BYTES = 8  # of a key: a router that mistakes one piece for another is refused, and prefills again
 VOUCHER_BYTES, KEY_BYTES = 16, 32
 MOST_FAULTY = 256  # instances of faulty hosts that a host remembers
 
 
 def voucher(key: bytes, session: str, space: bytes, before: Sequence[str]) -> bytes:
-    """The router's word to one host, which no other host can forge: the session, its space in memory, and the
-    instances of the hosts before it on the path.
+    """A router's voucher for one host, which no other host can forge: covers the session, its space in the prefix
+    cache, and the instances of the hosts before it on the path.
 
-    :param key: that the host shares with the router alone."""
+    :param key: shared only by the host and the router."""
     text = "\0".join([session, space.hex(), *before]).encode()
     return hashlib.blake2b(text, key=key, digest_size=VOUCHER_BYTES).digest()
 
 
 def is_vouched(hop: stage_pb2.Hop, key: bytes) -> bool:
-    """True if the router vouches for the memory of a hop at its place on the path. `key`: the router's, or none."""
+    """True if the router vouches for the `memory` of a hop at its place on the path. `key`: the router's, or none."""
     memory, at = hop.memory, hop.place
     given = memory.vouchers[at * VOUCHER_BYTES : (at + 1) * VOUCHER_BYTES]
     due = voucher(key, hop.session, memory.space, memory.hosts[:at]) if key else b""
@@ -64,12 +64,12 @@ def piece_key(digest: bytes, path: bytes) -> bytes:
 
 @dataclass
 class Beginning:
-    """Beginning of a session's text, as far as it attended in whole groups, as that of a longer text would."""
+    """Beginning of a session's text, as far as it attended in whole groups, as in a longer text."""
 
     root: bytes  # of `prefix_root`
     before: tuple[str, ...] = ()  # instances of the hosts before this one
     digests: list[bytes] = field(default_factory=list)  # one for each piece
-    recalled: list[KeptPiece] = field(default_factory=list)  # pieces from memory that the session still lacks
+    recalled: list[KeptPiece] = field(default_factory=list)  # cached pieces that the session still lacks
 
     @cached_property
     def path(self) -> bytes:
@@ -77,17 +77,17 @@ class Beginning:
         return path_digest(self.before)
 
     def read(self, start: int, lengths: Sequence[int], text: bytes, vocabulary: Vocabulary) -> None:
-        """Book reads of these lengths, from `start` on. text: their first tokens, those that attended at once."""
+        """Book reads of these lengths from `start`. text: their first tokens, which attended at once."""
         del self.digests[start // ATTEND_POSITIONS :]
         if start != len(self.digests) * ATTEND_POSITIONS:
             return
-        # a read that ends beside the grid ends a group there: only groups before it are whole
+        # a read that ends off the grid ends a group there: only groups before it are whole
         odd = next((i for i, length in enumerate(lengths) if length % ATTEND_POSITIONS), len(lengths))
         whole = vocabulary.cut(text, 0, sum(lengths[: odd + 1]))
         self.digests += prefix_digests(self.digests[-1] if self.digests else self.root, whole, vocabulary)
 
     def recall(self, caches: Sequence[LayerCache], tokens: NDArray[np.int64]) -> None:
-        """Put what memory had into a session's caches, all layers of all parts in their order, and its text."""
+        """Copy recalled pieces into a session's caches, all layers of all parts in order, and into its tokens."""
         for at, piece in enumerate(self.recalled):
             tokens[at * ATTEND_POSITIONS : (at + 1) * ATTEND_POSITIONS] = piece.tokens
             for numbers, kept in zip(_numbers(caches, at), piece.numbers, strict=True):
@@ -109,18 +109,18 @@ class KeptPiece:
     last: bytes  # digest of the piece before; the root for the first
     before: tuple[str, ...]  # instances of the hosts that it passed before this one
     numbers: Tensor  # (2 x layers, kv_heads, ATTEND_POSITIONS, head_dim)
-    tokens: NDArray[np.int64]  # (ATTEND_POSITIONS,): penalties go by all of a text
+    tokens: NDArray[np.int64]  # (ATTEND_POSITIONS,): penalties count all tokens of a text
 
 
 class PrefixStore:
     """All kept pieces of a host, the least recently used first. Not thread-safe: it lives on the event loop."""
 
     def __init__(self, budget_bytes: int) -> None:
-        """:param budget_bytes: beside that of live sessions, so that nothing kept ever refuses one; 0 keeps nothing."""
+        """:param budget_bytes: separate from live sessions' budget, so it never refuses a session; 0 keeps nothing."""
         self.budget_bytes = budget_bytes
         self.bytes = self.hits = self.positions = 0
-        # Begins anywhere: a host that was restarted shall not be taken for the one before. Messages carry it, and have
-        # the same size whatever it is.
+        # Begins at a random number, so that a restarted host is not mistaken for the one before. Messages carry it,
+        # and have the same size whatever it is.
         self.version = (1 << 61) + secrets.randbits(61)
         self._pieces: OrderedDict[bytes, KeptPiece] = OrderedDict()  # by `piece_key`
         self._faulty = OrderedDict[str, None]()  # instances of hosts
@@ -143,7 +143,7 @@ class PrefixStore:
         return key in self._pieces
 
     def keep(self, beginning: Beginning, at: int, caches: Sequence[LayerCache], tokens: NDArray[np.int64]) -> None:
-        """Copy piece `at` of a text; the pieces of other texts that were not used for longest make room for it."""
+        """Copy piece `at` of a text; the least recently used pieces of other texts make room for it."""
         chain = [piece_key(digest, beginning.path) for digest in beginning.digests[: at + 1]]
         self._touch(chain)
         if chain[at] in self._pieces or (at and chain[at - 1] not in self._pieces):
@@ -152,7 +152,7 @@ class PrefixStore:
             return
         import torch
 
-        source = _numbers(caches, at)  # kept where it is: recalled, it need not cross to a device again
+        source = _numbers(caches, at)  # kept on its device, so recalling it needs no transfer
         text = tokens[at * ATTEND_POSITIONS : (at + 1) * ATTEND_POSITIONS].copy()
         need = text.nbytes + sum(numbers.numel() * numbers.element_size() for numbers in source)
         while self.bytes + need > self.budget_bytes:
@@ -162,7 +162,7 @@ class PrefixStore:
             self._drop(oldest)
         try:
             numbers = torch.stack(source)
-        except torch.OutOfMemoryError:  # of a device: sessions need it more
+        except torch.OutOfMemoryError:  # of a device: sessions need the memory more
             return
         last = beginning.digests[at - 1] if at else beginning.root
         self._pieces[chain[at]] = KeptPiece(beginning.root, last, beginning.before, numbers, text)
@@ -171,7 +171,7 @@ class PrefixStore:
         self._touch(chain)
 
     def forget(self, faulty: Collection[str]) -> None:
-        """Drop, and never keep again, what passed a host that was found faulty. faulty: instances of hosts."""
+        """Drop pieces that passed a faulty host, and never keep such again. faulty: instances of hosts."""
         fresh = [each for each in faulty if each not in self._faulty]
         for instance in fresh:
             self._faulty[instance] = None
@@ -187,13 +187,13 @@ class PrefixStore:
         self.version += 1
 
     def _touch(self, chain: Sequence[bytes]) -> None:
-        """Book a use. The first piece of a text comes last, so that a text is forgotten from its end."""
+        """Book a use, the first piece of a text last, so that a text is evicted from its end."""
         for key in reversed(chain):
             if key in self._pieces:
                 self._pieces.move_to_end(key)
 
     def listing(self, known: int) -> stage_pb2.PrefixList:
-        """The list for a router that has version `known`."""
+        """The list for a router that already has version `known`."""
         told = stage_pb2.PrefixList(version=self.version)
         if known != self.version:
             latest = list(reversed(self._pieces))[:MOST_LISTED]

@@ -1,10 +1,10 @@
 """Continuous batching: hops of many sessions share forward passes on one thread.
 
-A pass takes one piece of each hop that it serves, so a hop that comes in joins at the next pass, and one that ends
-leaves. AR steps go first and all together, for a step is a few rows and its user waits for every one of them. Sweeps,
-pictures and candidates to score fill the rest of a pass, the oldest first: more than about a hundred rows at once gain
-nothing on a processor, while the oldest hop can go on to the next host as soon as it is done. While there are no hops,
-drafters run ahead of the verdict on their last draft.
+A pass computes one piece of each hop in it, so a new hop joins at the next pass, and a finished one leaves. AR steps go
+first and all together, for a step is a few rows and a user waits for every one. Sweeps, pictures and candidates to
+score fill the rest of a pass, the oldest first: beyond about a hundred rows a processor gains nothing from a larger
+batch, while the oldest hop can move on to the next host as soon as it is done. While no hops are under way, drafters
+run ahead of the verification of their last draft.
 """
 
 import logging
@@ -35,14 +35,14 @@ from stages.wire.status import StatusError, deadline_exceeded, exhausted, intern
 
 log = logging.getLogger(__name__)
 
-# What is computed: a hop's work on its host, parsed, begun and computed call by call.
+# The work of a hop on its host: parsed, begun, and computed call by call.
 
 
 @dataclass(frozen=True)
 class KernelCall:
     """Work for the backend."""
 
-    # The method of a runner that takes such pieces: equal ones can be computed in one call.
+    # The runner's method for such pieces: pieces with the same method share a call.
     compute: Callable[[Sequence[Any]], Sequence[Any]]
     piece: CleanPiece | BranchPiece | NoisyPiece | PicturePiece | Continuations | KnownText | Tensor
     rows: int
@@ -56,22 +56,22 @@ class HopWork(ABC):
     kind: ModelKind
     number: int  # 0, 1, 2 ... in a session
     outcome: Outcome | None = field(default=None, init=False)  # set once everything is computed
-    # The event for the router where the outcome begins the next step.
+    # The event for the router, if the outcome begins the next step.
     result: stage_pb2.Event | None = field(default=None, init=False)
-    # An event for the router beside an outcome for the next host; made when that is on its way.
+    # An event for the router in addition to an outcome for the next host; made once the outcome is on its way.
     preview: Callable[[], stage_pb2.Event] | None = field(default=None, init=False)
 
-    # AR steps are computed before all else: a few rows, and a user who waits for each.
+    # AR steps are computed before all else: each is a few rows, and a user waits for it.
     is_step = False
     drafts = False  # whether this host's drafter takes part
-    compiles = False  # whether this host holds its text to a schema, which it compiles once
-    # The beginning of a long step, which has no result of its own; and whether other hops of the step follow.
+    compiles = False  # whether this host holds its text to a schema, whose compilation happens once
+    # Whether this is the beginning of a long step, without a result of its own; whether more hops of the step follow.
     is_prefill = has_more = False
 
     def begin(self, session: HostSession, following: int) -> None:
         """Enter the host's first part.
 
-        :param following: the block or stage after this host's.
+        :param following: the block or stage after those of this host.
         """
         self.session, self.following = session, following
 
@@ -82,7 +82,7 @@ class HopWork(ABC):
 
     @abstractmethod
     def next_op(self) -> KernelCall:
-        """The next call; only while there is no outcome."""
+        """The next call. Valid only while there is no outcome."""
 
     @abstractmethod
     def complete(self, result: Tensor | Denoised | None) -> None:
@@ -90,38 +90,38 @@ class HopWork(ABC):
 
     @property
     def between_reads(self) -> bool:
-        """True if the next call would be of the host's first stage: an AR step passes all of them at once."""
+        """True if the next call is for the host's first stage: an AR step passes all stages in one pass."""
         return True
 
     def extra_bytes(self, parts: Parts, capacity: int) -> int:
-        """Memory that it takes on this host beside the caches of a session of `capacity` positions. Raises StatusError
-        where the host can have none for it."""
+        """Memory that it takes on this host on top of the caches of a session of `capacity` positions. Raises
+        StatusError if the host can have none for it."""
         return GRAMMAR_BYTES if self.compiles else 0
 
     def draft_ahead(self) -> bool:
-        """Draft a token of what may come after the draft that this work sent; False where nothing is left to do."""
+        """Draft a token beyond the draft that this work sent; False if nothing is left to do."""
         return False
 
 
 @dataclass(eq=False, kw_only=True)
 class TextWork(HopWork):
-    """New tokens of one session, and what they are for."""
+    """New tokens of one session, and their purpose."""
 
     start: int  # position of the first new token; 0 opens a session
     clean: Tensor  # the new tokens, (tokens,) int64
-    positions: int  # that they take
-    remembered: int  # positions of these that the session keeps
+    positions: int  # that the new tokens take
+    remembered: int  # how many of those positions the session keeps
 
 
 # When it is computed.
 
-# A pass takes sweeps and pictures, the oldest first, until it has this many rows. If all shared every pass, all would
-# leave the host at the same moment, and the next host would have idled until then.
+# A pass takes sweeps and pictures, the oldest first, until it has this many rows. If every pass held all of them, all
+# would leave the host at the same moment, and the next host would idle until then.
 PASS_ROWS = 256
-# AR steps of up to so many new positions together, in passes that take less than this by the warm-up and took less the
-# last time, are computed on the event loop. What the warm-up did not measure goes to the thread.
+# AR steps of up to this many new positions together are computed on the event loop, if passes took less than this time
+# in the warm-up and in the last pass. Work that the warm-up did not measure goes to the thread.
 QUICK_MS, QUICK_ROWS = 3.0, 64
-# Hops of batch requests sit out so many passes while others have work, then share one: they must not starve.
+# Hops of batch requests sit out this many passes while others have work, then share one, so they do not starve.
 MOST_YIELDS = 7
 
 
@@ -129,14 +129,14 @@ MOST_YIELDS = 7
 class ScheduledHop:
     """One accepted hop."""
 
-    hop: stage_pb2.Hop  # the message that brought it, which becomes the next host's
+    hop: stage_pb2.Hop  # the message that brought it; becomes the message for the next host
     work: HopWork
     session: HostSession
     received_bytes: int
     due_at: float  # its deadline, by this machine's monotonic clock
     accepted_at: float = field(default_factory=monotonic)
     compute_ms: float = 0.0  # its share of the passes that it took part in
-    queue_ms: float = 0.0  # the rest of its time here: waiting, behind or beside other hops
+    queue_ms: float = 0.0  # the rest of its time here: waiting for other hops or computed along with them
     result: Outcome | StatusError | None = None
 
 
@@ -144,22 +144,22 @@ class Scheduler:
     """Owns the hops from their acceptance to their result."""
 
     def __init__(self, following: int, limit: int, most_hops: int, meter: HostCounters | None = None) -> None:
-        """:param following: the block or stage after this host's.
-        :param limit: hops under way; the host refuses one more.
-        :param most_hops: hops that share a pass; 1 = one after the other."""
+        """:param following: the block or stage after those of this host.
+        :param limit: most hops under way; one more is refused.
+        :param most_hops: most hops in a pass; 1 = one after another."""
         self.following, self.limit, self.most_hops = following, limit, most_hops
         self.meter = meter
         self._arrived: deque[ScheduledHop] = deque()
         self._waiting: list[ScheduledHop] = []
-        """For an earlier hop of their session to end: they share its caches."""
+        """Hops that wait for an earlier hop of their session to end: they share its caches."""
         self._jobs: list[ScheduledHop] = []
         self._ahead: deque[HopWork] = deque()
-        """Steps after whose draft more may be drafted, in turns."""
+        """Steps that may draft beyond their last draft, in turns."""
         self._wake = threading.Condition()
         self._passing = threading.Lock()
         """Held during a pass: its holder owns `_waiting` and `_jobs`."""
         self.steps_ms = 0.0
-        """How long the AR steps of the last pass took; 0 before the first."""
+        """Duration of the AR steps of the last pass; 0 before the first."""
         self._stopping = False
         self._yields = 0
 
@@ -169,25 +169,25 @@ class Scheduler:
 
     @property
     def full(self) -> bool:
-        """True if as many steps and sweeps are under way as may be; pieces of one count as one."""
+        """True if the limit of steps and sweeps under way is reached; all pieces of one count as one."""
         if len(self) < self.limit:
             return False
-        # else four long prompts would fill the queue, and the last pieces of a step be refused after the first
+        # else four long prompts would fill the queue, and the last pieces of a step would be refused after its first
         return len({id(job.session) for job in (*self._arrived, *self._waiting, *self._jobs)}) >= self.limit
 
     @property
     def arrived(self) -> list[ScheduledHop]:
-        """Jobs of which no pass has begun."""
+        """Jobs that no pass has begun."""
         return list(self._arrived)
 
     def submit(self, job: ScheduledHop) -> None:
-        """Take a job in; `go` has it computed."""
+        """Queue a job; `go` starts its computation."""
         self._arrived.append(job)
 
     def go(self) -> list[ScheduledHop]:
-        """Have what was submitted computed: here and now if it is quick, else by `run`. Returns jobs with a result.
+        """Compute submitted jobs: here and now if that is quick, else in `run`. Returns jobs with a result.
 
-        Waking another thread, and sharing Python's lock with it, takes longer than an AR step of a small model.
+        Waking another thread and sharing Python's lock with it take longer than an AR step of a small model.
         """
         ended: list[ScheduledHop] = []
         if self._is_quick() and self._passing.acquire(blocking=False):
@@ -202,14 +202,14 @@ class Scheduler:
         return ended
 
     def run(self, deliver: Callable[[list[ScheduledHop]], None]) -> None:
-        """Compute until `stop`; hands over jobs with their result as they get it. Blocks: give it a thread."""
+        """Compute until `stop`; hands over jobs as soon as they have a result. Blocks: give it a thread."""
         while self._wait():
             if ended := self.turn():
                 deliver(ended)
 
     def turn(self) -> list[ScheduledHop]:
-        """One pass; or, while no hop is under way, one draft token of one session: what arrives meanwhile waits for no
-        more. Returns the jobs that have a result now."""
+        """One pass; or, while no hop is under way, one draft token of one session, so a new hop waits for no more than
+        that. Returns the jobs that now have a result."""
         with self._passing:
             if len(self):
                 return self._turn()
@@ -218,23 +218,23 @@ class Scheduler:
             return []
 
     def stop(self) -> None:
-        """Let `run` return after the pass that it is in."""
+        """Make `run` return after its current pass."""
         with self._wake:
             self._stopping = True
             self._wake.notify()
 
     def _is_quick(self) -> bool:
-        """True if what arrived is nothing but a few rows of AR steps, and such a pass takes no time."""
+        """True if only a few rows of AR steps arrived, and such a pass is quick."""
         if self.steps_ms >= QUICK_MS:
             return False
         rows, fewest = 0, QUICK_ROWS
-        for job in self.arrived:  # at once: the engine's thread may be taking from it
+        for job in self.arrived:  # of a copy: the engine's thread may be taking jobs from it
             rows += job.work.clean.shape[0] if isinstance(job.work, TextWork) else 0
             fewest = min(fewest, _quick_rows(job))
         return rows <= fewest
 
     def _turn(self) -> list[ScheduledHop]:
-        """One pass, with one piece of every hop that takes part; returns the jobs that have a result now."""
+        """One pass, with one piece of every hop in it; returns the jobs that now have a result."""
         self._take_in()
         running, others = self._first_in_line()
         if self.meter is not None:
@@ -249,7 +249,7 @@ class Scheduler:
         ended, now = [job for job in self._jobs if job.result is not None], monotonic()
         self._jobs = [job for job in self._jobs if job.result is None]
         for job in ended:
-            begin = max(job.accepted_at, job.session.free_at)  # behind others, not behind pieces of the same step
+            begin = max(job.accepted_at, job.session.free_at)  # waited for others, not for pieces of the same step
             job.queue_ms = max((now - begin) * 1000 - job.compute_ms, 0.0)
             job.session.free_at = now
             if isinstance(job.result, stage_pb2.Hop) and job.work.drafts:
@@ -262,7 +262,7 @@ class Scheduler:
             return not self._stopping
 
     def _take_in(self) -> None:
-        """Begin what arrived; end what nobody waits for, or what is late."""
+        """Begin the jobs that arrived; end the ones that are late or that no request waits for."""
         while self._arrived:
             self._waiting.append(self._arrived.popleft())
         waiting, self._waiting = self._waiting, []
@@ -293,10 +293,10 @@ class Scheduler:
             job.result = deadline_exceeded("the deadline passed while the work was waiting")
 
     def _first_in_line(self) -> tuple[list[ScheduledHop], list[ScheduledHop]]:
-        """AR steps for a pass, and other work: the oldest of each, until their pieces fill it; one at least."""
+        """AR steps and other work for a pass: the oldest of each, until their pieces fill it; at least one."""
         able = [job for job in self._jobs if job.result is None]
         urgent = [job for job in able if not job.hop.batch]
-        # hops of batch requests are left out while there are others, or in their turn all take part
+        # leave out hops of batch requests while other hops exist; in their turn, all hops take part
         yields = 0 < len(urgent) < len(able) and self._yields < MOST_YIELDS
         self._yields = self._yields + 1 if yields else 0
         steps, others, rows = list[ScheduledHop](), list[ScheduledHop](), [0, 0]
@@ -316,8 +316,8 @@ def _quick_rows(job: ScheduledHop) -> int:
         isinstance(work, TextWork)
         and work.is_step
         and work.start + work.positions <= WARM_POSITIONS
-        and not work.drafts  # a drafter reads and writes, too
-        and session.pending <= 1  # what is computed here must not overtake a piece that the thread had
+        and not work.drafts  # a drafter computes, too
+        and session.pending <= 1  # work computed here must not overtake a piece on the thread
         and not (session.beginning and session.beginning.recalled)  # megabytes to copy
         and not (work.compiles and session.grammar is None)
     )
@@ -325,7 +325,7 @@ def _quick_rows(job: ScheduledHop) -> int:
 
 
 def _fail(jobs: Sequence[ScheduledHop]) -> None:
-    """End jobs by the error that is handled: a refusal as it is, another one told in the log."""
+    """End jobs with the error being handled: a refusal as it is; any other error goes into the log."""
     if not isinstance(refusal := sys.exception(), StatusError):
         requests, sessions = (", ".join(getattr(job.hop, name) for job in jobs) for name in ("request", "session"))
         log.exception("session %s: a hop failed", sessions, extra={"request": requests, "session": sessions})
@@ -334,12 +334,12 @@ def _fail(jobs: Sequence[ScheduledHop]) -> None:
         job.result = refusal
 
 
-# A job, its next call, and how long the caches of its piece are before that.
+# A job, its next call, and the length of its piece's caches before the call.
 _Member = tuple[ScheduledHop, KernelCall, int]
 
 
 def _advance(jobs: Sequence[ScheduledHop]) -> None:
-    """Have the next piece of each job computed; those that need the same part's same method go in one call."""
+    """Compute the next piece of each job; pieces for the same method of the same part share one call."""
     groups: dict[Callable[..., Any], list[_Member]] = {}
     for job in jobs:
         begin = monotonic()
@@ -370,8 +370,8 @@ def _advance(jobs: Sequence[ScheduledHop]) -> None:
 
 
 def _one_by_one(compute: Callable[..., Any], members: Sequence[_Member]) -> Sequence[Any]:
-    """Results of pieces whose call failed, or whose device had no memory for all: those that fail alone, too, get an
-    error for their hop's result, and None here."""
+    """Results of pieces whose shared call failed, or whose device lacked memory for all. A piece that fails alone, too,
+    gets an error as its hop's result, and None here."""
     results = list[Any]()
     for member in members:
         job, call, length = member
@@ -386,8 +386,8 @@ def _one_by_one(compute: Callable[..., Any], members: Sequence[_Member]) -> Sequ
 
 
 def _tried(compute: Callable[..., Any], members: Sequence[_Member]) -> Sequence[Any] | None:
-    """Results of a call; None where it failed. The result of a hop that was alone in it is then an error, unless it was
-    memory that lacked. The caller tries again outside of the handler: an error that is handled holds memory."""
+    """Results of a call; None if it failed. A hop that was alone in the call then gets an error as its result, unless
+    memory ran out. The caller retries outside of the handler: an error being handled holds memory."""
     try:
         return compute([call.piece for _, call, _ in members])
     except torch.OutOfMemoryError:

@@ -1,7 +1,7 @@
-"""JSON schemas for texts: how they are compiled, and a check in a process whose time and memory are bounded.
+"""JSON schemas for texts: compiles them, and checks them in a process of bounded time and memory.
 
-Nothing in the library bounds what a schema of 40 bytes may take. Nothing heavy is imported here: a check starts this
-module as a process.
+The library does not bound what even a schema of 40 bytes may consume. This module imports nothing heavy, as a check
+starts it as a process.
 """
 
 from __future__ import annotations
@@ -21,24 +21,24 @@ if TYPE_CHECKING:
     from llguidance._lib import JsonCompileOptions
 
 MAX_SCHEMA_BYTES = 16 << 10  # it travels with every hop
-# Memory that one schema may come to take: up to 2 KB a state.
+# Bounds the memory of one schema: up to 2 KB a state.
 MAX_LEXER_STATES = 10_000
-# Begins the fault of a text that no token can continue, on any host.
+# Begins the fault message, on any host, for a text that no token can continue.
 NOT_FOLLOWED = "the JSON schema cannot be followed"
 ABSENT = "llguidance is not installed: pip install 'onesweep[schema]'"
-# Of a check's process. Hosts compile the schema once more, between the work of others, so this bounds that, too.
+# Limits of a check's process. Hosts compile the schema again between the work of others, so they bound that, too.
 CHECK_CPU_S = 1
 CHECK_BYTES = 2 << 30
-CHECK_S = 60.0  # where the machine is so busy that the process gets no second in that time
+CHECK_S = 60.0  # in case the machine is so busy that the process does not get its second of CPU time
 CHECKS_AT_ONCE = 2
 KEPT_VERDICTS = 256
-# Around a call in a text, in the way of most chat templates.
+# Tags around a call in a text, as in most chat templates.
 CALL_TAG, CALL_END = "<tool_call>", "</tool_call>"
-# Keyword of a schema that is of each call in a text, and not of the text. Its value is true, or the schema of a text
-# that calls nothing.
+# Keyword of a schema that describes each call in a text, not the text. Its value is true, or the schema of a text
+# without calls.
 OF_CALLS = "x-onesweep-calls"
-# A text is a call, or words, then calls and words. Few blanks where nothing else can come: a weak model writes no end
-# of them. A lazy terminal ends where the tag first does, so no tag is ever part of the words.
+# A text is a call, or words, then calls and words. Only a few blanks are allowed where nothing else can come: a weak
+# model writes no end of them. A lazy terminal ends at the first tag, so no tag is ever part of the words.
 CALLS_GRAMMAR = rf"""
 start: BLANKS json | FIRST_WORDS | first call (next call)* WORDS
 first[lazy]: FIRST_WORDS "{CALL_TAG}"
@@ -46,7 +46,7 @@ next[lazy]: WORDS "{CALL_TAG}"
 FIRST_WORDS: /[ \t\r\n]*([^{{ \t\r\n](.|\n)*)?/
 WORDS: /(.|\n)*/
 """
-# Or it is calls alone, or JSON by a schema of its own.
+# Or a text is only calls, or JSON that follows its own schema.
 ANSWER_GRAMMAR = f"""
 start: BLANKS json | (BLANKS "{CALL_TAG}" call)+ | BLANKS answer
 answer: %json """
@@ -55,7 +55,7 @@ call: BLANKS json BLANKS "{CALL_END}"
 BLANKS: /[ \t\r\n]{{0,2}}/
 json: %json """
 
-# Keywords that llguidance refuses, the formats that it knows, and what its regular expressions lack: looking around,
+# Keywords that llguidance refuses, the formats that it knows, and what its regular expressions lack: lookaround
 # and back references.
 _NOT_HELD = re.compile(
     r"if|then|else|not|uniqueItems|propertyNames|contains|(min|max)Contains|depend\w+|unevaluated\w+|"
@@ -63,14 +63,14 @@ _NOT_HELD = re.compile(
 )
 _FORMATS = re.compile("date|date-time|duration|email|hostname|ipv4|ipv6|time|unknown|uri|uuid")
 _LOOKS = re.compile(r"\\(?P<escaped>.)|\(\?<?[=!]", re.DOTALL)
-# Keywords whose values have schemas by names of their own, and those whose values are no schemas.
+# Keywords whose values map names to schemas, and keywords whose values are not schemas.
 _BY_NAME = frozenset(("$defs", "definitions", "patternProperties", "properties"))
 _VALUES = frozenset(("const", "default", "enum", "examples"))
 
 
 def held_part(schema: Any) -> tuple[Any, list[str]]:  # noqa: ANN401
-    """The part of a JSON schema that texts can be held to, and what was left out of it: keywords, with the value of a
-    format or a pattern."""
+    """The part of a JSON schema that texts can be held to, and the keywords left out of it, with the value of a format
+    or a pattern."""
     left_out = dict[str, None]()
 
     def held(keyword: str, value: object) -> bool:
@@ -81,7 +81,7 @@ def held_part(schema: Any) -> tuple[Any, list[str]]:  # noqa: ANN401
             told = f"pattern {value}"
         elif not _NOT_HELD.fullmatch(keyword):
             return True
-        # these say nothing: every name is a string
+        # no constraint: every name is a string
         if value is not False and not (keyword == "propertyNames" and value in (True, {}, {"type": "string"})):
             left_out[told] = None
         return False
@@ -108,14 +108,14 @@ def _looks_around(pattern: str) -> bool:
 
 
 def grammar_absent() -> str:
-    """Why no text can be held to a schema here; empty where one can."""
+    """Why no text can be held to a schema on this machine; empty if texts can."""
     return "" if importlib.util.find_spec("llguidance") else ABSENT
 
 
 def schema_problem(schema: str) -> str:
-    """Why no text can be held to a JSON schema; empty where one can. Blocks, for CHECK_S at most.
+    """Why no text can be held to a JSON schema; empty if texts can. Blocks, for CHECK_S at most.
 
-    Raises TimeoutExpired where the machine had no time for it: that says nothing of the schema."""
+    Raises TimeoutExpired if the machine was too busy, which says nothing about the schema."""
     if (size := len(schema.encode())) > MAX_SCHEMA_BYTES:
         return f"the JSON schema has {size} bytes, at most {MAX_SCHEMA_BYTES}: simplify it"
     if absent := grammar_absent():
@@ -127,14 +127,14 @@ def schema_problem(schema: str) -> str:
 def _checked_apart(schema: str) -> str:
     command = (sys.executable, "-P", "-m", "stages.host.schema_check")
     done = subprocess.run(command, input=schema.encode(), capture_output=True, timeout=CHECK_S, check=False)
-    # not by its exit code, which is 0 for a killed child that something else in this process has waited for
+    # not by the exit code: for a killed child that other code in this process has waited for, it is 0
     if not done.stdout.endswith(b"\n"):
         return f"the JSON schema takes more than {CHECK_CPU_S} s or too much memory to prepare: simplify it"
     return done.stdout.decode(errors="replace").removesuffix("\n")
 
 
 def problem_of(schema: str) -> str:
-    """Why no text can be held to a JSON schema; empty where one can. May take any time and memory."""
+    """Why no text can be held to a JSON schema; empty if texts can. Time and memory are unbounded."""
     matcher = compiled(byte_tokenizer(), schema)
     if isinstance(matcher, str) or matcher.is_error():
         words = matcher if isinstance(matcher, str) else matcher.get_error()
@@ -143,7 +143,7 @@ def problem_of(schema: str) -> str:
 
 
 class _ByteVocabulary:
-    """A byte model's tokens, and one more that ends a text, which the model cannot write."""
+    """A byte model's tokens, plus one that ends a text, which the model cannot write."""
 
     tokens = (*(bytes([byte]) for byte in range(256)), b"<end>")
     bos_token_id, eos_token_id, special_token_ids = None, 256, (256,)
@@ -154,17 +154,17 @@ class _ByteVocabulary:
 
 @lru_cache(maxsize=1)
 def byte_tokenizer() -> LLTokenizer:
-    """That of a byte model."""
+    """llguidance's tokenizer of a byte model."""
     from llguidance import LLTokenizer, TokenizerWrapper
 
     return LLTokenizer(TokenizerWrapper(_ByteVocabulary()))
 
 
 def compiled(tokenizer: LLTokenizer, schema: str) -> LLMatcher | str:
-    """The schema's texts; a sentence where it is no JSON object."""
+    """A matcher of the schema's texts; an error sentence if the schema is not a JSON object."""
     from llguidance import LLMatcher, LLParserLimits
 
-    # one way of spacing: with any white space allowed, a weak model writes nothing else
+    # fixed spacing: with any white space allowed, a weak model writes nothing else
     spacing: JsonCompileOptions = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
     try:
         grammar = LLMatcher.grammar_from_json_schema(schema, overrides=spacing)
@@ -179,7 +179,7 @@ def compiled(tokenizer: LLTokenizer, schema: str) -> LLMatcher | str:
 
 if __name__ == "__main__":
     resource.setrlimit(resource.RLIMIT_AS, (CHECK_BYTES, CHECK_BYTES))
-    byte_tokenizer()  # the library's own start is not the schema's time: on a slow machine it takes a second
+    byte_tokenizer()  # keeps the library's own start out of the schema's time: it takes a second on a slow machine
     used = resource.getrusage(resource.RUSAGE_SELF)
     limit_s = math.ceil(used.ru_utime + used.ru_stime + CHECK_CPU_S)
     resource.setrlimit(resource.RLIMIT_CPU, (limit_s, limit_s))

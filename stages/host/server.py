@@ -1,4 +1,4 @@
-"""A stage server: live at once, ready when its weights are loaded and warm and its next hop is reached."""
+"""A stage server: live at once, ready when its weights are loaded and warm and it has reached its next host."""
 
 import asyncio
 import gc
@@ -42,21 +42,21 @@ SERVICE = stage_pb2.DESCRIPTOR.services_by_name["StageService"].full_name
 NO_NEXT = "no next host: the topology has none that begins with the block after this host's last"
 RETRY_S = 0.2
 HOUSEKEEPING_S = 0.5
-STALL_FADES = 0.97  # with each pause of this kind: half of it after eleven seconds
-# A host that takes releases in takes messages of this size: the next release may need larger ones.
+STALL_FADES = 0.97  # with each HOUSEKEEPING_S: half is left after eleven seconds
+# A host that accepts releases accepts messages of this size, as the next release may need larger ones.
 MESSAGE_BYTES = 64 << 20
-ANSWER_S = 1.0  # for the answer to the call that ends a waiting server
-PRODUCT_SIDE, PRODUCTS = 4096, 8  # of the matrix that tells a host's speed: no cache of a usual processor holds it
-WEIGHTS_SHARE = 0.9  # of the free memory beside caches: a ready host holds 1.04 of its file, and more for a moment
+ANSWER_S = 1.0  # time for the answer to the call that ends a waiting server
+PRODUCT_SIDE, PRODUCTS = 4096, 8  # matrix that measures a host's speed: too large for the cache of a usual processor
+WEIGHTS_SHARE = 0.9  # of the free memory without caches: a ready host holds 1.04 of its file, and briefly more
 
 
 class StageServer:
     """One process of a deployment: health, reflection and the stage service on one port."""
 
     def __init__(self, settings: StageSettings, seat: StageSeat | None = None) -> None:
-        """Checks everything that can be checked without reading weights. Raises OnesweepError.
+        """Check everything that can be checked without reading weights. Raises OnesweepError.
 
-        :param seat: of a host that was started without a checkpoint; its store stays open.
+        :param seat: the seat of a host that was started without a checkpoint; its store stays open.
         """
         self.settings, self.seat = settings, seat
         own = ReleaseStore(settings.releases, settings.signers) if settings.releases and not seat else None
@@ -75,7 +75,7 @@ class StageServer:
 
     async def run(self, stop: asyncio.Event) -> None:
         """Serve until `stop` is set, or until the weights turn out to be unusable (OnesweepError)."""
-        torch.set_num_threads(1)  # but for products: see stages/backends/rows.py
+        torch.set_num_threads(1)  # except in products: see stages/backends/rows.py
         seeing = self.settings.seeing
         lookout = Telemetry(seeing, self.settings.security.insecure)
         figures = HostCounters() if seeing.metrics else None
@@ -111,7 +111,7 @@ class StageServer:
             raise self.failure
 
     def _begin(self, job: Coroutine[Any, Any, None], stop: asyncio.Event) -> asyncio.Task[None]:
-        """A task without which this server cannot be: where it fails, the server ends, to be started anew."""
+        """Start a task that this server cannot do without: if it fails, the server ends, to be started again."""
 
         def ended(task: asyncio.Task[None]) -> None:
             if stop.is_set() or task.cancelled() or (error := task.exception()) is None:
@@ -149,7 +149,7 @@ class StageServer:
             stop.set()
             return
         gc.collect()
-        gc.freeze()  # what loading made stays, too; a release that is let go of is freed without it
+        gc.freeze()  # what loading allocated stays, too; a dropped release is freed without the collector
         worker, rest = self._begin(host.work(), stop), self._begin(loader.load_rest(), stop)
         try:
             while True:
@@ -172,20 +172,20 @@ class EmptyHost:
     A restart serves the stage that was given last."""
 
     def __init__(self, settings: StageSettings) -> None:
-        """:param settings: with `releases`, and a port to listen on. Raises OnesweepError."""
+        """:param settings: must have `releases`, and a port to listen on. Raises OnesweepError."""
         assert settings.releases is not None
         if settings.security.tls is not None:
             settings.security.tls.own(HOST)
         self.settings, self.store, self.speed = settings, ReleaseStore(settings.releases, settings.signers), 0.0
         self._before = stage_pb2.Room()
         if settings.model is not None:
-            from stages.importing.importing import open_source, write_own_part  # which few hosts need
+            from stages.importing.importing import open_source, write_own_part  # imported here, as few hosts need it
 
             open_source(settings.model)
             self.store.own_copy = partial(write_own_part, settings.model)
 
     async def run(self, stop: asyncio.Event) -> None:
-        """Serve until `stop` is set. Raises OnesweepError where it cannot even wait."""
+        """Serve until `stop` is set. Raises OnesweepError if it cannot even wait."""
         torch.set_num_threads(self.settings.threads or all_cores())
         self.speed = await asyncio.to_thread(measured_speed)
         problem = ""
@@ -200,7 +200,7 @@ class EmptyHost:
                     problem = ""
                     continue
                 place = self.store.directory / self.store.in_use[-1]
-                self._before = self._room()  # while it serves, its weights are not free
+                self._before = self._room()  # measured now: once it serves, its weights use the memory
                 settings = replace(self.settings, checkpoint=place, blocks=tuple(given.blocks), next=tuple(given.next))
                 seat = StageSeat(self.store, self.settings.security, lambda: self._before, changed)
                 await StageServer(settings, seat).run(changed)
@@ -216,7 +216,7 @@ class EmptyHost:
         self.store.close()
 
     async def _wait(self, changed: asyncio.Event, problem: str) -> None:
-        """Take calls until a stage is given to this host."""
+        """Answer calls until this host is given a stage."""
         seat = StageSeat(self.store, self.settings.security, self._room, changed)
         service = WaitingService(self.settings.host.name, seat, problem)
         server, checks, port = _new_server(service, MESSAGE_BYTES, self.settings)
@@ -233,7 +233,7 @@ class EmptyHost:
 
 
 def measured_speed() -> float:
-    """Numbers of a matrix that this machine's processor multiplies in a second, as a step of one token does."""
+    """Matrix elements that this machine's processor multiplies in a second, as in a step of one token."""
     matrix, row = torch.ones(PRODUCT_SIDE, PRODUCT_SIDE), torch.ones(PRODUCT_SIDE)
     times_s = []
     for _ in range(PRODUCTS):

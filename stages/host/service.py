@@ -34,15 +34,15 @@ from stages.wire.status import Context, StatusError, aborted, exhausted, failed_
 from stages.wire.tls import Security, Tls
 
 MAX_RELEASED = 4096
-MOST_HOPS = 8192  # of a batch: of 6 MB of empty ones each would be refused by itself, and that takes 24 s
+MOST_HOPS = 8192  # of a batch: each of 6 MB of empty hops would be refused by itself, which takes 24 s
 MAX_STALL_MS = 60_000
-ASSIGNMENT_NAME = "assignment.json"  # beside the releases of a host that was started without a checkpoint
+ASSIGNMENT_NAME = "assignment.json"  # next to the releases of a host that was started without a checkpoint
 MOST_NEXT, MOST_BLOCKS = 64, 1024
-VERSION = version("onesweep")  # read once: finding it takes longer than all else in an answer to Describe
+VERSION = version("onesweep")  # read once: finding it takes longer than the rest of an answer to Describe
 
 
 def read_assignment(store: ReleaseStore) -> stage_pb2.Assignment | None:
-    """The stage that was given to a host before; None where there is none."""
+    """The stage that a host was given before; None if there was none."""
     try:
         text = (store.directory / ASSIGNMENT_NAME).read_text(encoding="utf-8")
         return json_format.Parse(text, stage_pb2.Assignment())
@@ -51,21 +51,21 @@ def read_assignment(store: ReleaseStore) -> stage_pb2.Assignment | None:
 
 
 class StageSeat:
-    """The place of a host without a checkpoint in a ring, which a router gives it and may change."""
+    """A host's place in a ring, if it has no checkpoint: a router assigns it and may change it."""
 
     def __init__(
         self, store: ReleaseStore, security: Security, room: Callable[[], stage_pb2.Room], changed: asyncio.Event
     ) -> None:
-        """:param changed: is set when another stage is to be served."""
+        """:param changed: set when another stage is to be served."""
         self.store, self.security, self.room, self._changed = store, security, room, changed
-        # Links a host that serves to other next hosts.
+        # Links a serving host to other next hosts.
         self.relink: Callable[[Sequence[str]], None] | None = None
 
     def wants(self, offer: stage_pb2.Offer) -> Wants:
-        """The files of the offered stage. The tokenizer is small beside it, so every host gets it; who has the end of a
-        model drafts by what lies in local/."""
+        """The files of the offered stage. Every host gets the tokenizer, which is small; a host with the end of a model
+        also gets local/, to draft."""
         blocks, parts = frozenset(offer.assignment.blocks), 0
-        with contextlib.suppress(ValueError, KeyError, TypeError):  # what is no manifest is refused later
+        with contextlib.suppress(ValueError, KeyError, TypeError):  # an invalid manifest is refused later
             manifests = (each.content for each in offer.manifests if each.folder == "ar")
             parts = len(json.loads(next(manifests, b"{}"))["parts"])
         is_last = parts - 1 in blocks
@@ -74,7 +74,7 @@ class StageSeat:
         )
 
     async def take(self, request: stage_pb2.LoadRequest, context: Context) -> None:
-        """Have this host serve another stage once the call is answered. Raises StatusError."""
+        """Make this host serve another stage once the call is answered. Raises StatusError."""
         given = request.assignment
         if len(given.next) > MOST_NEXT or len(given.blocks) > MOST_BLOCKS:
             raise invalid(f"a stage has at most {MOST_BLOCKS} blocks and {MOST_NEXT} next hosts")
@@ -88,12 +88,12 @@ class StageSeat:
             await in_thread(self._record, request)
         except OnesweepError as error:
             raise transfer_error(error) from None
-        # the server ends with the change, so the answer leaves first
+        # the server ends on the change, so let the answer leave first
         ended: Any = lambda _: self._changed.set()  # noqa: E731 - the stubs want a type that they do not export
         context.add_done_callback(ended)
 
     async def _change_links(self, given: stage_pb2.Assignment) -> None:
-        """Sessions under way stay, but for those that were to go on to a host that is not among the next any more."""
+        """Change the next hosts. Sessions under way stay, except those whose next host is no longer linked."""
         held = read_assignment(self.store)
         if self.relink is None or held is None or held.blocks != given.blocks:
             raise failed_precondition("this host does not serve these blocks: give it the release, too")
@@ -101,9 +101,9 @@ class StageSeat:
         self.relink(given.next)
 
     def _record(self, request: stage_pb2.LoadRequest) -> None:
-        """For the next start of this host. The files of the release before stay for the way back.
+        """Record the stage for this host's next start. The previous release's files stay, for a rollback.
 
-        Raises CheckpointError where that cannot be written."""
+        Raises CheckpointError if the record cannot be written."""
         self._write(request.assignment)
         before = self.store.in_use[-1:]
         self.store.use([request.release])
@@ -114,7 +114,7 @@ class StageSeat:
         replace_file(self.store.directory / ASSIGNMENT_NAME, lambda path: path.write_text(record, encoding="utf-8"))
 
     async def round_trips(self, addresses: Sequence[str]) -> list[stage_pb2.LinkQuality]:
-        """Measure small messages to each machine, by the way that a hop would take. Raises StatusError."""
+        """Measure small messages to each machine, over the same route as a hop. Raises StatusError."""
         if len(addresses) > MOST_NEXT:
             raise invalid(f"at most {MOST_NEXT} machines can be measured at once")
         relays = list[Relay]()
@@ -129,7 +129,7 @@ class StageSeat:
 
 
 async def _quality(relay: Relay, state_bytes: int, rate_bytes: int) -> stage_pb2.LinkQuality:
-    """Measure a link that may not work."""
+    """Measure a link, which may not work."""
     try:
         return await measure_link(relay, state_bytes, rate_bytes)
     except grpc.aio.AioRpcError as error:
@@ -168,7 +168,7 @@ class WaitingService(stage_pb2_grpc.StageServiceServicer):
     """The gRPC face of a host that has no stage yet; all other calls are UNAVAILABLE."""
 
     def __init__(self, name: str, seat: StageSeat, problem: str) -> None:
-        """:param problem: why the last stage could not be served; empty where there was none."""
+        """:param problem: why the last stage could not be served; empty if there was none."""
         self.name, self.seat, self.problem = name, seat, problem
         self._storing = asyncio.Lock()
 
@@ -277,7 +277,7 @@ class StageService(stage_pb2_grpc.StageServiceServicer):
         return response
 
     def _own(self, names: Iterable[str], context: Context) -> list[str]:
-        """Names of sessions without those of other routers than the caller."""
+        """The names, without those of sessions of routers other than the caller."""
         peer, there = identity_of(context), self.host.sessions.sessions
         return [
             name
@@ -288,7 +288,7 @@ class StageService(stage_pb2_grpc.StageServiceServicer):
     async def Warm(self, request: stage_pb2.WarmRequest, context: Context) -> stage_pb2.WarmResponse:
         if request.reply_bytes > MAX_PROBE_BYTES:
             raise invalid(f"an answer has at most {MAX_PROBE_BYTES} bytes")
-        if request.padding:  # a request comes this way: its state shall find every window open
+        if request.padding:  # a request is coming: its state should find every congestion window open
             self.host.next_hosts.wake()
         return stage_pb2.WarmResponse(padding=bytes(request.reply_bytes))
 
@@ -319,7 +319,7 @@ class StageService(stage_pb2_grpc.StageServiceServicer):
         plan = self.host.releases.newest.plan
         if folder == "local":
             return plan.is_last and not plan.draws
-        # the last host needs the tokenizer where it holds texts to a schema
+        # the last host needs the tokenizer to hold texts to a schema
         return part in self.host.blocks or (folder == "ar" and part == BESIDE and plan.is_last)
 
     async def Load(self, request: stage_pb2.LoadRequest, context: Context) -> stage_pb2.LoadResponse:
@@ -330,7 +330,7 @@ class StageService(stage_pb2_grpc.StageServiceServicer):
         return stage_pb2.LoadResponse()
 
     async def Drop(self, request: stage_pb2.DropRequest, context: Context) -> stage_pb2.DropResponse:
-        # a transfer that was cancelled may be about to put the release in its place
+        # a cancelled transfer may be about to move the release into place
         async with self._storing:
             await self.loader.drop(request.release)
         return stage_pb2.DropResponse()

@@ -22,7 +22,7 @@ from stages.v1 import stage_pb2
 from stages.wire.messages import summed
 from stages.wire.status import StatusError, already_exists, exhausted, failed_precondition, invalid, not_found
 
-REMEMBERED = 4096  # names of released sessions that are kept: work for one of them may still be on its way
+REMEMBERED = 4096  # released sessions whose names are kept, as work for them may still be on its way
 
 
 @dataclass
@@ -34,36 +34,36 @@ class HostSession:
     capacity: int
     bytes: int
     expires_at: float
-    parts: Parts  # that it began with: it ends with them, whatever is loaded since
-    path: tuple[str, ...] = ()  # of all of its hops
-    sender: str = ""  # the host whose hops it gets, by its certificate; empty while there was none
-    pending: int = 0  # hops accepted and not computed yet: a session with such does not expire
-    length: int = 0  # clean positions accepted so far, those still in the queue included
+    parts: Parts  # those it began with, which it keeps whatever is loaded later
+    path: tuple[str, ...] = ()  # of all its hops
+    sender: str = ""  # the host that sends its hops, by its certificate; empty until one has
+    pending: int = 0  # hops accepted and not computed yet: a session with any does not expire
+    length: int = 0  # clean positions accepted so far, including those still in the queue
     next_number: int = 0  # the sweep or step that is due
-    prefills: int = 0  # prefill hops of it that were accepted so far
+    prefills: int = 0  # its prefill hops accepted so far
     batches: int = 0  # batches of its candidates, likewise
-    # Hidden state of the last known token, (1, width), on the last host: later batches of candidates follow it, too.
+    # Hidden state of the last known token, (1, width), on the last host: later batches of candidates also follow it.
     last_known: Tensor | None = None
-    # Of those, by host, on the host where they end.
+    # Timings of prefills and batches, by host, on the host where they end.
     timings: list[stage_pb2.HopTiming] = field(default_factory=list)
     free_at: float = 0.0  # when the last hop that was computed ended, by the performance counter
     stepped_at: float = 0.0  # when its last AR step ended, by the monotonic clock
-    released: bool = False  # nobody waits for it any more. Read by the engine's thread.
-    # Of each part that this host holds, in their order.
+    released: bool = False  # no request waits for it. Read by the engine's thread.
+    # One list for each part that this host holds, in order.
     caches: dict[int, list[LayerCache]] = field(default_factory=dict)
-    # What the text is held to, on the last host.
+    # The grammar that the text is held to, on the last host.
     grammar: Grammar | None = None
-    extra_bytes: int = 0  # of what its work takes beside the caches, as far as it is counted
-    # The text so far: (capacity,), of which as many as the caches hold are known.
+    extra_bytes: int = 0  # memory of its work on top of the caches, as far as it is counted
+    # The text so far: (capacity,), of which the first entries are known, as many as the caches hold.
     tokens: NDArray[np.int64] = field(default_factory=lambda: np.empty(0, dtype=np.int64))
-    beginning: Beginning | None = None  # where the beginning of its text may be kept
-    draft: DraftState | None = None  # of a host that drafts for it
-    written: Candidates | None = None  # of the last host's drafter, on their way round the ring
+    beginning: Beginning | None = None  # set if the beginning of its text may be kept
+    draft: DraftState | None = None  # set on the host that drafts for it
+    written: Candidates | None = None  # written by the last host's drafter, on their way round the ring
 
     def accepted(self, is_prefill: bool, has_more: bool) -> None:
         """Count a hop.
 
-        :param has_more: others of its step follow: of a prefill, or else batches of candidates."""
+        :param has_more: more hops of its step follow: prefill hops, or batches of candidates."""
         if has_more:
             self.prefills += is_prefill
             self.batches += not is_prefill
@@ -72,7 +72,7 @@ class HostSession:
             self.next_number += 1
 
     def add_up(self, event: stage_pb2.Event, is_prefill: bool) -> None:
-        """Keep the timings of a prefill that ended here; the event of the next hop with a result gets the sums."""
+        """Keep the timings of a prefill that ended here; the next hop's event with a result gets the sums."""
         if not is_prefill and not self.timings:
             return
         self.timings = summed([*self.timings, *event.timings])
@@ -98,15 +98,15 @@ class SessionStore:
         self.budget_bytes, self.lease_s = budget_bytes, lease_s
         self.sessions: dict[str, HostSession] = {}
         self.bytes = 0
-        self.released: OrderedDict[str, None] = OrderedDict()  # the last ones
+        self.released: OrderedDict[str, None] = OrderedDict()  # the most recent ones
 
     def open(
         self, name: str, router: str, kind: ModelKind, capacity: int, parts: Parts, now_s: float, drafts: bool = False
     ) -> HostSession:
         """Make a session's caches. Raises StatusError when the budget does not allow them.
 
-        :param capacity: positions, or pictures that are evaluated at once.
-        :param drafts: with the memory that a drafter takes.
+        :param capacity: positions, or pictures evaluated at once.
+        :param drafts: include the memory of a drafter.
         """
         if name in self.sessions:
             raise already_exists(f"session {name!r} is open already")
@@ -136,7 +136,7 @@ class SessionStore:
         return session
 
     def book(self, name: str, extra_bytes: int, now_s: float) -> None:
-        """Book what a session's work takes beside its caches, once. Raises StatusError where the budget has no room:
+        """Book the memory of a session's work on top of its caches, once. Raises StatusError if the budget has no room:
         the session is then freed."""
         session = self.sessions[name]
         if (more := extra_bytes - session.extra_bytes) > 0:
@@ -161,7 +161,7 @@ class SessionStore:
         """The session that a sweep or step continues with.
 
         Raises StatusError: NOT_FOUND for an unknown one, ALREADY_EXISTS for a sweep seen before, and
-        FAILED_PRECONDITION for one that skips something.
+        FAILED_PRECONDITION for one that skips a number or position.
         """
         session = self.sessions.get(name)
         if session is None:
@@ -183,7 +183,7 @@ class SessionStore:
             )
         if session.prefills and start < session.length:
             raise already_exists(f"the piece of sweep {number} of session {name!r} at {start} was accepted before")
-        # a step may go back behind draft tokens that turned out wrong
+        # a step may go back to before rejected draft tokens
         if start > session.length or (start < session.length and kind == "chain"):
             raise failed_precondition(
                 f"session {name!r} has read {session.length} positions, the sweep continues at {start}"
@@ -191,11 +191,11 @@ class SessionStore:
         return session
 
     def renew(self, session: HostSession, now_s: float) -> None:
-        """Begin a session's lease again."""
+        """Renew a session's lease."""
         session.expires_at = now_s + self.lease_s
 
     def release(self, name: str) -> bool:
-        """Free a session; False when there was none. Either way it cannot be opened any more."""
+        """Free a session; False if it did not exist. Either way it cannot be opened again."""
         self.released[name] = None
         if len(self.released) > REMEMBERED:
             self.released.popitem(last=False)

@@ -1,4 +1,4 @@
-"""Settings of a block host, from which the flags of `onesweep host` derive. Help imports them: no torch."""
+"""Settings of a block host, from which the flags of `onesweep host` derive. Help imports this module: no torch here."""
 
 from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass, field
@@ -15,7 +15,7 @@ from stages.wire.tls import LOOPBACK_ONLY, Security
 if TYPE_CHECKING:
     from stages.wire.pipes import AwaitedPipes
 
-# Tells addresses of next hosts whenever they change; has no end.
+# Passes on the addresses of next hosts whenever they change; runs forever.
 FollowNext = Callable[[Callable[[Sequence[str]], None]], Coroutine[Any, Any, None]]
 
 
@@ -24,18 +24,18 @@ class HostSettings:
     """Limits of one stage server."""
 
     name: str
-    # Pictures under way take some of it, too.
+    # Pictures under way also use part of it.
     session_mb: int = setting(256, "memory for KV caches", above=0)
-    # For the beginnings of texts that ended, beside that of sessions.
+    # For the prefix cache, in addition to the memory of sessions.
     prefix_mb: int = setting(256, "memory for earlier prompts, 0 = off", least=0, rare=True)
     lease_s: float = setting(60.0, "free an unused session after", above=0, rare=True)
-    # One more is refused.
+    # The host refuses one more.
     queue_limit: int = setting(64, "hops under way", above=0, rare=True)
-    # Messages of hops under way, until the next host has them; one more is refused. Decoded, what they carry takes up
-    # to four times as much beside.
+    # Limits messages of hops under way, until the next host has them; one more is refused. Their decoded contents take
+    # up to four times as much in addition.
     queue_mb: int = setting(256, "memory for their messages", above=0, rare=True)
     batch: int = setting(64, "hops that share a pass; 1 = none", above=0, rare=True)
-    # Of `device_for`; caches are there, too.
+    # A name for `device_for`; caches are on this device, too.
     device: str = setting(
         AUTO,
         "where hosts compute, caches included",
@@ -44,7 +44,7 @@ class HostSettings:
     )
     # Pause between messages that keep an idle link's congestion window open.
     keep_warm_s: float = setting(KEEP_WARM_S, "pace on idle links, 0 = off", least=0, most=60, rare=True)
-    # How long to wait for the next host to take a hop.
+    # How long to wait for the next host's ack of a hop.
     hop_timeout_s: float = setting(5.0, "wait for the next host", above=0, rare=True)
 
     def __post_init__(self) -> None:
@@ -53,16 +53,16 @@ class HostSettings:
 
 @dataclass(frozen=True, kw_only=True)
 class ServerSettings:
-    """Settings that hosts and routers have."""
+    """Settings that hosts and routers share."""
 
     threads: int | None = setting(None, "processor threads (all cores)", above=0, most=MAX_THREADS)
     security: Security = LOOPBACK_ONLY
-    # Where releases are kept that are deployed to this server; None: nothing can be.
+    # The directory of releases deployed to this server; None: it accepts none.
     releases: Path | None = setting(None, "keep what is deployed there (none: takes nothing)", metavar="DIR")
     # For probes, which have no certificate.
     health: str | None = setting(None, "answer health checks there too, in plain text", metavar="HOST:PORT")
     seeing: ObservabilitySettings = field(default_factory=ObservabilitySettings)
-    # How long a server that was told to stop continues with what it has begun.
+    # How long a stopping server continues with the requests that it has begun.
     drain_s: float = setting(DRAIN_S, "time for running requests to end", above=0, rare=True)
     signers: Path | None = setting(None, "file: take only what a public key in it signed (any)", rare=True)
 
@@ -70,13 +70,13 @@ class ServerSettings:
 @dataclass(frozen=True)
 class StageSettings(ServerSettings):
     checkpoint: Path
-    blocks: tuple[int, ...]  # none: it waits for a stage
+    blocks: tuple[int, ...]  # empty: the host waits for a stage
     listen: str
     next: tuple[str, ...]  # addresses of the hosts that may come after this one
     host: HostSettings
-    # None = who may dial it, or has a certificate.
+    # None: anyone who can dial it, or who has a certificate.
     tokens: Path | None = setting(None, "who may use it on loopback: `up` makes them")
     follow_next: FollowNext | None = None
     parts: int | None = None  # blocks of the topology, if there is one
-    model: Path | None = None  # a copy of what is served, on this machine: it takes its stage from there
-    pipes: "AwaitedPipes | None" = None  # of a machine that joined: others open them to this server
+    model: Path | None = None  # a copy of the model on this machine, from which it takes its stage
+    pipes: "AwaitedPipes | None" = None  # of a joined machine: others open them to this server

@@ -1,4 +1,4 @@
-"""Validation: a hop becomes typed work, its payloads decoded, before a session is touched.
+"""Validation: turns a hop into typed work and decodes its payloads, before any session is touched.
 
 Every field is checked here and nowhere else, and every payload is decoded once: decoding is checking it.
 """
@@ -21,9 +21,9 @@ from stages.wire.channel import MAX_NAME
 from stages.wire.messages import MAX_TIMINGS, AnyWork, check_label, check_timings
 from stages.wire.status import deadline_exceeded, failed_precondition, invalid
 
-MAX_NUMBER = 1 << 62  # of a sweep or step; those that follow have larger ones
+MAX_NUMBER = 1 << 62  # of a sweep or step; the next ones have larger numbers
 SPACE_BYTES, DIGEST_BYTES = 16, 32  # of a kept prefix
-MAX_INSTANCE = 2 * MAX_NAME  # a host's name and its process
+MAX_INSTANCE = 2 * MAX_NAME  # a host's name and the token of its process
 TEXT = ("sweep", "read")
 # The models that may do each kind of work.
 MODELS: dict[str, tuple[ModelKind, ...]] = {
@@ -35,9 +35,9 @@ MODELS: dict[str, tuple[ModelKind, ...]] = {
 
 
 def parse_hop(hop: stage_pb2.Hop, plan: HostPlan, is_open: bool = False) -> HopWork:
-    """The work of `hop` for a host with `plan`. Raises StatusError unless it is a hop that such a host can do.
+    """The work of `hop` for a host with `plan`. Raises StatusError unless such a host can do it.
 
-    :param is_open: its session is open, and of the same router and path."""
+    :param is_open: its session is open, and has the same router and path."""
     kind_of_work = hop.WhichOneof("work")
     if kind_of_work is None:
         raise invalid("the message carries no work: neither a sweep nor a step; see that its sender runs this version")
@@ -116,7 +116,7 @@ def _check_memory(hop: stage_pb2.Hop) -> None:
 
 
 def _model(hop: stage_pb2.Hop, plan: HostPlan, kinds: Sequence[ModelKind]) -> tuple[ModelKind, ModelSource]:
-    """The model that a hop is for, by its digest: the first, where two have the same."""
+    """The model that a hop is for, by its digest: the first if two have the same digest."""
     for kind in kinds:
         source = plan.models.get(kind)
         if source is not None and source.digest == hop.digest:

@@ -1,4 +1,4 @@
-"""The cut of a model over hosts: layers of each stage, such that the slowest host is as fast as can be."""
+"""The cut of a model over hosts: layers per stage such that the slowest host is as fast as possible."""
 
 import math
 from collections.abc import Sequence
@@ -14,12 +14,12 @@ NUMBER_BYTES = 4
 MEGABYTE = 1e6
 
 
-# A model is cut into contiguous stages of about equal cost. The cost of a layer, and of the head, is the numbers in its
-# matrices: counting them gives the same cut on every machine, which timing them does not. Of the embedding a step reads
-# one row, of a mixture the experts that it uses. Among equally fast cuts, that whose largest stage is smallest wins.
+# A model is cut into contiguous stages of about equal cost. The cost of a layer, and of the head, is the count of its
+# matrices' numbers: unlike timing, counting gives the same cut on every machine. A step reads one row of the embedding,
+# and only the used experts of a mixture. Among equally fast cuts, the one whose largest stage is smallest wins.
 @dataclass(frozen=True)
 class StageCost:
-    """Cost of a stage to its host."""
+    """The cost of a stage to its host."""
 
     layers: int
     step: int  # numbers that each token's step reads
@@ -27,7 +27,7 @@ class StageCost:
 
 
 def stage_cost(architecture: LlamaArchitecture, layers: int, first: bool, last: bool) -> StageCost:
-    """Cost of a stage of so many layers, with the embedding if it is the first and the head if it is the last."""
+    """Cost of a stage of `layers` layers, with the embedding if it is the first and the head if it is the last."""
     a = architecture
     attention: dict[Matrix, int] = {"qkv": a.width * a.qkv_width, "attention_out": a.width * a.query_width}
     mlp: dict[Matrix, int] = {"mlp_in": 2 * a.width * a.mlp_width, "mlp_out": a.width * a.mlp_width}
@@ -49,7 +49,7 @@ def stage_costs(architecture: LlamaArchitecture) -> list[StageCost]:
 
 
 def stage_lines(a: LlamaArchitecture, drafter_bytes: int = 0) -> list[str]:
-    """A line for each stage: what its host will hold, the last one's with the drafter, and its part of the work."""
+    """A line for each stage: its host's memory (with the drafter on the last host), and its share of the work."""
     costs = stage_costs(a)
     whole = sum(cost.step for cost in costs)
     ends = [" with the embedding" * (i == 0) + " with the head" * (i == a.parts - 1) for i in range(a.parts)]
@@ -64,15 +64,15 @@ def stage_lines(a: LlamaArchitecture, drafter_bytes: int = 0) -> list[str]:
 
 @dataclass(frozen=True)
 class StageHost:
-    """A host that will hold a stage: how fast it is beside the others, and its room for weights."""
+    """A host that will hold a stage: its speed relative to the others, and its room for weights."""
 
     speed: float = 1.0
     memory_bytes: float = math.inf
-    name: str = ""  # for the sentence that refuses a model which is too large
+    name: str = ""  # for the sentence that refuses a too large model
 
 
 def host_shares(count: int, speeds: Sequence[float] | None, memory_mb: Sequence[float] | None) -> tuple[StageHost, ...]:
-    """Hosts of `count` stages; none where nothing is said of them. Raises InputError for too few or many numbers."""
+    """Hosts of `count` stages; none if nothing describes them. Raises InputError for too few or too many numbers."""
     for flag, given in (("--speeds", speeds), ("--memory-mb", memory_mb)):
         if given is not None and len(given) != count:
             raise InputError(f"{flag} has {len(given)} numbers for {count} stages: give one for each host")
@@ -83,7 +83,7 @@ def host_shares(count: int, speeds: Sequence[float] | None, memory_mb: Sequence[
 
 
 def cut(architecture: LlamaArchitecture, hosts: Sequence[StageHost]) -> tuple[int, ...]:
-    """Layers of each host's stage, such that the slowest is as fast as can be. architecture: uncut.
+    """Layers of each host's stage, such that the slowest is as fast as possible. architecture: uncut.
 
     :param hosts: at most as many as there are layers. Raises InputError for hosts that cannot hold the model.
     """

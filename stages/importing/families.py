@@ -1,4 +1,4 @@
-"""Families of pretrained models that are read, with their names of tensors and their options."""
+"""Supported families of pretrained models, with their names of tensors and their options."""
 
 from dataclasses import replace
 from typing import Any
@@ -21,7 +21,7 @@ from stages.importing.family import (
 )
 from stages.model.architecture import Experts
 
-# Llama and those that have its layers (SmolLM2, TinyLlama); Mistral, whose layers have a window, too; and Mixtral,
+# Llama and families with its layers (SmolLM2, TinyLlama); Mistral, whose layers also have a window; and Mixtral,
 # Mistral as a mixture of experts. In GGUF all are called llama.
 
 LLAMA = ModelFamily("LlamaForCausalLM")
@@ -57,14 +57,14 @@ MIXTRAL = replace(
     rope_theta=1e6,
 )
 
-# Qwen 2 and 2.5: a bias on queries, keys and values; a window on the last layers, if it is switched on. Qwen 3: each
+# Qwen 2 and 2.5: a bias on queries, keys and values; a window on the last layers, if switched on. Qwen 3: each
 # head's queries and keys are normed before they are rotated; also as a mixture of experts in every layer.
 
 FIRST_WINDOW_LAYER = 28  # layers below it see everything
 
 
 def _late_window(config: Config) -> dict[str, Any]:
-    """The option of a window that only later layers have."""
+    """The option of a window on later layers only."""
     if not config.get("use_sliding_window"):
         return {}
     late = (i for i in every_layer(config) if i >= config.get("max_window_layers", FIRST_WINDOW_LAYER))
@@ -107,10 +107,10 @@ QWEN3_MOE = replace(
 )
 
 
-# Phi 3: one tensor for queries, keys and values, one for the gate and what it multiplies; a part of a head is rotated.
+# Phi 3: one tensor for queries, keys and values, one for the gate and up; only part of a head is rotated.
 #
-# Its longer contexts (`longrope`, once called `su`) change the angles of all positions when a text grows past a length,
-# which a cache of keys cannot follow: such models are refused.
+# Its longer contexts (`longrope`, formerly `su`) change the angles of all positions once a text exceeds a length,
+# which a cache of keys cannot follow, so such models are refused.
 
 
 def _phi3_options(config: Config) -> dict[str, Any]:
@@ -143,7 +143,7 @@ OLMO2 = ModelFamily(
 )
 
 # Gemma 2: norms before and after, soft caps, and a window on every other layer. Gemma 3 (text): norms of queries and
-# keys in place of soft caps, and a window on five of six layers, which have a rotary base of their own.
+# keys instead of soft caps, and a window on five of six layers, which have their own rotary base.
 
 GEMMA_TENSORS = TENSORS | {
     "post_attention_layernorm": "attention_after",
@@ -165,7 +165,7 @@ def _gemma_options(config: Config) -> dict[str, Any]:
 
 
 def _gguf_query_scalar(config: Config, largest: int) -> dict[str, Any]:
-    """The scale of queries, which GGUF leaves out: that of a head, but for the family's largest model.
+    """The scale of queries, which GGUF omits: derived from head_dim, except in the family's largest model.
 
     :param largest: layers of that model. Source: `load_hparams` of llama.cpp.
     """
@@ -221,7 +221,7 @@ FAMILIES = (LLAMA, MISTRAL, QWEN2, QWEN3, PHI3, OLMO2, GEMMA2, GEMMA3, QWEN3_MOE
 
 
 def family_named(name: object) -> ModelFamily:
-    """By the name of its architecture in config.json. Raises CheckpointError that lists the known ones."""
+    """The family with this architecture in config.json. Raises CheckpointError that lists the known ones."""
     found = next((family for family in FAMILIES if family.name == name), None)
     if found is None:
         known = ", ".join(family.name for family in FAMILIES)
@@ -231,8 +231,8 @@ def family_named(name: object) -> ModelFamily:
 
 
 def gguf_family(name: object, is_mixture: bool) -> ModelFamily:
-    """By the name of its architecture in GGUF, and whether it has experts. Raises CheckpointError that lists the known
-    ones."""
+    """The family with this architecture name in GGUF, with or without experts. Raises CheckpointError that lists the
+    known ones."""
     known = {each.gguf: each for each in FAMILIES if each.gguf and each.is_mixture == is_mixture}
     found = known.get(name) if isinstance(name, str) else None
     if found is None:

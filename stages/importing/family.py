@@ -1,4 +1,4 @@
-"""A family of pretrained models as it is published: its names in files, and what its layers are."""
+"""A published family of pretrained models: its names in files, and the kind of its layers."""
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
@@ -18,10 +18,10 @@ from stages.model.architecture import (
     check_whole,
 )
 
-Config = Mapping[str, Any]  # settings by their names in config.json; those of a GGUF file are renamed so
+Config = Mapping[str, Any]  # settings by their names in config.json; a GGUF file's settings get these names, too
 
-# Tensors of Llama's layers, in safetensors and in GGUF -> ours. Where a stored one holds several of ours, they stand in
-# the order of its rows; `*` is the number of an expert, and where the stored name has none, its first axis.
+# Tensors of Llama's layers, in safetensors and in GGUF -> ours. If a stored tensor holds several of ours, they are in
+# the order of its rows; `*` is the number of an expert, or the first axis if the stored name has none.
 TENSORS = {
     "input_layernorm": "attention_norm",
     "self_attn.q_proj": "q",
@@ -70,27 +70,27 @@ class ModelFamily:
     """Everything in which one family differs from the others."""
 
     name: str  # in `architectures` of config.json
-    gguf: str = ""  # in `general.architecture`; empty where GGUF files of it are not read
-    is_mixture: bool = False  # of experts: families of one name in GGUF are told apart by it
+    gguf: str = ""  # in `general.architecture`; empty if its GGUF files are not supported
+    is_mixture: bool = False  # of experts: distinguishes families with one name in GGUF
     tensors: Mapping[str, str] = field(default_factory=lambda: TENSORS)
     gguf_tensors: Mapping[str, str] = field(default_factory=lambda: GGUF_TENSORS)
-    # Fields of the architecture that are not Llama's, of the settings.
+    # Fields of the architecture that differ from Llama's, from the settings.
     options: Callable[[Config], dict[str, Any]] = lambda _: {}
-    # Settings that `transformers` takes where config.json does not say.
+    # Settings that `transformers` assumes if config.json does not give them.
     defaults: Mapping[str, Any] = field(default_factory=dict)
     rope_theta: float = 10000.0
-    activation: tuple[str, str] = ("hidden_act", "silu")  # its setting, and the one that is taken where that is missing
-    # Settings that a GGUF file leaves out, of those that it has.
+    activation: tuple[str, str] = ("hidden_act", "silu")  # the setting's name, and its default
+    # Settings that a GGUF file omits, derived from the others.
     gguf_settings: Callable[[Config], dict[str, Any]] = lambda _: {}
-    offset_norms: bool = False  # safetensors hold the weights of norms less one
-    scaled_embedding: bool = False  # what is embedded is multiplied by the root of the width
+    offset_norms: bool = False  # safetensors store the weights of norms minus one
+    scaled_embedding: bool = False  # embeddings are multiplied by the square root of the width
     interleaved: bool = False  # GGUF has rotary pairs side by side: 0 and 1, 2 and 3
 
     def architecture(self, config: Config) -> LlamaArchitecture:
         """The shape of a model, with all layers in one stage.
 
-        Raises CheckpointError for what is not supported, ShapeError, KeyError, TypeError, ValueError or ArithmeticError
-        for what cannot be.
+        Raises CheckpointError for unsupported options; ShapeError, KeyError, TypeError, ValueError or ArithmeticError
+        for impossible ones.
         """
         config, rope = {**self.defaults, **config}, rope_of(config)
         if config.get("rope_theta") is None:
@@ -124,12 +124,12 @@ class ModelFamily:
         return LlamaArchitecture(**fields | self.options(config))
 
     def adapted(self, name: str, tensor: Tensor, a: LlamaArchitecture) -> Tensor:
-        """A tensor as the layers here take it: what a family computes beside its weights is put into them."""
+        """A tensor as the layers here need it: folds a family's fixed computations into its weights."""
         kind = name.split(".")[-2]
         if self.scaled_embedding and name == "embedding.weight":
             return tensor * a.width**0.5
         if self.scaled_embedding and a.tied_head and name == "norm.weight":
-            return tensor / a.width**0.5  # the head multiplies with the embedding, which is scaled
+            return tensor / a.width**0.5  # the tied head multiplies by the embedding, which is scaled
         if a.rotary_dim is not None and kind in ("q", "k", "q_norm", "k_norm"):
             return rotated_in_halves(tensor, a)
         return tensor
@@ -137,7 +137,7 @@ class ModelFamily:
 
 @contextmanager
 def refused_with(what: str) -> Iterator[None]:
-    """A block that makes an architecture: what it cannot be made of is a CheckpointError that names `what`."""
+    """A `with` block that makes an architecture: impossible settings raise a CheckpointError that names `what`."""
     try:
         yield
     except KeyError as error:
@@ -147,8 +147,8 @@ def refused_with(what: str) -> Iterator[None]:
 
 
 def rotated_in_halves(tensor: Tensor, a: LlamaArchitecture) -> Tensor:
-    """Rows of each head in an order in which number i is paired with i + head_dim / 2 also where the family pairs the
-    first `rotary_dim` numbers among themselves, and leaves the others alone."""
+    """Rows of each head, reordered so that number i is paired with i + head_dim / 2, also if the family pairs the first
+    `rotary_dim` numbers among themselves and leaves the others alone."""
     assert a.rotary_dim is not None
     turned, still = (list(range(*ends)) for ends in ((a.rotary_dim,), (a.rotary_dim, a.head_dim)))
     pairs, others = len(turned) // 2, len(still) // 2
@@ -157,7 +157,7 @@ def rotated_in_halves(tensor: Tensor, a: LlamaArchitecture) -> Tensor:
 
 
 def rope_of(config: Config, layers: str = FULL) -> dict[str, Any]:
-    """Settings of the rotary embedding, of one kind of layers where each has its own."""
+    """Settings of the rotary embedding, for one kind of layer if each kind has its own."""
     given = _within(config, "rope_scaling") | _within(config, "rope_parameters")
     return _within(given, layers) if FULL in given or SLIDING in given else given
 
@@ -185,12 +185,12 @@ def _number(rope: Config, name: str) -> Any:  # noqa: ANN401 - what is no number
 
 
 def every_layer(config: Config) -> range:
-    """Numbers of all layers."""
+    """Indices of all layers."""
     return range(config["num_hidden_layers"])
 
 
 def sliding_layers(config: Config, otherwise: Iterable[int]) -> list[int]:
-    """Numbers of the layers that `layer_types` says slide, or `otherwise` where it is not given. Raises
+    """Indices of the layers that slide by `layer_types`, or `otherwise` if that is missing. Raises
     CheckpointError."""
     kinds = config.get("layer_types")
     if kinds is None:

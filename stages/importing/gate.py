@@ -1,4 +1,4 @@
-"""The gate of an import: the model must read the probe text as such a model does, or is refused with a reason."""
+"""The gate of an import: the model must predict the probe text well enough, or is refused with a reason."""
 
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -18,17 +18,17 @@ from stages.model.architecture import MAX_LAYERS, LlamaArchitecture
 from stages.model.layers import soft_capped
 from stages.model.llama import LlamaLayer, llama_rotary
 
-# Readings of the same weights that differ in one thing: what a mis-mapped model most likely got wrong. Where the rows
-# of a matrix are in another order, so are the numbers of its product: all readings share the matrices as they are.
-Tensors = dict[str, Tensor]  # of one layer, by their names within it
-# What leaves a module instead, of the layer's tensors, what entered and what left.
+# Readings are variants of the same weights that differ in one thing: the likeliest errors of a mis-mapped model. Rows
+# in another order only reorder the numbers of a product, so all readings share the matrices as they are.
+Tensors = dict[str, Tensor]  # of one layer, by name within the layer
+# A module's changed output, from the layer's tensors, the module's input and its output.
 Change = Callable[[Tensors, Tensor, Tensor], Tensor]
 
 THETAS = (1e4, 1e5, 5e5, 1e6)
 EPSILONS = (1e-6, 1e-5)
 MAX_THREADS = 4
-AT_ONCE = 4  # readings in one product: one alone takes 1.4 times as long for each, as a text is short
-TABLE_ROWS = 512  # of the head, in one product
+AT_ONCE = 4  # readings in one product: one by one, each takes 1.4 times as long, as a text is short
+TABLE_ROWS = 512  # rows of the head in one product
 SCALINGS = (None, *LLAMA3_SCALINGS)
 
 
@@ -39,11 +39,11 @@ class Variant:
     what: str  # the difference from the source's own settings, worded to follow "with"
     architecture: LlamaArchitecture
     changes: Mapping[str, Change] = field(default_factory=dict)  # by the module within a layer
-    layers: range = range(MAX_LAYERS)  # that differ from the source's own reading
+    layers: range = range(MAX_LAYERS)  # layers that differ from the source's own reading
 
 
 def settings(source: Source) -> Iterator[Variant]:
-    """The source's own reading, then those that change one thing in all layers that no shape betrays: a setting, the
+    """The source's own reading, then readings that change one thing in all layers that no shape reveals: a setting, the
     order of rows within heads, two kinds of tensors of one shape exchanged, or square ones transposed."""
     a, prefix = source.architecture, "layers.0."
     shapes = {name.removeprefix(prefix): s for name, s in expected_shapes(a).items() if name.startswith(prefix)}
@@ -88,7 +88,7 @@ def settings(source: Source) -> Iterator[Variant]:
 
 
 def omissions(source: Source) -> Iterator[Variant]:
-    """Readings that leave one half of one layer out: where a tensor is damaged, that does less harm."""
+    """Readings that omit one half of one layer: if one of its tensors is damaged, the omission does less harm."""
     halves = {"attention_after": "q, k, v, attention_out, attention_norm", "mlp_after": "gate, up, mlp_out, mlp_norm"}
     a = source.architecture
     for i in range(a.total_layers):
@@ -102,25 +102,25 @@ def _in_order(order: Tensor, _tensors: Tensors, _: Tensor, left: Tensor) -> Tens
 
 
 def _normed(name: str, epsilon: float, tensors: Tensors, entered: Tensor, _: Tensor) -> Tensor:
-    """By the weight of the norm `name`."""
+    """Normalize with the weight of the norm `name`."""
     return F.rms_norm(entered, entered.shape[-1:], tensors[f"{name}.weight"], epsilon)
 
 
 def _transposed(name: str, first: int, tensors: Tensors, entered: Tensor, left: Tensor) -> Tensor:
-    """:param first: row of the square matrix among those of the module `name`."""
+    """:param first: first row of the square matrix in the module `name`."""
     rows = slice(first, first + entered.shape[-1])
     bias = tensors.get(f"{name}.bias")
     left[..., rows] = F.linear(entered, tensors[f"{name}.weight"][rows].t(), None if bias is None else bias[rows])
     return left
 
 
-# The first tensor of each that is stored as one -> its name, and all of them.
+# First of the tensors that are joined into one -> the joined name, and all its tensors.
 JOINED = {"q": ("qkv", ("q", "k", "v")), "gate": ("mlp_in", ("gate", "up"))}
 
 
 def layer_tensors(source: Source, index: int, threads: ThreadPoolExecutor, cut: LlamaArchitecture) -> Tensors:
-    """The tensors of one layer as `LlamaLayer` has them, by their names within it: queries, keys and values in one,
-    gate and up in one. :param cut: says in how many bits."""
+    """The tensors of one layer as `LlamaLayer` holds them, by name within the layer: queries, keys and values joined,
+    and gate and up joined. :param cut: gives the bits of the weights."""
     prefix, whole = f"layers.{index}.", Tensors()
     names = [name for name in source.shapes() if name.startswith(prefix)]
     found = threads.map(partial(source.parts, cut=cut), names)
@@ -137,8 +137,8 @@ def layer_tensors(source: Source, index: int, threads: ThreadPoolExecutor, cut: 
     return whole
 
 
-# One way through a model's layers, for many readings of them at once. A layer is read, run for every reading, and let
-# go: memory holds one layer, however large the model is. A reading is run from the first layer on that differs.
+# A single pass through a model's layers serves many readings at once. It reads a layer, runs it for every reading, and
+# frees it: memory holds one layer, however large the model is. A reading runs from the first layer that differs.
 @torch.inference_mode()
 def losses(
     source: Source,
@@ -146,10 +146,10 @@ def losses(
     variants: Sequence[Variant],
     done: Callable[[int], object] = lambda count: None,
 ) -> list[float]:
-    """Cross-entropy (nats a token) of the probe's tokens in each reading.
+    """Cross-entropy (nats per token) of the probe's tokens in each reading.
 
     :param variants: the first is the source's own reading.
-    :param done: called before each layer with the number of those that were run.
+    :param done: called before each layer with the number of layers already run.
     """
     a, numbers = source.architecture, range(len(variants))
     rotary = lru_cache(None)(lambda a, slides: llama_rotary(replace(a, positions=len(tokens)), slides))
@@ -178,7 +178,7 @@ def losses(
 
 
 def _changed_layer(a: LlamaArchitecture, index: int, tensors: Tensors, variants: Sequence[Variant]) -> LlamaLayer:
-    """A layer of which each sequence of a batch is another reading. tensors: of `layer_tensors`."""
+    """A layer in which each sequence of a batch is another reading. tensors: from `layer_tensors`."""
     with torch.device("meta"):
         layer = LlamaLayer(a, index)
     layer.load_state_dict(tensors, assign=True)
@@ -192,10 +192,10 @@ def _changed_layer(a: LlamaArchitecture, index: int, tensors: Tensors, variants:
     return layer.eval().requires_grad_(False)
 
 
-# Products of a short text are so small that threads within one mostly wait for each other; readings need not.
+# Products of a short text are so small that threads within a product mostly wait for each other; readings do not.
 @contextmanager
 def one_thread_each() -> Iterator[ThreadPoolExecutor]:
-    """Threads, as many as torch has, each of which computes by itself."""
+    """A pool of as many threads as torch has, each of which computes on its own."""
     count = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
@@ -208,7 +208,7 @@ def one_thread_each() -> Iterator[ThreadPoolExecutor]:
 def _nats(
     source: Source, known: Tensor, variants: Sequence[Variant], hidden: Tensor, threads: ThreadPoolExecutor
 ) -> list[float]:
-    """:param hidden: of each reading, (variants, tokens, width)."""
+    """:param hidden: for each reading, (variants, tokens, width)."""
     norm, cap, found = source.tensor(NORM), source.architecture.logit_softcap, torch.empty(len(variants))
     tables = [EMBEDDING if variant.architecture.tied_head else HEAD for variant in variants]
     for table in set(tables):
@@ -227,18 +227,18 @@ def _nats(
     return found.tolist()
 
 
-# From this share of ln(V) on, weights say no more of plain English than random ones: trained models are far below.
+# Above this share of ln(V), weights predict plain English no better than random ones: trained models are far below.
 NEAR_UNTRAINED = 0.75
-CLEAR_NATS = 0.25  # by so much a change must lower the loss to be held for the cause
+CLEAR_NATS = 0.25  # a change must lower the loss by this much to count as the cause
 
 
 def check_loss(source: Source, tokens: Sequence[int], is_untrained: bool, done: Callable[[int], object]) -> float:
     """The model's cross-entropy on the probe (nats a token).
 
-    What no shape betrays is tried otherwise, one thing at a time, in the same pass. Raises CheckpointError when
-    the loss is near what untrained weights give, or when one change lowers it clearly: then the weights are loaded,
-    but mis-mapped. :param is_untrained: the weights are known to be random, and say nothing.
-    :param done: as of `losses`.
+    Properties that no shape reveals are varied one at a time, in the same pass. Raises CheckpointError if the loss is
+    near that of untrained weights, or if a single change lowers it clearly: then the weights are loaded, but
+    mis-mapped. :param is_untrained: the weights are known to be random, so their loss says nothing.
+    :param done: see `losses`.
     """
     variants = list(settings(source))[: 1 if is_untrained else None]
     found, limit = losses(source, tokens, variants, done), math.log(source.architecture.vocabulary)

@@ -1,4 +1,4 @@
-"""A GGUF file: weights in one of its quantisations, and the tokenizer, in one file."""
+"""A GGUF file, which holds weights in one of its quantisations, and the tokenizer."""
 
 import math
 import re
@@ -22,12 +22,12 @@ from stages.model.architecture import GROUP, LlamaArchitecture, Matrix, RopeScal
 from stages.model.few_bits import LARGEST
 from stages.model.llama import stretch
 
-# The reader of the package gguf, which by itself reads as many elements as a damaged file says it has.
-MAX_ELEMENTS = 1 << 22  # of an array: tokens of the largest vocabulary
+# The gguf package's reader, with bounds: by itself it reads as many elements as a damaged file claims.
+MAX_ELEMENTS = 1 << 22  # of an array: more than the tokens of the largest vocabulary
 
 
 def gguf_package() -> Any:  # noqa: ANN401
-    """Raises InputError where it is missing."""
+    """Import the package. Raises InputError if it is missing."""
     try:
         import gguf
     except ImportError:
@@ -36,7 +36,7 @@ def gguf_package() -> Any:  # noqa: ANN401
 
 
 def open_gguf(path: Path) -> Any:  # noqa: ANN401
-    """Its `GGUFReader` of a file. Raises whatever a damaged file makes that raise, and InputError."""
+    """The package's `GGUFReader` for a file. Raises InputError, and any error of the reader on a damaged file."""
     gguf = gguf_package()
     base: Any = gguf.GGUFReader
     array, string = gguf.GGUFValueType.ARRAY, gguf.GGUFValueType.STRING
@@ -54,7 +54,7 @@ def open_gguf(path: Path) -> Any:  # noqa: ANN401
             if count[0] > MAX_ELEMENTS:
                 raise ValueError(f"an array of {count[0]} elements; at most {MAX_ELEMENTS} are read")
             scalar = self.gguf_scalar_to_np.get(int(kind[0]))
-            # The package reads one element at a time, which takes seconds for a vocabulary.
+            # The package reads one element at a time, which would take seconds for a vocabulary.
             if scalar is not None:
                 elements = [self._get(orig_offs + 12, scalar, count[0])]
             elif kind[0] == string and self.byte_order == "I":
@@ -63,7 +63,7 @@ def open_gguf(path: Path) -> Any:  # noqa: ANN401
                 return super()._get_field_parts(orig_offs, raw_type)
             size = 12 + sum(part.nbytes for part in elements) + (8 * len(elements) if scalar is None else 0)
             types = [array, gguf.GGUFValueType(int(kind[0]))] if count[0] else [array]
-            # `contents` joins the parts that are named here, one of all numbers or one a text.
+            # `contents` joins the parts named here: one for all numbers, or one per text.
             data = range(2, 2 + len(elements)) if count[0] else ()
             return size, [kind, count, *elements], list(data), types
 
@@ -80,11 +80,11 @@ def open_gguf(path: Path) -> Any:  # noqa: ANN401
     return Reader(path)
 
 
-PART = re.compile(r"(.+)-\d{5}-of-\d{5}(\.\w+)?", re.DOTALL)  # the name of one of several files of a model
+PART = re.compile(r"(.+)-\d{5}-of-\d{5}(\.\w+)?", re.DOTALL)  # the name of one of a model's several files
 
 
 def _read_parts(path: Path) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Metadata and tensors of a model in one file or several, of which `path` is any. Raises CheckpointError."""
+    """Metadata and tensors of a model in one file or several, of which `path` is any one. Raises CheckpointError."""
     fields, tensors = _read(path)
     count = fields.get("split.count", 0)
     if type(count) is not int or count <= 1:
@@ -97,7 +97,7 @@ def _read_parts(path: Path) -> tuple[dict[str, Any], dict[str, Any]]:
     paths = [path.with_name(f"{named[1]}-{i + 1:05}-of-{count:05}{named[2] or ''}") for i in range(count)]
     if missing := [each.name for each in paths if not each.is_file()]:
         raise CheckpointError(f"missing {len(missing)} of {count} parts: {', '.join(missing[:8])}")
-    found = [_read(each) for each in paths]  # what one lacks, the model will
+    found = [_read(each) for each in paths]  # a part missing from a file is missing from the model
     return found[0][0], {name: tensor for _, some in found for name, tensor in some.items()}
 
 
@@ -107,7 +107,7 @@ def _read(path: Path) -> tuple[dict[str, Any], dict[str, Any]]:
     try:
         reader = open_gguf(path)
         fields = {name: field.contents() for name, field in reader.fields.items()}
-    except Exception as error:  # what a damaged file makes the reader raise has no common class
+    except Exception as error:  # the reader's errors on damaged files have no common class
         problem, advice = re.sub(r"\S+ is not a valid GG\w+", "it has an unknown type", str(error)), "fetch it again"
         if version := re.search(r"Sorry.* version (\d+)", problem):
             problem, advice = f"it says version {version[1]}", "take a file of version 2 or 3"
@@ -120,7 +120,7 @@ LONG_ROPE = ("rope_factors_long.weight", "rope_factors_short.weight")
 LLAMA3_SCALINGS = (RopeScaling(8.0, 1.0, 4.0, 8192), RopeScaling(32.0, 1.0, 4.0, 8192))
 FLOATS, FOUR_BITS = ("F32", "F16", "BF16"), ("Q4_0", "Q4_1", "Q4_K")
 _TOP = {"token_embd.weight": "embedding.weight", "output_norm.weight": "norm.weight", "output.weight": "head.weight"}
-# Metadata by their names in config.json; the first group must be there.
+# Metadata by their names in config.json; the first group is required.
 _NEEDED = {
     "hidden_size": "embedding_length",
     "num_attention_heads": "attention.head_count",
@@ -144,7 +144,7 @@ _OPTIONAL = {
 
 
 class GgufSource(Source):
-    """Raises CheckpointError for a file that holds no supported model, InputError where the package gguf is missing."""
+    """Raises CheckpointError if the file holds no supported model, InputError if the package gguf is missing."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -169,7 +169,7 @@ class GgufSource(Source):
         place, data = self.places[name], self._data(name, rows)
         result = torch.empty(len(data), *place.shape[1:])
         for begin in range(0, len(data), PIECE_ROWS):
-            # as one: the package works on 16 rows at a time, which alone are too few
+            # as one row: the package works on 16 rows at a time, which is too few
             joined = np.asarray(data[begin : begin + PIECE_ROWS]).reshape(1, -1)
             found = self._gguf.dequantize(joined, self._tensors[place.stored].tensor_type)
             numbers = result[begin : begin + PIECE_ROWS].numpy()
@@ -177,7 +177,7 @@ class GgufSource(Source):
         return self._in_order(name, result)
 
     def _data(self, name: str, rows: slice = ALL) -> Any:  # noqa: ANN401
-        """Stored rows, mapped for as long as they are read: else memory would hold all that was read of a file."""
+        """Stored rows, mapped only while they are read: else memory would hold everything read from a file."""
         place = self.places[name]
         tensor = self._tensors[place.stored]
         data = np.memmap(tensor.data.filename, tensor.data.dtype, "r", int(tensor.data_offset), tensor.data.shape)
@@ -219,7 +219,7 @@ class GgufSource(Source):
         return tuple(sorted(wide))
 
     def _check_quantisations(self) -> None:
-        """On a row of each kind: before anything is written."""
+        """Check one row of each kind, before anything is written."""
         firsts = {tensor.tensor_type: tensor for tensor in reversed(self._tensors.values())}
         for kind, tensor in firsts.items():
             try:
@@ -242,7 +242,7 @@ class GgufSource(Source):
         return a
 
     def _says(self, name: str, *default: Any) -> Any:  # noqa: ANN401
-        """Metadata of the architecture. Raises KeyError where the file says nothing and nothing goes without saying."""
+        """Metadata of the architecture. Raises KeyError if the file has none, and there is no default."""
         unsaid = METADATA | OF_ARCHITECTURE.get(str(self._name), {})
         for each in (name, OLDER_NAMES.get(name, name)):
             if (found := self._fields.get(f"{self._name}.{each}")) is not None:
@@ -252,7 +252,7 @@ class GgufSource(Source):
         return unsaid.get(name, *default)
 
     def _settings(self) -> dict[str, Any]:
-        """The metadata as a config.json would have them."""
+        """The metadata as in a config.json."""
         config = {theirs: self._says(name) for theirs, name in _NEEDED.items()}
         optional = {theirs: self._says(name, None) for theirs, name in _OPTIONAL.items()}
         config |= {theirs: value for theirs, value in optional.items() if value is not None}
@@ -276,7 +276,7 @@ class GgufSource(Source):
         return config | {"tie_word_embeddings": "output.weight" not in self._tensors}
 
     def _scaled(self, plain: LlamaArchitecture) -> LlamaArchitecture:
-        """Llama 3's scaling is stored as what it divides each frequency by: find the settings that give just that."""
+        """GGUF stores Llama 3's scaling as the divisor of each frequency: find the settings that give these."""
         assert self._factors is not None
         found = torch.from_numpy(np.array(self._factors.data, dtype=np.float64).flatten())
         frequency = plain.rope_theta ** (-torch.arange(0, plain.head_dim, 2, dtype=torch.float64) / plain.head_dim)
@@ -287,7 +287,7 @@ class GgufSource(Source):
 
 
 def half_split(weight: Tensor, heads: int) -> Tensor:
-    """Rows of a head from interleaved pairs (0, 1), (2, 3), ..., as GGUF has them for Llama, to the half-split form."""
+    """Reorder a head's rows from interleaved pairs (0, 1), (2, 3), ..., as GGUF has Llama's, to the half-split form."""
     return weight.unflatten(0, (heads, -1, 2)).transpose(1, 2).flatten(0, 2).contiguous()
 
 
@@ -297,19 +297,19 @@ def interleaved(weight: Tensor, heads: int) -> Tensor:
 
 
 def _blocks(blocks: Tensor) -> dict[str, Tensor]:
-    """Q4_0 and Q4_1 as `QuantLinear` has them. blocks: (rows, groups, bytes) uint8."""
+    """Q4_0 and Q4_1 in `QuantLinear`'s form. blocks: (rows, groups, bytes) uint8."""
     numbers = blocks[..., : -GROUP // 2].contiguous().view(torch.float16)
-    # Q4_0 has a scale d and means d * (code - 8); Q4_1 has an offset beside it. Float16 holds -8 d exactly.
+    # Q4_0 has a scale d and means d * (code - 8); Q4_1 also has an offset. Float16 holds -8 d exactly.
     scales = numbers[..., 0]
     offsets = numbers[..., 1] if numbers.shape[2] == 2 else -8 * scales
     return {"codes": blocks[..., -GROUP // 2 :].flatten(1), "scales": scales, "offsets": offsets}
 
 
 def _super_blocks(blocks: Tensor) -> dict[str, Tensor]:
-    """Q4_K as `QuantLinear` has it: the same codes; scales and offsets, products of a float16 and an integer of 6 bits,
+    """Q4_K in `QuantLinear`'s form: the same codes; scales and offsets, products of a float16 and an integer of 6 bits,
     are rounded to float16. blocks: (rows, super-blocks of 8 groups, bytes) uint8."""
     whole = blocks[..., :4].contiguous().view(torch.float16).float()
-    # Integers of groups 0 to 3, then the upper two bits of those of groups 4 to 7, whose lower four come last.
+    # Integers of groups 0 to 3, then the upper two bits of groups 4 to 7, whose lower four bits come last.
     scales, offsets, lower = blocks[..., 4:16].unflatten(-1, (3, 4)).unbind(-2)
     scales = torch.cat([scales & 63, lower & LARGEST | scales >> 2 & 48], dim=-1)
     offsets = torch.cat([offsets & 63, lower >> 4 | offsets >> 2 & 48], dim=-1)

@@ -1,4 +1,4 @@
-"""tokenizer.json of what a GGUF file says of its tokenizer."""
+"""Makes tokenizer.json from a GGUF file's metadata."""
 
 import json
 import math
@@ -21,78 +21,78 @@ from stages.importing.speech import (
 )
 
 # Sources, in llama.cpp: `load` of src/llama-vocab.cpp for tokenizers, `load_hparams` of src/llama-model.cpp and
-# `load_arch_hparams` of src/models/ for the rest. What has no default there must be in a file here, too.
+# `load_arch_hparams` of src/models/ for the rest. Fields without a default there are required here, too.
 
-# Numbers of tokens by `tokenizer.ggml.model`; those beyond the vocabulary are none, and so is a token of `gpt2` that is
+# Token numbers by `tokenizer.ggml.model`; numbers beyond the vocabulary mean none, as does a `gpt2` token that is
 # plain text: 11 is a comma in most vocabularies.
 IDS = {"llama": {"bos": 1, "eos": 2, "unknown": 0}, "gpt2": {"bos": 11, "eos": 11}}
 CUT = "default"  # `tokenizer.ggml.pre`, how `gpt2` cuts text before merging
-BEGINNING = {"llama", "llama-bpe"}  # models of tokenizers, and ways of cutting, where a text begins with a token
+BEGINNING = {"llama", "llama-bpe"}  # tokenizer models, and ways of cutting, whose texts begin with a token
 # Other names of a way of cutting.
 SAME_CUT = dict.fromkeys(("llama3", "llama-v3", "falcon3", "pixtral", "midm-2.0"), "llama-bpe")
 SAME_CUT |= dict.fromkeys(("phi-2", "gigachat", "a.x-4.0", "mellum"), "gpt-2")
 SAME_CUT |= dict.fromkeys(("deepseek-r1-qwen", "kormo", "megrez"), "qwen2")
 
-# Metadata of the architecture, by their names without it.
+# Defaults of the architecture's metadata, named without its prefix.
 METADATA = {"rope.freq_base": 10000.0, "rope.scaling.type": "linear", "rope.scaling.factor": 1.0}
 OLDER_NAMES = {"rope.scaling.factor": "rope.scale_linear"}
 # By `general.architecture`.
 OF_ARCHITECTURE = {"gemma2": {"attention.sliding_window": 4096}}
 
-# What a GGUF file says of its tokens, checked before use: the file is a user's.
-NORMAL, UNKNOWN, CONTROL, USER_DEFINED = 1, 2, 3, 4  # kinds of tokens, of those in `tokenizer.ggml.token_type`
-SENTENCEPIECE = "llama"  # what `tokenizer.ggml.model` calls SentencePiece
-TEMPLATE = "tokenizer.chat_template"  # and, after a dot, the name of another one
-# Settings of the publisher's, `general.sampling.`, by the names of a request's.
+# A GGUF file's statements about its tokens. They are checked before use, as the file comes from a user.
+NORMAL, UNKNOWN, CONTROL, USER_DEFINED = 1, 2, 3, 4  # kinds of tokens in `tokenizer.ggml.token_type`
+SENTENCEPIECE = "llama"  # SentencePiece's name in `tokenizer.ggml.model`
+TEMPLATE = "tokenizer.chat_template"  # also followed by a dot and the name of another one
+# The publisher's settings, `general.sampling.`, by the names in a request.
 SAMPLING_KEYS = {name: name for name in ("top_p", "top_k", "min_p")}
 SAMPLING_KEYS |= {"temperature": "temp", "repetition_penalty": "penalty_repeat"}
-LISTED = "tokenizer.chat_templates"  # of those others
-SPACE = "▁"  # how SentencePiece writes a space
-ENDS = ("eos", "eot", "eom")  # tokens that a text ends with, by the names of their fields
+LISTED = "tokenizer.chat_templates"  # names of the other templates
+SPACE = "▁"  # SentencePiece's space
+ENDS = ("eos", "eot", "eom")  # tokens that end a text, by the names of their fields
 NAMED = ("bos", "unknown", *ENDS)
 _INSTEAD = "put the model's own tokenizer.json beside the file"
 
 
 @dataclass(frozen=True)
 class GgufVocabulary:
-    """Arrays have a place for every token, or are empty where the file has none; each token has a kind."""
+    """A file's vocabulary. Arrays have an entry per token, or are empty if missing; each token has a kind."""
 
     model: str  # its algorithm: `gpt2`, `llama`, ..
     pre: str  # how text is cut before merging
     tokens: list[str]
     kinds: list[int]
     scores: list[float]
-    merges: list[str]  # the two tokens of each with a space between, the first to be made first
-    numbers: dict[str, int | None]  # of the tokens NAMED, by these names; None where there is none
+    merges: list[str]  # the two tokens of each, separated by a space, in order of priority
+    numbers: dict[str, int | None]  # of the tokens in NAMED, by name; None if there is none
     begins: bool  # whether a text begins with `bos`
     is_prefixed: bool  # whether a space is put before a text
-    changes_text: bool  # whether text is changed before it is cut, by tables or by leaving spaces out
+    changes_text: bool  # whether text is changed before it is cut, by tables or by removing spaces
 
     def text(self, name: str) -> str | None:
-        """The text of one of NAMED; None where there is none."""
+        """The text of one of NAMED; None if there is none."""
         number = self.numbers[name]
         return self.tokens[number] if number is not None and number < len(self.tokens) else None
 
 
 def read_vocabulary(fields: Mapping[str, Any]) -> GgufVocabulary:
-    """From a file's metadata. Raises CheckpointError for what has another type or size than the format says."""
+    """Read a file's metadata. Raises CheckpointError for a field of a type or size that the format does not allow."""
     said = _Said(fields)
     model = said.one("model", str, "")
     are_pieces = model == SENTENCEPIECE
     tokens = said.array("tokens", (str,), "texts")
-    tokens = [token or f"[EMPTY_{i}]" for i, token in enumerate(tokens)]  # as llama.cpp calls them
+    tokens = [token or f"[EMPTY_{i}]" for i, token in enumerate(tokens)]  # named as in llama.cpp
     told = said.array("token_type", (int,), "whole numbers", len(tokens))
     kinds = told or [NORMAL] * len(tokens)
     scores = said.array("scores", (float, int), "numbers", len(tokens))
     if any(math.isnan(score) for score in scores):
         raise CheckpointError("tokenizer.ggml.scores holds what is no number: the file is damaged, fetch it again")
-    if are_pieces:  # those that a user adds are found in the text as it is written
+    if are_pieces:  # user-defined tokens are matched in the text as written
         spelled = zip(tokens, kinds, strict=True)
         tokens = [token.replace(SPACE, " ") if kind == USER_DEFINED else token for token, kind in spelled]
     unsaid = {name: i for name, i in IDS.get(model, {}).items() if are_pieces or kinds[i : i + 1] == [CONTROL]}
     given = {name: said.number(name, len(tokens), unsaid.get(name)) for name in NAMED}
-    # What ends a text is looked for as it is written, whatever kind the file says it has; where it has no kinds, all
-    # tokens with a part of their own are.
+    # Tokens that end a text are matched as written, whatever kind the file gives them; if it gives no kinds, so are all
+    # tokens with a special role.
     parts = NAMED if not told else ENDS
     template = str(fields.get(TEMPLATE, ""))
     marks = {number for name, number in given.items() if name in parts}
@@ -127,7 +127,7 @@ class _Said:
         return found
 
     def array(self, name: str, kinds: tuple[type, ...], what: str, size: int | None = None) -> list[Any]:
-        """:param size: that it must have, unless it is missing."""
+        """:param size: required size, unless the array is missing."""
         found = self.fields.get(f"tokenizer.ggml.{name}", [])
         if not isinstance(found, list) or not all(type(each) in kinds for each in found):
             raise CheckpointError(f"tokenizer.ggml.{name} must hold {what}: the file is damaged, fetch it again")
@@ -138,7 +138,7 @@ class _Said:
         return found
 
     def number(self, name: str, tokens: int, default: int | None) -> int | None:
-        """A token's; files write numbers that there are not for none."""
+        """A token's number; files write numbers out of range for none."""
         found = self.fields.get(f"tokenizer.ggml.{name}_token_id")
         if type(found) is int and found >= 0 and (found < tokens or not tokens):
             return found
@@ -156,15 +156,15 @@ def _split(pattern: str) -> dict[str, Any]:
     return {"type": "Split", "pattern": {"Regex": pattern}, "behavior": "Isolated", "invert": False}
 
 
-# How text is cut before merging, by `tokenizer.ggml.pre`; then its bytes are written as letters.
+# Ways of cutting text before merging, by `tokenizer.ggml.pre`; afterwards its bytes are written as letters.
 SPLITS: dict[str, list[dict[str, Any]]] = {
     "smollm": [{"type": "Digits", "individual_digits": True}],
     "gpt-2": [],
     "llama-bpe": [_split(_LLAMA3)],
-    # OLMo 2's, say: cut as Llama 3's (llama-vocab.cpp of llama.cpp), and merged without exception
+    # for example OLMo 2: cut as in Llama 3 (llama-vocab.cpp of llama.cpp), and merged without exception
     "dbrx": [_split(_LLAMA3)],
     "qwen2": [_split(_LLAMA3.replace(r"\p{N}{1,3}", r"\p{N}"))],
-    # of files that are older than `tokenizer.ggml.pre`: each expression cuts what those before it left
+    # files older than `tokenizer.ggml.pre`: each expression cuts the pieces left by the ones before it
     "default": [
         _split(r"[\p{P}\$\+<=>\^~\|]+"),
         _split(r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)"),
@@ -172,11 +172,11 @@ SPLITS: dict[str, list[dict[str, Any]]] = {
         _split(r"[0-9][0-9][0-9]"),
     ],
 }
-_OWN_WORDS = ("smollm", "gpt-2")  # those that leave the cutting into words to the last step
+_OWN_WORDS = ("smollm", "gpt-2")  # these leave the cutting into words to the last step
 
 
 def byte_level(vocabulary: GgufVocabulary) -> dict[str, Any]:
-    """The steps of its tokenizer.json. Raises CheckpointError for a way of cutting that is not known."""
+    """The steps of its tokenizer.json. Raises CheckpointError for an unknown way of cutting."""
     pre = SAME_CUT.get(vocabulary.pre, vocabulary.pre)
     if pre not in SPLITS:
         raise CheckpointError(
@@ -197,13 +197,13 @@ def byte_level(vocabulary: GgufVocabulary) -> dict[str, Any]:
     }
 
 
-# BPE as SentencePiece has it, in the format of the package tokenizers: Llama 1 and 2, Mistral and their kin.
-MAX_LETTERS = 512  # of a token, each place of which is tried as one where it was put together
-BYTES = [f"<0x{byte:02X}>" for byte in range(256)]  # the tokens that a character is spelled with which is none itself
+# SentencePiece's BPE, in the format of the package tokenizers: Llama 1 and 2, Mistral and their relatives.
+MAX_LETTERS = 512  # of a token: each place in it is tried as a split
+BYTES = [f"<0x{byte:02X}>" for byte in range(256)]  # tokens that spell a character without a token of its own
 
 
 def sentencepiece(vocabulary: GgufVocabulary) -> dict[str, Any]:
-    """The steps of its tokenizer.json. Raises CheckpointError for a vocabulary that does not tell them."""
+    """The steps of its tokenizer.json. Raises CheckpointError if the vocabulary does not determine them."""
     _check(vocabulary)
     numbers = {token: i for i, token in enumerate(vocabulary.tokens)}
     spaces = {"type": "Replace", "pattern": {"String": " "}, "content": SPACE}
@@ -228,10 +228,10 @@ def sentencepiece(vocabulary: GgufVocabulary) -> dict[str, Any]:
 
 
 def _merges(vocabulary: GgufVocabulary) -> list[tuple[str, str]]:
-    """Every way to make a token of two others, the one to be made first first.
+    """Every way to make a token from two others, in order of priority.
 
-    SentencePiece makes the token with the best score, and of several places for it the leftmost. A list of merges can
-    say the first and not the second: the longer left side first comes nearest, as where " " and "  " both could begin.
+    SentencePiece makes the token with the best score, and among several places for it the leftmost. A list of merges
+    can express the first rule but not the second. The longer left side first comes closest, e.g. if " " or "  " fits.
     """
     kinds = zip(vocabulary.tokens, vocabulary.kinds, vocabulary.scores, strict=True)
     scores = {token: score for token, kind, score in kinds if kind == NORMAL}
@@ -258,7 +258,7 @@ def _check(vocabulary: GgufVocabulary) -> None:
             f"remove_extra_whitespaces), which is not rebuilt from a file: {_INSTEAD}"
         )
     normal = [i for i, kind in enumerate(kinds) if kind == NORMAL]
-    if any(scores[i] % 1 for i in normal):  # BPE numbers its merges, unigram has logarithms of frequencies
+    if any(scores[i] % 1 for i in normal):  # BPE scores number the merges, unigram scores are logarithms of frequencies
         raise CheckpointError(
             "tokenizer.ggml.scores are those of a unigram model, and only BPE is rebuilt from a file of SentencePiece: "
             + _INSTEAD
@@ -273,7 +273,7 @@ STEPS = {"gpt2": byte_level, SENTENCEPIECE: sentencepiece}  # by `tokenizer.ggml
 
 
 def gguf_speech(path: Path, fields: Mapping[str, Any], size: int) -> Speech:
-    """One beside the file comes first. Raises CheckpointError. size: of the model's vocabulary."""
+    """A tokenizer next to the file takes precedence. Raises CheckpointError. size: of the model's vocabulary."""
     beside = path.parent / "tokenizer.json"
     vocabulary = read_vocabulary(fields)
     found = {name: str(text) for name, text in fields.items() if name.startswith(TEMPLATE) and name != LISTED and text}
@@ -292,7 +292,7 @@ def gguf_speech(path: Path, fields: Mapping[str, Any], size: int) -> Speech:
 
 
 def tokenizer_json(vocabulary: GgufVocabulary) -> str:
-    """In the format of the package tokenizers. Raises CheckpointError."""
+    """A tokenizer in the format of the package tokenizers. Raises CheckpointError."""
     if vocabulary.model not in STEPS:
         raise CheckpointError(
             f"the tokenizer in this file ({vocabulary.model!r}) cannot be rebuilt from it; those of "
@@ -308,7 +308,7 @@ def tokenizer_json(vocabulary: GgufVocabulary) -> str:
 
 
 def _added(vocabulary: GgufVocabulary) -> list[dict[str, Any]]:
-    """Tokens that are found before any merging; special ones are left out of what is read."""
+    """Tokens that are matched before any merging; special ones are omitted when a text is decoded."""
     flags = dict.fromkeys(("single_word", "lstrip", "rstrip", "normalized"), False)
     special = (CONTROL, UNKNOWN) if vocabulary.model == SENTENCEPIECE else (CONTROL,)
     return [
@@ -319,7 +319,7 @@ def _added(vocabulary: GgufVocabulary) -> list[dict[str, Any]]:
 
 
 def _beginning(vocabulary: GgufVocabulary) -> dict[str, Any]:
-    """Puts the token that begins a text before it."""
+    """The step that puts the beginning token before a text."""
     bos = str(vocabulary.text("bos"))
     first, text = {"SpecialToken": {"id": bos, "type_id": 0}}, {"Sequence": {"id": "A", "type_id": 0}}
     return {

@@ -1,4 +1,4 @@
-"""A Hugging Face folder: config.json, safetensors with or without an index, tokenizer.json and the files beside it."""
+"""A Hugging Face folder: config.json, safetensors with or without an index, tokenizer.json and the files next to it."""
 
 import re
 from collections.abc import Iterator, Mapping
@@ -27,11 +27,11 @@ _TOP = {
     "lm_head.weight": "head.weight",
 }
 _SHARD = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*\.safetensors")
-_UNUSED = re.compile(r"\.rotary_emb\.inv_freq$")  # tables that old files store and that are computed anyway
+_UNUSED = re.compile(r"\.rotary_emb\.inv_freq$")  # tables in old files, which are computed anyway
 
 
 class HuggingFaceSource(Source):
-    """Raises CheckpointError for a folder that holds no supported model."""
+    """Raises CheckpointError if the folder holds no supported model."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -78,7 +78,7 @@ class HuggingFaceSource(Source):
         return tensor + 1 if is_norm and self.family.offset_norms else tensor
 
     def _find(self) -> dict[str, str]:
-        """File of each stored tensor."""
+        """The file of each stored tensor."""
         if (self.folder / INDEX).is_file():
             places = read_json(self.folder / INDEX).get("weight_map")
             if not isinstance(places, dict) or not all(_SHARD.fullmatch(str(file)) for file in places.values()):
@@ -103,9 +103,9 @@ class HuggingFaceSource(Source):
             raise CheckpointError(f"{self.folder / file} cannot be read ({error}); fetch it again") from None
 
 
-# Names of tokens in tokenizer_config.json and special_tokens_map.json. What is taken of which file is what the package
-# `transformers` 5 takes (`_from_pretrained` of tokenization_utils_base.py), which leaves add_bos_token and
-# add_eos_token alone where there is a tokenizer.json: its post-processor says what a text begins with.
+# Names of tokens in tokenizer_config.json and special_tokens_map.json. Which file takes precedence follows the package
+# `transformers` 5 (`_from_pretrained` of tokenization_utils_base.py). It ignores add_bos_token and add_eos_token if
+# there is a tokenizer.json, whose post-processor decides how a text begins.
 NAMED = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
 EXTRA = ("additional_special_tokens", "extra_special_tokens")
 FLAGS = ("lstrip", "rstrip", "single_word", "normalized")
@@ -118,11 +118,11 @@ def read_json(path: Path) -> dict[str, Any]:
 
 
 def folder_speech(folder: Path, config: Mapping[str, Any], vocabulary: int) -> Speech:
-    """Raises CheckpointError. vocabulary: size of the model's."""
-    read_json(folder / "tokenizer.json")  # says what is wrong with it, if anything
+    """The speech of a folder. Raises CheckpointError. vocabulary: size of the model's."""
+    read_json(folder / "tokenizer.json")  # reports any problem with it
     read = partial(_read_beside, folder)
     settings, added = read("tokenizer_config.json"), dict[str, Any]()
-    if "added_tokens_decoder" not in settings:  # which an older version spread over two files
+    if "added_tokens_decoder" not in settings:  # which an older version stored in two files
         settings, added = settings | read("special_tokens_map.json"), read("added_tokens.json")
     tokenizer, made = _completed(read_text(folder / "tokenizer.json"), settings, added, vocabulary)
     named = {name: _content(token) for name, token in _named(settings).items()}
@@ -139,8 +139,8 @@ def folder_speech(folder: Path, config: Mapping[str, Any], vocabulary: int) -> S
 def _completed(
     tokenizer: str, settings: Mapping[str, Any], added: Mapping[str, Any], vocabulary: int
 ) -> tuple[str, Tokenizer]:
-    """tokenizer.json with the tokens that only other files name, and with the flags that these give; as it is where
-    they say nothing new. Raises CheckpointError."""
+    """tokenizer.json with the tokens that only other files name, and with the flags from there; unchanged if they add
+    nothing. Raises CheckpointError."""
     made = open_tokenizer(tokenizer)
     known = {token.content: token.__getstate__() for token in made.get_added_tokens_decoder().values()}
     free = max([made.get_vocab_size(with_added_tokens=False) - 1, *made.get_added_tokens_decoder()]) + 1
@@ -148,7 +148,7 @@ def _completed(
     for number, token in _tokens(settings, added, known):
         is_new = made.token_to_id(token.content) is None
         if token.__getstate__() == known.get(token.content) or (is_new and free >= vocabulary):
-            continue  # what the model has no row for it can neither read nor write
+            continue  # without a row in the model, it can be neither read nor written
         if is_new and number not in (None, free):
             raise CheckpointError(
                 f"token {quoted(token.content)} should have number {number}, and after tokenizer.json it gets {free}: "
@@ -160,7 +160,7 @@ def _completed(
 
 
 def _named(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Tokens by the names that chat templates have for them."""
+    """Tokens by their names in chat templates."""
     others = [name for name, token in settings.items() if name.endswith("_token") and isinstance(token, str)]
     found = {name: settings[name] for name in (*NAMED, *others) if _content(settings.get(name))}
     extra = settings.get("extra_special_tokens")
@@ -170,12 +170,12 @@ def _named(settings: Mapping[str, Any]) -> dict[str, Any]:
 def _tokens(
     settings: Mapping[str, Any], added: Mapping[str, Any], known: Mapping[str, Any]
 ) -> Iterator[tuple[int | None, AddedToken]]:
-    """Tokens of the files beside tokenizer.json, in the order of their numbers, then those that have a name and no
+    """Tokens in the files next to tokenizer.json, in the order of their numbers, then those with a name but no
     number. Raises CheckpointError."""
     lists = [tokens for name in EXTRA if isinstance(tokens := settings.get(name), list)]
     special = [token for token in (*_named(settings).values(), *chain(*lists)) if _content(token)]
     decoder = settings.get("added_tokens_decoder")
-    # with flags of their own, only those that have a name become special; what is special already stays so
+    # among tokens with their own flags, only named ones become special; already special ones stay so
     controls = {_content(token) for token in (_named(settings).values() if decoder else special)}
     controls |= {name for name, flags in known.items() if flags["special"]}
     told = set(known)
@@ -195,7 +195,7 @@ def _tokens(
 
 
 def _added_token(token: object, is_special: bool) -> AddedToken:
-    """As a file has it: its text, or an object with its flags."""
+    """A token from its form in a file: its text, or an object with its flags."""
     said = token if isinstance(token, dict) else {}
     is_special = is_special or said.get("special") is True
     flags = {flag: said[flag] for flag in FLAGS if isinstance(said.get(flag), bool)}
@@ -203,7 +203,7 @@ def _added_token(token: object, is_special: bool) -> AddedToken:
 
 
 def _templates(folder: Path, settings: Mapping[str, Any]) -> dict[str, str]:
-    """Chat templates by their names. Files of their own go before the settings."""
+    """Chat templates by their names. Separate files take precedence over the settings."""
     files = {DEFAULT: path} if (path := folder / "chat_template.jinja").is_file() else {}
     files |= {path.stem: path for path in sorted((folder / "additional_chat_templates").glob("*.jinja"))}
     if files:
@@ -220,6 +220,6 @@ def _read_beside(folder: Path, name: str) -> dict[str, Any]:
 
 
 def _content(token: object) -> str:
-    """Its text; empty for what is no token."""
+    """A token's text; empty if it is not a token."""
     content = token.get("content") if isinstance(token, dict) else token
     return content.encode(errors="replace").decode() if isinstance(content, str) else ""

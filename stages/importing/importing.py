@@ -1,4 +1,4 @@
-"""An import from beginning to end: read what it is, check it, cut it, write it stage by stage."""
+"""An import from beginning to end: identify the source, check it, cut it, and write it stage by stage."""
 
 import hashlib
 import json
@@ -30,33 +30,33 @@ from stages.model.llama import LlamaStage
 from stages.model.pipeline import without_memory
 from stages.progress import WorkProgress, counted
 
-UNTRAINED_TOLERANCE = 0.1  # random weights are rounded more: 11 layers of 4,096 numbers by 0.079 in 4 bits
+UNTRAINED_TOLERANCE = 0.1  # rounding affects random weights more: 11 layers of 4,096 numbers by 0.079 in 4 bits
 COPIES: dict[str, Weights] = {"copy:q8": "q8", "copy:q4": "q4"}
-DEFAULT_CONTEXT = 8192  # positions that are kept of a longer context: hosts hold a rotary table of it
-TEMPORARIES = 3  # times the largest tensor that is held beside a stage while one is put together
-SPARE_BYTES = 64 << 20  # of the disk, for what lies beside the weights, and for others
-CHECKING = 0.55  # share of the time that the gate takes; the rest is writing
+DEFAULT_CONTEXT = 8192  # positions kept of a longer context: hosts hold a rotary table of its size
+TEMPORARIES = 3  # times the largest tensor, held next to a stage during its assembly
+SPARE_BYTES = 64 << 20  # of the disk, for files next to the weights, and for other programs
+CHECKING = 0.55  # the gate's share of the time; the rest is writing
 
 
 @dataclass(frozen=True)
 class ImportSettings:
-    source: Path  # A Hugging Face folder, or a .gguf file
+    source: Path  # a Hugging Face folder, or a .gguf file
     out: Path
     blocks: int
     context: int | None = None  # positions to keep; None for the model's own, up to DEFAULT_CONTEXT
     is_untrained: bool = False
-    hosts: Sequence[StageHost] = ()  # of each stage; none: equal ones, with room for any
-    weights: Weights | None = None  # of the matrices in layers; None for those of the files
-    loss_nats: float | None = None  # on the probe, where this source was read before
+    hosts: Sequence[StageHost] = ()  # one for each stage; empty: equal hosts with unlimited room
+    weights: Weights | None = None  # of the matrices in layers; None for those in the files
+    loss_nats: float | None = None  # on the probe, if this source was read before
     is_drafter: bool = False  # small rather than exact
-    # What the last host drafts by: one of COPIES, the path of a smaller model of the same tokens, or `none`. None for
-    # the largest copy that the last host has room for.
+    # The last host's drafter: one of COPIES, the path of a smaller model with the same tokens, or `none`. None for
+    # the largest copy that fits on the last host.
     drafter: str | None = "none"
-    check_template: Callable[[str], object] | None = None  # raises CheckpointError for what is no chat template
+    check_template: Callable[[str], object] | None = None  # raises CheckpointError for an invalid chat template
 
 
 def open_source(path: Path) -> Source:
-    """Raises InputError or CheckpointError."""
+    """Open a source by its kind. Raises InputError or CheckpointError."""
     if (path / "config.json").exists():
         return HuggingFaceSource(path)
     require_file(path)
@@ -67,14 +67,14 @@ def open_source(path: Path) -> Source:
     raise InputError(f"{path} is neither {folder} nor a .gguf file")
 
 
-# The model is read twice: layer by layer to measure its loss and that of some fifteen other readings of the same
-# tensors, then stage by stage to write. Memory stays near one stage, and a mis-mapped model is refused before anything
-# is written, with its cause.
+# The model is read twice: layer by layer to measure its loss and the loss of some fifteen other readings of the same
+# tensors, then stage by stage to write. Memory stays near one stage, and a mis-mapped model is refused, with the cause,
+# before anything is written.
 def import_model(settings: ImportSettings, progress: WorkProgress | None = None) -> Manifest:
-    """Make the checkpoint. Raises InputError or CheckpointError, and leaves nothing behind then, or what is whole where
-    only the drafter cannot be made."""
+    """Make the checkpoint. Raises InputError or CheckpointError, and then leaves nothing behind, or a complete
+    checkpoint if only the drafter cannot be made."""
     progress = progress or WorkProgress()
-    return_large_buffers()  # each layer's tensors are as large as the last one's
+    return_large_buffers()  # each layer's tensors are as large as those of the layer before
     require_new(settings.out)
     progress.at(f"reading {settings.source}", 0.0)
     source = open_source(settings.source)
@@ -90,7 +90,7 @@ def import_model(settings: ImportSettings, progress: WorkProgress | None = None)
     layers, drafter_bytes = architecture.total_layers, stage_costs(near)[0].held if near else 0
     memory = max(_needed(architecture), _needed(near) if near else 0)
     disk = sum(cost.held for cost in stage_costs(architecture)) + drafter_bytes
-    if not settings.is_drafter:  # the model's lines count it
+    if not settings.is_drafter:  # the model's lines include it
         progress.say(
             f"{settings.source.name}: {counted(layers, 'layer')}; this takes {disk / MEGABYTE:.0f} MB of disk and "
             f"{memory / MEGABYTE:.0f} MB of memory"
@@ -125,7 +125,7 @@ def import_model(settings: ImportSettings, progress: WorkProgress | None = None)
         for index in range(architecture.parts):
             share = sum(architecture.layers[:index]) / layers
             progress.at(f"writing stage {index + 1} of {architecture.parts}", CHECKING + (1 - CHECKING) * share)
-            trim()  # what the gate left, or the stage before
+            trim()  # memory left from the gate, or from the stage before
             stage = build_stage(source, architecture, index)
             with one_thread_each():
                 hidden = save_part(directory, stage, hidden)
@@ -144,12 +144,12 @@ def import_model(settings: ImportSettings, progress: WorkProgress | None = None)
 def _chosen_drafter(
     source: Source, architecture: LlamaArchitecture, settings: ImportSettings
 ) -> tuple[str, LlamaArchitecture | None]:
-    """The last host's drafter, or a line that says why none is possible where none is given, and its architecture in
-    one stage. architecture: cut."""
+    """The last host's drafter and its architecture in one stage; or, if none is requested and none is possible, a line
+    that says why. architecture: cut."""
     if (given := settings.drafter) is not None:
         return given, _drafter_architecture(source, architecture, settings, given)
     problem = ""
-    # of a model in 4 bits, one in 8 would be slower than the model and another one
+    # for a 4-bit model, an 8-bit drafter would be slower than the model itself
     for name in ("copy:q4",) if settings.weights == "q4" else COPIES:
         try:
             return name, _drafter_architecture(source, architecture, settings, name)
@@ -161,7 +161,7 @@ def _chosen_drafter(
 def _drafter_architecture(
     source: Source, architecture: LlamaArchitecture, settings: ImportSettings, drafter: str
 ) -> LlamaArchitecture | None:
-    """A drafter in one stage. Raises InputError, before any weights are read."""
+    """The drafter's architecture in one stage. Raises InputError, before any weights are read."""
     if drafter == "none":
         return None
     if not drafter or (drafter.startswith("copy:") and drafter not in COPIES):
@@ -175,7 +175,7 @@ def _drafter_architecture(
         kind = COPIES.get(drafter, "q8")
         near = _cut(model.architecture, replace(settings, blocks=1, hosts=(), weights=kind))
     except (InputError, CheckpointError) as error:
-        if settings.drafter is None:  # a copy, of which nothing else can be wrong
+        if settings.drafter is None:  # a copy, with which nothing else can be wrong
             raise InputError(f"copies have 8 bits or 4, for which rows need multiples of {GROUP} numbers") from None
         other = "; drafters have 8 bits or 4: give another MODEL, or none" if isinstance(error, ShapeError) else ""
         raise InputError(f"drafter {drafter} cannot be imported: {error}{other}") from None
@@ -190,14 +190,14 @@ def _drafter_architecture(
 
 
 def _tokens(source: Source) -> str:
-    """Number and tokenizer of a model's tokens, for people: alike where they are the same."""
+    """Number and tokenizer of a model's tokens, for people: equal texts mean equal tokens."""
     digest = hashlib.sha256(source.speech.tokenizer.encode()).hexdigest()
     return f"{source.architecture.vocabulary} of tokenizer {digest[:12]}"
 
 
 @torch.inference_mode()
 def build_stage(source: Source, architecture: LlamaArchitecture, index: int) -> LlamaStage:
-    """One stage, filled from the source one layer after the other. architecture: cut."""
+    """One stage, filled from the source layer by layer. architecture: cut."""
     a = architecture
     with without_memory():
         stage = LlamaStage(a, index)
@@ -218,10 +218,10 @@ def build_stage(source: Source, architecture: LlamaArchitecture, index: int) -> 
 
 
 def write_own_part(source: Path, directory: Path, index: int, path: Path) -> None:
-    """Write the beginning of a part's file from a source on this machine, reading its layers only.
+    """Write the beginning of a part's file from a source on this machine, reading only its layers.
 
-    :param directory: has the manifest of the checkpoint that was imported of that source elsewhere. The states of the
-        probe, which end the file, take all layers before: who imported them has to send them.
+    :param directory: has the manifest of the checkpoint that was imported elsewhere from that source. The probe's
+        states at the end of the file need all earlier layers, so the importing machine has to send them.
 
     Raises InputError or CheckpointError."""
     manifest = read_manifest(directory)
@@ -247,7 +247,7 @@ def _cut(whole: LlamaArchitecture, settings: ImportSettings) -> LlamaArchitectur
         raise InputError(f"--context {context}: the model reads from 2 to {whole.positions} positions")
     window = whole.window
     if window is not None and window.size >= context and window.rope_theta is None:
-        window = None  # all positions are within it
+        window = None  # it spans all positions
     total = sum(whole.layers)
     if not 1 <= settings.blocks <= total:
         raise InputError(f"--blocks {settings.blocks}: the model has {total} layers, and every stage needs one")
@@ -257,14 +257,14 @@ def _cut(whole: LlamaArchitecture, settings: ImportSettings) -> LlamaArchitectur
 
 
 def _needed(a: LlamaArchitecture) -> int:
-    """Bytes that an import takes: the largest stage, or a layer that is put together, and a tensor's conversion."""
+    """Bytes that an import needs: the largest stage or a layer's assembly, plus a tensor's conversion."""
     layer = stage_cost(replace(a, weights="float32"), 1, False, False).held
     tensor = max(math.prod(shape) for name, shape in expected_shapes(a).items() if is_matrix(name, shape))
     return max(2 * layer, *(cost.held for cost in stage_costs(a))) + NUMBER_BYTES * TEMPORARIES * tensor
 
 
 def _require_disk(needed: int, out: Path) -> None:
-    """Raises CheckpointError where the disk of `out` has too little."""
+    """Raise CheckpointError if the disk of `out` has too little space."""
     there = next(path for path in (out.absolute(), *out.absolute().parents) if path.exists())
     if (free := shutil.disk_usage(there).free) < needed + SPARE_BYTES:
         raise CheckpointError(
@@ -274,7 +274,7 @@ def _require_disk(needed: int, out: Path) -> None:
 
 
 def _write_files(directory: Path, speech: Speech) -> dict[str, str]:
-    """Write the files beside the weights; returns their digests."""
+    """Write the files next to the weights; returns their digests."""
     contents = {TOKENIZER_NAME: speech.tokenizer.encode(), **speech.licences}
     for name, template in ((CHAT_TEMPLATE_NAME, speech.chat_template), (TOOL_TEMPLATE_NAME, speech.tool_template)):
         if template:
@@ -287,7 +287,7 @@ def _write_files(directory: Path, speech: Speech) -> dict[str, str]:
 
 
 def summary(manifest: Manifest) -> str:
-    """The gate of an import, for people."""
+    """The result of an import's gate, for people."""
     a, last = manifest.architecture, manifest.parts[-1]
     assert isinstance(a, LlamaArchitecture)
     assert last is not None

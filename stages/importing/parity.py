@@ -1,4 +1,4 @@
-"""An imported model beside `transformers`, which reads what it was imported from: the next token of the same text."""
+"""Compares an imported model with its source in `transformers`: the next token of the same text."""
 
 import contextlib
 import io
@@ -18,22 +18,22 @@ from stages.errors import InputError, OnesweepError
 from stages.importing.speech import open_tokenizer
 from stages.model.architecture import LlamaArchitecture
 
-MOST_NATS = 0.01  # that the model's weights, as hosts hold them, may cost a token of the text
-TOLERANCE = 1e-3  # of a logit, where they are float32: that has some 1e-6 of the largest, and layers add up
-# What is read: Python's own help, in pieces of so many tokens. Both losses are of the same tokens, so few are enough.
+MOST_NATS = 0.01  # largest loss per token that the hosts' form of the weights may add
+TOLERANCE = 1e-3  # of a logit, for float32 weights: float32 errs by some 1e-6 of the largest, and layers add up
+# The text is Python's own help, in pieces of this many tokens. Both losses cover the same tokens, so few suffice.
 PIECE, PIECES = 512, 4
 
 
 @dataclass(frozen=True)
 class SourceComparison:
-    """The next token at every place of a text, by the stages as hosts compute them and by `transformers`."""
+    """The next token at every position of a text, from the stages as hosts compute them and from `transformers`."""
 
     places: int
-    same: int  # places at which both find the same token the likeliest
-    largest_difference: float  # of a logit, over all places
-    lost_nats: float  # a token: the stages' loss less that of the source
-    kl_nats: float  # a token: KL(source || stages)
-    is_exact: bool  # the weights are the source's own, so that logits are
+    same: int  # positions at which both find the same token likeliest
+    largest_difference: float  # of a logit, over all positions
+    lost_nats: float  # per token: the stages' loss minus the source's
+    kl_nats: float  # per token: KL(source || stages)
+    is_exact: bool  # the weights are the source's own, so the logits should be too
 
     @property
     def holds(self) -> bool:
@@ -49,7 +49,7 @@ class SourceComparison:
 
 
 def require_source(checkpoint: Path, source: Path) -> tuple[Path, LlamaArchitecture]:
-    """The imported model that can be compared with `source`, before anything takes time. Raises InputError."""
+    """The imported model to compare with `source`, checked before anything takes time. Raises InputError."""
     directory = find_bundle(checkpoint).ar
     if directory is None or not isinstance(architecture := read_manifest(directory).architecture, LlamaArchitecture):
         raise InputError(f"{checkpoint} has no imported model: --source is for what `onesweep import` makes")
@@ -62,7 +62,7 @@ def require_source(checkpoint: Path, source: Path) -> tuple[Path, LlamaArchitect
 
 @torch.inference_mode()
 def compare_with_source(directory: Path, architecture: LlamaArchitecture, source: Path) -> SourceComparison:
-    """Read a text with an imported model, of `require_source`, and with its source.
+    """Read a text with an imported model, from `require_source`, and with its source.
 
     :param source: the Hugging Face folder or .gguf file that it was imported from. Raises OnesweepError.
     """
@@ -93,7 +93,7 @@ def _pieces(directory: Path, positions: int) -> list[Tensor]:
 
 
 def _transformers(source: Path) -> Callable[[Tensor], Tensor]:
-    """From tokens (tokens,) to logits (tokens, vocabulary) float32 of what follows each. Raises OnesweepError."""
+    """From tokens (tokens,) to logits (tokens, vocabulary) float32 for the next tokens. Raises OnesweepError."""
     from transformers import AutoModelForCausalLM, logging
 
     logging.set_verbosity_error()

@@ -21,38 +21,38 @@ from stages.model.llama import LlamaLayer
 from stages.model.pipeline import without_memory
 from stages.progress import counted
 
-EXPERT = r"(?<=\.experts\.)\d+(?=\.)"  # the number of one in a name
+EXPERT = r"(?<=\.experts\.)\d+(?=\.)"  # an expert's number in a name
 EMBEDDING, NORM, HEAD = "embedding.weight", "norm.weight", "head.weight"
 ALL = slice(None)
 Shape = tuple[int, ...]
-PIECE_ROWS = 128  # that are worked on at once: they stay in the processor's cache
+PIECE_ROWS = 128  # rows processed at once: they stay in the processor's cache
 
 
 class Source(ABC):
-    """A model as it was published.
+    """A published model.
 
-    Its tensors have the names of `expected_shapes`, and rotary pairs in the half-split form, whatever the format has.
+    Its tensors have the names in `expected_shapes`, and rotary pairs in the half-split form, whatever the format.
     """
 
     family: ModelFamily
     architecture: LlamaArchitecture  # with all layers in one stage
     speech: Speech
-    about: Mapping[str, Any]  # what the manifest notes under `data`
+    about: Mapping[str, Any]  # for the manifest's `data`
     names: "TensorNames"
-    places: Mapping[str, "TensorPlace"]  # of every tensor; one of no known name keeps the format's own name
+    places: Mapping[str, "TensorPlace"]  # of every tensor; one with an unknown name keeps the format's own name
 
     def shapes(self) -> dict[str, Shape]:
-        """Shape of every tensor, by its name."""
+        """The shape of every tensor, by name."""
         return {name: place.shape for name, place in self.places.items()}
 
     @abstractmethod
     def read(self, name: str, rows: slice = ALL) -> Tensor:
-        """One tensor as it is in the files, but for the order of its rows, or some rows of the embedding or the head:
-        float32. Raises CheckpointError."""
+        """One tensor as it is in the files except for the order of its rows, or some rows of the embedding or the head,
+        in float32. Raises CheckpointError."""
 
     def tensor(self, name: str, rows: slice = ALL) -> Tensor:
-        """One tensor as the layers here take it, read now, float32. Raises CheckpointError, also where it holds what is
-        no finite number. :param rows: as of `read`."""
+        """One tensor as the layers here need it, read now, float32. Raises CheckpointError, also if a number in it is
+        not finite. :param rows: see `read`."""
         found = self.family.adapted(name, self.read(name, rows), self.architecture)
         if not all(math.isfinite(end) for end in found.aminmax()):
             stored = self.places[name].stored
@@ -60,8 +60,8 @@ class Source(ABC):
         return found
 
     def parts(self, name: str, cut: LlamaArchitecture) -> dict[str, Tensor]:
-        """A tensor as the layers of `cut` hold it, by name: of a matrix in `q4` or `q8` codes, scales and offsets, and
-        of the embedding and the head in 8 bits. Raises CheckpointError where float16 does not hold a scale."""
+        """A tensor as the layers of `cut` hold it, by name: codes, scales and offsets for a matrix in `q4` or `q8`, and
+        8-bit codes for the embedding and the head. Raises CheckpointError if a scale is outside float16's range."""
         is_table, stored = name in (EMBEDDING, HEAD), self.places[name].stored
         if not cut.is_grouped or not (is_table or is_matrix(name, self.places[name].shape)):
             tensor = self.tensor(name)
@@ -74,7 +74,7 @@ class Source(ABC):
             found = {part: self.family.adapted(name, each, self.architecture) for part, each in four.items()}
         else:
             rows, width = self.places[name].shape
-            # one place for all: pieces that are kept among what is freed would scatter what is free
+            # one buffer for all: pieces kept among freed memory would fragment it
             found = {"codes": torch.empty(rows, width, dtype=torch.int8)}
             found["scales"] = torch.empty(rows, width // GROUP, dtype=torch.float16)
             # a table in float32 may take more than a stage in 4 bits
@@ -87,22 +87,22 @@ class Source(ABC):
         return {name.removesuffix("weight") + part: each for part, each in found.items()}
 
     def read_four_bits(self, name: str) -> dict[str, Tensor]:
-        """A matrix of codes, scales and offsets, its rows as those of `read`."""
+        """A matrix as codes, scales and offsets, with the row order of `read`."""
         return quantised(self.read(name))
 
     def usual_weights(self) -> Weights:
-        """The fewest bits in which layers hold all that the files have of them."""
+        """The fewest bits in which layers hold the files' weights without loss."""
         return "float32"
 
     def wide_matrices(self) -> tuple[Matrix, ...]:
-        """Matrices that are rounded already, in some layer to more than 4 bits: `q4` would round them again."""
+        """Matrices already rounded to more than 4 bits in some layer: `q4` would round them again."""
         return ()
 
     def check(self) -> None:
-        """Raises CheckpointError where the tensors are not those that the configuration promises."""
+        """Raise CheckpointError unless the tensors are those that the configuration promises."""
         found, expected = self.shapes(), expected_shapes(self.architecture)
         if self.architecture.tied_head and HEAD in found:
-            expected[HEAD] = expected[EMBEDDING]  # a copy of it, which some files have all the same
+            expected[HEAD] = expected[EMBEDDING]  # a copy of it, which some files still contain
         for name, shape in expected.items():
             if name not in found:
                 hint = ": its head is tied to the embedding, it seems, and the configuration denies it"
@@ -118,14 +118,14 @@ class Source(ABC):
 
 @dataclass(frozen=True)
 class TensorNames:
-    """Names of tensors in a format, and ours for them."""
+    """Names of tensors in a format, and our names for them."""
 
-    layers: str  # stands before the number of a layer
-    others: Mapping[str, str]  # theirs -> ours, of what is in no layer
-    kinds: Mapping[str, str]  # of what is in layers, as in the tables of families
+    layers: str  # precedes the number of a layer
+    others: Mapping[str, str]  # theirs -> ours, for tensors outside of layers
+    kinds: Mapping[str, str]  # for tensors in layers, as in the tables of families
 
     def ours(self, name: str) -> str:
-        """Our names of what a tensor holds, spaces between them; an unknown one keeps its own."""
+        """Our names for a tensor's contents, separated by spaces; an unknown tensor keeps its own name."""
         match = re.fullmatch(rf"{re.escape(self.layers)}\.(\d+)\.(.+)\.(weight|bias)", name)
         expert = re.search(EXPERT, name)
         if match is None or (ours := self.kinds.get(re.sub(EXPERT, "*", match[2]))) is None:
@@ -134,7 +134,7 @@ class TensorNames:
         return " ".join(f"layers.{match[1]}.{each}.{match[3]}" for each in ours.split(" "))
 
     def theirs(self, name: str) -> str:
-        """Name of the tensor that holds one of ours, also where the files lack it."""
+        """The name of the tensor that holds one of ours, even if the files lack it."""
         if name in self._theirs:
             return self._theirs[name]
         _, layer, *kind, end = name.split(".")
@@ -149,7 +149,7 @@ class TensorNames:
 
 @dataclass(frozen=True)
 class TensorPlace:
-    """One of our tensors in a source: all of a stored one, some of its rows, or one of its matrices."""
+    """One of our tensors in a source: an entire stored tensor, some of its rows, or one of its matrices."""
 
     stored: str
     shape: Shape
@@ -157,8 +157,8 @@ class TensorPlace:
 
 
 def places_of(stored: Mapping[str, Shape], named: TensorNames, a: LlamaArchitecture) -> dict[str, TensorPlace]:
-    """TensorPlace of each tensor, by our names. Raises CheckpointError where one has not the rows of those that stand
-    in it."""
+    """The TensorPlace of each tensor, by our names. Raises CheckpointError if a tensor's rows do not match the tensors
+    that it holds."""
     expected, found = expected_shapes(a), dict[str, TensorPlace]()
     for name, shape in stored.items():
         if not shape:
@@ -168,7 +168,7 @@ def places_of(stored: Mapping[str, Shape], named: TensorNames, a: LlamaArchitect
         if len(names) > 1 and sum(rows) != shape[0]:
             raise CheckpointError(f"tensor {name} has {shape[0]} rows, the configuration asks for {sum(rows)}")
         if "*" in names[0]:
-            if names[0].replace("*", str(shape[0] - 1)) not in expected:  # rows without numbers take no room in a file
+            if names[0].replace("*", str(shape[0] - 1)) not in expected:  # rows without numbers take no space in a file
                 raise CheckpointError(f"tensor {name} has {shape[0]} rows: the configuration asks for another number")
             found |= {names[0].replace("*", str(i)): TensorPlace(name, shape[1:], i) for i in range(shape[0])}
         elif len(names) == 1:
@@ -180,7 +180,7 @@ def places_of(stored: Mapping[str, Shape], named: TensorNames, a: LlamaArchitect
 
 
 def expected_shapes(architecture: LlamaArchitecture) -> dict[str, Shape]:
-    """Name and shape of every tensor of a model, by our names: those of the layers here, what is joined there apart."""
+    """Name and shape of every tensor of a model, by our names: those of the layers here, with joined ones separate."""
     a = replace(architecture, weights="float32")
     parts = {"qkv": {"q": a.query_width, "k": a.kv_heads * a.head_dim, "v": a.kv_heads * a.head_dim}}
     parts["mlp_in"] = {"gate": a.mlp_width, "up": a.mlp_width}
@@ -197,13 +197,13 @@ def expected_shapes(architecture: LlamaArchitecture) -> dict[str, Shape]:
 
 
 def matrix_of(name: str) -> Matrix:
-    """The matrix of a layer that a tensor is, or is a part of. name: one of those that `is_matrix` is true for."""
+    """The layer's matrix that a tensor is, or is part of. name: of a tensor for which `is_matrix` is true."""
     kind = name.split(".")[-2]
     parts: Mapping[str, Matrix] = {"q": "qkv", "k": "qkv", "v": "qkv", "gate": "mlp_in", "up": "mlp_in"}
     return parts.get(kind) or cast(Matrix, kind)
 
 
 def is_matrix(name: str, shape: Shape) -> bool:
-    """True for a tensor that has fewer bits than float32 where weights have 4: norms, biases, the embedding, the head
-    and the router of a mixture have not."""
+    """True for a tensor that has fewer bits than float32 where weights have 4. False for norms, biases, the embedding,
+    the head and the router of a mixture."""
     return name.startswith("layers.") and len(shape) == 2 and not name.endswith("router.weight")

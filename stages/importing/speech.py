@@ -1,4 +1,4 @@
-"""Everything of a model beside its weights: tokenizer, chat templates, tokens that end a text, licences."""
+"""Everything in a model besides its weights: tokenizer, chat templates, tokens that end a text, licences."""
 
 import re
 from collections.abc import Mapping, Sequence
@@ -13,8 +13,8 @@ from stages.errors import CheckpointError, file_errors, library_errors, printabl
 from stages.limits import MAX_COUNT, MAX_ENDS, MAX_REPETITION_PENALTY, MAX_TEMPERATURE
 from stages.model.architecture import LlamaArchitecture
 
-# Tokens that end a text or a turn, by their names in whatever vocabulary. Source: `special_eog_ids` in llama-vocab.cpp
-# of llama.cpp, but for those of families that are not read.
+# Tokens that end a text or a turn, by their names in any vocabulary. Source: `special_eog_ids` in llama-vocab.cpp
+# of llama.cpp, except for unsupported families.
 EOT = ("<EOT>", "[EOT]")
 TURN_ENDS = ("<|im_end|>", "<|eot_id|>", "<|eom_id|>", "<|end|>", "<end_of_turn>", "<end_of_utterance>", *EOT)
 TEXT_ENDS = ("<|endoftext|>", "<|end_of_text|>", "<｜end▁of▁sentence｜>", "<eos>", "</s>", "[EOS]")
@@ -34,20 +34,20 @@ SAMPLING_BOUNDS: dict[str, tuple[float, float]] = {
 
 @dataclass(frozen=True)
 class Speech:
-    """Everything of a model beside its weights."""
+    """Everything in a model besides its weights."""
 
     tokenizer: str  # tokenizer.json
     chat_template: str = ""
-    tool_template: str = ""  # in place of the other where there are tools; empty: the other takes them, too
+    tool_template: str = ""  # replaces the chat template if there are tools; empty: the chat template serves both
     named: Mapping[str, str | None] = field(default_factory=dict)  # `bos_token`, `eos_token` and their like, as text
-    ends: Mapping[int, str] = field(default_factory=dict)  # a token that ends a text -> its name, and what says so
-    # How tokens are drawn where a request does not say, by the names of its settings.
+    ends: Mapping[int, str] = field(default_factory=dict)  # a token that ends a text -> its name, and its sources
+    # Default sampling settings of a request, by their names.
     sampling: Mapping[str, float] = field(default_factory=dict)
     licences: Mapping[str, bytes] = field(default_factory=dict)  # file name -> text
-    ignored: Sequence[str] = ()  # settings that cannot be, as people read them
+    ignored: Sequence[str] = ()  # invalid settings, as text for people
 
     def describe_ends(self) -> str:
-        """A line for people."""
+        """A line about the ends, for people."""
         if not self.ends:
             return "no file names a token that ends a text: texts run to the length that is asked for"
         return f"texts end at {'; '.join(self.ends.values())}"
@@ -63,16 +63,16 @@ def speech_of(
     vocabulary: int,
     licences: Mapping[str, bytes],
 ) -> Speech:
-    """Put together what the files say.
+    """Combine the files' statements.
 
-    :param made: of `tokenizer`.
+    :param made: made from `tokenizer`.
     :param templates: by their names.
-    :param said: what each place says of the end of a text, a number or a list of such; the first that says something is
-        believed, the others where they name no plain text.
-    :param sampling: settings of the publisher's, by the names of a request's.
+    :param said: each source's statement about the end of a text, a number or a list of numbers. The first that states
+        one is believed, the others only if they name no plain text.
+    :param sampling: the publisher's settings, by the names in a request.
     :param vocabulary: size of the model's.
 
-    Raises CheckpointError for what cannot be one model's.
+    Raises CheckpointError if these cannot belong to one model.
     """
     if templates and DEFAULT not in templates:
         raise CheckpointError(
@@ -105,20 +105,20 @@ def speech_of(
             ignored.append(f"{name} {value!r:.40}, not from {least:g} to {most:g}")
     if drawn.get("top_k", 0) >= vocabulary:
         del drawn["top_k"]
-    if not USUAL_SAMPLING.keys() & drawn.keys() and "top_k" not in drawn:  # none says what is drawn from
+    if not USUAL_SAMPLING.keys() & drawn.keys() and "top_k" not in drawn:  # nothing restricts the tokens to draw from
         drawn = USUAL_SAMPLING | drawn
     ends = _text_ends(numbers, made, written, vocabulary)
     return Speech(tokenizer, template, tool_template, named, ends, drawn, licences, ignored)
 
 
 def _text_ends(said: Mapping[str, list[Any]], made: Tokenizer, template: str, vocabulary: int) -> dict[int, str]:
-    """The tokens that end a text, by all that name one. Files write numbers beyond the vocabulary for none."""
+    """The tokens that end a text, from all sources. Files write numbers beyond the vocabulary for none."""
     added = made.get_added_tokens_decoder()
     controls = {number for number, token in added.items() if token.special}
     found: dict[int, list[str]] = {}
     for place, listed in said.items():
         numbers = [number for number in listed if type(number) is int and 0 <= number < vocabulary]
-        # a configuration that was never changed has numbers of another vocabulary, where this one has plain text
+        # an unadapted configuration has numbers of another vocabulary, which are plain text in this one
         for number in [each for each in numbers if each in controls] if found else numbers:
             found.setdefault(number, []).append(place)
     for number, token in added.items():
@@ -132,12 +132,12 @@ def _text_ends(said: Mapping[str, list[Any]], made: Tokenizer, template: str, vo
 
 
 def is_mark(name: str, template: str) -> bool:
-    """True for the name of an end that is no plain text, as `</s>` is in some vocabularies: a tag of HTML."""
+    """True if the name of an end is not plain text, as `</s>` is in some vocabularies: an HTML tag."""
     return name.startswith(("<|", "<｜")) or name in template
 
 
 def read_text(path: Path) -> str:
-    """Raises CheckpointError."""
+    """The text of a file. Raises CheckpointError."""
     require_file(path)
     try:
         return regular(path).read_text(encoding="utf-8")
@@ -148,7 +148,7 @@ def read_text(path: Path) -> str:
 
 
 def require_file(path: Path) -> None:
-    """Raises CheckpointError where a download left something else in place of a file."""
+    """Raise CheckpointError if a download left something else in place of a file."""
     beginning = first_bytes(path).removeprefix(b"\xef\xbb\xbf").lstrip().lower()
     if beginning.startswith(b"version https://git-lfs"):
         raise CheckpointError(f"{path} is a pointer of Git LFS, not the file: fetch that with `git lfs pull`")
@@ -157,14 +157,14 @@ def require_file(path: Path) -> None:
 
 
 def first_bytes(path: Path) -> bytes:
-    """First bytes of a file; none where there is no file. Raises CheckpointError."""
+    """First bytes of a file; empty if there is no file. Raises CheckpointError."""
     if not path.is_file():
         return b""
     with file_errors(CheckpointError, f"cannot read {path}"), path.open("rb") as file:
         return file.read(512)
 
 
-# The texts that a model may not travel without.
+# The texts that must accompany a model.
 _NAME = re.compile(r"(LICEN[CS]E|NOTICE|COPYING|USE_POLICY|ACCEPTABLE_USE)([._-][A-Za-z0-9._-]*)?", re.IGNORECASE)
 MAX_TEXTS = 8
 MAX_TEXT_BYTES = 1 << 20
@@ -176,7 +176,7 @@ def licence_texts(folder: Path) -> dict[str, bytes]:
     return {path.name: path.read_bytes() for path in paths[:MAX_TEXTS] if path.stat().st_size <= MAX_TEXT_BYTES}
 
 
-LEAST_SHARE = 0.85  # of the vocabulary that a tokenizer must know: models round theirs up, by less than this
+LEAST_SHARE = 0.85  # share of the vocabulary that a tokenizer must know: models round theirs up, but by less
 
 
 def probe_tokens(tokenizer: str, architecture: LlamaArchitecture, text: str) -> tuple[int, ...]:
@@ -200,6 +200,6 @@ def open_tokenizer(tokenizer: str) -> Any:  # noqa: ANN401
     """The tokenizer that a tokenizer.json describes. Raises as `probe_tokens` does."""
     with library_errors(lambda problem: CheckpointError(f"tokenizer.json cannot be read ({problem})")):
         made = Tokenizer.from_str(tokenizer)
-    made.no_truncation()  # some were stored as they were set for a training
+    made.no_truncation()  # some were stored with settings for training
     made.no_padding()
     return made

@@ -1,5 +1,5 @@
-"""Shapes of models: of those that are trained here, chains of diffusion blocks and AR pipelines, and of pretrained
-decoders, Llama's with the options in which other families differ from it."""
+"""Shapes of models: those trained here, which are chains of diffusion blocks and AR pipelines; and pretrained decoders,
+Llama with the options in which other families differ from it."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ from stages.device import Tensor
 from stages.errors import ShapeError
 from stages.settings import check, from_toml, limits
 
-# Of a model of bytes. There is no padding and no start token: a prompt has at least one token.
+# The vocabulary of a byte model. It has no padding and no start token: a prompt has at least one token.
 VOCABULARY = 256
 SHAPE = "architecture: "
 SCALING = f"{SHAPE}rope_scaling: "
-MAX_LAYERS = 1024  # every layer is built before its tensors are compared with their file: that takes time
+MAX_LAYERS = 1024  # all layers are built before their tensors are compared with the file, which takes time
 
-CONTEXT = "own"  # what a block's clean stream reads, in manifests: the text. There is no other.
+CONTEXT = "own"  # in manifests, the input of a block's clean stream: the text. No other value exists.
 
 _SIZE, _LAYERS = limits(least=1, most=1 << 20), limits(least=1, most=MAX_LAYERS)
-_SEVERAL = limits(least=2, most=1 << 20)  # one alone has no next one to learn from
-_WIDTH = limits(least=1, most=1 << 16)  # a place in a row takes 16 bits on the wire
+_SEVERAL = limits(least=2, most=1 << 20)  # a single one has no next one to learn from
+_WIDTH = limits(least=1, most=1 << 16)  # an index in a row takes 16 bits on the wire
 
 
 @dataclass(frozen=True)
@@ -56,7 +56,7 @@ class Architecture:
 
     @property
     def kv_heads(self) -> int:
-        """Heads of keys and values: each query head has its own."""
+        """Heads of keys and values: one per query head."""
         return self.heads
 
     @cached_property
@@ -65,7 +65,7 @@ class Architecture:
         return self.context_length
 
     def layers_in(self, part: int) -> int:
-        """Transformer layers of one part: of all the same number."""
+        """Transformer layers of one part: the same number in all."""
         return self.layers
 
 
@@ -75,16 +75,16 @@ def check_whole(name: str, value: object, least: int, most: int) -> None:
         raise ShapeError(f"architecture: {name} must be a whole number from {least} to {most}, not {value!r}")
 
 
-# Which of attention's products have a bias: none (Llama), queries, keys and values (Qwen 2), the output's too.
+# Biases of attention's products: none (Llama), queries, keys and values (Qwen 2), or the output's as well.
 Bias = Literal["none", "qkv", "all"]
 # RMSNorm of queries and keys before they are rotated: none, of each head (Qwen 3), of all heads together (OLMo 2).
 QkNorm = Literal["none", "head", "projection"]
-# RMSNorm of what attention and the MLP read (Llama), of what they write (OLMo 2), or of both (Gemma).
+# RMSNorm of the inputs of attention and the MLP (Llama), of their outputs (OLMo 2), or of both (Gemma).
 Norms = Literal["before", "after", "both"]
-Activation = Literal["silu", "gelu_tanh"]  # of the MLP's gate; gelu in the form with a tanh
+Activation = Literal["silu", "gelu_tanh"]  # of the MLP's gate; gelu in its tanh form
 Matrix = Literal["qkv", "attention_out", "mlp_in", "mlp_out"]  # of a layer, or of each of its experts
-# Of the matrices in layers: numbers of 4 bytes, of 2, of 8 bits with a scale for 32 of them, or of 4 bits with a scale
-# and an offset for 32. With either, the embedding and the head are of 8 bits.
+# Weights of the layers' matrices: 4 bytes, 2 bytes, 8 bits with a scale for every 32 of them, or 4 bits with a scale
+# and an offset for every 32. With either of the last two, the embedding and the head have 8 bits.
 Weights = Literal["float32", "bfloat16", "q8", "q4"]
 WEIGHT_WORDS: dict[str, str] = {
     "bfloat16": "weights in bfloat16",
@@ -101,8 +101,8 @@ _FACTOR, _SCALE = limits(least=0.01, most=1e4), limits(least=1e-3, most=1e6)
 
 @dataclass(frozen=True)
 class RopeScaling:
-    """Llama 3's longer rotary wavelengths (`rope_type` llama3): those past the original context are stretched by
-    `factor`, those well within it are left alone, and what is between goes over smoothly."""
+    """Llama 3's longer rotary wavelengths (`rope_type` llama3): those beyond the original context are stretched by
+    `factor`, those well within it stay, and those in between change smoothly."""
 
     factor: float = field(metadata=_FACTOR)
     low_frequency_factor: float = field(metadata=_FACTOR)
@@ -130,11 +130,11 @@ class LinearScaling:
 
 @dataclass(frozen=True)
 class SlidingWindow:
-    """Sliding attention: in these layers a position sees itself and the `size` - 1 before it."""
+    """Sliding attention: in these layers a position sees itself and the `size` - 1 positions before it."""
 
     size: int = field(metadata=limits(least=1, most=MAX_POSITIONS))
     layers: tuple[int, ...] = field(metadata=limits(least=0, most=MAX_LAYERS - 1))  # in the whole model, in order
-    rope_theta: float | None = field(default=None, metadata=_THETA)  # theirs, unscaled, where it is not the model's
+    rope_theta: float | None = field(default=None, metadata=_THETA)  # theirs, unscaled, unless it is the model's
 
     def __post_init__(self) -> None:
         check(self, ShapeError, f"{SHAPE}window: ")
@@ -144,11 +144,11 @@ class SlidingWindow:
 
 @dataclass(frozen=True)
 class Experts:
-    """A mixture of MLPs: a router chooses `used` of `count` for each position, and adds them up by its weights."""
+    """A mixture of MLPs: a router chooses `used` of `count` for each position, and adds them with its weights."""
 
     count: int = field(metadata=limits(least=2, most=MAX_EXPERTS))
     used: int
-    normalised: bool  # the weights of those that are used add up to one
+    normalised: bool  # the weights of the used experts add up to one
 
     def __post_init__(self) -> None:
         check(self, ShapeError, f"{SHAPE}experts: ")
@@ -157,19 +157,19 @@ class Experts:
 
 @dataclass(frozen=True)
 class LlamaArchitecture:
-    """Sizes of a model of RMSNorm, grouped-query attention with rotary embedding, and SwiGLU, cut into stages.
+    """Sizes of a model with RMSNorm, grouped-query attention with rotary embedding, and SwiGLU, cut into stages.
 
-    Raises ShapeError for what cannot be. Where the head is `tied` to the embedding, a lone stage stores
-    that matrix once; of several stages the last has a copy of it, for a host holds its own stage only.
+    Raises ShapeError for impossible sizes. If the head is `tied` to the embedding, a lone stage stores that matrix
+    once; of several stages, the last has a copy of it, as a host holds only its own stage.
     """
 
-    # Transformer layers of each stage: stages are cut by cost, the head's too.
+    # Transformer layers of each stage: stages are cut by cost, including the head's.
     layers: tuple[int, ...] = field(metadata=_LAYERS)
     width: int = field(metadata=limits(least=2, most=1 << 16))
     heads: int = field(metadata=limits(least=1, most=1 << 12))
     kv_heads: int = field(metadata=limits(least=1, most=1 << 12))
     head_dim: int = field(metadata=limits(least=2, most=1 << 12))
-    mlp_width: int = field(metadata=_SIZE)  # of each expert, where there are several
+    mlp_width: int = field(metadata=_SIZE)  # of each expert, if there are several
     positions: int = field(metadata=_POSITIONS)
     vocabulary: int = field(metadata=limits(least=2, most=1 << 22))
     norm_epsilon: float = field(default=1e-5, metadata=limits(least=1e-12, most=0.1))
@@ -178,19 +178,19 @@ class LlamaArchitecture:
     tied_head: bool = False
     attention_bias: Bias = "none"
     family: Literal["llama"] = "llama"
-    # Options that Llama does without. A manifest has those that are not as here: see `drop_defaults`.
+    # Options that Llama lacks. A manifest contains only those that differ from these defaults: see `drop_defaults`.
     qk_norm: QkNorm = "none"
     norms: Norms = "before"
     activation: Activation = "silu"
-    rotary_dim: int | None = None  # numbers of a head that are rotated; None for all
-    # Attention's scores are divided by its root; None for head_dim.
+    rotary_dim: int | None = None  # rotated numbers of a head; None for all
+    # Attention's scores are divided by its square root; None for head_dim.
     query_scalar: float | None = field(default=None, metadata=_SCALE)
     attention_softcap: float | None = field(default=None, metadata=_SCALE)
     logit_softcap: float | None = field(default=None, metadata=_SCALE)
     window: SlidingWindow | None = None
     experts: Experts | None = None
     weights: Weights = "float32"
-    eight_bits: tuple[Matrix, ...] = ()  # those that have 8 bits where the weights have 4
+    eight_bits: tuple[Matrix, ...] = ()  # matrices with 8 bits where the other weights have 4
 
     def __post_init__(self) -> None:
         check(self, ShapeError, SHAPE)
@@ -222,11 +222,11 @@ class LlamaArchitecture:
 
     @property
     def is_grouped(self) -> bool:
-        """True where matrices have 4 or 8 bits."""
+        """True if matrices have 4 or 8 bits."""
         return self.weights in ("q4", "q8")
 
     def weights_of(self, matrix: Matrix) -> Weights:
-        """Kind of the numbers of a layer's matrix."""
+        """The kind of weights in a layer's matrix."""
         return "q8" if self.weights == "q4" and matrix in self.eight_bits else self.weights
 
     @staticmethod
@@ -248,7 +248,7 @@ class LlamaArchitecture:
 
     @property
     def total_layers(self) -> int:
-        """Transformer layers of all stages."""
+        """Transformer layers in all stages."""
         return sum(self.layers)
 
     @property
@@ -263,7 +263,7 @@ class LlamaArchitecture:
 
     @property
     def query_scale(self) -> float:
-        """Attention's scores are multiplied by it."""
+        """The factor of attention's scores."""
         return float((self.query_scalar or self.head_dim) ** -0.5)
 
     def layers_in(self, part: int) -> int:
@@ -271,7 +271,7 @@ class LlamaArchitecture:
         return self.layers[part]
 
     def slides(self, layer: int) -> bool:
-        """True for a layer, counted in the whole model, whose positions see a window only."""
+        """True if the positions of a layer, counted in the whole model, see only a window."""
         return self.window is not None and layer in self.window.layers
 
 
@@ -280,8 +280,8 @@ _DEFAULTS = {f.name: f.default for f in fields(LlamaArchitecture) if _NAMES.inde
 
 
 def drop_defaults(record: dict[str, Any]) -> None:
-    """Take the options that a model does not use out of its architecture's record: a manifest that was written before
-    there was an option keeps its digest."""
+    """Remove unused options from an architecture's record, so that a manifest written before an option existed keeps
+    its digest."""
     for name, default in _DEFAULTS.items() if record.get("family") == "llama" else ():
         if record[name] == default:
             del record[name]
@@ -290,9 +290,9 @@ def drop_defaults(record: dict[str, Any]) -> None:
 TextArchitecture = Architecture | LlamaArchitecture
 
 
-# Of models that draw.
+# Picture models.
 PICTURES = "picture"
-# Standard deviation of what the net sees: c_skip, c_out and the usual noise prior are made for it (EDM, arXiv
+# Standard deviation of the net's input: c_skip, c_out and the usual noise prior assume it (EDM, arXiv
 # 2206.00364).
 DATA_STD = 0.5
 MAX_SIDE, MAX_CHANNELS, MAX_TOKENS, MAX_CLASSES = 1024, 4, 4096, 10_000
@@ -302,7 +302,7 @@ _SIDE, _COUNT, _FEATURES = (limits(least=1, most=most) for most in (MAX_SIDE, 1 
 
 @dataclass(frozen=True)
 class PictureArchitecture:
-    """Sizes shared by all blocks of a chain that draws, or by all stages of an undivided net (DiT, arXiv 2212.09748).
+    """Sizes shared by all blocks of a picture chain, or by all stages of an undivided net (DiT, arXiv 2212.09748).
 
     `parts` counts blocks or stages, `layers` transformer layers in *one* of them; `features` is the net's width.
     """
@@ -311,18 +311,18 @@ class PictureArchitecture:
     width: int = field(metadata=_SIDE)
     channels: int = field(metadata=limits(least=1, most=MAX_CHANNELS))
     classes: tuple[str, ...]
-    # A patch is a row on the wire, with a scale of its own: larger ones cost fewer bytes and see less detail.
+    # A patch is a row on the wire, with its own scale: larger patches cost fewer bytes and see less detail.
     patch: int = field(default=4, metadata=_SIDE)
     parts: int = field(default=3, metadata=_COUNT)
     layers: int = field(default=2, metadata=_COUNT)
     features: int = field(default=96, metadata=_FEATURES)
     heads: int = field(default=4, metadata=_COUNT)
     condition_dim: int = field(default=96, metadata=_FEATURES)
-    # Of the training pixels, which are 0 to 1: the net sees pixels of mean 0 and standard deviation DATA_STD.
+    # Of the training pixels, from 0 to 1: the net sees pixels of mean 0 and standard deviation DATA_STD.
     mean: float = field(default=0.5, metadata=limits(least=0, most=1))
     deviation: float = field(default=0.25, metadata=limits(least=1e-3, most=1))
-    # The other architectures of a manifest are told apart by it.
-    family: str = PICTURES  # what a manifest says of its kind of model
+    # Distinguishes it from the other architectures in manifests.
+    family: str = PICTURES  # a manifest's name for this kind of model
 
     def __post_init__(self) -> None:
         if self.family != PICTURES:
@@ -354,7 +354,7 @@ class PictureArchitecture:
 
     @property
     def limit(self) -> float:
-        """Largest magnitude of a number of a picture as the net sees it."""
+        """Largest magnitude of a picture's number as the net sees it."""
         low, high = self.bounds
         return max(-low, high)
 

@@ -17,7 +17,7 @@ FOURIER_FEATURES = 16
 
 def noise_frequencies() -> Tensor:
     """Angular frequencies of the Fourier features of c_noise: (16,) float32."""
-    with torch.device("cpu"):  # powers without memory would import torch's compiler
+    with torch.device("cpu"):  # powers on the meta device would import torch's compiler
         return 2.0 ** torch.linspace(-1, 5, FOURIER_FEATURES)
 
 
@@ -37,9 +37,9 @@ class NoiseCondition(nn.Module):
 
 
 class Block(nn.Module):
-    """Layers of one noise range. Holds everything that a host or a worker needs, and nothing of other blocks.
+    """Layers of one noise range. Holds everything that a host or a worker needs, and nothing from other blocks.
 
-    :param index: position in the chain; block 0 takes the most noise.
+    :param index: position in the chain; block 0 gets the most noise.
     """
 
     layers: Sequence[Layer]
@@ -50,7 +50,7 @@ class Block(nn.Module):
         super().__init__()
         a = architecture
         self.architecture, self.index, self._codes = a, index, codes
-        # Standard deviation of a unit code's entries, which c_in is meant to undo: not the papers' 0.5.
+        # Standard deviation of a unit code's entries, which c_in should undo: not the papers' 0.5.
         self.data_std = a.code_dim**-0.5
         self.embedding = nn.Embedding(a.vocabulary, a.width)
         self.state_in = nn.Linear(a.code_dim, a.width, bias=False)
@@ -66,7 +66,7 @@ class Block(nn.Module):
         initialise(self, a.layers)
 
     def restore_tables(self) -> None:
-        """Compute what is not stored, for a block that was built on the meta device."""
+        """Compute the tables, which are not stored, for a block that was built on the meta device."""
         a = self.architecture
         self.codes = self._codes.table()
         self.rotary = rotary_table(a.context_length, a.head_dim)
@@ -102,13 +102,13 @@ class Block(nn.Module):
         start: int,
         mask: Tensor | None = None,
     ) -> Tensor:
-        """Logits (batch, slots, vocabulary) of the token under each noisy slot.
+        """Logits (batch, slots, vocabulary) of the token in each noisy slot.
 
         z, estimate: (batch, slots, code_dim); sigma: (batch, slots or 1); memory: from `read`;
         start: the position that the first slot fills.
 
         The likelihood of each token given its own slot, z . code / sigma^2, is known in closed form (codes have
-        equal norms), so it is added to the logits and the layers learn only what the context says. With a head of
+        equal norms), so it is added to the logits, and the layers learn only the context's share. With a head of
         zeros the block is the optimal context-free denoiser.
         """
         x = self.state_in(z * input_scale(sigma, self.data_std)[..., None])

@@ -1,4 +1,4 @@
-"""State codecs: how a matrix of numbers (one row for each position) travels between blocks.
+"""State codecs: encodings of a matrix of numbers (one row for each position) between blocks.
 
 Every codec knows its size before encoding, so a message can be checked before anything is allocated.
 """
@@ -57,7 +57,7 @@ class Fp32(StateCodec):
         return 4 * positions * dim
 
     def round_trip(self, matrix: Tensor, limit: float) -> Tensor:
-        """`matrix` itself: nothing is lost on the way."""
+        """`matrix` itself: the encoding is lossless."""
         return matrix
 
     def encode(self, matrix: Tensor) -> bytes:
@@ -71,10 +71,10 @@ class Fp32(StateCodec):
 
 
 class Int8(StateCodec):
-    """One byte a number and a float32 scale a position: [scales, little-endian][rows].
+    """One byte per number and a float32 scale per position: [scales, little-endian][rows].
 
-    256 positions x 32 numbers in 9 KB, one TCP flight. Estimates have numbers of like size, so a plain scale a row
-    serves them.
+    256 positions x 32 numbers take 9 KB, one TCP flight. The numbers of an estimate have similar size, so one scale a
+    row serves them.
     A decoded matrix encodes to the same bytes again. For levels of 2^n - 1 the scale survives both roundings,
     (levels * s) / levels = s, because x / levels never falls where it would not (subnormal scales excepted).
     """
@@ -113,7 +113,7 @@ class Int8(StateCodec):
 
 
 class Int4(Int8):
-    """Two numbers a byte, low nibble first, and a scale a position."""
+    """Two numbers per byte, low nibble first, and a scale per position."""
 
     name = "int4"
     levels = 7
@@ -133,18 +133,18 @@ class Int4(Int8):
         return nibbles.astype(np.int8) - np.int8(8)
 
 
-# The largest number of a hidden row is 11 to 18 times its root mean square (SmolLM2-135M, both cuts), in a handful of
-# channels that are always the same, so one scale for the row is coarse for all others (docs/research/pretrained.md).
+# The largest number of a hidden row is 11 to 18 times its root mean square (SmolLM2-135M, both cuts). It is always in
+# the same few channels, so one scale for the row is coarse for all others (docs/research/pretrained.md).
 class HiddenInt8(StateCodec):
-    """One byte a number and a scale a position, but for the few largest of each row, which travel exactly.
+    """One byte per number and a scale per position, except for the few largest of each row, which are exact.
 
-    A row of a pretrained model has few numbers that are far larger than the rest, for which their scale would be
-    coarse. [values, little-endian float32][their places, uint16, ascending in each row][the rest as `Int8` has it].
+    A row of a pretrained model has a few numbers far larger than the rest, whose scale would be coarse for the rest.
+    [values, little-endian float32][their indices, uint16, ascending in each row][the rest as in `Int8`].
     """
 
     name = "int8"
     # Float32, not half precision: fp16 ends at 65,504 and a hidden state may exceed it; bf16 would save 8 bytes a row.
-    APART = 4  # numbers of a row that travel exactly; all, where it has no more
+    APART = 4  # exact numbers of a row; all, if it has no more
     _rest = Int8()
 
     def size(self, positions: int, dim: int) -> int:
@@ -174,9 +174,9 @@ class HiddenInt8(StateCodec):
         return min(self.APART, dim)
 
 
-# How estimates may travel between blocks.
+# Codecs for estimates between blocks.
 CODECS: dict[str, StateCodec] = {codec.name: codec for codec in (Fp32(), Int8(), Int4())}
-# How hidden states may travel between AR stages.
+# Codecs for hidden states between AR stages.
 HIDDEN: dict[str, StateCodec] = {codec.name: codec for codec in (Fp32(), HiddenInt8())}
 
 

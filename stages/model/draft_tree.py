@@ -1,4 +1,4 @@
-"""Guesses after a text, one chain of them or a tree of the likeliest few: how many pay, and which are sent."""
+"""Draft tokens after a text, as a chain or a tree of the likeliest few: how many pay, and which to send."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -7,25 +7,25 @@ from math import exp
 
 from stages.limits import MAX_DRAFT
 
-MAX_DRAFT_TREE = 64  # guesses of a tree
-DEFAULT_BRANCHES = 4  # grown where a request asks for no certain number: what does not pay of them is not sent
-FORGET = 0.98  # weight of what was measured, at each further round
+MAX_DRAFT_TREE = 64  # guesses in a tree
+DEFAULT_BRANCHES = 4  # grown if a request names no number: branches that do not pay are not sent
+FORGET = 0.98  # weight of earlier measurements, at each further round
 RECENT = 0.1  # weight of the last sweep among those whose times are known
-A_GUESS_MS = 1.0  # what a guess adds to a sweep, as long as sweeps with more and with fewer were not compared
-# And how much comparing it takes to believe otherwise: a sum of squared differences of guesses.
+A_GUESS_MS = 1.0  # time that a guess adds to a sweep, until sweeps with more and with fewer have been compared
+# The weight of that assumption against comparisons: a sum of squared differences of guesses.
 SPREAD = 40.0
 MOST_SURE = 0.99
-NOISE_STEP, LEAST_NOISE = 10.0, 0.01  # its logarithm grows by so much for each of the guesses tried that surprises
+NOISE_STEP, LEAST_NOISE = 10.0, 0.01  # its logarithm grows by this for each surprising guess among those tried
 
 
-# A tree is read depth first, position by position. With a mask over all rows the order in which a kernel adds would
-# depend on the tree, and a near tie could fall otherwise than in `ar`. Here the cache holds, when a draft token is
-# computed, exactly what stands before it on its branch, so the result is the same to the last bit
+# A tree is read depth first, position by position. With a mask over all rows, a kernel's order of additions would
+# depend on the tree, and a near tie could come out differently than in `ar`. Here, when a draft token is computed, the
+# cache holds exactly the tokens before it on its branch, so the result is the same to the last bit
 # (tests/stages/host/test_draft_trees.py).
 class DraftTree:
-    """Guesses depth first: each is followed by what may come after it, as far as anything is guessed there.
+    """Guesses in depth-first order: each is followed by the guesses after it, if any.
 
-    `depths`: how many guesses are before each on its own branch. A chain has depths 0, 1, 2 ...
+    `depths`: number of guesses before each on its own branch. A chain has depths 0, 1, 2 ...
     """
 
     def __init__(self, tokens: Sequence[int], depths: Sequence[int]) -> None:
@@ -38,12 +38,12 @@ class DraftTree:
             branch.append(self._children.setdefault((branch[-1] if branch else -1, token), at))
 
     def after(self, at: int, token: int) -> int:
-        """The guess that `token` follows guess `at`, which is -1 for what was known; -1 where nobody guessed it."""
+        """The guess that `token` follows guess `at` (-1 for the known text); -1 if there is no such guess."""
         return self._children.get((at, token), -1)
 
 
 def are_depths(depths: Sequence[int]) -> bool:
-    """True if these can be depths of a tree, each draft token but the first ones after another one."""
+    """True if these can be depths of a tree, in which each draft token but the first ones follows another one."""
     before = -1
     for depth in depths:
         if not 0 <= depth <= before + 1:
@@ -53,32 +53,32 @@ def are_depths(depths: Sequence[int]) -> bool:
 
 
 def tree_positions(tokens: int, depths: Sequence[int]) -> tuple[int, int]:
-    """Positions that so many new tokens take, the last of them a tree, whose branches take the same ones; and those of
-    them that are kept: its first branch's."""
+    """Positions that `tokens` new tokens take, the last of them a tree whose branches share positions; and how many of
+    these positions are kept: those of its first branch."""
     before = tokens - len(depths)
     return before + max(depths) + 1, before + first_branch(depths)
 
 
 def first_branch(depths: Sequence[int]) -> int:
-    """Length of the first branch, which hosts remember."""
+    """Length of the first branch, which hosts keep."""
     return next((at for at, depth in enumerate(depths) if depth != at), len(depths))
 
 
 class SweepTime:
-    """Time of a sweep: a line over its guesses, for every host reads them all. Milliseconds."""
+    """Time of a sweep in milliseconds: linear in its guesses, as every host reads them all."""
 
     def __init__(self) -> None:
         self._guesses, self._ms, self._is_new = 8.0, 100.0, True
-        self._squares = self._products = 0.0  # of differences from the means of then
+        self._squares = self._products = 0.0  # of differences from the means at that time
 
     def learn(self, guesses: int, ms: float) -> None:
         """Book a sweep."""
-        if self._is_new:  # its distance from what was assumed is no price of a guess
+        if self._is_new:  # its distance from the assumed time says nothing about the price of a guess
             self._guesses, self._ms, self._is_new = float(guesses), ms, False
         apart, longer = guesses - self._guesses, ms - self._ms
         self._guesses += RECENT * apart
         self._ms += RECENT * longer
-        # The price of a guess changes with the hosts, a sweep's time with every other load: it is remembered longer.
+        # The price of a guess changes with the hosts, a sweep's time with any load: the price is remembered longer.
         self._squares = FORGET * self._squares + apart * apart
         self._products = FORGET * self._products + apart * longer
 
@@ -88,69 +88,69 @@ class SweepTime:
         return max((self._products + SPREAD * A_GUESS_MS) / (self._squares + SPREAD), 0.0)
 
     def ms(self, guesses: int) -> float:
-        """That of a sweep with so many."""
+        """Time of a sweep with this many guesses."""
         return max(self._ms + self.guess_ms * (guesses - self._guesses), self._ms / 10)
 
 
 class DraftLength:
-    """Number of guesses that pays, from what was accepted and how long sweeps and drafting took so far.
+    """The number of guesses that pays, from past acceptance and past times of sweeps and drafting.
 
-    A round of guesses brings one token and those that stand, in the time of the drafting and of the sweep: what is
-    guessed maximises the quotient (Leviathan et al. 2023, arXiv 2211.17192, equation 1; of trees: Li et al. 2024, arXiv
-    2406.16858, who take the guesses that are likeliest with all before them).
+    A round of guesses yields one token plus the accepted guesses, in the time of the drafting and of the sweep. The
+    number of guesses maximises the quotient (Leviathan et al. 2023, arXiv 2211.17192, equation 1; for trees: Li et al.
+    2024, arXiv 2406.16858, who take the guesses that are likeliest jointly with all before them).
     """
 
     def __init__(self, sweeps: SweepTime, hides: bool = False) -> None:
-        """:param hides: where a draft stands, the next one was drafted while it was under way."""
+        """:param hides: if a draft is accepted whole, the next one was drafted while it was under way."""
         self.sweeps, self.hides = sweeps, hides
         self._right, self._tried = 3.0, 4.0  # as if 3 of 4 guesses had been right so far
-        # What the model's sums of logits and Gumbel numbers differ by from the drafter's, in units of those: a copy
-        # of the model is wrong at near ties alone, however random the text is.
+        # How much the model's sums of logits and Gumbel numbers differ from the drafter's, relative to those: a copy of
+        # the model errs only at near ties, however random the text is.
         self.noise = 1.0
-        self.level_ms = 1.0  # what drafting one token after another takes for each of them
+        self.level_ms = 1.0  # time per token of drafting one token after another
 
     @property
     def acceptance(self) -> float:
-        """Share of guesses found right, of those whose place was reached."""
+        """Share of accepted guesses among those whose position was reached."""
         return self._right / self._tried
 
     def learn(self, guesses: int, accepted: int, told: float, levels: int, draft_ms: float) -> None:
         """Book a round.
 
-        :param accepted: of the first branch, that is of `guesses` one after the other.
-        :param told: sum of the probabilities that the drafter gave those whose place was reached.
-        :param levels: tokens drafted one after the other while the request waited, in `draft_ms`.
+        :param accepted: accepted guesses of the first branch, which has `guesses` in a row.
+        :param told: sum of the drafter's probabilities for guesses whose position was reached.
+        :param levels: tokens drafted one after another while the request waited, in `draft_ms`.
         """
         if guesses:
             self._right = FORGET * self._right + accepted
             self._tried = FORGET * self._tried + accepted + (accepted < guesses)
-            # larger by what was expected to stand and did not, and by less the more was tried
+            # grows with the expected acceptances that failed, and less the more was tried
             change = min(max(NOISE_STEP * (told - accepted) / self._tried, -1.0), 1.0)
             self.noise = min(max(self.noise * exp(change), LEAST_NOISE), 1 / LEAST_NOISE)
         if levels:
             self.level_ms += 0.2 * (draft_ms / levels - self.level_ms)
 
     def length(self) -> int:
-        """Guesses of a chain of which no more is known than `acceptance`."""
+        """Number of guesses for a chain of which only `acceptance` is known."""
         a = min(self.acceptance, MOST_SURE)
         return self.best([a ** (i + 1) for i in range(MAX_DRAFT)], self.level_ms) or 1
 
     def best(self, chances: Sequence[float], each_ms: float = 0.0, draft_ms: float = 0.0) -> int:
         """Number of guesses to send.
 
-        :param chances: that each stands with all before it, the likeliest first.
-        :param each_ms: that drafting each one takes.
-        :param draft_ms: that it took already.
+        :param chances: that each is accepted with all before it, the likeliest first.
+        :param each_ms: time to draft each one.
+        :param draft_ms: drafting time so far.
         """
         tokens = accumulate(chances, initial=1.0)
         rates = [n / (draft_ms + i * each_ms + self.sweeps.ms(i)) for i, n in enumerate(tokens)]
         return max(range(len(rates)), key=rates.__getitem__)
 
     def another_level(self, chances: Sequence[float], ends: float, draft_ms: float) -> bool:
-        """True where one token more pays.
+        """True if one more token pays.
 
-        :param chances: of the guesses so far, and :param ends: of those that it would come after, in all.
-        :param draft_ms: what these levels take, whether the request waits for them or not.
+        :param chances: of the guesses so far, and :param ends: the sum for those that it would follow.
+        :param draft_ms: time of these levels, whether the request waits for them or not.
         """
         likeliest, right = sorted(chances, reverse=True), min(self.acceptance, MOST_SURE)
         count = self.best(likeliest, draft_ms=draft_ms)
@@ -159,29 +159,29 @@ class DraftLength:
         return (tokens + ends * right) / self._round_ms(count + 1, draft_ms + self.level_ms, ends * right) > rate
 
     def _round_ms(self, guesses: int, draft_ms: float, stands: float) -> float:
-        """Time of a round among others like it. stands: chance that all of a draft stands."""
+        """Time of a round among similar rounds. stands: chance that a whole draft is accepted."""
         sweep_ms = self.sweeps.ms(guesses)
-        # the longer a draft, the more seldom it stands, and the next one is waited for
+        # a longer draft is accepted whole less often, and then the request waits for the next one
         return draft_ms + sweep_ms - (stands * min(draft_ms, sweep_ms) if self.hides else 0.0)
 
 
 @dataclass(frozen=True)
 class Draft:
-    """Guesses of what follows a text, a chain or a tree of them, depth first (`DraftTree`)."""
+    """Guesses after a text, a chain or a tree in depth-first order (`DraftTree`)."""
 
     tokens: tuple[int, ...] = ()
     depths: tuple[int, ...] = ()
-    probs: tuple[float, ...] = ()  # that each stands if those before it on its branch do, as who drafted has it
-    levels: int = 0  # tokens that were drafted one after the other while the request waited
-    compute_ms: float = 0.0  # of the drafter's arithmetic meanwhile
+    probs: tuple[float, ...] = ()  # the drafter's, that each is accepted if those before it on its branch are
+    levels: int = 0  # tokens drafted one after another while the request waited
+    compute_ms: float = 0.0  # of the drafter's arithmetic in that time
 
     @property
     def first(self) -> int:
-        """Guesses of the first branch: those that hosts remember where they stand."""
+        """Number of guesses in the first branch, which hosts keep if accepted."""
         return first_branch(self.depths)
 
     def kept(self, written: list[int]) -> int:
-        """Number of guesses of the first branch that stand, if that is written."""
+        """Number of accepted guesses of the first branch, if the tokens `written` follow."""
         pairs = zip(self.tokens[: self.first], written, strict=False)
         return next((i for i, (guess, token) in enumerate(pairs) if guess != token), min(self.first, len(written)))
 
@@ -190,28 +190,28 @@ class Draft:
 class DraftPlan:
     """Length, number and breadth of the drafts to make."""
 
-    most: int  # places, one after the other
-    guesses: int | None = None  # in all; None = as many as pay
-    branches: int = 1  # alternatives of one place, and branches that are gone on with
+    most: int  # positions, one after another
+    guesses: int | None = None  # in total; None = as many as pay
+    branches: int = 1  # alternatives at one position, and branches to continue
 
 
 @dataclass
 class Growth:
-    """Guesses, each with the one that it comes after: `above`, -1 at the first place."""
+    """Guesses, each with the one that it follows: `above`, -1 at the first position."""
 
     tokens: list[int] = field(default_factory=list)
     above: list[int] = field(default_factory=list)
-    # That each stands if those before it on its branch do, as the drafter has it.
+    # The drafter's probability that each is accepted if those before it on its branch are.
     probs: list[float] = field(default_factory=list)
-    # That each stands with those before it, by what the drafter was found to be worth.
+    # The chance that each is accepted with those before it, corrected by the drafter's record.
     chances: list[float] = field(default_factory=list)
-    ends: list[int] = field(default_factory=lambda: [-1])  # those that the next level comes after
+    ends: list[int] = field(default_factory=lambda: [-1])  # guesses that the next level follows
     levels: int = 0
     waited: int = 0  # levels that the request waited for
-    compute_ms: float = 0.0  # that they took
+    compute_ms: float = 0.0  # time of these levels
 
     def likeliest(self, count: int) -> list[int]:
-        """So many of them, none without those before it, depth first: likelier branches first."""
+        """The `count` likeliest guesses, none without those before it, depth first and likelier branches first."""
         kept = sorted(range(len(self.chances)), key=lambda i: -self.chances[i])[:count]  # stable: above comes before
         ordered, waiting = list[int](), [-1]
         while waiting:
@@ -221,16 +221,16 @@ class Growth:
         return ordered
 
     def draft(self, sent: Sequence[int]) -> Draft:
-        """Guesses of `likeliest` in the form in which they travel."""
+        """Guesses from `likeliest` as a draft to send."""
         tokens, probs = tuple(self.tokens[at] for at in sent), tuple(self.probs[at] for at in sent)
         return Draft(tokens, tuple(map(self.depth, sent)), probs, self.waited, self.compute_ms)
 
     def depth(self, at: int) -> int:
-        """Number of guesses before it on its branch."""
+        """Number of guesses before guess `at` on its branch."""
         return len(self.branch(self.above[at]))
 
     def branch(self, at: int) -> list[int]:
-        """Its token after those before it on its branch; none for -1."""
+        """The tokens of a branch up to guess `at`; empty for -1."""
         tokens = list[int]()
         while at >= 0:
             tokens.insert(0, self.tokens[at])
@@ -238,9 +238,9 @@ class Growth:
         return tokens
 
 
-# One rule decides length and width: as many guesses as bring the most tokens for the time that sweep and drafting
-# take. `branches` only bounds what is looked at: where alternatives do not pay, a chain is sent.
+# One rule decides length and width: as many guesses as yield the most tokens in the time of sweep and drafting.
+# `branches` only bounds the choice: if alternatives do not pay, a chain is sent.
 def chosen(growth: Growth, plan: DraftPlan, worth: DraftLength) -> list[int]:
-    """The guesses to send: at least one, so that it is seen whether they stand."""
+    """The guesses to send: at least one, to learn whether guesses are accepted."""
     paying = worth.best(sorted(growth.chances, reverse=True)[:MAX_DRAFT_TREE], draft_ms=growth.compute_ms)
     return growth.likeliest(min(plan.guesses or max(paying, 1), MAX_DRAFT_TREE))

@@ -1,4 +1,4 @@
-"""Transformer layers that carry a causal clean stream and, beside it, noisy slots."""
+"""Transformer layers for a causal clean stream and, next to it, noisy slots."""
 
 from __future__ import annotations
 
@@ -34,16 +34,16 @@ def rotate(x: Tensor, rotary: Tensor) -> Tensor:
 
 
 def seen_keys(new: int, past: int, window: int | None = None, device: torch.device | None = None) -> Tensor:
-    """True where one of `new` positions after `past` others sees a key: (new, past + new) bool.
+    """True if one of `new` positions after `past` others sees a key: (new, past + new) bool.
 
-    :param window: positions that each sees, itself included; None for all.
+    :param window: positions that each one sees, including itself; None for all.
     """
     seen = torch.ones(new, past + new, dtype=torch.bool, device=device).tril(past)
     return seen if window is None else seen.triu(past - window + 1)
 
 
 def soft_capped(x: Tensor, cap: float | None) -> Tensor:
-    """Numbers bent so that none is beyond `cap`, where there is one (Gemma 2, arXiv 2408.00118)."""
+    """Numbers squashed smoothly below `cap`, if there is one (Gemma 2, arXiv 2408.00118)."""
     return x if cap is None else (x / cap).tanh() * cap
 
 
@@ -57,8 +57,8 @@ class LayerCache:
 
     @cached_property
     def arrays(self) -> tuple[Numbers, Numbers]:
-        """Keys and values of the first sequence as numpy sees the same memory: (heads, capacity, head_dim) each. As
-        torch does on a device whose memory numpy does not see: what is assigned to a part of them is written alike."""
+        """Keys and values of the first sequence as numpy arrays on the same memory: (heads, capacity, head_dim) each.
+        On a device whose memory numpy cannot see, as tensors: assignment to parts is written alike."""
         return (self.keys.numpy()[0], self.values.numpy()[0]) if self.keys.is_cpu else (self.keys[0], self.values[0])
 
     @cached_property
@@ -79,9 +79,9 @@ class LayerCache:
 
 
 class CausalLayer(nn.Module):
-    """Attention and MLP over a causal stream. A family makes the modules, the heads and the activation."""
+    """Attention and MLP over a causal stream. A family defines the modules, the heads and the activation."""
 
-    attention_norm: nn.RMSNorm | nn.Identity  # none where a family has its norms after, not before
+    attention_norm: nn.RMSNorm | nn.Identity  # none if a family's norms come after, not before
     qkv: nn.Linear
     attention_out: nn.Linear
     mlp_norm: nn.RMSNorm | nn.Identity
@@ -102,7 +102,7 @@ class CausalLayer(nn.Module):
         return x + self.mlp(x), k, v
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor, past: int) -> Tensor:
-        """Values that each new position takes from those that it sees, by head: as q."""
+        """Attention's result for each new position, by head: shaped as q."""
         new = q.shape[2]
         mask = seen_keys(new, past, device=q.device) if past and new > 1 else None
         return F.scaled_dot_product_attention(
@@ -110,11 +110,11 @@ class CausalLayer(nn.Module):
         )
 
     def out_of_heads(self, mixed: Tensor) -> Tensor:
-        """The part of the stream that attention adds: (batch, positions, heads x head_dim) -> the same of width."""
+        """Attention's addition to the stream: (batch, positions, heads x head_dim) -> (batch, positions, width)."""
         return self.attention_out(mixed)
 
     def mlp(self, x: Tensor) -> Tensor:
-        """The part of the stream that the MLP adds: (..., width)."""
+        """The MLP's addition to the stream: (..., width)."""
         raise NotImplementedError
 
     def by_head(self, qkv: Tensor, rotary: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -137,8 +137,8 @@ class CausalStage(nn.Module):
         self.index, self.is_first, self.is_last = index, index == 0, index == parts - 1
 
     def read(self, source: Tensor, caches: list[LayerCache] | None = None) -> Tensor:
-        """Run positions. source: tokens (batch, positions) int64 in the first stage, else hidden states
-        (batch, positions, width), which is also what comes back."""
+        """Run positions. source: tokens (batch, positions) int64 in the first stage, else hidden states (batch,
+        positions, width). Returns hidden states."""
         x = self.embedding(source) if self.embedding is not None else source
         start = caches[0].length if caches else 0
         for i, layer in enumerate(self.layers):
@@ -216,7 +216,7 @@ def initialise(module: nn.Module, layers: int) -> None:
             nn.init.normal_(parameter, std=0.02 / math.sqrt(2 * layers) if residual else 0.02)
 
 
-# A head that has no numbers of its own.
+# A head without weights of its own.
 class TiedHead(nn.Module):
     """Multiplies with the embedding of the same stage, wherever that is moved or loaded: one matrix, stored once."""
 
@@ -224,7 +224,7 @@ class TiedHead(nn.Module):
 
     def __init__(self, embedding: nn.Embedding) -> None:
         super().__init__()
-        self.__dict__["_embedding"] = embedding  # not as a module of this one: the numbers are the stage's
+        self.__dict__["_embedding"] = embedding  # not as a submodule: the weights are the stage's
 
     @property
     def weight(self) -> Tensor:

@@ -16,12 +16,12 @@ from stages.model.few_bits import Bfloat16Linear, Int8Embedding, Int8Linear, Qua
 from stages.model.layers import CausalLayer, CausalStage, TiedHead, initialise, rotate, seen_keys, soft_capped
 
 
-# Rounded to float32 as in the code that trained these models, each frequency and each product with a position. Float64
-# is nearer to the formula and further from the model.
+# Rounded to float32 as in the code that trained these models: each frequency, and each product with a position. Float64
+# is closer to the formula, but further from the model.
 def rotary_frequencies(architecture: LlamaArchitecture, slides: bool = False) -> Tensor:
-    """Angle by which each pair of a head turns from one position to the next: (head_dim / 2,) float32.
+    """Angle by which each pair in a head turns from one position to the next: (head_dim / 2,) float32.
 
-    Where a part of a head is rotated, the pairs beyond it do not turn. :param slides: of layers with a window.
+    If only part of a head is rotated, the pairs beyond it do not turn. :param slides: for layers with a window.
     """
     a = architecture
     local = a.window.rope_theta if slides and a.window else None
@@ -36,19 +36,19 @@ def rotary_frequencies(architecture: LlamaArchitecture, slides: bool = False) ->
 
 
 def stretch(frequency: Tensor, scaling: RopeScaling) -> Tensor:
-    """By what Llama 3 divides each frequency: from 1 for fast ones to `factor` for slow ones.
+    """Llama 3's divisor of each frequency: from 1 for fast ones to `factor` for slow ones.
 
     Source: `apply_scaling` of the Llama 3.1 reference code.
     """
     s = scaling
-    turns = s.original_positions * frequency / (2 * math.pi)  # within the context that the model was first trained for
+    turns = s.original_positions * frequency / (2 * math.pi)  # within the model's original training context
     share = (turns - s.low_frequency_factor) / (s.high_frequency_factor - s.low_frequency_factor)
     share = share.clamp(0, 1)
     return 1 / ((1 - share) / s.factor + share)
 
 
 def llama_rotary(architecture: LlamaArchitecture, slides: bool = False) -> Tensor:
-    """cos and sin for `layers.rotate`: (2, positions, head_dim / 2) float32. :param slides: of layers with a window."""
+    """cos and sin for `layers.rotate`: (2, positions, head_dim / 2) float32. :param slides: for windowed layers."""
     a = architecture
     if torch.get_default_device().type == "meta":  # as in rotary_table
         return torch.empty(2, a.positions, a.head_dim // 2)
@@ -57,7 +57,7 @@ def llama_rotary(architecture: LlamaArchitecture, slides: bool = False) -> Tenso
 
 
 def _linear(a: LlamaArchitecture, matrix: Matrix, numbers_in: int, numbers_out: int, bias: bool = False) -> nn.Linear:
-    """A matrix of a layer, in the model's kind of weights."""
+    """A layer's matrix, in the model's kind of weights."""
     kinds: dict[str, type[nn.Linear]] = {"bfloat16": Bfloat16Linear, "q8": Int8Linear, "q4": QuantLinear}
     return kinds.get(a.weights_of(matrix), nn.Linear)(numbers_in, numbers_out, bias=bias)
 
@@ -73,7 +73,7 @@ class LlamaLayer(CausalLayer):
     mixture: Mixture | None
 
     def __init__(self, architecture: LlamaArchitecture, number: int) -> None:
-        """number: of the layer in the whole model."""
+        """number: the layer's index in the whole model."""
         super().__init__()
         a = self.architecture = architecture
         self.window = a.window.size if a.window is not None and a.slides(number) else None
@@ -136,7 +136,7 @@ ACTIVATIONS: dict[Activation, Callable[[Tensor], Tensor]] = {
 
 
 def gated(hidden: Tensor, activation: Activation) -> Tensor:
-    """Gate and what it multiplies, side by side (..., 2 n) -> (..., n)."""
+    """Apply a gate to the numbers next to it: (..., 2 n) -> (..., n)."""
     gate, up = hidden.chunk(2, dim=-1)
     return ACTIVATIONS[activation](gate) * up
 
@@ -153,7 +153,7 @@ class Mixture(nn.Module):
         self.experts = cast(Sequence[Expert], nn.ModuleList(made))
 
     def choose(self, scores: Tensor) -> tuple[Tensor, Tensor]:
-        """Weights of the experts that a position uses, and their numbers: (rows, used) each. scores: (rows, count)."""
+        """Weights of the experts that a position uses, and their indices: (rows, used) each. scores: (rows, count)."""
         weights, chosen = scores.softmax(-1).topk(self.used, dim=-1)
         return weights / weights.sum(-1, keepdim=True) if self.normalised else weights, chosen
 
@@ -181,10 +181,10 @@ class Expert(nn.Module):
 
 
 class LlamaStage(CausalStage):
-    """One stage of a model of tokens."""
+    """One stage of a pretrained model."""
 
     layers: Sequence[LlamaLayer]
-    sliding_rotary: Tensor  # of layers with a window
+    sliding_rotary: Tensor  # for layers with a window
 
     def __init__(self, architecture: LlamaArchitecture, index: int) -> None:
         super().__init__(index, architecture.parts)
@@ -211,7 +211,7 @@ class LlamaStage(CausalStage):
         return soft_capped(super().next_byte(hidden), self.architecture.logit_softcap)
 
     def restore_tables(self) -> None:
-        """Compute what is not stored; again for a stage that was built on the meta device."""
+        """Compute the tables, which are not stored; again for a stage that was built on the meta device."""
         a = self.architecture
         self.register_buffer("rotary", llama_rotary(a), persistent=False)
         if a.window is not None and a.window.rope_theta is not None:

@@ -34,7 +34,7 @@ class NoisePartition:
     kind: Kind
     boundaries: tuple[float, ...]
     prior: LogNormalPrior = LogNormalPrior()
-    # Share of its log-width by which a block's range is widened on both sides in training (gamma).
+    # Share of a block's log-width by which training widens its range on both sides (gamma).
     overlap: float = 0.05
 
     def __post_init__(self) -> None:
@@ -92,7 +92,7 @@ def equal_probability(blocks: int, sigma_min: float, sigma_max: float, overlap: 
     prior = LogNormalPrior()
     normal = NormalDist(prior.mean, prior.std)
     q_min, q_max = normal.cdf(math.log(sigma_min)), normal.cdf(math.log(sigma_max))
-    if q_max - q_min < 1e-9:  # the CDF's rounding would show in the boundaries
+    if q_max - q_min < 1e-9:  # rounding of the CDF would show in the boundaries
         raise ConfigError(f"noise partition: the prior has no mass to share in [{sigma_min:g}, {sigma_max:g}]")
     inner = [math.exp(normal.inv_cdf(q_max + (q_min - q_max) * b / blocks)) for b in range(1, blocks)]
     return NoisePartition("equal_probability", (sigma_max, *inner, sigma_min), prior, overlap)

@@ -1,4 +1,4 @@
-"""AR pipelines: models cut into contiguous stages, of those that are trained here and of the Llama family."""
+"""AR pipelines: models cut into contiguous stages, both those trained here and the Llama family."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from stages.model.llama import LlamaStage
 
 
 class ArStage(CausalStage):
-    """One stage of a model that was trained here."""
+    """One stage of a model trained here."""
 
     layers: Sequence[Layer]
 
@@ -31,17 +31,17 @@ class ArStage(CausalStage):
         initialise(self, a.layers * a.parts)
 
     def restore_tables(self) -> None:
-        """Compute what is not stored, for a stage that was built on the meta device."""
+        """Compute the tables, which are not stored, for a stage that was built on the meta device."""
         self.rotary = rotary_table(self.architecture.context_length, self.architecture.head_dim)
 
 
 class ArModel(nn.Module):
-    """All stages in one process: what training and the local baseline use."""
+    """All stages in one process, for training and the local baseline."""
 
     stages: Sequence[ArStage]
 
     def __init__(self, architecture: Architecture, stages: Sequence[ArStage] | None = None) -> None:
-        """:param stages: those of a loaded model; new ones if not given."""
+        """:param stages: those of a loaded model; by default new ones."""
         super().__init__()
         self.architecture = architecture
         stages = stages or [ArStage(architecture, i) for i in range(architecture.parts)]
@@ -72,13 +72,13 @@ def cache_bytes(layers: int, architecture: TextArchitecture, capacity: int) -> i
 
 
 def new_stage(architecture: TextArchitecture, index: int) -> PipelineStage:
-    """A stage of the architecture's family, with weights as before training."""
+    """A stage of the architecture's family, with untrained weights."""
     return ArStage(architecture, index) if isinstance(architecture, Architecture) else LlamaStage(architecture, index)
 
 
 # torch's own meta device imports the compiler with its first random number: 1.7 s of processor in every host.
 class _Unfilled(TorchFunctionMode):
-    """Leaves out what gives new weights their first values."""
+    """Skips the functions that give new weights their first values."""
 
     def __torch_function__(
         self,
@@ -95,6 +95,6 @@ class _Unfilled(TorchFunctionMode):
 
 @contextmanager
 def without_memory() -> Iterator[None]:
-    """Modules that are made in it have shapes only: their weights are read later, or never."""
+    """Modules made within it have only shapes: their weights are read later, or never."""
     with torch.device("meta"), _Unfilled():
         yield

@@ -1,6 +1,6 @@
-"""Chunked prefill: a long prompt travels in several hops, so that all hosts along the chain work on it at once.
+"""Chunked prefill: a long prompt is sent in several hops, so that all hosts along the chain work on it at once.
 
-Prompts are cut where a host cuts what it reads at once, so the text is that of one hop, to the last bit.
+Prompts are cut where a host would cut its reads, so the text is the same as with one hop, to the last bit.
 """
 
 import hashlib
@@ -9,16 +9,16 @@ from collections.abc import Sequence
 from stages.device import Tensor
 from stages.model.vocabulary import Vocabulary
 
-# Clean positions that are read at once: a long prompt is read in pieces, so that it does not hold up others. Pieces are
-# cut by a sequence's own positions, never by its company.
+# Clean positions read at once: a long prompt is read in pieces, so that it does not hold up others. Only a sequence's
+# own positions decide the cuts, never the rest of its batch.
 READ_POSITIONS = 128
-# Positions of a prompt that attend at once: groups end where this grid does. Rounding depends on them, and on nothing
-# else that is read with them, so hosts keep a prompt in such pieces for the next one that begins alike.
+# Positions of a prompt that attend at once: groups end on this grid. Rounding depends on them, and on nothing else that
+# is read with them, so hosts keep a prompt in such pieces for the next prompt that begins alike.
 ATTEND_POSITIONS = 32
-# The router cuts, not the hosts: a chunk is a hop like others, checked, queued, acknowledged, refused and resent by the
-# same code. Each costs about a millisecond of every host, so there are few.
-MAX_PREFILL_CHUNKS = 16  # hops that a step may come in
-# New tokens that a hop always may bring, however short the context: drafts and chosen candidates stay together.
+# The router cuts, not the hosts: a chunk is a hop like any other, checked, queued, acknowledged, refused and resent by
+# the same code. Each costs every host about a millisecond, so there are few.
+MAX_PREFILL_CHUNKS = 16  # most hops of a step
+# New tokens that a hop may always bring, however short the context: drafts and chosen candidates stay together.
 LEAST_ROOM = 1024
 
 
@@ -28,10 +28,10 @@ def max_new_tokens(positions: int) -> int:
 
 
 def read_lengths(count: int, reads: Sequence[int] = (), tree: int = 0) -> list[int]:
-    """Lengths of the reads in which a host reads `count` new tokens.
+    """Lengths of the reads into which a host splits `count` new tokens.
 
-    :param reads: lengths of the reads in which the first of them came before, in a replay.
-    :param tree: so many of the last tokens are a tree of draft tokens, which is one read.
+    :param reads: in a replay, lengths of the reads that first brought these tokens.
+    :param tree: this many of the last tokens are a tree of draft tokens, which is one read.
     """
     apart = tree if count > READ_POSITIONS else 0
     together = [*reads, count - apart - sum(reads)]
@@ -42,8 +42,8 @@ def read_lengths(count: int, reads: Sequence[int] = (), tree: int = 0) -> list[i
 def prefill_chunks(lengths: Sequence[int], known: int, least: int) -> list[list[int]]:
     """Neighbouring lengths of reads, grouped for one hop each.
 
-    All chunks but the last have at least `least` tokens, and the last has at least one of the first `known` tokens,
-    for draft tokens come after a known one.
+    Every chunk but the last has at least `least` tokens, and the last has at least one of the first `known` tokens, as
+    draft tokens follow a known one.
     """
     chunks, at = [list[int]()], 0
     for length in lengths:
@@ -55,26 +55,26 @@ def prefill_chunks(lengths: Sequence[int], known: int, least: int) -> list[list[
 
 
 def split_reads(source: Tensor, reads: Sequence[int] = ()) -> list[Tensor]:
-    """`source` (positions, ...) cut into pieces that are read one after the other; none for no positions.
+    """`source` (positions, ...) cut into pieces to read one after another; none for no positions.
 
-    :param reads: lengths of what its first positions came in before; what is left came together. Rounding depends on
-        what is read together.
+    :param reads: lengths of the reads that first brought its first positions; the rest came together. Rounding depends
+        on which positions are read together.
     """
     return list(source.split(read_lengths(len(source), reads)))
 
 
-# A prefix: the beginning of a text whose keys and values hosts keep for a later text that begins alike. It ends where
-# the grid of ATTEND_POSITIONS does. Later positions attended with fewer at once, or one by one, and differ in the last
-# bits from what a longer text's would give.
+# A prefix is the beginning of a text whose keys and values hosts keep for a later text that begins alike. It ends on
+# the grid of ATTEND_POSITIONS. Later positions attended in smaller groups, or one by one, and differ in the last bits
+# from those of a longer text.
 def prefix_root(space: bytes, weights: str, codec: str) -> bytes:
-    """Digest that all prefixes of one client, under the same weights and codec of hidden states, follow from."""
+    """Digest from which all prefix digests of one client derive, for the same weights and codec of hidden states."""
     return hashlib.sha256(b"\0".join([space.hex().encode(), weights.encode(), codec.encode()])).digest()
 
 
 def prefix_digests(root: bytes, text: bytes, vocabulary: Vocabulary) -> list[bytes]:
     """Digests of the prefixes of `text`, the shortest first: a SHA-256 chain over its pieces of ATTEND_POSITIONS.
 
-    :param root: of `prefix_root`, or the digest of the tokens before `text`.
+    :param root: from `prefix_root`, or the digest of the tokens before `text`.
     """
     digests, size = list[bytes](), ATTEND_POSITIONS * vocabulary.token_bytes
     for at in range(0, len(text) - size + 1, size):

@@ -1,7 +1,7 @@
 """Random numbers as a pure function of (seed, purpose, position, step).
 
 Every host and device computes the same noise, so any replica can take over a sweep. Philox is counter-based:
-the numbers of one position do not depend on how many others are drawn. Only numpy's raw Philox bits are used,
+the numbers of one position do not depend on how many other numbers are drawn. Only numpy's raw Philox bits are used,
 which its stream policy (NEP 19) keeps stable; the normal transform is our own.
 """
 
@@ -20,12 +20,12 @@ from stages.model.scoring import PLAIN, Shaping
 from stages.model.vocabulary import Vocabulary
 
 _WORDS_PER_COUNTER = 4
-# Random numbers that sampling holds at a time: what stays in a processor's cache, however large a vocabulary is.
+# Random numbers that sampling holds at a time: they stay in a processor's cache, however large the vocabulary is.
 _DRAWN_AT_ONCE = 1 << 16
 
 
 class Purpose(IntEnum):
-    """Keeps streams apart that share a seed."""
+    """Separates streams that share a seed."""
 
     INITIAL_NOISE = 1
     SAMPLE = 2
@@ -38,7 +38,7 @@ class Purpose(IntEnum):
 
 @dataclass
 class _Key(ISeedSequence):
-    """A key as it is: `Philox(key=...)` would ask the system for entropy first, and not use it."""
+    """A key used directly: `Philox(key=...)` would first ask the system for entropy that it does not use."""
 
     words: NDArray[np.uint64]
 
@@ -58,9 +58,8 @@ def raw_words(seed: int, purpose: Purpose, position: int, count: int, width: int
     return np.asarray(words).reshape(count, counters * _WORDS_PER_COUNTER)[:, :width]
 
 
-# Codes are integers of 16 bits divided by an integer norm: IEEE arithmetic alone, so every machine computes the digest
-# in the manifest. Noise uses raw Philox words for the same reason; numpy promises to keep those, not its normal
-# numbers.
+# Codes are 16-bit integers divided by an integer norm: only IEEE arithmetic, so every machine computes the digest in
+# the manifest. Noise uses raw Philox words for the same reason: numpy keeps those stable, but not its normal numbers.
 @dataclass(frozen=True)
 class Codes:
     """A table of unit-norm codes made from a seed: the vectors that stand for tokens in the noisy state."""
@@ -106,11 +105,11 @@ def gumbels(seed: int, position: int, count: int, width: int) -> NDArray[np.floa
 
 
 def sample_tokens(logits: Tensor, temperature: float, seed: int, position: int, shaping: Shaping = PLAIN) -> bytes:
-    """One token for each row of `logits` (count, vocabulary): a draw at `temperature` of what the filters of `shaping`
-    leave, or the argmax at 0.
+    """One token for each row of `logits` (count, vocabulary): a draw at `temperature` from the tokens that the filters
+    of `shaping` leave, or the argmax at 0.
 
-    Token i uses the Gumbel numbers of `position + i`, so the same (seed, position, logits) give the same token
-    on every host and in every mode. As the vocabulary of that vocabulary encodes them.
+    Token i uses the Gumbel numbers of `position + i`, so the same (seed, position, logits) give the same token on every
+    host and in every mode. Returns the tokens, encoded for a vocabulary of that size.
     """
     scores = logits.detach().cpu().numpy()
     count, vocabulary = scores.shape
@@ -125,7 +124,7 @@ def sample_tokens(logits: Tensor, temperature: float, seed: int, position: int, 
 
 def _drawn(logits: NDArray[np.floating], temperature: float, seed: int, position: int, shaping: Shaping) -> list[int]:
     scores = logits.astype(np.float64)
-    # relative to the best: a tiny temperature then gives -inf and the argmax, instead of inf for many
+    # relative to the best, so a tiny temperature gives -inf and the argmax, instead of inf for many
     with np.errstate(over="ignore"):
         scores = (scores - scores.max(axis=1, keepdims=True)) / temperature
     return (shaping.filtered(scores) + gumbels(seed, position, *scores.shape)).argmax(axis=1).tolist()

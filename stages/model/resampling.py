@@ -1,7 +1,7 @@
 """Sampling importance resampling: a drafter writes candidates, a model scores them, and one is drawn by weight.
 
-A candidate x weighs p(x) / q(x): drawn by weight from many candidates, a text has the scorer's distribution (chunk by
-chunk, with a small model as drafter: arXiv 2604.15672).
+A candidate x has weight p(x) / q(x). Drawn by weight from many candidates, a text has the scorer's distribution (chunk
+by chunk, with a small model as drafter: arXiv 2604.15672).
 """
 
 import math
@@ -13,16 +13,16 @@ from numpy.typing import NDArray
 from stages.model.randomness import Purpose, uniforms
 from stages.model.scoring import Floats
 
-# With fewer effective candidates the likelier texts were not even proposed, and their weights cannot tell of them.
+# With fewer effective candidates, likelier texts were never proposed, so the weights cannot reveal them.
 LEAST_EFFECTIVE = 2.0
 
 
 @dataclass(frozen=True)
 class Candidates:
-    """Continuations of one text, all of one length."""
+    """Continuations of one text, all of equal length."""
 
     texts: list[bytes]
-    # ln q of every token, as the drafter gave them: (candidates, tokens).
+    # ln q of every token, from the drafter: (candidates, tokens).
     nats: Floats
     compute_ms: float = 0.0
 
@@ -33,7 +33,7 @@ class ImportanceWeights:
 
     # (candidates,), together 1.
     shares: Floats
-    # KL(q || p) for a token: the mean of log2 q/p over all candidates. Without bias, however few they are.
+    # KL(q || p) per token: the mean of log2 q/p over all candidates. Unbiased, however few there are.
     divergence_bits: float
 
     @property
@@ -43,8 +43,8 @@ class ImportanceWeights:
 
     @property
     def distance_bound(self) -> float:
-        """An upper bound on the total variation between what is drawn and the scorer's distribution, estimated from
-        these weights; 1, which says nothing, where one candidate has nearly all of them.
+        """An upper bound on the total variation between the drawn text's distribution and the scorer's, estimated from
+        these weights; 1, which says nothing, if one candidate has nearly all of them.
 
         Of M candidates from q, with w = p/q, x is drawn with p(x) E[M / (w(x) + w_2 + ... + w_M)], by Jensen at least
         p(x) M / (w(x) + M - 1). So the distance is at most E_p[max(w - 1, 0) / (w + M - 1)], here with the weights' own
@@ -58,16 +58,16 @@ class ImportanceWeights:
         return float((self.shares * np.maximum(w - 1, 0) / (w + count - 1)).sum())
 
     def choose(self, seed: int, position: int) -> int:
-        """One candidate, drawn by weight with the numbers of `position`, that of its first token."""
+        """Draw one candidate by weight, with the random numbers of `position`, that of its first token."""
         return int(draw(self.shares[None], uniforms(seed, Purpose.CHOICE, position, 1, 1)[:, 0])[0])
 
 
 def weigh(nats: Floats, drafter_nats: Floats, length: int) -> ImportanceWeights:
     """:param nats: ln p of each candidate, and :param drafter_nats: ln q: (candidates,).
-    :param length: of each, tokens."""
+    :param length: tokens in each."""
     totals = nats - drafter_nats
     best = totals.max()
-    # a scorer that finds every candidate impossible leaves no choice but the drafter's
+    # if the scorer finds every candidate impossible, only the drafter's choice is left
     shares = np.exp(totals - best) if math.isfinite(best) else np.ones(len(totals))
     return ImportanceWeights(shares / shares.sum(), float(-totals.mean() / length / math.log(2)))
 

@@ -1,7 +1,7 @@
-"""Samplers: how a sweep goes from noise to text. The estimate E is all that travels; every host can make the noise.
+"""Samplers, which turn noise into text over a sweep. Only the estimate E is sent; every host can make the noise.
 
-`ode` is the papers' deterministic sampler (DiffusionBlocks, arXiv 2506.14202). `stochastic` puts new noise on the last
-denoised point at every step (consistency sampling: Song et al. 2023, arXiv 2303.01469, algorithm 1), and takes the
+`ode` is the papers' deterministic sampler (DiffusionBlocks, arXiv 2506.14202). `stochastic` adds new noise to the last
+denoised point at every step (consistency sampling: Song et al. 2023, arXiv 2303.01469, algorithm 1), and applies the
 request's temperature at every step.
 """
 
@@ -37,13 +37,13 @@ class Sampler(ABC):
 
     @property
     def point_temperature(self) -> float:
-        """Temperature of the probabilities that a step goes by."""
+        """Temperature of the probabilities that a step uses."""
         return 1.0
 
     @abstractmethod
     def state(self, estimate: Tensor, sigma: float, evaluation: int) -> Tensor:
-        """z at `sigma`: (slots, code_dim). evaluation: how many this chunk has had before, those of earlier blocks
-        included."""
+        """z at `sigma`: (slots, code_dim). evaluation: number of evaluations that this chunk has had, including those
+        of earlier blocks."""
 
     @abstractmethod
     def advance(self, estimate: Tensor, denoised: Tensor, sigma: float, sigma_next: float) -> Tensor:
@@ -82,7 +82,7 @@ class Ode(Sampler):
 
 
 class Stochastic(Sampler):
-    """z = E + sigma eps with new eps for each evaluation, and E the last denoised point, as in training's
+    """z = E + sigma eps with new eps for each evaluation; E is the last denoised point, as in training's
     self-conditioning."""
 
     name = "stochastic"
@@ -99,7 +99,7 @@ class Stochastic(Sampler):
 
 
 SAMPLERS: dict[str, type[Sampler]] = {sampler.name: sampler for sampler in (Stochastic, Ode)}
-# Stochastic: new noise at each step lets later steps mend what earlier ones began, where the ODE keeps to its first
-# noise. It also gives the temperature a meaning: at sigma_min the text is settled, and a read-out at any temperature
-# gives the same bytes. Measured in docs/research/samplers.md.
+# Stochastic: with new noise at each step, later steps can correct earlier ones, where the ODE keeps its first noise. It
+# also gives the temperature a meaning: at sigma_min the text is settled, and reading it out at any temperature gives
+# the same bytes. Measured in docs/research/samplers.md.
 DEFAULT_SAMPLER = Stochastic.name

@@ -1,4 +1,4 @@
-"""Probabilities of tokens: scores of candidates that a model is given, and settings that shape its distribution."""
+"""Probabilities of tokens: scores of candidates, and settings that shape a model's distribution."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -10,39 +10,39 @@ from stages.device import Tensor, tensor_of
 from stages.limits import MAX_BIAS, MAX_BIASES, MAX_PENALTY, MAX_REPETITION_PENALTY
 from stages.settings import limits
 
-# Candidates travel as a list, not as a tree of shared beginnings: they part within a few tokens, so a tree would save
-# next to nothing and cost a mask.
-# Tokens of all candidates of a hop together: what a message, and a host's memory for one hop, have room for.
+# Candidates are sent as a list, not as a tree of shared beginnings: they diverge within a few tokens, so a tree would
+# save next to nothing and cost a mask.
+# Tokens of all candidates of a hop together: limited by the message, and by a host's memory for one hop.
 MAX_SCORED_ROWS = 4096
-MAX_SCORED_NUMBERS = 1 << 24  # of their hidden states: rows, of a width each. 64 MB.
-# Candidates of a step travel in batches of about so many tokens: host 2 computes the first while host 1 computes the
-# second.
+MAX_SCORED_NUMBERS = 1 << 24  # of their hidden states: rows x width. 64 MB.
+# Candidates of a step are sent in batches of about this many tokens: host 2 computes the first batch while host 1
+# computes the second.
 BATCH_ROWS = 512
-BRANCH_ROWS = 256  # candidates are evaluated in pieces of about so many rows, so that they hold up nobody
-MAX_LOGITS = 1 << 24  # numbers that a head may give at once: rows, of a vocabulary each. 64 MB.
-HEAD_LOGITS = 1 << 22  # of candidates it gives about so many at once
-IMPOSSIBLE_NATS = -1e30  # what stands for ln 0: finite in float32, as are sums of it
+BRANCH_ROWS = 256  # candidates are evaluated in pieces of about this many rows, so that other hops need not wait long
+MAX_LOGITS = 1 << 24  # numbers that a head may compute at once: rows x vocabulary. 64 MB.
+HEAD_LOGITS = 1 << 22  # for candidates it computes about this many at once
+IMPOSSIBLE_NATS = -1e30  # stands for ln 0: finite in float32, as are its sums
 
 
 def most_scored(width: int) -> int:
-    """Tokens of all candidates of a hop together, in a model of that width."""
+    """Tokens of all candidates of a hop together, in a model of this width."""
     return min(MAX_SCORED_ROWS, MAX_SCORED_NUMBERS // width)
 
 
 def batch_rows(width: int) -> int:
-    """Tokens of all candidates of a batch, for a model of that width."""
+    """Tokens of all candidates of a batch, for a model of this width."""
     return min(BATCH_ROWS, most_scored(width))
 
 
 def candidates_together(length: int, count: int, rows: int) -> int:
-    """Candidates of `length` tokens in a batch of about `rows`, of `count` in all. Batches are as even as can be."""
-    # of one token, all is known once the text before them is read: there is nothing to share out among hosts
+    """Candidates of `length` tokens in a batch of about `rows`, of `count` in all. Batches are as even as possible."""
+    # candidates of one token are scored once the text before them is read: no work is left to divide among hosts
     most = max(1, rows // length) if length > 1 else count
     return -(-count // -(-count // most))
 
 
 def log_probabilities(logits: Tensor, temperature: float) -> NDArray[np.float64]:
-    """ln of what each token's probability is at `temperature`; at 0 it is 0 for the argmax. (rows, vocabulary), as
+    """Log-probability (ln) of each token at `temperature`; at 0 it is 0 for the argmax. (rows, vocabulary), as
     `logits`.
 
     Nothing is below IMPOSSIBLE_NATS.
@@ -58,7 +58,7 @@ def log_probabilities(logits: Tensor, temperature: float) -> NDArray[np.float64]
 
 
 def likeliest(nats: NDArray[np.float64], count: int) -> NDArray[np.int64]:
-    """The `count` most likely tokens, the likeliest first; of equal ones the lower numbers. nats: (vocabulary,)."""
+    """The `count` most likely tokens, the likeliest first; among equals, the lower numbers. nats: (vocabulary,)."""
     count = min(count, len(nats))
     if not count:
         return np.empty(0, dtype=np.int64)
@@ -69,7 +69,7 @@ def likeliest(nats: NDArray[np.float64], count: int) -> NDArray[np.int64]:
 def branch_pieces(source: Tensor) -> list[Tensor]:
     """`source` (branches, positions, ...) cut into pieces of whole branches; none for no positions.
 
-    Pieces are cut by the branches' length alone, never by their company.
+    Only the branches' length decides the cuts, never the rest of the batch.
     """
     return list(source.split(max(1, BRANCH_ROWS // source.shape[1]))) if source.numel() else []
 
@@ -80,7 +80,7 @@ def head_pieces(hidden: Tensor, vocabulary: int) -> list[Tensor]:
 
 
 class CandidateScores:
-    """ln p of candidates, from logits as they come: rows of a whole vocabulary are not kept."""
+    """ln p of candidates, from logits as they arrive: it keeps no rows of a whole vocabulary."""
 
     def __init__(self, candidates: Tensor, temperature: float) -> None:
         """candidates: (branches, length)."""
@@ -90,8 +90,8 @@ class CandidateScores:
         self._asked = 0
 
     def add(self, logits: Tensor) -> None:
-        """The next rows (rows, vocabulary): the first of all is for what follows the last known token, then there is
-        one for each token of each candidate that has another after it."""
+        """Add the next rows (rows, vocabulary): the very first is for the token after the last known one, then one for
+        each token of each candidate that has another after it."""
         nats = log_probabilities(logits, self.temperature)
         if self._first is None:
             self._first, nats = nats[0, self.candidates[:, 0]], nats[1:]
@@ -101,9 +101,9 @@ class CandidateScores:
 
     def nats(self) -> NDArray[np.float64]:
         """ln p of each candidate, all its tokens together: (branches,), once all rows were added."""
-        # The host adds up: 8 bytes a candidate travel instead of 4 a token, and no mode asks for the tokens' own. It
-        # does not draw, which would save no trip, and nothing beside its hidden states: the router reports from all of
-        # them how many candidates the weights leave, and how far the text may be from the model's.
+        # The host adds up: a candidate sends 8 bytes instead of 4 per token, and no mode needs each token's own.
+        # Drawing here would save no trip, and little next to the hidden states: the router reports, from all scores,
+        # how many candidates the weights leave, and how far the text may be from the model's.
         assert self._first is not None
         return np.asarray(self._first + np.concatenate(self._inner).reshape(len(self._first), -1).sum(axis=1))
 
@@ -112,10 +112,10 @@ Floats = NDArray[np.float64]
 Tokens = NDArray[np.int64]
 
 
-# Shaping is a pure function of logits and tokens so far: `ar`, and what verifies guesses of it, draw from the same
+# Shaping is a pure function of logits and tokens so far: `ar` and the verification of its drafts draw from the same
 # numbers.
 def bias_problem(biases: Mapping[int, float], vocabulary: int) -> str:
-    """Why these cannot be biases for a vocabulary of that size; empty where they can."""
+    """Why these cannot be biases for a vocabulary of that size; empty if they can."""
     if len(biases) > MAX_BIASES:
         return f"logit_bias has {len(biases)} entries, at most {MAX_BIASES}"
     for token, bias in biases.items():
@@ -133,20 +133,20 @@ FEW = 64  # tokens that are sorted first
 class Shaping:
     """Settings that shape a distribution. The defaults change nothing, not even a bit."""
 
-    # The most likely tokens, so many; 0: all. Of equally likely ones those with the lower numbers.
+    # Keep this many of the most likely tokens; 0: all. Among equals, the lower numbers.
     top_k: int = 0
-    # Of these, the most likely that have this share together (Holtzman et al. 2019, arXiv 1904.09751).
+    # Of these, keep the most likely with this total share (Holtzman et al. 2019, arXiv 1904.09751).
     top_p: float = field(default=1.0, metadata=limits(above=0, most=1))
-    # Of these, those at least so likely, as a share of the most likely one (Nguyen et al. 2024, arXiv 2407.01082).
+    # Of these, keep those at least this likely, relative to the most likely one (Nguyen et al. 2024, arXiv 2407.01082).
     min_p: float = field(default=0.0, metadata=limits(least=0, most=1))
-    # Taken from the logit of a token for each time that it was written, and once if it was.
+    # Subtracted from a token's logit for each time that it was written, and once if it was.
     frequency_penalty: float = field(default=0.0, metadata=limits(least=-MAX_PENALTY, most=MAX_PENALTY))
     presence_penalty: float = field(default=0.0, metadata=limits(least=-MAX_PENALTY, most=MAX_PENALTY))
-    # What the logit of a token that was read or written is divided by, or multiplied where it is negative (Keskar et
-    # al. 2019, arXiv 1909.05858).
+    # Divides the logit of a token that was read or written, or multiplies it if negative (Keskar et al. 2019, arXiv
+    # 1909.05858).
     repetition_penalty: float = field(default=1.0, metadata=limits(above=0, most=MAX_REPETITION_PENALTY))
     logit_bias: Mapping[int, float] = field(default_factory=dict)  # added to the logits of tokens, after the penalties
-    prompt: int = 0  # number of tokens that were given: those after them were written
+    prompt: int = 0  # number of given tokens: later ones were written
 
     @property
     def adjusts(self) -> bool:
@@ -155,7 +155,7 @@ class Shaping:
         return any(penalties) or len(self.logit_bias) > 0
 
     def adjusted(self, logits: Tensor, known: Tokens) -> Tensor:
-        """Logits with penalties and biases: (1, vocabulary), as `logits`, which are those after the tokens `known`."""
+        """Logits with penalties and biases: (1, vocabulary), as `logits`, which follow the tokens `known`."""
         if not self.adjusts:
             return logits
         row = logits[0].detach().double().cpu().numpy().copy()
@@ -170,9 +170,9 @@ class Shaping:
         return tensor_of(row)[None]
 
     def filtered(self, scores: Floats) -> Floats:
-        """`scores` with -inf for tokens that are left out; the most likely one stays.
+        """`scores` with -inf for excluded tokens; the most likely one stays.
 
-        scores: (rows, vocabulary), ln of probabilities at the request's temperature, but for a constant in each row.
+        scores: (rows, vocabulary), ln of probabilities at the request's temperature, up to a constant in each row.
         """
         if self.top_k == 0 and self.top_p == 1 and self.min_p == 0:
             return scores
@@ -187,7 +187,7 @@ class Shaping:
         share = np.inf
         if self.top_p < 1:
             share = self.top_p * (probs[likeliest(row, most)] if most < len(row) else probs).sum()
-        # A whole vocabulary takes longer to sort than a small stage to compute, and few tokens are kept.
+        # Sorting a whole vocabulary takes longer than computing a small stage, and few tokens are kept.
         some = FEW
         while True:
             tokens = likeliest(row, min(some, most))

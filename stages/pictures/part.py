@@ -1,4 +1,4 @@
-"""One part of a model that draws: a block with a noise range or a stage of an undivided net."""
+"""One part of a picture model: a block with a noise range, or a stage of an undivided net."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from torch.nn import functional as F
 from stages.model.architecture import PictureArchitecture
 from stages.model.block import FOURIER_FEATURES, noise_frequencies
 
-# `chain`: blocks, each with a way in and a head of its own. `steps`: stages that are cut from one net.
+# `chain`: blocks, each with its own input layer and head. `steps`: stages cut from one net.
 PictureKind = Literal["chain", "steps"]
 
 
@@ -40,15 +40,15 @@ class DitLayer(nn.Module):
 
 
 def normed(x: Tensor) -> Tensor:
-    """Layer norm without weights, which the modulation brings."""
+    """Layer norm without weights; the modulation supplies them."""
     return F.layer_norm(x, x.shape[-1:])
 
 
 class PicturePart(nn.Module):
-    """Layers of one part with all that its host needs.
+    """Layers of one part with everything that its host needs.
 
-    A part that `reads_patches` takes noisy patches, the others hidden states; one that `has_head` gives F, from which
-    the denoised picture is D = c_skip z + c_out F, the others hidden states.
+    A part that `reads_patches` takes noisy patches, the others take hidden states. A part that `has_head` returns F,
+    from which the denoised picture is D = c_skip z + c_out F; the others return hidden states.
     """
 
     layers: Sequence[DitLayer]
@@ -60,14 +60,14 @@ class PicturePart(nn.Module):
         self.architecture, self.index, self.kind = a, index, kind
         self.reads_patches = kind != "steps" or index == 0
         self.has_head = kind != "steps" or index == a.parts - 1
-        # Blocks share nothing, not even tables: training one needs no other, and a host holds one file.
+        # Blocks share nothing, not even tables: one can be trained without the others, and a host holds one file.
         self.patch_in = nn.Linear(a.patch_dim, a.features) if self.reads_patches else None
         self.positions = nn.Parameter(torch.zeros(a.tokens, a.features)) if self.reads_patches else None
         # Row `len(classes)` stands for no class: guidance needs it.
         self.classes = nn.Embedding(len(a.classes) + 1, a.condition_dim)
         self.noise_in = nn.Linear(2 * FOURIER_FEATURES, a.condition_dim)
         self.noise_out = nn.Linear(a.condition_dim, a.condition_dim)
-        # A stage of an undivided net has a condition of its own, too: passed on, it would be more bytes on every hop.
+        # A stage of an undivided net has its own condition, too: sent along, it would add bytes to every hop.
         layers = (DitLayer(a.features, a.heads, a.condition_dim) for _ in range(a.layers))
         self.layers = cast(Sequence[DitLayer], nn.ModuleList(layers))
         self.head_modulation = nn.Linear(a.condition_dim, 2 * a.features) if self.has_head else None
@@ -76,11 +76,11 @@ class PicturePart(nn.Module):
         self._initialise()
 
     def restore_tables(self) -> None:
-        """Compute what is not stored, for a part that was built on the meta device."""
+        """Compute the tables, which are not stored, for a part that was built on the meta device."""
         self.frequencies = noise_frequencies()
 
     def condition(self, sigma: Tensor, classes: Tensor) -> Tensor:
-        """(pictures, condition_dim), from sigma (pictures,) and classes (pictures,) int64."""
+        """The condition (pictures, condition_dim), from sigma (pictures,) and classes (pictures,) int64."""
         angle = (sigma.log() / 4)[:, None] * self.frequencies
         noise = F.silu(self.noise_in(torch.cat([angle.cos(), angle.sin()], dim=-1)))
         return F.silu(self.noise_out(noise) + self.classes(classes))
@@ -88,7 +88,7 @@ class PicturePart(nn.Module):
     def forward(self, x: Tensor, sigma: Tensor, classes: Tensor) -> Tensor:
         """F (pictures, tokens, patch_dim), or hidden states (pictures, tokens, features).
 
-        x: c_in z (pictures, tokens, patch_dim), or the hidden states of the stage before.
+        x: c_in z (pictures, tokens, patch_dim), or hidden states from the stage before.
         """
         condition = self.condition(sigma, classes)
         if self.patch_in is not None:
@@ -102,7 +102,7 @@ class PicturePart(nn.Module):
         return self.head(normed(x) * (1 + scale) + shift)
 
     def _initialise(self) -> None:
-        """Layers begin as the identity and the head at 0 (AdaLN-Zero); positions small."""
+        """Initialise layers to the identity and the head to 0 (AdaLN-Zero); positions to small numbers."""
         for name, parameter in self.named_parameters():
             zero = name.endswith(".bias") or "modulation" in name or name == "head.weight"
             if zero:

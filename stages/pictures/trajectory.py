@@ -1,9 +1,9 @@
-"""From noise to pictures: noise levels, solvers, guidance, and the estimate E, which is all that travels.
+"""From noise to pictures: noise levels, solvers, guidance, and the estimate E, which is all that hosts send.
 
 With u = z / sigma the probability-flow ODE is du/dsigma = -D / sigma^2, so a step of any linear solver from sigma to
 sigma' is z' = r z + (1 - r) D with r = sigma' / sigma and D a combination of denoised pictures. From z0 = sigma_0 eps
-on, z = a z0 + (1 - a) E with a = sigma / sigma_0: every host makes z0 from the seed, and E is a weighted mean of the
-denoised pictures so far.
+it follows that z = a z0 + (1 - a) E with a = sigma / sigma_0: every host makes z0 from the seed, and E is a weighted
+mean of the denoised pictures so far.
 """
 
 import math
@@ -22,25 +22,25 @@ from stages.model.randomness import Purpose, normals
 Solver = Literal["euler", "2m"]
 SOLVERS: tuple[Solver, ...] = get_args(Solver)
 DEFAULT_SOLVER: Solver = "2m"
-# The paper's best for one net. Block 0 spans 80 to 0.5, where a picture is still a shape, and the spacing decides how
-# many of its steps look at noise alone.
-RHO = 7.0  # of noise levels: the larger, the closer together the small ones are (EDM, equation 5)
+# The paper's best value for one net. Block 0 spans 80 to 0.5, where a picture is only a shape, and the spacing decides
+# how many of its steps see only noise.
+RHO = 7.0  # spacing of noise levels: the larger, the closer together the small ones are (EDM, equation 5)
 MAX_LEVELS = 256
 MAX_PICTURES = 1024
 MAX_GUIDANCE = 20.0
-# Numbers of all pictures that are drawn together: 32 MB where each takes four bytes, so that the largest hop fits the
-# messages of a host that was started for another release.
+# Numbers of all pictures drawn together: 32 MB at four bytes each, so that the largest hop fits the messages of a host
+# that was started for another release.
 MAX_NUMBERS = 1 << 23
-KEPT_NUMBERS = 1 << 12  # of a picture whose noise is kept: 16 KB
+KEPT_NUMBERS = 1 << 12  # numbers of a picture whose noise is cached: 16 KB
 
 
 @dataclass(frozen=True)
 class DrawPlan:
-    """Settings that every host must share to draw the same pictures. Picture i is that of seed + i, alone."""
+    """Settings that every host must share to draw the same pictures. Picture i equals that of seed + i drawn alone."""
 
     seed: int
-    classes: tuple[int, ...]  # one a picture; as many as there are classes stands for none
-    levels: int  # steps from sigma_max to sigma_min; one evaluation more ends at sigma_min
+    classes: tuple[int, ...]  # one per picture; the number of classes stands for none
+    levels: int  # steps from sigma_max to sigma_min; one more evaluation ends at sigma_min
     solver: Solver = DEFAULT_SOLVER
     guidance: float = 1.0  # D = D_none + guidance (D_class - D_none), arXiv 2207.12598; 1: one evaluation, not two
 
@@ -48,7 +48,7 @@ class DrawPlan:
     def pictures(self) -> int:
         return len(self.classes)
 
-    # Seeds count up within a request, so that a picture can be drawn again alone, and two hosts that share a request's
+    # Seeds count up within a request, so that a picture can be drawn again alone, and two hosts that divide a request's
     # pictures need not know of each other.
     @property
     def evaluations(self) -> int:
@@ -61,11 +61,11 @@ class DrawPlan:
 
 
 def evaluations(guidance: float) -> int:
-    """Evaluations that a picture takes at one noise level."""
+    """Evaluations per picture at one noise level."""
     return 1 if guidance == 1 else 2
 
 
-# Made anew at every level by each host, it was a twentieth of what hosts of an undivided net do for a small picture.
+# Cached: when each host made it again at every level, it took a twentieth of a small picture's time (undivided net).
 @lru_cache(256)
 def _conditions(classes: tuple[int, ...], times: int, none: int) -> Tensor:
     import torch
@@ -74,7 +74,7 @@ def _conditions(classes: tuple[int, ...], times: int, none: int) -> Tensor:
 
 
 def most_pictures(architecture: PictureArchitecture, guidance: float) -> int:
-    """Largest number of pictures that are drawn together."""
+    """Largest number of pictures drawn together."""
     a = architecture
     numbers = a.tokens * (a.features + 2 * a.patch_dim) * evaluations(guidance)
     return max(min(MAX_PICTURES, MAX_NUMBERS // numbers), 1)
@@ -87,11 +87,11 @@ def range_sigmas(high: float, low: float, steps: int) -> list[float]:
 
 
 def block_levels(partition: NoisePartition, levels: int) -> list[int]:
-    """Steps of each block: as an undivided net's levels lie in the blocks' ranges, and at least one.
+    """Steps of each block: the number of an undivided net's levels in the block's range, and at least one.
 
     levels: at least the number of blocks.
     """
-    # Ranges that are equally likely in training are not equally long for a solver: of the net's steps two in three are
+    # Ranges of equal probability in training are not equally long for a solver: two in three of the net's steps are
     # above the first boundary. Equal numbers for all blocks gave larger Frechet distances (docs/research/pictures.md).
     widths = [high ** (1 / RHO) - low ** (1 / RHO) for high, low in pairwise(partition.boundaries)]
     steps = [1] * len(widths)
@@ -102,7 +102,7 @@ def block_levels(partition: NoisePartition, levels: int) -> list[int]:
 
 
 def block_sigmas(partition: NoisePartition, block: int, levels: int) -> list[float]:
-    """Noise levels of one block when the whole chain makes `levels` steps."""
+    """Noise levels of one block if the whole chain makes `levels` steps."""
     high, low = partition.range(block)
     return range_sigmas(high, low, block_levels(partition, levels)[block])
 
@@ -150,11 +150,11 @@ class Trajectory:
         at: int = 0,
         before: Tensor | None = None,
     ) -> None:
-        """:param sigma_start: the chain's sigma_max, which the noise in the seed has.
-        :param sigmas: of `block_sigmas`; 2M starts anew at the first of them.
-        :param is_last: evaluate once more at the last level: that is the picture.
-        :param estimate: E of the block before, (pictures, tokens, patch_dim); None at `sigma_start`.
-        :param at: the level that is due, with `before` and `estimate` as another trajectory left them there.
+        """:param sigma_start: the chain's sigma_max, the level of the seed's noise.
+        :param sigmas: from `block_sigmas`; 2M starts afresh at the first of them.
+        :param is_last: evaluate once more at the last level, which gives the picture.
+        :param estimate: E from the block before, (pictures, tokens, patch_dim); None at `sigma_start`.
+        :param at: the next level, with `before` and `estimate` from another trajectory at that level.
         """
         import torch
 
@@ -163,7 +163,7 @@ class Trajectory:
         self.at = at
         self.before = before  # D of the level before, for 2M
         self.estimate = torch.zeros(plan.pictures, a.tokens, a.patch_dim) if estimate is None else estimate
-        self._held: Tensor | None = None  # z at the level that is due, once it is known
+        self._held: Tensor | None = None  # z at the next level, once known
         self._noise = sigma_start * torch.stack([picture_noise(a, plan.seed + i) for i in range(plan.pictures)])
 
     @classmethod
@@ -176,7 +176,7 @@ class Trajectory:
         at: int = 0,
         before: Tensor | None = None,
     ) -> "Trajectory":
-        """Through all noise levels, of an undivided net."""
+        """A trajectory through all noise levels, for an undivided net."""
         high, low = partition.sigma_max, partition.sigma_min
         sigmas = range_sigmas(high, low, plan.levels)
         return cls(architecture, plan, high, sigmas, is_last=True, estimate=estimate, at=at, before=before)
@@ -195,13 +195,13 @@ class Trajectory:
         return PicturePiece(x, self.sigma, self.plan.conditions(self.architecture))
 
     def supply(self, f: Tensor) -> None:
-        """Go on with F of `piece`: (pictures, tokens, patch_dim)."""
+        """Continue with F for `piece`: (pictures, tokens, patch_dim)."""
         sigma = self.sigma
         if self.plan.guidance != 1:
             f, without = f.chunk(2)
             f = without + self.plan.guidance * (f - without)
         low, high = self.architecture.bounds
-        # Clamped, so that E stays within the data's range under any guidance: a codec refuses what is beyond.
+        # Clamped, so that E stays within the data's range under any guidance: a codec refuses larger values.
         denoised = (skip_scale(sigma) * self._state() + out_scale(sigma) * f).clamp(low, high)
         if self.at == len(self.sigmas) - 1:
             self.estimate = denoised
@@ -218,11 +218,11 @@ class Trajectory:
         self.at, self._held = self.at + 1, None
 
     def pixels(self) -> Tensor:
-        """Pixels that E shows: (pictures, channels, height, width) uint8. The one that was asked for at the end."""
+        """The pixels of E: (pictures, channels, height, width) uint8. At the end, they are the requested pictures."""
         return self.architecture.to_pixels(self.estimate)
 
     def _state(self) -> Tensor:
-        """z at the level that is due: (pictures, tokens, patch_dim)."""
+        """z at the next level: (pictures, tokens, patch_dim)."""
         if self._held is None:
             a = self.sigma / self.sigma_start
             self._held = a * self._noise + (1 - a) * self.estimate
@@ -240,5 +240,5 @@ def _noise(seed: int, tokens: int, patch_dim: int) -> Tensor:
     return normals(seed, Purpose.INITIAL_NOISE, 0, tokens, patch_dim)
 
 
-# A host of an undivided net asks for it at every level, which was a tenth of the time of 16 pictures of 32 x 32.
+# Cached: a host of an undivided net needs it at every level, which took a tenth of the time of 16 pictures of 32 x 32.
 _kept_noise = lru_cache(1024)(_noise)

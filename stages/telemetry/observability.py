@@ -1,6 +1,6 @@
-"""Observability of a server: the settings of metrics and logs, and what they start.
+"""Observability of a server: the settings of metrics and logs, and the parts that they start.
 
-No line of a log holds a prompt or a generated text.
+No log line contains a prompt or a generated text.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 LogFormat = Literal["text", "json"]
 TEXT = "%(asctime)s %(levelname)s %(message)s"
-# Fields of a line beside its message, given as `extra` of the logging call.
+# Fields of a line besides its message, passed as `extra` of the logging call.
 FIELDS = ("request", "session", "mode", "code", "ms", "sweeps", "bytes", "method", "path", "status")
 
 
@@ -38,10 +38,10 @@ UNOBSERVED = ObservabilitySettings()
 
 
 class Telemetry:
-    """A process's metrics server. While it is off, Prometheus is not even imported."""
+    """A process's metrics server. Prometheus is not imported while it is off."""
 
     def __init__(self, settings: ObservabilitySettings, insecure: bool) -> None:
-        """Raises InputError for metrics at an address that other machines reach, unless `insecure`."""
+        """Raises InputError for metrics on an address that other machines can reach, unless `insecure`."""
         if settings.metrics is not None:
             parse_address(settings.metrics, "--metrics")
             if not is_loopback(settings.metrics) and not insecure:
@@ -65,19 +65,19 @@ class Telemetry:
 
 
 class TextLines(logging.Formatter):
-    """A formatter that writes one line a record, whatever its message holds, and a traceback below it."""
+    """A formatter that writes one line per record, whatever its message contains, and a traceback below it."""
 
     def formatMessage(self, record: logging.LogRecord) -> str:
         record.message = printable(record.message, newline=" ")
         return super().formatMessage(record)
 
 
-# Lines have a request's status code, never its error sentence: that may quote a field, and a field may hold a prompt.
+# Lines have a request's status code, never its error sentence, which may quote a field, and so a prompt.
 class JsonLines(logging.Formatter):
-    """A formatter that writes one JSON object a line."""
+    """A formatter that writes one JSON object per line."""
 
     def __init__(self, name: str) -> None:
-        """:param name: of the host or router that logs."""
+        """:param name: name of the logging host or router."""
         super().__init__()
         self.name = name
 

@@ -1,4 +1,4 @@
-"""Metrics for Prometheus: read on the event loop that counts them, written out on another thread."""
+"""Metrics for Prometheus: read on the event loop that counts them, and formatted on another thread."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-# Metrics are plain arrays, which a scrape reads: prometheus_client takes a lock and one or two microseconds for each
-# addition; these take a fifth of a microsecond.
+# Metrics are plain arrays that a scrape reads: prometheus_client needs a lock and one or two microseconds for each
+# addition; these need a fifth of a microsecond.
 SECONDS = (0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120)
 Kind = Literal["counter", "gauge", "histogram"]
 COUNTS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024)
@@ -30,12 +30,12 @@ COUNTS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024)
 class Histogram:
     """Counts of the values in each bucket, and their sum. Only one thread adds."""
 
-    # one writer needs no lock: a scrape reads on the event loop that writes; a small model's hop is 150 us of Python
+    # a single writer needs no lock: a scrape reads on the writing event loop; a small model's hop is 150 us of Python
 
     __slots__ = ("bounds", "counts", "total")
 
     def __init__(self, bounds: Sequence[float] = SECONDS) -> None:
-        """:param bounds: upper ends, each inclusive; a last bucket takes what is above them."""
+        """:param bounds: upper bounds, each inclusive; a last bucket counts larger values."""
         self.bounds, self.counts, self.total = bounds, [0] * (len(bounds) + 1), 0.0
 
     def add(self, value: float) -> None:
@@ -45,7 +45,7 @@ class Histogram:
 
 @dataclass(frozen=True)
 class MetricFamily:
-    """A metric as the documentation lists it; a counter's name ends with `_total`."""
+    """A metric as listed in the documentation; a counter's name ends with `_total`."""
 
     name: str
     kind: Kind
@@ -59,14 +59,14 @@ class MetricFamily:
 
 MetricValues = Mapping[str, Mapping[tuple[str, ...], float | Histogram]]  # values by family name and labels
 
-# prometheus_client is imported where metrics are served: a host counts without it.
-READ_S = 2.0  # time for the event loop to answer a scrape
-CLIENT_S = 10.0  # time for the client of a scrape to send and read
+# prometheus_client is imported only to serve metrics: a host counts without it.
+READ_S = 2.0  # for the event loop to answer a scrape
+CLIENT_S = 10.0  # for a scrape's client to send and read
 
 
 class MetricsServer:
-    """A server of `/metrics`, in a thread of its own. The values live on an event loop, and are all read at one moment
-    there."""
+    """A server of `/metrics`, in its own thread. The values live on an event loop, which reads them all at the same
+    moment."""
 
     def __init__(
         self,
@@ -75,7 +75,7 @@ class MetricsServer:
         read: Callable[[], MetricValues],
         loop: asyncio.AbstractEventLoop,
     ) -> None:
-        """Raises InputError, ServiceError for an address that is in use."""
+        """Raises InputError, ServiceError for an address in use."""
         from prometheus_client import CollectorRegistry, ProcessCollector, make_wsgi_app, start_http_server
 
         self.families, self.read, self.loop = families, read, loop
@@ -101,7 +101,7 @@ class MetricsServer:
         log.info("metrics on http://%s:%d/metrics", f"[{host}]" if ":" in host else host, self.port)
 
     def collect(self) -> list[Metric]:
-        """Raises TimeoutError when the loop is too busy."""
+        """The metrics of all families. Raises TimeoutError if the loop is too busy."""
 
         async def built() -> list[Metric]:
             figures = self.read()
@@ -119,12 +119,12 @@ class MetricsServer:
 
 
 class _Handler(WSGIRequestHandler):
-    """A handler with a time-out, which logs no request."""
+    """A handler with a time-out that logs no requests."""
 
     timeout = CLIENT_S
 
     def handle(self) -> None:
-        with contextlib.suppress(OSError):  # late, or gone
+        with contextlib.suppress(OSError):  # the client is late, or gone
             super().handle()
 
     def log_message(self, format: str, *args: object) -> None:
@@ -138,7 +138,7 @@ def _metric(family: MetricFamily, figures: Mapping[tuple[str, ...], float | Hist
         histogram = HistogramMetricFamily(family.name, family.text, labels=family.labels)
         for labels, buckets in figures.items():
             assert isinstance(buckets, Histogram)
-            ends = [*map(float, buckets.bounds), "+Inf"]  # the last for the count of all
+            ends = [*map(float, buckets.bounds), "+Inf"]  # the last one for the total count
             so_far = map(float, accumulate(buckets.counts))
             histogram.add_metric(labels, list(zip(map(str, ends), so_far, strict=True)), buckets.total)
         return histogram

@@ -1,4 +1,4 @@
-"""Access to a stage server by who calls: identities `onesweep://ROLE/NAME` in certificates, and what each role may."""
+"""Access to a stage server by caller: identities `onesweep://ROLE/NAME` in certificates, and each role's rights."""
 
 import ipaddress
 import logging
@@ -17,14 +17,14 @@ log = logging.getLogger(__name__)
 SCHEME = "onesweep://"
 HOST, ROUTER, CLIENT = "host", "router", "client"
 ROLES = (HOST, ROUTER, CLIENT)
-HOSTS_MAY = frozenset({"Describe", "Push", "Warm"})  # the calls between hosts; all others are for routers
+HOSTS_MAY = frozenset({"Describe", "Push", "Warm"})  # calls between hosts; all others are for routers
 
 
 @dataclass(frozen=True)
 class Identity:
     """The role and name in a certificate.
 
-    With the role in the certificate a new host or router needs nothing else: no host keeps a list of its peers.
+    As the certificate contains the role, a new host or router needs nothing else: no host keeps a list of its peers.
     """
 
     role: str
@@ -36,7 +36,7 @@ class Identity:
 
     @classmethod
     def of(cls, names: Iterable[str]) -> Self | None:
-        """The identity among a certificate's names; None where there is none, or more than one."""
+        """The identity among a certificate's names; None if there is none, or more than one."""
         ours = [name.removeprefix(SCHEME) for name in names if name.startswith(SCHEME)]
         if len(ours) != 1:
             return None
@@ -45,7 +45,7 @@ class Identity:
 
 
 def identity_of(context: Context) -> Identity | None:
-    """The caller's identity, from the certificate that the handshake verified; None without one of onesweep."""
+    """The caller's identity, from the certificate that the handshake verified; None without a onesweep certificate."""
     names = context.auth_context().get("peer_uri")
     return Identity.of(name.decode() for name in names) if names else None
 
@@ -53,7 +53,7 @@ def identity_of(context: Context) -> Identity | None:
 def check_sender(context: Context, peer: Identity, hop: stage_pb2.Hop) -> str:
     """The name of the host that sent a hop; empty for a router.
 
-    :param peer: of `identity_of`. Raises StatusError unless it is the hop's own router, or a host of its path.
+    :param peer: from `identity_of`. Raises StatusError unless it is the hop's own router, or a host on its path.
     """
     if peer.role == ROUTER:
         if hop.router.rpartition(".")[0] != peer.name:
@@ -62,7 +62,7 @@ def check_sender(context: Context, peer: Identity, hop: stage_pb2.Hop) -> str:
     shown = context.auth_context()
     own = {_plain(name.decode()) for kind in ("peer_dns", "peer_ip") for name in shown.get(kind, ())}
     places = {_plain(address.rpartition(":")[0].strip("[]")) for address in hop.path}
-    # who dials a host finds the dialled name in its certificate, maybe as one of many
+    # a host's certificate contains the dialled name, perhaps as one of many
     if not own & {name for place in places for name in (place, f"*.{place.partition('.')[2]}")}:
         raise permission_denied(
             f"your certificate is {peer.uri}, for {', '.join(sorted(own))}: no host of this hop's path"
@@ -71,7 +71,7 @@ def check_sender(context: Context, peer: Identity, hop: stage_pb2.Hop) -> str:
 
 
 def _plain(host: str) -> str:
-    """The one form of a name or IP address."""
+    """The canonical form of a name or IP address."""
     try:
         return str(ipaddress.ip_address(host))
     except ValueError:
@@ -79,7 +79,7 @@ def _plain(host: str) -> str:
 
 
 def check_certificate(method: str, request: object, context: Context) -> None:
-    """`check_caller` of who shows a certificate."""
+    """`check_caller` for the identity in the caller's certificate."""
     check_caller(identity_of(context), method, request)
 
 
@@ -96,12 +96,12 @@ def check_caller(peer: Identity | None, method: str, request: object) -> None:
 
 
 class CallerGuard(Interceptor):
-    """Rejects calls of one service by who calls. Other services of the server, such as health, are open to all whose
+    """Rejects calls of one service by caller. Other services of the server, such as health, are open to all whose
     handshake succeeded."""
 
     def __init__(self, service: str, check: Callable[[str, object, Context], object] = check_certificate) -> None:
-        """:param service: its full name.
-        :param check: raises StatusError for a call that is refused.
+        """:param service: the service's full name.
+        :param check: raises StatusError to refuse a call.
         """
         self.service, self._check_caller = service, check
         self._logged = ""

@@ -1,6 +1,6 @@
-"""An authority of one's own, and the certificates of hosts, routers and clients: `onesweep certs`.
+"""A private certificate authority, and the certificates of hosts, routers and clients: `onesweep certs`.
 
-A directory holds it all: `ca.pem` and `ca.key`, and NAME.pem and NAME.key for each. Keys are EC P-256.
+One directory holds everything: `ca.pem` and `ca.key`, and a NAME.pem and NAME.key each. Keys are EC P-256.
 """
 
 import hashlib
@@ -33,15 +33,15 @@ from stages.wire.secret_files import PUBLIC, check_secret, make_private_director
 
 AUTHORITY = "ca"
 MOST_DAYS = 20 * 365
-MAX_CERTIFIED_NAME = 40  # routers listen on hosts as NAME.16-HEX-DIGITS, which must be a name, too
-SKEW = timedelta(minutes=5)  # certificates are valid since a little while ago: clocks differ
+MAX_CERTIFIED_NAME = 40  # routers listen on hosts as NAME.16-HEX-DIGITS, which must be a valid name, too
+SKEW = timedelta(minutes=5)  # certificates are valid from a little before their creation: clocks differ
 
 Parsed = TypeVar("Parsed")
 
 
 @dataclass(frozen=True)
 class Leaf:
-    """A certificate of the directory, as it was written."""
+    """A certificate in the directory, as written."""
 
     path: Path
     identity: Identity
@@ -57,7 +57,7 @@ class Authority:
 
     @classmethod
     def create(cls, directory: Path, days: int, force: bool = False) -> Self:
-        """A new one, in a directory that nobody else can enter. Raises InputError when there is one already and not
+        """Create an authority in a directory that nobody else can enter. Raises InputError if one exists and not
         `force`."""
         _check_days(days)
         make_private_directory(directory)
@@ -65,7 +65,7 @@ class Authority:
         _check_new((pem, secret), force, "every certificate must be made anew then")
         key = ec.generate_private_key(ec.SECP256R1())
         identifier = x509.SubjectKeyIdentifier.from_public_key(key.public_key())
-        # each has a name of its own: what another one signed is then told apart from what was forged
+        # each authority has its own name, to tell a certificate by another authority from a forged one
         name = _common_name(f"onesweep authority {identifier.digest.hex()[:8]}")
         permitted = x509.NameConstraints([x509.UniformResourceIdentifier(role) for role in ROLES], None)
         certificate = (
@@ -82,7 +82,7 @@ class Authority:
 
     @classmethod
     def open(cls, directory: Path) -> Self:
-        """Raises InputError when it is not there, was damaged, or has expired."""
+        """Open a directory's authority. Raises InputError if it is missing, damaged or expired."""
         pem, secret = _files(directory, AUTHORITY)
         if not pem.exists() or not secret.exists():
             missing = secret if pem.exists() else pem
@@ -102,11 +102,11 @@ class Authority:
         return self.certificate.not_valid_after_utc
 
     def issue(self, identity: Identity, addresses: Sequence[str], days: int, force: bool = False) -> Leaf:
-        """A new key and its certificate.
+        """Create a key and its certificate.
 
-        :param addresses: IP addresses and DNS names under which others dial it; clients have none.
+        :param addresses: IP addresses and DNS names at which others dial it; clients have none.
 
-        Raises InputError when there is one of that name already and not `force`.
+        Raises InputError if that name already has one and not `force`.
         """
         check_certified_name(identity.name)
         if (identity.role == CLIENT) == bool(addresses):
@@ -124,9 +124,9 @@ class Authority:
         return _leaf(pem, certificate)
 
     def certify(self, request: bytes, identity: Identity, addresses: Sequence[str], days: int) -> bytes:
-        """The certificate (PEM) of a key that stays where it was made.
+        """Certify a key that stays on the machine that made it. Returns the certificate (PEM).
 
-        :param request: of `make_request`; its names are not looked at. Raises InputError.
+        :param request: from `make_request`; its names are ignored. Raises InputError.
         """
         check_certified_name(identity.name)
         try:
@@ -140,11 +140,11 @@ class Authority:
         return certificate.public_bytes(Encoding.PEM)
 
     def renew(self, name: str, days: int) -> Leaf:
-        """The certificate of `name` for another while: same key, same addresses. Its key need not be here.
+        """Renew the certificate of `name`: same key, same addresses. The key need not be here.
 
-        Raises InputError when it is not there, or of another authority.
+        Raises InputError if the certificate is missing, or from another authority.
         """
-        # The key stays, so only one file changes: at no moment do key and certificate differ, and no key travels again.
+        # The key stays, so only one file changes: key and certificate always match, and no key has to travel again.
         pem, _ = _files(self.directory, check_certified_name(name))
         if not pem.exists():
             raise InputError(f"there is no {pem} to renew: make it with `onesweep certs issue`")
@@ -160,7 +160,7 @@ class Authority:
         return _leaf(pem, certificate)
 
     def names(self) -> list[str]:
-        """Everybody who has a certificate in the directory."""
+        """The names that have a certificate in the directory."""
         return sorted(path.stem for path in self.directory.glob("*.pem") if path.stem != AUTHORITY)
 
     def _sign(
@@ -186,7 +186,7 @@ class Authority:
 
 
 def make_request(secret: Path, name: str) -> bytes:
-    """A request (DER) for a certificate of the key in `secret`, which is made if it is not there. Raises InputError."""
+    """A certificate request (DER) for the key in `secret`, which is created if missing. Raises InputError."""
     if secret.exists():
         key = _read_key(secret)
     else:
@@ -197,13 +197,13 @@ def make_request(secret: Path, name: str) -> bytes:
 
 
 def key_fingerprint(certificate: bytes) -> str:
-    """SHA-256, in hexadecimal digits, of the public key in a certificate (PEM). It outlives renewals."""
+    """SHA-256, in hexadecimal digits, of the public key in a certificate (PEM). Renewals do not change it."""
     public = x509.load_pem_x509_certificate(certificate).public_key()
     return hashlib.sha256(public.public_bytes(Encoding.DER, PublicFormat.SubjectPublicKeyInfo)).hexdigest()
 
 
 def check_certified_name(name: str) -> str:
-    """`name`, if a certificate can have it. Raises InputError."""
+    """Return `name` if a certificate can contain it. Raises InputError."""
     check_name(name)
     if name == AUTHORITY or len(name) > MAX_CERTIFIED_NAME:
         raise InputError(
@@ -265,7 +265,7 @@ def _general_name(address: str) -> x509.GeneralName:
         return x509.IPAddress(ip)
     labels = address.split(".")
     named = all(len(each) <= 63 and each.isascii() and each.replace("-", "").isalnum() for each in labels)
-    if len(address) > 253 or not named or labels[-1].isdigit():  # a number ends a mistyped IP address
+    if len(address) > 253 or not named or labels[-1].isdigit():  # a numeric last label means a mistyped IP address
         raise InputError(f"{address!r} is neither an IP address nor a DNS name: leave port and scheme out")
     return x509.DNSName(address.lower())
 
@@ -281,11 +281,11 @@ def _check_new(paths: Sequence[Path], force: bool, consequence: str) -> None:
             raise InputError(f"{path} is there already: renew it, or replace it with --force ({consequence})")
 
 
-# Keys that sign releases of weights: Ed25519, without an authority. Who takes releases has a file of keys to trust.
+# Keys that sign releases of weights: Ed25519, no authority. Servers that take releases have a file of trusted keys.
 
 
 def make_signer(directory: Path, name: str, force: bool = False) -> Path:
-    """NAME.key, and NAME.pub, whose path comes back. Raises InputError where they are there and not `force`."""
+    """Write NAME.key and NAME.pub, and return the latter's path. Raises InputError if they exist and not `force`."""
     check_name(name)
     make_private_directory(directory)
     secret, public = directory / f"{name}.key", directory / f"{name}.pub"
@@ -297,7 +297,7 @@ def make_signer(directory: Path, name: str, force: bool = False) -> Path:
 
 
 def sign(content: bytes, secret: Path) -> tuple[bytes, bytes]:
-    """The public key and the signature. Raises InputError for a file that holds no such key."""
+    """The public key and the signature. Raises InputError for a file without such a key."""
     key = _parsed(secret, "private key without a password", lambda raw: load_pem_private_key(raw, None))
     check_secret(secret)
     if not isinstance(key, Ed25519PrivateKey):
@@ -306,7 +306,7 @@ def sign(content: bytes, secret: Path) -> tuple[bytes, bytes]:
 
 
 def read_signers(path: Path) -> list[Ed25519PublicKey]:
-    """Public keys of a file, one PEM block below the other. Raises InputError for one that has none, or others."""
+    """The public keys in a file, one PEM block after another. Raises InputError if it has none, or other kinds."""
     end = b"-----END PUBLIC KEY-----"
     blocks = [block + end for block in read_file(path).split(end)[:-1]]
     keys = [_parsed(path, "file of public keys", load_pem_public_key, block) for block in blocks]
@@ -319,7 +319,7 @@ def read_signers(path: Path) -> list[Ed25519PublicKey]:
 def is_signed(
     content: bytes, signatures: Sequence[tuple[bytes, bytes]], signers: Sequence[Ed25519PublicKey] | None = None
 ) -> bool:
-    """True if one of `signers`, or anybody, made one of the signatures: pairs of a public key and what it made."""
+    """True if one of `signers`, or anybody, made one of the signatures: pairs of a public key and its signature."""
     trusted = None if signers is None else {signer.public_bytes_raw() for signer in signers}
     for key, signature in signatures:
         if trusted is None or key in trusted:

@@ -1,4 +1,4 @@
-"""gRPC channels and servers: addresses, options, security and health, decided in one place."""
+"""gRPC channels and servers: one place decides addresses, options, security and health."""
 
 import asyncio
 import ipaddress
@@ -38,32 +38,32 @@ from stages.wire.tls import LOOPBACK_ONLY, Security, ServerCertificate, channel_
 log = logging.getLogger(__name__)
 
 DEFAULT_MESSAGE_BYTES = 4 << 20
-SMALL_BYTES = 64 << 10  # of a request that brings no text
-MOST_STREAMS = 256  # calls under way on one connection; its client keeps further ones back
-MOST_ARRIVING = 16  # requests of those whom nobody knows that are not whole yet: gRPC holds what it has of each
-ARRIVAL_S = 15.0  # for a request to be whole
-UNREAD_S = 60.0  # for a client to make room for a message, by reading those before
-MOST_CONNECTIONS = 4096  # less where the process may open fewer files: it needs half of them itself
-HANDSHAKE_MS = 10_000  # for a connection to say what it is, and to take our settings; gRPC gives it 2 and 1 minutes
-# For a client to answer a ping of the server, which may be behind a large message; gRPC gives it a minute, whatever
-# its keepalive says. A place is held by a silent client for this and the time between two pings.
+SMALL_BYTES = 64 << 10  # limit of a request without text
+MOST_STREAMS = 256  # calls under way on one connection; its client queues any more
+MOST_ARRIVING = 16  # incomplete requests of unknown callers: gRPC buffers what has arrived of each
+ARRIVAL_S = 15.0  # for a request to arrive completely
+UNREAD_S = 60.0  # for a client to make room for a message by reading earlier ones
+MOST_CONNECTIONS = 4096  # fewer if the process may open fewer files: it needs half of them itself
+HANDSHAKE_MS = 10_000  # for a connection's handshake, and for its ack of our settings; gRPC allows 2 minutes and 1
+# For a client to answer a ping of the server, which may be queued behind a large message; gRPC allows a minute,
+# whatever its keepalive setting. A silent client holds a place for this time plus the time between two pings.
 PING_MS = 15_000
 MAX_NAME = 64
 DRAIN_S = 25.0  # time for running requests to end after SIGTERM (drain_s)
-KEEP_ALIVE_S = 75  # for the next request of an HTTP connection: longer than clients keep one
+KEEP_ALIVE_S = 75  # for the next request on an HTTP connection: longer than clients keep one
 KEEP_WARM_S = 0.15  # between messages on an idle link (keep_warm_s)
 
-# An attempt to connect takes up to four round trips, with TLS: with 100 ms, far clients would never reach a router.
+# An attempt to connect takes up to four round trips with TLS: with 100 ms, far clients would never reach a router.
 CONNECT_MS = 5_000
 Options = Sequence[tuple[str, int | str]]
-# Machines that joined are dialled as NAME.onesweep, over the proxy of stages/wire/links.py that this variable names.
+# Joined machines are dialled as NAME.onesweep, over the proxy of stages/wire/links.py that this variable names.
 LINK_DOMAIN, LINKS_VARIABLE = "onesweep", "ONESWEEP_LINKS"
-# Of joined machines. A gateway that forgot a connection says nothing: it is missed after so long.
+# For joined machines. A gateway that dropped a connection says nothing; this long a silence counts as a loss.
 SILENT_MS = 2000
 KEEPALIVE = (("grpc.keepalive_time_ms", 1000), ("grpc.keepalive_timeout_ms", SILENT_MS))
 _PLACES = WeakKeyDictionary[grpc.aio.Server, Places]()
 
-# gRPC's keepalive finds dead peers. It does not keep the congestion window open: Warm messages do (hop_stream.py).
+# gRPC's keepalive finds dead peers. Warm messages keep the congestion window open (hop_stream.py); keepalive does not.
 _OPTIONS: list[tuple[str, int | str]] = [
     ("grpc.keepalive_time_ms", 10_000),
     ("grpc.keepalive_timeout_ms", 5_000),
@@ -72,8 +72,8 @@ _OPTIONS: list[tuple[str, int | str]] = [
     ("grpc.http2.min_ping_interval_without_data_ms", 5_000),
     ("grpc.initial_reconnect_backoff_ms", 100),
     ("grpc.max_reconnect_backoff_ms", 2_000),
-    ("grpc.min_reconnect_backoff_ms", CONNECT_MS),  # gRPC takes it as the time-out of an attempt
-    ("grpc.enable_http_proxy", 0),  # hosts are dialled directly, whatever proxy the shell has for the web
+    ("grpc.min_reconnect_backoff_ms", CONNECT_MS),  # gRPC uses it as the time-out of an attempt
+    ("grpc.enable_http_proxy", 0),  # hosts are dialled directly, even if the shell sets a proxy for the web
 ]
 
 
@@ -86,7 +86,7 @@ def parse_address(text: str, what: str = "address") -> tuple[str, int]:
 
 
 def _instead(text: str) -> str:
-    """The address that was meant by a URL, or by IPv6 without brackets, as the end of a sentence."""
+    """The likely intended address for a URL, or for IPv6 without brackets, as the end of a sentence."""
     bare = re.sub(r"^[a-z]+://|/.*$", "", text)
     if bare != text:
         return f": write {bare}" if ":" in bare else f": write {bare}:PORT"
@@ -95,7 +95,7 @@ def _instead(text: str) -> str:
 
 
 def check_name(name: str, what: str = "name") -> str:
-    """Return a name that is safe in messages, file names and terminals. Raises InputError."""
+    """Return a name if it is safe in messages, file names and terminals. Raises InputError."""
     if not re.fullmatch(rf"[A-Za-z0-9][A-Za-z0-9._-]{{0,{MAX_NAME - 1}}}", name):
         raise InputError(
             f"{what} {name!r} must be 1 to {MAX_NAME} letters, digits, dots, dashes or underscores, "
@@ -120,7 +120,7 @@ def is_loopback(address: str) -> bool:
 
 
 def check_target(address: str, security: Security, what: str = "address") -> None:
-    """Raise InputError for a plain-text connection to another machine that was not allowed."""
+    """Raise InputError for a plain-text connection to another machine, unless allowed."""
     parse_address(address, what)
     if security.tls is None and not security.insecure and not is_loopback(address):
         raise InputError(
@@ -129,7 +129,7 @@ def check_target(address: str, security: Security, what: str = "address") -> Non
         )
 
 
-# What plain-text channels are made by: a simulation puts a network in memory here.
+# Makes plain-text channels: a simulation puts an in-memory network here.
 connect: Callable[..., grpc.aio.Channel] = grpc.aio.insecure_channel
 
 
@@ -140,8 +140,8 @@ def open_channel(
     options: Options = (),
     metadata: Metadata = (),
 ) -> grpc.aio.Channel:
-    """A channel that connects with its first call. Raises InputError. :param options: further ones of gRPC.
-    :param metadata: of calls that bring none of their own."""
+    """A channel that connects on its first call. Raises InputError. :param options: additional gRPC options.
+    :param metadata: for calls that bring none of their own."""
     check_target(address, security)
     options = _message_options(message_bytes, (*options, *_link_options(address)))
     if security.tls is None:
@@ -160,19 +160,19 @@ def open_blocking_channel(address: str, security: Security = LOOPBACK_ONLY, opti
 
 
 class CallBounds(Interceptor):
-    """Bounds what callers make a server hold: requests that are not whole yet, and answers that are not read.
+    """Bounds what callers can make a server buffer: incomplete requests, and answers that they do not read.
 
-    gRPC limits a message's size for all methods alike, and holds what it has of every message that is awaited.
+    gRPC has a single message size limit for all methods, and buffers the arrived part of every awaited message.
     """
 
     def __init__(
         self, caller: Callable[[str, Any], str] = lambda *_: "", most: int = MOST_ARRIVING, large: Sequence[str] = ()
     ) -> None:
-        """:param caller: the name of who calls a method (its path) with some metadata; empty if nobody knows him.
+        """:param caller: gives the caller's name for a method (its path) and metadata; empty if unknown.
         :param most: requests of one known caller that may be arriving at once.
         :param large: methods whose requests may be above SMALL_BYTES."""
         self._caller, self._most, self._large = caller, most, large
-        self._arriving = defaultdict[str, dict[asyncio.Timeout, None]](dict)  # by caller, the oldest first
+        self._arriving = defaultdict[str, dict[asyncio.Timeout, None]](dict)  # by caller, oldest first
 
     def answered_by(self, handler: Any, call: grpc.HandlerCallDetails) -> Any:  # noqa: ANN401
         path: Any = call.method
@@ -181,7 +181,7 @@ class CallBounds(Interceptor):
         most_bytes = DEFAULT_MESSAGE_BYTES if handler.request_streaming or path in self._large else SMALL_BYTES
 
         async def answer(requests: AsyncIterator[Any], context: Context) -> None:
-            if handler.request_streaming:  # a known caller's may pause
+            if handler.request_streaming:  # a known caller's stream may pause
                 given: Any = requests if who else self._each(requests, most_bytes)
             elif (given := await self._next(requests, who, most_bytes)) is None:
                 raise invalid("the call ended without a request")
@@ -194,7 +194,7 @@ class CallBounds(Interceptor):
                 async for response in responses:
                     await _write(context, response)
 
-        # as a stream, a request is not read before we ask for it
+        # handled as a stream, a request is read only when we ask for it
         return grpc.stream_stream_rpc_method_handler(answer, handler.request_deserializer, handler.response_serializer)
 
     async def _each(self, requests: AsyncIterator[Any], most_bytes: int) -> AsyncIterator[Any]:
@@ -208,9 +208,9 @@ class CallBounds(Interceptor):
             async with asyncio.timeout(ARRIVAL_S) as limit:
                 arriving[limit] = None
                 if len(arriving) > (self._most if who else MOST_ARRIVING):
-                    oldest = next(iter(arriving))  # not this one: a request that is whole at once always gets through
+                    oldest = next(iter(arriving))  # not this one: a request that arrives at once always gets through
                     del arriving[oldest]
-                    if not oldest.expired():  # its own time may pass in this very turn of the loop
+                    if not oldest.expired():  # its own timeout may fire in this very turn of the loop
                         oldest.reschedule(0)
                 request = await anext(requests, None)
         except TimeoutError:
@@ -225,7 +225,7 @@ class CallBounds(Interceptor):
 
 
 async def _write(context: Context, response: object) -> None:
-    """Raises StatusError where the client does not read."""
+    """Write a response. Raises StatusError if the client does not read."""
     try:
         async with asyncio.timeout(UNREAD_S):
             with ignoring_ended_call():
@@ -243,17 +243,17 @@ def new_server(
 ) -> grpc.aio.Server:
     """A server that accepts messages up to `message_bytes`; larger ones get RESOURCE_EXHAUSTED unread.
 
-    :param streams: most calls under way on one connection. :param options: further ones of gRPC.
+    :param streams: most calls under way on one connection. :param options: additional gRPC options.
     """
     options = [*_message_options(message_bytes, options), ("grpc.max_concurrent_streams", streams)]
-    # without SO_REUSEPORT a second server on the same port is refused instead of sharing it silently
+    # without SO_REUSEPORT, a second server on the same port fails instead of silently sharing it
     options += [("grpc.so_reuseport", 0), ("grpc.server_handshake_timeout_ms", HANDSHAKE_MS)]
     options += [("grpc.http2.settings_timeout", HANDSHAKE_MS), ("grpc.http2.ping_timeout_ms", PING_MS)]
-    # a further connection is closed at once; those that are there stay, unless `Places` closes them before
+    # connections beyond this are closed at once; existing ones stay, unless `Places` closes them first
     connections = min(MOST_CONNECTIONS, resource.getrlimit(resource.RLIMIT_NOFILE)[0] // 2)
     options += [("grpc.max_allowed_incoming_connections", connections)]
-    # A connection that pings too often would be ended, but gRPC 1.85 adds an error to a growing list for each ping
-    # that it has read by then: a flood kept two cores copying. Without that limit each is answered, as it is read.
+    # gRPC could end a connection that pings too often, but 1.85 adds an error to a growing list for each ping that it
+    # has read by then: a flood kept two cores copying. Without that limit it answers each ping as it reads it.
     options += [("grpc.http2.max_ping_strikes", 0)]
     places = Places(connections)
     server = grpc.aio.server(interceptors=[DecodeErrors(), *interceptors, places], options=options)
@@ -277,11 +277,11 @@ def bind(server: grpc.aio.Server, address: str, security: Security = LOOPBACK_ON
 
     :param mutual: callers must show a certificate, too; only with TLS.
 
-    Raises InputError for plain text on an address that others can reach, unless `insecure`; ServiceError for one that
+    Raises InputError for plain text on an address that others can reach, unless `insecure`; ServiceError if the address
     is in use.
     """
     host, port = check_listen(address, security)
-    check_private(state_directory())  # before it lives: its links look for tokens there
+    check_private(state_directory())  # before the server lives, as its links look for tokens there
     try:
         if security.tls is None:
             bound = server.add_insecure_port(address)
@@ -306,7 +306,7 @@ def _link_options(address: str) -> Options:
 
 
 def _message_options(message_bytes: int, options: Options = ()) -> list[tuple[str, int | str]]:
-    """:param options: in place of those of the same name; of two alike gRPC takes the first."""
+    """:param options: replace those of the same name, as gRPC uses the first of two equal names."""
     usual = {
         **dict(_OPTIONS),
         "grpc.max_receive_message_length": message_bytes,
@@ -315,12 +315,12 @@ def _message_options(message_bytes: int, options: Options = ()) -> list[tuple[st
     return [*(usual | dict(options)).items()]
 
 
-# The health service is our own: the library's writes with its lock held, so that one client that reads nothing would
-# hold up every change of status, and the end of the process.
+# The health service is our own: the library's writes with its lock held, so a single client that reads nothing would
+# block every change of status, and the end of the process.
 Status = health_pb2.HealthCheckResponse
 
 MOST_WATCHERS = 64
-WRITE_S = 10.0  # a client that has not read the last status by then is let go
+WRITE_S = 10.0  # a client that has not read the last status by then is disconnected
 
 
 class HealthChecks(health_pb2_grpc.HealthServicer):
@@ -338,7 +338,7 @@ class HealthChecks(health_pb2_grpc.HealthServicer):
             self._tell()
 
     def stop(self) -> None:
-        """Say NOT_SERVING of everything from now on."""
+        """Report NOT_SERVING for everything from now on."""
         self._is_stopping = True
         self._status = dict.fromkeys(self._status, Status.NOT_SERVING)
         self._tell()
@@ -374,14 +374,14 @@ class HealthChecks(health_pb2_grpc.HealthServicer):
 
 
 async def serve_health(checks: HealthChecks, address: str | None) -> grpc.aio.Server:
-    """Answer health checks in plain text on a port of their own; without an address do nothing.
+    """Answer health checks in plain text on a separate port; without an address do nothing.
 
-    Raises InputError or ServiceError when it cannot listen there.
+    Raises InputError or ServiceError if it cannot listen there.
     """
     server = new_server(interceptors=[CallBounds()])
     if address is not None:
         health_pb2_grpc.add_HealthServicer_to_server(checks, server)
-        # a port of its own: Kubernetes' gRPC probes know no TLS, and readiness is no secret
+        # a separate port: Kubernetes' gRPC probes do not support TLS, and readiness is no secret
         bind(server, address, Security(insecure=True))
         await server.start()
     return server

@@ -1,8 +1,8 @@
-"""The link to the next host: hands over work, and keeps the connection warm.
+"""The link to the next host: sends hops, and keeps the connection warm.
 
-Hops go over one stream, those that leave together in one batch: a call for each would cost half a millisecond of
-processor time. A small message every 150 ms keeps TCP's congestion window from falling back to its start between the
-hops of a request; gRPC's keepalive pings do not. A link that no request uses is asked for a sign of life only.
+Hops go over one stream, and hops that leave together share a batch: one call per hop would cost half a millisecond of
+processor time. A small message every 150 ms keeps TCP's congestion window from shrinking to its initial size between
+the hops of a request; gRPC's keepalive pings do not. An idle link is only asked for a sign of life.
 """
 
 import asyncio
@@ -31,25 +31,25 @@ from stages.wire.tls import LOOPBACK_ONLY, Security, handshake_problem
 from stages.wire.tokens import own_token, token_metadata
 
 WARM_TIMEOUT_S = 2.0
-# A link without hops for so long is idle, and gets a message in a pause of this length: twenty small messages a second
-# to each neighbour cost a host two hundredths of a core for nothing.
+# A link without hops for this long is idle, and gets one message in each such period: twenty small messages a second to
+# each neighbour cost a host two hundredths of a core for nothing.
 IDLE_AFTER_S, IDLE_PAUSE_S = 10.0, 2.0
-# A new link is sent these, until one takes so much longer than nothing, or is more than this part of the largest hop.
+# Sizes sent over a new link, until one takes this much longer than nothing, or exceeds this part of the largest hop.
 OPENING_BYTES, OPENING_MS, OPENING_PART = tuple(1 << power for power in range(15, 21)), 250.0, 8
-# Keep-warm messages whose quickest tells the link's own round trip: the others may have waited for a processor.
+# The quickest of this many keep-warm messages gives the link's round trip: others may have waited for a processor.
 RECENT = 8
-# The latest answer is remembered so much shorter with each that follows: half of it after about ten seconds.
+# The greatest delay of an answer fades by this with each later answer: half is left after about ten seconds.
 LATE_FADES = 0.99
-# A call for each hop took 0.5 ms there and back and 0.6 ms of processor time, a message on an open stream half of that.
-BATCH_BYTES = 1 << 20  # A batch takes hops until it has this many bytes
-# and about so many, of equal number: the next host begins with the first while this one still works on the others, and
-# one that is left over would travel alone for the rest of its text.
+# One call per hop took 0.5 ms there and back and 0.6 ms of processor time; a message on an open stream, half of that.
+BATCH_BYTES = 1 << 20  # a batch takes hops until it has this many bytes
+# and about this many, evenly divided: the next host begins with the first while this one still works on the others, and
+# a hop left over would travel alone for the rest of its text.
 BATCH_HOPS = 8
-# A receipt costs both sides nearly as much as a batch: while batches follow each other, one acknowledges all of a
-# hundredth of the time that a receipt may take, or of so many bytes.
+# An ack costs both sides nearly as much as a batch. While batches follow each other, one ack covers all batches within
+# a hundredth of the time that an ack may take, or within this many bytes.
 TICKS, RECEIPT_BYTES = 100, 1 << 16
 
-Settled = Callable[[StatusError | None], None]  # hears once what became of a hop: None when the next host has queued it
+Settled = Callable[[StatusError | None], None]  # called once with a hop's result: None when the next host has queued it
 
 
 class LinkObserver(Protocol):
@@ -59,7 +59,7 @@ class LinkObserver(Protocol):
         """A hop left."""
 
     def handed_over(self, seconds: float) -> None:
-        """A hop's receipt came, so long after it was given to the link."""
+        """A hop's ack came, this long after the hop was given to the link."""
 
 
 class _Handover:
@@ -86,18 +86,18 @@ class Relay:
         security: Security = LOOPBACK_ONLY,
         answer_bytes: int = DEFAULT_MESSAGE_BYTES,
     ) -> None:
-        """:param message_bytes: largest message that is sent.
+        """:param message_bytes: largest message to send.
         :param hop_timeout_s: how long a hop may wait for the next host's acknowledgement.
-        :param answer_bytes: largest message that is taken.
-        :param name: what to call the host in errors; its own once it was described, if not given.
+        :param answer_bytes: largest message to accept.
+        :param name: the host's name in errors; by default its own, once it has described itself.
 
-        Raises InputError when `security` does not allow to dial there.
+        Raises InputError if `security` does not allow dialling it.
         """
         self.address, self.hop_timeout_s = address, hop_timeout_s
         self.name = name
         self.meter: LinkObserver | None = None
         self.problem = ""
-        """Reason why no sweep can take this link; empty when one can. Kept by the owner of the link."""
+        """Why no hop can use this link; empty if hops can. Kept by the owner of the link."""
         self.security, self._message_bytes = security, message_bytes
         self._options = (("grpc.max_receive_message_length", answer_bytes),)
         self._former: list[grpc.aio.Channel] = []
@@ -107,23 +107,23 @@ class Relay:
         self.asked_at: float | None = None
         """When the oldest keep-warm message without an answer was sent, by the monotonic clock."""
         self._used_at = monotonic()
-        self._is_cold, self._is_due = False, asyncio.Event()  # the next keep-warm message
+        self._is_cold, self._is_due = False, asyncio.Event()  # of the next keep-warm message
         self._rtts_ms: deque[float] = deque(maxlen=RECENT)
         self.late_ms = 0.0
-        """How late answers to keep-warm messages came of late; those of a busy machine do."""
+        """The recent delay of answers to keep-warm messages; a busy machine answers late."""
         self._outbox: deque[_Handover] = deque()
         self._sent: dict[int, list[_Handover]] = {}
-        """Handed to gRPC and not acknowledged yet, by the number of their batch."""
+        """Hops handed to gRPC that have no ack yet, by the number of their batch."""
         self._batches = 0
-        self._receipt_at = 0.0  # the first batch from then on asks for a receipt, by the monotonic clock
-        self._quiet_bytes = 0  # sent since one did
-        self._asks = False  # none followed in time: an empty one asks
+        self._receipt_at = 0.0  # the first batch from then on asks for an ack, by the monotonic clock
+        self._quiet_bytes = 0  # sent since a batch last asked
+        self._asks = False  # no batch followed in time, so an empty one asks
         self._ticker: asyncio.TimerHandle | None = None
         self._wake = asyncio.Event()
         self._streamer: asyncio.Task[None] | None = None
 
     def send(self, hop: stage_pb2.Hop, settled: Settled) -> None:
-        """Hand a hop over; `settled` hears of it once, with a StatusError that names this address if it failed."""
+        """Send a hop. Calls `settled` once, with a StatusError that names this address if the hop failed."""
         self.wake()
         self._outbox.append(_Handover(hop, settled))
         self._wake.set()
@@ -137,9 +137,9 @@ class Relay:
     ) -> stage_pb2.DescribeResponse:
         """Description of the next host. Raises StatusError.
 
-        :param prefixes: the version of its list of prefixes that is known here; None: not asked for.
-        :param sessions: under way there, whose leases begin again.
-        :param faulty: instances of hosts that audits found faulty.
+        :param prefixes: the version of its prefix list known here; None: do not ask for the list.
+        :param sessions: sessions under way there, whose leases to renew.
+        :param faulty: instances of hosts found faulty by audits.
         """
         begin = monotonic()
         try:
@@ -153,7 +153,7 @@ class Relay:
         return description
 
     async def warm(self, size: int) -> None:
-        """Send one message of `size` bytes, so that the next one of that size finds the window open."""
+        """Send one message of `size` bytes, so that the next of that size finds the congestion window open."""
         begin = monotonic()
         if self.asked_at is None:
             self.asked_at = monotonic()
@@ -169,8 +169,8 @@ class Relay:
             raise self.refusal(error, begin) from None
 
     async def open_up(self) -> None:
-        """Send ever larger messages, until one takes long. A sender that paces (BBR) goes no faster than it once had
-        to: hops of 16 kB took 14 ms too long on a fast link, for ever. Raises StatusError where one does not arrive.
+        """Send ever larger messages, until one takes long. A sender that paces (BBR) never exceeds a rate that it has
+        once needed: hops of 16 kB stayed 14 ms too slow on a fast link. Raises StatusError if one does not arrive.
         """
         await self.warm(0)
         quick_ms = (self.rtt_ms or 0.0) + OPENING_MS
@@ -180,18 +180,18 @@ class Relay:
 
     @property
     def is_idle(self) -> bool:
-        """True if no request has used the link of late."""
+        """True if no request has used the link recently."""
         return monotonic() - self._used_at > IDLE_AFTER_S
 
     def wake(self) -> None:
-        """Open the congestion window of an idle link: work is about to take it."""
+        """Open the congestion window of an idle link: work is about to use it."""
         before, self._used_at = self._used_at, monotonic()
         if self._used_at - before > IDLE_AFTER_S:
             self._is_cold = True
             self._is_due.set()
 
     async def keep_warm(self, size: int, pause_s: float = KEEP_WARM_S) -> None:
-        """Warm the link for ever, in pauses of `pause_s` while it is used; after a break, with `size` bytes."""
+        """Warm the link forever, every `pause_s` while in use; after a break, with `size` bytes."""
         while True:
             is_cold, self._is_cold = self.rtt_ms is None or self._is_cold, False
             self._is_due.clear()
@@ -205,7 +205,7 @@ class Relay:
             timer.cancel()
 
     async def close(self, grace_s: float | None = None) -> None:
-        """:param grace_s: how long calls that wait for an answer may go on; None = not at all."""
+        """:param grace_s: how long calls may still wait for an answer; None = not at all."""
         if self._streamer is not None:
             self._streamer.cancel()
             await asyncio.gather(self._streamer, return_exceptions=True)
@@ -221,17 +221,17 @@ class Relay:
         self.stub: stage_pb2_grpc.StageServiceAsyncStub = stage_pb2_grpc.StageServiceStub(self.channel)
 
     def _renew(self) -> None:
-        """After a connection failed: if the certificate was renewed meanwhile, the next one shall show the new one."""
+        """After a failed connection, make the next one show the new certificate if it was renewed meanwhile."""
         if self.security.stamp() == self._stamp:
             return
         former = self.channel
         try:
             self._open()
-        except InputError:  # half of it may be replaced yet
+        except InputError:  # perhaps only half of it is replaced so far
             return
-        self._former.append(former)  # its last calls are to end by themselves
+        self._former.append(former)  # let its last calls end by themselves
         if self._streamer is not None:
-            self._streamer.cancel()  # it would wait for the old one to come back
+            self._streamer.cancel()  # it would wait for the old connection to come back
 
     @property
     def least_rtt_ms(self) -> float | None:
@@ -244,14 +244,14 @@ class Relay:
         return f"host {self.name} at {self.address}" if self.name else f"the host at {self.address}"
 
     async def _stream(self) -> None:
-        """One stream, from its first batch to its end; hops that it leaves unacknowledged have failed."""
+        """One stream, from its first batch to its end; hops without an ack by then have failed."""
         begin = monotonic()
         refusal = unavailable(f"{self.host} closed the connection; see that it runs")
         wake = self._wake = asyncio.Event()
-        wake.set()  # for what is in the outbox already
+        wake.set()  # for hops already in the outbox
         self._receipt_at, self._quiet_bytes = 0.0, 0
         try:
-            # the receipt comes before the work, so nothing nests: a sweep takes H + 1 one-way trips, not 2 H
+            # the ack comes before the work, so nothing nests: a sweep takes H + 1 one-way trips, not 2 H
             async for ack in self.stub.Push(self._batch_stream(wake), wait_for_ready=True):
                 if (handovers := self._sent.get(ack.number)) is None:
                     continue
@@ -272,7 +272,7 @@ class Relay:
             refusal = self._closed()
         finally:
             self._wake = asyncio.Event()
-            wake.set()  # gRPC does not end the iterator of a call that has ended: it shall end by itself
+            wake.set()  # gRPC does not end the iterator of an ended call, so make it end by itself
             self._settle_all(refusal)
 
     @property
@@ -303,14 +303,14 @@ class Relay:
                 return
 
     def _is_quiet(self) -> bool:
-        """True if the batch that was taken last need not have a receipt of its own."""
+        """True if the last batch does not need its own ack."""
         if self._asks or monotonic() >= self._receipt_at or self._quiet_bytes > RECEIPT_BYTES:
             self._receipt_at, self._quiet_bytes, self._asks = monotonic() + self.hop_timeout_s / TICKS, 0, False
             return False
         return True
 
     def _tick(self) -> None:
-        """Give up hops that are late, and ask for a receipt that no batch asked for. One timer for all hops."""
+        """Give up late hops, and ask for an ack if no batch did. All hops share one timer."""
         now, pause_s = monotonic(), self.hop_timeout_s / TICKS
         for handover in self._unsettled:
             if now >= handover.due_at:
@@ -323,7 +323,7 @@ class Relay:
         self._ticker = asyncio.get_running_loop().call_later(pause_s, self._tick) if self._unsettled else None
 
     def _take(self) -> list[_Handover]:
-        """Waiting hops, as many as fit into one batch."""
+        """Take as many waiting hops as fit into one batch."""
         taken: list[_Handover] = []
         size, batches = 0, max(1, round(len(self._outbox) / BATCH_HOPS))
         most = -(-len(self._outbox) // batches)
@@ -347,13 +347,13 @@ class Relay:
         return unavailable(f"{self.host} did not answer within {waited_s:.1f} s; see that it runs and can be reached")
 
     def loss(self, error: grpc.aio.AioRpcError) -> str:
-        """Why a call that was to last for ever ended."""
+        """The reason why a call that should last forever ended."""
         refusal = self.refusal(error, monotonic())
         is_said = STATUS_MARK in trailing_metadata(error) or handshake_problem(error.details() or "", self.security)
         return refusal.message if is_said else printable(error.details() or error.code().name, newline=" ")
 
     def refusal(self, error: grpc.aio.AioRpcError, begin: float) -> StatusError:
-        """Error for a failed call. `begin`: when it was made, by the performance counter."""
+        """The error for a failed call. `begin`: its start, by the performance counter."""
         code, details, metadata = error.code(), error.details() or "", trailing_metadata(error)
         if STATUS_MARK in metadata:
             return StatusError(code, f"{self.host} refused: {details}", retry_after_ms(metadata))

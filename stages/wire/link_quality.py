@@ -1,4 +1,4 @@
-"""Knowledge of links: kinds of those between machines that joined; for the doctor round trips, rate and settings."""
+"""Knowledge of links: their kinds between joined machines; round trips, rate and settings for the doctor."""
 
 import json
 import platform
@@ -18,22 +18,22 @@ EXCHANGES = 9  # of small messages, and of states: a busy host delays some of th
 TRANSFERS = 3
 MAX_PROBE_BYTES = 1 << 20
 PROBE_TIMEOUT_S = 20.0
-LINKS_NAME = "links.json"  # in a run's directory: what other processes on the router's machine read of its rendezvous
+LINKS_NAME = "links.json"  # in a run's directory: the rendezvous' record for other processes on the router's machine
 
 
 @dataclass(frozen=True)
 class LinkRecord:
-    """The links of a run, as its rendezvous left them for other processes on its machine."""
+    """The links of a run, as recorded by its rendezvous for other processes on its machine."""
 
-    proxy: str = ""  # over which machines are dialled
+    proxy: str = ""  # address of the proxy that dials machines
     kinds: Mapping[tuple[str, str], str] = field(default_factory=dict)  # by the two machines of a link
-    ports: Mapping[str, str] = field(default_factory=dict)  # an address where each machine listens
+    ports: Mapping[str, str] = field(default_factory=dict)  # an address at which each machine listens
     advice: tuple[str, ...] = ()
     relayed_bytes: Mapping[frozenset[str], int] = field(default_factory=dict)  # by the two machines of a link
 
     @classmethod
     def read(cls, directory: Path | None) -> Self:
-        """The record in the directory of a run; an empty one where there is none."""
+        """The record in the directory of a run; an empty one if there is none."""
         try:
             record = json.loads((directory / LINKS_NAME).read_text(encoding="utf-8")) if directory else {}
             kinds = {(here, there): kind for here, there, kind in record.get("links", ())}
@@ -44,11 +44,11 @@ class LinkRecord:
             return cls()
 
     def advice_on(self, links: Iterable[tuple[str, str]], trips_ms: Mapping[str, float]) -> list[str]:
-        """Changes that would help, a line for each pair of machines that only the router joins.
+        """Changes that would help, a line for each pair of machines that are linked only over the router.
 
-        :param links: of the ring.
-        :param trips_ms: from the router to each machine. The farther one is about as far from the other: the nearer
-            one's trip is what the way over the router costs."""
+        :param links: links of the ring.
+        :param trips_ms: from the router to each machine. The farther machine is about as far from the other machine as
+            from the router, so the detour over the router costs the nearer machine's trip."""
         lines = [*self.advice]
         relayed = {tuple(sorted(pair)) for pair in links if self.kinds.get(pair) == RELAYED}
         for pair in sorted(relayed):
@@ -69,16 +69,16 @@ def kernel_now() -> stage_pb2.Kernel:
 
 
 async def measure_link(relay: Relay, state_bytes: int, rate_bytes: int, receive: bool = False) -> stage_pb2.LinkQuality:
-    """Round trips and rate of a link. Of the states the quickest counts: a delay of the link delays that one, too.
+    """Round trips and rate of a link. The quickest state counts, as a delay of the link also delays that one.
 
     :param state_bytes: size of the largest usual state.
-    :param rate_bytes: sent once to open the congestion window, then for the rate, the best of some.
+    :param rate_bytes: sent once to open the congestion window, then several times for the rate: the best counts.
     :param receive: measure the rate from the other side to this one.
     Raises AioRpcError.
     """
     await _exchange(relay, 0)
     pings, states, rates = list[float](), list[float](), list[float]()
-    for _ in range(EXCHANGES):  # in turn, so that other load delays both alike
+    for _ in range(EXCHANGES):  # alternate, so that other load delays both alike
         pings.append(await _exchange(relay, 0))
         states.append(await _exchange(relay, state_bytes))
     for _ in range(TRANSFERS):
@@ -94,7 +94,7 @@ async def measure_link(relay: Relay, state_bytes: int, rate_bytes: int, receive:
 
 
 async def _exchange(relay: Relay, size: int, reply_bytes: int = 0) -> float:
-    """Milliseconds of one message and its answer."""
+    """Milliseconds for one message and its answer."""
     request = stage_pb2.WarmRequest(padding=bytes(size), reply_bytes=reply_bytes)
     begin = monotonic()
     await relay.stub.Warm(request, timeout=PROBE_TIMEOUT_S)

@@ -1,13 +1,13 @@
-"""Links between machines of a run where no port need be open.
+"""Links between machines of a run that need no open port.
 
-Stage servers are dialled as NAME.onesweep. gRPC asks a proxy on loopback for the connection, and that finds a way to
-the machine, the first that there is of:
+Stage servers are dialled as NAME.onesweep. gRPC asks a proxy on loopback for the connection, and the proxy takes the
+first of these ways to the machine that works:
 
-direct     a socket to an address that the machine told, where a handshake of TLS shows its name;
-reversed   a pipe that the machine opens to this one's stage server, for this one can be dialled;
+direct     a socket to an address that the machine announced, where a TLS handshake shows its name;
+reversed   a pipe that the machine opens to this one's stage server, if this one can be dialled;
 relayed    a pipe over the rendezvous, which every machine dials: one more trip.
 
-TLS is spoken by the two stage servers, whatever carries it.
+The two stage servers speak TLS end to end, whatever carries it.
 """
 
 from __future__ import annotations
@@ -40,14 +40,14 @@ log = logging.getLogger(__name__)
 
 DOMAIN, LINK_PORT = LINK_DOMAIN, 7701
 ROUTER_NAME = "router"
-TO_KEY = "onesweep-to"  # metadata of Carry: whom a new pipe leads to; PIPE_KEY has which one this is
+TO_KEY = "onesweep-to"  # metadata of Carry: the target of a new pipe; PIPE_KEY identifies the pipe
 KINDS = DIRECT, REVERSED, RELAYED = "direct", "reversed", "relayed"
-MOST_TOLD = 16  # addresses of one machine
-PROXY_S, MOST_UNKNOWN = 5.0, 64  # for a connection to the proxy to say what it wants; such connections at once
-# To try each way. Together less than gRPC gives an attempt to connect (CONNECT_MS in channel.py).
+MOST_TOLD = 16  # addresses of one machine that are announced
+PROXY_S, MOST_UNKNOWN = 5.0, 64  # for a connection to the proxy to state its request; most such connections
+# Time to try each way. Together less than gRPC allows an attempt to connect (CONNECT_MS in channel.py).
 PROBE_S, REVERSE_S, NOTICE_S = 1.0, 2.0, 4.0
-BETWEEN_S = 3.0  # that a machine may take to listen again, before another kind of way than a direct one is looked for
-CHOSEN_S = 300.0  # a way that was found is taken again for so long; then a better one is looked for
+BETWEEN_S = 3.0  # time for a machine to listen again, before a way other than a direct one is tried
+CHOSEN_S = 300.0  # how long a way is reused before looking for a better one
 RETRY_S, MOST_RETRY_S = 0.2, 2.0
 
 Dial = Callable[[str, SocketPipe], Awaitable[None]]
@@ -55,7 +55,7 @@ Addresses = Callable[[], Sequence[str]]
 
 
 def link_name(machine: str) -> str:
-    """The name in the machine's certificate, which stage servers dial."""
+    """The name in the machine's certificate, which other stage servers dial."""
     return f"{machine}.{DOMAIN}"
 
 
@@ -74,15 +74,15 @@ class LinkProxy:
     """The proxy on loopback that gRPC asks for connections to NAME.onesweep."""
 
     def __init__(self, dial: Dial) -> None:
-        """:param dial: carries the bytes of a connection to a machine, to its end. Raises StatusError where it
+        """:param dial: carries the bytes of a connection to a machine, until it ends. Raises StatusError if it
         cannot."""
         self._dial = dial
-        self._password = secrets.token_hex(16)  # other users of this machine have no business here
-        self._unknown = 0  # connections that did not show it yet
-        self._said = dict[str, str]()  # why there was no way to a machine
+        self._password = secrets.token_hex(16)  # keeps other users of this machine out
+        self._unknown = 0  # connections that have not shown the password yet
+        self._said = dict[str, str]()  # why no way to a machine worked, as last logged
 
     async def open(self) -> asyncio.Server:
-        """Listen, and have channels of this process and its children ask here."""
+        """Listen, and make the channels of this process and its children use this proxy."""
         server = await asyncio.start_server(self._serve, "127.0.0.1", 0, limit=PIECE_BYTES)
         port = server.sockets[0].getsockname()[1]
         os.environ[LINKS_VARIABLE] = f"http://onesweep:{self._password}@127.0.0.1:{port}"
@@ -96,7 +96,7 @@ class LinkProxy:
                 return
             await self._dial(name, local := _Answered(reader, writer))
         except StatusError as refusal:
-            if self._said.get(name) != refusal.message:  # gRPC tries again and again
+            if self._said.get(name) != refusal.message:  # gRPC retries again and again
                 log.info("no way to %s: %s", name, refusal.message)
             self._said[name] = refusal.message
             if not local.is_told:
@@ -104,13 +104,13 @@ class LinkProxy:
                 writer.write(b"HTTP/1.1 410 Gone\r\n\r\n" if is_gone else b"HTTP/1.1 503 Service Unavailable\r\n\r\n")
         except (OSError, asyncio.IncompleteReadError, asyncio.LimitOverrunError, grpc.RpcError):
             pass
-        except asyncio.CancelledError:  # at this process's end: asyncio would log it as an error
+        except asyncio.CancelledError:  # when this process ends: asyncio would log it as an error
             pass
         finally:
             writer.close()
 
     async def _heard(self, reader: asyncio.StreamReader) -> str:
-        """As `_asked`; connections that keep others waiting, or are too many, are strangers'."""
+        """As `_asked`; empty also for connections that are too slow, or too many."""
         if self._unknown >= MOST_UNKNOWN:
             return ""
         self._unknown += 1
@@ -123,7 +123,7 @@ class LinkProxy:
             self._unknown -= 1
 
     def _asked(self, head: bytes) -> str:
-        """The machine that a request asks for; empty for one of a stranger."""
+        """The machine that a request asks for; empty for a stranger's request."""
         line, *fields = head.decode("latin-1").split("\r\n")
         said = re.fullmatch(rf"CONNECT ([a-z0-9-]{{1,32}})\.{DOMAIN}:[0-9]{{1,5}} HTTP/1\.[01]", line)
         due = base64.b64encode(f"onesweep:{self._password}".encode()).decode()
@@ -133,7 +133,7 @@ class LinkProxy:
 
 
 class _Answered(SocketPipe):
-    """A connection to the proxy. It hears that the way is open before its first bytes are read."""
+    """A connection to the proxy. It sends word that the way is open before reading the first bytes."""
 
     is_told = False
 
@@ -145,16 +145,16 @@ class _Answered(SocketPipe):
 
 
 class MachineLinks:
-    """A joined machine's ways to others, and theirs to it. Lives on one event loop."""
+    """A joined machine's links to others, and theirs to it. Lives on one event loop."""
 
     def __init__(
         self, name: str, tls: Tls, rendezvous: Sequence[str], secret: str, own: tuple[str, int], addresses: Addresses
     ) -> None:
-        """:param rendezvous: its addresses.
-        :param own: host and port where the own stage server is dialled from here.
-        :param addresses: where others may be able to dial that, now.
+        """:param rendezvous: addresses of the rendezvous.
+        :param own: host and port of this machine's own stage server.
+        :param addresses: current addresses at which others may be able to dial that server.
 
-        Raises InputError for files that make no handshake.
+        Raises InputError for certificate files that fail a handshake.
         """
         self.name, self.tls, self.own, self._addresses = name, tls, own, addresses
         self.told: tuple[str, ...] = ()
@@ -165,25 +165,25 @@ class MachineLinks:
         self._channels = dict[str, grpc.aio.Channel]()
         self._stub: join_pb2_grpc.JoinServiceAsyncStub | None = None
         self._ways = dict[str, tuple[str, str, float]]()  # kind, address and time of the last choice
-        self._kinds = dict[str, str]()  # that people were told of
-        self._lost_at = dict[str, float]()  # when a machine that was dialled directly did not answer any more
+        self._kinds = dict[str, str]()  # kinds of links last shown to people
+        self._lost_at = dict[str, float]()  # when a directly dialled machine stopped answering
         self._tasks = set[asyncio.Task[None]]()
 
     async def attend(self) -> None:
-        """Hear whom to open pipes for. Has no end; the rendezvous is asked again, at each of its addresses, where it is
-        lost. Raises StatusError where it refuses this machine."""
+        """Open the pipes that the rendezvous asks for. Has no end; if the rendezvous is lost, tries each of its
+        addresses again. Raises StatusError if it refuses this machine."""
         pause_s, at = RETRY_S, 0
-        while not await self._listens():  # who hears of this machine dials it at once
+        while not await self._listens():  # others dial this machine as soon as they learn of it
             await asyncio.sleep(RETRY_S)
         while True:
             address = self._rendezvous[at % len(self._rendezvous)]
             channel = self._channel(address, link_name(ROUTER_NAME), Tls(self.tls.authority), self._shown)
             stub: join_pb2_grpc.JoinServiceAsyncStub = join_pb2_grpc.JoinServiceStub(channel)
-            self.told = tuple(self._addresses())[:MOST_TOLD]  # a laptop may be elsewhere by now
+            self.told = tuple(self._addresses())[:MOST_TOLD]  # a laptop may have moved by now
             try:
                 async for notice in stub.Attend(join_pb2.AttendRequest(addresses=self.told)):
                     if not self.attends:
-                        self._kinds.clear()  # it may be another process than before
+                        self._kinds.clear()  # it may be a new process
                         log.info("%s: attends the rendezvous at %s", self.name, address)
                     self._stub, self.attends, pause_s = stub, True, RETRY_S
                     if notice.pipe:
@@ -193,16 +193,16 @@ class MachineLinks:
                     raise StatusError(error.code(), error.details() or "") from None
                 if self.attends:
                     log.warning("%s: lost the rendezvous at %s (%s)", self.name, address, error.details())
-                elif at == len(self._rendezvous) - 1:  # all were tried now
+                elif at == len(self._rendezvous) - 1:  # all addresses have been tried
                     said = "no rendezvous answers at %s (%s), which is asked again: see that `onesweep serve` runs"
                     log.warning(said, ", ".join(self._rendezvous), error.details())
-            at += not self.attends  # one that was there comes back
+            at += not self.attends  # an address that worked is tried again
             self.attends = False
             await asyncio.sleep(pause_s)
             pause_s = min(2 * pause_s, MOST_RETRY_S)
 
     async def dial(self, name: str, local: SocketPipe) -> None:
-        """Carry a connection to a machine, by the first way that there is. Raises StatusError."""
+        """Carry a connection to a machine, by the first way that works. Raises StatusError."""
         if (stub := self._stub) is None:
             raise unavailable("the rendezvous was not reached yet")
         last, address, chosen_at = self._ways.pop(name, ("", "", 0.0))
@@ -237,13 +237,13 @@ class MachineLinks:
             raise StatusError(error.code(), error.details() or error.code().name) from None
 
     async def leave(self) -> None:
-        """Tell the rendezvous that this machine ends: others are to hold its stage."""
+        """Tell the rendezvous that this machine is leaving, so that others take over its stage."""
         if self._stub is not None:
             with contextlib.suppress(grpc.aio.AioRpcError):
                 await self._stub.Attend(join_pb2.AttendRequest(leaving=True), timeout=NOTICE_S).read()
 
     async def _listens(self) -> bool:
-        """True once the own stage server does."""
+        """True once this machine's stage server listens."""
         with contextlib.suppress(OSError):
             _, writer = await asyncio.open_connection(*self.own)
             writer.close()
@@ -256,7 +256,7 @@ class MachineLinks:
             await channel.close()
 
     async def _direct(self, addresses: Sequence[str], name: str) -> tuple[SocketPipe, str] | None:
-        """A socket to a machine that has one of `addresses`, and which."""
+        """A socket to a machine at one of `addresses`, and that address."""
         if (address := await self._answering(addresses, name)) is None:
             return None
         try:
@@ -269,7 +269,7 @@ class MachineLinks:
 
     @contextlib.asynccontextmanager
     async def _reversed(self, stub: join_pb2_grpc.JoinServiceAsyncStub, name: str) -> AsyncIterator[Pipe | None]:
-        """A pipe that the machine opens to this one; None if it does not. :param name: empty: nobody is asked."""
+        """A pipe that the machine opens to this one; None if it does not. :param name: empty: ask no machine."""
         if not name or not self.told:
             yield None
             return
@@ -279,8 +279,8 @@ class MachineLinks:
             yield found.result() if found.done() else None
 
     async def _relay(self, stub: join_pb2_grpc.JoinServiceAsyncStub, name: str, local: SocketPipe, other: Pipe) -> None:
-        """Carry a connection over the rendezvous until it ends, or another way appears that costs less. It is then made
-        anew that other way, and requests under way are replayed."""
+        """Carry a connection over the rendezvous until it ends, or until a cheaper way appears. The connection is then
+        made again over that way, and requests under way are replayed."""
         carrying = asyncio.create_task(splice(local, other))
         try:
             while not (await asyncio.wait([carrying], timeout=CHOSEN_S))[0]:
@@ -300,12 +300,12 @@ class MachineLinks:
             return other is not None
 
     async def _answer(self, stub: join_pb2_grpc.JoinServiceAsyncStub, notice: join_pb2.Notice) -> None:
-        """Open the pipe that a notice asks for, to the own stage server."""
+        """Open the pipe that a notice asks for, to this machine's own stage server."""
         metadata = ((PIPE_KEY, notice.pipe),)
         if notice.addresses:
             address = await self._answering(notice.addresses, notice.caller)
             if address is None:
-                return  # who waits takes another way
+                return  # the waiting machine takes another way
             channel = self._channel(address, link_name(notice.caller), self.tls)
             call = join_pb2_grpc.JoinServiceStub(channel).Carry(metadata=metadata)
         else:
@@ -343,7 +343,7 @@ class MachineLinks:
         return address
 
     def _choose(self, stub: join_pb2_grpc.JoinServiceAsyncStub, name: str, kind: str, address: str = "") -> None:
-        """Remember a way, and tell people of it here and there."""
+        """Remember a way, and show it to people on both machines."""
         self._ways[name] = kind, address, monotonic()
         self._lost_at.pop(name, None)
         if self._kinds.get(name) == kind:
@@ -358,7 +358,7 @@ class MachineLinks:
         self._begin(tell())
 
     def _channel(self, address: str, name: str, tls: Tls, shown: tuple[tuple[str, str], ...] = ()) -> grpc.aio.Channel:
-        """A channel to an address where `name` is expected."""
+        """A channel to the address at which `name` is expected."""
         if address not in self._channels:
             options = (("grpc.ssl_target_name_override", name), *KEEPALIVE)
             self._channels[address] = open_channel(address, security=Security(tls), options=options, metadata=shown)

@@ -1,4 +1,4 @@
-"""The work that hops carry: cutting a long step into several hops, and what follows from one or comes of all."""
+"""The work that hops carry: splits a long step into several hops, merges their results, and makes the next step."""
 
 from collections.abc import Iterable, Sequence
 from functools import partial
@@ -15,7 +15,7 @@ from stages.v1 import stage_pb2
 from stages.wire.channel import MAX_NAME
 from stages.wire.status import internal, invalid, protocol_refusal
 
-PROTOCOL = 9  # of hops and their answers
+PROTOCOL = 9  # version of hops and their answers
 hops_refusal = partial(protocol_refusal, ours=PROTOCOL, subject="hops")
 
 Work = stage_pb2.Sweep | stage_pb2.Read  # on a text
@@ -27,47 +27,47 @@ Outcome = stage_pb2.Hop | stage_pb2.Event
 
 
 def seconds_until(due_at: float) -> float:
-    """Seconds until `due_at`, by the monotonic clock; 0 once it is over."""
+    """Seconds until `due_at`, by the monotonic clock; 0 once that is past."""
     return max(due_at - monotonic(), 0.0)
 
 
 def work_of(hop: stage_pb2.Hop) -> AnyWork:
-    """The work that a hop carries. It must carry some."""
+    """The work that a hop carries. The hop must carry some."""
     kind = hop.WhichOneof("work")
     assert kind is not None
     return getattr(hop, kind)
 
 
 def put_work(hop: stage_pb2.Hop, work: AnyWork) -> None:
-    """Have `hop` carry a copy of `work`."""
+    """Put a copy of `work` into `hop`."""
     getattr(hop, type(work).__name__.lower()).CopyFrom(work)
 
 
 def copy_of(message: M) -> M:
-    """A copy to change: a host changes a hop in place on its way through."""
+    """A copy that may be changed: hosts change a hop in place."""
     copy = type(message)()
     copy.CopyFrom(message)
     return copy
 
 
 def step_hops(hop: stage_pb2.Hop, vocabulary: Vocabulary, most: int, rows: int) -> list[stage_pb2.Hop]:
-    """`hop` as it travels: Reads of the beginning of its tokens, then the rest, its candidates in batches.
+    """Split `hop` as it is sent: Reads of the beginning of its tokens, then the rest, its candidates in batches.
 
-    :param vocabulary: of the tokens that it brings.
-    :param most: hops of known tokens.
-    :param rows: tokens of the candidates of a batch, about; a batch has one candidate at least.
+    :param vocabulary: vocabulary of its tokens.
+    :param most: most hops of known tokens.
+    :param rows: approximate tokens of the candidates in a batch; a batch has at least one candidate.
     """
     if not hop.HasField("read"):
         return [hop]
     *first, last = prefill_hops(hop, vocabulary, most)
     hops = [*first, *(_batches(last, vocabulary, rows) if last.read.HasField("score") else [last])]
     for later in hops[1:]:
-        later.ClearField("memory")  # the session is open by then
+        later.ClearField("memory")  # the session is already open
     return hops
 
 
 def _batches(hop: stage_pb2.Hop, vocabulary: Vocabulary, rows: int) -> list[stage_pb2.Hop]:
-    """A Score as one hop for each batch of its candidates."""
+    """Split a Score into one hop for each batch of its candidates."""
     candidates = list(hop.read.score.candidates)
     if not candidates:  # the last host writes them
         return [hop]
@@ -78,8 +78,8 @@ def _batches(hop: stage_pb2.Hop, vocabulary: Vocabulary, rows: int) -> list[stag
     del first.read.score.candidates[:]
     first.read.score.batches = -(-len(candidates) // size)
     later = copy_of(first)
-    # The later ones start after the last known token, and the last host remembers what it said of it: read again it
-    # would be a pass of one row through every stage for each batch, and its cache differ in the last bits.
+    # The later batches start after the last known token, and the last host keeps its hidden state: to read it again
+    # would add a pass of one row through every stage for each batch, and its cache would differ in the last bits.
     later.read.start += vocabulary.count(later.read.clean)
     later.read.ClearField("clean")
     later.read.ClearField("reads")
@@ -93,19 +93,19 @@ def _batches(hop: stage_pb2.Hop, vocabulary: Vocabulary, rows: int) -> list[stag
 
 
 def has_more(work: AnyWork) -> bool:
-    """True for work after which other hops of the same step follow."""
+    """True if more hops of the same step follow this work."""
     if not isinstance(work, stage_pb2.Read):
         return False
     return work.WhichOneof("ask") is None or work.score.batch + 1 < work.score.batches
 
 
 def results_of(hops: Iterable[stage_pb2.Hop]) -> int:
-    """Number of results that come back of the hops of one step."""
+    """Number of results for the hops of one step."""
     return sum(not hop.HasField("read") or hop.read.WhichOneof("ask") is not None for hop in hops)
 
 
 def merged(events: Sequence[stage_pb2.Event]) -> stage_pb2.Event:
-    """The result of a step: its one event, or the scores of its batches, in order. Raises StatusError for others."""
+    """The result of a step: its only event, or its batches' scores in order. Raises StatusError for other events."""
     if len(events) == 1:
         return events[0]
     whole = stage_pb2.Event(session=events[0].session, number=events[0].number)
@@ -118,7 +118,7 @@ def merged(events: Sequence[stage_pb2.Event]) -> stage_pb2.Event:
 
 
 def summed(timings: Iterable[stage_pb2.HopTiming]) -> list[stage_pb2.HopTiming]:
-    """Timings of several hops of one step, added up host by host."""
+    """Timings of several hops of one step, summed by host."""
     totals = dict[str, stage_pb2.HopTiming]()
     for timing in timings:
         total = totals.setdefault(timing.host, stage_pb2.HopTiming(host=timing.host))
@@ -136,10 +136,10 @@ def after_prefix(read: stage_pb2.Read, positions: int, vocabulary: Vocabulary) -
 
 
 def prefill_hops(hop: stage_pb2.Hop, vocabulary: Vocabulary, most: int = MAX_PREFILL_CHUNKS) -> list[stage_pb2.Hop]:
-    """The Read of `hop` as it travels: alone, or after Reads of the beginning of its tokens that ask nothing.
+    """Split the Read of `hop` as it is sent: alone, or after Reads of the beginning of its tokens, without a result.
 
-    :param vocabulary: of the tokens that it brings.
-    :param most: hops in all.
+    :param vocabulary: vocabulary of its tokens.
+    :param most: most hops in total.
     """
     read = hop.read
     count, draft = vocabulary.count(read.clean), read.sample.draft
@@ -155,7 +155,7 @@ def prefill_hops(hop: stage_pb2.Hop, vocabulary: Vocabulary, most: int = MAX_PRE
             part.ClearField("ask")
             part.for_drafting = read.sample.HasField("drafting")
             part.clean = vocabulary.cut(read.clean, at, end)
-            if read.HasField("score"):  # which reads all of them at once
+            if read.HasField("score"):  # which reads all its tokens at once
                 part.prompt = read.start + count
         else:
             part.clean = vocabulary.cut(read.clean, at)
@@ -166,16 +166,16 @@ def prefill_hops(hop: stage_pb2.Hop, vocabulary: Vocabulary, most: int = MAX_PRE
 
 
 def forward(hop: stage_pb2.Hop) -> None:
-    """Address a hop to the host after the one that worked on it."""
+    """Address a hop to the host after the one that computed it."""
     if hop.path:
         hop.place = (hop.place + 1) % len(hop.path)
 
 
 def next_read(hop: stage_pb2.Hop, text: bytes, vocabulary: Vocabulary, kept: int, draft: Draft) -> stage_pb2.Hop:
-    """The hop of the step after that of `hop`, which gave `text`: it reads what of it the hosts do not remember, and
-    `draft`.
+    """The hop of the step after that of `hop`, whose result was `text`. It reads the part of `text` that the hosts do
+    not hold, and `draft`.
 
-    :param kept: draft tokens of `hop` that they remember.
+    :param kept: accepted draft tokens of `hop`, which the hosts keep.
     """
     sample = hop.read.sample
     clean = vocabulary.cut(text, kept) + vocabulary.encode(draft.tokens)
@@ -190,7 +190,7 @@ def next_read(hop: stage_pb2.Hop, text: bytes, vocabulary: Vocabulary, kept: int
 
 
 def next_score(hop: stage_pb2.Hop, text: bytes, vocabulary: Vocabulary, candidates: Sequence[bytes]) -> stage_pb2.Hop:
-    """The hop of the step after that of `hop`, which gave `text`: it reads that, and scores `candidates`."""
+    """The hop of the step after that of `hop`, whose result was `text`: it reads `text`, and scores `candidates`."""
     after = _next_step(hop, vocabulary.count(hop.read.clean), text)
     score = after.read.score
     score.remaining -= vocabulary.count(text)
@@ -199,7 +199,7 @@ def next_score(hop: stage_pb2.Hop, text: bytes, vocabulary: Vocabulary, candidat
 
 
 def _next_step(hop: stage_pb2.Hop, known: int, clean: bytes) -> stage_pb2.Hop:
-    """The hop of the step after that of `hop`, of whose new tokens hosts remember `known`: it brings `clean`."""
+    """The hop of the step after that of `hop`, from whose new tokens the hosts keep `known`: it brings `clean`."""
     after = copy_of(hop)
     read = after.read
     read.number += 1
@@ -213,9 +213,9 @@ def _next_step(hop: stage_pb2.Hop, known: int, clean: bytes) -> stage_pb2.Hop:
 
 
 def next_denoise(hop: stage_pb2.Hop, estimate: bytes, before: bytes) -> stage_pb2.Hop:
-    """Turn the Denoise of `hop`, whose step is made, into that of the next level. Returns `hop`.
+    """Turn the finished Denoise of `hop` into the one at the next level. Returns `hop`.
 
-    estimate, before: as the message has them.
+    estimate, before: encoded, as in the message.
     """
     denoise = hop.denoise
     denoise.number += 1
@@ -226,11 +226,11 @@ def next_denoise(hop: stage_pb2.Hop, estimate: bytes, before: bytes) -> stage_pb
     return hop
 
 
-# What every message names or counts.
+# Names and counts that every message has.
 
 MAX_TIMINGS = 64
 MAX_TIMING_MS = 1e11
-MAX_TIMING_BYTES = 1 << 40  # no more, so that sums of them over all sweeps of a request stay in their fields
+MAX_TIMING_BYTES = 1 << 40  # bounded, so that sums over all sweeps of a request fit their fields
 
 
 def check_label(text: str, what: str, most: int = MAX_NAME) -> None:
@@ -240,7 +240,7 @@ def check_label(text: str, what: str, most: int = MAX_NAME) -> None:
 
 
 def check_timings(timings: Sequence[stage_pb2.HopTiming]) -> None:
-    """Raise StatusError unless `timings` can be added up."""
+    """Raise StatusError unless `timings` can be summed."""
     if len(timings) > MAX_TIMINGS:
         raise invalid(f"{len(timings)} timings; a sweep passes at most {MAX_TIMINGS} hosts")
     for timing in timings:

@@ -1,4 +1,4 @@
-"""Pipes: the bytes of one connection to a stage server, over a socket or a stream of gRPC."""
+"""Pipes: the bytes of one connection to a stage server, over a socket or a gRPC stream."""
 
 import asyncio
 import contextlib
@@ -17,33 +17,33 @@ from stages.wire.status import Context, exhausted, ignoring_ended_call, not_foun
 
 log = logging.getLogger(__name__)
 
-PIPE_KEY = "onesweep-pipe"  # metadata of Carry: which pipe this is
+PIPE_KEY = "onesweep-pipe"  # metadata of Carry: identifies the pipe
 NOBODY_WAITS = "nobody waits for this pipe"
-PIECE_BYTES = 64 << 10  # of a connection's bytes, in one message
-# What a relay holds of a pipe whose readers do not read: of each end what gRPC took in (its window, which grew to 4 MB
-# where it measured the link), a piece that is handed on, and one that gRPC writes. A window of 1 MB fills 60 ms at 100
-# Mbit/s.
+PIECE_BYTES = 64 << 10  # of a connection's bytes in one message
+# Memory of a pipe in a relay if its readers do not read: for each end, the data that gRPC buffered (its window, which
+# grew to 4 MB where it measured the link), a piece being forwarded, and a piece that gRPC writes. A window of 1 MB
+# fills 60 ms at 100 Mbit/s.
 WINDOW_BYTES = 1 << 20
 PIPE_BYTES = 2 * (WINDOW_BYTES + 2 * PIECE_BYTES)
 WINDOW_OPTIONS = (("grpc.http2.bdp_probe", 0), ("grpc.http2.lookahead_bytes", WINDOW_BYTES))
-PAIR_BYTES, RELAY_BYTES = 32 * PIPE_BYTES, 256 * PIPE_BYTES  # between two machines, and in all
+PAIR_BYTES, RELAY_BYTES = 32 * PIPE_BYTES, 256 * PIPE_BYTES  # between two machines, and in total
 
 
 class Pipe(Protocol):
-    """One end. `write` waits while the other side does not read."""
+    """One end of a pipe. `write` waits while the other side does not read."""
 
     async def read(self) -> bytes:
-        """The next bytes; none at the end."""
+        """The next bytes; empty at the end."""
 
     async def write(self, data: bytes) -> None:
-        """Hand bytes on."""
+        """Send bytes."""
 
     async def end(self) -> None:
-        """Nothing more is written."""
+        """End this side's writing."""
 
 
 class SocketPipe:
-    """A socket's end."""
+    """A socket's end of a pipe."""
 
     def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self._reader, self.writer = reader, writer
@@ -61,7 +61,7 @@ class SocketPipe:
 
 
 class CalledPipe:
-    """The caller's end of `Carry`."""
+    """The caller's end of a pipe over `Carry`."""
 
     def __init__(self, call: Any) -> None:  # noqa: ANN401 - a stream of gRPC, which the stubs do not export
         self._call = call
@@ -78,7 +78,7 @@ class CalledPipe:
 
 
 class ServedPipe:
-    """The server's end of `Carry`."""
+    """The server's end of a pipe over `Carry`."""
 
     def __init__(self, requests: AsyncIterator[join_pb2.Chunk], context: Context) -> None:
         self._requests, self._context = requests, context
@@ -92,20 +92,20 @@ class ServedPipe:
             await self._context.write(join_pb2.Chunk(data=data))
 
     async def end(self) -> None:
-        """A server's stream ends with its call."""
+        """Does nothing: a server's stream ends with its call."""
 
 
 class AwaitedPipes(join_pb2_grpc.JoinServiceServicer):  # its other methods are UNIMPLEMENTED
-    """Pipes that others were asked to open to this process; with `Carry` of a stage server, which takes them.
+    """Pipes that others were asked to open to this process, and a stage server's `Carry`, which accepts them.
 
-    The rest of the service is the rendezvous' own."""
+    Only the rendezvous has the rest of the service."""
 
     def __init__(self) -> None:
         self._awaited = dict[str, tuple[str, asyncio.Future[Pipe], asyncio.Event]]()
 
     @contextlib.asynccontextmanager
     async def awaited(self, opener: str = "") -> AsyncIterator[tuple[str, asyncio.Future[Pipe]]]:
-        """A new pipe, and its other end once it is opened. :param opener: who alone may; empty: who is let in here."""
+        """A new pipe, and its other end once opened. :param opener: the only one who may open it; empty: any caller."""
         pipe, done = secrets.token_hex(16), asyncio.Event()
         found: asyncio.Future[Pipe] = asyncio.get_running_loop().create_future()
         self._awaited[pipe] = opener, found, done
@@ -116,7 +116,7 @@ class AwaitedPipes(join_pb2_grpc.JoinServiceServicer):  # its other methods are 
             done.set()
 
     async def open(self, metadata: Mapping[str, object], opener: str, own: Pipe) -> bool:
-        """Hand an end of the pipe over to who awaits it, until it is not needed; False if nobody does."""
+        """Give an end of the pipe to its waiter until the waiter is done; False if there is no waiter."""
         who, found, done = self._awaited.get(str(metadata.get(PIPE_KEY)), ("", None, None))
         if found is None or done is None or who != opener or found.done():
             return False
@@ -132,15 +132,15 @@ class AwaitedPipes(join_pb2_grpc.JoinServiceServicer):  # its other methods are 
 
 
 class RelayBudget:
-    """Bytes that a relay may hold. Each pipe has its share until it ends, so that none waits for another's readers."""
+    """Bytes that a relay may hold. Each pipe has its own share until it ends, so none waits for another's readers."""
 
     def __init__(self) -> None:
-        self.held = Counter[frozenset[str]]()  # by the two machines of a pipe
+        self.held = Counter[frozenset[str]]()  # by a pipe's two machines
         self.carried = Counter[frozenset[str]]()
 
     @contextlib.contextmanager
     def pipe(self, *ends: str) -> Iterator[Callable[[int], None]]:
-        """A pipe's share, for the length of a `with` block; what it yields counts bytes. Raises StatusError."""
+        """A pipe's share, for the duration of a `with` block. Yields a counter of bytes. Raises StatusError."""
         pair = frozenset(ends)
         for held, most in ((self.held[pair], PAIR_BYTES), (self.held.total(), RELAY_BYTES)):
             if held + PIPE_BYTES > most:
@@ -155,9 +155,9 @@ class RelayBudget:
 
 
 async def splice(first: Pipe, second: Pipe, count: Callable[[int], object] = lambda size: None) -> None:
-    """Carry bytes both ways until one side has ended. :param count: hears how many, piece by piece.
+    """Carry bytes both ways until one side ends. :param count: called with the size of each piece.
 
-    TLS says itself when a side is done, so a pipe that is half closed has nothing to say any more.
+    TLS itself signals when a side is done, so a half-closed pipe has nothing more to carry.
     """
 
     async def carry(source: Pipe, target: Pipe) -> None:

@@ -1,4 +1,4 @@
-"""The connections of a gRPC server: those that never made an allowed call give way to new ones."""
+"""The connections of a gRPC server: connections without an allowed call make room for new ones."""
 
 import asyncio
 import errno
@@ -15,24 +15,24 @@ import grpc.aio
 
 from stages.wire.status import Context, Interceptor, checked_handler
 
-CHECK_S = 1.0  # between two looks at the connections
-OPEN_TO_ALL = "/grpc."  # health and reflection: a call that shows nothing of who makes it
+CHECK_S = 1.0  # between checks of the connections
+OPEN_TO_ALL = "/grpc."  # health and reflection: such a call does not identify its caller
 STRANGERS = (grpc.StatusCode.UNAUTHENTICATED, grpc.StatusCode.PERMISSION_DENIED)
 _DESCRIPTORS = "/proc/self/fd"
 
 
 class Places(Interceptor):
-    """Closes the oldest connections that made no allowed call where less than an eighth of the places is free.
+    """Closes the oldest connections without an allowed call if less than an eighth of the places is free.
 
-    gRPC closes a connection too many before anyone hears of it, and names none that it holds. They are found among the
-    sockets of this process.
+    gRPC closes excess connections before any handler sees them, and does not list the ones it holds. They are found
+    among the sockets of this process.
     """
 
     def __init__(self, most: int) -> None:
-        """:param most: connections that gRPC takes."""
+        """:param most: most connections that gRPC accepts."""
         self._kept = most - max(1, most // 8)
         self._callers = set[str]()
-        self._silent: dict[str, None] = {}  # the oldest first
+        self._silent: dict[str, None] = {}  # oldest first
 
     def answered_by(self, handler: Any, call: grpc.HandlerCallDetails) -> Any:  # noqa: ANN401
         method: Any = call.method
@@ -42,29 +42,29 @@ class Places(Interceptor):
         def note(request: object, context: Any) -> None:  # noqa: ANN401 - of Context, the stubs err
             host, _, port = unquote(context.peer().partition(":")[2]).rpartition(":")
             if (peer := _peer(host, port)) not in self._callers:
-                self._callers.add(peer)  # the call may last
+                self._callers.add(peer)  # at once, as the call may last
                 context.add_done_callback(lambda call: self._ended(peer, call))
 
         return checked_handler(handler, note)
 
     def _ended(self, peer: str, call: Context) -> None:
-        """A first call that was refused to a stranger does not count."""
+        """Forget a caller whose first call was refused as a stranger's."""
         if call.code() in STRANGERS:
             self._callers.discard(peer)
 
     def watch(self, server: grpc.aio.Server, port: int) -> None:
-        """Make room on a port now and then, until the server has stopped."""
+        """Make room on a port at intervals, until the server has stopped."""
         self._watching = asyncio.create_task(self._watch(server, port))
 
     async def _watch(self, server: grpc.aio.Server, port: int) -> None:
         while await server.wait_for_termination(CHECK_S):
-            with suppress(OSError):  # there is no descriptor left to look with
+            with suppress(OSError):  # no descriptor is left for the check
                 if max(len(self._callers), len(os.listdir(_DESCRIPTORS))) > self._kept:
                     await self.make_room(port)
 
     async def make_room(self, port: int) -> None:
-        """Close what is above seven eighths of the places, and forget callers who have left. Raises OSError."""
-        before = {*self._callers}  # who calls meanwhile is not forgotten
+        """Close connections above seven eighths of the places, and forget callers that have left. Raises OSError."""
+        before = {*self._callers}  # do not forget those who call meanwhile
         held = await asyncio.to_thread(lambda: {peer for peer, _ in _connections(port)})
         self._callers -= before - held
         silent = held - self._callers
@@ -75,25 +75,25 @@ class Places(Interceptor):
     def _close(self, port: int, leaving: set[str]) -> None:
         for peer, connection in _connections(port):
             if peer in leaving and peer not in self._callers:
-                with suppress(OSError):  # it has just ended
+                with suppress(OSError):  # the connection has just ended
                     connection.shutdown(socket.SHUT_RDWR)
 
 
 def _connections(port: int) -> Iterator[tuple[str, socket.socket]]:
     """The peers of a port of this process, each with a copy of its descriptor: gRPC may close its own at any time, and
-    the number may then be another's. Raises OSError."""
+    another file may then get the number. Raises OSError."""
     for number in os.listdir(_DESCRIPTORS):
         try:
-            # to close the copy of a file would give up the locks that this process has on it
+            # closing a copy of a file's descriptor would drop this process's locks on the file
             if os.readlink(f"{_DESCRIPTORS}/{number}").startswith("socket:"):
                 with socket.socket(fileno=os.dup(int(number))) as found:
                     if found.family in (socket.AF_INET, socket.AF_INET6) and found.getsockname()[1] == port:
                         yield _peer(*found.getpeername()[:2]), found
         except OSError as problem:
-            if problem.errno not in (errno.ENOENT, errno.EBADF, errno.ENOTCONN):  # closed, or one that listens
+            if problem.errno not in (errno.ENOENT, errno.EBADF, errno.ENOTCONN):  # closed, or a listening socket
                 raise
 
 
 def _peer(ip: str, port: int | str) -> str:
-    """An end of a connection, written alike whether gRPC or the socket tells it."""
+    """An end of a connection, in the same form from gRPC and from a socket."""
     return f"{ip.strip('[]').partition('%')[0].removeprefix('::ffff:')} {port}"

@@ -1,4 +1,4 @@
-"""The rendezvous: certifies machines that bring a ticket, and joins the pipes of those that cannot dial each other."""
+"""The rendezvous: certifies machines that bring a ticket, and joins pipes of machines that cannot dial each other."""
 
 import asyncio
 import hmac
@@ -45,13 +45,13 @@ from stages.wire.tokens import HEADER, SCHEME, token_hash
 log = logging.getLogger(__name__)
 
 LEAF_DAYS, AUTHORITY_DAYS = 30, 5 * 365
-# Between renewals of the own certificate, looks at who was let go, and accounts of what is relayed.
+# Between renewals of its own certificate, checks for revoked machines, and records of relayed bytes.
 RENEW_S, LOOK_S, TOLD_S = 5 * 86400.0, 1.0, 5.0
-TROUBLE_S = 3600.0  # until files are looked at again that were damaged
-STOP_S = 0.5  # for calls to end by themselves
-CLOCK_S = 240.0  # that a machine's clock may be wrong: certificates are valid since five minutes before
-MOST_MACHINES, MOST_CALLS = 64, 256  # of a run; of one machine that are not whole at once
-MOST_NOTICES = 256  # that a machine has not taken yet
+TROUBLE_S = 3600.0  # until damaged files are checked again
+STOP_S = 0.5  # time for calls to end by themselves
+CLOCK_S = 240.0  # largest error of a machine's clock: certificates are valid from five minutes before
+MOST_MACHINES, MOST_CALLS = 64, 256  # in a run; incomplete calls of one machine at once
+MOST_NOTICES = 256  # that a machine has not taken in yet
 
 
 @dataclass
@@ -59,26 +59,26 @@ class Machine:
     """A machine that has joined."""
 
     name: str
-    sha256: str  # of its secret
-    addresses: tuple[str, ...] = ()  # where its stage server listens, as it says
-    notices: asyncio.Queue[join_pb2.Notice] | None = None  # while it is there
-    leaving: bool = False  # it ends: others are to hold its stage
-    pipes: set[asyncio.Task[None]] = field(default_factory=set)  # with an end at it
+    sha256: str  # of the machine's secret
+    addresses: tuple[str, ...] = ()  # addresses of its stage server, as it announced them
+    notices: asyncio.Queue[join_pb2.Notice] | None = None  # while it attends
+    leaving: bool = False  # it is leaving: others take over its stage
+    pipes: set[asyncio.Task[None]] = field(default_factory=set)  # with an end at this machine
 
     def dismiss(self) -> None:
-        """End its pipes, and the call by which it is there, if one does."""
+        """End its pipes, and the call by which it attends, if any."""
         for pipe in self.pipes:
             pipe.cancel()
         if (notices := self.notices) is not None and not notices.full():
             self.notices = None
-            notices.put_nowait(join_pb2.Notice())  # the last
+            notices.put_nowait(join_pb2.Notice())  # the last notice
 
 
 class RunDirectory:
     """Files of a run, on the router's machine: its authority, its own certificate, invitations, machines."""
 
     def __init__(self, directory: Path) -> None:
-        """Makes what is missing. Raises InputError."""
+        """Create missing files. Raises InputError."""
         make_private_directory(directory)
         self.directory = directory
         is_new = not (directory / f"{AUTHORITY}.pem").exists()
@@ -94,7 +94,7 @@ class RunDirectory:
         self.invitations = Invitations(directory / "invitations.json")
 
     def renew(self) -> None:
-        """Give the router's certificate another while: same key, so its fingerprint stays. Raises InputError."""
+        """Renew the router's certificate: same key, so its fingerprint stays. Raises InputError."""
         self.authority.renew(ROUTER_NAME, LEAF_DAYS)
 
     @property
@@ -110,7 +110,7 @@ class RunDirectory:
             raise InputError(f"{self._machines} is damaged: put back what was there, or remove it") from None
 
     def keep(self, name: str, machine: Machine | None) -> None:
-        """Note a machine that joined, or (None) let one go. Raises InputError."""
+        """Record a machine that joined, or (None) remove one. Raises InputError."""
         with lock_beside(self._machines):
             there = self.machines() | ({name: machine} if machine else {})
             record = {each.name: each.sha256 for each in there.values() if machine or each.name != name}
@@ -118,34 +118,34 @@ class RunDirectory:
 
 
 class Rendezvous(join_pb2_grpc.JoinServiceServicer):
-    """The service, and the router's own way to the machines. Lives on one event loop."""
+    """The join service, and the router's own way to the machines. Lives on one event loop."""
 
     def __init__(self, run: RunDirectory, say: Callable[[str], object] = lambda line: None) -> None:
-        """:param say: hears for people who joined, and which links go over this machine. Raises InputError."""
+        """:param say: called with lines for people: who joined, which links go over this machine. Raises InputError."""
         self.run, self._say = run, say
         self.machines = run.machines()
-        self.neighbours: dict[str, set[str]] = {}  # whom each machine may reach, by its place in the ring
-        self.refused = Counter[str]()  # calls, by method
+        self.neighbours: dict[str, set[str]] = {}  # machines that each may reach, by its place in the ring
+        self.refused = Counter[str]()  # refused calls, by method
         self._awaited, self.budget = AwaitedPipes(), RelayBudget()  # type: ignore[abstract]
-        self.kinds = {**LinkRecord.read(run.directory).kinds}  # of links that were made, some before this start
-        self.proxy = ""  # that commands on this machine dial machines over
+        self.kinds = {**LinkRecord.read(run.directory).kinds}  # of links made so far, also before this start
+        self.proxy = ""  # through which commands on this machine dial machines
         self.advice = list[str]()  # for people, in `status`
-        self.announces = True  # each link that is made in another way than before
+        self.announces = True  # whether to announce each link whose kind changes
 
     @property
     def present(self) -> list[str]:
-        """Machines that are there to stay, in the order of their joining. From any thread: the list is made at once."""
+        """Attending machines that are not leaving, in the order of joining. From any thread: it copies at once."""
         there = list(self.machines.values())
         return [machine.name for machine in there if machine.notices is not None and not machine.leaving]
 
     @property
     def leaving(self) -> set[str]:
-        """Machines that said that they end. From any thread."""
+        """Machines that announced that they leave. From any thread."""
         return {machine.name for machine in list(self.machines.values()) if machine.leaving}
 
     @asynccontextmanager
     async def serving(self, address: str) -> AsyncIterator[int]:
-        """Listen on `address` for the length of a `with` block. Yields the port. Raises OnesweepError."""
+        """Listen on `address` for the duration of a `with` block. Yields the port. Raises OnesweepError."""
 
         def caller(path: str, metadata: Any) -> str:  # noqa: ANN401 - the stubs do not export its type
             found = self._machine_of(dict(metadata))
@@ -183,7 +183,7 @@ class Rendezvous(join_pb2_grpc.JoinServiceServicer):
                 await asyncio.sleep(TROUBLE_S)
 
     def let_go(self, names: Iterable[str]) -> None:
-        """Know machines no more that `onesweep invite --revoke` took out of the run."""
+        """Remove machines that `onesweep invite --revoke` took out of the run."""
         for name in names:
             machine = self.machines.pop(name)
             machine.dismiss()
@@ -191,14 +191,14 @@ class Rendezvous(join_pb2_grpc.JoinServiceServicer):
             self._say(f"{name} is let go")
 
     def tell(self) -> None:
-        """Leave for commands on this machine how machines are dialled, and what links they have. Raises InputError."""
+        """Record, for commands on this machine, the proxy that dials machines, and their links. Raises InputError."""
         kinds = [[*pair, kind] for pair, kind in self.kinds.copy().items()]
         ports = {each.name: each.addresses[0] for each in list(self.machines.values()) if each.addresses}
         sizes = [[*pair, size] for pair, size in self.budget.carried.copy().items() if ROUTER_NAME not in pair]
         record = {"proxy": self.proxy, "links": kinds, "ports": ports, "advice": self.advice, "relayed_bytes": sizes}
         write_file(self.run.directory / LINKS_NAME, json.dumps(record).encode())
 
-    # gRPC's face
+    # The gRPC methods
 
     async def Enrol(self, request: join_pb2.EnrolRequest, context: Context) -> join_pb2.EnrolResponse:
         there = self._machine_of(dict(context.invocation_metadata() or ()))
@@ -241,12 +241,12 @@ class Rendezvous(join_pb2_grpc.JoinServiceServicer):
             self._say(f"{machine.name} leaves")
             return
         machine.addresses = _checked(request.addresses)
-        machine.dismiss()  # it dialled anew: its former connection is dead, which TCP may not know yet
+        machine.dismiss()  # it dialled again: its former connection is dead, even if TCP does not know yet
         machine.notices = notices = asyncio.Queue[join_pb2.Notice](MOST_NOTICES)
         self._say(f"{machine.name} is there")
         try:
             yield join_pb2.Notice()
-            while machine.notices is notices:  # a second call takes over from the first
+            while machine.notices is notices:  # a second call replaces the first
                 yield await notices.get()
         finally:
             if machine.notices is notices:
@@ -286,12 +286,12 @@ class Rendezvous(join_pb2_grpc.JoinServiceServicer):
     # The router's own way
 
     async def dial(self, name: str, local: Pipe) -> None:
-        """Join a connection of this machine's router to a machine's stage server. Raises StatusError."""
+        """Carry a connection of this machine's router to a machine's stage server. Raises StatusError."""
         await self._join(local, self._present(name), ROUTER_NAME)
 
     async def _join(self, own: Pipe, target: Machine, caller: str) -> None:
-        """Carry bytes between an end of the caller's and one that `target` is asked to open here, while both are
-        there. Raises StatusError."""
+        """Carry bytes between the caller's end and one that `target` is asked to open here, while both machines
+        attend. Raises StatusError."""
         with self.budget.pipe(caller, target.name) as count:
             async with self._awaited.awaited(target.name) as (pipe, found):
                 self._notify(target, join_pb2.Notice(pipe=pipe, caller=caller))
@@ -314,7 +314,7 @@ class Rendezvous(join_pb2_grpc.JoinServiceServicer):
         target.notices.put_nowait(notice)
 
     def _reachable(self, machine: Machine, name: str) -> Machine:
-        """Raises StatusError for a machine that is not `machine`'s neighbour, or not there."""
+        """The machine called `name`. Raises StatusError if it is not `machine`'s neighbour, or does not attend."""
         if name not in self.neighbours.get(machine.name, ()):
             said = f"{quoted(name)} is no neighbour of {machine.name}"
             raise self._refusal("Reach", said, grpc.StatusCode.PERMISSION_DENIED)
@@ -360,7 +360,7 @@ def _secret_of(metadata: Mapping[str, Any]) -> str:
 
 
 def _checked(addresses: Any) -> tuple[str, ...]:  # noqa: ANN401 - a repeated field
-    """Raises StatusError for what is no address."""
+    """The addresses, checked. Raises StatusError for an invalid one."""
     if len(addresses) > MOST_TOLD:
         raise invalid(f"a machine has at most {MOST_TOLD} addresses")
     try:

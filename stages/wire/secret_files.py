@@ -1,6 +1,6 @@
 """Keys and tokens: files that nobody else may read, written whole or not at all; locks; and the flags that name them.
 
-It must not import gRPC: help waits for no such library."""
+This module must not import gRPC: help must not wait for such a library."""
 
 import argparse
 import fcntl
@@ -15,7 +15,7 @@ from stages.errors import InputError, OnesweepError, ServiceError, file_errors
 
 TOKEN_VARIABLE = "ONESWEEP_TOKEN"
 SECRET, PUBLIC = 0o600, 0o644
-SECRET_MODE = 0o027  # permissions that no secret's file may have: its group may read it, others nothing
+SECRET_MODE = 0o027  # permissions that a secret's file must not have: its group may read it, others nothing
 FileStamp = tuple[int, int, int] | None
 GROUP_READS = 0o040  # the one permission that a replaced file keeps beyond its mode: see `check_secret`
 
@@ -27,13 +27,13 @@ def read_file(path: Path) -> bytes:
 
 
 def check_secret(path: Path) -> None:
-    """Raise InputError when others than the owner can change the file, or others than its group read it."""
+    """Raise InputError if anyone but the owner can change the file, or anyone outside its group can read it."""
     if path.stat().st_mode & SECRET_MODE:
         raise InputError(f"{path} is a secret, and others can read or change it: chmod 600 {path}")
 
 
 def stamp_of(path: Path) -> FileStamp:
-    """The state of a file, which differs after a change; None while there is no file."""
+    """The state of a file, which differs after a change; None if the file does not exist."""
     try:
         status = path.stat()
     except OSError:
@@ -42,13 +42,13 @@ def stamp_of(path: Path) -> FileStamp:
 
 
 def state_directory() -> Path:
-    """The directory of deployments' tokens, records and logs: $ONESWEEP_STATE, or a folder of this user's."""
+    """The directory of deployments' tokens, records and logs: $ONESWEEP_STATE, or a folder of this user."""
     named = os.environ.get("ONESWEEP_STATE")
     return Path(named) if named else Path(tempfile.gettempdir()) / f"onesweep-{os.getuid()}"
 
 
 def check_private(directory: Path) -> None:
-    """Raise ServiceError unless `directory` is this user's alone: what it says is believed, and signals are sent."""
+    """Raise ServiceError unless only this user can use `directory`: its contents are trusted, and signals are sent."""
     try:
         status = directory.lstat()
     except OSError:
@@ -61,7 +61,7 @@ def check_private(directory: Path) -> None:
 
 
 def make_state_directory(directory: Path) -> None:
-    """Make a directory that is this user's alone, or check one. Raises ServiceError."""
+    """Make a directory that only this user can use, or check one. Raises ServiceError."""
     with file_errors(ServiceError, f"cannot make {directory}", "name another in ONESWEEP_STATE"):
         directory.mkdir(mode=0o700, parents=True, exist_ok=True)
     check_private(directory)
@@ -77,9 +77,9 @@ def make_private_directory(directory: Path) -> None:
 
 
 def write_file(path: Path, raw: bytes, mode: int = SECRET) -> None:
-    """Replace a file at once; the new one has the old one's owner and group, and at most its mode.
+    """Replace a file atomically; the new file has the old one's owner and group, and at most its mode.
 
-    At no moment can anyone read it but those whom `mode` allows, and the old group. Raises InputError.
+    At every moment, only users whom `mode` allows, and the old group, can read it. Raises InputError.
     """
     part = path.with_name(f".{path.name}.part")
     with file_errors(InputError, f"cannot write {path}"):
@@ -93,7 +93,7 @@ def write_file(path: Path, raw: bytes, mode: int = SECRET) -> None:
 
 @contextmanager
 def lock_beside(path: Path) -> Iterator[None]:
-    """Keep other commands from changing the files beside `path` between reading and writing. Raises InputError."""
+    """Keep other commands from changing the files next to `path` between reading and writing. Raises InputError."""
     with file_errors(InputError, f"cannot write {path}"):
         handle = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
@@ -105,8 +105,8 @@ def lock_beside(path: Path) -> Iterator[None]:
 
 @contextmanager
 def exclusive(path: Path, refusal: OnesweepError) -> Iterator[None]:
-    """Hold the lock file `path`; the kernel releases it when its holder dies. Raises `refusal` where another has it,
-    InputError where it cannot be made."""
+    """Hold the lock file `path`; the kernel releases it when its holder dies. Raises `refusal` if another process holds
+    it, InputError if the file cannot be made."""
     with file_errors(InputError, f"cannot write {path}"):
         handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, SECRET)
     with open(handle, "a"):

@@ -1,7 +1,7 @@
 """gRPC statuses: the error that a server ends a call with, and messages that cannot be parsed.
 
 By itself gRPC answers a request that it cannot parse with UNKNOWN and a traceback in the log, before any check of ours,
-and hands None to a caller whose answer it cannot parse. `DecodeErrors` and `with_decode_errors` make statuses of both.
+and returns None to a caller whose answer it cannot parse. `DecodeErrors` and `with_decode_errors` give both a status.
 """
 
 from __future__ import annotations
@@ -21,17 +21,17 @@ from google.protobuf.message import DecodeError, Message
 from stages.errors import printable
 
 RETRY_AFTER = "retry-after-ms"
-# Trailing metadata of every StatusError: gRPC makes up statuses of its own when a peer is gone.
+# Trailing metadata of every StatusError: tells ours from the statuses that gRPC makes up when a peer is gone.
 STATUS_MARK = "onesweep-refusal"
 REQUEST_KEY = "onesweep-request"  # metadata of a router's answer: the name of the request in logs
-# Protocol of router.proto, which callers tell. Callers of other makers need not: 0 is protocol 1.
+# Protocol of router.proto, which callers state. Third-party callers need not: 0 means protocol 1.
 CALLS = 1
-# a message may quote a field, and a field may be as long as a gRPC message
+# a message may quote a field, which may be as long as a gRPC message
 MAX_CHARACTERS = 1000
 DEFAULT_RETRY_MS = 1000
 CALL_KINDS = ("unary_unary", "unary_stream", "stream_unary", "stream_stream")
 
-Code = grpc.StatusCode  # for logic, which knows no other part of gRPC
+Code = grpc.StatusCode  # for logic modules, which use no other part of gRPC
 _BY_NUMBER = {code.value[0]: code for code in Code}
 M = TypeVar("M", bound=Message)
 Context = grpc.aio.ServicerContext[Any, Any]
@@ -46,7 +46,7 @@ class StatusError(Exception):
     def __init__(self, code: grpc.StatusCode, message: str, retry_after_ms: int | None = None) -> None:
         if len(message) > MAX_CHARACTERS:
             message = f"{message[:MAX_CHARACTERS]} ..."
-        message = printable(message, newline=" ")  # another machine may have written some of it
+        message = printable(message, newline=" ")  # another machine may have written part of it
         super().__init__(message)
         self.code, self.message, self.retry_after_ms = code, message, retry_after_ms
 
@@ -56,16 +56,16 @@ class StatusError(Exception):
 
     @classmethod
     def numbered(cls, number: int, message: str, retry_after_ms: int | None = None) -> StatusError:
-        """The status of a code from the wire; RESOURCE_EXHAUSTED always has a time to wait, by default a second."""
+        """The status for a code from the wire; RESOURCE_EXHAUSTED always has a retry time, by default a second."""
         code = _BY_NUMBER.get(number, grpc.StatusCode.UNKNOWN)
-        if code is grpc.StatusCode.OK:  # no error has it, and no call can be aborted with it
+        if code is grpc.StatusCode.OK:  # not an error, and no call can be aborted with it
             code = grpc.StatusCode.UNKNOWN
         if code is grpc.StatusCode.RESOURCE_EXHAUSTED:
             retry_after_ms = retry_after_ms or DEFAULT_RETRY_MS
         return cls(code, message, retry_after_ms)
 
     async def abort(self, context: Context) -> None:
-        """End a call with this status; trailing metadata that is set already stays. The handler is to return then."""
+        """End a call with this status; trailing metadata already set stays. The handler should then return."""
         metadata: list[Any] = [*(context.trailing_metadata() or ()), (STATUS_MARK, "1")]
         if self.retry_after_ms is not None:
             metadata.append((RETRY_AFTER, str(self.retry_after_ms)))
@@ -73,12 +73,12 @@ class StatusError(Exception):
             with ignoring_ended_call():
                 await context.abort(self.code, self.message, tuple(metadata))
         except grpc.aio.AbortError as error:
-            # gRPC keeps it for the end of the call, in an object that Python's collector cannot see into: with the
-            # frames that it passed, every call that was refused would stay for good, and its request with it
+            # gRPC keeps the exception for the end of the call, in an object that Python's collector cannot see into.
+            # With the frames that it passed, every refused call would stay for good, and its request with it.
             error.__traceback__ = error.__context__ = None
 
 
-# The errors that servers of ours end calls with, each of its sentence.
+# Constructors of the errors that our servers end calls with.
 aborted = partial(StatusError, grpc.StatusCode.ABORTED)
 already_exists = partial(StatusError, grpc.StatusCode.ALREADY_EXISTS)
 data_loss = partial(StatusError, grpc.StatusCode.DATA_LOSS)
@@ -94,9 +94,9 @@ unavailable = partial(StatusError, grpc.StatusCode.UNAVAILABLE)
 
 @contextmanager
 def ignoring_ended_call() -> Iterator[None]:
-    """Guard for sending to a call whose deadline may pass at this moment, which is no failure.
+    """Guard for sending to a call whose deadline may pass at this moment, which is not a failure.
 
-    Raises CancelledError, as gRPC itself does where it notices in time.
+    Raises CancelledError, as gRPC itself does if it notices in time.
     """
     try:
         yield
@@ -111,7 +111,7 @@ def call_metadata(error: grpc.RpcError) -> dict[str, str]:
 
 
 def retry_after_ms(metadata: Mapping[str, str]) -> int | None:
-    """The time to wait that a server named; None where it is no number."""
+    """The retry time that a server named, in milliseconds; None if it is not a number."""
     said = metadata.get(RETRY_AFTER, "")
     return int(said) if re.fullmatch("[0-9]{1,9}", said) else None
 
@@ -123,7 +123,7 @@ def trailing_metadata(error: grpc.RpcError) -> dict[str, str]:
 
 
 def made_printable(message: M) -> M:
-    """A message of another machine, whose texts go to logs and terminals, with these made printable in place."""
+    """Make all strings of another machine's message printable in place, as they go to logs and terminals."""
     each: Any
     for field, value in message.ListFields():
         if isinstance(value, str):
@@ -140,7 +140,7 @@ def made_printable(message: M) -> M:
 
 
 def record_of(message: Message) -> dict[str, Any]:
-    """A message as JSON values, under its own names. Protobuf's JSON would have 64-bit numbers as strings."""
+    """A message as JSON values, under its own names. Protobuf's JSON would write 64-bit numbers as strings."""
     record: dict[str, Any] = {}
     for described in message.DESCRIPTOR.fields:
         value, kind = getattr(message, described.name), described.message_type
@@ -156,7 +156,7 @@ def record_of(message: Message) -> dict[str, Any]:
 
 
 def protocol_refusal(theirs: int, sender: str, receiver: str, ours: int, subject: str) -> StatusError:
-    """The refusal where two processes speak different protocols: it names the one to upgrade."""
+    """The refusal if two processes speak different protocols: it names the one to upgrade."""
     older = sender if theirs < ours else receiver
     return failed_precondition(
         f"{sender} speaks protocol {theirs or 1} of {subject}, {receiver} protocol {ours}: upgrade onesweep on {older}"
@@ -164,18 +164,18 @@ def protocol_refusal(theirs: int, sender: str, receiver: str, ours: int, subject
 
 
 def check_caller(protocol: int, receiver: str) -> None:
-    """Raise StatusError for a caller of a router or a training that speaks another protocol."""
+    """Raise StatusError if the caller of a router or a training speaks another protocol."""
     if (protocol or 1) != CALLS:
         raise protocol_refusal(protocol, "the caller", receiver, CALLS, "calls")
 
 
-# A deserializer that never fails stands before gRPC's parsing, a check behind it: gRPC offers no hook between.
-UNDECODABLE = object()  # stands for a message that cannot be parsed
-# A part takes two bytes to send, and 90 once it is parsed: 64 MB of them would take 3 GB and seconds. Messages below
-# SCANNED_BYTES are parsed as they are.
+# A deserializer that never fails replaces gRPC's parsing, and a check follows it: gRPC offers no hook in between.
+UNDECODABLE = object()  # marks a message that cannot be parsed
+# A field takes two bytes to send, and 90 once parsed: 64 MB of fields would take 3 GB and seconds. Messages below
+# SCANNED_BYTES are parsed without a scan.
 MOST_PARTS, SCANNED_BYTES = 1 << 17, 64 << 10
-# A sound host answers these calls in so many bytes at most. More would be looked through on the event loop of whom it
-# answers, and what is found there kept.
+# A sound host answers these calls in at most this many bytes. The caller would scan more on its event loop, and keep
+# what it finds there.
 ANSWER_BYTES = {
     f"/stages.v1.StageService/{method}": most_bytes
     for method, most_bytes in (("Describe", 96 << 10), ("Release", 48 << 10), ("Push", 48 << 10), ("Probe", 48 << 10))
@@ -183,7 +183,7 @@ ANSWER_BYTES = {
 
 
 class NoMessageError(grpc.aio.AioRpcError):
-    """The answer to a call is nonsense, which no sound program sends."""
+    """A call's answer that cannot be parsed, which no sound program sends."""
 
 
 class Interceptor(grpc.aio.ServerInterceptor):
@@ -199,7 +199,7 @@ class Interceptor(grpc.aio.ServerInterceptor):
 
     @abstractmethod
     def answered_by(self, handler: Any, call: grpc.HandlerCallDetails) -> Any:  # noqa: ANN401
-        """The handler that takes the place of a call's own."""
+        """The handler that replaces a call's own."""
 
 
 class DecodeErrors(Interceptor):
@@ -219,7 +219,7 @@ class DecodeErrors(Interceptor):
         async def stream(request: object, context: Context) -> AsyncIterator[object]:
             try:
                 responses = inner(request if request is not UNDECODABLE else _undecodable(), context)
-                if not hasattr(responses, "__aiter__"):  # a handler that writes its answers itself
+                if not hasattr(responses, "__aiter__"):  # the handler writes its answers itself
                     await responses
                     return
                 async with aclosing(responses):
@@ -230,7 +230,7 @@ class DecodeErrors(Interceptor):
 
         guarded = handler._replace(**{kind: stream if handler.response_streaming else answer})
         if (parse := handler.request_deserializer) is not None:
-            # a handler reads a stream itself, so it gets the error; one request is parsed before anyone could catch it
+            # a handler reads a stream itself, so it gets the error; a single request is parsed before any code runs
             otherwise = _undecodable if handler.request_streaming else lambda: UNDECODABLE
             guarded = guarded._replace(request_deserializer=_parser(parse, otherwise))
         return guarded
@@ -242,9 +242,9 @@ def kind_of(handler: Any) -> tuple[str, Any]:  # noqa: ANN401
 
 
 def checked_handler(handler: Any, check: Callable[[Any, Context], object]) -> Any:  # noqa: ANN401
-    """The same handler, to stand behind DecodeErrors.
+    """The same handler, with a check; to be used behind DecodeErrors.
 
-    :param check: is called first, with the request, a message or an iterator of them. A StatusError ends the call.
+    :param check: called first, with the request: a message or an iterator of messages. A StatusError ends the call.
     """
     kind, inner = kind_of(handler)
 
@@ -256,8 +256,8 @@ def checked_handler(handler: Any, check: Callable[[Any, Context], object]) -> An
 
 
 def with_decode_errors(channel: grpc.aio.Channel, metadata: Metadata = ()) -> grpc.aio.Channel:
-    """The same channel, whose calls fail with INTERNAL when an answer cannot be parsed. :param metadata: of calls
-    that bring none of their own."""
+    """The same channel, whose calls fail with INTERNAL if an answer cannot be parsed. :param metadata: for calls that
+    bring none of their own."""
     wrapped: Any = _Channel(channel, metadata)
     return wrapped
 
@@ -314,9 +314,9 @@ def _no_message() -> NoMessageError:
 def _parser(
     parse: Callable[[bytes], object], otherwise: Callable[[], object], most_bytes: int = 0
 ) -> Callable[[bytes], object]:
-    """`parse`, and `otherwise` for bytes that are no message.
+    """`parse`, or `otherwise` for bytes that are not a message.
 
-    :param most_bytes: of a message; 0 = what gRPC takes.
+    :param most_bytes: of a message; 0 = gRPC's limit.
     """
 
     def parsed(data: bytes) -> object:
@@ -331,9 +331,9 @@ def _parser(
 
 
 def _few_parts(data: bytes, parse: Any) -> bool:  # noqa: ANN401 - a method of the message's type
-    """False for a message of more than MOST_PARTS fields, those of messages in it counted, too."""
+    """False for a message of more than MOST_PARTS fields, including those of nested messages."""
     inside, at = [(len(data), parse.__self__.DESCRIPTOR)], 0
-    with suppress(IndexError):  # at its end, also where it is cut off: parsing says so
+    with suppress(IndexError):  # at the end of the message, even a truncated one: parsing reports that
         for _ in range(MOST_PARTS):
             while at >= inside[-1][0]:
                 inside.pop()
@@ -349,7 +349,7 @@ def _few_parts(data: bytes, parse: Any) -> bool:  # noqa: ANN401 - a method of t
 
 
 def _varint(data: bytes, at: int) -> tuple[int, int]:
-    """A number, and where it ends. Raises IndexError."""
+    """A varint, and the offset where it ends. Raises IndexError."""
     value = shift = 0
     while data[at] & 128 and shift < 70:
         value, shift, at = value | (data[at] & 127) << shift, shift + 7, at + 1

@@ -1,7 +1,7 @@
-"""Tickets, with which a machine joins a run; the invitations that they stand for, and the places that they lead to.
+"""Tickets, with which a machine joins a run; the invitations behind them, and the places in a run that they give.
 
-A ticket is text for a chat message: where the router is, the fingerprint of its key, so that the first connection is
-sure already, and a secret. The router keeps a hash of the secret, how often it may be used, and until when.
+A ticket is text for a chat message: the router's addresses, the fingerprint of its key, so that the first connection is
+already secure, and a secret. The router keeps a hash of the secret, its remaining uses, and its expiry.
 """
 
 import asyncio
@@ -45,10 +45,10 @@ DAY_S = 86400.0
 
 @dataclass(frozen=True)
 class Ticket:
-    """The text that an invited machine is given, taken apart."""
+    """The text given to an invited machine, parsed."""
 
-    addresses: tuple[str, ...]  # of the rendezvous, in the order in which they are tried
-    fingerprint: str  # SHA-256 of its public key, 64 hexadecimal digits
+    addresses: tuple[str, ...]  # of the rendezvous, in the order of trying them
+    fingerprint: str  # SHA-256 of the router's public key, 64 hexadecimal digits
     secret: str
 
     def text(self) -> str:
@@ -59,7 +59,7 @@ class Ticket:
 
     @classmethod
     def parse(cls, text: str) -> Self:
-        """Raises InputError, which does not quote the ticket."""
+        """Parse a ticket. Raises InputError, which does not quote the ticket."""
         text = text.strip()
         if not text.startswith(PREFIX):
             raise InputError(f"this is no ticket: one begins with {PREFIX}, and `onesweep serve` prints it")
@@ -70,7 +70,7 @@ class Ticket:
             addresses, fingerprint, secret = json.loads(packed[4:] if is_whole else b"")
             if not all(isinstance(each, str) for each in (*addresses, fingerprint, secret)):
                 raise ValueError
-            # a folder is called by the beginning of the fingerprint
+            # the beginning of the fingerprint names a folder
             if not 1 <= len(addresses) <= MOST_ADDRESSES or not re.fullmatch("[0-9a-f]{64}", fingerprint):
                 raise ValueError
         except (ValueError, TypeError, RecursionError, binascii.Error):
@@ -82,22 +82,22 @@ class Ticket:
 
 @dataclass(frozen=True)
 class Invitation:
-    """A ticket as the router knows it."""
+    """The router's record of a ticket."""
 
-    id: str  # by which people revoke it
-    sha256: str  # of its secret
-    uses: int  # that are left
+    id: str  # with which people revoke it
+    sha256: str  # of the ticket's secret
+    uses: int  # uses left
     until: float  # Unix time
-    name: str = ""  # that the machine gets; empty: it says its own
+    name: str = ""  # name that the machine gets; empty: the machine chooses
     revoked: bool = False
 
     @property
     def ends(self) -> str:
-        """The last minute of it, for people."""
+        """Its expiry, to the minute, for people."""
         return f"{time.strftime('%Y-%m-%d at %H:%M', time.gmtime(self.until))} UTC"
 
     def problem(self, now: float) -> str:
-        """Why it lets nobody in; empty where it does."""
+        """Why it no longer admits anyone; empty if it does."""
         if self.revoked:
             return "this ticket was revoked"
         if now > self.until:
@@ -112,7 +112,7 @@ class Invitations:
         self.path = path
 
     def all(self) -> list[Invitation]:
-        """Raises InputError for a file that is damaged."""
+        """All invitations. Raises InputError for a damaged file."""
         if not self.path.exists():
             return []
         try:
@@ -121,7 +121,7 @@ class Invitations:
             raise InputError(f"{self.path} is damaged: remove it, and invite again") from None
 
     def add(self, uses: int, days: float, name: str = "") -> tuple[Invitation, str]:
-        """A new one, and its secret. Raises InputError."""
+        """Create an invitation. Returns it and its secret. Raises InputError."""
         if not 1 <= uses <= MOST_USES:
             raise InputError(f"--uses must be 1 to {MOST_USES}, not {uses}")
         if not 0 < days <= MOST_DAYS:
@@ -136,7 +136,7 @@ class Invitations:
         return made, secret
 
     def revoke(self, id: str) -> None:
-        """Let nobody in with one any more."""
+        """Revoke an invitation."""
         with lock_beside(self.path):
             self._write([replace(each, revoked=each.revoked or each.id == id) for each in self.all()])
 
@@ -146,7 +146,7 @@ class Invitations:
         return next((each for each in self.all() if hmac.compare_digest(each.sha256, digest)), None)
 
     def use(self, used: Invitation) -> None:
-        """Book that a machine joined with one."""
+        """Book a use of an invitation."""
         with lock_beside(self.path):
             self._write([replace(each, uses=each.uses - (each.id == used.id)) for each in self.all()])
 
@@ -155,7 +155,7 @@ class Invitations:
 
 
 def own_addresses(port: int) -> tuple[str, ...]:
-    """Addresses of this machine that others may be able to dial, without its own loopback."""
+    """Addresses of this machine that others may be able to dial, without loopback."""
     found = list[str]()
     for addresses in psutil.net_if_addrs().values():
         for each in addresses:
@@ -170,7 +170,7 @@ def own_addresses(port: int) -> tuple[str, ...]:
 
 MACHINE_NAME = "machine.json"
 DIAL_S, ENROL_S = 5.0, 20.0
-RENEWED_DAYS, CHECK_S = 15, 3600.0  # that a certificate is good for yet when another one is asked for
+RENEWED_DAYS, CHECK_S = 15, 3600.0  # validity left when a machine asks for the next certificate; time between checks
 
 
 @dataclass(frozen=True)
@@ -188,7 +188,7 @@ class JoinedMachine:
 
     @classmethod
     def read(cls, directory: Path) -> Self | None:
-        """None where nobody joined. Raises InputError for a damaged record."""
+        """Read the place; None if no machine joined. Raises InputError for a damaged record."""
         path = directory / MACHINE_NAME
         if not path.exists():
             return None
@@ -200,7 +200,7 @@ class JoinedMachine:
 
 
 def is_known(place: JoinedMachine) -> bool:
-    """False where the router let this machine go: it may come back with a new ticket."""
+    """False if the router removed this machine: it may rejoin with a new ticket."""
     request = join_pb2.EnrolRequest(name=place.name)
     try:
         asyncio.run(_enrol(place.rendezvous[0], read_file(place.tls.authority), request, place.secret))
@@ -210,7 +210,7 @@ def is_known(place: JoinedMachine) -> bool:
 
 
 def enrolled(ticket: Ticket, directory: Path, name: str, is_given: bool) -> JoinedMachine | None:
-    """Join, and keep the certificate; None where another machine has a name that nobody gave. Raises OnesweepError."""
+    """Join, and keep the certificate; None if another machine has a name that was not given. Raises OnesweepError."""
     address, certificate = _found(ticket)
     key = make_request(directory / "machine.key", name)
     request = join_pb2.EnrolRequest(name=name, request=key, insists=is_given)
@@ -263,7 +263,7 @@ async def _enrol(
 
 
 async def renew(place: JoinedMachine) -> None:
-    """Ask for another certificate of the same key before this one ends; servers take it from its file. Has no end."""
+    """Renew the certificate, with the same key, before it ends; servers read it from its file. Runs forever."""
     while True:
         certificate = place.tls.read().certificate
         if certificate is not None and certificate.until - datetime.now(UTC) < timedelta(days=RENEWED_DAYS):

@@ -1,4 +1,4 @@
-"""TLS: certificate files that are read again when they change, checked by a handshake before any peer sees them."""
+"""TLS: certificate files that are reread when they change, and checked by a handshake before any peer sees them."""
 
 import argparse
 import logging
@@ -19,14 +19,14 @@ log = logging.getLogger(__name__)
 
 CERTIFICATE_MARK = b"-----BEGIN CERTIFICATE-----"
 KEY_MARK = b"PRIVATE KEY-----"
-ROUND_TRIPS = 4  # of a handshake in memory: more than it takes
+ROUND_TRIPS = 4  # of a handshake in memory: more than one needs
 
-Stamp = tuple[FileStamp, ...]  # state of some files, to see that they changed
+Stamp = tuple[FileStamp, ...]  # state of some files, to detect changes
 
 OTHER_AUTHORITY = "showed a certificate of another authority than --tls-ca: give both sides the same ca.pem"
 PLAIN = "WRONG_VERSION_NUMBER"
 CLOSED = ("Socket closed", "Connection reset by peer", "Broken pipe")
-# gRPC's words for a connection that never came about, as opposed to one that broke
+# gRPC's words for a connection that failed to open, as opposed to one that broke
 FIRST_CONTACT = "failed to connect"
 _SENTENCES = (
     ("certificate has expired", "showed a certificate that has expired: renew it there with `onesweep certs renew`"),
@@ -48,7 +48,7 @@ _SENTENCES = (
 class Certificate:
     """A valid certificate."""
 
-    identity: Identity | None  # none for one that was not made for onesweep
+    identity: Identity | None  # none if it was not made for onesweep
     until: datetime
 
 
@@ -66,8 +66,8 @@ class TlsMaterial:
 class Tls:
     """Paths of PEM files."""
 
-    authority: Path  # the authority that peers' certificates are checked by
-    certificate: Path | None = None  # our own; a client of a router needs none
+    authority: Path  # the authority that verifies peers' certificates
+    certificate: Path | None = None  # our own; a router's client needs none
     key: Path | None = None
 
     def __post_init__(self) -> None:
@@ -75,13 +75,13 @@ class Tls:
             raise InputError("a certificate and its key go together: give both --tls-cert and --tls-key, or neither")
 
     def stamp(self) -> Stamp:
-        """Differs once a file was changed or replaced."""
+        """The state of the files; differs once one was changed or replaced."""
         return tuple(stamp_of(path) for path in (self.authority, self.certificate, self.key) if path is not None)
 
     def read(self) -> TlsMaterial:
-        """Read the files. Raises InputError if they could not make a handshake."""
-        # checked before use, so that the error appears on the machine where it can be mended, and a half-copied pair is
-        # never used
+        """Read the files. Raises InputError if a handshake with them fails."""
+        # checked before use, so that the error appears on the machine where it can be fixed, and a half-copied pair
+        # is never used
         authority = read_file(self.authority)
         check_authority(self.authority, authority)
         if self.certificate is None or self.key is None:
@@ -95,7 +95,7 @@ class Tls:
         return TlsMaterial(authority, chain, key, examine(self.authority, self.certificate, self.key))
 
     def own(self, *roles: str) -> Certificate:
-        """Our certificate, if it has one of these roles. Raises InputError."""
+        """Our certificate, which must have one of these roles. Raises InputError."""
         certificate = self.read().certificate
         if certificate is None:
             raise InputError("a server needs a certificate: give --tls-cert and --tls-key")
@@ -115,7 +115,7 @@ class Security:
     insecure: bool = False  # allow plain text to and from other machines
 
     def stamp(self) -> Stamp:
-        """Differs once certificates changed."""
+        """The state of the certificates; differs once they change."""
         return self.tls.stamp() if self.tls else ()
 
 
@@ -123,10 +123,10 @@ LOOPBACK_ONLY = Security()
 
 
 class ServerCertificate:
-    """A gRPC server's certificate, looked up for every handshake, so that a renewed one needs no restart."""
+    """A gRPC server's certificate, looked up for every handshake, so that a renewal needs no restart."""
 
-    # No revocation lists: gRPC for Python cannot be given one for each handshake. Certificates live 30 days; a stolen
-    # key is shut out by a new authority.
+    # No revocation lists: gRPC for Python accepts none per handshake. Certificates live 30 days; a new authority shuts
+    # out a stolen key.
 
     def __init__(self, tls: Tls, mutual: bool) -> None:
         """:param mutual: callers must show a certificate, too."""
@@ -136,7 +136,7 @@ class ServerCertificate:
         self._logged = ""
 
     def credentials(self) -> grpc.ServerCredentials:
-        renewed: Any = self.renewed  # the stubs do not know that None means no change
+        renewed: Any = self.renewed  # the stubs do not say that None means no change
         return grpc.dynamic_ssl_server_credentials(self._configuration(self._first), renewed, self.mutual)
 
     def renewed(self) -> grpc.ServerCertificateConfiguration | None:
@@ -146,7 +146,7 @@ class ServerCertificate:
             return None
         try:
             material = self.tls.read()
-        except InputError as error:  # maybe only one of the files is replaced so far
+        except InputError as error:  # perhaps only one of the files is replaced so far
             if str(error) != self._logged:
                 log.warning("new certificate not taken: %s", error)
             self._logged = str(error)
@@ -164,13 +164,13 @@ class ServerCertificate:
 
 
 def channel_credentials(tls: Tls) -> grpc.ChannelCredentials:
-    """Credentials of the connections that are opened from now on. Raises InputError."""
+    """Credentials for connections opened from now on. Raises InputError."""
     material = tls.read()
     return grpc.ssl_channel_credentials(material.authority, material.key, material.chain)
 
 
 class Expiry:
-    """The end of this process's own certificate, for its metrics."""
+    """The expiry of this process's own certificate, for its metrics."""
 
     def __init__(self, tls: Tls | None) -> None:
         self._tls = tls
@@ -178,8 +178,8 @@ class Expiry:
         self._rows: dict[tuple[str, ...], float] = {}
 
     def rows(self) -> dict[tuple[str, ...], float]:
-        """Unix time as a metric without labels, none without a certificate; while the files cannot be used, what was
-        known last."""
+        """Unix time as a metric without labels, none without a certificate; while the files cannot be used, the last
+        known value."""
         if self._tls is not None and (stamp := self._tls.stamp()) != self._stamp:
             with suppress(InputError):
                 certificate = self._tls.read().certificate
@@ -188,7 +188,7 @@ class Expiry:
 
 
 def check_authority(path: Path, raw: bytes) -> None:
-    """Raise InputError unless `raw`, read from `path`, are certificates."""
+    """Raise InputError unless `raw`, read from `path`, consists of certificates."""
     try:
         ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT).load_verify_locations(cadata=raw.decode("ascii"))
     except (ssl.SSLError, ValueError):
@@ -244,7 +244,7 @@ def _reason(said: str, authority: Path) -> str:
 
 
 def handshake_problem(details: str, security: Security) -> str:
-    """The end of a sentence that begins with the peer's name; empty where no handshake failed.
+    """The end of a sentence that begins with the peer's name; empty if no handshake failed.
 
     :param details: of a status UNAVAILABLE.
     """
@@ -261,7 +261,7 @@ def handshake_problem(details: str, security: Security) -> str:
 
 
 def _after_our_part(security: Security) -> str:
-    """The likely reason for a peer that closed the connection without a word after our part of the handshake."""
+    """The likely reason why a peer silently closed the connection after our part of the handshake."""
     tls = security.tls
     if tls is None:
         return "closed the connection: if it speaks TLS, give --tls-ca"
@@ -275,7 +275,7 @@ def _after_our_part(security: Security) -> str:
 
 
 def security_of(options: argparse.Namespace, default: Tls | None = None) -> Security:
-    """The security that the flags ask for, with `default` where they name no certificates. Raises InputError."""
+    """The security that the flags ask for, with `default` if they name no certificates. Raises InputError."""
     certificate, key = getattr(options, "tls_cert", None), getattr(options, "tls_key", None)
     if options.tls_ca is not None:
         return Security(Tls(options.tls_ca, certificate, key), options.insecure)

@@ -1,6 +1,6 @@
-"""Tokens of a router's users and of a coordinator's workers: a file of hashes, with scopes and limits for each.
+"""Tokens of a router's users and of a coordinator's workers: a file of hashes, each with scopes and limits.
 
-A token is 256 random bits, so a plain SHA-256 keeps it secret: a slow hash protects only what can be guessed.
+A token is 256 random bits, so a plain SHA-256 keeps it secret: a slow hash only helps secrets that can be guessed.
 """
 
 import argparse
@@ -36,9 +36,9 @@ log = logging.getLogger(__name__)
 
 GENERATE, STATUS, WORK, ADMIN = "generate", "status", "work", "admin"
 SCOPES = (GENERATE, STATUS, WORK, ADMIN)  # `admin` includes the others
-PREFIX = "onesweep_"  # makes a token recognizable, also to scanners for leaked secrets
+PREFIX = "onesweep_"  # makes a token recognizable, for scanners for leaked secrets too
 HEADER, SCHEME = "authorization", "Bearer "
-OWNER = "owner"  # the one key of a server of `make_own_token`
+OWNER = "owner"  # the only key of a server with `make_own_token`
 
 
 @dataclass(frozen=True)
@@ -50,8 +50,8 @@ class Key:
     scopes: tuple[str, ...] = SCOPES
     rate: float | None = None  # requests a second
     concurrent: int | None = None  # requests at once
-    bytes_per_day: int | None = None  # of prompts and texts, from midnight to midnight, UTC
-    # not kept over a restart: this protects hosts from a runaway client, it is no bill
+    bytes_per_day: int | None = None  # bytes of prompts and texts, from midnight to midnight, UTC
+    # not kept over a restart: this protects hosts from a runaway client, and is not for billing
 
     def __post_init__(self) -> None:
         check_name(self.name, "key name")
@@ -67,14 +67,14 @@ class Key:
                 raise InputError(f"key {self.name}: {name} must be 1 or more for each router, not {value}")
 
     def share(self, routers: int) -> "Key":
-        """The limits that hold at one of so many routers. Raises InputError for one that cannot be shared out."""
+        """The limits at one of `routers` routers. Raises InputError for a limit that cannot be divided."""
         concurrent, a_day = (limit and limit // routers for limit in (self.concurrent, self.bytes_per_day))
         return replace(self, rate=self.rate and self.rate / routers, concurrent=concurrent, bytes_per_day=a_day)
 
     def space(self, router: str) -> bytes:
-        """Space of the owner's texts in the hosts' prefix memory, 16 bytes: nobody without the token can guess it.
+        """Space of the owner's texts in the hosts' prefix cache, 16 bytes, which nobody can guess without the token.
 
-        Without tokens, all callers of a router share one. router: what its certificate calls it.
+        Without tokens, all callers of a router share one. router: its name in its certificate.
         """
         owner = self.sha256 or f"anybody at {router}"
         return hashlib.sha256(f"onesweep prefix space of {owner}".encode()).digest()[:16]
@@ -87,10 +87,10 @@ ANYBODY = Key("anybody")  # the caller of a server without tokens
 
 
 class Keyring:
-    """The tokens that a server takes, from a file that is read again when it changes. Without a file it takes any."""
+    """The tokens that a server accepts, from a file that is reread when it changes. Without a file it accepts any."""
 
     def __init__(self, path: Path | None = None, routers: int = 1) -> None:
-        """:param routers: that take these tokens, each with its share of a limit. Raises InputError for a bad file."""
+        """:param routers: routers that share these tokens and their limits. Raises InputError for a bad file."""
         self.path, self.routers = path, routers
         self._stamp = stamp_of(path) if path else None
         self._keys = self._shares(path) if path else {}
@@ -121,7 +121,7 @@ class Keyring:
         text = shown.decode("utf-8", "replace") if isinstance(shown, bytes) else shown
         if not text.startswith(SCHEME):
             raise _unauthenticated(f"the metadata `{HEADER}` must be `{SCHEME}TOKEN`")
-        found = self._keys.get(token_hash(text.removeprefix(SCHEME)))  # by its hash: the time taken says nothing
+        found = self._keys.get(token_hash(text.removeprefix(SCHEME)))  # by its hash, so the time taken reveals nothing
         if found is None:
             raise _unauthenticated("unknown token: it was mistyped or removed; ask the operator of this server for one")
         if not found.may(scope):
@@ -155,7 +155,7 @@ def token_hash(token: str) -> str:
 
 
 def token_metadata(token: str) -> Metadata:
-    """The metadata of a call with a token; none for an empty token. Raises InputError for text that is no token."""
+    """The metadata of a call with a token; none for an empty token. Raises InputError for an invalid token."""
     if not token:
         return ()
     if not token.isascii() or not token.isprintable() or " " in token:
@@ -164,7 +164,7 @@ def token_metadata(token: str) -> Metadata:
 
 
 def read_tokens(path: Path) -> tuple[Key, ...]:
-    """Raises InputError that names the file and what to change."""
+    """Read a file of tokens. Raises InputError that names the file and the necessary change."""
     table = read_toml(path)
     check_secret(path)
     entries = table.get("keys", [])
@@ -178,14 +178,14 @@ def read_tokens(path: Path) -> tuple[Key, ...]:
 
 
 def write_tokens(path: Path, keys: Sequence[Key]) -> None:
-    """Replace the file at once; only its owner can read it. Raises InputError."""
+    """Replace the file atomically; only its owner can read it. Raises InputError."""
     parts = ["# Written by `onesweep token`. It is read again when it changes.\n"]
     for key in keys:
         lines = ["[[keys]]"]
         for field in fields(Key):
             value = getattr(key, field.name)
             if value is not None:
-                # JSON's numbers, texts and lists of these are TOML's
+                # JSON's numbers, strings and lists of these are valid TOML
                 lines.append(f"{field.name} = {json.dumps(value)}")
         parts.append("\n".join(lines) + "\n")
     write_file(path, "\n".join(parts).encode())
@@ -193,7 +193,7 @@ def write_tokens(path: Path, keys: Sequence[Key]) -> None:
 
 def _key(path: Path, entry: object) -> Key:
     name = entry.get("name", "(without a name)") if isinstance(entry, dict) else entry
-    given = {"scopes": [], **entry} if isinstance(entry, dict) else entry  # a file that names none grants none
+    given = {"scopes": [], **entry} if isinstance(entry, dict) else entry  # an entry without scopes grants none
     key = from_toml(Key, given, f"{path}: key {name!r}")
     if not re.fullmatch("[0-9a-f]{64}", key.sha256):
         raise InputError(f"{path}: key {name!r} needs the sha256 of its token, 64 hex digits")
@@ -205,7 +205,7 @@ def _unauthenticated(message: str) -> StatusError:
 
 
 def token_of(options: argparse.Namespace, address: str, tls: Tls | None) -> str:
-    """The token that the options, or the environment, name for a server; empty for none. Raises InputError."""
+    """The token for a server from the options or the environment; empty for none. Raises InputError."""
     if options.token_file is None:
         return token_for(address, tls)
     raw = read_file(options.token_file)
@@ -217,18 +217,18 @@ def token_of(options: argparse.Namespace, address: str, tls: Tls | None) -> str:
 
 
 def token_for(address: str, tls: Tls | None = None) -> str:
-    """`own_token`, else that of $ONESWEEP_TOKEN; empty where there is none, or it would travel in plain text."""
-    if own := own_token(address):  # first: the variable is exported for another router
+    """`own_token`, else $ONESWEEP_TOKEN; empty if there is none, or if it would travel in plain text."""
+    if own := own_token(address):  # first: the variable may be exported for another router
         return own
     return os.environ.get(TOKEN_VARIABLE, "") if tls or all(map(is_loopback, address.split(","))) else ""
 
 
-# Tokens of servers that a deployment started on this machine: each has one of its own, in a file that only its user can
-# read. Who listens in place of a server that died is shown a token that opens nothing.
+# Tokens of servers that a deployment started on this machine: each server has its own, in a file that only its user can
+# read. A process that listens in place of a dead server is shown a token that opens nothing.
 
 
 def make_own_token(path: Path, *addresses: str) -> None:
-    """Make the token of a server on this machine: its SHA-256 in `path`, itself where `own_token` looks.
+    """Make the token of a server on this machine: its SHA-256 in `path`, the token where `own_token` looks.
 
     Raises OnesweepError.
     """
@@ -240,9 +240,9 @@ def make_own_token(path: Path, *addresses: str) -> None:
 
 
 def own_token(address: str) -> str:
-    """The token that this user's deployment made for a server, or for several; empty where there is none.
+    """The token that this user's deployment made for a server, or for several; empty if there is none.
 
-    Raises ServiceError where others could have written it.
+    Raises ServiceError if others could have written it.
     """
     addresses = address.split(",")
     if not all(map(is_loopback, addresses)):

@@ -1,1 +1,1 @@
-"""The work of a hop on its host, a file for each kind: what is checked when it is parsed, and what it then computes."""
+"""The work of a hop on its host, a file for each kind: the checks when it is parsed, and the computation."""

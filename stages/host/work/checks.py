@@ -1,4 +1,4 @@
-"""Checks of what several kinds of work bring: tokens that fit a session, and how tokens are sampled."""
+"""Checks that several kinds of work share: that tokens fit a session, and how tokens are sampled."""
 
 import math
 from collections.abc import Sequence
@@ -17,8 +17,8 @@ from stages.wire.status import failed_precondition, invalid
 
 
 def check_reads(reads: Sequence[int], clean: int) -> None:
-    """Raise StatusError unless so many new tokens can have come in these reads."""
-    # counted before they are looked at: of 60 MB of them that alone held the event loop for seconds
+    """Raise StatusError unless `clean` new tokens can have come in these reads."""
+    # count the reads before looking at them: checking 60 MB of reads held the event loop for seconds
     if len(reads) > clean or not all(reads) or sum(reads) > clean:
         raise invalid(f"{len(reads)} reads, some maybe empty or long, do not fit {clean} clean tokens")
 
@@ -31,16 +31,16 @@ def check_extent(capacity: int, start: int, new: int, positions: int) -> None:
         raise invalid(f"{new} tokens at position {start} do not fit the session's {capacity} positions")
 
 
-# Sampling: seed, temperature, what shapes the distribution, and the grammar of a text.
+# Sampling: seed, temperature, the shaping of the distribution, and the grammar of a text.
 @dataclass(frozen=True)
 class SamplingPlan:
-    """Seed, temperature and what else decides which tokens are sampled."""
+    """Seed, temperature and all other settings that decide which tokens are sampled."""
 
     seed: int
     temperature: float
     shaping: Shaping
     grammar: GrammarSettings | None  # None: any text
-    logprobs: int | None  # most likely tokens to tell of beside the one that is sampled; None tells nothing
+    logprobs: int | None  # number of most likely tokens to report with the sampled one; None reports no logprobs
 
 
 def parse_sampling(sampling: stage_pb2.Sampling, source: ModelSource, known: int, is_last: bool) -> SamplingPlan:
@@ -56,7 +56,7 @@ def parse_sampling(sampling: stage_pb2.Sampling, source: ModelSource, known: int
     return plan
 
 
-@lru_cache(256)  # it is the same in every step of a request
+@lru_cache(256)  # the same in every step of a request
 def _parse_sampling(data: bytes, source: ModelSource, is_last: bool) -> SamplingPlan:
     sampling = stage_pb2.Sampling.FromString(data)
     if sampling.logprobs > MAX_LOGPROBS:
@@ -78,7 +78,7 @@ def check_temperature(temperature: float) -> float:
 
 
 def plain_sampling(sampling: stage_pb2.Sampling, what: str) -> tuple[int, float]:
-    """Seed and temperature of work that nothing shapes."""
+    """Seed and temperature of work whose distribution nothing else shapes."""
     if any(field.name not in ("seed", "temperature") for field, _ in sampling.ListFields()):
         raise invalid(f"{what} takes seed and temperature alone: top_p and its like are for work that draws tokens")
     return sampling.seed, check_temperature(sampling.temperature)

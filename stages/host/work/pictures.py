@@ -34,7 +34,7 @@ from stages.v1 import stage_pb2
 from stages.wire.messages import next_denoise
 from stages.wire.status import invalid
 
-# E is a mean of numbers within the limit: the last bits of its sums may be beyond.
+# E is a mean of numbers within the limit: rounding of its sums may exceed it by the last bits.
 LIMIT_SLACK = 1.0001
 EXACT = codec_named("fp32")
 
@@ -76,7 +76,7 @@ class PictureWork(HopWork):
         """Continue with the result of `_evaluate`, (evaluations, tokens, numbers)."""
 
     def _evaluate(self, piece: PicturePiece) -> None:
-        # In one call, many pictures would keep every other hop waiting, and one that nobody waits for computing.
+        # In one call, many pictures would keep all other hops waiting, and a hop of an ended request would run on.
         count = max(ROWS_TOGETHER // self.architecture.tokens, 1)
         parts = zip(piece.x.split(count), piece.classes.split(count), strict=True)
         self._pieces.extend(PicturePiece(x, piece.sigma, classes) for x, classes in parts)
@@ -92,7 +92,7 @@ class PictureWork(HopWork):
 class DrawWork(PictureWork):
     """Pictures on their way through the host's blocks."""
 
-    estimate: Tensor | None  # E so far, (pictures, tokens, patch_dim); None where they are noise
+    estimate: Tensor | None  # E so far, (pictures, tokens, patch_dim); None if the pictures are noise
     previews: bool
 
     def begin(self, session: HostSession, following: int) -> None:
@@ -120,7 +120,7 @@ class DrawWork(PictureWork):
         if trajectory.is_last:
             self.outcome = self._event(trajectory)
             return
-        # at every boundary, so that pixels do not depend on which host holds which block
+        # round at every boundary, so that pixels do not depend on which host holds which block
         rows = trajectory.estimate.flatten(0, 1)
         if self._left:
             limit = self.architecture.limit
@@ -136,10 +136,10 @@ class DrawWork(PictureWork):
 class DenoiseWork(PictureWork):
     """One evaluation at one noise level, on its way through the host's stages."""
 
-    estimate: Tensor | None  # E so far, (pictures, tokens, patch_dim); None where they are noise
+    estimate: Tensor | None  # E so far, (pictures, tokens, patch_dim); None if the pictures are noise
     level: int
-    before: Tensor | None  # the pictures denoised at the level before, likewise; None where the solver needs none
-    hidden: Tensor | None  # of the stage before, (evaluations, tokens, features); None before stage 0
+    before: Tensor | None  # the pictures denoised at the level before, likewise; None if the solver needs none
+    hidden: Tensor | None  # from the stage before, (evaluations, tokens, features); None before stage 0
 
     def begin(self, session: HostSession, following: int) -> None:
         super().begin(session, following)

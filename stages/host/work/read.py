@@ -1,4 +1,4 @@
-"""A read: new tokens on their way through the host's stages of a pipeline, and the tokens that are sampled after."""
+"""A read: new tokens on their way through the host's stages of a pipeline, and the tokens sampled after them."""
 
 import contextlib
 import logging
@@ -34,13 +34,13 @@ log = logging.getLogger(__name__)
 
 @dataclass(eq=False, kw_only=True)
 class ReadWork(TextWork):
-    """New tokens that the host's stages read. By itself the beginning of a long step, of which more follows."""
+    """New tokens that the host's stages read. Used by itself, it is the beginning of a long step that continues."""
 
     codec: StateCodec
     hidden: Tensor | None  # hidden states of the stage before, (rows, width); None before stage 0
-    at_once: int  # so many of the new tokens, the first, attend at once; the others give what they would one by one
-    lengths: list[int]  # of the reads in which the host reads them
-    depths: tuple[int, ...] = ()  # of each token of the last read where it ends with a tree of draft tokens
+    at_once: int  # this many of the first new tokens attend at once; the others compute as they would one by one
+    lengths: list[int]  # of the reads that the host splits them into
+    depths: tuple[int, ...] = ()  # of each token of the last read, if that ends with a tree of draft tokens
     drafts: bool = False
     compiles: bool = False
 
@@ -51,7 +51,7 @@ class ReadWork(TextWork):
         if session.beginning is not None and session.beginning.recalled:
             session.beginning.recall(session.layers, session.tokens)
         for cache in session.layers:
-            cache.length = self.start  # draft tokens from there on are forgotten
+            cache.length = self.start  # forget draft tokens from there on
         end = self.start + self.remembered
         session.tokens[self.start : end] = self.clean[: self.remembered].numpy()
         self._runners, self._stages = session.parts.runners[session.kind], tuple(session.caches)
@@ -75,7 +75,7 @@ class ReadWork(TextWork):
 
     def next_op(self) -> KernelCall:
         stage, rows = self._stages[self._at], self._x.shape[0]
-        # of the tokens of this read, those that do not attend at once
+        # the tokens of this read that do not attend at once
         one_by_one = min(max(self._read + rows - self.at_once, 0), rows)
         piece = CleanPiece(self._x, self.session.caches[stage], one_by_one, () if self._unread else self.depths)
         return KernelCall(self._runners[stage].read, piece, rows)
@@ -98,14 +98,14 @@ class ReadWork(TextWork):
             self._forward(hidden)
 
     def _ended(self, hidden: Tensor) -> None:
-        """Everything is read on the host of the last stage. hidden: (rows, width)."""
+        """Finish a read on the host of the last stage. hidden: (rows, width)."""
         if self.drafts and (drafter := self._drafter) is not None:
             with self._without_drafts():
                 drafter.read(self._draft_state(drafter), self.session.tokens[: self.start + len(hidden)])
         self.outcome = stage_pb2.Event(session=self.hop.session, number=self.number)
 
     def _between_stages(self, hidden: Tensor) -> Tensor:
-        # as another host would get it, so that a text does not depend on which host holds which stage
+        # round as if sent to another host, so that a text does not depend on which host holds which stage
         return self.codec.round_trip(hidden.flatten(0, -2), FEATURE_LIMIT).view(hidden.shape)
 
     def _forward(self, hidden: Tensor) -> None:
@@ -120,7 +120,7 @@ class ReadWork(TextWork):
 
     @contextlib.contextmanager
     def _without_drafts(self) -> Iterator[None]:
-        """Guard of the drafter: where it fails, the step has no drafts, and it begins anew with the next."""
+        """Guard the drafter: if it fails, the step has no drafts, and the drafter starts afresh with the next step."""
         try:
             yield
         except Exception:
@@ -134,24 +134,24 @@ class ReadWork(TextWork):
 
 @dataclass(eq=False, kw_only=True)
 class SampleWork(ReadWork):
-    """New tokens after which one is sampled; and at the place of each draft token among them, as long as they agree.
+    """New tokens, after which one token is sampled, and one at each draft token among them while the drafts are right.
 
-    Drafts are compared with what the model samples at their place from the same random numbers, so the text is the very
-    text that it writes without drafts.
+    Drafts are compared with what the model samples at their position from the same random numbers, so the text is
+    exactly the text that it writes without drafts.
     """
 
     sampling: SamplingPlan
-    draft: int  # how many of the new tokens, the last ones, are draft tokens
-    given: bool  # the draft tokens are the text, and come out as they are
+    draft: int  # how many of the last new tokens are draft tokens
+    given: bool  # the draft tokens are the given text, and are accepted as they are
     tree: tuple[int, ...]  # depth of each draft token of a tree; empty for a chain
-    remaining: int  # tokens still to write where the hosts start the next step; 0 where the router does
-    drafting: stage_pb2.Drafting | None  # limits of the last host's drafts; None where it makes none
+    remaining: int  # tokens still to write if the hosts start the next step; 0 if the router does
+    drafting: stage_pb2.Drafting | None  # limits of the last host's drafts; None if it makes none
 
     is_prefill = has_more = False
 
     def begin(self, session: HostSession, following: int) -> None:
         super().begin(session, following)
-        # here, and not when a token is drawn: a tokenizer that cannot be read fails this hop alone
+        # here, not when a token is drawn, so that an unreadable tokenizer fails only this hop
         settings = self.sampling.grammar if self._ends_here else None
         if settings is not None and (session.grammar is None or session.grammar.settings != settings):
             session.grammar = Grammar(session.parts.plan.models[session.kind], settings)
@@ -181,8 +181,8 @@ class SampleWork(ReadWork):
         self.result, self.outcome = event, next_read(self.hop, event.text, vocabulary, kept, draft)
 
     def _ended(self, hidden: Tensor) -> None:
-        # the last known token and the drafts: one product for all of them reads a large head from memory once, not
-        # once a level of the tree
+        # the last known token and the drafts: a single product for all of them reads a large head from memory once,
+        # not once per level of the tree
         self._x = hidden[-1 - self.draft :]
 
     def _sampled(self, logits: Tensor) -> stage_pb2.Event:
@@ -192,7 +192,7 @@ class SampleWork(ReadWork):
         drafts = self.clean[self.clean.shape[0] - self.draft :].tolist() if self.draft else []
         first, vocabulary = self.start + self.clean.shape[0] - self.draft, self.session.vocabulary
         known, shaping = self.session.tokens[:first], plan.shaping
-        # only along the drafts that are right anything is sampled
+        # sample only along the accepted drafts
         tree = DraftTree(drafts, self.tree or range(len(drafts))) if drafts else None
         text, right = b"", -1
         for position in range(first, first + len(drafts) + 1):
@@ -222,7 +222,7 @@ class SampleWork(ReadWork):
         return event
 
     def _drafted(self, limits: stage_pb2.Drafting, written: list[int], left: int) -> tuple[Draft, int]:
-        """Drafts of what follows the tokens just written, and how many of the drafts before the hosts remember."""
+        """Draft tokens after the tokens just written, and how many of the previous drafts the hosts keep."""
         known, drafter, grammar = self.clean.shape[0] - self.draft, self._drafter, self._grammar
         guesses = Draft(tuple(self.clean[known:].tolist()), self.tree or tuple(range(self.draft)))
         kept = guesses.kept(written[:-1])
@@ -237,7 +237,7 @@ class SampleWork(ReadWork):
 
     def draft_ahead(self) -> bool:
         session, draft = self.session, self.session.draft
-        # of a later hop, the verdict decides what becomes of it
+        # a later hop has begun, so the draft ahead depends on its verification
         if session.released or session.next_number > self.number + 1 or draft is None or draft.ahead is None:
             return False
         with self._without_drafts():
@@ -246,14 +246,14 @@ class SampleWork(ReadWork):
         return False
 
     def _without_token(self, problem: str) -> stage_pb2.Event:
-        """The event where no token can follow: raised, it would fail the hops that were computed with this one."""
+        """The fault event if no token can follow: an exception would also fail the hops computed with this one."""
         words = problem or "no token of the model can continue a text by it"
         fault = stage_pb2.Fault(code=invalid("").number, message=f"{NOT_FOLLOWED}: {words[:300]}")
         return stage_pb2.Event(session=self.hop.session, number=self.number, fault=fault)
 
     def _add_logprobs(self, logprobs: stage_pb2.Logprobs, row: Tensor, token: bytes, count: int) -> None:
-        """Add ln p of a drawn token, and of the `count` most likely ones. row: its logits, (1, vocabulary)."""
-        # by the model itself: temperature, penalties and filters are the request's own
+        """Add ln p of a drawn token, and of the `count` most likely ones. row: logits, (1, vocabulary)."""
+        # of the model alone, without the request's temperature, penalties and filters
         nats, vocabulary = log_probabilities(row, 1.0)[0], self.session.vocabulary
         top = likeliest(nats, count)
         logprobs.nats += nats[vocabulary.tokens(token)].astype("<f4").tobytes()
@@ -262,7 +262,7 @@ class SampleWork(ReadWork):
 
 
 def parse_read(hop: stage_pb2.Hop, kind: ModelKind, source: ModelSource, plan: HostPlan) -> ReadWork:
-    """A read that asks nothing, or for a sample. Raises StatusError, or CodecError."""
+    """A read with or without sampling after it. Raises StatusError, or CodecError."""
     read, sample, a = hop.read, hop.read.sample, source.manifest.text_architecture
     clean = source.vocabulary.decode(read.clean)
     count = clean.shape[0]
@@ -286,7 +286,7 @@ def parse_read(hop: stage_pb2.Hop, kind: ModelKind, source: ModelSource, plan: H
         most = MAX_LOGITS // a.vocabulary - 1
         raise invalid(f"{sample.draft} draft tokens; with {a.vocabulary} tokens there are at most {most}")
     lengths = read_lengths(count, tree=len(tree))
-    before = lengths[-1] - sample.draft  # of the last read
+    before = lengths[-1] - sample.draft  # clean tokens of the last read
     return SampleWork(
         **begun,
         lengths=lengths,
@@ -322,7 +322,7 @@ def read_fields(
 
 
 def _parse_hidden(read: stage_pb2.Read, rows: int, width: int) -> tuple[StateCodec, Tensor | None]:
-    """The codec of hidden states, and those of the stage before. Raises StatusError, or CodecError."""
+    """The codec of hidden states, and the hidden states from the stage before. Raises StatusError, or CodecError."""
     codec = hidden_codec(read.codec)
     if read.stage > 0:
         return codec, codec.decode(read.hidden, rows, width, FEATURE_LIMIT)
@@ -345,13 +345,13 @@ def _parse_tree(sample: stage_pb2.Sample) -> tuple[int, ...]:
 
 
 def _parse_drafting(sample: stage_pb2.Sample, end: int, positions: int) -> stage_pb2.Drafting | None:
-    """Limits of the last host's drafts, if it makes any. Raises StatusError, too where `positions` that follow the new
-    tokens' `end` have no room for the tokens to write."""
+    """Limits of the last host's drafts, if it makes any. Raises StatusError, also if the positions from the new tokens'
+    `end` to `positions` have no room for the tokens to write."""
     limits, remaining = sample.drafting if sample.HasField("drafting") else None, sample.remaining or 1
     if limits is not None:
         if limits.most > MAX_DRAFT_TREE or limits.branches > MAX_BRANCHES:
             raise invalid(f"a draft has at most {MAX_DRAFT_TREE} tokens and {MAX_BRANCHES} branches")
-        # those that are drafted already are among the tokens still to write
+        # tokens that are already drafted count among the tokens still to write
         remaining = sample.remaining - max(sample.tree.depths, default=sample.draft - 1) - 1
     elif sample.remaining and sample.draft:
         raise invalid("the router's draft tokens end a step: the hosts start the next one where they draft themselves")

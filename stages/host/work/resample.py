@@ -1,7 +1,7 @@
 """Candidates that the last host writes: hosts score them in one trip, and it draws the text among them.
 
-The last host reads the prompt, has its drafter write candidates, and sends them to the first. Back with the scores of
-all hosts, it draws one by weight, and writes what may follow it, up to the end of the text.
+The last host reads the prompt, lets its drafter write candidates, and sends them to the first host. When they return
+with the scores of all hosts, it draws one by weight, and writes candidates that may follow it, up to the text's end.
 """
 
 from collections import deque
@@ -28,11 +28,11 @@ from stages.wire.status import failed_precondition, internal, invalid
 
 @dataclass(eq=False, kw_only=True)
 class ResampleWork(ScoreWork):
-    """New tokens, and candidates after them, of which one becomes the text: in the first step none yet."""
+    """New tokens, and candidates after them, one of which becomes the text. The first step has no candidates yet."""
 
     seed: int
-    count: int  # candidates of a step
-    length: int  # of each, tokens, as long as so many remain
+    count: int  # candidates in a step
+    length: int  # tokens in each candidate, as long as that many remain
     remaining: int  # tokens still to write
     prompt: int  # tokens that were given
 
@@ -53,7 +53,7 @@ class ResampleWork(ScoreWork):
         if capacity >= drafter.model.positions:
             most = drafter.model.positions
             raise invalid(f"prompt and output need a context of {capacity + 1} tokens, the drafter has {most}")
-        if self.start + len(self.clean) + self.remaining > capacity + 1:  # the last token is written, and not read
+        if self.start + len(self.clean) + self.remaining > capacity + 1:  # the last token is written, but never read
             raise invalid(f"{self.remaining} tokens to generate do not fit the session's {capacity} positions")
         return drafter.session_bytes(capacity) + self.count * drafter.model.text_bytes(self.length)
 
@@ -92,7 +92,7 @@ class ResampleWork(ScoreWork):
         event = stage_pb2.Event(session=self.hop.session, number=self.number)
         written, self.session.written = self.session.written, None
         if written is None or written.texts != list(self.hop.read.score.candidates):
-            # raised, it would fail the hops that were computed with this one
+            # an exception would also fail the hops computed with this one
             refusal = internal("other candidates came back than this host wrote")
             event.fault.code, event.fault.message = refusal.number, refusal.message
             self.outcome = event
@@ -109,7 +109,7 @@ class ResampleWork(ScoreWork):
             self.outcome = event
 
     def _write(self, drawn: bytes) -> None:
-        """Have candidates written after what is known and `drawn`."""
+        """Let the drafter write candidates after the known tokens and `drawn`."""
         drafter, vocabulary = self._drafter, self.session.vocabulary
         assert drafter is not None
         text = self._draft_state(drafter).text
@@ -121,8 +121,8 @@ class ResampleWork(ScoreWork):
             text, known + drawn, self.temperature, self.seed, min(self.length, left), self.count
         )
         if not len(self.candidates):
-            # all but the last of what was given at once, and the rest one by one: the drafter of a host that takes the
-            # text over then has the same to the last bit
+            # all but the last given token at once, and the rest one by one, so that the drafter of a host that takes
+            # the text over computes the same to the last bit
             end = max(self.prompt - 1, 1)
             ends = (*range(READ_POSITIONS, end, READ_POSITIONS), end)
             self._to_read.extend(KnownText(text, vocabulary.cut(known, 0, each)) for each in ends)

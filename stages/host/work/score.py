@@ -1,4 +1,4 @@
-"""A score: new tokens, and the probabilities of continuations of them, each a branch that nothing remembers."""
+"""A score: new tokens, and the probabilities of candidates that continue them, each a branch that no cache keeps."""
 
 from collections import deque
 from dataclasses import dataclass
@@ -26,18 +26,18 @@ class ScoreWork(ReadWork):
     """New tokens, and candidates that may come after them.
 
     The new tokens are read and remembered; then every candidate is evaluated as a branch. Later batches of candidates
-    bring no tokens: they follow those that were read with the first.
+    bring no tokens: they follow the tokens read with the first batch.
     """
 
     temperature: float
     candidates: Tensor  # (candidates, length) int64
     batch: int
-    has_more: bool  # batches of the step
+    has_more: bool  # more batches of the step follow
 
     is_step = is_prefill = False
 
     def begin(self, session: HostSession, following: int) -> None:
-        inner = self.candidates[:, :-1]  # nothing is asked after a last token
+        inner = self.candidates[:, :-1]  # no probabilities are needed after the last token
         if self.hidden is not None:
             width = self.hidden.shape[1]
             self.hidden, inner = self.hidden[: self.positions], self.hidden[self.positions :].view(*inner.shape, width)
@@ -93,7 +93,7 @@ class ScoreWork(ReadWork):
         self.outcome = stage_pb2.Event(session=self.hop.session, number=self.number, scores=scores)
 
     def _asked(self, hidden: Tensor) -> Tensor:
-        """Hidden states after which a token of a candidate follows: that of the last known token first."""
+        """Hidden states before each token of a candidate: the last known token's first."""
         if self.positions:
             hidden = hidden[self.positions - 1 :]
             self.session.last_known = hidden[:1].clone() if self.has_more else None

@@ -35,13 +35,13 @@ class SweepPlan:
     slots: int
     steps: int  # Euler steps in each block
     temperature: float
-    sampler: str = "ode"  # A name in SAMPLERS
+    sampler: str = "ode"  # a name in SAMPLERS
 
 
 class BlockWork:
-    """One block's work on one chunk: reads the new clean tokens, then denoises, a piece at a time.
+    """One block's work on one chunk: reads the new clean tokens, then denoises, piece by piece.
 
-    Ask for `piece`, have a BlockRunner compute it, hand the result to `supply`, until it is `done`.
+    Take `piece`, compute it with a BlockRunner, and hand the result to `supply`, until `done` is true.
     """
 
     def __init__(
@@ -58,8 +58,8 @@ class BlockWork:
     ) -> None:
         """clean: the new tokens, (positions,) int64.
 
-        :param before: E from the block before, (slots, code_dim), or encoded; None for block 0. Raises CodecError.
-        :param reads: of a replay, see `split_reads`.
+        :param before: E from the block before, (slots, code_dim), or encoded E; None for block 0. Raises CodecError.
+        :param reads: lengths of a replay's reads, see `split_reads`.
         """
         a = self.architecture = architecture
         self.index, self.caches, self.plan, self.codec = index, caches, plan, codec
@@ -75,8 +75,8 @@ class BlockWork:
         high, low = partition.range(index)
         self._levels: deque[tuple[float, float | None]] = deque(pairwise(step_sigmas(high, low, plan.steps)))
         if self.is_last:
-            # Once more at sigma_min, where the text is read out: the last logits belong to the sigma before last, and
-            # one evaluation more settles slots that agree with each other.
+            # Evaluate once more at sigma_min, where the text is read out: the last logits belong to the sigma before
+            # it, and one more evaluation settles slots that agree with each other.
             self._levels.append((low, None))
         self._logits = torch.empty(0)
 
@@ -86,7 +86,7 @@ class BlockWork:
 
     @property
     def piece(self) -> CleanPiece | NoisyPiece:
-        """The next piece to compute. Not to be asked for when `done`."""
+        """The next piece to compute. Invalid once `done`."""
         if self._unread:
             return CleanPiece(self._unread[0], self.caches)
         sigma = self._levels[0][0]
@@ -100,7 +100,7 @@ class BlockWork:
         return len(self._unread[0]) if self._unread else self.plan.slots
 
     def supply(self, result: Tensor | Denoised) -> None:
-        """Go on with what a runner made of `piece`."""
+        """Continue with a runner's result for `piece`."""
         if isinstance(result, Tensor):
             self._unread.popleft()
             return
@@ -115,8 +115,8 @@ class BlockWork:
         plan = self.plan
         if self.is_last:
             return sample_tokens(self._logits, plan.temperature, plan.seed, plan.start)
-        # also where the next block is on this host: a fraction of a millisecond, and the text does not depend on which
-        # host has which block
+        # round also if the next block is on this host: it takes a fraction of a millisecond, and the text does not
+        # depend on which host has which block
         return self.codec.encode(self._estimate)
 
 
@@ -124,7 +124,7 @@ class BlockWork:
 class SweepWork(TextWork):
     """A chunk of noisy slots on its way through the host's blocks."""
 
-    reads: tuple[int, ...]  # in a replay, lengths of the reads in which the first new tokens came before
+    reads: tuple[int, ...]  # in a replay, lengths of the reads that first brought the new tokens
     plan: SweepPlan
     codec: StateCodec
     before: Tensor | None  # E, (slots, code_dim); none before block 0
