@@ -50,11 +50,12 @@ def on_signal(act: Callable[[int], object]) -> Iterator[None]:
             signal.signal(number, handler)
 
 
-def ends_cleanly() -> contextlib.AbstractContextManager[None]:
-    """Make any of the signals end a `with` block as Ctrl-C does: a command's servers must not outlive it."""
-    return on_signal(_interrupt)
+def _interrupt(number: int) -> NoReturn:
+    raise (KeyboardInterrupt if number == signal.SIGINT else Terminated)
 
 
+# Makes any of the signals end a `with` block as Ctrl-C does: a command's servers must not outlive it.
+ends_cleanly = partial(on_signal, _interrupt)
 # Makes any of the signals end the process in a `with` block: an exception may crash torch's import, or get lost there.
 ends_at_once = partial(on_signal, lambda number: os._exit(128 + number))
 
@@ -76,10 +77,6 @@ def ask_to_stop(stop: threading.Event, number: int) -> None:
     if stop.is_set():
         raise KeyboardInterrupt
     stop.set()
-
-
-def _interrupt(number: int) -> NoReturn:
-    raise (KeyboardInterrupt if number == signal.SIGINT else Terminated)
 
 
 def run_interruptible(work: Coroutine[Any, Any, T]) -> T:
