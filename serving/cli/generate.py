@@ -160,8 +160,8 @@ def check_request(mode: str | None, **settings: Any) -> None:  # noqa: ANN401 - 
 def run_generate(options: argparse.Namespace) -> int:
     check_request(options.mode, prompt=options.prompt, **_request_settings(options))
     wait_ready(options, options.mode)
-    # not the blocking client: if an exception leaves it while it starts a call, it waits for that call's deadline
-        # at its end
+    # not the blocking client: if an exception leaves it while it starts a call, it waits in the end for that call's
+    # deadline
     return run_interruptible(_generate(options))
 
 
