@@ -181,7 +181,7 @@ def fate_of(outcome: RequestOutcome, answers: Sequence[RequestOutcome], schedule
     gone = {name for fault in recent if outcome.begun_s < fault.end_s + BACK_S for name in fault.targets}
     has_no_way |= any({f"{stage}-{i + 1}" for i in range(REPLICAS)} <= gone for stage in STAGES)
     delay_s = sum(met.values()) + (NO_WAY_S if has_no_way or (has_waited and outcome.replays) else 0.0)
-    anew = [fault for fault in met if schedule.draws or not fault.stages]  # all work restarts, for pictures or at another router
+    anew = [fault for fault in met if schedule.draws or not fault.stages]  # pictures, and another router, start over
     delay_s += answer.took_s * len(anew)
     drafts = outcome.mode == "ar-speculative"  # while it pays, judged by earlier drafts
     delay_s += KINDS["lie"].delay_s * len(lies)  # audits
