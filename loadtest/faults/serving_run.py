@@ -219,7 +219,7 @@ def chaos(settings: ChaosSettings, say: Say) -> ChaosResult:
 def _texts(testbed: ServingTestbed, cases: Sequence[SeededRequest]) -> list[bytes]:
     """The text of each case, requested twice. Raises ServiceError if one is missing or the two differ."""
     # the deployment itself is the reference: a second implementation could round differently or share an error, and the
-        # promise to users is that a seed has one answer
+    # promise to users is that a seed has one answer
     first, again = (testbed.opened.caller.ask(list(map(asdict, cases))) for _ in range(2))
     texts = []
     for case, *answers in zip(cases, first, again, strict=True):
