@@ -4,7 +4,7 @@ A request over a quota is refused at once, before any host works. When all place
 a short time; the next free place goes to the key that holds the fewest, and when the queue is full the newest request
 of the key with the most in it is refused to make room. So a key that floods the router only delays itself.
 
-Batch requests yield: they never get a quarter of the places, and a free place goes to a waiting interactive request
+Batch requests yield: a quarter of the places is closed to them, and a free place goes to a waiting interactive request
 unless batch requests hold fewer than an eighth.
 
 Nothing here waits or reads a clock: the service passes the time, and gets a call when a waiting request is answered.

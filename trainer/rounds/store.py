@@ -373,5 +373,5 @@ def _audit(database: sqlite3.Connection, directory: Path) -> Audit:
 
 
 def _last(database: sqlite3.Connection) -> int:
-    """The number of the last event."""
+    """The number of events."""
     return int(database.execute("SELECT COUNT(*) FROM events").fetchone()[0])
